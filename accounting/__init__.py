@@ -1,0 +1,1 @@
+"""Privacy accounting for DP-SGD runs: whole data set, groups and individuals. Loads neither torch, ray nor mlflow."""

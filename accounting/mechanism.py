@@ -1,0 +1,196 @@
+"""What was run, as data.
+
+A `Trace` documents a training run completely enough to account for its privacy. The planner, the trainer
+and the accountants share it, so none of them can disagree with another about what happened.
+
+Glossary (long names to the papers' letters): sample_rate q, noise_multiplier sigma, dataset_size n,
+batch_size B, steps T, sensitivity S, contribution c / S.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from accounting.errors import InvalidInput, require_finite
+
+Adjacency = Literal["add_remove", "zero_out"]
+"""``add_remove``: one data set is the other plus one record.
+
+``zero_out``: one record is replaced by a null record that contributes nothing; the size is the same. This
+is the adjacency under which the batches of a reshuffled epoch stay aligned, so shuffled runs use it.
+"""
+
+
+@dataclass(frozen=True)
+class PoissonSampling:
+    """Each example joins each batch independently with probability ``sample_rate``."""
+
+    sample_rate: float
+
+    def __post_init__(self) -> None:
+        require_finite("sample_rate", self.sample_rate, above=0.0, at_most=1.0)
+
+
+@dataclass(frozen=True)
+class FixedBatchSampling:
+    """Each batch is a uniformly random subset of exactly ``batch_size`` of ``dataset_size`` examples."""
+
+    dataset_size: int
+    batch_size: int
+
+    def __post_init__(self) -> None:
+        require_finite("dataset_size", self.dataset_size, at_least=1)
+        require_finite("batch_size", self.batch_size, at_least=1)
+        if self.batch_size > self.dataset_size:
+            raise InvalidInput(
+                f"batch_size is {self.batch_size}, but the data set has {self.dataset_size} examples; "
+                "choose a batch_size no larger than the data set"
+            )
+
+
+@dataclass(frozen=True)
+class ShuffledSampling:
+    """Each epoch visits every example once, in a fresh random order, in ``steps_per_epoch`` disjoint batches."""
+
+    steps_per_epoch: int
+
+    def __post_init__(self) -> None:
+        require_finite("steps_per_epoch", self.steps_per_epoch, at_least=1)
+
+
+Sampling = PoissonSampling | FixedBatchSampling | ShuffledSampling
+
+
+@dataclass(frozen=True)
+class SideQuery:
+    """A Gaussian query on the same batch as the gradient: noise std over L2 sensitivity is ``noise_multiplier``.
+
+    Every sampled example contributes to it with its full sensitivity, whatever its gradient norm.
+    """
+
+    name: str
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        require_finite(f"noise_multiplier of side query {self.name!r}", self.noise_multiplier, above=0.0)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """``steps`` equal steps starting at ``start_step``: one sampling, one noise level, the same side queries.
+
+    ``noise_multiplier`` is noise std over the L2 sensitivity of the clipped sum; 0 means no noise at all,
+    which every accountant reports as an explicit infinity.
+    """
+
+    start_step: int
+    steps: int
+    sampling: Sampling
+    noise_multiplier: float
+    side_queries: tuple[SideQuery, ...] = ()
+
+    def __post_init__(self) -> None:
+        require_finite("start_step", self.start_step, at_least=0)
+        require_finite("steps", self.steps, at_least=1)
+        require_finite("noise_multiplier", self.noise_multiplier, at_least=0.0)
+
+    @property
+    def stop_step(self) -> int:
+        return self.start_step + self.steps
+
+    def effective_noise_multiplier(self, contribution: float = 1.0) -> float:
+        """Noise multiplier of gradient and side queries taken together, for one example.
+
+        Independent Gaussians on the same batch are one Gaussian: sensitivities add in quadrature, so
+        (1/m)^2 = (contribution / sigma)^2 + sum of (1 / sigma_side)^2. Zero noise gives 0; an example that
+        contributes to nothing gives infinity.
+        """
+        require_finite("contribution", contribution, at_least=0.0)
+        if self.noise_multiplier == 0.0 and contribution > 0.0:
+            return 0.0
+        gradient = (contribution / self.noise_multiplier) ** 2 if contribution > 0.0 else 0.0
+        precision = gradient + sum(query.noise_multiplier**-2 for query in self.side_queries)
+        return precision**-0.5 if precision > 0.0 else float("inf")
+
+
+@dataclass(frozen=True)
+class GaussianRelease:
+    """A Gaussian release computed once on the whole data set, outside the training steps (DP-PCA, a count)."""
+
+    name: str
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        require_finite(f"noise_multiplier of release {self.name!r}", self.noise_multiplier, above=0.0)
+
+
+@dataclass(frozen=True)
+class PureRelease:
+    """A release that is (epsilon, 0)-DP on the whole data set, such as the exponential mechanism."""
+
+    name: str
+    epsilon: float
+
+    def __post_init__(self) -> None:
+        require_finite(f"epsilon of release {self.name!r}", self.epsilon, at_least=0.0)
+
+
+Release = GaussianRelease | PureRelease
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A run: its adjacency, data-set size, training segments in step order, and one-off releases."""
+
+    dataset_size: int
+    segments: tuple[Segment, ...] = ()
+    releases: tuple[Release, ...] = ()
+    adjacency: Adjacency = field(default="add_remove")
+
+    def __post_init__(self) -> None:
+        require_finite("dataset_size", self.dataset_size, at_least=1)
+        expected = 0
+        for segment in self.segments:
+            if segment.start_step != expected:
+                raise InvalidInput(
+                    f"a segment starts at step {segment.start_step}, but the one before it stops at {expected}; "
+                    "segments must be contiguous and start at step 0"
+                )
+            expected = segment.stop_step
+
+    @property
+    def steps(self) -> int:
+        return self.segments[-1].stop_step if self.segments else 0
+
+    @property
+    def is_private(self) -> bool:
+        return all(segment.noise_multiplier > 0.0 for segment in self.segments)
+
+    def until(self, step: int) -> Trace:
+        """The trace of a run that stopped after ``step`` steps."""
+        kept = (
+            replace(segment, steps=min(segment.stop_step, step) - segment.start_step)
+            for segment in self.segments
+            if segment.start_step < step
+        )
+        return replace(self, segments=tuple(kept))
+
+
+def join_segments(segments: Iterable[Segment]) -> tuple[Segment, ...]:
+    """Merge neighbouring segments that describe the same mechanism, renumbering steps from 0."""
+    joined: list[Segment] = []
+    for segment in segments:
+        start = joined[-1].stop_step if joined else 0
+        moved = replace(segment, start_step=start)
+        if joined and replace(moved, start_step=joined[-1].start_step, steps=joined[-1].steps) == joined[-1]:
+            joined[-1] = replace(joined[-1], steps=joined[-1].steps + moved.steps)
+        else:
+            joined.append(moved)
+    return tuple(joined)
+
+
+def default_adjacency(sampling: Sampling) -> Adjacency:
+    """``zero_out`` for shuffled epochs, whose batches shift when a record is inserted; ``add_remove`` otherwise."""
+    return "zero_out" if isinstance(sampling, ShuffledSampling) else "add_remove"

@@ -1,0 +1,1 @@
+"""Sweeps: from YAML to trials, to privacy results, to MLflow and a report."""

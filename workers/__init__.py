@@ -1,0 +1,1 @@
+"""Training with differential privacy and per-example norms. Loads neither ray nor mlflow."""

@@ -1,0 +1,124 @@
+"""What one trial is, as data: everything a training worker needs, and nothing it could disagree about.
+
+A `TrialSpec` is made by the planner, travels as JSON, and is never changed by the worker. Fields are split by
+privacy meaning: `sampling`, `clipping`, `noise`, `epochs` and the released preprocessing change the mechanism;
+`execution` changes only speed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import TypeAdapter
+
+Params = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Component:
+    """A registered component by name, with its own parameters (checked where it is built)."""
+
+    name: str
+    params: Params = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DataSpec:
+    """A data source and how it is cut.
+
+    keep: how much of a group stays in the training set, by group name: a fraction in (0, 1) or a count.
+    test_fraction: held out where the source has no test set of its own. public_fraction: split off the training
+    set, treated as public (validation-driven schedules read it). split_seed fixes all of these cuts.
+    """
+
+    name: str
+    params: Params = field(default_factory=dict)
+    keep: dict[str, float | int] = field(default_factory=dict)
+    test_fraction: float = 0.2
+    public_fraction: float = 0.0
+    split_seed: int = 0
+
+
+@dataclass(frozen=True)
+class SamplingSpec:
+    """method: poisson, fixed (without replacement) or shuffle; batch_size is the public, expected batch size."""
+
+    method: Literal["poisson", "fixed", "shuffle"]
+    batch_size: int
+
+
+@dataclass(frozen=True)
+class NoiseSpec:
+    """A noise schedule and its initial noise multiplier; 0 trains without noise (the non-private baseline)."""
+
+    initial_noise_multiplier: float
+    schedule: Component = field(default_factory=lambda: Component("constant"))
+
+
+@dataclass(frozen=True)
+class BudgetSpec:
+    """Stop before the first epoch whose cost would pass the budget. Exactly one of rho (zCDP) and epsilon."""
+
+    rho: float | None = None
+    epsilon: float | None = None
+
+
+@dataclass(frozen=True)
+class NormSpec:
+    """How often the norm of every example is refreshed: times per epoch (gamma of paper A), or every step."""
+
+    refreshes_per_epoch: float | Literal["every_step"] = 1.0
+    rows_per_part: int = 65_536
+    exact_examples: int = 0
+    """This many random examples are tracked at every step, to measure the quality of the estimates."""
+
+
+@dataclass(frozen=True)
+class ExecutionSpec:
+    """Fields that change only speed and memory, never the mechanism."""
+
+    device: str = "auto"
+    micro_batch_size: int | None = None
+    threads: int = 1
+    checkpoint_every_epochs: float = 1.0
+    deterministic: bool = True
+    autocast: bool = False
+    compile: bool = False
+
+
+@dataclass(frozen=True)
+class TrialSpec:
+    key: str
+    data: DataSpec
+    model: Component
+    sampling: SamplingSpec
+    clipping: Component
+    noise: NoiseSpec
+    epochs: int
+    delta: float
+    seed: int
+    loss: Component = field(default_factory=lambda: Component("cross_entropy"))
+    optimizer: Component = field(default_factory=lambda: Component("sgd", {"learning_rate": 0.1}))
+    learning_rate_schedule: Component = field(default_factory=lambda: Component("constant"))
+    preprocessing: Component | None = None
+    augmentation: Component | None = None
+    averaging: Component | None = None
+    budget: BudgetSpec | None = None
+    norms: NormSpec = field(default_factory=NormSpec)
+    noise_source: Literal["seeded", "os_entropy", "os_entropy_secure"] = "seeded"
+    execution: ExecutionSpec = field(default_factory=ExecutionSpec)
+
+    @property
+    def is_private(self) -> bool:
+        return self.noise.initial_noise_multiplier > 0.0
+
+    def to_json(self) -> str:
+        return _ADAPTER.dump_json(self, indent=2).decode()
+
+    @staticmethod
+    def from_json(text: str | bytes) -> TrialSpec:
+        return _ADAPTER.validate_json(text)
+
+
+_ADAPTER: TypeAdapter[TrialSpec] = TypeAdapter(TrialSpec)
