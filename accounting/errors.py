@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import operator
+
 
 class DpsweepError(Exception):
     """Base class of every error that dpsweep raises on purpose."""
@@ -37,15 +40,18 @@ def require_finite(
     NaN fails every bound, because each test is written as ``not value >= bound``.
     """
     value = float(value)
-    bounds = (
-        (above, "greater than", lambda bound: value > bound),
-        (at_least, "at least", lambda bound: value >= bound),
-        (below, "less than", lambda bound: value < bound),
-        (at_most, "at most", lambda bound: value <= bound),
-    )
-    if not (float("-inf") < value < float("inf")):
+    if not math.isfinite(value):
         raise InvalidInput(f"{name} is {value}, but must be a finite number")
-    for bound, words, holds in bounds:
-        if bound is not None and not holds(bound):
-            raise InvalidInput(f"{name} is {value}, but must be {words} {bound}")
+    violated = [
+        f"{words} {bound}"
+        for bound, words, holds in (
+            (above, "greater than", operator.gt),
+            (at_least, "at least", operator.ge),
+            (below, "less than", operator.lt),
+            (at_most, "at most", operator.le),
+        )
+        if bound is not None and not holds(value, bound)
+    ]
+    if violated:
+        raise InvalidInput(f"{name} is {value}, but must be {' and '.join(violated)}")
     return value

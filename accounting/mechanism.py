@@ -10,7 +10,7 @@ batch_size B, steps T, sensitivity S, contribution c / S.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from accounting.errors import InvalidInput, require_finite
@@ -142,12 +142,17 @@ Release = GaussianRelease | PureRelease
 
 @dataclass(frozen=True)
 class Trace:
-    """A run: its adjacency, data-set size, training segments in step order, and one-off releases."""
+    """A run: its adjacency, data-set size, training segments in step order, and one-off releases.
+
+    contributions says what the recorded contributions of single examples are worth: ``guarantee`` when they bound
+    the true contribution at every step (norms taken at every step, or individual clipping), else ``estimate``.
+    """
 
     dataset_size: int
     segments: tuple[Segment, ...] = ()
     releases: tuple[Release, ...] = ()
-    adjacency: Adjacency = field(default="add_remove")
+    adjacency: Adjacency = "add_remove"
+    contributions: Literal["guarantee", "estimate"] = "estimate"
 
     def __post_init__(self) -> None:
         require_finite("dataset_size", self.dataset_size, at_least=1)

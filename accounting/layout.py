@@ -1,0 +1,62 @@
+"""The files of one trial: the only place that spells their names.
+
+Everything derived from single training examples lies under ``private/`` (folder 0700, files 0600 where the
+file system has modes).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class TrialFiles:
+    """Paths below a trial's root, which is an absolute local path or an object-store URI."""
+
+    root: str
+
+    def _below(self, *names: str) -> str:
+        return "/".join((self.root.rstrip("/"), *names))
+
+    @property
+    def spec(self) -> str:
+        return self._below("spec.json")
+
+    @property
+    def trace(self) -> str:
+        return self._below("trace.arrow")
+
+    @property
+    def model(self) -> str:
+        return self._below("model.pt")
+
+    @property
+    def training(self) -> str:
+        """What training measured: history per epoch and the evaluation on test data (JSON)."""
+        return self._below("training.json")
+
+    @property
+    def result(self) -> str:
+        """The whole result of the trial; its presence says that the trial is complete."""
+        return self._below("result.json")
+
+    @property
+    def private(self) -> str:
+        return self._below("private")
+
+    @property
+    def norms(self) -> str:
+        return self._below("private", "norms")
+
+    @property
+    def epsilons(self) -> str:
+        return self._below("private", "epsilons")
+
+    @property
+    def private_summary(self) -> str:
+        """Exact statistics of the per-example epsilons (JSON)."""
+        return self._below("private", "summary.json")
+
+    @property
+    def checkpoint(self) -> str:
+        return self._below("private", "checkpoint.pt")
