@@ -1,0 +1,68 @@
+"""The shape of the code, checked: import directions, what importing loads, file sizes, documented commands."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("accounting", "workers", "orchestration")
+
+
+def test_import_contracts_hold() -> None:
+    """The contracts in pyproject.toml: layers, leaf packages, and who may import ray, mlflow and torch."""
+    finished = subprocess.run(
+        [sys.executable, "-c", "from importlinter.cli import lint_imports; raise SystemExit(lint_imports())"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "unwanted"),
+    [
+        ("accounting", {"torch", "ray", "mlflow"}),
+        ("accounting.accountants", {"torch", "ray", "mlflow"}),
+        ("accounting.individual", {"torch", "ray", "mlflow"}),
+        ("accounting.calibration", {"torch", "ray", "mlflow"}),
+        ("workers.trial", {"ray", "mlflow"}),
+        ("orchestration.cli", {"torch", "ray", "mlflow"}),
+    ],
+)
+def test_importing_a_module_loads_no_heavy_dependency(module: str, unwanted: set[str]) -> None:
+    """A library user of the accountants never pays for torch; `dpsweep --help` pays for nothing."""
+    code = f"import sys, {module}; print(' '.join(sorted({unwanted!r} & set(sys.modules))))"
+    finished = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert finished.stdout.split() == []
+
+
+@pytest.mark.parametrize(
+    ("library", "allowed"),
+    [("mlflow", {"orchestration/tracking.py"}), ("ray.tune", {"orchestration/trainable.py"})],
+)
+def test_one_module_imports_it(library: str, allowed: set[str]) -> None:
+    importing = {
+        path.relative_to(ROOT).as_posix()
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+        if any(
+            line.strip().startswith((f"import {library}", f"from {library}")) for line in path.read_text().splitlines()
+        )
+    }
+    assert importing <= allowed
+
+
+def test_files_stay_small() -> None:
+    long_files = {
+        path.relative_to(ROOT).as_posix(): count
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+        if (count := len(path.read_text().splitlines())) > 420
+    }
+    assert long_files == {}
