@@ -1,0 +1,172 @@
+"""What may be shown: the one shape in which results leave a sweep, for the report and for MLflow alike.
+
+Nothing here can hold a value of a single training example. Statistics of the training examples' epsilons have one
+place, `IndividualStatistics`, which says whether they were released with differential privacy or are exact; without
+it they are withheld. Everything else is public by construction: configuration, the mechanism's own noise and
+post-processed bounds, worst-case guarantees, and evaluations on held-out test data.
+
+All epsilons are plain floats; ``math.inf`` is an explicit "not private", None is "not computed".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from accounting.estimates import Kind
+
+Disclosure = Literal["none", "private", "raw"]
+"""What the sweep allows out of ``private/``: nothing, statistics released with DP, or exact ones (research mode)."""
+
+Status = Literal["pending", "running", "finished", "failed"]
+
+Label = str | int | float | bool
+
+
+@dataclass(frozen=True)
+class ReportPrivacy:
+    """The worst-case cost of one trial: (epsilon, delta), who says so, and what the pair claims.
+
+    group_epsilons: epsilon at the same delta for any k records together, by k.
+    """
+
+    epsilon: float
+    delta: float
+    accountant: str
+    kind: Kind = "guarantee"
+    adjacency: str = "add_remove"
+    group_epsilons: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def is_private(self) -> bool:
+        return self.epsilon < math.inf
+
+
+@dataclass(frozen=True)
+class ReportGroup:
+    """How the model serves one group of the test data.
+
+    accuracy_change: accuracy minus that of the non-private baseline with the same data, model and seed
+    (in [-1, 1]; negative is the price of privacy), or None without a baseline.
+    """
+
+    name: str
+    test_examples: int
+    accuracy: float
+    loss: float | None = None
+    accuracy_change: float | None = None
+
+
+@dataclass(frozen=True)
+class ReportQuality:
+    """Evaluation on test data. ``fairness`` holds further named group metrics (such as those of fairlearn)."""
+
+    accuracy: float
+    loss: float
+    accuracy_change: float | None = None
+    groups: tuple[ReportGroup, ...] = ()
+    fairness: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class GroupEpsilon:
+    """Mean epsilon_i over the training examples of one group.
+
+    standard_error: of the noise of the DP release (disclosure ``private``), or of the mean itself (``raw``).
+    """
+
+    name: str
+    mean: float
+    standard_error: float | None = None
+    examples: float | None = None
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """``counts[j]`` examples have epsilon_i in [edges[j], edges[j + 1]); counts may be noisy, so negative or broken."""
+
+    edges: tuple[float, ...]
+    counts: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class IndividualStatistics:
+    """Statistics over the epsilon_i of all training examples.
+
+    disclosure: ``private`` when every number here was released with DP (its cost is inside the trial's total),
+    ``raw`` when they are exact, which makes whatever shows them sensitive. kind is that of the single epsilon_i.
+    release_epsilon: what the release itself cost, for ``private``.
+    """
+
+    disclosure: Literal["private", "raw"]
+    kind: Kind
+    mean: float | None = None
+    median: float | None = None
+    quantiles: Mapping[float, float] = field(default_factory=dict)
+    groups: tuple[GroupEpsilon, ...] = ()
+    histogram: Histogram | None = None
+    release_epsilon: float | None = None
+
+
+@dataclass(frozen=True)
+class ReportEpoch:
+    """One epoch of training, counted from 0; ``step`` is the number of steps taken when it ended.
+
+    clipping_bounds: by group name, or under ``"all"`` where one bound serves everybody; public values only (a bound
+    derived from noisy counts is, the thresholds of individual clipping are not). metrics: such as
+    ``{"test_accuracy": 0.9, "epsilon": 1.2}``.
+    """
+
+    epoch: int
+    step: int
+    noise_multiplier: float
+    clipping_bounds: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ReportTrial:
+    """One trial of the grid.
+
+    labels: the values that tell the trials of a sweep apart, ``clipping``, ``schedule`` and ``seed`` among them.
+    Trials whose labels differ only in ``seed`` are one setting, and are averaged. Whatever is unknown, because the
+    trial failed or has not run, is None or empty.
+    """
+
+    key: str
+    labels: Mapping[str, Label]
+    status: Status
+    error: str | None = None
+    privacy: ReportPrivacy | None = None
+    quality: ReportQuality | None = None
+    individuals: IndividualStatistics | None = None
+    history: tuple[ReportEpoch, ...] = ()
+    wall_seconds: float | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether the trial finished as a non-private one."""
+        return self.privacy is not None and not self.privacy.is_private
+
+    @property
+    def setting(self) -> dict[str, Label]:
+        """The labels without the seed."""
+        return {name: value for name, value in self.labels.items() if name != "seed"}
+
+
+@dataclass(frozen=True)
+class ReportData:
+    """A sweep, as shown. ``provenance`` is the manifest in flat words: versions, git state, hardware, data."""
+
+    name: str
+    trials: tuple[ReportTrial, ...]
+    delta: float
+    disclosure: Disclosure = "none"
+    description: str = ""
+    created: str = ""
+    wall_seconds: float | None = None
+    provenance: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
