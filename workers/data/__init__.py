@@ -1,1 +1,90 @@
-"""Data sources: one file per source, one registry."""
+"""Data sources: one file per source, one registry, and the cuts that every source shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from accounting.errors import InvalidInput
+from accounting.registry import build
+from workers.data.base import Dataset, Preparation, Scaling, Source, Split, Tokens, make_split
+from workers.data.breast_cancer import breast_cancer
+from workers.data.cuts import cut
+from workers.data.digits import digits
+from workers.imports import import_function, is_import_path
+from workers.spec import DataSpec
+
+SOURCES: Mapping[str, Callable[..., Source]] = {
+    "breast_cancer": breast_cancer,
+    "digits": digits,
+}
+"""Data sources by name; parameters are the functions' own."""
+
+
+@dataclass(frozen=True)
+class DatasetDescription:
+    """What a planner needs to know about a data set."""
+
+    name: str
+    train_size: int
+    test_size: int
+    public_size: int
+    group_names: tuple[str, ...]
+    group_sizes: tuple[int, ...]
+    class_names: tuple[str, ...]
+    feature_shape: tuple[int, ...]
+    notes: tuple[str, ...]
+
+
+def load_source(spec: DataSpec) -> Source:
+    """The uncut source: a registered one, or the user's ``module:function(**params) -> Source``."""
+    if not is_import_path(spec.name):
+        return build(SOURCES, spec.name, spec.params, "data source")
+    source = build({spec.name: import_function(spec.name, "data source")}, spec.name, spec.params, "data source")
+    if not isinstance(source, Source):
+        raise InvalidInput(f"data source {spec.name!r} returned {type(source).__name__}, but must return a Source")
+    return source
+
+
+def load_dataset(spec: DataSpec) -> Dataset:
+    """Load and cut. Equal specs give equal data sets, on every machine.
+
+    Raises:
+        InvalidInput: unknown source, key or group; impossible cut; data not found (says where it was looked for).
+    """
+    return cut(load_source(spec), spec)
+
+
+def describe(spec: DataSpec) -> DatasetDescription:
+    """Sizes, groups and notes of the data set that ``spec`` gives, for planning. Loads it."""
+    dataset = load_dataset(spec)
+    sizes = np.bincount(dataset.train.groups.numpy(), minlength=dataset.num_groups)
+    return DatasetDescription(
+        name=dataset.name,
+        train_size=len(dataset.train),
+        test_size=len(dataset.test),
+        public_size=0 if dataset.public is None else len(dataset.public),
+        group_names=dataset.group_names,
+        group_sizes=tuple(int(size) for size in sizes),
+        class_names=dataset.class_names,
+        feature_shape=dataset.feature_shape,
+        notes=dataset.notes,
+    )
+
+
+__all__ = [
+    "SOURCES",
+    "Dataset",
+    "DatasetDescription",
+    "Preparation",
+    "Scaling",
+    "Source",
+    "Split",
+    "Tokens",
+    "describe",
+    "load_dataset",
+    "load_source",
+    "make_split",
+]

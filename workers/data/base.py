@@ -1,0 +1,168 @@
+"""What a data set is: splits of examples with labels, groups and stable ids, and how features become floats."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from accounting.errors import InvalidInput
+
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Split:
+    """Examples of one split; every tensor has the same length n.
+
+    features: [n, ...] in their stored type (uint8 images, float32 rows, int64 tokens). labels, groups: int64 [n],
+    indices into the data set's class and group names. example_ids: int64 [n], unique within the whole data set
+    and stable: the position in the source. user_ids: int64 [n], whose example it is, where the source says so.
+    """
+
+    features: Tensor
+    labels: Tensor
+    groups: Tensor
+    example_ids: Tensor
+    user_ids: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        columns = {"labels": self.labels, "groups": self.groups, "example_ids": self.example_ids}
+        if self.user_ids is not None:
+            columns["user_ids"] = self.user_ids
+        for name, column in columns.items():
+            if column.shape != (len(self.features),) or column.dtype != torch.int64:
+                raise InvalidInput(
+                    f"{name} has shape {tuple(column.shape)} and type {column.dtype}, "
+                    f"but must be int64 with one entry for each of the {len(self.features)} examples"
+                )
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    def select(self, indices: Indices) -> Split:
+        """The examples at ``indices``, in that order."""
+        at = torch.from_numpy(np.asarray(indices, dtype=np.int64))
+        users = None if self.user_ids is None else self.user_ids[at]
+        return Split(self.features[at], self.labels[at], self.groups[at], self.example_ids[at], users)
+
+
+class Preparation(Protocol):
+    """Turns stored features into what a model takes; the same for every example, so it costs no privacy."""
+
+    def __call__(self, features: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """(features - offset) / scale as float32; offset and scale are one number, or one per leading channel."""
+
+    offset: tuple[float, ...] = (0.0,)
+    scale: tuple[float, ...] = (1.0,)
+
+    def __call__(self, features: Tensor) -> Tensor:
+        trailing = (1,) * max(features.ndim - 2, 0)
+        offset = torch.tensor(self.offset, device=features.device).reshape(-1, *trailing)
+        scale = torch.tensor(self.scale, device=features.device).reshape(-1, *trailing)
+        return (features.to(torch.float32) - offset) / scale
+
+
+def pixels(mean: Sequence[float] = (0.5,), std: Sequence[float] = (0.5,)) -> Scaling:
+    """uint8 pixels in 0..255 to floats with this mean and standard deviation, given on the scale 0..1."""
+    return Scaling(tuple(255.0 * m for m in mean), tuple(255.0 * s for s in std))
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Token ids stay integers: the model's first layer is an embedding."""
+
+    def __call__(self, features: Tensor) -> Tensor:
+        return features
+
+
+@dataclass(frozen=True)
+class Source:
+    """Data as the source has it, before any cut. test is None where the source has no test set of its own.
+
+    notes say what a reader of the results has to know about the data (other pixels than the original's,
+    statistics taken from private rows, rows dropped).
+    """
+
+    name: str
+    train: Split
+    test: Split | None
+    group_names: tuple[str, ...]
+    class_names: tuple[str, ...]
+    preparation: Preparation = Scaling()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Data ready for one trial: cut, with disjoint splits. public is treated as public, outside every guarantee."""
+
+    name: str
+    train: Split
+    test: Split
+    public: Split | None
+    group_names: tuple[str, ...]
+    class_names: tuple[str, ...]
+    preparation: Preparation = Scaling()
+    notes: tuple[str, ...] = ()
+
+    def prepare(self, features: Tensor) -> Tensor:
+        """Stored features [b, ...] as the model's input: float32, or int64 for tokens."""
+        return self.preparation(features)
+
+    @property
+    def feature_shape(self) -> tuple[int, ...]:
+        """Shape of one prepared example, without the batch dimension."""
+        return tuple(self.prepare(self.train.features[:1]).shape[1:])
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.class_names)
+
+    @property
+    def num_groups(self) -> int:
+        return len(self.group_names)
+
+
+def make_split(
+    features: npt.NDArray[np.generic] | Tensor,
+    labels: npt.ArrayLike,
+    groups: npt.ArrayLike | None = None,
+    *,
+    first_id: int = 0,
+    example_ids: npt.ArrayLike | None = None,
+    user_ids: npt.ArrayLike | None = None,
+) -> Split:
+    """A split from arrays. Groups default to the labels; ids count up from ``first_id`` unless given."""
+    stored = features if isinstance(features, Tensor) else torch.from_numpy(np.ascontiguousarray(features))
+    ids = np.arange(first_id, first_id + len(stored)) if example_ids is None else example_ids
+    return Split(
+        features=stored,
+        labels=_int64(labels),
+        groups=_int64(labels if groups is None else groups),
+        example_ids=_int64(ids),
+        user_ids=None if user_ids is None else _int64(user_ids),
+    )
+
+
+def _int64(values: npt.ArrayLike) -> Tensor:
+    return torch.from_numpy(np.array(values, dtype=np.int64))
+
+
+def encode(values: Sequence[str], names: Sequence[str] | None = None) -> tuple[Indices, tuple[str, ...]]:
+    """Strings as indices into ``names`` (default: the distinct values, sorted), and those names."""
+    known = tuple(sorted(set(values))) if names is None else tuple(names)
+    position = {name: index for index, name in enumerate(known)}
+    unknown = sorted(set(values) - set(known))
+    if unknown:
+        raise InvalidInput(f"unexpected values {unknown}; valid: {', '.join(known)}")
+    return np.fromiter((position[value] for value in values), dtype=np.int64, count=len(values)), known

@@ -1,0 +1,66 @@
+"""From a source to a data set: test split, public split, imbalance by group. Every cut depends only on the spec."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from accounting.errors import InvalidInput, require_finite
+from accounting.registry import nearest
+from workers.data.base import Dataset, Indices, Source, Split
+from workers.spec import DataSpec
+
+_TEST, _PUBLIC, _KEEP = 0, 1, 2
+"""Streams of randomness: changing one cut leaves the others as they are."""
+
+
+def cut(source: Source, spec: DataSpec) -> Dataset:
+    """Apply the cuts of ``spec``: hold out a test set if the source has none, then the public part, then ``keep``.
+
+    keep comes last, so that a count is what the training set has. Within each split, examples stay in the order
+    of the source. A larger ``keep`` of the same seed contains a smaller one.
+    """
+    train, test = source.train, source.test
+    if test is None:
+        require_finite("test_fraction", spec.test_fraction, above=0.0, below=1.0)
+        train, test = _split_off(train, spec.test_fraction, (spec.split_seed, _TEST), "test_fraction")
+    require_finite("public_fraction", spec.public_fraction, at_least=0.0, below=1.0)
+    public = None
+    if spec.public_fraction > 0.0:
+        train, public = _split_off(train, spec.public_fraction, (spec.split_seed, _PUBLIC), "public_fraction")
+    train = _keep(train, source.group_names, spec)
+    return Dataset(
+        source.name, train, test, public, source.group_names, source.class_names, source.preparation, source.notes
+    )
+
+
+def _split_off(split: Split, fraction: float, seed: tuple[int, ...], name: str) -> tuple[Split, Split]:
+    """The rest and a uniformly random part of round(fraction * n) examples."""
+    count = round(fraction * len(split))
+    if not 0 < count < len(split):
+        raise InvalidInput(f"{name} is {fraction}, which takes {count} of {len(split)} examples; leave both parts some")
+    order = np.random.default_rng(seed).permutation(len(split))
+    return split.select(np.sort(order[count:])), split.select(np.sort(order[:count]))
+
+
+def _keep(train: Split, group_names: tuple[str, ...], spec: DataSpec) -> Split:
+    groups = train.groups.numpy()
+    kept = np.ones(len(train), dtype=bool)
+    for name, amount in spec.keep.items():
+        if name not in group_names:
+            raise InvalidInput(f"keep names the unknown group {name!r}; {nearest(name, group_names)}")
+        group = group_names.index(name)
+        members = np.flatnonzero(groups == group)
+        kept[members] = False
+        kept[_chosen(members, name, amount, (spec.split_seed, _KEEP, group))] = True
+    return train if kept.all() else train.select(np.flatnonzero(kept))
+
+
+def _chosen(members: Indices, name: str, amount: float | int, seed: tuple[int, ...]) -> Indices:
+    """A random part of ``members``: a float is a fraction in (0, 1], an int a count."""
+    if isinstance(amount, int):
+        require_finite(f"keep of group {name!r}", amount, at_least=1, at_most=len(members))
+        count = amount
+    else:
+        require_finite(f"keep of group {name!r}", amount, above=0.0, at_most=1.0)
+        count = max(1, round(amount * len(members)))
+    return np.random.default_rng(seed).permutation(members)[:count]

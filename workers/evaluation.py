@@ -1,0 +1,121 @@
+"""How well a model serves each group, on held-out data. Deterministic, without gradients, in bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from fairlearn.metrics import MetricFrame, demographic_parity_difference, equalized_odds_difference
+from sklearn.metrics import accuracy_score
+from torch import Tensor, nn
+
+from accounting.errors import InvalidInput
+from workers.data.base import Dataset, Split
+from workers.losses import Loss
+
+BATCH_SIZE = 1024
+
+
+@dataclass(frozen=True)
+class GroupEvaluation:
+    name: str
+    examples: int
+    accuracy: float
+    loss: float
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Mean accuracy and loss, overall and per group, on one split.
+
+    groups has an entry for each group with at least one example in the split, in the order of the group names.
+    fairness: accuracy_gap and worst_group_accuracy (best minus worst group, worst group); for two-class tasks whose
+    groups are not the classes also demographic_parity_difference and equalized_odds_difference.
+    """
+
+    accuracy: float
+    loss: float
+    groups: tuple[GroupEvaluation, ...]
+    fairness: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Per example, in the order of the split: predicted class, int64 [n], and loss, float64 [n]."""
+
+    classes: npt.NDArray[np.int64]
+    losses: npt.NDArray[np.float64]
+
+
+def predict(model: nn.Module, split: Split, dataset: Dataset, loss: Loss, batch_size: int = BATCH_SIZE) -> Predictions:
+    """Predicted class and loss of every example. The model's device and mode are kept."""
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    was_training = model.training
+    model.eval()
+    classes: list[Tensor] = []
+    losses: list[Tensor] = []
+    with torch.no_grad():
+        for start in range(0, len(split), batch_size):
+            batch = slice(start, start + batch_size)
+            labels = split.labels[batch].to(device)
+            logits = model(dataset.prepare(split.features[batch].to(device)))
+            classes.append(_decide(logits).cpu())
+            losses.append(loss(logits, labels).double().cpu())
+    model.train(was_training)
+    return Predictions(torch.cat(classes).numpy(), torch.cat(losses).numpy())
+
+
+def _decide(logits: Tensor) -> Tensor:
+    return logits.argmax(1) if logits.shape[1] > 1 else (logits[:, 0] > 0).long()
+
+
+def evaluate(model: nn.Module, split: Split, dataset: Dataset, loss: Loss, batch_size: int = BATCH_SIZE) -> Evaluation:
+    """Accuracy, loss and group fairness of ``model`` on ``split``.
+
+    Exact statistics of the split: no privacy is claimed for it, so give it held-out or public examples.
+    """
+    if len(split) == 0:
+        raise InvalidInput("cannot evaluate on a split without examples")
+    predictions = predict(model, split, dataset, loss, batch_size)
+    labels, groups = split.labels.numpy(), split.groups.numpy()
+    correct = predictions.classes == labels
+    present = [(group, np.flatnonzero(groups == group)) for group in np.unique(groups)]
+    return Evaluation(
+        accuracy=float(correct.mean()),
+        loss=float(predictions.losses.mean()),
+        groups=tuple(
+            GroupEvaluation(
+                name=dataset.group_names[group],
+                examples=len(members),
+                accuracy=float(correct[members].mean()),
+                loss=float(predictions.losses[members].mean()),
+            )
+            for group, members in present
+        ),
+        fairness=fairness(labels, predictions.classes, groups, dataset.num_classes),
+    )
+
+
+def fairness(
+    labels: npt.NDArray[np.int64], predicted: npt.NDArray[np.int64], groups: npt.NDArray[np.int64], num_classes: int
+) -> dict[str, float]:
+    """Group fairness measures of fairlearn; see `Evaluation`."""
+    frame = MetricFrame(metrics=accuracy_score, y_true=labels, y_pred=predicted, sensitive_features=groups)
+    measures = {"accuracy_gap": frame.difference(), "worst_group_accuracy": frame.group_min()}
+    if num_classes == 2 and not np.array_equal(labels, groups):
+        arguments = {"y_true": labels, "y_pred": predicted, "sensitive_features": groups}
+        measures["demographic_parity_difference"] = demographic_parity_difference(**arguments)
+        measures["equalized_odds_difference"] = equalized_odds_difference(**arguments)
+    return {name: float(value) for name, value in measures.items()}
+
+
+def cost_of_privacy(private: Evaluation, baseline: Evaluation) -> Mapping[str, float]:
+    """Delta_k = accuracy of the private minus that of the non-private model, by group name (paper D, Def. 4).
+
+    Equal values for all groups are that paper's notion of fairness. Groups missing from either are left out.
+    """
+    before = {group.name: group.accuracy for group in baseline.groups}
+    return {group.name: group.accuracy - before[group.name] for group in private.groups if group.name in before}

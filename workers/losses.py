@@ -1,0 +1,57 @@
+"""Losses per example: logits [b, classes] and labels [b] to losses [b]."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from accounting.errors import InvalidInput
+from accounting.registry import build
+from workers.spec import Component
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def cross_entropy() -> Loss:
+    """-log softmax(logits)[label]."""
+    return _cross_entropy
+
+
+def hinge(margin: float = 1.0) -> Loss:
+    """Multi-class hinge (paper A, App. F): mean over the classes of max(0, margin - z_label + z_other)."""
+
+    def loss(logits: Tensor, labels: Tensor) -> Tensor:
+        return functional.multi_margin_loss(logits, labels, margin=margin, reduction="none")
+
+    return loss
+
+
+def binary_logistic() -> Loss:
+    """log(1 + exp(-s z)) with s = +1 for class 1, -1 for class 0; z is the one logit, or the difference of two."""
+    return _binary_logistic
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    return functional.cross_entropy(logits, labels, reduction="none")
+
+
+def _binary_logistic(logits: Tensor, labels: Tensor) -> Tensor:
+    if logits.shape[1] > 2:
+        raise InvalidInput(f"binary_logistic takes two classes, but there are {logits.shape[1]}; use cross_entropy")
+    margin = logits[:, -1] - (logits[:, 0] if logits.shape[1] == 2 else torch.zeros_like(logits[:, 0]))
+    return functional.softplus(torch.where(labels == 1, -margin, margin))
+
+
+LOSSES: Mapping[str, Callable[..., Loss]] = {
+    "binary_logistic": binary_logistic,
+    "cross_entropy": cross_entropy,
+    "hinge": hinge,
+}
+
+
+def build_loss(component: Component) -> Loss:
+    """The per-example loss called ``component.name``."""
+    return build(LOSSES, component.name, component.params, "loss")

@@ -1,0 +1,50 @@
+"""Models by name, built for a data set and initialised from a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import nn
+
+from accounting.errors import InvalidInput
+from accounting.registry import build
+from workers.data.base import Dataset
+from workers.imports import import_function, is_import_path
+from workers.models.convolutional import cnn_dpsgdf, cnn_papernot
+from workers.models.dense import cancer_net, logistic, mlp, pca_mlp
+from workers.spec import Component
+
+MODELS: Mapping[str, Callable[..., nn.Module]] = {
+    "cancer_net": cancer_net,
+    "cnn_dpsgdf": cnn_dpsgdf,
+    "cnn_papernot": cnn_papernot,
+    "logistic": logistic,
+    "mlp": mlp,
+    "pca_mlp": pca_mlp,
+}
+"""Factories take any of feature_shape (one prepared example) and num_classes, then the user's parameters."""
+
+
+def build_model(component: Component, dataset: Dataset, seed: int) -> nn.Module:
+    """The model, on the CPU, mapping prepared features [b, ...] to logits [b, num_classes].
+
+    Initialisation depends only on ``seed``; the global random state is left as it was. The user's own model is
+    ``module:function(feature_shape, num_classes, **params) -> nn.Module``.
+
+    Raises:
+        InvalidInput: unknown model or key, or a model that does not fit the features.
+    """
+    return build_for_shape(component, dataset.feature_shape, dataset.num_classes, seed)
+
+
+def build_for_shape(component: Component, feature_shape: tuple[int, ...], num_classes: int, seed: int) -> nn.Module:
+    """`build_model` for features of a known shape."""
+    name = component.name
+    registry = {name: import_function(name, "model")} if is_import_path(name) else MODELS
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = build(registry, name, component.params, "model", feature_shape=feature_shape, num_classes=num_classes)
+    if not isinstance(model, nn.Module):
+        raise InvalidInput(f"model {name!r} returned {type(model).__name__}, but must return an nn.Module")
+    return model

@@ -1,0 +1,100 @@
+"""The small convolutional networks of the papers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from accounting.errors import InvalidInput
+
+
+def require_image(model: str, feature_shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """The shape as (channels, height, width), or `InvalidInput`."""
+    if len(feature_shape) != 3:
+        raise InvalidInput(
+            f"{model} takes images (channels, height, width), but features have shape {feature_shape}; "
+            "choose mlp or logistic for flat features"
+        )
+    channels, height, width = feature_shape
+    return channels, height, width
+
+
+def flat_size(model: str, trunk: nn.Module, feature_shape: tuple[int, ...]) -> int:
+    """Number of features that ``trunk`` makes of one example, or `InvalidInput` if the image is too small."""
+    try:
+        with torch.no_grad():
+            return int(trunk(torch.zeros(1, *feature_shape)).numel())
+    except RuntimeError as error:
+        raise InvalidInput(
+            f"{model} does not fit images of shape {feature_shape} ({error}); set `padding`, or choose mlp"
+        ) from error
+
+
+def cnn_dpsgdf(
+    feature_shape: tuple[int, ...],
+    num_classes: int,
+    channels: Sequence[int] = (20, 50),
+    kernel_size: int = 5,
+    padding: int = 0,
+    hidden: int = 500,
+) -> nn.Module:
+    """Two convolutions with max-pooling and two linear layers (paper D, Sec. 6.1); small images need ``padding``."""
+    inputs, _, _ = require_image("cnn_dpsgdf", feature_shape)
+    if len(channels) != 2:
+        raise InvalidInput(f"channels is {list(channels)}, but cnn_dpsgdf has exactly two convolutions")
+    trunk = nn.Sequential(
+        nn.Conv2d(inputs, channels[0], kernel_size, padding=padding),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(channels[0], channels[1], kernel_size, padding=padding),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+    )
+    features = flat_size("cnn_dpsgdf", trunk, feature_shape)
+    return nn.Sequential(*trunk, nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, num_classes))
+
+
+class TemperedSigmoid(nn.Module):
+    """scale * sigmoid(inverse_temperature * x) - offset (Papernot et al. 2020, Eq. 2); (2, 2, 1) is tanh."""
+
+    def __init__(self, scale: float = 2.0, inverse_temperature: float = 2.0, offset: float = 1.0) -> None:
+        super().__init__()
+        self.scale = scale
+        self.inverse_temperature = inverse_temperature
+        self.offset = offset
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * torch.sigmoid(self.inverse_temperature * x) - self.offset
+
+
+def cnn_papernot(
+    feature_shape: tuple[int, ...],
+    num_classes: int,
+    scale: float = 2.0,
+    inverse_temperature: float = 2.0,
+    offset: float = 1.0,
+) -> nn.Module:
+    """The two-layer CNN for MNIST-sized images of Papernot et al. (2020), with tempered sigmoids.
+
+    Convolutions 16 of 8 x 8, stride 2, and 32 of 4 x 4, stride 2, max-pooling 2 x 2 of stride 1 after each, then
+    32 hidden units.
+    """
+    inputs, _, _ = require_image("cnn_papernot", feature_shape)
+
+    def bounded() -> nn.Module:
+        return TemperedSigmoid(scale, inverse_temperature, offset)
+
+    trunk = nn.Sequential(
+        nn.Conv2d(inputs, 16, 8, stride=2, padding=3),
+        bounded(),
+        nn.MaxPool2d(2, stride=1),
+        nn.Conv2d(16, 32, 4, stride=2),
+        bounded(),
+        nn.MaxPool2d(2, stride=1),
+        nn.Flatten(),
+    )
+    features = flat_size("cnn_papernot", trunk, feature_shape)
+    return nn.Sequential(*trunk, nn.Linear(features, 32), bounded(), nn.Linear(32, num_classes))

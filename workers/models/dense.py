@@ -1,0 +1,57 @@
+"""Models of flat features: logistic regression and multi-layer perceptrons."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from torch import nn
+
+from accounting.errors import InvalidInput
+from accounting.registry import lookup
+
+ACTIVATIONS: Mapping[str, Callable[[], nn.Module]] = {
+    "gelu": nn.GELU,
+    "relu": nn.ReLU,
+    "sigmoid": nn.Sigmoid,
+    "tanh": nn.Tanh,
+}
+
+
+def activation_named(name: str) -> nn.Module:
+    return lookup(ACTIVATIONS, name, "activation")()
+
+
+def logistic(feature_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """Multinomial logistic regression; its weights start at zero, as the convex problem has no need of noise."""
+    linear = nn.Linear(math.prod(feature_shape), num_classes)
+    nn.init.zeros_(linear.weight)
+    nn.init.zeros_(linear.bias)
+    return nn.Sequential(nn.Flatten(), linear)
+
+
+def mlp(
+    feature_shape: tuple[int, ...], num_classes: int, hidden: Sequence[int] = (128,), activation: str = "relu"
+) -> nn.Module:
+    """Fully connected layers of the sizes ``hidden`` with an activation after each."""
+    sizes = (math.prod(feature_shape), *hidden)
+    if min(sizes) < 1:
+        raise InvalidInput(f"hidden is {list(hidden)}, but every layer needs at least 1 unit")
+    layers: list[nn.Module] = [nn.Flatten()]
+    for inputs, outputs in zip(sizes[:-1], sizes[1:], strict=True):
+        layers += [nn.Linear(inputs, outputs), activation_named(activation)]
+    return nn.Sequential(*layers, nn.Linear(sizes[-1], num_classes))
+
+
+def pca_mlp(feature_shape: tuple[int, ...], num_classes: int, hidden: int = 1000) -> nn.Module:
+    """One hidden layer of 1000 ReLU on PCA features (paper C, Sec. V); the PCA is preprocessing, and accounted."""
+    if len(feature_shape) != 1:
+        raise InvalidInput(
+            f"pca_mlp takes projected rows, but features have shape {feature_shape}; add `preprocessing: dp_pca`"
+        )
+    return mlp(feature_shape, num_classes, (hidden,))
+
+
+def cancer_net(feature_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """Hidden layers of 10, 20 and 10 units (paper C, Breast Cancer)."""
+    return mlp(feature_shape, num_classes, (10, 20, 10))
