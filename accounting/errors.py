@@ -26,6 +26,10 @@ class DataCorruption(DpsweepError):
     """A stored file is missing, truncated or altered; nothing computed from it can be trusted."""
 
 
+class StorageError(DpsweepError):
+    """The storage refused a write or a read (disk full, no permission, connection lost); nothing was committed."""
+
+
 def require_finite(
     name: str,
     value: float,

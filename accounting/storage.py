@@ -1,0 +1,181 @@
+"""File input and output through pyarrow.fs: a local path, ``s3://`` and ``gs://`` are the same code.
+
+Writes are all or nothing. Locally: temporary name, fsync, rename, fsync of the folder. On object stores an object
+appears when its upload completes, so the upload itself is atomic. Private files are 0600 in folders of mode 0700
+where the file system has modes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+from pyarrow import fs
+
+from accounting.errors import InvalidInput, StorageError
+
+
+def open_filesystem(uri: str) -> tuple[fs.FileSystem, str]:
+    """The file system of a local path or URI, and the path inside it.
+
+    One file system object per scheme and host is kept for the life of the process: connecting is slow.
+    Raises `InvalidInput` for a scheme that pyarrow does not know.
+    """
+    if "://" not in uri:
+        return fs.LocalFileSystem(), os.path.abspath(uri)
+    parts = urlsplit(uri)
+    if parts.scheme == "file":
+        return fs.LocalFileSystem(), unquote(parts.path)
+    filesystem, base = _connect(f"{parts.scheme}://{parts.netloc}/")
+    return filesystem, "/".join(piece for piece in (base.strip("/"), parts.path.strip("/")) if piece)
+
+
+@functools.lru_cache(maxsize=32)
+def _connect(uri: str) -> tuple[fs.FileSystem, str]:
+    try:
+        filesystem, base = fs.FileSystem.from_uri(uri)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise InvalidInput(f"cannot open {uri!r}: {error}; use a local path, s3:// or gs://") from error
+    return filesystem, str(base)
+
+
+def read_bytes(uri: str) -> bytes:
+    """The whole content. Raises FileNotFoundError when nothing is there, `StorageError` for other failures."""
+    filesystem, path = open_filesystem(uri)
+    with _named_errors("read", uri), filesystem.open_input_file(path) as stream:
+        return bytes(stream.read())
+
+
+def write_bytes_atomically(uri: str, data: bytes, private: bool = False) -> None:
+    """Replace the content of ``uri``: afterwards it holds the old bytes or the new ones, never a mixture.
+
+    private gives the file mode 0600 and its folder, and every folder made on the way, mode 0700.
+    Raises `StorageError` (disk full, no permission, ...); the old content is then untouched.
+    """
+    filesystem, path = open_filesystem(uri)
+    with _named_errors("write", uri):
+        if _is_local(filesystem):
+            _make_folders(Path(path).parent, private)
+            _replace_local(Path(path), data, private)
+        else:
+            _put_object(filesystem, path, data)
+
+
+def append_bytes(uri: str, data: bytes, private: bool = False) -> None:
+    """Add ``data`` to the end and make it durable; object stores, which cannot append, rewrite the object.
+
+    A crash may leave a prefix of ``data`` behind: the caller's format must be able to tell.
+    """
+    filesystem, path = open_filesystem(uri)
+    if _is_local(filesystem):
+        with _named_errors("write", uri):
+            _make_folders(Path(path).parent, private)
+            _append_local(Path(path), data, private)
+    else:
+        existing = read_bytes(uri) if exists(uri) else b""
+        write_bytes_atomically(uri, existing + data, private)
+
+
+def exists(uri: str) -> bool:
+    filesystem, path = open_filesystem(uri)
+    with _named_errors("read", uri):
+        return bool(filesystem.get_file_info(path).type != fs.FileType.NotFound)
+
+
+def list_files(uri: str) -> tuple[str, ...]:
+    """The files below a folder, as sorted paths relative to it; temporary files of unfinished writes are left out."""
+    filesystem, path = open_filesystem(uri)
+    with _named_errors("list", uri):
+        found = filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True, recursive=True))
+    names = (info.path[len(path) :].lstrip("/") for info in found if info.type == fs.FileType.File)
+    return tuple(sorted(name for name in names if not name.endswith(_TEMPORARY)))
+
+
+_TEMPORARY = ".partial"
+
+
+def _is_local(filesystem: fs.FileSystem) -> bool:
+    return bool(filesystem.type_name == "local")
+
+
+@contextlib.contextmanager
+def _named_errors(action: str, uri: str) -> Iterator[None]:
+    """Turn an operating system's error into one sentence that names the file and the next step."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise StorageError(
+            f"cannot {action} {uri}: {reason}; nothing was committed. Free space or fix access, then resume"
+        ) from error
+
+
+def _put_object(filesystem: fs.FileSystem, path: str, data: bytes) -> None:
+    try:
+        stream = filesystem.open_output_stream(path)
+    except FileNotFoundError:  # a store that has real folders
+        filesystem.create_dir(path.rpartition("/")[0], recursive=True)
+        stream = filesystem.open_output_stream(path)
+    with stream:
+        stream.write(data)
+
+
+def _replace_local(path: Path, data: bytes, private: bool) -> None:
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=_TEMPORARY, dir=path.parent)
+    try:
+        try:
+            os.fchmod(handle, 0o600 if private else 0o644)
+            _write_all(handle, data)
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def _append_local(path: Path, data: bytes, private: bool) -> None:
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600 if private else 0o644)
+    try:
+        before = os.fstat(handle).st_size
+        try:
+            _write_all(handle, data)
+            os.fsync(handle)
+        except OSError:
+            os.ftruncate(handle, before)
+            raise
+    finally:
+        os.close(handle)
+    _sync_folder(path.parent)
+
+
+def _write_all(handle: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(handle, view) :]
+
+
+def _make_folders(folder: Path, private: bool) -> None:
+    missing = [level for level in (folder, *folder.parents) if not level.exists()]
+    for level in reversed(missing):
+        level.mkdir(mode=0o700 if private else 0o777, exist_ok=True)
+    if private and folder.stat().st_mode & 0o077:
+        folder.chmod(0o700)
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
