@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 
@@ -38,7 +39,7 @@ def mlp(
     if min(sizes) < 1:
         raise InvalidInput(f"hidden is {list(hidden)}, but every layer needs at least 1 unit")
     layers: list[nn.Module] = [nn.Flatten()]
-    for inputs, outputs in zip(sizes[:-1], sizes[1:], strict=True):
+    for inputs, outputs in itertools.pairwise(sizes):
         layers += [nn.Linear(inputs, outputs), activation_named(activation)]
     return nn.Sequential(*layers, nn.Linear(sizes[-1], num_classes))
 
