@@ -1,0 +1,63 @@
+"""DPSGD-F: groups whose gradients are clipped more get a larger bound (Xu et al., 2021)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from accounting.errors import require_finite
+from workers.clipping.protocol import (
+    BatchQuery,
+    ClippingMethod,
+    ClippingState,
+    ClipRule,
+    Examples,
+    Setting,
+    clip_factor,
+)
+
+
+@dataclass(frozen=True)
+class DPSGDFClipping(ClippingMethod):
+    """Group k is clipped at C_k = C0 (1 + (m_k / b_k) / (m / b)). Sensitivity max_k C_k.
+
+    Side query per batch: for each group the number m_k of norms above C0 and the number o_k of the others. One
+    example moves one of the 2K counts by 1, so its sensitivity is 1 (``count_noise_multiplier`` is sigma1).
+    b_k = m_k + o_k, m and b are the sums over groups.
+
+    The maximum runs over all K groups, which are public configuration, and uses noisy counts only: over the
+    groups present in the batch it would make the scale of the noise a function of private data. Noisy counts
+    are clamped (m_k, o_k at 0, b_k at 1) and the ratio is capped at ``max_ratio``, both by post-processing. With
+    no norm above C0 at all every C_k is C0.
+    """
+
+    count_noise_multiplier: float = 10.0
+    max_ratio: float = 10.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_finite("count_noise_multiplier", self.count_noise_multiplier, above=0.0)
+        require_finite("max_ratio", self.max_ratio, above=0.0)
+
+    @property
+    def query(self) -> BatchQuery:
+        return BatchQuery("group counts", 1.0, self.count_noise_multiplier)
+
+    def answer(self, state: ClippingState, batch: Examples, setting: Setting) -> Tensor:
+        """[2K]: norms above C0 by group, then the others; a norm that is NaN counts among the others."""
+        cells = batch.groups + torch.where(batch.norms > state.bound, 0, setting.num_groups)
+        return torch.bincount(cells, minlength=2 * setting.num_groups).double()
+
+    def decide(self, state: ClippingState, noisy_answer: Tensor, setting: Setting) -> ClipRule:
+        above, within = noisy_answer.reshape(2, setting.num_groups).clamp(min=0.0)
+        members = (above + within).clamp(min=1.0)
+        overall = above.sum() / members.sum()
+        ratio = torch.where(overall > 0.0, above / members / overall, 0.0).clamp(max=self.max_ratio)
+        bounds = state.bound * (1.0 + ratio)
+        return ClipRule(
+            float(bounds.max()),
+            lambda examples: clip_factor(examples.norms, bounds.to(examples.norms)[examples.groups]),
+            dict(zip(setting.group_names, bounds.tolist(), strict=True)),
+        )

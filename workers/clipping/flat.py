@@ -1,0 +1,18 @@
+"""Flat clipping: the DP-SGD of Abadi et al. (2016)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from workers.clipping.protocol import ClippingMethod, ClippingState, ClipRule, Setting, clip_factor
+
+
+@dataclass(frozen=True)
+class FlatClipping(ClippingMethod):
+    """g * min(1, C / ||g||). Sensitivity C."""
+
+    def decide(self, state: ClippingState, noisy_answer: Tensor, setting: Setting) -> ClipRule:
+        bound = state.bound
+        return ClipRule(bound, lambda examples: clip_factor(examples.norms, bound), {"all": bound})

@@ -1,0 +1,84 @@
+"""Global clipping: gradients within a threshold Z are scaled alike, so their directions keep their weights."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from accounting.errors import require_finite
+from workers.clipping.protocol import (
+    BatchQuery,
+    ClippingMethod,
+    ClippingState,
+    ClipRule,
+    Examples,
+    Setting,
+    clip_factor,
+)
+
+
+@dataclass(frozen=True)
+class GlobalClipping(ClippingMethod):
+    """(C / Z) g if ||g|| <= Z, else 0 (Bu et al., 2021). Sensitivity C. Z = threshold_ratio * C."""
+
+    threshold_ratio: float = 10.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_finite("threshold_ratio", self.threshold_ratio, above=0.0)
+
+    def decide(self, state: ClippingState, noisy_answer: Tensor, setting: Setting) -> ClipRule:
+        threshold = self.threshold_ratio * state.bound
+        scale = 1.0 / self.threshold_ratio
+        return ClipRule(
+            state.bound,
+            lambda examples: scale * (examples.norms <= threshold).to(examples.norms),
+            {"all": state.bound, "threshold": threshold},
+        )
+
+
+@dataclass(frozen=True)
+class GlobalAdaptiveClipping(ClippingMethod):
+    """(C / Z) g if ||g|| <= Z, else clipped at C; Z adapts (DPSGD-Global-Adapt, Esipova et al., 2023). Sensitivity C.
+
+    Side query per batch: the number of norms above tolerance * Z, which one example moves by 1. With b the noisy
+    count over the expected batch size, clamped to [0, 1], Z_{t+1} = Z_t exp(b - learning_rate): at rest a
+    fraction ``learning_rate`` of the norms is above. Z starts at threshold_ratio * C; the state holds Z / C.
+    """
+
+    threshold_ratio: float = 10.0
+    learning_rate: float = 0.1
+    tolerance: float = 1.0
+    count_noise_multiplier: float = 10.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_finite("threshold_ratio", self.threshold_ratio, above=0.0)
+        require_finite("learning_rate of global_adaptive clipping", self.learning_rate, above=0.0)
+        require_finite("tolerance", self.tolerance, above=0.0)
+        require_finite("count_noise_multiplier", self.count_noise_multiplier, above=0.0)
+
+    @property
+    def query(self) -> BatchQuery:
+        return BatchQuery("norms above the threshold", 1.0, self.count_noise_multiplier)
+
+    def start(self, bound: float, setting: Setting) -> ClippingState:
+        return ClippingState(bound, ratio=self.threshold_ratio)
+
+    def answer(self, state: ClippingState, batch: Examples, setting: Setting) -> Tensor:
+        return (batch.norms > self.tolerance * state.ratio * state.bound).double().sum().reshape(1)
+
+    def decide(self, state: ClippingState, noisy_answer: Tensor, setting: Setting) -> ClipRule:
+        bound, threshold = state.bound, state.ratio * state.bound
+
+        def weigh(examples: Examples) -> Tensor:
+            return torch.where(examples.norms <= threshold, bound / threshold, clip_factor(examples.norms, bound))
+
+        return ClipRule(bound, weigh, {"all": bound, "threshold": threshold})
+
+    def advance(self, state: ClippingState, noisy_answer: Tensor, setting: Setting) -> ClippingState:
+        fraction = min(max(float(noisy_answer[0]) / setting.batch_size, 0.0), 1.0)
+        return replace(state, ratio=state.ratio * math.exp(fraction - self.learning_rate))

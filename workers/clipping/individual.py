@@ -1,0 +1,48 @@
+"""Individual clipping: every example is clipped at its own last known norm (Yu et al., Algorithm 3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from workers.clipping.protocol import (
+    ClippingMethod,
+    ClippingState,
+    ClipRule,
+    Examples,
+    Setting,
+    clip_factor,
+)
+
+
+@dataclass(frozen=True)
+class IndividualClipping(ClippingMethod):
+    """g_i * min(1, Z_i / ||g_i||) with Z_i = min(norm of g_i at the last refresh, C). Sensitivity C.
+
+    Z_i depends on example i and on the released models only, so conditioned on those the recorded contribution
+    Z_i / C bounds the true one at every step until the next refresh: individual epsilons are guarantees at any
+    refresh interval. A norm that is not finite at a refresh gives Z_i = C.
+    """
+
+    @property
+    def keeps_to_contributions(self) -> bool:
+        return True
+
+    def start(self, bound: float, setting: Setting) -> ClippingState:
+        return ClippingState(bound, thresholds=torch.full((setting.dataset_size,), bound))
+
+    def refresh(self, state: ClippingState, everyone: Examples) -> ClippingState:
+        thresholds = everyone.norms.nan_to_num(nan=state.bound, posinf=state.bound).clamp(max=state.bound)
+        return replace(state, thresholds=thresholds)
+
+    def decide(self, state: ClippingState, noisy_answer: Tensor, setting: Setting) -> ClipRule:
+        thresholds = state.thresholds
+        assert thresholds is not None, "the state of individual clipping comes from its own start()"
+
+        def weigh(examples: Examples) -> Tensor:
+            own = thresholds.to(examples.norms.device)[examples.rows]
+            return torch.where(own > 0.0, clip_factor(examples.norms, own), 0.0)
+
+        return ClipRule(state.bound, weigh, {"all": state.bound})

@@ -1,0 +1,28 @@
+"""Per-layer clipping: every layer's gradient is clipped by itself (McMahan et al., 2018)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from workers.clipping.protocol import ClippingMethod, ClippingState, ClipRule, Setting, clip_factor, require_layer_norms
+
+
+@dataclass(frozen=True)
+class PerLayerClipping(ClippingMethod):
+    """Layer l of L is clipped at C / sqrt(L). Sensitivity C, because the squares of the L bounds add up to C^2."""
+
+    @property
+    def layerwise(self) -> bool:
+        return True
+
+    def decide(self, state: ClippingState, noisy_answer: Tensor, setting: Setting) -> ClipRule:
+        layers = len(setting.layer_names)
+        bound = state.bound / math.sqrt(layers)
+        return ClipRule(
+            state.bound,
+            lambda examples: clip_factor(require_layer_norms(examples), bound),
+            dict.fromkeys(setting.layer_names, bound),
+        )
