@@ -1,0 +1,8 @@
+"""Per-example gradient norms and weighted sums of per-example gradients at close to the cost of a plain step."""
+
+from workers.gradients.checks import check_model
+from workers.gradients.engine import GradientEngine
+from workers.gradients.planning import Planner, ShapePlanner, TimingPlanner
+from workers.gradients.results import BatchNorms, WeightedSum
+
+__all__ = ["BatchNorms", "GradientEngine", "Planner", "ShapePlanner", "TimingPlanner", "WeightedSum", "check_model"]

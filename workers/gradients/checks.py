@@ -1,0 +1,54 @@
+"""Which modules per-example gradients cannot exist for: refused by name, with what to use instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.modules.lazy import LazyModuleMixin
+
+from accounting.errors import InvalidInput
+
+_NO_BATCH_FIRST = "reads its batch from the second axis; construct it with batch_first=True"
+
+REFUSED: tuple[tuple[type[nn.Module], Callable[..., bool], str], ...] = (
+    (
+        _BatchNorm,
+        lambda module: True,
+        "mixes the examples of a batch, so an example's gradient depends on the others; use torch.nn.GroupNorm",
+    ),
+    (
+        _InstanceNorm,
+        lambda module: module.track_running_stats,
+        "keeps running statistics over examples; construct it with track_running_stats=False",
+    ),
+    (
+        nn.Embedding,
+        lambda module: module.scale_grad_by_freq,
+        "scales gradients by how often a token occurs in the batch; construct it with scale_grad_by_freq=False",
+    ),
+    (
+        nn.Embedding,
+        lambda module: module.max_norm is not None,
+        "rewrites its weight while it is read; construct it with max_norm=None",
+    ),
+    (nn.MultiheadAttention, lambda module: not module.batch_first, _NO_BATCH_FIRST),
+    (nn.RNNBase, lambda module: not module.batch_first, _NO_BATCH_FIRST),
+    (LazyModuleMixin, lambda module: True, "has no parameters yet; run one forward pass before training"),  # type: ignore[arg-type]
+)
+
+
+def check_model(model: nn.Module) -> None:
+    """Raise `InvalidInput` naming every module that has no per-example gradient, and its replacement."""
+    problems = [
+        f"module {name or '(the model itself)'!r} ({type(module).__name__}) {reason}"
+        for name, module in model.named_modules()
+        for kind, applies, reason in REFUSED
+        if isinstance(module, kind) and applies(module)
+    ]
+    if problems:
+        raise InvalidInput("; ".join(problems))
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise InvalidInput("the model has no parameter with requires_grad=True; there is nothing to train")

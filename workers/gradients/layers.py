@@ -1,0 +1,76 @@
+"""Cutting a model into layers: the units whose per-example gradients are computed together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from workers.gradients import convolution, embedding, linear, normalization
+from workers.gradients.factors import ExampleGradients
+
+Rule = Callable[..., Mapping[str, ExampleGradients]]
+"""(module, activation, output gradient, examples) -> per-example gradients by local parameter name.
+
+Activation and output gradient have one row per example, or K consecutive rows where K of them are averaged into one
+example; their gradients are then summed.
+"""
+
+RULES: Mapping[type[nn.Module], Rule] = {
+    nn.Linear: linear.linear,
+    nn.Conv1d: convolution.convolution,
+    nn.Conv2d: convolution.convolution,
+    nn.Conv3d: convolution.convolution,
+    nn.Embedding: embedding.embedding,
+    nn.GroupNorm: normalization.group_norm,
+    nn.LayerNorm: normalization.layer_norm,
+    nn.RMSNorm: normalization.rms_norm,
+    nn.InstanceNorm1d: normalization.instance_norm,
+    nn.InstanceNorm2d: normalization.instance_norm,
+    nn.InstanceNorm3d: normalization.instance_norm,
+}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """parameters: local name -> name in the model, trainable ones only; rule: None for the generic fallback."""
+
+    name: str
+    module: nn.Module
+    parameters: Mapping[str, str]
+    rule: Rule | None
+
+
+def find_rule(module: nn.Module) -> Rule | None:
+    """The rule of the module's class; a subclass that changes the computation has none."""
+    for kind, rule in RULES.items():
+        if type(module).forward is kind.forward and isinstance(module, kind):
+            return rule
+    return None
+
+
+def find_layers(model: nn.Module) -> tuple[Layer, ...]:
+    """Every module with trainable parameters of its own, outermost first; each parameter is in at least one."""
+    names = {id(parameter): name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    return tuple(_walk(model, "", names, set()))
+
+
+def _walk(module: nn.Module, name: str, names: Mapping[int, str], seen: set[int]) -> Iterator[Layer]:
+    if id(module) in seen:
+        return
+    seen.add(id(module))
+    rule = find_rule(module)
+    owns = any(id(parameter) in names for parameter in module.parameters(recurse=False))
+    if rule is None and not owns:
+        for child_name, child in module.named_children():
+            yield from _walk(child, f"{name}.{child_name}" if name else child_name, names, seen)
+        return
+    parameters = {local: names[id(p)] for local, p in module.named_parameters() if id(p) in names}
+    if parameters:
+        yield Layer(name or "model", module, parameters, rule)
+
+
+def select_rule_input(args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor]) -> Tensor:
+    """The activation of a layer with a rule: its only input, however it was passed."""
+    return args[0] if args else kwargs["input"]
