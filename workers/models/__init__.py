@@ -13,6 +13,8 @@ from workers.data.base import Dataset
 from workers.imports import import_function, is_import_path
 from workers.models.convolutional import cnn_dpsgdf, cnn_papernot
 from workers.models.dense import cancer_net, logistic, mlp, pca_mlp
+from workers.models.residual import resnet20_gn, wide_resnet, wrn16_4
+from workers.models.transformer import transformer
 from workers.spec import Component
 
 MODELS: Mapping[str, Callable[..., nn.Module]] = {
@@ -22,6 +24,10 @@ MODELS: Mapping[str, Callable[..., nn.Module]] = {
     "logistic": logistic,
     "mlp": mlp,
     "pca_mlp": pca_mlp,
+    "resnet20_gn": resnet20_gn,
+    "transformer": transformer,
+    "wide_resnet": wide_resnet,
+    "wrn16_4": wrn16_4,
 }
 """Factories take any of feature_shape (one prepared example) and num_classes, then the user's parameters."""
 

@@ -1,0 +1,41 @@
+"""Layers that torch.nn does not have."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class WeightStandardizedConv2d(nn.Conv2d):
+    """Convolution whose kernel is standardised per output channel, with a learned gain (Brock et al. 2021, Eq. 4).
+
+    kernel = gain * (weight - mean) / sqrt(max(fan_in * var, eps)); mean and var over the inputs of a channel.
+    Weights start from a truncated normal of variance 1 / fan_in, gains at 1, biases at 0, as De et al. (2022) do.
+    """
+
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1, padding: int = 0
+    ) -> None:
+        super().__init__(in_channels, out_channels, kernel_size, stride=stride, padding=padding)
+        self.gain = nn.Parameter(torch.ones(out_channels))
+        self.eps = 1e-4
+        truncated_variance_scaling_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def standardized(self, weight: Tensor, gain: Tensor) -> Tensor:
+        """The kernel that is convolved with, as a function of both parameters."""
+        variance, mean = torch.var_mean(weight, dim=(1, 2, 3), correction=0, keepdim=True)
+        scale = torch.rsqrt((variance * weight[0].numel()).clamp(min=self.eps)) * gain.view(-1, 1, 1, 1)
+        return (weight - mean) * scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        kernel = self.standardized(self.weight, self.gain)
+        return functional.conv2d(x, kernel, self.bias, self.stride, self.padding, self.dilation, self.groups)
+
+
+def truncated_variance_scaling_(weight: Tensor) -> None:
+    """Normal of variance 1 / fan_in, cut at two standard deviations of the uncut distribution (Haiku's default)."""
+    uncut = weight[0].numel() ** -0.5 / 0.87962566103423978  # std of a normal cut at +-2
+    nn.init.trunc_normal_(weight, std=uncut, a=-2.0 * uncut, b=2.0 * uncut)
