@@ -1,0 +1,137 @@
+"""Sources of Gaussian noise, each with a state that a checkpoint can keep.
+
+========================  ==========================================================================================
+``seeded``                research mode: whoever knows the trial's seed can subtract the noise. For experiments only.
+``os_entropy``            a 256-bit key from the operating system, expanded by SHAKE-256. For models that are released.
+``os_entropy_secure``     the same, each value the scaled sum of four draws, so that the gaps between floating-point
+                          numbers do not give the exact sum away (Holohan and Braghin, 2021, "Secure random sampling").
+========================  ==========================================================================================
+
+The key never leaves the private checkpoint; with it a resumed run repeats the noise of the undisturbed one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from accounting.errors import require_finite
+from accounting.registry import lookup
+
+KEY_BYTES: Final = 32
+
+
+class NoiseSource(Protocol):
+    """Independent draws from N(0, std^2), reproducible from `state`.
+
+    Guarantee: successive draws are independent of each other and of everything else in the run; std 0 gives exact
+    zeros; std NaN, infinite or negative is `InvalidInput`.
+    """
+
+    def normal(self, shape: tuple[int, ...], std: float) -> Tensor:
+        """A float32 tensor of ``shape`` on the source's device."""
+        ...
+
+    def state(self) -> dict[str, Any]: ...
+
+    def restore(self, state: Mapping[str, Any]) -> None: ...
+
+
+class SeededNoise:
+    """Research mode: a torch generator on the device, seeded by the trial."""
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        self._generator = torch.Generator(device).manual_seed(derive_seed(seed, "noise"))
+
+    def normal(self, shape: tuple[int, ...], std: float) -> Tensor:
+        require_finite("noise std", std, at_least=0.0)
+        return std * torch.randn(shape, generator=self._generator, device=self._generator.device)
+
+    def state(self) -> dict[str, Any]:
+        return {"generator": self._generator.get_state()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._generator.set_state(state["generator"])
+
+
+class KeyedNoise:
+    """Noise from a secret key: SHAKE-256 of (key, counter) gives uniform bits, Box and Muller make them Gaussian.
+
+    draws: each value is the sum of this many independent draws over the square root of their number, which is
+    exactly as Gaussian; with four, recovering a draw from its rounding is infeasible.
+    """
+
+    def __init__(self, key: bytes, device: torch.device, draws: int = 1) -> None:
+        self._key, self._counter, self._device, self._draws = key, 0, device, draws
+
+    def normal(self, shape: tuple[int, ...], std: float) -> Tensor:
+        require_finite("noise std", std, at_least=0.0)
+        size = math.prod(shape)
+        draws = _box_muller(self._uniform_words(self._draws * size + 1))[: self._draws * size]
+        values = std * draws.reshape(self._draws, size).sum(axis=0) / math.sqrt(self._draws)
+        return torch.from_numpy(values.astype(np.float32)).reshape(shape).to(self._device)
+
+    def _uniform_words(self, count: int) -> npt.NDArray[np.uint64]:
+        """``count`` rounded down to an even number of uniform 64-bit words; each call uses a fresh counter."""
+        stream = hashlib.shake_256(self._key + self._counter.to_bytes(8, "little"))
+        self._counter += 1
+        return np.frombuffer(stream.digest(8 * (count - count % 2)), dtype="<u8")
+
+    def state(self) -> dict[str, Any]:
+        return {"key": self._key, "counter": self._counter}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._key, self._counter = state["key"], state["counter"]
+
+
+def _box_muller(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
+    """An even number of uniform 64-bit words to as many independent standard normal values."""
+    uniform = ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53  # in (0, 1): the logarithm is finite
+    radius = np.sqrt(-2.0 * np.log(uniform[0::2]))
+    angle = 2.0 * np.pi * uniform[1::2]
+    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
+
+
+def _seeded(seed: int, device: torch.device) -> NoiseSource:
+    return SeededNoise(seed, device)
+
+
+def _os_entropy(seed: int, device: torch.device) -> NoiseSource:
+    return KeyedNoise(os.urandom(KEY_BYTES), device)
+
+
+def _os_entropy_secure(seed: int, device: torch.device) -> NoiseSource:
+    return KeyedNoise(os.urandom(KEY_BYTES), device, draws=4)
+
+
+NOISE_SOURCES: Final[Mapping[str, Callable[[int, torch.device], NoiseSource]]] = {
+    "seeded": _seeded,
+    "os_entropy": _os_entropy,
+    "os_entropy_secure": _os_entropy_secure,
+}
+
+
+def make_noise_source(name: str, seed: int, device: torch.device) -> NoiseSource:
+    """The noise source called ``name``; all but ``seeded`` ignore ``seed``."""
+    return lookup(NOISE_SOURCES, name, "noise source")(seed, device)
+
+
+def derive_seed(seed: int, purpose: str) -> int:
+    """A 63-bit seed for one purpose, unrelated to those of other purposes and other seeds."""
+    digest = hashlib.sha256(f"dpsweep:{purpose}:{seed}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
+
+
+def sampler_entropy(noise_source: str, seed: int) -> int:
+    """Seed of the batch sampler: secret like the noise unless the run is seeded, since amplification rests on it."""
+    if noise_source == "seeded":
+        return derive_seed(seed, "sampling")
+    return int.from_bytes(os.urandom(KEY_BYTES), "little")
