@@ -1,0 +1,183 @@
+"""Connect to Ray: a cluster embedded in this machine, or one that runs already.
+
+Embedded: started for this sweep and stopped with it, without dashboard, protected by a token of its own.
+Running (``auto`` or ``HOST:PORT``): this process's code is shipped to the workers, so every node runs the same
+version, and the storage is proven to be shared before anything starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import logging
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import ray
+from ray.exceptions import AuthenticationError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from accounting.errors import InvalidInput, StorageError
+from accounting.storage import read_bytes, write_bytes_atomically
+
+EMBEDDED = "local"
+_PACKAGES = ("accounting", "workers", "orchestration")
+_OBJECT_STORE_BYTES = 128 * 2**20
+"""Specs and progress pass through Ray's object store; everything large passes through files."""
+
+_QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_BACKEND_LOG_LEVEL": "error",
+    "RAY_TRAIN_ENABLE_V2_MIGRATION_WARNINGS": "0",
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
+    "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
+}
+
+
+@contextlib.contextmanager
+def connected(address: str, log: Path, user_modules: Sequence[str] = ()) -> Iterator[None]:
+    """A connection to Ray for the length of a ``with`` block; an embedded cluster ends with it.
+
+    log: file that takes what Ray would print. user_modules: files and import names of the user's own code, which
+    remote workers need too. Raises `InvalidInput` when no cluster answers at ``address`` or it wants another token.
+    """
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    with _logged_to(log):
+        try:
+            if address == EMBEDDED:
+                _start_embedded()
+            else:
+                _join(address, user_modules)
+            yield
+        finally:
+            ray.shutdown()
+
+
+def _start_embedded() -> None:
+    if "RAY_AUTH_MODE" not in os.environ:
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    ray.init(
+        address=EMBEDDED,
+        include_dashboard=False,
+        log_to_driver=False,
+        configure_logging=False,
+        object_store_memory=_OBJECT_STORE_BYTES,
+    )
+
+
+def _join(address: str, user_modules: Sequence[str]) -> None:
+    if "RAY_AUTH_MODE" not in os.environ and _has_token():
+        os.environ["RAY_AUTH_MODE"] = "token"
+    shipped = [_module_path(name) for name in (*_PACKAGES, *user_modules)]
+    try:
+        ray.init(
+            address=address,
+            log_to_driver=False,
+            configure_logging=False,
+            runtime_env={"py_modules": sorted(set(shipped))},
+        )
+    except AuthenticationError as error:
+        raise InvalidInput(
+            f"the Ray cluster at {address!r} refuses this token; copy the cluster's token with "
+            "`ray get-auth-token` to ~/.ray/auth_token or RAY_AUTH_TOKEN, and set RAY_AUTH_MODE=token"
+        ) from error
+    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+        raise InvalidInput(
+            f"no Ray cluster answers at {address!r} ({_first_line(error)}); start one with `ray start --head`, "
+            "or leave --address out to run embedded"
+        ) from error
+
+
+def _has_token() -> bool:
+    if "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ:
+        return True
+    return (Path.home() / ".ray" / "auth_token").is_file()
+
+
+def _module_path(name: str) -> str:
+    """Where the top-level module or the file ``name`` lies, as Ray ships it: a folder or a single file."""
+    if name.endswith(".py"):
+        return str(Path(name).resolve())
+    found = importlib.util.find_spec(name.partition(".")[0])
+    if found is None or found.origin is None:
+        raise InvalidInput(f"no module {name!r} can be imported; add its folder to PYTHONPATH")
+    origin = Path(found.origin)
+    return str(origin.parent if origin.name == "__init__.py" else origin)
+
+
+@contextlib.contextmanager
+def _logged_to(path: Path) -> Iterator[None]:
+    """Send the log of Ray and Tune to a file instead of the terminal."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logger = logging.getLogger("ray")
+    before, propagate = logger.handlers[:], logger.propagate
+    logger.handlers, logger.propagate = [handler], False
+    try:
+        yield
+    finally:
+        logger.handlers, logger.propagate = before, propagate
+        handler.close()
+
+
+def check_shared_storage(uri: str) -> None:
+    """Write a probe from here and read it on every node; `InvalidInput` names the nodes that cannot."""
+    content = secrets.token_bytes(16)
+    try:
+        write_bytes_atomically(uri, content)
+    except StorageError as error:
+        raise InvalidInput(str(error)) from error
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    probe = ray.remote(num_cpus=0, max_retries=2)(_reads_back)
+    pending = [
+        probe.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(
+            uri, content
+        )
+        for node in nodes
+    ]
+    blind = [
+        node["NodeManagerAddress"] for node, answer in zip(nodes, pending, strict=True) if not _answers_yes(answer)
+    ]
+    if blind:
+        raise InvalidInput(
+            f"{uri} was written here but cannot be read on {len(blind)} of {len(nodes)} nodes "
+            f"({', '.join(sorted(set(blind)))}); choose an --output that every node shares, such as s3:// or NFS"
+        )
+
+
+def _reads_back(uri: str, content: bytes) -> bool:
+    try:
+        return read_bytes(uri) == content
+    except (OSError, StorageError):
+        return False
+
+
+def _answers_yes(answer: ray.ObjectRef[bool]) -> bool:
+    try:
+        return bool(ray.get(answer, timeout=120))
+    except RayError:
+        return False
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def cluster_hardware() -> dict[str, object]:
+    """Nodes, CPUs and GPUs of the connected cluster, for the manifest."""
+    resources = ray.cluster_resources()
+    return {
+        "nodes": sum(1 for node in ray.nodes() if node["Alive"]),
+        "cpus": resources.get("CPU", 0.0),
+        "gpus": resources.get("GPU", 0.0),
+    }

@@ -1,0 +1,59 @@
+"""The files of one sweep: the only place that spells their names (those of a trial: `accounting.layout`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from accounting.layout import TrialFiles
+
+
+def absolute(location: str) -> str:
+    """A local path made absolute; an object-store URI as it is. Workers run in other directories than the driver."""
+    return location if "://" in location else str(Path(location).expanduser().resolve())
+
+
+@dataclass(frozen=True)
+class SweepFiles:
+    """Paths below a sweep's root, which is an absolute local path or an object-store URI."""
+
+    root: str
+
+    def _below(self, *names: str) -> str:
+        return "/".join((self.root.rstrip("/"), *names))
+
+    def trial(self, key: str) -> TrialFiles:
+        return TrialFiles(self._below("trials", key))
+
+    @property
+    def manifest(self) -> str:
+        """What was submitted and where it ran (JSON): sweep, versions, git state, hardware, seeds."""
+        return self._below("sweep.json")
+
+    @property
+    def results(self) -> str:
+        """The table of all trials, as ``dpsweep run --json`` prints it."""
+        return self._below("results.json")
+
+    @property
+    def report(self) -> str:
+        return self._below("report.html")
+
+    @property
+    def private_report(self) -> str:
+        """The same report with the exact statistics of training examples: for the owner of the data only."""
+        return self._below("private", "report.html")
+
+    @property
+    def tune(self) -> str:
+        """Ray Tune's own state; nothing in it is needed to resume."""
+        return self._below("tune")
+
+    @property
+    def log(self) -> str:
+        return self._below("dpsweep.log")
+
+    @property
+    def probe(self) -> str:
+        """Written by the driver and read on every node, to prove that the storage is shared."""
+        return self._below("storage-probe")
