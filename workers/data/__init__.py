@@ -9,16 +9,33 @@ import numpy as np
 
 from accounting.errors import InvalidInput
 from accounting.registry import build
+from workers.data.adult import adult
 from workers.data.base import Dataset, Preparation, Scaling, Source, Split, Tokens, make_split
-from workers.data.breast_cancer import breast_cancer
+from workers.data.breast_cancer import breast_cancer, breast_cancer_wisconsin
+from workers.data.cifar import cifar10
 from workers.data.cuts import cut
 from workers.data.digits import digits
+from workers.data.dutch import dutch
+from workers.data.idx import fashion_mnist, mnist
+from workers.data.images import image_folder
+from workers.data.table import table
+from workers.data.utkface import utkface
 from workers.imports import import_function, is_import_path
 from workers.spec import DataSpec
 
 SOURCES: Mapping[str, Callable[..., Source]] = {
+    "adult": adult,
     "breast_cancer": breast_cancer,
+    "breast_cancer_wisconsin": breast_cancer_wisconsin,
+    "cifar10": cifar10,
+    "csv": table,
     "digits": digits,
+    "dutch": dutch,
+    "fashion_mnist": fashion_mnist,
+    "image_folder": image_folder,
+    "mnist": mnist,
+    "parquet": table,
+    "utkface": utkface,
 }
 """Data sources by name; parameters are the functions' own."""
 

@@ -143,7 +143,7 @@ def make_split(
     user_ids: npt.ArrayLike | None = None,
 ) -> Split:
     """A split from arrays. Groups default to the labels; ids count up from ``first_id`` unless given."""
-    stored = features if isinstance(features, Tensor) else torch.from_numpy(np.ascontiguousarray(features))
+    stored = features if isinstance(features, Tensor) else torch.from_numpy(np.array(features, order="C"))
     ids = np.arange(first_id, first_id + len(stored)) if example_ids is None else example_ids
     return Split(
         features=stored,

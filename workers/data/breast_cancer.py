@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.csv as csv
 from sklearn.datasets import load_breast_cancer
 
-from workers.data.base import Scaling, Source, make_split
+from workers.data.base import Source, make_split
+from workers.data.files import downloads, locate
+from workers.data.tabular import Numeric, complete_rows, encode_table, indices
 
 # fmt: off
 _PUBLISHED_RANGES = np.array([
@@ -18,6 +22,22 @@ _PUBLISHED_RANGES = np.array([
 ])
 # fmt: on
 """Minimum and maximum of each of the 30 attributes, as the data set's description prints them."""
+_DOWNLOAD = downloads(
+    "https://archive.ics.uci.edu/ml/machine-learning-databases/breast-cancer-wisconsin/",
+    "breast-cancer-wisconsin",
+    {"breast-cancer-wisconsin.data": "52b89051b9bd37a91a54e8570b963719"},
+)
+_SCORES = (
+    "clump_thickness",
+    "cell_size_uniformity",
+    "cell_shape_uniformity",
+    "marginal_adhesion",
+    "epithelial_cell_size",
+    "bare_nuclei",
+    "bland_chromatin",
+    "normal_nucleoli",
+    "mitoses",
+)
 
 
 def breast_cancer() -> Source:
@@ -26,4 +46,26 @@ def breast_cancer() -> Source:
     low, high = _PUBLISHED_RANGES.T
     rows = np.clip((bundle.data - low) / (high - low), 0.0, 1.0).astype(np.float32)
     names = tuple(str(name) for name in bundle.target_names)
-    return Source("breast_cancer", make_split(rows, bundle.target), None, names, names, Scaling())
+    return Source("breast_cancer", make_split(rows, bundle.target), None, names, names)
+
+
+def breast_cancer_wisconsin(root: str | None = None) -> Source:
+    """The 683 complete of the original 699 rows: nine scores of 1 to 10, scaled to [0, 1]; groups are the diagnoses."""
+    names = ("breast-cancer-wisconsin/breast-cancer-wisconsin.data", "breast-cancer-wisconsin.data")
+    path = locate("breast_cancer_wisconsin", names, root, _DOWNLOAD)
+    fields = ("id", *_SCORES, "diagnosis")
+    table = csv.read_csv(
+        path,
+        read_options=csv.ReadOptions(column_names=fields),
+        convert_options=csv.ConvertOptions(null_values=["?"], column_types=dict.fromkeys(fields, pa.int64())),
+    )
+    rows = complete_rows(table)
+    complete = table.take(rows)
+    split = make_split(
+        encode_table(complete, [Numeric(score, 1, 10) for score in _SCORES]),
+        indices(complete["diagnosis"], ("2", "4"), "diagnosis"),
+        example_ids=rows,
+    )
+    diagnoses = ("benign", "malignant")
+    note = f"{table.num_rows - len(rows)} rows with an unknown value are left out"
+    return Source("breast_cancer_wisconsin", split, None, diagnoses, diagnoses, notes=(note,))

@@ -1,0 +1,67 @@
+"""CIFAR-10: the original Python batches, or Parquet files of JPEG pictures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow.parquet as parquet
+import torch
+import torchvision
+from torch import Tensor
+from torchvision.io import ImageReadMode, decode_jpeg
+
+from workers.data.base import Preparation, Source, make_split, pixels
+from workers.data.files import locate
+
+_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+_MEAN, _STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+
+
+def cifar10(root: str | None = None) -> Source:
+    """50,000 + 10,000 colour pictures of 32 x 32 pixels; groups are the ten classes.
+
+    Taken from ``cifar-10-batches-py`` (the original), else from ``cifar10-jpeg/train.parquet`` and
+    ``test.parquet`` with columns image_jpeg and label, whose pixels are not the original ones; notes say so.
+    """
+    folder = locate("cifar10", ("cifar-10-batches-py", "cifar10-jpeg"), root, _download)
+    if folder.name == "cifar10-jpeg":
+        return _source(
+            *_read_jpegs(folder / "train.parquet"),
+            *_read_jpegs(folder / "test.parquet"),
+            "pictures decoded from JPEG: not CIFAR-10's original pixels",
+        )
+    return _source(*_read_batches(folder, train=True), *_read_batches(folder, train=False))
+
+
+def _source(
+    train: Tensor, train_labels: npt.NDArray[np.int64], test: Tensor, test_labels: npt.NDArray[np.int64], *notes: str
+) -> Source:
+    preparation: Preparation = pixels(_MEAN, _STD)
+    return Source(
+        "cifar10",
+        make_split(train, train_labels),
+        make_split(test, test_labels, first_id=len(train_labels)),
+        _CLASSES,
+        _CLASSES,
+        preparation,
+        (*notes, f"pixels scaled by the published means {_MEAN} and standard deviations {_STD}"),
+    )
+
+
+def _download(cache: Path) -> None:
+    torchvision.datasets.CIFAR10(root=str(cache), download=True)
+
+
+def _read_batches(folder: Path, *, train: bool) -> tuple[Tensor, npt.NDArray[np.int64]]:
+    batches = torchvision.datasets.CIFAR10(root=str(folder.parent), train=train)
+    pictures = torch.from_numpy(batches.data).permute(0, 3, 1, 2).contiguous()
+    return pictures, np.array(batches.targets, dtype=np.int64)
+
+
+def _read_jpegs(path: Path) -> tuple[Tensor, npt.NDArray[np.int64]]:
+    table = parquet.read_table(path, columns=["image_jpeg", "label"])
+    encoded = [torch.frombuffer(bytearray(jpeg.as_buffer()), dtype=torch.uint8) for jpeg in table["image_jpeg"]]
+    pictures = torch.stack([decode_jpeg(jpeg, mode=ImageReadMode.RGB) for jpeg in encoded])
+    return pictures, table["label"].to_numpy().astype(np.int64)

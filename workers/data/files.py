@@ -1,0 +1,79 @@
+"""Where the files of a data source are: the folder the user names, ``DPSWEEP_DATA``, or a download into a cache."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from torchvision.datasets.utils import download_url
+
+from accounting.errors import InvalidInput
+
+DATA_VARIABLE = "DPSWEEP_DATA"
+CACHE = Path("~/.cache/dpsweep")
+
+Download = Callable[[Path], object]
+"""Fetches a source's files below a folder."""
+
+
+def locate(source: str, names: tuple[str, ...], root: str | None, download: Download | None = None) -> Path:
+    """The first of the relative paths ``names`` that exists.
+
+    A folder that the user names, by ``root`` or by ``DPSWEEP_DATA``, is the only one looked at. Otherwise the cache
+    is, and filled by ``download`` if need be.
+
+    Raises:
+        InvalidInput: nothing there, or the download failed; says where it looked and what to do.
+    """
+    named = root or os.environ.get(DATA_VARIABLE)
+    folder = Path(named or CACHE).expanduser().absolute()
+    found = _first(folder, names)
+    if found is None and named is None and download is not None:
+        _fetch(source, download, folder)
+        found = _first(folder, names)
+    if found is None:
+        looked = " or ".join(str(folder / name) for name in names)
+        raise InvalidInput(f"data source {source!r}: there is no {looked}; {_next_step(named, download)}")
+    return found
+
+
+def require_path(source: str, path: str) -> Path:
+    """``path`` itself, absolute, or `InvalidInput` if nothing is there."""
+    absolute = Path(path).expanduser().absolute()
+    if not absolute.exists():
+        raise InvalidInput(f"data source {source!r}: there is no {absolute}; give an absolute path to the data")
+    return absolute
+
+
+def _first(folder: Path, names: tuple[str, ...]) -> Path | None:
+    return next((folder / name for name in names if (folder / name).exists()), None)
+
+
+def _next_step(named: str | None, download: Download | None) -> str:
+    if download is None:
+        return f"put the data there, or name the folder that holds it by `root` or {DATA_VARIABLE}"
+    if named is not None:
+        return f"put the data there, or set neither `root` nor {DATA_VARIABLE} to have it downloaded"
+    return f"the download left no such file; name a folder that holds it by `root` or {DATA_VARIABLE}"
+
+
+def _fetch(source: str, download: Download, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        download(folder)
+    except (OSError, RuntimeError) as error:
+        raise InvalidInput(
+            f"data source {source!r}: the download into {folder} failed ({error}); "
+            f"fetch the data elsewhere and name its folder by `root` or {DATA_VARIABLE}"
+        ) from error
+
+
+def downloads(address: str, folder: str, checksums: Mapping[str, str]) -> Download:
+    """Fetches files below ``address`` into ``folder`` of the cache, verified by their md5."""
+
+    def download(cache: Path) -> None:
+        for name, md5 in checksums.items():
+            download_url(f"{address}{name}", str(cache / folder), md5=md5)
+
+    return download

@@ -1,0 +1,83 @@
+"""MNIST and Fashion-MNIST: idx files, gzipped or not."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torchvision
+
+from accounting.errors import DataCorruption
+from workers.data.base import Source, make_split, pixels
+from workers.data.files import locate
+
+_FASHION_CLASSES = (
+    "t-shirt",
+    "trouser",
+    "pullover",
+    "dress",
+    "coat",
+    "sandal",
+    "shirt",
+    "sneaker",
+    "bag",
+    "ankle boot",
+)
+
+
+def mnist(root: str | None = None) -> Source:
+    """60,000 + 10,000 handwritten digits of 28 x 28 pixels; groups are the digits."""
+    names = tuple(str(digit) for digit in range(10))
+    return _load("mnist", "MNIST", torchvision.datasets.MNIST, root, names, (0.1307, 0.3081))
+
+
+def fashion_mnist(root: str | None = None) -> Source:
+    """60,000 + 10,000 pictures of clothes of 28 x 28 pixels; groups are the ten classes."""
+    dataset = torchvision.datasets.FashionMNIST
+    return _load("fashion_mnist", "FashionMNIST", dataset, root, _FASHION_CLASSES, (0.2860, 0.3530))
+
+
+def _load(
+    source: str,
+    folder: str,
+    dataset: Callable[..., object],
+    root: str | None,
+    class_names: tuple[str, ...],
+    statistics: tuple[float, float],
+) -> Source:
+    def download(cache: Path) -> None:
+        dataset(root=str(cache), download=True)
+
+    def read(name: str) -> npt.NDArray[np.uint8]:
+        places = tuple(f"{below}{name}{suffix}" for below in (f"{folder}/raw/", "") for suffix in ("", ".gz"))
+        return read_idx(locate(source, places, root, download))
+
+    train_images, train_labels = read("train-images-idx3-ubyte"), read("train-labels-idx1-ubyte")
+    test_images, test_labels = read("t10k-images-idx3-ubyte"), read("t10k-labels-idx1-ubyte")
+    mean, std = statistics
+    return Source(
+        source,
+        make_split(train_images[:, None], train_labels),
+        make_split(test_images[:, None], test_labels, first_id=len(train_labels)),
+        class_names,
+        class_names,
+        pixels((mean,), (std,)),
+        (f"pixels scaled by the published mean {mean} and standard deviation {std}",),
+    )
+
+
+def read_idx(path: Path) -> npt.NDArray[np.uint8]:
+    """An idx file of unsigned bytes: magic 00 00 08 d, then d sizes (big-endian uint32), then the data."""
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rb") as file:
+        content = file.read()
+    if len(content) < 4 or content[:3] != b"\x00\x00\x08":
+        raise DataCorruption(f"{path} is not an idx file of unsigned bytes")
+    start = 4 + 4 * content[3]
+    shape = tuple(int(size) for size in np.frombuffer(content[4:start], dtype=">u4"))
+    if len(content) - start != np.prod(shape):
+        raise DataCorruption(f"{path} says it holds {shape}, but has {len(content) - start} bytes of data")
+    return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape)

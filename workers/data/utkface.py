@@ -1,0 +1,95 @@
+"""UTKFace: faces whose file names say age, gender and race; two tasks, groups by race (paper A, Sec. 4)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from accounting.errors import InvalidInput
+from accounting.registry import lookup
+from workers.data.base import Indices, Source, make_split
+from workers.data.files import locate
+from workers.data.images import IMAGENET_SCALING, read_images
+
+_NAME = re.compile(r"(?P<age>\d+)_(?P<gender>[01])_(?P<race>[0-4])_.*\.jpg$")
+_RACES = ("White", "Black", "Asian", "Indian", "Other")
+
+
+@dataclass(frozen=True)
+class Face:
+    """What a file name ``age_gender_race_*.jpg`` says; gender 0 is male, 1 female; race indexes the five groups."""
+
+    file: Path
+    age: int
+    gender: int
+    race: int
+
+
+@dataclass(frozen=True)
+class Task:
+    class_names: tuple[str, str]
+    label: Callable[[Face], int]
+
+
+TASKS: Mapping[str, Task] = {
+    "age": Task(("30 or older", "under 30"), lambda face: int(face.age < 30)),
+    "gender": Task(("male", "female"), lambda face: face.gender),
+}
+
+
+def utkface(
+    root: str | None = None,
+    task: str = "gender",
+    size: int = 64,
+    labels: Literal["balanced", "all"] = "balanced",
+) -> Source:
+    """Faces below the folder ``UTKFace``, resized to size x size.
+
+    task: gender, or age (under 30). labels: ``balanced`` leaves out random faces until each race has as many of
+    either class, as in paper A. Example ids follow the sorted file names.
+    """
+    chosen = lookup(TASKS, task, "UTKFace task")
+    folder = locate("utkface", ("UTKFace", "utkface"), root)
+    files = sorted(folder.rglob("*.jpg"), key=lambda file: file.relative_to(folder).as_posix())
+    named = [(index, face) for index, face in enumerate(map(_parse, files)) if face is not None]
+    if not named:
+        raise InvalidInput(f"data source 'utkface': {folder} holds no pictures named age_gender_race_*.jpg")
+    ids = np.array([index for index, _ in named], dtype=np.int64)
+    faces = [face for _, face in named]
+    targets = np.array([chosen.label(face) for face in faces], dtype=np.int64)
+    races = np.array([face.race for face in faces], dtype=np.int64)
+    kept = lookup(_SELECTIONS, labels, "UTKFace labels")(targets, races)
+    pictures = read_images([faces[index].file for index in kept], size)
+    notes = (f"{len(files) - len(faces)} pictures without age, gender and race in their names are left out",)
+    split = make_split(pictures, targets[kept], races[kept], example_ids=ids[kept])
+    return Source("utkface", split, None, _RACES, chosen.class_names, IMAGENET_SCALING, notes)
+
+
+def _parse(file: Path) -> Face | None:
+    match = _NAME.match(file.name)
+    if match is None:
+        return None
+    return Face(file, int(match["age"]), int(match["gender"]), int(match["race"]))
+
+
+def _all(targets: Indices, races: Indices) -> Indices:
+    return np.arange(len(targets))
+
+
+def _balanced(targets: Indices, races: Indices) -> Indices:
+    """Sorted indices of as many faces of either class for each race, the surplus left out at random (fixed seed)."""
+    kept = []
+    for race in np.unique(races):
+        members = [np.flatnonzero((races == race) & (targets == target)) for target in (0, 1)]
+        count = min(len(part) for part in members)
+        generator = np.random.default_rng((0, int(race)))
+        kept += [generator.permutation(part)[:count] for part in members]
+    return np.sort(np.concatenate(kept))
+
+
+_SELECTIONS: Mapping[str, Callable[[Indices, Indices], Indices]] = {"all": _all, "balanced": _balanced}
