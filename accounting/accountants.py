@@ -1,0 +1,243 @@
+"""Trace -> (epsilon, delta): one small function per method, and a registry of their names.
+
+Every function takes a private trace, delta and a group size, and returns an upper bound on epsilon under the trace's
+adjacency, or an estimate where it says so. Each refuses by name, with `UnsupportedMechanism`, what its theorem does
+not cover; none accounts for shuffled batches as if they were Poisson samples. See docs/accounting.md for which to use.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import brentq, minimize_scalar
+from scipy.special import log_ndtr, ndtri
+
+from accounting.errors import InvalidInput, UnsupportedMechanism, require_finite
+from accounting.estimates import Kind, PrivacyEstimate
+from accounting.events import reference_epsilon_pld
+from accounting.mechanism import Trace
+from accounting.registry import lookup
+from accounting.renyi import ORDERS, Array, epsilon_classic, epsilon_improved, pure_rdp, sampled_gaussian_rdp
+from accounting.rounds import Round, gaussian_rounds, pure_epsilons
+
+_ROUND_UP = 1.0 + 1e-9
+"""Closed forms are inflated by this, far above their floating-point error."""
+
+
+def total_rdp(trace: Trace, group_size: int = 1) -> Array:
+    """RDP of the whole run at every order of `accounting.renyi.ORDERS`: additive over adaptive composition."""
+    total = np.zeros_like(ORDERS)
+    for part in gaussian_rounds(trace, group_size):
+        total += part.count * sampled_gaussian_rdp(part.sample_rate, part.noise_multiplier)
+    for epsilon in pure_epsilons(trace, group_size):
+        total += pure_rdp(epsilon)
+    return total
+
+
+def total_rho(trace: Trace, group_size: int = 1) -> float:
+    """rho of the whole run in zero-concentrated DP: 1/(2 sigma^2) per round, epsilon^2/2 per pure release.
+
+    An epoch of shuffled batches is one round (paper C, Theorem 2). A trace without noise costs infinity.
+
+    Raises: UnsupportedMechanism when a round is sampled, because sampling does not reduce rho (paper C, App. C).
+    """
+    if not trace.is_private:
+        return math.inf
+    rounds = _unsampled_rounds(trace, "zcdp", group_size)
+    pure = [0.5 * epsilon**2 for epsilon in pure_epsilons(trace, group_size)]
+    return math.fsum([part.count * 0.5 / part.noise_multiplier**2 for part in rounds] + pure)
+
+
+def epsilon_rdp(trace: Trace, delta: float, group_size: int = 1) -> float:
+    """Renyi DP with the improved conversion."""
+    return epsilon_improved(total_rdp(trace, group_size), delta)
+
+
+def epsilon_rdp_classic(trace: Trace, delta: float, group_size: int = 1) -> float:
+    """Renyi DP with Mironov's conversion: the moments accountant of papers A and C."""
+    return epsilon_classic(total_rdp(trace, group_size), delta)
+
+
+def epsilon_pld(trace: Trace, delta: float, group_size: int = 1) -> float:
+    """Privacy loss distributions: the tightest, certified from above."""
+    return reference_epsilon_pld(trace, delta, group_size)
+
+
+def epsilon_zcdp(trace: Trace, delta: float, group_size: int = 1) -> float:
+    """Concentrated DP: rho + 2 sqrt(rho ln(1/delta))  (paper C, Proposition 1)."""
+    return rho_to_epsilon(total_rho(trace, group_size), delta)
+
+
+def rho_to_epsilon(rho: float, delta: float) -> float:
+    """rho-zCDP as (epsilon, delta)-DP (paper C, Proposition 1)."""
+    return rho + 2.0 * math.sqrt(rho * math.log(1.0 / delta))
+
+
+def epsilon_zcdp_sampled(trace: Trace, delta: float, group_size: int = 1) -> float:
+    """Paper C, Theorem 3 with P = q^2 / sigma^2 up to order U = sigma^2 ln(1/(q sigma)) + 1: an estimate.
+
+    The bound on the divergence was checked numerically by its authors for q <= 1/(16 sigma), never proved.
+    """
+    rho, highest_order = 0.0, math.inf
+    for part in gaussian_rounds(trace, group_size):
+        q, sigma = part.sample_rate, part.noise_multiplier
+        if q == 1.0:
+            rho += part.count * 0.5 / sigma**2
+            continue
+        if not q <= 1.0 / (16.0 * sigma):
+            raise UnsupportedMechanism(
+                f"zcdp-sampled needs a sample rate of at most 1/(16 sigma) = {1.0 / (16.0 * sigma):.4g} at noise "
+                f"multiplier {sigma:.6g}, but it is {q:.6g}; use the accountant 'pld' or 'rdp'"
+            )
+        rho += part.count * q**2 / sigma**2
+        highest_order = min(highest_order, sigma**2 * math.log(1.0 / (q * sigma)) + 1.0)
+    rho += sum(0.5 * epsilon**2 for epsilon in pure_epsilons(trace, group_size))
+    if math.log(delta) >= -rho * (highest_order - 1.0) ** 2:
+        return rho_to_epsilon(rho, delta)
+    return rho * highest_order - math.log(delta) / (highest_order - 1.0)
+
+
+def epsilon_gdp(trace: Trace, delta: float, group_size: int = 1) -> float:
+    """Gaussian DP: unsampled Gaussians compose to one with mu^2 = sum 1/sigma^2, converted without loss.
+
+    Exact for Gaussian rounds (Dong, Roth and Su 2019, Corollaries 3.3 and 2.13). A pure release of epsilon enters as
+    mu = -2 ndtri(1/(1 + e^epsilon)): its trade-off function is made of two chords of that convex Gaussian curve.
+    """
+    rounds = _unsampled_rounds(trace, "gdp", group_size)
+    pure = [(2.0 * float(ndtri(1.0 / (1.0 + math.exp(e))))) ** 2 for e in pure_epsilons(trace, group_size)]
+    precision = math.fsum([part.count / part.noise_multiplier**2 for part in rounds] + pure)
+    return gaussian_epsilon(precision**-0.5, delta) if precision > 0.0 else 0.0
+
+
+def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
+    """Epsilon of the Gaussian mechanism at delta, exact (Balle and Wang 2018, Theorem 8), rounded up."""
+    mu = 1.0 / noise_multiplier
+
+    def log_delta(epsilon: float) -> float:
+        above, below = log_ndtr(mu / 2.0 - epsilon / mu), log_ndtr(-mu / 2.0 - epsilon / mu)
+        return float(above + np.log(-np.expm1(epsilon + below - above)))
+
+    if log_delta(0.0) <= math.log(delta):
+        return 0.0
+    upper = rho_to_epsilon(0.5 * mu**2, delta)
+    root = brentq(lambda epsilon: log_delta(epsilon) - math.log(delta), 0.0, upper, xtol=1e-12 * upper, rtol=1e-13)
+    return float(root) * _ROUND_UP
+
+
+def epsilon_strong(trace: Trace, delta: float, group_size: int = 1) -> float:
+    """Strong composition, for comparison (Dwork, Rothblum and Vadhan 2010), optimised over delta per round.
+
+    A round is (e, d)-DP by the exact Gaussian trade-off, amplified by sampling to (ln(1 + q (e^e - 1)), q d).
+    All rounds spend equal q d, together a share of delta that is optimised; the rest goes to the composition.
+    """
+    rounds = gaussian_rounds(trace, group_size)
+    pure = sum(pure_epsilons(trace, group_size))
+    if not rounds:
+        return pure
+    total = sum(part.count for part in rounds)
+
+    def epsilon_at(log_share: float) -> float:
+        share = math.exp(log_share)
+        epsilons = [_amplified_epsilon(part, share * delta / total) for part in rounds]
+        weighted = list(zip(epsilons, rounds, strict=True))
+        squares = sum(part.count * e * e for e, part in weighted)
+        drift = sum(part.count * e * _expm1(e) for e, part in weighted)
+        composed = math.sqrt(2.0 * squares * math.log(1.0 / (delta * (1.0 - share)))) + drift
+        return min(composed, sum(part.count * e for e, part in weighted))
+
+    best = minimize_scalar(epsilon_at, bounds=(math.log(1e-6), math.log(1.0 - 1e-9)), method="bounded")
+    return float(best.fun) + pure
+
+
+def _amplified_epsilon(part: Round, delta: float) -> float:
+    """Epsilon of one sampled round that spends ``delta``  (Balle, Barthe and Gaboardi 2018, Theorem 8)."""
+    per_batch = delta / part.sample_rate
+    if per_batch >= 1.0:
+        return 0.0
+    epsilon = gaussian_epsilon(part.noise_multiplier, per_batch)
+    return (
+        float(np.logaddexp(math.log1p(-part.sample_rate), math.log(part.sample_rate) + epsilon))
+        if (part.sample_rate < 1.0)
+        else epsilon
+    )
+
+
+def _expm1(value: float) -> float:
+    return math.expm1(value) if value < 700.0 else math.inf
+
+
+def _unsampled_rounds(trace: Trace, accountant: str, group_size: int) -> tuple[Round, ...]:
+    rounds = gaussian_rounds(trace, group_size)
+    sampled = [part.sample_rate for part in rounds if part.sample_rate < 1.0]
+    if sampled:
+        raise UnsupportedMechanism(
+            f"{accountant} covers shuffled epochs and full batches, not batches sampled with rate {sampled[0]:.6g}; "
+            "use the accountant 'pld' or 'rdp'"
+        )
+    return rounds
+
+
+@dataclass(frozen=True)
+class Accountant:
+    """A method by name: its upper bound on epsilon, and what the bound claims."""
+
+    name: str
+    epsilon: Callable[[Trace, float, int], float]
+    kind: Kind = "guarantee"
+
+    def __call__(self, trace: Trace, delta: float, group_size: int = 1) -> PrivacyEstimate:
+        unit = "example" if group_size == 1 else f"group of {group_size}"
+        epsilon = self.epsilon(trace, delta, group_size) if trace.is_private else math.inf
+        return PrivacyEstimate(epsilon, delta, trace.adjacency, self.name, self.kind, unit, group_size)
+
+
+_METHODS = (
+    Accountant("rdp", epsilon_rdp),
+    Accountant("rdp-classic", epsilon_rdp_classic),
+    Accountant("pld", epsilon_pld),
+    Accountant("gdp", epsilon_gdp),
+    Accountant("zcdp", epsilon_zcdp),
+    Accountant("zcdp-sampled", epsilon_zcdp_sampled, kind="estimate"),
+    Accountant("strong", epsilon_strong),
+)
+
+
+def auto(trace: Trace, delta: float, group_size: int = 1) -> PrivacyEstimate:
+    """The tightest guarantee for the trace: gdp where it is exact, else the lowest of gdp, pld and rdp.
+
+    The result carries the name of the method that gave it.
+    """
+    accepted: list[PrivacyEstimate] = []
+    refusals: list[str] = []
+    for name in ("gdp", "pld", "rdp"):
+        try:
+            accepted.append(ACCOUNTANTS[name](trace, delta, group_size))
+        except UnsupportedMechanism as refusal:
+            refusals.append(str(refusal))
+        if accepted and name == "gdp" and not pure_epsilons(trace):
+            break
+    if not accepted:
+        raise UnsupportedMechanism(f"no accountant covers this trace: {'; '.join(dict.fromkeys(refusals))}")
+    return min(accepted, key=lambda estimate: estimate.epsilon)
+
+
+ACCOUNTANTS: Mapping[str, Callable[[Trace, float, int], PrivacyEstimate]] = {
+    **{method.name: method for method in _METHODS},
+    "auto": auto,
+}
+
+
+def account(trace: Trace, delta: float, accountant: str = "auto", group_size: int = 1) -> PrivacyEstimate:
+    """(epsilon, delta) of ``trace`` under its own adjacency, for groups of ``group_size`` examples.
+
+    A trace without noise has epsilon infinity. Raises UnsupportedMechanism when the accountant does not cover the
+    trace, InvalidInput for an unknown accountant or a delta outside (0, 1).
+    """
+    require_finite("delta", delta, above=0.0, below=1.0)
+    require_finite("group_size", group_size, at_least=1)
+    if group_size != int(group_size):
+        raise InvalidInput(f"group_size is {group_size}, but must be a whole number")
+    return lookup(ACCOUNTANTS, accountant, "accountant")(trace, delta, int(group_size))

@@ -1,0 +1,72 @@
+"""Trace -> dp-accounting's event and accountant: an independent route to the same numbers.
+
+dp_accounting composes each event with its count; only events whose count it honours are produced here.
+"""
+
+from __future__ import annotations
+
+import dp_accounting
+import numpy as np
+from dp_accounting.dp_event import MixtureOfGaussiansDpEvent
+from dp_accounting.pld import PLDAccountant
+from scipy.stats import binom, hypergeom
+
+from accounting.errors import UnsupportedMechanism
+from accounting.mechanism import FixedBatchSampling, PoissonSampling, PureRelease, Segment, ShuffledSampling, Trace
+from accounting.rounds import gaussian_rounds
+
+_RELATIONS = {
+    "add_remove": dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
+    "zero_out": dp_accounting.NeighboringRelation.REPLACE_SPECIAL,
+}
+_NEGLIGIBLE = 1e-18
+
+
+def to_event(trace: Trace, group_size: int = 1) -> dp_accounting.DpEvent:
+    """The event of a private trace: sampled Gaussians for one example, mixtures of Gaussians for groups.
+
+    Raises: UnsupportedMechanism for pure releases, for which dp_accounting has no dominating event.
+    """
+    if any(isinstance(release, PureRelease) for release in trace.releases):
+        raise UnsupportedMechanism("dp-accounting has no event for an arbitrary pure release")
+    if group_size == 1:
+        parts = gaussian_rounds(trace)
+        events = [_repeated(_sampled(part.sample_rate, part.noise_multiplier), part.count) for part in parts]
+        return dp_accounting.ComposedDpEvent(events)
+    shuffled = any(isinstance(segment.sampling, ShuffledSampling) for segment in trace.segments)
+    if shuffled or trace.releases:
+        parts = gaussian_rounds(trace, group_size)
+        return dp_accounting.ComposedDpEvent(
+            [_repeated(dp_accounting.GaussianDpEvent(part.noise_multiplier), part.count) for part in parts]
+        )
+    return dp_accounting.ComposedDpEvent([_repeated(_group(s, group_size), s.steps) for s in trace.segments])
+
+
+def _repeated(event: dp_accounting.DpEvent, count: int) -> dp_accounting.DpEvent:
+    return dp_accounting.SelfComposedDpEvent(event, count)
+
+
+def _sampled(sample_rate: float, noise_multiplier: float) -> dp_accounting.DpEvent:
+    gaussian = dp_accounting.GaussianDpEvent(noise_multiplier)
+    return gaussian if sample_rate == 1.0 else dp_accounting.PoissonSampledDpEvent(sample_rate, gaussian)
+
+
+def _group(segment: Segment, group_size: int) -> dp_accounting.DpEvent:
+    members = np.arange(group_size + 1)
+    match segment.sampling:
+        case PoissonSampling(sample_rate=rate):
+            probabilities, moved = binom.pmf(members, group_size, rate), 1.0
+        case FixedBatchSampling(dataset_size=size, batch_size=batch):
+            probabilities, moved = hypergeom.pmf(members, size, group_size, batch), 2.0
+        case _:
+            raise UnsupportedMechanism("only Poisson and fixed batches have a mixture of Gaussians")
+    kept = probabilities > _NEGLIGIBLE
+    weights = probabilities[kept] / probabilities[kept].sum()
+    return MixtureOfGaussiansDpEvent(segment.effective_noise_multiplier(), (moved * members[kept]).tolist(), weights)
+
+
+def reference_epsilon_pld(trace: Trace, delta: float, group_size: int = 1) -> float:
+    """Epsilon by dp_accounting's own PLD accountant."""
+    accountant = PLDAccountant(_RELATIONS[trace.adjacency])
+    accountant.compose(to_event(trace, group_size))
+    return float(accountant.get_epsilon(delta))

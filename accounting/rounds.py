@@ -1,0 +1,102 @@
+"""A trace as rounds of scalar mechanisms that dominate it.
+
+Every sampling in a trace reduces, for one example, to the pair N(0, sigma^2) against (1 - q) N(0, sigma^2) +
+q N(1, sigma^2), in both directions: the sampled Gaussian mechanism with rate q and noise multiplier sigma.
+
+- Poisson sampling: q is the sample rate (Mironov, Talwar and Zhang 2019, Theorem 4).
+- Fixed batches of B out of n: q = B / n. Adding or removing an example also displaces another one from the batch,
+  so the sum moves by twice the sensitivity and sigma counts half (paper B, Theorem 3.3, at group size 1). Under
+  ``zero_out`` nobody is displaced and sigma counts in full.
+- Shuffled epochs under ``zero_out``: the example is in exactly one batch of the epoch. For every order of the data the
+  epoch is one Gaussian, at worst that of its lowest noise: one round with q = 1 per epoch (paper C, Theorem 2).
+
+Independent side queries on the same batch are part of the same Gaussian (`Segment.effective_noise_multiplier`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+from accounting.errors import UnsupportedMechanism
+from accounting.mechanism import (
+    Adjacency,
+    FixedBatchSampling,
+    GaussianRelease,
+    PoissonSampling,
+    PureRelease,
+    Segment,
+    ShuffledSampling,
+    Trace,
+)
+
+_DISPLACEMENT: dict[Adjacency, float] = {"add_remove": 2.0, "zero_out": 1.0}
+"""How far one example moves the sum of a fixed batch, in units of the sensitivity."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """``count`` equal rounds of the sampled Gaussian mechanism; sample_rate 1 is the plain Gaussian mechanism."""
+
+    sample_rate: float
+    noise_multiplier: float
+    count: int
+
+
+def gaussian_rounds(trace: Trace, group_size: int = 1) -> tuple[Round, ...]:
+    """Rounds that dominate the training steps and Gaussian releases of ``trace``, equal ones taken together.
+
+    A group of ``group_size`` examples multiplies the shift of every unsampled round. Noise multipliers are positive:
+    a trace without noise (`Trace.is_private` false) has no rounds and is the caller's to refuse or report.
+
+    Raises: UnsupportedMechanism for shuffled epochs under add/remove, and for groups in sampled rounds.
+    """
+    counts: Counter[tuple[float, float]] = Counter()
+    for sampling, segments in groupby(trace.segments, key=lambda segment: segment.sampling):
+        match sampling:
+            case PoissonSampling(sample_rate=sample_rate):
+                rounds = ((sample_rate, s.effective_noise_multiplier(), s.steps) for s in segments)
+            case FixedBatchSampling(dataset_size=size, batch_size=batch):
+                moved = _DISPLACEMENT[trace.adjacency]
+                rounds = ((batch / size, s.effective_noise_multiplier() / moved, s.steps) for s in segments)
+            case ShuffledSampling(steps_per_epoch=steps_per_epoch):
+                _require_zero_out(trace)
+                rounds = ((1.0, sigma, 1) for sigma in _epoch_noise(segments, steps_per_epoch))
+        for sample_rate, noise_multiplier, count in rounds:
+            counts[sample_rate, noise_multiplier] += count
+    for release in trace.releases:
+        if isinstance(release, GaussianRelease):
+            counts[1.0, release.noise_multiplier] += 1
+    if group_size > 1 and any(sample_rate < 1.0 for sample_rate, _ in counts):
+        raise UnsupportedMechanism(
+            f"groups of {group_size} in sampled batches are no sampled Gaussian mechanism; use the accountant 'pld'"
+        )
+    return tuple(Round(rate, sigma / group_size, count) for (rate, sigma), count in counts.items())
+
+
+def pure_epsilons(trace: Trace, group_size: int = 1) -> tuple[float, ...]:
+    """Epsilon of every pure release for a group of ``group_size`` examples."""
+    return tuple(group_size * release.epsilon for release in trace.releases if isinstance(release, PureRelease))
+
+
+def _require_zero_out(trace: Trace) -> None:
+    if trace.adjacency != "zero_out":
+        raise UnsupportedMechanism(
+            f"shuffled epochs under {trace.adjacency!r} shift every later batch; account for them under 'zero_out'"
+        )
+
+
+def _epoch_noise(segments: Iterable[Segment], steps_per_epoch: int) -> Iterator[float]:
+    """The lowest effective noise multiplier of each epoch, an unfinished last one included."""
+    lowest: dict[int, float] = {}
+    first_step: int | None = None
+    for segment in segments:
+        first_step = segment.start_step if first_step is None else first_step
+        first = (segment.start_step - first_step) // steps_per_epoch
+        last = (segment.stop_step - 1 - first_step) // steps_per_epoch
+        sigma = segment.effective_noise_multiplier()
+        for epoch in range(first, last + 1):
+            lowest[epoch] = min(sigma, lowest.get(epoch, sigma))
+    return iter(lowest.values())

@@ -1,0 +1,317 @@
+"""Noise schedules: the noise multiplier as a pure function of the epoch.
+
+Paper C (Yu et al., Differentially Private Model Publishing for Deep Learning) Sec. IV-A: the noise multiplier is
+constant within an epoch and changes between epochs. Pre-defined schedules read no data and cost no privacy. The
+validation schedule reads the accuracy history on a *public* data set only.
+
+Epochs count from 0. Every schedule may be held constant outside a window of epochs: it stays at its initial value
+before epoch ``hold_before`` and keeps the value of epoch ``hold_after`` from then on. Inside the window the schedule
+sees the epoch counted from ``hold_before``.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import Any, ClassVar
+
+from accounting.errors import InvalidInput, require_finite
+from accounting.mechanism import (
+    Release,
+    Sampling,
+    Segment,
+    ShuffledSampling,
+    SideQuery,
+    Trace,
+    default_adjacency,
+    join_segments,
+)
+from accounting.registry import build
+
+
+def require_whole(name: str, value: float, *, at_least: int) -> int:
+    """Return ``value`` as an int, or raise `InvalidInput` when it is fractional, not finite or too small."""
+    number = require_finite(name, value, at_least=at_least)
+    if number != int(number):
+        raise InvalidInput(f"{name} is {value}, but must be a whole number")
+    return int(number)
+
+
+NEGLIGIBLE_NOISE = 1e-100
+"""A noise multiplier that decayed below this counts as 0: no noise, and an explicit infinity for every accountant."""
+
+
+@dataclass(frozen=True)
+class DecayParameter:
+    """The parameter that sets how fast a schedule's noise falls, which lies in (0, ``highest``].
+
+    sign is 1 when a larger value keeps the noise up for longer, -1 when it lets the noise fall faster.
+    """
+
+    name: str
+    sign: int
+    highest: float
+
+
+@dataclass(frozen=True)
+class NoiseSchedule(ABC):
+    """Base of all schedules. ``noise_multiplier(epoch)`` is noise std over L2 sensitivity during that epoch.
+
+    The value at the first epoch of the window is ``initial_noise_multiplier``; 0 trains without noise.
+    """
+
+    initial_noise_multiplier: float
+    hold_before: int = field(default=0, kw_only=True)
+    hold_after: int | None = field(default=None, kw_only=True)
+
+    decay_parameter: ClassVar[DecayParameter | None] = None
+    """What `accounting.calibration.calibrate_decay` solves for; None when the schedule has no such parameter."""
+
+    def __post_init__(self) -> None:
+        require_finite("initial_noise_multiplier", self.initial_noise_multiplier, at_least=0.0)
+        require_whole("hold_before", self.hold_before, at_least=0)
+        if self.hold_after is not None:
+            require_whole("hold_after", self.hold_after, at_least=self.hold_before)
+
+    def noise_multiplier(self, epoch: int, validation_accuracies: Sequence[float] = ()) -> float:
+        """Noise multiplier of ``epoch`` (>= 0), given the public validation accuracy after each completed epoch."""
+        epoch = require_whole("epoch", epoch, at_least=0)
+        last = epoch if self.hold_after is None else min(epoch, self.hold_after)
+        value = self._at(max(last - self.hold_before, 0), validation_accuracies[self.hold_before :])
+        return value if value >= NEGLIGIBLE_NOISE else 0.0
+
+    @abstractmethod
+    def _at(self, epoch: int, accuracies: Sequence[float]) -> float:
+        """The value at ``epoch`` of the window; ``accuracies`` start with the window."""
+
+
+@dataclass(frozen=True)
+class ConstantSchedule(NoiseSchedule):
+    """sigma_t = sigma_0."""
+
+    def _at(self, epoch: int, accuracies: Sequence[float]) -> float:
+        return self.initial_noise_multiplier
+
+
+@dataclass(frozen=True)
+class TimeSchedule(NoiseSchedule):
+    """sigma_t = sigma_0 / (1 + decay * floor(t / every))  (paper C, Sec. IV-A2 a)."""
+
+    decay: float
+    every: int = 1
+
+    decay_parameter: ClassVar[DecayParameter | None] = DecayParameter("decay", sign=-1, highest=1e3)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_finite("decay", self.decay, at_least=0.0)
+        require_whole("every", self.every, at_least=1)
+
+    def _at(self, epoch: int, accuracies: Sequence[float]) -> float:
+        return self.initial_noise_multiplier / (1.0 + self.decay * (epoch // self.every))
+
+
+@dataclass(frozen=True)
+class ExponentialSchedule(NoiseSchedule):
+    """sigma_t = sigma_0 * exp(-decay * floor(t / every))  (paper C, Sec. IV-A2 b)."""
+
+    decay: float
+    every: int = 1
+
+    decay_parameter: ClassVar[DecayParameter | None] = DecayParameter("decay", sign=-1, highest=1e3)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_finite("decay", self.decay, at_least=0.0)
+        require_whole("every", self.every, at_least=1)
+
+    def _at(self, epoch: int, accuracies: Sequence[float]) -> float:
+        return self.initial_noise_multiplier * math.exp(-self.decay * (epoch // self.every))
+
+
+@dataclass(frozen=True)
+class StepSchedule(NoiseSchedule):
+    """sigma_t = sigma_0 * factor^floor(t / period)  (paper C, Sec. IV-A2 c)."""
+
+    factor: float
+    period: int
+
+    decay_parameter: ClassVar[DecayParameter | None] = DecayParameter("factor", sign=1, highest=1.0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_finite("factor", self.factor, above=0.0, at_most=1.0)
+        require_whole("period", self.period, at_least=1)
+
+    def _at(self, epoch: int, accuracies: Sequence[float]) -> float:
+        return float(self.initial_noise_multiplier * self.factor ** (epoch // self.period))
+
+
+@dataclass(frozen=True)
+class _EndingSchedule(NoiseSchedule):
+    """Moves from sigma_0 to ``end_noise_multiplier`` within ``period`` epochs and stays there."""
+
+    end_noise_multiplier: float
+    period: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_finite("end_noise_multiplier", self.end_noise_multiplier, above=0.0)
+        require_whole("period", self.period, at_least=1)
+
+    def _at(self, epoch: int, accuracies: Sequence[float]) -> float:
+        remaining = self._remaining(min(epoch / self.period, 1.0))
+        end = self.end_noise_multiplier
+        return (self.initial_noise_multiplier - end) * remaining + end
+
+    @abstractmethod
+    def _remaining(self, progress: float) -> float:
+        """How much of the way down is left at ``progress`` in [0, 1]: 1 at the start, 0 at the end."""
+
+
+@dataclass(frozen=True)
+class PolynomialSchedule(_EndingSchedule):
+    """sigma_t = (sigma_0 - sigma_end) (1 - t / period)^power + sigma_end  (paper C, Sec. IV-A2 d)."""
+
+    power: float
+
+    decay_parameter: ClassVar[DecayParameter | None] = DecayParameter("power", sign=-1, highest=1e3)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_finite("power", self.power, above=0.0)
+
+    def _remaining(self, progress: float) -> float:
+        return float((1.0 - progress) ** self.power)
+
+
+@dataclass(frozen=True)
+class LinearSchedule(_EndingSchedule):
+    """A straight line from sigma_0 to sigma_end: the polynomial schedule of power 1."""
+
+    def _remaining(self, progress: float) -> float:
+        return 1.0 - progress
+
+
+@dataclass(frozen=True)
+class CosineSchedule(_EndingSchedule):
+    """Half a cosine from sigma_0 to sigma_end: flat at both ends."""
+
+    def _remaining(self, progress: float) -> float:
+        return 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+@dataclass(frozen=True)
+class ValidationSchedule(NoiseSchedule):
+    """Multiply sigma by ``factor`` whenever the public validation accuracy stops improving (paper C, Sec. IV-A1).
+
+    Every ``period`` epochs the mean accuracy of the last ``window`` epochs (Eq. 10) is compared with that of the
+    check before, which is 0 at first. An improvement of at most ``threshold`` reduces the noise (Eq. 8).
+
+    A check whose accuracies are not known counts as no improvement. The schedule without any history is
+    therefore the lowest noise the run can reach: a plan made before training bounds the cost from above.
+    """
+
+    factor: float
+    period: int
+    threshold: float = 0.0
+    window: int = 1
+
+    decay_parameter: ClassVar[DecayParameter | None] = DecayParameter("factor", sign=1, highest=1.0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_finite("factor", self.factor, above=0.0, at_most=1.0)
+        require_whole("period", self.period, at_least=1)
+        require_finite("threshold", self.threshold)
+        if require_whole("window", self.window, at_least=1) > self.period:
+            raise InvalidInput(f"window is {self.window}, but must be at most the period {self.period}")
+
+    def _at(self, epoch: int, accuracies: Sequence[float]) -> float:
+        reductions = sum(
+            not improvement > self.threshold for improvement in self._improvements(epoch // self.period, accuracies)
+        )
+        return float(self.initial_noise_multiplier * self.factor**reductions)
+
+    def _improvements(self, checks: int, accuracies: Sequence[float]) -> Iterator[float]:
+        before = 0.0
+        for check in range(1, checks + 1):
+            stop = check * self.period
+            known = stop <= len(accuracies)
+            mean = math.fsum(accuracies[stop - self.window : stop]) / self.window if known else -math.inf
+            yield mean - before if known else -math.inf
+            before = mean
+
+
+SCHEDULES: Mapping[str, Callable[..., NoiseSchedule]] = {
+    "constant": ConstantSchedule,
+    "time": TimeSchedule,
+    "exponential": ExponentialSchedule,
+    "step": StepSchedule,
+    "polynomial": PolynomialSchedule,
+    "linear": LinearSchedule,
+    "cosine": CosineSchedule,
+    "validation": ValidationSchedule,
+}
+
+
+def make_schedule(name: str, initial_noise_multiplier: float, **params: Any) -> NoiseSchedule:
+    """The schedule called ``name``; unknown names and keys are `InvalidInput` naming the nearest valid one."""
+    return build(SCHEDULES, name, params, "schedule", initial_noise_multiplier=initial_noise_multiplier)
+
+
+def parse_schedule(text: str, initial_noise_multiplier: float, **params: Any) -> NoiseSchedule:
+    """A schedule from ``name`` or ``name:key=value,...``, as the command line writes it; ``params`` are added."""
+    name, _, listed = text.partition(":")
+    return make_schedule(name.strip(), initial_noise_multiplier, **_parse_params(listed), **params)
+
+
+def _parse_params(listed: str) -> dict[str, float]:
+    params: dict[str, float] = {}
+    for item in filter(None, (part.strip() for part in listed.split(","))):
+        key, equals, value = (part.strip() for part in item.partition("="))
+        if not equals or key in params:
+            raise InvalidInput(f"schedule parameter {item!r} must be written key=value, each key once")
+        try:
+            params[key] = int(value) if value.lstrip("+-").isdigit() else float(value)
+        except ValueError:
+            raise InvalidInput(f"schedule parameter {key!r} is {value!r}, but must be a number") from None
+    return params
+
+
+def with_initial(schedule: NoiseSchedule, initial_noise_multiplier: float) -> NoiseSchedule:
+    """The same schedule from another initial noise multiplier."""
+    return replace(schedule, initial_noise_multiplier=initial_noise_multiplier)
+
+
+def planned_trace(
+    schedule: NoiseSchedule,
+    sampling: Sampling,
+    epochs: int,
+    steps_per_epoch: int,
+    dataset_size: int,
+    side_queries: tuple[SideQuery, ...] = (),
+    releases: tuple[Release, ...] = (),
+    validation_accuracies: Sequence[float] = (),
+) -> Trace:
+    """The trace of ``epochs`` epochs of ``steps_per_epoch`` steps each under ``schedule``.
+
+    Noise is constant within an epoch; neighbouring epochs of equal noise share one segment. The adjacency is the
+    one natural for the sampling (`default_adjacency`).
+
+    Raises: InvalidInput when a shuffled sampling has another number of steps per epoch.
+    """
+    epochs = require_whole("epochs", epochs, at_least=0)
+    steps_per_epoch = require_whole("steps_per_epoch", steps_per_epoch, at_least=1)
+    if isinstance(sampling, ShuffledSampling) and sampling.steps_per_epoch != steps_per_epoch:
+        raise InvalidInput(
+            f"steps_per_epoch is {steps_per_epoch}, but the shuffled sampling has {sampling.steps_per_epoch}"
+        )
+    levels = groupby(schedule.noise_multiplier(epoch, validation_accuracies[:epoch]) for epoch in range(epochs))
+    segments = (
+        Segment(0, steps_per_epoch * sum(1 for _ in equal), sampling, level, side_queries) for level, equal in levels
+    )
+    return Trace(dataset_size, join_segments(segments), releases, default_adjacency(sampling))
