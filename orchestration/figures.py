@@ -1,0 +1,343 @@
+"""The pictures of the report, as plotly figures. Pure: from `ReportData` to figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import plotly.graph_objects as go
+
+from orchestration.published import ReportData, ReportEpoch, ReportTrial
+from orchestration.settings import (
+    Setting,
+    accuracy,
+    best_trade_offs,
+    epsilon,
+    finished_settings,
+    group_epsilon,
+    group_names,
+    group_value,
+    worst_group_accuracy,
+)
+from orchestration.style import BAND, FONT, INK, MUTED, RULE, Style, style_of
+
+Value = Callable[[ReportTrial], float | None]
+
+
+def figures(data: ReportData) -> dict[str, go.Figure]:
+    """Every picture that the data allow, by name; a picture without data is left out."""
+    settings = finished_settings(data.trials)
+    style = style_of(settings)
+    names = group_names(data.trials)
+    drawn = {
+        "utility-fairness": _trade_off(settings, style, accuracy, "accuracy on test data", log=False),
+        "privacy-utility": _privacy(settings, style, accuracy, "accuracy on test data"),
+        "privacy-fairness": _privacy(settings, style, worst_group_accuracy, "accuracy of the worst-served group"),
+        "group-accuracy": _by_group(
+            settings, style, names, lambda name: group_value(name, lambda group: group.accuracy), ".0%"
+        ),
+        "group-change": _by_group(
+            settings,
+            style,
+            names,
+            lambda name: group_value(name, lambda group: group.accuracy_change),
+            "+.0%",
+        ),
+        "group-epsilon": _by_group(settings, style, names, group_epsilon, ".3~g"),
+        "who-pays": _who_pays(settings, style, names),
+        **_histograms(settings, style),
+        "noise": _noise(settings, style),
+        "clipping": _clipping_bounds(settings, style),
+    }
+    return {name: figure for name, figure in drawn.items() if figure is not None and figure.data}
+
+
+def _trade_off(settings: Sequence[Setting], style: Style, x: Value, x_title: str, log: bool) -> go.Figure:
+    return _scatter(settings, style, x, worst_group_accuracy, x_title, "accuracy of the worst-served group", log)
+
+
+def _privacy(settings: Sequence[Setting], style: Style, y: Value, y_title: str) -> go.Figure | None:
+    """The value against the worst-case epsilon; None when all private settings cost the same."""
+    private = [setting for setting in settings if not setting.is_baseline]
+    costs = {f"{cost.mean:.2g}" for cost in (setting.over_seeds(epsilon) for setting in private) if cost}
+    if len(costs) < 2:
+        return None
+    figure = _scatter(private, style, epsilon, y, "worst-case ε (log scale)", y_title, log=True)
+    for baseline in (setting for setting in settings if setting.is_baseline):
+        level = baseline.over_seeds(y)
+        if level:
+            figure.add_hline(level.mean, line={"color": MUTED, "width": 1, "dash": "dot"})
+            figure.add_annotation(
+                x=1, xref="paper", xanchor="right", y=level.mean, yanchor="bottom", text=baseline.name, showarrow=False
+            )
+    return figure
+
+
+def _scatter(
+    settings: Sequence[Setting], style: Style, x: Value, y: Value, x_title: str, y_title: str, log: bool
+) -> go.Figure:
+    """One marker per setting at its mean over seeds, whiskers over their range, a faint dot per seed."""
+    figure = _figure(height=430)
+    front = best_trade_offs(settings)
+    for setting in settings:
+        across, up = setting.over_seeds(x), setting.over_seeds(y)
+        if across is None or up is None:
+            continue
+        seeds = [(x(trial), y(trial)) for trial in setting.trials] if len(setting.trials) > 1 else []
+        look = {"color": style.colour(setting), "symbol": style.symbol(setting)}
+        figure.add_scatter(
+            x=[point[0] for point in seeds],
+            y=[point[1] for point in seeds],
+            mode="markers",
+            marker={**look, "size": 6, "opacity": 0.35},
+            hoverinfo="skip",
+            meta=_meta(setting),
+        )
+        ring = {"color": INK, "width": 2.5} if setting in front else {"color": "white", "width": 1}
+        figure.add_scatter(
+            x=[across.mean],
+            y=[up.mean],
+            error_x=_whiskers(across.mean, across.low, across.high, style.colour(setting)),
+            error_y=_whiskers(up.mean, up.low, up.high, style.colour(setting)),
+            mode="markers",
+            marker={**look, "size": 15, "line": ring if not setting.is_baseline else {"width": 2.5}},
+            name=setting.name,
+            hovertemplate=f"<b>{_plain(setting.name)}</b><br>{x_title}: %{{x}}<br>{y_title}: %{{y}}<extra></extra>",
+            meta=_meta(setting),
+        )
+    figure.update_xaxes(title=x_title, type="log" if log else "linear", tickformat=".3~g" if log else ".0%")
+    figure.update_yaxes(title=y_title, tickformat=".0%")
+    return figure
+
+
+def _by_group(
+    settings: Sequence[Setting],
+    style: Style,
+    names: Sequence[str],
+    value: Callable[[str], Value],
+    tickformat: str,
+) -> go.Figure:
+    """One row per group, one marker per setting: the mean over seeds, with whiskers over their range.
+
+    Rows and the places in them are the same for every value, so that pictures can be read across.
+    """
+    figure = _figure(height=60 + len(names) * max(26, 7 * len(settings)))
+    for row in range(0, len(names), 2):
+        figure.add_hrect(row - 0.5, row + 0.5, fillcolor=BAND, line_width=0, layer="below")
+    for place, setting in enumerate(settings):
+        offset = 0.8 * ((place + 0.5) / len(settings) - 0.5)
+        rows = [(row, name, setting.over_seeds(value(name))) for row, name in enumerate(names)]
+        known = [(row, name, found) for row, name, found in rows if found is not None]
+        if not known:
+            continue
+        figure.add_scatter(
+            x=[found.mean for _, _, found in known],
+            y=[row + offset for row, _, _ in known],
+            error_x={
+                "type": "data",
+                "symmetric": False,
+                "array": [found.high - found.mean for _, _, found in known],
+                "arrayminus": [found.mean - found.low for _, _, found in known],
+                "thickness": 1.2,
+                "width": 0,
+                "color": style.colour(setting),
+            },
+            mode="markers",
+            marker={"color": style.colour(setting), "symbol": style.symbol(setting), "size": 7.5},
+            name=setting.name,
+            text=[_plain(name) for _, name, _ in known],
+            hovertemplate=f"<b>{_plain(setting.name)}</b><br>%{{text}}: %{{x}}<extra></extra>",
+            meta=_meta(setting),
+        )
+    figure.update_xaxes(tickformat=tickformat, zeroline=tickformat.startswith("+"), side="top")
+    figure.update_yaxes(
+        tickvals=list(range(len(names))),
+        ticktext=[_plain(name) for name in names],
+        range=[len(names) - 0.5, -0.5],
+        showgrid=False,
+        title=None,
+    )
+    return figure
+
+
+def _who_pays(settings: Sequence[Setting], style: Style, names: Sequence[str]) -> go.Figure:
+    """Mean epsilon_i of a group against the accuracy it gets: one marker per group and setting."""
+    figure = _figure(height=430)
+    named: set[str] = set()
+    for setting in settings:
+        points = [
+            (name, served.mean, paid.mean)
+            for name in names
+            if (served := setting.over_seeds(group_value(name, lambda group: group.accuracy)))
+            and (paid := setting.over_seeds(group_epsilon(name)))
+        ]
+        dearest = max(points, key=lambda point: point[2], default=None)
+        labelled = {dearest[0]} if dearest and setting.clipping not in named else set()
+        named.add(setting.clipping)
+        figure.add_scatter(
+            x=[served for _, served, _ in points],
+            y=[paid for _, _, paid in points],
+            mode="markers+text",
+            marker={"color": style.colour(setting), "symbol": style.symbol(setting), "size": 9, "opacity": 0.85},
+            text=[_plain(name) if name in labelled else "" for name, _, _ in points],
+            textposition="middle right",
+            textfont={"size": 11, "color": style.colour(setting)},
+            customdata=[_plain(name) for name, _, _ in points],
+            hovertemplate=f"<b>{_plain(setting.name)}</b><br>%{{customdata}}: accuracy %{{x}}, mean ε %{{y:.3~g}}"
+            "<extra></extra>",
+            name=setting.name,
+            meta=_meta(setting),
+        )
+    figure.update_xaxes(title="accuracy of the group on test data", tickformat=".0%")
+    figure.update_yaxes(title="mean ε<sub>i</sub> of the group's training examples", rangemode="tozero")
+    figure.data = [trace for trace in figure.data if len(trace.x)]
+    return figure
+
+
+def _histograms(settings: Sequence[Setting], style: Style) -> dict[str, go.Figure]:
+    """For each clipping: how epsilon_i spreads over the training examples, and the worst case as a line."""
+    drawn: dict[str, go.Figure] = {}
+    for setting in settings:
+        for trial in setting.trials:
+            histogram = trial.individuals.histogram if trial.individuals else None
+            total = sum(max(count, 0.0) for count in histogram.counts) if histogram else 0.0
+            if histogram is None or total <= 0.0:
+                continue
+            figure = drawn.setdefault(f"histogram-{setting.clipping}", _figure(height=270, title=setting.clipping))
+            shares = [max(count, 0.0) / total for count in histogram.counts]
+            look = {"color": style.colour(setting), "width": 2, "dash": style.dash(setting), "shape": "hv"}
+            figure.add_scatter(
+                x=list(histogram.edges),
+                y=[*shares, shares[-1]],
+                mode="lines",
+                line=look,
+                fill="tozeroy",
+                fillcolor=_faded(style.colour(setting), 0.08),
+                name=setting.name,
+                hovertemplate=f"<b>{_plain(setting.name)}</b><br>ε from %{{x:.3~g}}: %{{y:.1%}}<extra></extra>",
+                meta=_meta(setting),
+            )
+            if trial.privacy is not None and trial.privacy.is_private:
+                _mark_worst_case(figure, trial.privacy.epsilon)
+    for figure in drawn.values():
+        figure.update_xaxes(title="ε<sub>i</sub>", rangemode="tozero")
+        figure.update_yaxes(title="share of examples", tickformat=".0%", rangemode="tozero")
+    return drawn
+
+
+def _mark_worst_case(figure: go.Figure, worst: float) -> None:
+    if any(math.isclose(shape.x0, worst, rel_tol=0.01) for shape in figure.layout.shapes):
+        return
+    figure.add_vline(worst, line={"color": INK, "width": 1.5})
+    figure.add_annotation(
+        x=worst, y=1, yref="paper", xanchor="right", yanchor="top", xshift=-4, text=f"worst case {worst:.3g}"
+    )
+    figure.update_annotations(showarrow=False, font={"size": 12, "color": INK})
+
+
+def _noise(settings: Sequence[Setting], style: Style) -> go.Figure:
+    """Noise multiplier per epoch: one line per setting, of its first seed."""
+    figure = _figure(height=360)
+    for setting in settings:
+        history = setting.trials[0].history
+        if setting.is_baseline or not history:
+            continue
+        _line(figure, setting, style, history, [epoch.noise_multiplier for epoch in history], setting.name)
+    figure.update_xaxes(title="epoch")
+    figure.update_yaxes(title="noise multiplier σ", rangemode="tozero")
+    return figure
+
+
+def _clipping_bounds(settings: Sequence[Setting], style: Style) -> go.Figure:
+    """Clipping bounds per epoch: one line per setting, or per group where a method clips groups apart."""
+    figure = _figure(height=360)
+    for setting in settings:
+        history = setting.trials[0].history
+        names = list(dict.fromkeys(name for epoch in history for name in epoch.clipping_bounds))
+        last = {name: history[-1].clipping_bounds.get(name, math.nan) for name in names}
+        labelled = {max(last, key=last.__getitem__), min(last, key=last.__getitem__)} if len(names) > 1 else set()
+        for name in names:
+            bounds = [epoch.clipping_bounds.get(name) for epoch in history]
+            whose = setting.name if len(names) == 1 else f"{setting.name}: {name}"
+            _line(figure, setting, style, history, bounds, whose, width=2.0 if len(names) == 1 else 1.2)
+            if name in labelled and bounds[-1] is not None:
+                figure.add_annotation(
+                    x=history[-1].epoch,
+                    y=bounds[-1],
+                    text=_plain(name),
+                    xanchor="left",
+                    showarrow=False,
+                    font={"size": 11, "color": style.colour(setting)},
+                )
+    figure.update_xaxes(title="epoch")
+    figure.update_yaxes(title="clipping bound C", rangemode="tozero")
+    return figure
+
+
+def _line(
+    figure: go.Figure,
+    setting: Setting,
+    style: Style,
+    history: Sequence[ReportEpoch],
+    values: Sequence[float | None],
+    name: str,
+    width: float = 2.0,
+) -> None:
+    figure.add_scatter(
+        x=[epoch.epoch for epoch in history],
+        y=list(values),
+        mode="lines" if len(history) > 1 else "markers",
+        line={"color": style.colour(setting), "dash": style.dash(setting), "width": width},
+        name=name,
+        hovertemplate=f"<b>{_plain(name)}</b><br>epoch %{{x}}: %{{y:.4~g}}<extra></extra>",
+        meta=_meta(setting),
+    )
+
+
+def _figure(height: int, title: str | None = None) -> go.Figure:
+    figure = go.Figure()
+    figure.update_layout(
+        template="none",
+        height=height,
+        showlegend=False,
+        autosize=True,
+        margin={"l": 12, "r": 14, "t": 44 if title else 18, "b": 12},
+        font={"family": FONT, "size": 13, "color": INK},
+        hoverlabel={"font": {"family": FONT, "size": 13}},
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        title={"text": _plain(title), "x": 0.02, "y": 0.97, "font": {"size": 15}} if title else None,
+    )
+    axis = {"gridcolor": RULE, "linecolor": RULE, "zeroline": False, "automargin": True, "ticks": ""}
+    titled = {"title": {"font": {"size": 13, "color": MUTED}, "standoff": 10}, "tickfont": {"color": MUTED}}
+    figure.update_xaxes(**axis, **titled, zerolinecolor=INK, zerolinewidth=1)
+    figure.update_yaxes(**axis, **titled)
+    return figure
+
+
+def _whiskers(mean: float, low: float, high: float, colour: str) -> dict[str, Any]:
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": [high - mean],
+        "arrayminus": [mean - low],
+        "color": colour,
+        "thickness": 1.2,
+        "width": 0,
+    }
+
+
+def _meta(setting: Setting) -> dict[str, str]:
+    """What the page's key shows and hides traces by."""
+    return {"clipping": setting.clipping, "schedule": setting.schedule}
+
+
+def _plain(text: str) -> str:
+    """Text as text: plotly reads a few HTML tags and %{...} templates in its labels."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("%{", "% {")
+
+
+def _faded(colour: str, opacity: float) -> str:
+    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return f"rgba({red},{green},{blue},{opacity})"

@@ -1,0 +1,106 @@
+"""The tables of the report, as HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from html import escape
+
+from orchestration.markup import Cell, named, table
+from orchestration.published import ReportPrivacy, ReportTrial
+from orchestration.report_text import MISSING, number, percent, percent_spread, points_spread, seconds
+from orchestration.settings import (
+    Setting,
+    accuracy,
+    accuracy_change,
+    best_trade_offs,
+    epsilon,
+    median_epsilon,
+    unequal_cost,
+    worst_group,
+    worst_group_accuracy,
+)
+from orchestration.style import Style
+
+
+def settings_table(settings: Sequence[Setting], style: Style) -> str:
+    """One row per setting: what it costs, what it reaches, whom it serves worst."""
+    front = best_trade_offs(settings)
+    heads = (
+        ("Setting", ""), ("Seeds", "n"), ("Worst-case ε", "n"), ("Median εᵢ", "n"), ("Test accuracy", "n"),
+        ("Change, points", "n"), ("Worst-served group", "n"), ("Inequality of change, points", "n"),
+    )  # fmt: skip
+    rows = []
+    for setting in settings:
+        mark = '<span class="front">Pareto front</span>' if setting in front else ""
+        cost, median, gap = map(setting.over_seeds, (epsilon, median_epsilon, unequal_cost))
+        rows.append(
+            [
+                (named(setting, style) + mark, ""),
+                (str(len(setting.trials)), "n"),
+                (number(cost.mean) if cost else "∞" if setting.is_baseline else MISSING, "n"),
+                (number(median.mean if median else None), "n"),
+                (percent_spread(setting.over_seeds(accuracy)), "n"),
+                (points_spread(setting.over_seeds(accuracy_change)), "n"),
+                (_worst_served(setting), "n"),
+                (MISSING if gap is None else f"{100 * gap.mean:.1f}", "n"),
+            ]
+        )
+    return "<h3>Settings, averaged over seeds</h3>" + table(heads, rows)
+
+
+def _worst_served(setting: Setting) -> str:
+    names = dict.fromkeys(group.name for trial in setting.trials if (group := worst_group(trial)))
+    who = f"<br><small>{escape(', '.join(names))}</small>" if names else ""
+    return percent_spread(setting.over_seeds(worst_group_accuracy)) + who
+
+
+def group_sizes_table(settings: Sequence[Setting], style: Style) -> str:
+    """Epsilon of any k records together, by setting; nothing when no trial has it for more than one record."""
+    sizes = sorted({k for setting in settings for trial in setting.trials if trial.privacy
+                    for k in trial.privacy.group_epsilons})  # fmt: skip
+    if not any(k > 1 for k in sizes):
+        return ""
+
+    def cost(k: int) -> Callable[[ReportTrial], float | None]:
+        return lambda trial: trial.privacy.group_epsilons.get(k) if trial.privacy else None
+
+    rows = []
+    for setting in (setting for setting in settings if not setting.is_baseline):
+        found = [[cost(k)(trial) for trial in setting.trials] for k in sizes]
+        worst = [max((value for value in values if value is not None), default=None) for values in found]
+        rows.append([(named(setting, style), ""), *((number(value), "n") for value in worst)])
+    heads = [("Worst-case ε for any k records together", ""), *((f"k = {k}", "n") for k in sizes)]
+    return "<h3>Groups of records</h3>" + table(heads, rows)
+
+
+def trials_table(trials: Sequence[ReportTrial]) -> str:
+    """Every trial, with its status and whatever it has to say."""
+    heads = (
+        ("Trial", ""), ("Status", ""), ("Worst-case ε", "n"), ("Accountant", ""), ("Initial σ", "n"),
+        ("Accuracy", "n"), ("Loss", "n"), ("Worst group", "n"), ("Time", "n"), ("Remarks", ""),
+    )  # fmt: skip
+    rows = [_trial_row(trial) for trial in trials]
+    return table(heads, rows, [trial.status for trial in trials]) if rows else "<p>None.</p>"
+
+
+def _trial_row(trial: ReportTrial) -> list[Cell]:
+    privacy, quality = trial.privacy, trial.quality
+    labels = ", ".join(f"{name} {value}" for name, value in trial.labels.items()) or trial.key
+    remarks = [*([trial.error] if trial.error else []), *trial.notes]
+    return [
+        (f"{escape(labels)}<br><small>{escape(trial.key)}</small>", ""),
+        (trial.status, ""),
+        (number(privacy.epsilon if privacy else None), "n"),
+        (_claim(privacy) if privacy and privacy.is_private else MISSING, ""),
+        (number(trial.history[0].noise_multiplier, 4) if trial.history else MISSING, "n"),
+        (percent(quality.accuracy if quality else None), "n"),
+        (number(quality.loss if quality else None), "n"),
+        (percent(worst_group_accuracy(trial)), "n"),
+        (seconds(trial.wall_seconds), "n"),
+        (escape("; ".join(remarks)), ""),
+    ]
+
+
+def _claim(privacy: ReportPrivacy) -> str:
+    kind = privacy.kind.replace("_", " ")
+    return f"{escape(privacy.accountant)}<br><small>{kind}, {escape(privacy.adjacency)}</small>"
