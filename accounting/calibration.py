@@ -6,6 +6,7 @@ on the safe side that was itself evaluated and found to meet the target.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -126,58 +127,58 @@ def calibrate_noise_multiplier(
 
 def noise_multiplier_within_budget(trace_of: Callable[[float], Trace], budget: Budget) -> float:
     """The smallest noise multiplier whose run stays within ``budget``, rounded up to six digits."""
-
-    def cost(noise_multiplier: float) -> float:
-        return budget.cost(trace_of(noise_multiplier))
-
-    found = _smallest(cost, budget.limit, _guess(trace_of, budget), *NOISE_MULTIPLIERS)
+    excess = _remembered(lambda sigma: _excess(budget.cost(trace_of(sigma)), budget.limit))
+    found = _smallest(excess, _guess(trace_of, budget), *NOISE_MULTIPLIERS)
     if found is None:
+        largest = NOISE_MULTIPLIERS[1]
         raise Unreachable(
-            f"{budget.unit} {budget.limit:g} is unreachable: even noise multiplier {NOISE_MULTIPLIERS[1]:g} costs "
-            f"{budget.unit} {cost(NOISE_MULTIPLIERS[1]):.6g}; raise the target or spend less on side queries and releases"
+            f"{budget.unit} {budget.limit:g} is unreachable: even noise multiplier {largest:g} costs {budget.unit} "
+            f"{budget.cost(trace_of(largest)):.6g}; raise the target or spend less on side queries and releases"
         )
-    rounded = round_up(found)
-    return rounded if cost(rounded) <= budget.limit else found
+    return next(sigma for sigma in (round_up(found), found) if excess(sigma) <= 0.0)
 
 
 def calibrate_decay(
     name: str,
     initial_noise_multiplier: float,
-    trace_of: Callable[[NoiseSchedule], Trace],
+    epochs: int,
     budget: Budget,
+    trace_of: Callable[[NoiseSchedule, int], Trace],
     **params: Any,
 ) -> float:
-    """The fastest decay of the schedule ``name`` at which the run ``trace_of(schedule)`` stays within ``budget``.
+    """The smallest decay parameter of the schedule ``name`` with which ``budget`` lasts exactly ``epochs`` epochs.
 
-    It makes the budget last exactly as long as that run (paper C, Table III). The value is that of the schedule's own
-    decay parameter (`NoiseSchedule.decay_parameter`); ``params`` are its other parameters.
-    Raises: Unreachable when the run passes the budget even without decay, or stays within it at any decay.
+    Exactly: so many epochs stay within the budget and one more would pass it (paper C, Table III, whose values are
+    these rounded up to their printed digits). The parameter is the schedule's own (`NoiseSchedule.decay_parameter`);
+    ``params`` are its others. trace_of(schedule, n) is the run of n epochs. The result is rounded up to six digits.
+
+    Raises: Unreachable, naming how long the budget can be made to last, when no value makes it last ``epochs`` epochs.
     """
     parameter = _decay_parameter(name)
 
-    def cost(slowness: float) -> float:
-        decay = slowness**parameter.sign
-        return budget.cost(trace_of(make_schedule(name, initial_noise_multiplier, **params, **{parameter.name: decay})))
+    def cost(value: float, length: int) -> float:
+        schedule = make_schedule(name, initial_noise_multiplier, **params, **{parameter.name: value})
+        return budget.cost(trace_of(schedule, length))
 
-    slowest = parameter.highest if parameter.sign > 0 else 1e9
-    fastest = 1e-6 if parameter.sign > 0 else 1.0 / parameter.highest
-    found = _smallest(cost, budget.limit, min(10.0, slowest), fastest, slowest)
-    if found is None:
-        raise Unreachable(
-            f"{budget.unit} {budget.limit:g} is unreachable: the run costs {budget.unit} {cost(slowest):.6g} even with "
-            f"{parameter.name} {slowest**parameter.sign:g}; raise the initial noise multiplier or shorten the run"
-        )
-    if found == fastest:
-        raise Unreachable(
-            f"{budget.unit} {budget.limit:g} outlasts the run: it costs {budget.unit} {cost(fastest):.6g} even with "
-            f"{parameter.name} {fastest**parameter.sign:g}; lower the initial noise multiplier or lengthen the run"
-        )
-    rounded = round_up(found) if parameter.sign > 0 else 1.0 / round_down(1.0 / found)
-    return (rounded if cost(rounded) <= budget.limit else found) ** parameter.sign
+    def excess(value: float) -> float:
+        # Falls with the value: a slower decay affords the epochs, or a faster one no longer affords one more.
+        length = epochs if parameter.sign > 0 else epochs + 1
+        return parameter.sign * _excess(cost(value, length), budget.limit)
+
+    lowest, highest = 1e-9, parameter.highest
+    found = _smallest(_remembered(excess), min(0.05, highest), lowest, highest)
+    for value in (round_up(found), found) if found else ():
+        if cost(value, epochs) <= budget.limit < cost(value, epochs + 1):
+            return value
+    lasts = sorted(_largest_count(functools.partial(cost, value), budget.limit, 10_000) for value in (lowest, highest))
+    raise Unreachable(
+        f"no {parameter.name} of schedule {name!r} makes {budget.unit} {budget.limit:g} last {epochs} epochs: it lasts "
+        f"between {lasts[0]} and {lasts[1]}; choose epochs in between or another initial noise multiplier"
+    )
 
 
 def _decay_parameter(name: str) -> DecayParameter:
-    parameter = getattr(lookup(SCHEDULES, name, "schedule"), "decay_parameter", None)
+    parameter = lookup(SCHEDULES, name, "schedule").decay_parameter
     if parameter is None:
         raise InvalidInput(f"schedule {name!r} has no decay to solve for; choose time, exponential, step or polynomial")
     return parameter
@@ -189,51 +190,52 @@ def round_up(value: float) -> float:
     return max(value, round(math.ceil(value / quantum) * quantum, 15))
 
 
-def round_down(value: float) -> float:
-    """``value`` > 0 to six significant digits, never above it."""
-    quantum = 10.0 ** (math.floor(math.log10(value)) + 1 - _DIGITS)
-    return min(value, round(math.floor(value / quantum) * quantum, 15))
-
-
 def _guess(trace_of: Callable[[float], Trace], budget: Budget) -> float:
     """A starting point from the cheap rdp accountant; the search is correct from any."""
     if not isinstance(budget, EpsilonBudget) or budget.accountant == "rdp":
         return 1.0
     single = EpsilonBudget(budget.limit / budget.group_size, budget.delta, "rdp")
     try:
-        found = _smallest(lambda sigma: single.cost(trace_of(sigma)), single.limit, 1.0, *NOISE_MULTIPLIERS)
+        found = _smallest(lambda s: _excess(single.cost(trace_of(s)), single.limit), 1.0, *NOISE_MULTIPLIERS)
     except UnsupportedMechanism:
         return 1.0
     return found or 1.0
 
 
-def _smallest(
-    cost: Callable[[float], float], limit: float, guess: float, lowest: float, highest: float
-) -> float | None:
-    """The smallest evaluated x in [lowest, highest] with cost(x) <= limit, to a relative tolerance of 1e-6.
+def _excess(cost: float, limit: float) -> float:
+    """How far ``cost`` >= 0 is above ``limit``, on a scale from -1 to 1 that an infinite cost does not upset."""
+    return 1.0 if math.isinf(cost) else (cost - limit) / (cost + limit)
 
-    ``cost`` falls with x and may be infinite. None when even ``highest`` does not meet the limit.
+
+def _remembered(function: Callable[[float], float]) -> Callable[[float], float]:
+    return functools.lru_cache(maxsize=None)(function)
+
+
+def _smallest(excess: Callable[[float], float], guess: float, lowest: float, highest: float) -> float | None:
+    """The smallest evaluated x in [lowest, highest] with excess(x) <= 0, to a relative tolerance of 1e-6.
+
+    ``excess`` falls with x. None when it is positive even at ``highest``.
     """
-    excess: dict[float, float] = {}
+    met: list[float] = []
 
-    def f(log_x: float) -> float:
-        if log_x not in excess:
-            value = cost(math.exp(log_x))
-            excess[log_x] = 1.0 if math.isinf(value) else (value - limit) / (value + limit)
-        return excess[log_x]
+    def at(log_x: float) -> float:
+        value = excess(math.exp(log_x))
+        if value <= 0.0:
+            met.append(math.exp(log_x))
+        return value
 
     bottom, top, stride = math.log(lowest), math.log(highest), 0.1
     low = high = min(max(math.log(guess), bottom), top)
-    while f(high) > 0.0:
+    while at(high) > 0.0:
         if high == top:
             return None
         low, high, stride = high, min(high + stride, top), 2.0 * stride
-    while f(low) <= 0.0:
+    while at(low) <= 0.0:
         if low == bottom:
             return lowest
         low, high, stride = max(low - stride, bottom), low, 2.0 * stride
-    brentq(f, low, high, xtol=_TOLERANCE / 4.0, rtol=1e-15)
-    return math.exp(min(log_x for log_x, value in excess.items() if value <= 0.0))
+    brentq(at, low, high, xtol=_TOLERANCE / 4.0, rtol=1e-15)
+    return min(met)
 
 
 def _largest_count(cost: Callable[[int], float], limit: float, at_most: int) -> int:

@@ -47,7 +47,7 @@ def sampled_gaussian_rdp(sample_rate: float, noise_multiplier: float) -> Array:
     log_moments = np.empty_like(ORDERS)
     log_moments[whole] = _log_moments_whole(sample_rate, noise_multiplier, ORDERS[whole])
     log_moments[~whole] = _log_moments_fractional(sample_rate, noise_multiplier, ORDERS[~whole])
-    rdp = np.minimum(log_moments / (ORDERS - 1.0) * (1.0 + _ROUNDING), unsampled)
+    rdp: Array = np.minimum(log_moments / (ORDERS - 1.0) * (1.0 + _ROUNDING), unsampled)
     rdp.setflags(write=False)
     return rdp
 

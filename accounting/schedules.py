@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, ClassVar
@@ -246,7 +246,7 @@ class ValidationSchedule(NoiseSchedule):
             before = mean
 
 
-SCHEDULES: Mapping[str, Callable[..., NoiseSchedule]] = {
+SCHEDULES: Mapping[str, type[NoiseSchedule]] = {
     "constant": ConstantSchedule,
     "time": TimeSchedule,
     "exponential": ExponentialSchedule,
