@@ -58,5 +58,15 @@ class TrialFiles:
         return self._below("private", "summary.json")
 
     @property
+    def exact_norms(self) -> str:
+        """Norms of a few random examples at every step, to measure the estimates of all others by."""
+        return self._below("private", "exact-norms")
+
+    @property
+    def private_training(self) -> str:
+        """Raw facts about training batches (JSON): gradients that were not finite, empty batches."""
+        return self._below("private", "training.json")
+
+    @property
     def checkpoint(self) -> str:
         return self._below("private", "checkpoint.pt")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from accounting.errors import require_finite
 from accounting.mechanism import Release, SideQuery
 from accounting.registry import build
 from workers.clipping.automatic import AutomaticClipping
@@ -55,12 +54,8 @@ def make_clipping(component: Component) -> ClippingMethod:
     return build(CLIPPING, component.name, component.params, "clipping method")
 
 
-def side_queries(component: Component, num_groups: int) -> tuple[SideQuery, ...]:
-    """What a method asks of every batch beside the gradient: known without data, for planners.
-
-    Raises: InvalidInput for an unknown method or key, and without any group.
-    """
-    require_finite("num_groups", num_groups, at_least=1)
+def side_queries(component: Component) -> tuple[SideQuery, ...]:
+    """What a method asks of every batch beside the gradient: known without data, for planners."""
     query = make_clipping(component).query
     return () if query is None else (query.as_side_query(),)
 

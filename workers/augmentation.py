@@ -1,0 +1,64 @@
+"""Random image augmentation with multiplicity: each example's gradient is a mean over its augmented copies.
+
+An example's copies are averaged before clipping, so augmentation changes neither sensitivity nor accounting
+(De et al., 2022, Sec. 3.3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from accounting.errors import InvalidInput, require_finite
+from accounting.registry import build
+from workers.spec import Component
+
+
+class Augmentation(Protocol):
+    @property
+    def multiplicity(self) -> int:
+        """Copies per example, K."""
+        ...
+
+    def __call__(self, features: Tensor, generator: torch.Generator) -> Tensor:
+        """[b, ...] to [b * K, ...]; the copies of one example are consecutive. Draws come from a CPU generator."""
+        ...
+
+
+@dataclass(frozen=True)
+class FlipAndCrop:
+    """Random horizontal flips and random crops of the image padded by reflection."""
+
+    multiplicity: int = 1
+    padding: int = 4
+
+    def __post_init__(self) -> None:
+        require_finite("multiplicity of augmentation", self.multiplicity, at_least=1)
+        require_finite("padding of augmentation", self.padding, at_least=0)
+
+    def __call__(self, features: Tensor, generator: torch.Generator) -> Tensor:
+        if features.ndim != 4:
+            raise InvalidInput(f"flip_and_crop needs images [b, channels, height, width], not {tuple(features.shape)}")
+        copies = features.repeat_interleave(self.multiplicity, dim=0)
+        rows, _, height, width = copies.shape
+        padded = functional.pad(copies, (self.padding,) * 4, mode="reflect") if rows else copies
+        top, left = (torch.randint(0, 2 * self.padding + 1, (rows, 1), generator=generator) for _ in range(2))
+        flipped = torch.rand(rows, 1, generator=generator) < 0.5
+        ys = top + torch.arange(height)
+        xs = left + torch.where(flipped, torch.arange(width - 1, -1, -1), torch.arange(width))
+        row = torch.arange(rows)[:, None, None]
+        ys, xs, row = (index.to(features.device) for index in (ys[:, :, None], xs[:, None, :], row))
+        return padded[row, :, ys, xs].permute(0, 3, 1, 2).contiguous()
+
+
+AUGMENTATIONS: Final[Mapping[str, Callable[..., Augmentation]]] = {"flip_and_crop": FlipAndCrop}
+
+
+def make_augmentation(component: Component) -> Augmentation:
+    """The augmentation a trial names."""
+    return build(AUGMENTATIONS, component.name, component.params, "augmentation")

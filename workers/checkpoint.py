@@ -1,0 +1,53 @@
+"""Checkpoints: everything a run needs to go on as if it had never stopped, in one private, verified file."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+
+from accounting.errors import DataCorruption, InvalidInput
+from accounting.storage import read_bytes, write_bytes_atomically
+
+_MAGIC: Final = b"dpsweep-checkpoint-1\n"
+_DIGEST_BYTES: Final = 32
+
+
+def fingerprint(*parts: object) -> str:
+    """Identifies what a checkpoint belongs to; equal parts give equal fingerprints in every process."""
+    return hashlib.sha256("\n".join(map(repr, parts)).encode()).hexdigest()
+
+
+def save_checkpoint(uri: str, owner: str, state: Mapping[str, Any]) -> None:
+    """Replace the checkpoint at ``uri`` atomically; tensors, numbers, strings, bytes and containers of them."""
+    buffer = io.BytesIO()
+    torch.save({"owner": owner, "state": dict(state)}, buffer)
+    payload = buffer.getvalue()
+    write_bytes_atomically(uri, _MAGIC + hashlib.sha256(payload).digest() + payload, private=True)
+
+
+def load_checkpoint(uri: str, owner: str) -> dict[str, Any] | None:
+    """The state stored at ``uri``, or None when there is no checkpoint yet.
+
+    Raises:
+        DataCorruption: the file is truncated or altered. The run never starts anew in silence.
+        InvalidInput: the checkpoint belongs to another trial than ``owner``.
+    """
+    try:
+        data = read_bytes(uri)
+    except FileNotFoundError:
+        return None
+    start = len(_MAGIC) + _DIGEST_BYTES
+    digest, payload = data[len(_MAGIC) : start], data[start:]
+    if not data.startswith(_MAGIC) or hashlib.sha256(payload).digest() != digest:
+        raise DataCorruption(f"{uri} is damaged; restore it from a backup, or delete the trial's folder to start anew")
+    content = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
+    if content["owner"] != owner:
+        raise InvalidInput(
+            f"{uri} belongs to a trial with other settings, releases or data; use another folder, or delete this one"
+        )
+    state: dict[str, Any] = content["state"]
+    return state

@@ -1,0 +1,89 @@
+"""What training reports: progress while it runs, and its result. All of it may be shown to everyone.
+
+Nothing here is computed from raw training data: bounds come from configuration and noisy answers, evaluations from
+held-out and public examples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from accounting.errors import DataCorruption
+from accounting.mechanism import Trace
+from accounting.storage import read_bytes
+from workers.evaluation import Evaluation
+
+
+@dataclass(frozen=True)
+class EpochRecord:
+    """One completed epoch.
+
+    epoch counts from 0; step is the number of steps done. noise_multiplier held during the epoch; sensitivity and
+    bounds (by group, layer or "all") are those of its last step; sensitivity is None without clipping.
+    """
+
+    epoch: int
+    step: int
+    noise_multiplier: float
+    learning_rate_factor: float
+    sensitivity: float | None
+    bounds: dict[str, float]
+    test: Evaluation
+    public: Evaluation | None = None
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a running trial is; epoch is the number of completed epochs, trace what was run so far."""
+
+    epoch: int
+    step: int
+    total_steps: int
+    noise_multiplier: float
+    trace: Trace
+    evaluation: Evaluation
+    public_evaluation: Evaluation | None = None
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """A finished training run.
+
+    stopped: ``completed`` all planned epochs, or the ``budget`` did not pay for another. evaluation is that of the
+    final model on held-out data. research_mode: the noise came from a known seed, so the model must not be released.
+    """
+
+    key: str
+    epochs: int
+    steps: int
+    steps_per_epoch: int
+    stopped: Literal["completed", "budget"]
+    train_size: int
+    test_size: int
+    group_names: tuple[str, ...]
+    parameters: int
+    research_mode: bool
+    initial_bound: float | None
+    history: tuple[EpochRecord, ...]
+    evaluation: Evaluation
+    notes: tuple[str, ...] = ()
+
+    __pydantic_config__ = ConfigDict(ser_json_inf_nan="strings")
+
+    def to_json(self) -> bytes:
+        return _RESULT.dump_json(self, indent=2)
+
+
+_RESULT: TypeAdapter[TrainingResult] = TypeAdapter(TrainingResult)
+_HISTORY: TypeAdapter[tuple[EpochRecord, ...]] = TypeAdapter(tuple[EpochRecord, ...])
+
+
+def read_training_result(uri: str) -> TrainingResult:
+    """The stored result. Raises FileNotFoundError when there is none, `DataCorruption` when it is damaged."""
+    try:
+        return _RESULT.validate_json(read_bytes(uri))
+    except ValidationError as error:
+        raise DataCorruption(f"{uri} is damaged ({error.error_count()} errors); delete it and resume") from error

@@ -1,0 +1,260 @@
+"""Optimisers over noisy gradients, learning-rate schedules and parameter averaging.
+
+All of it is post-processing of noisy gradients, so none of it changes the privacy of a run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from accounting.errors import InvalidInput, require_finite
+from accounting.registry import build
+from workers.spec import Component
+
+Parameters = Mapping[str, nn.Parameter]
+
+
+class Optimizer(Protocol):
+    """Updates parameters in place; ``factor`` is that of the learning-rate schedule at this step.
+
+    gradients: by parameter name, averaged and noisy; noise_std: the standard deviation of their noise per coordinate.
+    """
+
+    def step(self, gradients: Mapping[str, Tensor], factor: float, noise_std: float) -> None: ...
+
+    def state(self) -> dict[str, Any]: ...
+
+    def restore(self, state: Mapping[str, Any]) -> None: ...
+
+
+class TorchOptimizer:
+    """Any optimiser of torch.optim."""
+
+    def __init__(self, parameters: Parameters, inner: torch.optim.Optimizer) -> None:
+        self._parameters, self._inner = parameters, inner
+        self._learning_rate = inner.param_groups[0]["lr"]
+
+    def step(self, gradients: Mapping[str, Tensor], factor: float, noise_std: float) -> None:
+        for group in self._inner.param_groups:
+            group["lr"] = self._learning_rate * factor
+        for name, gradient in gradients.items():
+            self._parameters[name].grad = gradient
+        self._inner.step()
+        self._inner.zero_grad(set_to_none=True)
+
+    def state(self) -> dict[str, Any]:
+        return self._inner.state_dict()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._inner.load_state_dict(dict(state))
+
+
+@dataclass
+class BiasCorrectedAdam:
+    """AdamW whose second moment is freed of the noise in it (DP-AdamBC, Tang et al., 2024, Algorithm 1).
+
+    E[g~^2] = g^2 + noise_std^2, so the same moving average of noise_std^2 is subtracted from the second moment,
+    which also is right when noise and bound change from step to step; what remains is at least ``floor`` squared.
+    """
+
+    parameters: Parameters
+    learning_rate: float
+    betas: tuple[float, float]
+    floor: float
+    weight_decay: float
+    steps: int = 0
+    noise_moment: float = 0.0
+    moments: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.moments = {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in self.parameters.items()}
+
+    @torch.no_grad()
+    def step(self, gradients: Mapping[str, Tensor], factor: float, noise_std: float) -> None:
+        beta1, beta2 = self.betas
+        self.steps += 1
+        self.noise_moment = beta2 * self.noise_moment + (1.0 - beta2) * noise_std**2
+        debias1, debias2 = 1.0 - beta1**self.steps, 1.0 - beta2**self.steps
+        rate = self.learning_rate * factor
+        for name, gradient in gradients.items():
+            parameter, (first, second) = self.parameters[name], self.moments[name]
+            first.lerp_(gradient, 1.0 - beta1)
+            second.mul_(beta2).addcmul_(gradient, gradient, value=1.0 - beta2)
+            signal = (second - self.noise_moment).div_(debias2).clamp_(min=self.floor**2)
+            parameter.mul_(1.0 - rate * self.weight_decay).addcdiv_(first, signal.sqrt_(), value=-rate / debias1)
+
+    def state(self) -> dict[str, Any]:
+        return {"steps": self.steps, "noise_moment": self.noise_moment, "moments": self.moments}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.steps, self.noise_moment = state["steps"], state["noise_moment"]
+        for name, saved in state["moments"].items():
+            for moment, value in zip(self.moments[name], saved, strict=True):
+                moment.copy_(value)
+
+
+def sgd(
+    parameters: Parameters,
+    learning_rate: float,
+    momentum: float = 0.0,
+    nesterov: bool = False,
+    weight_decay: float = 0.0,
+) -> Optimizer:
+    inner = torch.optim.SGD(
+        parameters.values(), lr=learning_rate, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay
+    )
+    return TorchOptimizer(parameters, inner)
+
+
+def adam(
+    parameters: Parameters,
+    learning_rate: float = 1e-3,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    epsilon: float = 1e-8,
+    weight_decay: float = 0.0,
+) -> Optimizer:
+    inner = torch.optim.Adam(
+        parameters.values(), lr=learning_rate, betas=(beta1, beta2), eps=epsilon, weight_decay=weight_decay
+    )
+    return TorchOptimizer(parameters, inner)
+
+
+def adamw(
+    parameters: Parameters,
+    learning_rate: float = 1e-3,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    epsilon: float = 1e-8,
+    weight_decay: float = 0.01,
+) -> Optimizer:
+    inner = torch.optim.AdamW(
+        parameters.values(), lr=learning_rate, betas=(beta1, beta2), eps=epsilon, weight_decay=weight_decay
+    )
+    return TorchOptimizer(parameters, inner)
+
+
+def adam_corrected(
+    parameters: Parameters,
+    learning_rate: float = 1e-3,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    floor: float = 1e-4,
+    weight_decay: float = 0.0,
+) -> Optimizer:
+    require_finite("floor", floor, above=0.0)
+    return BiasCorrectedAdam(parameters, learning_rate, (beta1, beta2), floor, weight_decay)
+
+
+OPTIMIZERS: Final[Mapping[str, Callable[..., Optimizer]]] = {
+    "sgd": sgd,
+    "adam": adam,
+    "adamw": adamw,
+    "adam_corrected": adam_corrected,
+}
+
+
+def make_optimizer(component: Component, parameters: Parameters) -> Optimizer:
+    """The optimiser a trial names. Raises: InvalidInput for unknown names, keys and impossible learning rates."""
+    rate = component.params.get("learning_rate", 1.0)
+    require_finite("learning_rate", rate, at_least=0.0)
+    try:
+        return build(OPTIMIZERS, component.name, component.params, "optimizer", parameters=parameters)
+    except ValueError as error:  # torch.optim checks the other parameters
+        raise InvalidInput(str(error)) from error
+
+
+LearningRateSchedule = Callable[[int], float]
+"""Step, from 0, to the factor on the learning rate."""
+
+
+def _constant(total_steps: int, steps_per_epoch: int, warmup_epochs: float = 0.0) -> LearningRateSchedule:
+    """1, after a linear warm-up."""
+    return lambda step: _warmup(step, warmup_epochs * steps_per_epoch)
+
+
+def _cosine(
+    total_steps: int, steps_per_epoch: int, warmup_epochs: float = 0.0, end: float = 0.0
+) -> LearningRateSchedule:
+    """Half a cosine from 1 to ``end`` over the run, after a linear warm-up."""
+
+    def factor(step: int) -> float:
+        progress = min(step / total_steps, 1.0)
+        return _warmup(step, warmup_epochs * steps_per_epoch) * (
+            end + (1.0 - end) * 0.5 * (1.0 + math.cos(math.pi * progress))
+        )
+
+    return factor
+
+
+def _step(total_steps: int, steps_per_epoch: int, factor: float, period_epochs: float) -> LearningRateSchedule:
+    """factor^floor(epoch / period_epochs)."""
+    require_finite("period_epochs", period_epochs, above=0.0)
+    return lambda step: float(factor ** (step // (period_epochs * steps_per_epoch)))
+
+
+def _inverse_sqrt_steps(total_steps: int, steps_per_epoch: int) -> LearningRateSchedule:
+    """1 / sqrt(T) throughout, T the planned number of steps (paper D)."""
+    return lambda step: 1.0 / math.sqrt(total_steps)
+
+
+def _warmup(step: int, warmup_steps: float) -> float:
+    return min((step + 1) / warmup_steps, 1.0) if warmup_steps > 0.0 else 1.0
+
+
+LEARNING_RATE_SCHEDULES: Final[Mapping[str, Callable[..., LearningRateSchedule]]] = {
+    "constant": _constant,
+    "cosine": _cosine,
+    "step": _step,
+    "inverse_sqrt_steps": _inverse_sqrt_steps,
+}
+
+
+def make_learning_rate_schedule(component: Component, total_steps: int, steps_per_epoch: int) -> LearningRateSchedule:
+    """The learning-rate schedule a trial names; ``total_steps`` is the planned number, also if the run ends early."""
+    return build(
+        LEARNING_RATE_SCHEDULES,
+        component.name,
+        component.params,
+        "learning-rate schedule",
+        total_steps=total_steps,
+        steps_per_epoch=steps_per_epoch,
+    )
+
+
+class ExponentialAverage:
+    """Moving average of the parameters (De et al., 2022, Sec. 3.5): decay min(decay, (1 + t) / (10 + t)) at step t."""
+
+    def __init__(self, parameters: Parameters, decay: float = 0.999) -> None:
+        self._decay = require_finite("decay of the parameter average", decay, at_least=0.0, below=1.0)
+        self._steps = 0
+        self.values = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+
+    @torch.no_grad()
+    def update(self, parameters: Parameters) -> None:
+        decay = min(self._decay, (1 + self._steps) / (10 + self._steps))
+        self._steps += 1
+        for name, value in self.values.items():
+            value.lerp_(parameters[name], 1.0 - decay)
+
+    def state(self) -> dict[str, Any]:
+        return {"steps": self._steps, "values": self.values}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._steps = state["steps"]
+        for name, value in state["values"].items():
+            self.values[name].copy_(value)
+
+
+AVERAGES: Final[Mapping[str, Callable[..., ExponentialAverage]]] = {"ema": ExponentialAverage}
+
+
+def make_average(component: Component, parameters: Parameters) -> ExponentialAverage:
+    """The parameter average a trial names."""
+    return build(AVERAGES, component.name, component.params, "parameter average", parameters=parameters)

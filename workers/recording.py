@@ -1,0 +1,99 @@
+"""Training examples on the device, and snapshots of their gradient norms."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from accounting.errors import require_finite
+from accounting.shards import NormShardWriter, NormSnapshot
+from workers.clipping import ClipRule, Examples
+from workers.data.base import Dataset
+from workers.gradients import BatchNorms, GradientEngine
+
+_CHUNK = 1024
+"""Examples per pass when norms of many are taken; fixed, so that a resumed run repeats every bit."""
+
+
+class TrainingData:
+    """The training split on the device; rows are positions in it."""
+
+    def __init__(self, dataset: Dataset, device: torch.device) -> None:
+        split = dataset.train
+        self._prepare = dataset.prepare
+        self._features, self._labels = split.features.to(device), split.labels.to(device)
+        self._groups, self._ids = split.groups.to(device), split.example_ids
+        self.device = device
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def inputs(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Prepared features [b, ...] and labels [b]."""
+        return self._prepare(self._features[rows]), self._labels[rows]
+
+    def examples(self, rows: Tensor, norms: BatchNorms) -> Examples:
+        return Examples(norms.norms, self._groups[rows], rows, norms.layer_norms)
+
+    def ids(self, rows: Tensor) -> Tensor:
+        """Example ids [b], on the CPU."""
+        return self._ids[rows.cpu()]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Norms and losses of some examples at one step."""
+
+    examples: Examples
+    losses: Tensor
+
+
+class NormRecorder:
+    """Measures the same training examples again and again, and stores what each contributes."""
+
+    def __init__(self, data: TrainingData, rows: Tensor, engine: GradientEngine, writer: NormShardWriter) -> None:
+        self._data, self._rows, self._engine, self._writer = data, rows.to(data.device), engine, writer
+
+    def measure(self) -> Measurement:
+        """Norm-only passes over all rows, in chunks of fixed size."""
+        chunks = [self._engine.norms(*self._data.inputs(rows)) for rows in torch.split(self._rows, _CHUNK)]
+        by_layer = [chunk.layer_norms for chunk in chunks if chunk.layer_norms is not None]
+        norms = BatchNorms(
+            torch.cat([chunk.norms for chunk in chunks]),
+            torch.cat(by_layer) if by_layer else None,
+            torch.cat([chunk.losses for chunk in chunks]),
+        )
+        return Measurement(self._data.examples(self._rows, norms), norms.losses)
+
+    def write(self, step: int, measured: Measurement, rule: ClipRule) -> None:
+        """Store the snapshot at ``step`` under the rule of that step; a replay must give equal bytes."""
+        examples = measured.examples
+        self._writer.write(
+            NormSnapshot(
+                step=step,
+                example_ids=self._data.ids(examples.rows).numpy(),
+                groups=examples.groups.cpu().numpy(),
+                norms=examples.norms.cpu().numpy(),
+                contributions=rule.contributions(examples).cpu().numpy(),
+                losses=measured.losses.cpu().numpy(),
+            )
+        )
+
+
+def refresh_is_due(step: int, refreshes_per_epoch: float | Literal["every_step"], steps_per_epoch: int) -> bool:
+    """Whether norms are taken before ``step``: always at step 0, then ``refreshes_per_epoch`` times per epoch."""
+    if step == 0 or refreshes_per_epoch == "every_step":
+        return True
+    rate = require_finite("refreshes_per_epoch", refreshes_per_epoch, above=0.0) / steps_per_epoch
+    return math.floor(step * rate + 1e-9) > math.floor((step - 1) * rate + 1e-9)
+
+
+def choose_rows(population: int, count: int, seed: int) -> Tensor:
+    """``count`` distinct rows, uniformly at random, ascending; all of them when there are fewer."""
+    chosen = np.random.default_rng(seed).choice(population, min(count, population), replace=False)
+    return torch.from_numpy(np.sort(chosen).astype(np.int64))

@@ -1,0 +1,295 @@
+"""One differentially private training run, step by step.
+
+Each step draws a batch, lets the clipping method decide on a rule from (noisy answers about) the whole batch, sums the
+clipped gradients, adds noise of std sigma * S to the sum, divides by the public expected batch size and hands the
+result to the optimiser. A batch that happens to be empty does all of this too: it adds noise and it counts.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from pydantic import TypeAdapter
+from torch import Tensor, nn
+
+from accounting.errors import InvalidInput, require_finite
+from accounting.layout import TrialFiles
+from accounting.mechanism import Release, Trace
+from accounting.shards import NormShardWriter
+from workers.augmentation import make_augmentation
+from workers.clipping import ClippingState, ClipRule, Setting, make_clipping, released_bound
+from workers.data.base import Dataset
+from workers.evaluation import Evaluation, evaluate
+from workers.gradients import BatchNorms, GradientEngine, ShapePlanner, TimingPlanner
+from workers.history import EpochRecord
+from workers.losses import build_loss
+from workers.mechanism import TrialMechanism, make_budget
+from workers.models import build_model
+from workers.noise import derive_seed, make_noise_source, sampler_entropy
+from workers.optimizers import make_average, make_learning_rate_schedule, make_optimizer
+from workers.recording import NormRecorder, TrainingData, choose_rows, refresh_is_due
+from workers.sampling import make_sampler
+from workers.spec import TrialSpec
+
+_RECORDS: TypeAdapter[tuple[EpochRecord, ...]] = TypeAdapter(tuple[EpochRecord, ...])
+
+
+@dataclass
+class Counters:
+    """Raw facts about training batches: private."""
+
+    non_finite_gradients: int = 0
+    empty_batches: int = 0
+
+
+class Trainer:
+    """The state of a run and its single steps. `state` and `restore` make it continue bit for bit."""
+
+    def __init__(
+        self, spec: TrialSpec, dataset: Dataset, files: TrialFiles, releases: tuple[Release, ...] = ()
+    ) -> None:
+        device = choose_device(spec.execution.device)
+        self._spec, self._dataset = spec, dataset
+        self._method = make_clipping(spec.clipping)
+        self.mechanism = TrialMechanism.of(spec, len(dataset.train), releases)
+        self._check(dataset)
+        self.total_steps = spec.epochs * self.mechanism.steps_per_epoch
+        self._budget, self._paid_epochs = make_budget(spec.budget, spec.delta), 0
+
+        self._loss = build_loss(spec.loss)
+        self._model = build_model(spec.model, dataset, spec.seed).to(device)
+        self._parameters = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
+        self._augmentation = make_augmentation(spec.augmentation) if spec.augmentation else None
+        self._augmentation_rng = torch.Generator().manual_seed(derive_seed(spec.seed, "augmentation"))
+        self._engine = self._make_engine(self._augmentation.multiplicity if self._augmentation else 1)
+        self._optimizer = make_optimizer(spec.optimizer, self._parameters)
+        self._learning_rate = make_learning_rate_schedule(
+            spec.learning_rate_schedule, self.total_steps, self.mechanism.steps_per_epoch
+        )
+        self._average = make_average(spec.averaging, self._parameters) if spec.averaging else None
+        self._noise = make_noise_source(spec.noise_source, spec.seed, device)
+        self._sampler = make_sampler(spec.sampling, len(dataset.train), sampler_entropy(spec.noise_source, spec.seed))
+
+        self._data = TrainingData(dataset, device)
+        self._everyone, self._exact = self._make_recorders(files)
+        self._setting = Setting(
+            dataset.group_names, self._engine.layer_names, len(dataset.train), spec.sampling.batch_size
+        )
+        self._clipping = ClippingState(bound=1.0)
+        self._rule = ClipRule(float("inf"), lambda examples: torch.ones_like(examples.norms))
+        self.step_count = 0
+        self.initial_bound: float | None = None
+        self.history: tuple[EpochRecord, ...] = ()
+        self.counters = Counters()
+
+    def _check(self, dataset: Dataset) -> None:
+        spec = self._spec
+        require_finite("epochs", spec.epochs, at_least=1)
+        if spec.is_private and spec.clipping.name == "none":
+            raise InvalidInput(
+                f"the noise multiplier is {spec.noise.initial_noise_multiplier}, but without clipping the sensitivity "
+                "is infinite; choose a clipping method, or the noise multiplier 0"
+            )
+        if spec.noise.schedule.name == "validation" and dataset.public is None:
+            raise InvalidInput("a validation-driven schedule needs public data; set data.public_fraction above 0")
+
+    def _make_engine(self, multiplicity: int) -> GradientEngine:
+        execution = self._spec.execution
+        return GradientEngine(
+            self._model,
+            self._loss,
+            micro_batch_size=execution.micro_batch_size,
+            multiplicity=multiplicity,
+            layerwise=self._method.layerwise,
+            planner=ShapePlanner() if execution.deterministic else TimingPlanner(),
+            autocast=torch.bfloat16 if execution.autocast else None,
+        )
+
+    def _make_recorders(self, files: TrialFiles) -> tuple[NormRecorder, NormRecorder | None]:
+        norms, population = self._spec.norms, len(self._data)
+        engine = self._make_engine(multiplicity=1)
+        everyone = NormRecorder(
+            self._data, torch.arange(population), engine, NormShardWriter(files.norms, norms.rows_per_part)
+        )
+        if norms.exact_examples == 0:
+            return everyone, None
+        rows = choose_rows(population, norms.exact_examples, derive_seed(self._spec.seed, "exact examples"))
+        return everyone, NormRecorder(self._data, rows, engine, NormShardWriter(files.exact_norms, norms.rows_per_part))
+
+    def begin(self) -> None:
+        """Start a new run: release the initial bound where it is a median (the cost is among the releases).
+
+        Raises: InvalidInput when the budget does not pay for one epoch.
+        """
+        if not self.may_continue():
+            raise InvalidInput(
+                f"the budget {self._spec.budget} does not pay for one epoch at noise multiplier "
+                f"{self.noise_multiplier:.6g}; raise the budget or the noise"
+            )
+        bound = released_bound(
+            self._method.bound,
+            lambda: self._everyone.measure().examples.norms,
+            lambda std: float(self._noise.normal((1,), std)),
+        )
+        self.initial_bound = bound if self._spec.clipping.name != "none" else None
+        self._clipping = self._method.start(bound, self._setting)
+
+    @property
+    def epoch(self) -> int:
+        """Completed epochs."""
+        return self.step_count // self.mechanism.steps_per_epoch
+
+    @property
+    def at_epoch_end(self) -> bool:
+        return self.step_count % self.mechanism.steps_per_epoch == 0
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self._parameters.values())
+
+    @property
+    def public_accuracies(self) -> tuple[float, ...]:
+        return tuple(record.public.accuracy for record in self.history if record.public is not None)
+
+    @property
+    def noise_multiplier(self) -> float:
+        """sigma of the present epoch."""
+        return self.mechanism.schedule.noise_multiplier(self.epoch, self.public_accuracies)
+
+    def trace(self) -> Trace:
+        """What was run so far."""
+        epochs = -(-self.step_count // self.mechanism.steps_per_epoch)
+        return self.mechanism.trace(epochs, self.public_accuracies).until(self.step_count)
+
+    def may_continue(self) -> bool:
+        """Whether another step is planned and paid for. Only at the end of the paid epochs is the budget asked again,
+        because a validation-driven schedule may by then have turned out cheaper than its plan."""
+        if self.epoch >= self._paid_epochs:
+            self._paid_epochs = self._budget.affordable_epochs(
+                lambda epochs: self.mechanism.trace(epochs, self.public_accuracies), self._spec.epochs, self.epoch
+            )
+        return self.epoch < self._paid_epochs
+
+    def step(self) -> None:
+        """One step: snapshot where one is due, clip, add noise, update."""
+        sigma, step = self.noise_multiplier, self.step_count
+        due = refresh_is_due(step, self._spec.norms.refreshes_per_epoch, self.mechanism.steps_per_epoch)
+        measured = self._everyone.measure() if due else None
+        if measured is not None:
+            self._clipping = self._method.refresh(self._clipping, measured.examples)
+
+        rows = torch.from_numpy(self._sampler.next_batch()).to(self._data.device)
+        clipped = self._engine.weighted_sum(*self._batch(rows), lambda norms: self._weigh(rows, norms))
+        self.counters.non_finite_gradients += clipped.non_finite
+        self.counters.empty_batches += int(len(rows) == 0)
+
+        if measured is not None:
+            self._everyone.write(step, measured, self._rule)
+        if self._exact is not None:
+            self._exact.write(step, self._exact.measure(), self._rule)
+        self._update(clipped.gradients, sigma)
+        self.step_count += 1
+
+    def _batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        x, y = self._data.inputs(rows)
+        if self._augmentation is None:
+            return x, y
+        return self._augmentation(x, self._augmentation_rng), y.repeat_interleave(self._augmentation.multiplicity)
+
+    def _weigh(self, rows: Tensor, norms: BatchNorms) -> Tensor:
+        """Decide on the rule of this step and apply it; only the noisy answer leaves the batch."""
+        batch = self._data.examples(rows, norms)
+        answer = self._method.answer(self._clipping, batch, self._setting).cpu()
+        if self._method.query is not None:
+            answer = answer + self._noise.normal(tuple(answer.shape), self._method.query.noise_std).cpu()
+        self._rule = self._method.decide(self._clipping, answer, self._setting)
+        self._clipping = self._method.advance(self._clipping, answer, self._setting)
+        return self._rule.weights(batch)
+
+    def _update(self, gradients: Mapping[str, Tensor], sigma: float) -> None:
+        std = sigma * self._rule.sensitivity if sigma > 0.0 else 0.0
+        batch_size = self._setting.batch_size
+        noisy = {
+            name: (gradient + self._noise.normal(tuple(gradient.shape), std).to(gradient)) / batch_size
+            for name, gradient in gradients.items()
+        }
+        self._optimizer.step(noisy, self._learning_rate(self.step_count), std / batch_size)
+        if self._average is not None:
+            self._average.update(self._parameters)
+
+    def end_epoch(self) -> EpochRecord:
+        """Evaluate on held-out and public data, and note what is public about the epoch just completed."""
+        shown, step = self.released_model(), self.step_count
+        epoch = self.epoch - 1
+        public = self._dataset.public
+        record = EpochRecord(
+            epoch=epoch,
+            step=step,
+            noise_multiplier=self.mechanism.schedule.noise_multiplier(epoch, self.public_accuracies),
+            learning_rate_factor=self._learning_rate(step - 1),
+            sensitivity=self._rule.sensitivity if self.initial_bound is not None else None,
+            bounds=dict(self._rule.bounds),
+            test=evaluate(shown, self._dataset.test, self._dataset, self._loss),
+            public=None if public is None else evaluate(shown, public, self._dataset, self._loss),
+        )
+        self.history = (*self.history, record)
+        return record
+
+    def released_model(self) -> nn.Module:
+        """The model to evaluate and keep: with averaged parameters where averaging is on."""
+        if self._average is None:
+            return self._model
+        shown = copy.deepcopy(self._model)
+        shown.load_state_dict({**shown.state_dict(), **self._average.values})
+        return shown
+
+    def evaluation(self) -> Evaluation:
+        return evaluate(self.released_model(), self._dataset.test, self._dataset, self._loss)
+
+    def state(self) -> dict[str, Any]:
+        """Everything that a restored run needs to repeat the bits of this one; private."""
+        return {
+            "step_count": self.step_count,
+            "initial_bound": self.initial_bound,
+            "model": self._model.state_dict(),
+            "optimizer": self._optimizer.state(),
+            "average": None if self._average is None else self._average.state(),
+            "sampler": self._sampler.state(),
+            "noise": self._noise.state(),
+            "augmentation": self._augmentation_rng.get_state(),
+            "torch": torch.get_rng_state(),
+            "cuda": torch.cuda.get_rng_state() if self._data.device.type == "cuda" else None,
+            "clipping": asdict(self._clipping),
+            "counters": asdict(self.counters),
+            "history": [asdict(record) for record in self.history],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.step_count, self.initial_bound = state["step_count"], state["initial_bound"]
+        self._model.load_state_dict(state["model"])
+        self._optimizer.restore(state["optimizer"])
+        if self._average is not None:
+            self._average.restore(state["average"])
+        self._sampler.restore(state["sampler"])
+        self._noise.restore(state["noise"])
+        self._augmentation_rng.set_state(state["augmentation"])
+        torch.set_rng_state(state["torch"])
+        if state["cuda"] is not None and self._data.device.type == "cuda":
+            torch.cuda.set_rng_state(state["cuda"])
+        self._clipping = ClippingState(**state["clipping"])
+        self.counters = Counters(**state["counters"])
+        self.history = _RECORDS.validate_python(tuple(state["history"]))
+
+
+def choose_device(name: str) -> torch.device:
+    """``auto`` is the GPU where there is one; anything else is torch's own name of a device."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.device(name)
+    except RuntimeError as error:
+        raise InvalidInput(f"unknown device {name!r}; use auto, cpu, cuda or cuda:N") from error

@@ -1,0 +1,152 @@
+"""A whole trial in one process: from its spec to the model, the norm shards and the trace. No ray, no mlflow."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+
+import torch
+
+from accounting.errors import DataCorruption, InvalidInput
+from accounting.layout import TrialFiles
+from accounting.mechanism import Release
+from accounting.shards import read_bytes, write_bytes_atomically, write_trace
+from accounting.storage import exists
+from workers.checkpoint import fingerprint, load_checkpoint, save_checkpoint
+from workers.data import Dataset, load_dataset
+from workers.history import Progress, TrainingResult, read_training_result
+from workers.spec import ExecutionSpec, TrialSpec
+from workers.training import Trainer, choose_device
+
+__all__ = ["Progress", "TrainingResult", "run_trial"]
+
+OnProgress = Callable[[Progress], None]
+
+
+def run_trial(
+    spec: TrialSpec,
+    root: str,
+    *,
+    releases: tuple[Release, ...] = (),
+    on_progress: OnProgress | None = None,
+) -> TrainingResult:
+    """Train ``spec`` below ``root``, or continue where an earlier call was interrupted.
+
+    A trial that has finished is not run again: its stored result is returned. ``releases`` are made from the same
+    data outside training; they go into the trace. ``on_progress`` is called after every epoch; what it raises ends
+    the call, and the trial can be resumed.
+
+    Raises:
+        InvalidInput: an impossible spec, or ``root`` holds another trial.
+        DataCorruption: a stored file is damaged; nothing is silently started anew.
+    """
+    files = TrialFiles(root)
+    _claim(files, spec)
+    if exists(files.training):
+        return read_training_result(files.training)
+    with _reproducible(spec.execution, spec.seed):
+        return _train(spec, files, releases, on_progress or _ignore)
+
+
+def _ignore(progress: Progress) -> None:
+    return None
+
+
+def _claim(files: TrialFiles, spec: TrialSpec) -> None:
+    """Store the spec of a new trial; refuse to go on with another one's files."""
+    if not exists(files.spec):
+        write_bytes_atomically(files.spec, spec.to_json().encode())
+        return
+    try:
+        stored = TrialSpec.from_json(read_bytes(files.spec))
+    except ValueError as error:
+        raise DataCorruption(f"{files.spec} is damaged; delete the trial's folder to start anew") from error
+    ours, theirs = asdict(spec), asdict(stored)
+    different = [name for name in ours if ours[name] != theirs[name]]
+    if different:
+        raise InvalidInput(
+            f"{files.root} holds a trial that differs in {', '.join(different)}; "
+            "use another folder, or delete this one to start anew"
+        )
+
+
+@contextlib.contextmanager
+def _reproducible(execution: ExecutionSpec, seed: int) -> Iterator[None]:
+    """Threads, determinism and torch's global random state for one trial; all are put back afterwards."""
+    device = choose_device(execution.device)
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.set_num_threads(execution.threads)
+        torch.use_deterministic_algorithms(execution.deterministic)
+        torch.manual_seed(seed)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+            torch.use_deterministic_algorithms(deterministic)
+
+
+def _train(spec: TrialSpec, files: TrialFiles, releases: tuple[Release, ...], report: OnProgress) -> TrainingResult:
+    dataset = load_dataset(spec.data)
+    trainer = Trainer(spec, dataset, files, releases)
+    owner = fingerprint(spec.to_json(), trainer.mechanism)
+    stored = load_checkpoint(files.checkpoint, owner)
+    if stored is None:
+        trainer.begin()
+        save_checkpoint(files.checkpoint, owner, trainer.state())
+    else:
+        trainer.restore(stored)
+
+    every = max(1, round(spec.execution.checkpoint_every_epochs * trainer.mechanism.steps_per_epoch))
+    while trainer.may_continue():
+        trainer.step()
+        progress = _end_epoch(trainer) if trainer.at_epoch_end else None
+        if trainer.step_count % every == 0:
+            save_checkpoint(files.checkpoint, owner, trainer.state())
+        if progress is not None:
+            report(progress)
+    save_checkpoint(files.checkpoint, owner, trainer.state())
+    return _finish(spec, files, trainer, dataset)
+
+
+def _end_epoch(trainer: Trainer) -> Progress:
+    record = trainer.end_epoch()
+    return Progress(
+        epoch=trainer.epoch,
+        step=trainer.step_count,
+        total_steps=trainer.total_steps,
+        noise_multiplier=record.noise_multiplier,
+        trace=trainer.trace(),
+        evaluation=record.test,
+        public_evaluation=record.public,
+    )
+
+
+def _finish(spec: TrialSpec, files: TrialFiles, trainer: Trainer, dataset: Dataset) -> TrainingResult:
+    """Store what the run produced; the training result comes last, because its presence says that all is there."""
+    model = io.BytesIO()
+    torch.save({name: value.cpu() for name, value in trainer.released_model().state_dict().items()}, model)
+    write_bytes_atomically(files.model, model.getvalue())
+    write_trace(files.trace, trainer.trace())
+    write_bytes_atomically(files.private_training, json.dumps(asdict(trainer.counters)).encode(), private=True)
+    result = TrainingResult(
+        key=spec.key,
+        epochs=trainer.epoch,
+        steps=trainer.step_count,
+        steps_per_epoch=trainer.mechanism.steps_per_epoch,
+        stopped="completed" if trainer.step_count == trainer.total_steps else "budget",
+        train_size=len(dataset.train),
+        test_size=len(dataset.test),
+        group_names=dataset.group_names,
+        parameters=trainer.num_parameters,
+        research_mode=spec.noise_source == "seeded",
+        initial_bound=trainer.initial_bound,
+        history=trainer.history,
+        evaluation=trainer.history[-1].test,
+        notes=dataset.notes,
+    )
+    write_bytes_atomically(files.training, result.to_json())
+    return result
