@@ -1,0 +1,225 @@
+"""Preprocessing that is fitted once before training: DP-PCA, and features of a frozen, publicly trained network.
+
+What is fitted is a state of tensors, apart from the transformation, so that a checkpoint can keep it and a resumed
+run need not draw noise again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, Protocol
+
+import torch
+import torchvision
+from torch import Tensor, nn
+
+from accounting.errors import InvalidInput, require_finite
+from accounting.mechanism import GaussianRelease, Release
+from accounting.registry import build, lookup
+from workers.data.base import Dataset, Scaling, Split
+from workers.data.images import IMAGENET_SCALING
+from workers.noise import NoiseSource
+from workers.spec import Component
+
+State = dict[str, Tensor]
+_ROWS = 512
+"""Examples are taken this many at a time, to bound memory."""
+
+
+class Preprocessing(Protocol):
+    """Fitted on the training split at the cost of ``releases``; applied to every split alike."""
+
+    @property
+    def releases(self) -> tuple[Release, ...]:
+        """What fitting releases about the training data; known without data, so that a planner can account for it."""
+        ...
+
+    def fit(self, dataset: Dataset, noise: NoiseSource) -> State: ...
+
+    def transform(self, dataset: Dataset, state: State) -> Dataset:
+        """The data set with new features; labels, groups and ids are kept."""
+        ...
+
+
+@dataclass(frozen=True)
+class DPPCA:
+    """Projection on the leading eigenvectors of a noisy second-moment matrix (Dwork et al. 2014, "Analyze Gauss").
+
+    Guarantee: `fit` is one Gaussian mechanism of noise multiplier ``noise_multiplier`` under adding, removing or
+    zeroing one example. Each flattened example x is scaled to norm at most 1, so it moves sum x x^T by a matrix of
+    Frobenius norm ||x||^2 <= 1; the entries on and above the diagonal, which are all that is released, have L2
+    sensitivity at most 1 and get independent N(0, noise_multiplier^2). An example that is not finite counts as
+    zero. Eigenvectors and projections are post-processing.
+
+    Paper C takes 60 dimensions and a noise multiplier of 16 for MNIST. The projected rows are those of the prepared
+    features, unscaled; nothing is centred, because a mean would be a second release.
+    """
+
+    dimensions: int = 60
+    noise_multiplier: float = 16.0
+
+    def __post_init__(self) -> None:
+        require_finite("dimensions of dp_pca", self.dimensions, at_least=1)
+        require_finite("noise_multiplier of dp_pca", self.noise_multiplier, above=0.0)
+
+    @property
+    def releases(self) -> tuple[Release, ...]:
+        return (GaussianRelease("dp_pca", self.noise_multiplier),)
+
+    def fit(self, dataset: Dataset, noise: NoiseSource) -> State:
+        moments = second_moments(dataset.train, dataset)
+        size = len(moments)
+        if self.dimensions > size:
+            raise InvalidInput(f"dimensions of dp_pca is {self.dimensions}, but an example has {size} features")
+        rows, columns = torch.triu_indices(size, size)
+        released = moments[rows, columns] + noise.normal((len(rows),), self.noise_multiplier).cpu().double()
+        noisy = torch.empty_like(moments)
+        noisy[rows, columns] = released
+        noisy[columns, rows] = released
+        return {"projection": _leading_eigenvectors(noisy, self.dimensions).float()}
+
+    def transform(self, dataset: Dataset, state: State) -> Dataset:
+        projection = state["projection"]
+        note = f"features projected on {self.dimensions} private principal components"
+        return _with_features(dataset, lambda features: dataset.prepare(features).flatten(1) @ projection, note)
+
+
+def second_moments(split: Split, dataset: Dataset) -> Tensor:
+    """sum x x^T over the split, float64 [d, d], with every flattened example scaled to norm at most 1.
+
+    Sensitivity: adding or removing one example moves it by at most 1 in Frobenius norm.
+    """
+    size = math.prod(dataset.feature_shape)
+    total = torch.zeros(size, size, dtype=torch.float64)
+    for start in range(0, len(split), _ROWS):
+        rows = dataset.prepare(split.features[start : start + _ROWS]).flatten(1).double()
+        rows = torch.where(rows.isfinite().all(1, keepdim=True), rows, 0.0)
+        norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+        clipped = rows / norms.clamp(min=1.0)
+        total += clipped.T @ clipped
+    return total
+
+
+def _leading_eigenvectors(symmetric: Tensor, count: int) -> Tensor:
+    """[d, count], largest eigenvalue first; the sign makes each vector's largest entry positive."""
+    vectors: Tensor = torch.linalg.eigh(symmetric)[1]
+    leading = vectors.flip(1)[:, :count]
+    largest = leading.gather(0, leading.abs().argmax(0, keepdim=True))
+    return leading * largest.sign()
+
+
+Trunk = Callable[[nn.Module], nn.Module]
+
+
+def _vgg_trunk(network: nn.Module) -> nn.Module:
+    features = network.get_submodule("features")
+    return nn.Sequential(features, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+def _resnet_trunk(network: nn.Module) -> nn.Module:
+    return nn.Sequential(*list(network.children())[:-1], nn.Flatten())
+
+
+TRUNKS: Final[Mapping[str, Trunk]] = {
+    "resnet18": _resnet_trunk,
+    "resnet50": _resnet_trunk,
+    "vgg16": _vgg_trunk,
+}
+"""torchvision networks, and what is left of each without its classifier: pictures to one feature per channel."""
+
+
+@dataclass(frozen=True)
+class FrozenFeatures:
+    """Features of a network trained on public data (paper C, Sec. V: VGG16 for CIFAR-10).
+
+    Guarantee: costs no privacy with respect to the training split, as each example is transformed by itself and
+    the network's weights do not depend on it.
+
+    network: vgg16, resnet18 or resnet50. weights: a file with the state dict, or ``imagenet`` to have torchvision
+    download its own. size: pictures are resized to size x size first; None leaves them.
+    """
+
+    network: str = "vgg16"
+    weights: str = "imagenet"
+    size: int | None = None
+
+    def __post_init__(self) -> None:
+        lookup(TRUNKS, self.network, "network")
+        if self.size is not None:
+            require_finite("size of frozen_features", self.size, at_least=1)
+
+    @property
+    def releases(self) -> tuple[Release, ...]:
+        return ()
+
+    def fit(self, dataset: Dataset, noise: NoiseSource) -> State:
+        return {}
+
+    def transform(self, dataset: Dataset, state: State) -> Dataset:
+        if dataset.train.features.dtype != torch.uint8 or dataset.train.features.ndim != 4:
+            raise InvalidInput(f"frozen_features needs pictures, but {dataset.name!r} has none")
+        trunk = TRUNKS[self.network](self._load()).eval().requires_grad_(False)
+
+        def extract(features: Tensor) -> Tensor:
+            pictures: Tensor = IMAGENET_SCALING(features.expand(-1, 3, -1, -1))
+            if self.size is not None:
+                pictures = nn.functional.interpolate(pictures, (self.size, self.size), mode="bilinear")
+            with torch.no_grad():
+                extracted: Tensor = trunk(pictures)
+            return extracted
+
+        return _with_features(dataset, extract, f"features of a frozen {self.network}, weights {self.weights}")
+
+    def _load(self) -> nn.Module:
+        if self.weights == "imagenet":
+            network: nn.Module = torchvision.models.get_model(self.network, weights="DEFAULT")
+            return network
+        if not Path(self.weights).is_file():
+            raise InvalidInput(f"weights of frozen_features: there is no file {Path(self.weights).absolute()}")
+        with torch.random.fork_rng(devices=[]):
+            network = torchvision.models.get_model(self.network, weights=None)
+        network.load_state_dict(torch.load(self.weights, map_location="cpu", weights_only=True))
+        return network
+
+
+def _with_features(dataset: Dataset, change: Callable[[Tensor], Tensor], note: str) -> Dataset:
+    """``dataset`` with ``change`` applied to the stored features, a block of rows at a time."""
+
+    def changed(split: Split) -> Split:
+        blocks = (split.features[start : start + _ROWS] for start in range(0, len(split), _ROWS))
+        return replace(split, features=torch.cat([change(block) for block in blocks]))
+
+    return replace(
+        dataset,
+        train=changed(dataset.train),
+        test=changed(dataset.test),
+        public=None if dataset.public is None else changed(dataset.public),
+        preparation=Scaling(),
+        notes=(*dataset.notes, note),
+    )
+
+
+PREPROCESSING: Final[Mapping[str, Callable[..., Preprocessing]]] = {
+    "dp_pca": DPPCA,
+    "frozen_features": FrozenFeatures,
+}
+
+
+def make_preprocessing(component: Component) -> Preprocessing:
+    """The preprocessing a trial names."""
+    return build(PREPROCESSING, component.name, component.params, "preprocessing")
+
+
+def planned_releases(component: Component | None) -> tuple[Release, ...]:
+    """What a trial's preprocessing releases about the training data; known before any data is read."""
+    return () if component is None else make_preprocessing(component).releases
+
+
+def preprocess(component: Component, dataset: Dataset, noise: NoiseSource) -> tuple[Dataset, State]:
+    """Fit and transform at once; the state makes it repeatable by `Preprocessing.transform`."""
+    preprocessing = make_preprocessing(component)
+    state = preprocessing.fit(dataset, noise)
+    return preprocessing.transform(dataset, state), state
