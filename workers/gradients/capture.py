@@ -23,7 +23,7 @@ class Use:
     """One call of a layer. edges: what to differentiate by; gradients: from their gradients to those of parameters."""
 
     layer: Layer
-    edges: Sequence[GradientEdge | Tensor]
+    edges: Sequence[GradientEdge]
     gradients: Callable[..., Mapping[str, ExampleGradients]]
 
 
@@ -77,10 +77,8 @@ def _hook(layer: Layer, capture: Capture) -> Any:
             return
         activation = select_rule_input(args, kwargs)
         _require_rows(layer, activation, capture.rows)
-        activation = activation.detach()
-        capture.uses.append(
-            Use(layer, [get_gradient_edge(output)], lambda grad: rule(module, activation, grad, capture.examples))
-        )
+        differentiate = rule(module, activation.detach(), output, capture.examples)
+        capture.uses.append(Use(layer, [get_gradient_edge(output)], differentiate))
 
     return layer.module.register_forward_hook(remember, with_kwargs=True)
 
@@ -113,7 +111,11 @@ def _expanded(layer: Layer, capture: Capture) -> Iterator[None]:
         with _patched(module, original):
             output = _run_per_row(layer, per_row, capture.rows, args, kwargs)
         capture.uses.append(
-            Use(layer, leaves, lambda *grads: dict(zip(layer.parameters, map(Instantiated, grads), strict=True)))
+            Use(
+                layer,
+                [get_gradient_edge(leaf) for leaf in leaves],
+                lambda *grads: dict(zip(layer.parameters, map(Instantiated, grads), strict=True)),
+            )
         )
         return output
 

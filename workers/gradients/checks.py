@@ -13,7 +13,7 @@ from accounting.errors import InvalidInput
 
 _NO_BATCH_FIRST = "reads its batch from the second axis; construct it with batch_first=True"
 
-REFUSED: tuple[tuple[type[nn.Module], Callable[..., bool], str], ...] = (
+REFUSED: tuple[tuple[type, Callable[..., bool], str], ...] = (
     (
         _BatchNorm,
         lambda module: True,
@@ -36,7 +36,7 @@ REFUSED: tuple[tuple[type[nn.Module], Callable[..., bool], str], ...] = (
     ),
     (nn.MultiheadAttention, lambda module: not module.batch_first, _NO_BATCH_FIRST),
     (nn.RNNBase, lambda module: not module.batch_first, _NO_BATCH_FIRST),
-    (LazyModuleMixin, lambda module: True, "has no parameters yet; run one forward pass before training"),  # type: ignore[arg-type]
+    (LazyModuleMixin, lambda module: True, "has no parameters yet; run one forward pass before training"),
 )
 
 

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 from torch.nn.modules.conv import _ConvNd
 
-from workers.gradients.factors import ExampleGradients, Instantiated, sum_of_squares, widen
-from workers.gradients.planning import Planner
+from workers.gradients.factors import (
+    ExampleGradients,
+    Instantiated,
+    Method,
+    Planned,
+    gram_norm_sq,
+    keep,
+    repaired,
+    widen,
+)
+from workers.gradients.planning import rates
+from workers.gradients.rules import Differentiate
+
+CACHED_NUMBERS = 600_000
+"""Examples are processed in chunks of about this many numbers, which fit into a core's cache."""
+
+VECTOR = 16
+"""Channels per vector register: grouped convolutions work on multiples of it."""
 
 
 @dataclass(frozen=True)
@@ -24,10 +41,14 @@ class Geometry:
     dilation: tuple[int, ...]
     groups: int
 
+    @property
+    def kernel(self) -> tuple[int, ...]:
+        return self.shape[2:]
+
     def weight_gradient(self, inputs: Tensor, grads: Tensor, copies: int = 1) -> Tensor:
         """Gradient of ``copies`` stacked kernels, each of shape ``shape``: [copies * out, in / groups, *kernel]."""
         weight = inputs.new_empty(1).expand(copies * self.shape[0], *self.shape[1:])
-        gradients = torch.ops.aten.convolution_backward(
+        gradients: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.convolution_backward(
             grads,
             inputs,
             weight,
@@ -40,39 +61,149 @@ class Geometry:
             copies * self.groups,
             [False, True, False],
         )
-        gradient: Tensor = gradients[1]
-        return gradient
+        return gradients[1]
 
 
 @dataclass(frozen=True)
-class Correlations:
-    """g_i = weight gradient of a convolution; inputs [rows, in, *size], grads [rows, out, *size], rows = B K."""
+class Correlations(Planned):
+    """g_i = weight gradient of a convolution; inputs [B K, in, *size], grads [B K, out, *positions]."""
 
     inputs: Tensor
     grads: Tensor
     geometry: Geometry
     examples: int
 
-    def norm_sq(self, planner: Planner) -> Tensor:
-        return sum_of_squares(self.instantiate())
+    def key(self) -> tuple[Hashable, ...]:
+        return "correlations", self.grads.device.type, self.inputs.shape, self.grads.shape, self.geometry, self._rows
+
+    def methods(self) -> Mapping[str, Method]:
+        return self._instantiating() | self._by_gram()
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        copies = len(self.grads) // self.examples
-        per_row = weights.repeat_interleave(copies).view(-1, *[1] * (self.grads.dim() - 1))
+        """The weight gradient of an ordinary convolution, at its ordinary cost."""
+        per_row = weights.repeat_interleave(self._rows).view(-1, *[1] * (self.grads.dim() - 1))
         return self.geometry.weight_gradient(self.inputs, self.grads * per_row)
 
     def instantiate(self) -> Tensor:
-        """One convolution with a group per row, as in the batching rule of torch.func (Rochette et al. 2019)."""
-        rows = len(self.grads)
-        stacked = self.geometry.weight_gradient(
-            self.inputs.reshape(1, -1, *self.inputs.shape[2:]), self.grads.reshape(1, -1, *self.grads.shape[2:]), rows
-        )
-        return _sum_rows(stacked.view(rows, *self.geometry.shape), self.examples)
+        _, gradients = min(self._instantiating().values(), key=lambda method: method.norm_seconds).prepare()
+        return gradients.instantiate()
 
     def select(self, rows: Tensor) -> Correlations:
-        copies = len(self.grads) // self.examples
-        rows_of = (rows[:, None] * copies + torch.arange(copies, device=rows.device)).flatten()
-        return Correlations(self.inputs[rows_of], self.grads[rows_of], self.geometry, len(rows))
+        selected = (rows[:, None] * self._rows + torch.arange(self._rows, device=rows.device)).flatten()
+        return Correlations(self.inputs[selected], self.grads[selected], self.geometry, len(rows))
+
+    @property
+    def _rows(self) -> int:
+        """K."""
+        return len(self.grads) // self.examples
+
+    def _chunks(self, numbers: int) -> Iterator[Correlations]:
+        """Parts of the batch; ``numbers`` is what one example needs in fast memory."""
+        size = max(1, CACHED_NUMBERS // numbers) if self.grads.device.type == "cpu" else self.examples
+        for start in range(0, self.examples, size):
+            rows = slice(start * self._rows, (start + size) * self._rows)
+            part = self.grads[rows]
+            yield Correlations(self.inputs[rows], part, self.geometry, len(part) // self._rows)
+
+    # -- by instantiation ---------------------------------------------------------------------------------------------
+
+    def _instantiating(self) -> dict[str, Method]:
+        rate, rows = rates(self.grads.device), len(self.grads)
+        outputs, inputs = self.geometry.shape[:2]
+        taps, length = prod(self.geometry.kernel), prod(self.grads.shape[2:])
+        sweep = self.examples * prod(self.geometry.shape) / rate.elementwise
+        per_pair = 2.0 * rows * taps * length  # operations for one input and one output channel
+        padded = -(-inputs // VECTOR) * VECTOR * (-(-outputs // VECTOR) * VECTOR)
+        grouped = per_pair * padded / rate.grouped + sweep
+        found = {"grouped": Method(grouped, sweep, lambda: keep(self._instantiate_by_groups()))}
+        if self.geometry.groups == 1 and self.grads.dim() == 4:
+            copies = rows * inputs * taps * length / rate.unfold
+            unfold = per_pair * inputs * outputs / rate.gemm + copies + sweep
+            found["unfold"] = Method(unfold, sweep, lambda: keep(self._instantiate_by_unfolding()))
+        return found
+
+    def _instantiate_by_groups(self) -> Tensor:
+        """One convolution with a group per row, as in the batching rule of torch.func (Rochette et al. 2019)."""
+        parts = []
+        for chunk in self._chunks(prod(self.geometry.shape) * self._rows):
+            rows, size = len(chunk.grads), self.inputs.shape[2:]
+            stacked = self.geometry.weight_gradient(
+                chunk.inputs.reshape(1, -1, *size), chunk.grads.reshape(1, -1, *self.grads.shape[2:]), rows
+            )
+            parts.append(_sum_rows(stacked.view(rows, *self.geometry.shape), chunk.examples))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _instantiate_by_unfolding(self) -> Tensor:
+        geometry, parts = self.geometry, []
+        for chunk in self._chunks(prod(geometry.shape[1:]) * prod(self.grads.shape[2:]) * self._rows):
+            patches = functional.unfold(
+                chunk.inputs, geometry.kernel, geometry.dilation, geometry.padding, geometry.stride
+            )
+            per_row = chunk.grads.flatten(2) @ patches.mT
+            parts.append(_sum_rows(per_row.view(-1, *geometry.shape), chunk.examples))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    # -- by Gram matrices ---------------------------------------------------------------------------------------------
+
+    def _by_gram(self) -> dict[str, Method]:
+        geometry, rate = self.geometry, rates(self.grads.device)
+        if geometry.groups > 1:
+            return {}
+        pixels, padded = self._rows * prod(self.inputs.shape[2:]), self._padded_pixels()
+        length = self._rows * prod(self.grads.shape[2:])
+        products = 2.0 * (pixels**2 * geometry.shape[1] + length**2 * geometry.shape[0])
+        sweeps = padded**2 + geometry.kernel[0] * padded * length + sum(geometry.kernel[1:]) * length**2 + 2 * length**2
+        seconds = self.examples * (products / rate.gemm + sweeps / rate.elementwise)
+        again = 2.0 * self.examples * length * prod(geometry.shape) / rate.gemm
+        return {"gram": Method(seconds, again, lambda: (self._gram_norm_sq(), self))}
+
+    def _padded_pixels(self) -> int:
+        return self._rows * prod(n + 2 * p for n, p in zip(self.inputs.shape[2:], self.geometry.padding, strict=True))
+
+    def _gram_norm_sq(self) -> Tensor:
+        """Ghost norms without unfolding: patch inner products are sums of pixel inner products.
+
+        <patch_t, patch_s> = sum_o <x[t + o], x[s + o]> over kernel offsets o, so the Gram matrix of patches is the
+        Gram matrix of pixels summed along its diagonals, one axis after the other: prod(kernel) times less work
+        than the product of unfolded patches.
+        """
+        norms, cancelled = [], []
+        for chunk in self._chunks(self._padded_pixels() ** 2):
+            grads = _by_example(chunk.grads, chunk.examples).flatten(2)
+            grad_gram = grads.mT @ grads
+            norm_sq, lost = gram_norm_sq(chunk._patch_gram().view(grad_gram.shape), grad_gram)
+            norms.append(norm_sq)
+            cancelled.append(lost)
+        return repaired(torch.cat(norms), torch.cat(cancelled), self)
+
+    def _patch_gram(self) -> Tensor:
+        """[B, K, *positions, K, *positions]: inner products of the patches that two output positions see."""
+        pixels = _by_example(self.inputs, self.examples)
+        sizes = pixels.shape[2:]
+        flat = pixels.flatten(2)
+        gram = (flat.mT @ flat).view(self.examples, *sizes, *sizes)
+        geometry = self.geometry
+        if any(geometry.padding):
+            margins = [margin for padding in reversed(geometry.padding) for margin in (padding, padding)]
+            gram = functional.pad(gram, [*margins, 0, 0, *margins])
+        for axis, kernel in enumerate(geometry.kernel):
+            row_axis, column_axis = 2 + axis, 2 + axis + len(sizes)
+            stride, dilation, length = geometry.stride[axis], geometry.dilation[axis], self.grads.shape[2 + axis]
+            span = (length - 1) * stride + 1
+            total: Tensor | None = None
+            for offset in range(0, kernel * dilation, dilation):
+                step = slice(offset, offset + span, stride)
+                index = tuple(step if i in (row_axis, column_axis) else slice(None) for i in range(gram.dim()))
+                window = gram[index]
+                total = window.clone(memory_format=torch.contiguous_format) if total is None else total.add_(window)
+            assert total is not None
+            gram = total
+        return gram
+
+
+def _by_example(rows: Tensor, examples: int) -> Tensor:
+    """[B K, channels, *size] -> [B, channels, K, *size]."""
+    return rows.view(examples, -1, *rows.shape[1:]).transpose(1, 2)
 
 
 def _sum_rows(per_row: Tensor, examples: int) -> Tensor:
@@ -82,21 +213,19 @@ def _sum_rows(per_row: Tensor, examples: int) -> Tensor:
     return per_row.view(examples, -1, *per_row.shape[1:]).sum(1)
 
 
-def convolution(module: _ConvNd, activation: Tensor, grad: Tensor, examples: int) -> Mapping[str, ExampleGradients]:
-    inputs, grads = widen(activation), widen(grad)
-    if module.padding_mode == "zeros" and not isinstance(module.padding, str):
-        padding = module.padding
-    else:  # "same" may pad unevenly, and other modes copy values: pad first
-        mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
-        inputs = functional.pad(inputs, module._reversed_padding_repeated_twice, mode)
-        padding = (0,) * len(module.stride)
-    geometry = Geometry(tuple(module.weight.shape), module.stride, padding, module.dilation, module.groups)
-    gradients: dict[str, ExampleGradients] = {"weight": Correlations(inputs, grads, geometry, examples)}
-    if module.bias is not None:
-        gradients["bias"] = Instantiated(
-            grads.reshape(examples, -1, *grads.shape[1:]).transpose(1, 2).flatten(2).sum(2)
-        )
-    return gradients
+def convolution(module: _ConvNd, activation: Tensor, output: Tensor, examples: int) -> Differentiate:
+    def differentiate(grad: Tensor) -> dict[str, ExampleGradients]:
+        inputs, grads = widen(activation).contiguous(), widen(grad).contiguous()
+        if module.padding_mode == "zeros" and not isinstance(module.padding, str):
+            padding = module.padding
+        else:  # "same" may pad unevenly, and other modes copy values: pad first
+            mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+            inputs = functional.pad(inputs, module._reversed_padding_repeated_twice, mode)
+            padding = (0,) * len(module.stride)
+        geometry = Geometry(tuple(module.weight.shape), module.stride, padding, module.dilation, module.groups)
+        return {
+            "weight": Correlations(inputs, grads, geometry, examples),
+            "bias": Instantiated(_sum_rows(grads.flatten(2).sum(2), examples)),
+        }
 
-
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    return differentiate

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from workers.gradients.factors import ExampleGradients, widen
+from workers.gradients.factors import ExampleGradients, sum_of_squares, widen
 from workers.gradients.planning import Planner
+from workers.gradients.rules import Differentiate
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,15 @@ class Lookups:
         """Rows of equal tokens are added first, so nothing of the size of the vocabulary is made per example."""
         examples = len(self.tokens)
         offsets = torch.arange(examples, device=self.tokens.device)[:, None] * self.vocabulary
-        keys, inverse = (self.tokens + offsets).flatten().unique(return_inverse=True)
-        rows = self.grads.new_zeros(len(keys), self.grads.shape[2]).index_add_(0, inverse, self.grads.flatten(0, 1))
+        keys, inverse = torch.unique(self.tokens + offsets, return_inverse=True)
+        rows = self.grads.new_zeros(len(keys), self.grads.shape[2]).index_add_(
+            0, inverse.flatten(), self.grads.flatten(0, 1)
+        )
         norm_sq = self.grads.new_zeros(examples)
-        return norm_sq.index_add_(0, keys // self.vocabulary, torch.linalg.vecdot(rows, rows))
+        return norm_sq.index_add_(0, keys // self.vocabulary, sum_of_squares(rows))
+
+    def prepare(self, planner: Planner) -> tuple[Tensor, ExampleGradients]:
+        return self.norm_sq(planner), self
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         total = self.grads.new_zeros(self.vocabulary, self.grads.shape[2])
@@ -42,9 +47,13 @@ class Lookups:
         return Lookups(self.tokens[rows], self.grads[rows], self.vocabulary)
 
 
-def embedding(module: nn.Embedding, activation: Tensor, grad: Tensor, examples: int) -> Mapping[str, ExampleGradients]:
+def embedding(module: nn.Embedding, activation: Tensor, output: Tensor, examples: int) -> Differentiate:
     tokens = activation.reshape(examples, -1)
-    grads = widen(grad).reshape(examples, -1, module.embedding_dim)
-    if module.padding_idx is not None:  # this row is never updated
-        grads = grads.masked_fill((tokens == module.padding_idx)[:, :, None], 0.0)
-    return {"weight": Lookups(tokens, grads, module.num_embeddings)}
+
+    def differentiate(grad: Tensor) -> dict[str, ExampleGradients]:
+        grads = widen(grad).reshape(examples, -1, module.embedding_dim)
+        if module.padding_idx is not None:  # this row is never updated
+            grads = grads.masked_fill((tokens == module.padding_idx)[:, :, None], 0.0)
+        return {"weight": Lookups(tokens, grads, module.num_embeddings)}
+
+    return differentiate

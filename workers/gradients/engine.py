@@ -129,9 +129,14 @@ class GradientEngine:
         with torch.no_grad():
             losses = losses.detach().float().view(examples, -1).mean(1)
             layer_norm_sq = losses.new_zeros(len(self._layers), examples)
+            prepared: dict[str, ExampleGradients] = {}
             for name, factors in gradients.items():
-                layer_norm_sq[self._layer_of[name]] += factors.norm_sq(self._planner)
-            return Pass(losses, layer_norm_sq.sum(0), layer_norm_sq.T, gradients if keep else {})
+                if keep:
+                    norm_sq, prepared[name] = factors.prepare(self._planner)
+                else:
+                    norm_sq = factors.norm_sq(self._planner)
+                layer_norm_sq[self._layer_of[name]] += norm_sq
+            return Pass(losses, layer_norm_sq.sum(0), layer_norm_sq.T, prepared)
 
     def _collect(self, passes: list[Pass], x: Tensor) -> BatchNorms:
         if not passes:

@@ -1,27 +1,36 @@
 """Per-example gradients of one parameter, kept as the factors they are products of.
 
 A layer whose parameters see the activation ``a`` and whose output receives the gradient ``g`` has per-example
-gradients that are cheap functions of the pair (a, g). Each class here is one such function, and answers the three
-questions the engine asks. B is the number of examples; sums and norms are taken in float32 or wider.
+gradients that are cheap functions of the pair (a, g). Each class of `ExampleGradients` is one such function, and
+answers what the engine asks. B is the number of examples; sums and norms are taken in float32 or wider.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial, reduce
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from workers.gradients.planning import Planner
+from workers.gradients.planning import Alternative, Planner
+
+CANCELLATION = 1e-3
+"""Below this share of its upper bound, a squared norm from Gram matrices has lost too many digits."""
 
 
 class ExampleGradients(Protocol):
     """The gradients g_1 .. g_B of one parameter of shape S."""
 
     def norm_sq(self, planner: Planner) -> Tensor:
-        """[B]: squared L2 norm of every g_i."""
+        """[B]: squared L2 norm of every g_i, in the cheapest way."""
+        ...
+
+    def prepare(self, planner: Planner) -> tuple[Tensor, ExampleGradients]:
+        """norm_sq, and these gradients in a form that makes it and a later `weighted_sum` cheapest together."""
         ...
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
@@ -45,7 +54,33 @@ def widen(tensor: Tensor) -> Tensor:
 def sum_of_squares(gradients: Tensor) -> Tensor:
     """[B, ...] -> [B]."""
     flat = gradients.flatten(1)
-    return torch.linalg.vecdot(flat, flat)
+    return inner_products(flat, flat)
+
+
+def inner_products(left: Tensor, right: Tensor) -> Tensor:
+    """[B, n], [B, n] -> [B]."""
+    products: Tensor = torch.linalg.vecdot(left, right)
+    return products
+
+
+def gram_norm_sq(activations: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
+    """sum_{t,s} <a_t, a_s> <g_t, g_s> from both Gram matrices [B, T, T], and which examples lost digits [B].
+
+    It is the squared norm of sum_t g_t (x) a_t (Goodfellow 2015; Li et al. 2022, Sec. 4.1), which is at most
+    (sum_t |a_t| |g_t|)^2. Where it is far below, the terms cancelled.
+    """
+    norm_sq = inner_products(activations.flatten(1), grads.flatten(1))
+    squares = activations.diagonal(dim1=1, dim2=2) * grads.diagonal(dim1=1, dim2=2)
+    bound = squares.clamp_min(0.0).sqrt().sum(1).square()
+    return norm_sq, norm_sq < CANCELLATION * bound
+
+
+def repaired(norm_sq: Tensor, cancelled: Tensor, gradients: ExampleGradients) -> Tensor:
+    """norm_sq with the cancelled examples (a mask) recomputed from instantiated gradients."""
+    if bool(cancelled.any()):
+        rows = cancelled.nonzero().squeeze(1)
+        norm_sq[rows] = sum_of_squares(gradients.select(rows).instantiate())
+    return norm_sq
 
 
 @dataclass(frozen=True)
@@ -57,8 +92,11 @@ class Instantiated:
     def norm_sq(self, planner: Planner) -> Tensor:
         return sum_of_squares(self.gradients)
 
+    def prepare(self, planner: Planner) -> tuple[Tensor, ExampleGradients]:
+        return self.norm_sq(planner), self
+
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        return torch.tensordot(weights, self.gradients, 1)
+        return (weights @ self.gradients.flatten(1)).view(self.gradients.shape[1:])
 
     def instantiate(self) -> Tensor:
         return self.gradients
@@ -76,13 +114,61 @@ class Summed:
     def norm_sq(self, planner: Planner) -> Tensor:
         return sum_of_squares(self.instantiate())
 
+    def prepare(self, planner: Planner) -> tuple[Tensor, ExampleGradients]:
+        return self.norm_sq(planner), self
+
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        first, *rest = (part.weighted_sum(weights) for part in self.parts)
-        return sum(rest, first)
+        return reduce(torch.add, (part.weighted_sum(weights) for part in self.parts))
 
     def instantiate(self) -> Tensor:
-        first, *rest = (part.instantiate() for part in self.parts)
-        return sum(rest, first)
+        return reduce(torch.add, (part.instantiate() for part in self.parts))
 
     def select(self, rows: Tensor) -> ExampleGradients:
         return Summed([part.select(rows) for part in self.parts])
+
+
+Prepared = tuple[Tensor, ExampleGradients]
+"""norm_sq [B], and the gradients in the form it left them in."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to norms. Estimated seconds for them, and for a weighted sum of what ``prepare`` leaves."""
+
+    norm_seconds: float
+    sum_seconds: float
+    prepare: Callable[[], Prepared]
+
+
+class Planned(ABC):
+    """Gradients with several ways to their norms, among which the planner chooses."""
+
+    @abstractmethod
+    def key(self) -> tuple[Hashable, ...]:
+        """Everything that the methods and their costs depend on."""
+
+    @abstractmethod
+    def methods(self) -> Mapping[str, Method]: ...
+
+    def norm_sq(self, planner: Planner) -> Tensor:
+        alternatives = {
+            name: Alternative(method.norm_seconds, method.prepare) for name, method in self.methods().items()
+        }
+        return planner.choose(("norm", *self.key()), alternatives)[0]
+
+    def prepare(self, planner: Planner) -> Prepared:
+        alternatives = {
+            name: Alternative(method.norm_seconds + method.sum_seconds, method.prepare, partial(_both, method))
+            for name, method in self.methods().items()
+        }
+        return planner.choose(("prepare", *self.key()), alternatives)
+
+
+def _both(method: Method) -> Tensor:
+    norm_sq, gradients = method.prepare()
+    return gradients.weighted_sum(norm_sq)
+
+
+def keep(gradients: Tensor) -> Prepared:
+    """Norms of instantiated gradients [B, *S], which are kept for the weighted sum."""
+    return sum_of_squares(gradients), Instantiated(gradients)

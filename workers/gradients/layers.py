@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
 from workers.gradients import convolution, embedding, linear, normalization
-from workers.gradients.factors import ExampleGradients
-
-Rule = Callable[..., Mapping[str, ExampleGradients]]
-"""(module, activation, output gradient, examples) -> per-example gradients by local parameter name.
-
-Activation and output gradient have one row per example, or K consecutive rows where K of them are averaged into one
-example; their gradients are then summed.
-"""
+from workers.gradients.rules import Rule
 
 RULES: Mapping[type[nn.Module], Rule] = {
     nn.Linear: linear.linear,

@@ -2,57 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
-from workers.gradients.factors import ExampleGradients, Instantiated, sum_of_squares, widen
-from workers.gradients.planning import Alternative, Planner
-
-CANCELLATION = 1e-3
-"""Below this share of its upper bound, a squared norm from Gram matrices has lost too many digits."""
+from workers.gradients.factors import (
+    ExampleGradients,
+    Instantiated,
+    Method,
+    Planned,
+    gram_norm_sq,
+    keep,
+    repaired,
+    sum_of_squares,
+    widen,
+)
+from workers.gradients.planning import Planner, rates
+from workers.gradients.rules import Differentiate
 
 
 @dataclass(frozen=True)
-class OuterProducts:
+class OuterProducts(Planned):
     """g_i = sum_t grads[i, t] (x) activations[i, t]; activations [B, T, d], grads [B, T, p], S = (p, d)."""
 
     activations: Tensor
     grads: Tensor
 
-    def norm_sq(self, planner: Planner) -> Tensor:
-        positions, width = self.activations.shape[1:]
-        height = self.grads.shape[2]
-        if positions == 1:  # |g (x) a| = |g| |a|
-            return sum_of_squares(self.activations) * sum_of_squares(self.grads)
-        return planner.choose(
-            ("outer", *self.activations.shape, height, self.activations.device.type),
-            {
-                "ghost": Alternative(positions * positions * (width + height + 4.0), self._ghost_norm_sq),
-                "instantiate": Alternative((positions + 4.0) * width * height, self._instantiated_norm_sq),
-            },
-        )
+    def key(self) -> tuple[Hashable, ...]:
+        return "outer products", self.activations.device.type, *self.activations.shape, self.grads.shape[2]
 
-    def _instantiated_norm_sq(self) -> Tensor:
-        return sum_of_squares(self.instantiate())
+    def methods(self) -> Mapping[str, Method]:
+        (examples, length, width), height = self.activations.shape, self.grads.shape[2]
+        rate = rates(self.activations.device)
+        gram = 2 * length**2 * (width + height) / rate.gemm + 3 * length**2 / rate.elementwise
+        product = 2 * length * width * height / rate.gemm
+        sweep = width * height / rate.elementwise
+        return {
+            "gram": Method(examples * gram, examples * product, lambda: (self._gram_norm_sq(), self)),
+            "instantiate": Method(examples * (product + sweep), examples * sweep, lambda: keep(self.instantiate())),
+        }
 
-    def _ghost_norm_sq(self) -> Tensor:
-        """sum_{t,s} <a_t, a_s> <g_t, g_s> (Goodfellow 2015; Li et al. 2022, Sec. 4.1).
-
-        Where the terms cancel (the result is far below its bound (sum_t |a_t| |g_t|)^2), digits are lost; those
-        examples, if any, are recomputed by instantiation.
-        """
-        activation_gram = self.activations @ self.activations.mT
-        grad_gram = self.grads @ self.grads.mT
-        norm_sq = torch.linalg.vecdot(activation_gram.flatten(1), grad_gram.flatten(1))
-        diagonals = activation_gram.diagonal(dim1=1, dim2=2) * grad_gram.diagonal(dim1=1, dim2=2)
-        bound = diagonals.clamp_min(0).sqrt().sum(1).square()
-        cancelled = (norm_sq < CANCELLATION * bound).nonzero().squeeze(1)
-        if len(cancelled):
-            norm_sq[cancelled] = sum_of_squares(self.select(cancelled).instantiate())
-        return norm_sq
+    def _gram_norm_sq(self) -> Tensor:
+        norm_sq, cancelled = gram_norm_sq(self.activations @ self.activations.mT, self.grads @ self.grads.mT)
+        return repaired(norm_sq, cancelled, self)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         weighted = self.grads * weights[:, None, None]
@@ -65,15 +58,38 @@ class OuterProducts:
         return OuterProducts(self.activations[rows], self.grads[rows])
 
 
-def positions(tensor: Tensor, examples: int, features: int) -> Tensor:
-    """[rows, ..., features] -> [B, T, features]: rows of the same example become positions."""
-    return widen(tensor).reshape(examples, -1, features)
+@dataclass(frozen=True)
+class OuterProduct:
+    """g_i = grads[i] (x) activations[i]; activations [B, d], grads [B, p], S = (p, d)."""
+
+    activations: Tensor
+    grads: Tensor
+
+    def norm_sq(self, planner: Planner) -> Tensor:
+        """|g (x) a| = |g| |a| (Goodfellow 2015)."""
+        return sum_of_squares(self.activations) * sum_of_squares(self.grads)
+
+    def prepare(self, planner: Planner) -> tuple[Tensor, ExampleGradients]:
+        return self.norm_sq(planner), self
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return (self.grads * weights[:, None]).mT @ self.activations
+
+    def instantiate(self) -> Tensor:
+        return self.grads[:, :, None] * self.activations[:, None, :]
+
+    def select(self, rows: Tensor) -> ExampleGradients:
+        return OuterProduct(self.activations[rows], self.grads[rows])
 
 
-def linear(module: nn.Linear, activation: Tensor, grad: Tensor, examples: int) -> Mapping[str, ExampleGradients]:
-    grads = positions(grad, examples, module.out_features)
-    gradients: dict[str, ExampleGradients] = {}
-    gradients["weight"] = OuterProducts(positions(activation, examples, module.in_features), grads)
-    if module.bias is not None:
-        gradients["bias"] = Instantiated(grads.sum(1))
-    return gradients
+def linear(module: nn.Linear, activation: Tensor, output: Tensor, examples: int) -> Differentiate:
+    def differentiate(grad: Tensor) -> dict[str, ExampleGradients]:
+        activations, grads = widen(activation), widen(grad)
+        if activations.dim() == 2 and len(activations) == examples:
+            return {"weight": OuterProduct(activations, grads), "bias": Instantiated(grads)}
+        # Rows of the same example become positions.
+        activations = activations.reshape(examples, -1, module.in_features)
+        grads = grads.reshape(examples, -1, module.out_features)
+        return {"weight": OuterProducts(activations, grads), "bias": Instantiated(grads.sum(1))}
+
+    return differentiate

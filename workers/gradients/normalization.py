@@ -2,47 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from math import prod
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from workers.gradients.factors import ExampleGradients, Instantiated, widen
+from workers.gradients.rules import Differentiate
 
 
-def _channelwise(normalised: Tensor, grad: Tensor, examples: int) -> Mapping[str, ExampleGradients]:
-    """[B K, C, *size] -> weight and bias gradients [B, C]."""
-    scale = (grad * normalised).flatten(2).sum(2) if grad.dim() > 2 else grad * normalised
-    shift = grad.flatten(2).sum(2) if grad.dim() > 2 else grad
-    channels = grad.shape[1]
-    return {
-        "weight": Instantiated(scale.view(examples, -1, channels).sum(1)),
-        "bias": Instantiated(shift.view(examples, -1, channels).sum(1)),
-    }
+def group_norm(module: nn.GroupNorm, activation: Tensor, output: Tensor, examples: int) -> Differentiate:
+    return _channelwise(activation, module.num_groups, module.eps, examples)
 
 
-def group_norm(module: nn.GroupNorm, activation: Tensor, grad: Tensor, examples: int) -> Mapping[str, ExampleGradients]:
-    normalised = functional.group_norm(widen(activation), module.num_groups, eps=module.eps)
-    return _channelwise(normalised, widen(grad), examples)
+def instance_norm(module: nn.InstanceNorm2d, activation: Tensor, output: Tensor, examples: int) -> Differentiate:
+    return _channelwise(activation, activation.shape[1], module.eps, examples)
 
 
-def instance_norm(
-    module: nn.InstanceNorm2d, activation: Tensor, grad: Tensor, examples: int
-) -> Mapping[str, ExampleGradients]:
-    return _channelwise(functional.instance_norm(widen(activation), eps=module.eps), widen(grad), examples)
+def _channelwise(activation: Tensor, groups: int, eps: float, examples: int) -> Differentiate:
+    """Activation [B K, C, *size]; gradients [B, C].
+
+    The kernel of the ordinary backward pass sums over examples; with all channels of all rows as channels of one
+    example, it returns each row's own sums.
+    """
+    rows, channels = activation.shape[:2]
+    length = prod(activation.shape[2:])
+
+    def differentiate(grad: Tensor) -> dict[str, ExampleGradients]:
+        inputs, grads = widen(activation).reshape(1, rows * channels, length), widen(grad).reshape(1, -1, length)
+        variance, mean = torch.var_mean(inputs.view(rows * groups, -1), 1, correction=0)
+        _, scale, shift = torch.ops.aten.native_group_norm_backward(
+            grads,
+            inputs,
+            mean.view(1, -1),
+            torch.rsqrt(variance + eps).view(1, -1),
+            None,
+            1,
+            rows * channels,
+            length,
+            rows * groups,
+            [False, True, True],
+        )
+        return {
+            "weight": Instantiated(scale.view(examples, -1, channels).sum(1)),
+            "bias": Instantiated(shift.view(examples, -1, channels).sum(1)),
+        }
+
+    return differentiate
 
 
-def layer_norm(module: nn.LayerNorm, activation: Tensor, grad: Tensor, examples: int) -> Mapping[str, ExampleGradients]:
+def layer_norm(module: nn.LayerNorm, activation: Tensor, output: Tensor, examples: int) -> Differentiate:
     shape = module.normalized_shape
-    grads = widen(grad)
-    normalised = functional.layer_norm(widen(activation), shape, eps=module.eps)
-    return {
-        "weight": Instantiated((grads * normalised).reshape(examples, -1, *shape).sum(1)),
-        "bias": Instantiated(grads.reshape(examples, -1, *shape).sum(1)),
-    }
+
+    def differentiate(grad: Tensor) -> dict[str, ExampleGradients]:
+        grads = widen(grad)
+        normalised = functional.layer_norm(widen(activation), shape, eps=module.eps)
+        return {
+            "weight": Instantiated((grads * normalised).reshape(examples, -1, *shape).sum(1)),
+            "bias": Instantiated(grads.reshape(examples, -1, *shape).sum(1)),
+        }
+
+    return differentiate
 
 
-def rms_norm(module: nn.RMSNorm, activation: Tensor, grad: Tensor, examples: int) -> Mapping[str, ExampleGradients]:
+def rms_norm(module: nn.RMSNorm, activation: Tensor, output: Tensor, examples: int) -> Differentiate:
     shape = module.normalized_shape
-    normalised = functional.rms_norm(widen(activation), shape, eps=module.eps)
-    return {"weight": Instantiated((widen(grad) * normalised).reshape(examples, -1, *shape).sum(1))}
+
+    def differentiate(grad: Tensor) -> dict[str, ExampleGradients]:
+        normalised = functional.rms_norm(widen(activation), shape, eps=module.eps)
+        return {"weight": Instantiated((widen(grad) * normalised).reshape(examples, -1, *shape).sum(1))}
+
+    return differentiate

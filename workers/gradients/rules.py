@@ -1,0 +1,19 @@
+"""What a rule of a layer type is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from torch import Tensor
+
+from workers.gradients.factors import ExampleGradients
+
+Differentiate = Callable[[Tensor], Mapping[str, ExampleGradients]]
+"""Gradient with respect to the layer's output -> per-example gradients by local parameter name."""
+
+Rule = Callable[..., Differentiate]
+"""(module, activation, output, examples) -> Differentiate, called during the forward pass.
+
+Activation and output have one row per example, or K consecutive rows of which an example is made: gradients of those
+are summed. A rule must not keep ``output`` itself, only what it needs of it.
+"""
