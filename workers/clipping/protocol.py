@@ -62,12 +62,14 @@ class Setting:
 class ClippingState:
     """State between steps: a bound known to everyone, and thresholds known only to the trainer.
 
-    bound C and ratio Z / C (global clipping) are public: configured, or computed from noisy answers. thresholds [n]
-    belong to single examples and are private; only individual clipping has them.
+    bound C, ratio Z / C (global clipping) and counts (the moving average of noisy answers) are public: configured,
+    or computed from noisy answers. thresholds [n] belong to single examples and are private; only individual
+    clipping has them.
     """
 
     bound: float
     ratio: float = 1.0
+    counts: Tensor | None = None
     thresholds: Tensor | None = None
 
 
@@ -173,6 +175,13 @@ class ClippingMethod(ABC):
 def clip_factor(norms: Tensor, bound: float | Tensor) -> Tensor:
     """min(1, bound / norm) elementwise: the factor of flat clipping; 1 for norm 0, 0 for infinity."""
     return torch.clamp(bound / norms, max=1.0)
+
+
+def averaged_counts(state: ClippingState, noisy_answer: Tensor, memory: float) -> Tensor:
+    """Moving average of noisy counts that forgets at rate 1 - ``memory``; 0 keeps only the last. Post-processing."""
+    if state.counts is None:
+        return noisy_answer
+    return memory * state.counts + (1.0 - memory) * noisy_answer
 
 
 def require_layer_norms(examples: Examples) -> Tensor:
