@@ -7,7 +7,7 @@ and the weighted sum are computed from those pairs: no second backward pass, no 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,9 @@ PerExampleLoss = Callable[[Tensor, Tensor], Tensor]
 
 Weigh = Callable[[BatchNorms], Tensor]
 """Norms of a whole batch -> weights [B] or, for a layerwise engine, [B, L]."""
+
+WeighRows = Callable[[BatchNorms, slice], Tensor]
+"""Norms of some examples, and which of the batch they are -> weights [b] or [b, L]."""
 
 
 @dataclass(frozen=True)
@@ -90,24 +93,48 @@ class GradientEngine:
     def weighted_sum(self, x: Tensor, y: Tensor, weigh: Weigh) -> WeightedSum:
         """sum_i w_i g_i with w = weigh(norms of the whole batch).
 
-        A batch of one micro-batch takes one pass; a larger one takes a norm pass over all, then a second pass.
-        Examples whose gradient is not finite get weight 0 and never touch the sum.
+        One micro-batch takes one pass. Several take a norm pass each, and then an ordinary backward pass of the
+        weighted losses each (or, with weights per layer, a pass that keeps pairs); where weights do not depend on
+        the rest of the batch, `weighted_sum_rowwise` saves that second round. Examples whose gradient is not finite
+        get weight 0 and never touch the sum.
         """
         batches = list(self._micro_batches(x, y))
-        single = len(batches) == 1
-        passes = [self._pass(*rows, keep=single) for rows in batches]
-        norms = self._collect(passes, x)
-        finite = norms.norms.isfinite()
-        weights = weigh(norms).detach().to(norms.norms)
-        weights = weights.masked_fill(~(finite if weights.dim() == 1 else finite[:, None]), 0.0)
-        totals = {name: torch.zeros_like(parameter) for name, parameter in self._parameters.items()}
+        if len(batches) <= 1:
+            return self.weighted_sum_rowwise(x, y, lambda norms, _: weigh(norms))
+        norms = self._collect([self._pass(*rows, keep=False) for rows in batches], x)
+        weights, finite = _checked_weights(weigh(norms), norms)
+        totals = self._zeros()
         start = 0
-        for index, rows in enumerate(batches):
-            current = passes[index] if single else self._pass(*rows, keep=True)
-            stop = start + len(current.losses)
-            self._add(totals, current.gradients, weights[start:stop], finite[start:stop])
-            start = stop
+        for rows in batches:
+            part = slice(start, start + len(rows[0]) // self._multiplicity)
+            if weights.dim() == 1:
+                self._add_weighted_losses(totals, *rows, weights[part], finite[part])
+            else:
+                self._add(totals, self._pass(*rows, keep=True).gradients, weights[part], finite[part])
+            start = part.stop
         return WeightedSum(norms, weights, totals, int((~finite).sum()))
+
+    def weighted_sum_rowwise(self, x: Tensor, y: Tensor, weigh: WeighRows) -> WeightedSum:
+        """sum_i w_i g_i where the weight of an example depends on that example alone: one pass per micro-batch.
+
+        ``weigh(norms, rows)`` gets the norms of the examples ``rows`` (a slice of the batch's examples) and returns
+        their weights.
+        """
+        passes, weights, finite, totals, start = [], [], [], self._zeros(), 0
+        for rows in self._micro_batches(x, y):
+            current = self._pass(*rows, keep=True)
+            norms = self._collect([current], x)
+            stop = start + len(norms.norms)
+            w, f = _checked_weights(weigh(norms, slice(start, stop)), norms)
+            self._add(totals, current.gradients, w, f)
+            passes.append(replace(current, gradients={}))
+            weights.append(w)
+            finite.append(f)
+            start = stop
+        if not passes:
+            norms = self._collect([], x)
+            return WeightedSum(norms, weigh(norms, slice(0, 0)), totals, 0)
+        return WeightedSum(self._collect(passes, x), torch.cat(weights), totals, int((~torch.cat(finite)).sum()))
 
     def _micro_batches(self, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         if len(x) % self._multiplicity or len(x) != len(y):
@@ -121,10 +148,7 @@ class GradientEngine:
     def _pass(self, x: Tensor, y: Tensor, *, keep: bool) -> Pass:
         examples = len(x) // self._multiplicity
         with torch.enable_grad(), capturing(self._layers, len(x), examples) as capture:
-            with torch.autocast(x.device.type, self._autocast, enabled=self._autocast is not None):
-                losses = self._loss(self.model(x), y)
-            if losses.shape != (len(x),):
-                raise InvalidInput(f"the loss returned shape {list(losses.shape)}, but must return [{len(x)}]")
+            losses = self._losses(x, y)
             gradients = capture.backward(losses.sum() / self._multiplicity)
         with torch.no_grad():
             losses = losses.detach().float().view(examples, -1).mean(1)
@@ -138,6 +162,13 @@ class GradientEngine:
                 layer_norm_sq[self._layer_of[name]] += norm_sq
             return Pass(losses, layer_norm_sq.sum(0), layer_norm_sq.T, prepared)
 
+    def _losses(self, x: Tensor, y: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, self._autocast, enabled=self._autocast is not None):
+            losses = self._loss(self.model(x), y)
+        if losses.shape != (len(x),):
+            raise InvalidInput(f"the loss returned shape {list(losses.shape)}, but must return [{len(x)}]")
+        return losses
+
     def _collect(self, passes: list[Pass], x: Tensor) -> BatchNorms:
         if not passes:
             empty = torch.zeros(0, device=x.device)
@@ -147,6 +178,9 @@ class GradientEngine:
         if self._layerwise:
             layer_norms = _root(torch.cat([one.layer_norm_sq for one in passes]))
         return BatchNorms(_root(norm_sq), layer_norms, torch.cat([one.losses for one in passes]))
+
+    def _zeros(self) -> dict[str, Tensor]:
+        return {name: torch.zeros_like(parameter) for name, parameter in self._parameters.items()}
 
     @torch.no_grad()
     def _add(
@@ -162,6 +196,30 @@ class GradientEngine:
             if kept is not None:  # 0 * nan is nan: leave these examples out
                 factors, column = factors.select(kept), column[kept]
             totals[name] += factors.weighted_sum(column)
+
+    def _add_weighted_losses(
+        self, totals: dict[str, Tensor], x: Tensor, y: Tensor, weights: Tensor, finite: Tensor
+    ) -> None:
+        """The gradient of sum_i w_i loss_i by an ordinary backward pass."""
+        if not bool(finite.all()):
+            rows = finite.repeat_interleave(self._multiplicity)
+            x, y, weights = x[rows], y[rows], weights[finite]
+        if not len(x):
+            return
+        with torch.enable_grad():
+            losses = self._losses(x, y)
+            loss = losses @ weights.repeat_interleave(self._multiplicity).to(losses) / self._multiplicity
+            gradients = torch.autograd.grad(loss, list(self._parameters.values()), allow_unused=True)
+        for total, gradient in zip(totals.values(), gradients, strict=True):
+            if gradient is not None:
+                total += gradient
+
+
+def _checked_weights(weights: Tensor, norms: BatchNorms) -> tuple[Tensor, Tensor]:
+    """Weights with 0 wherever the gradient is not finite, and the mask [B] of finite ones."""
+    finite = norms.norms.isfinite()
+    allowed = finite if weights.dim() == 1 else finite[:, None]
+    return weights.detach().to(norms.norms).masked_fill(~allowed, 0.0), finite
 
 
 def _root(norm_sq: Tensor) -> Tensor:
