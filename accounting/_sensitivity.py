@@ -1,0 +1,163 @@
+"""Random sensitivities of one round: how far a group of examples may move the noisy sum, and how likely.
+
+A `SensitivityMixture` is the scalar mixture-of-Gaussians mechanism (paper B, Definition 2.8) in units of the
+noise's standard deviation: ``Q = N(0, 1)`` without the group, ``P = sum_j p_j N(a_j, 1)`` with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from accounting.errors import InvalidInput, require_finite
+
+Array = npt.NDArray[np.float64]
+
+_NEGLIGIBLE = 1e-290  # probabilities below this are never kept: doubles lose precision there
+
+
+@dataclass(frozen=True)
+class SensitivityMixture:
+    """Sensitivity ``sensitivities[j]`` (in noise standard deviations) with probability ``probabilities[j]``.
+
+    Sensitivities ascend strictly and are at least 0; probabilities are positive and sum to 1 - ``missing``.
+    ``missing`` is the probability of larger sensitivities that the mixture says nothing about.
+    """
+
+    sensitivities: tuple[float, ...]
+    probabilities: tuple[float, ...]
+    missing: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.sensitivities or len(self.sensitivities) != len(self.probabilities):
+            raise InvalidInput(
+                f"a mixture has {len(self.sensitivities)} sensitivities and {len(self.probabilities)} probabilities; "
+                "give at least one, and equally many of both"
+            )
+        require_finite("the smallest sensitivity of a mixture", self.sensitivities[0], at_least=0.0)
+        require_finite("the largest sensitivity of a mixture", self.sensitivities[-1])
+        if not np.all(np.diff(self.sensitivities) > 0):
+            raise InvalidInput("the sensitivities of a mixture must ascend strictly; merge equal ones and sort")
+        require_finite("the smallest probability of a mixture", min(self.probabilities), above=0.0)
+        require_finite("the missing probability of a mixture", self.missing, at_least=0.0, below=1.0)
+        total = sum(self.probabilities) + self.missing
+        require_finite("the sum of a mixture's probabilities", total, at_least=1 - 1e-9, at_most=1 + 1e-9)
+
+    @property
+    def zero_probability(self) -> float:
+        """Probability that the round does not depend on the group at all."""
+        return self.probabilities[0] if self.sensitivities[0] == 0.0 else 0.0
+
+    @property
+    def is_gaussian(self) -> bool:
+        """Whether the round is a plain Gaussian mechanism: one sensitivity, nothing missing."""
+        return len(self.sensitivities) == 1 and self.missing == 0.0
+
+    def scaled(self, factor: float) -> SensitivityMixture:
+        """The mixture with every sensitivity times ``factor``."""
+        return SensitivityMixture(tuple(a * factor for a in self.sensitivities), self.probabilities, self.missing)
+
+    def truncated(self, tail: float) -> SensitivityMixture:
+        """The mixture without its largest sensitivities, as far as their probability stays below ``tail``."""
+        kept, dropped = self._split(tail)
+        return SensitivityMixture(self.sensitivities[:kept], self.probabilities[:kept], self.missing + dropped)
+
+    def rounded_down(self, tail: float) -> SensitivityMixture:
+        """A mixture that this one dominates: what `truncated` drops gets the largest sensitivity that is kept."""
+        kept, dropped = self._split(tail)
+        probabilities = (*self.probabilities[: kept - 1], self.probabilities[kept - 1] + dropped + self.missing)
+        return SensitivityMixture(self.sensitivities[:kept], probabilities)
+
+    def _split(self, tail: float) -> tuple[int, float]:
+        from_the_top = np.cumsum(self.probabilities[::-1])
+        drop = min(int(np.searchsorted(from_the_top, tail)), len(self.probabilities) - 1)
+        return len(self.probabilities) - drop, float(from_the_top[drop - 1]) if drop else 0.0
+
+
+def mixture_from_log_weights(sensitivities: Array, log_weights: Array) -> SensitivityMixture:
+    """The mixture with probabilities proportional to exp(log_weights); both arrays have shape [atoms]."""
+    weights = np.exp(log_weights - np.max(log_weights))
+    probabilities = weights / weights.sum()
+    kept = probabilities > _NEGLIGIBLE
+    lost = _NEGLIGIBLE * np.count_nonzero(~kept)
+    return SensitivityMixture(tuple(sensitivities[kept].tolist()), tuple(probabilities[kept].tolist()), float(lost))
+
+
+def poisson_group(group_size: int, sample_rate: float) -> SensitivityMixture:
+    """Sensitivity of a group under Poisson sampling: Binomial(k, q), in clipping norms (paper B, Theorem 3.1)."""
+    _require_group_size(group_size)
+    if sample_rate == 1.0:
+        return SensitivityMixture((float(group_size),), (1.0,))
+    drawn = np.arange(group_size)
+    odds = np.log(group_size - drawn) - np.log(drawn + 1.0) + np.log(sample_rate) - np.log1p(-sample_rate)
+    return mixture_from_log_weights(np.arange(group_size + 1.0), np.concatenate(([0.0], np.cumsum(odds))))
+
+
+def fixed_batch_group(group_size: int, dataset_size: int, batch_size: int) -> SensitivityMixture:
+    """How many of a group a fixed batch holds: Hypergeometric(n, k, B) (paper B, Theorem 3.3, before its factor 2)."""
+    _require_group_size(group_size)
+    if group_size > dataset_size:
+        raise InvalidInput(f"group_size is {group_size}, but the data set has {dataset_size} examples")
+    fewest, most = max(0, group_size + batch_size - dataset_size), min(group_size, batch_size)
+    drawn = np.arange(fewest, most)
+    odds = (
+        np.log(group_size - drawn)
+        + np.log(batch_size - drawn)
+        - np.log(drawn + 1.0)
+        - np.log(dataset_size - group_size - batch_size + drawn + 1.0)
+    )
+    return mixture_from_log_weights(np.arange(fewest, most + 1.0), np.concatenate(([0.0], np.cumsum(odds))))
+
+
+def poisson_examples(contributions: Sequence[float], sample_rate: float, spacing: float) -> SensitivityMixture:
+    """Sum of c_j B_j over independent B_j ~ Bernoulli(q), each c_j rounded up to a multiple of ``spacing``.
+
+    Rounding up is stochastic dominance, so the mixture dominates the group's rounds (docs/group-proof.md, Theorem 1).
+    """
+    probabilities = np.ones(1)
+    for units in _round_up(contributions, spacing):
+        moved = np.zeros(len(probabilities) + units)
+        moved[: len(probabilities)] += (1.0 - sample_rate) * probabilities
+        moved[units:] += sample_rate * probabilities
+        probabilities = moved
+    return _on_grid(probabilities, spacing)
+
+
+def fixed_batch_examples(
+    contributions: Sequence[float], dataset_size: int, batch_size: int, spacing: float
+) -> SensitivityMixture:
+    """Sum of c_j over the members in a fixed batch drawn without replacement, each c_j rounded up to the grid.
+
+    subsets[h, s] is the share of the h-subsets of the group whose contributions sum to s grid units, so the law is
+    the hypergeometric mixture of its rows (docs/group-proof.md, Theorem 2, before its factor 2).
+    """
+    units = _round_up(contributions, spacing)
+    size = len(units)
+    subsets = np.zeros((size + 1, int(units.sum()) + 1))
+    subsets[0, 0] = 1.0
+    for members, unit in enumerate(units, start=1):
+        taken = np.zeros_like(subsets)
+        taken[1:, unit:] = subsets[:-1, : subsets.shape[1] - unit]
+        share = (np.arange(size + 1) / members)[:, None]  # a random h-subset of m members holds the last: h / m
+        subsets = np.where(share <= 1.0, share * taken + (1.0 - share) * subsets, 0.0)
+    drawn = fixed_batch_group(size, dataset_size, batch_size)
+    rows = np.asarray(drawn.sensitivities, dtype=np.int64)
+    return _on_grid(np.asarray(drawn.probabilities) @ subsets[rows], spacing)
+
+
+def _round_up(contributions: Sequence[float], spacing: float) -> npt.NDArray[np.int64]:
+    for contribution in contributions:
+        require_finite("the contribution of a group member", contribution, at_least=0.0)
+    return np.ceil(np.asarray(contributions, dtype=np.float64) / spacing * (1.0 - 1e-15)).astype(np.int64)
+
+
+def _on_grid(probabilities: Array, spacing: float) -> SensitivityMixture:
+    with np.errstate(divide="ignore"):
+        return mixture_from_log_weights(np.arange(len(probabilities)) * spacing, np.log(probabilities))
+
+
+def _require_group_size(group_size: int) -> None:
+    require_finite("group_size", group_size, at_least=1)
