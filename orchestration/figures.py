@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
 
-from orchestration.published import ReportData, ReportEpoch, ReportTrial
+from orchestration.published import ReportData, ReportEpoch, ReportGroup, ReportTrial
 from orchestration.settings import (
     Setting,
     accuracy,
@@ -21,6 +22,9 @@ from orchestration.settings import (
     worst_group_accuracy,
 )
 from orchestration.style import BAND, FONT, INK, MUTED, RULE, Style, style_of
+
+HISTOGRAM = "histogram of "
+"""The names of histograms begin so; what follows says of what."""
 
 Value = Callable[[ReportTrial], float | None]
 
@@ -41,8 +45,8 @@ def figures(data: ReportData) -> dict[str, go.Figure]:
             settings,
             style,
             names,
-            lambda name: group_value(name, lambda group: group.accuracy_change),
-            "+.0%",
+            lambda name: group_value(name, _change_in_points),
+            "~g",
         ),
         "group-epsilon": _by_group(settings, style, names, group_epsilon, ".3~g"),
         "who-pays": _who_pays(settings, style, names),
@@ -69,7 +73,7 @@ def _privacy(settings: Sequence[Setting], style: Style, y: Value, y_title: str) 
         if level:
             figure.add_hline(level.mean, line={"color": MUTED, "width": 1, "dash": "dot"})
             figure.add_annotation(
-                x=1, xref="paper", xanchor="right", y=level.mean, yanchor="bottom", text=baseline.name, showarrow=False
+                x=0, xref="paper", xanchor="left", y=level.mean, yanchor="bottom", text=baseline.name, showarrow=False
             )
     return figure
 
@@ -106,8 +110,9 @@ def _scatter(
             hovertemplate=f"<b>{_plain(setting.name)}</b><br>{x_title}: %{{x}}<br>{y_title}: %{{y}}<extra></extra>",
             meta=_meta(setting),
         )
-    figure.update_xaxes(title=x_title, type="log" if log else "linear", tickformat=".3~g" if log else ".0%")
-    figure.update_yaxes(title=y_title, tickformat=".0%")
+    figure.update_xaxes(title_text=x_title, type="log" if log else "linear", tickformat=".3~g" if log else ".0%")
+    figure.update_xaxes(dtick="D2" if log else None)
+    figure.update_yaxes(title_text=y_title, tickformat=".0%")
     return figure
 
 
@@ -150,13 +155,12 @@ def _by_group(
             hovertemplate=f"<b>{_plain(setting.name)}</b><br>%{{text}}: %{{x}}<extra></extra>",
             meta=_meta(setting),
         )
-    figure.update_xaxes(tickformat=tickformat, zeroline=tickformat.startswith("+"), side="top")
+    figure.update_xaxes(tickformat=tickformat, zeroline=tickformat == "~g", side="top")
     figure.update_yaxes(
         tickvals=list(range(len(names))),
         ticktext=[_plain(name) for name in names],
         range=[len(names) - 0.5, -0.5],
         showgrid=False,
-        title=None,
     )
     return figure
 
@@ -189,41 +193,54 @@ def _who_pays(settings: Sequence[Setting], style: Style, names: Sequence[str]) -
             name=setting.name,
             meta=_meta(setting),
         )
-    figure.update_xaxes(title="accuracy of the group on test data", tickformat=".0%")
-    figure.update_yaxes(title="mean ε<sub>i</sub> of the group's training examples", rangemode="tozero")
+    figure.update_xaxes(title_text="accuracy of the group on test data", tickformat=".0%")
+    figure.update_yaxes(title_text="mean ε<sub>i</sub> of the group's training examples", rangemode="tozero")
     figure.data = [trace for trace in figure.data if len(trace.x)]
     return figure
 
 
 def _histograms(settings: Sequence[Setting], style: Style) -> dict[str, go.Figure]:
-    """For each clipping: how epsilon_i spreads over the training examples, and the worst case as a line."""
+    """For each setting but for its schedule: how epsilon_i spreads over the training examples, and the worst case as a line."""
     drawn: dict[str, go.Figure] = {}
     for setting in settings:
-        for trial in setting.trials:
-            histogram = trial.individuals.histogram if trial.individuals else None
-            total = sum(max(count, 0.0) for count in histogram.counts) if histogram else 0.0
-            if histogram is None or total <= 0.0:
-                continue
-            figure = drawn.setdefault(f"histogram-{setting.clipping}", _figure(height=270, title=setting.clipping))
-            shares = [max(count, 0.0) / total for count in histogram.counts]
-            look = {"color": style.colour(setting), "width": 2, "dash": style.dash(setting), "shape": "hv"}
+        for edges, shares in _pooled_histograms(setting):
+            figure = drawn.setdefault(HISTOGRAM + setting.name_without_schedule, _figure(height=250))
             figure.add_scatter(
-                x=list(histogram.edges),
+                x=edges,
                 y=[*shares, shares[-1]],
                 mode="lines",
-                line=look,
+                line={"color": style.colour(setting), "width": 2, "dash": style.dash(setting), "shape": "hv"},
                 fill="tozeroy",
-                fillcolor=_faded(style.colour(setting), 0.08),
+                fillcolor=_faded(style.colour(setting), 0.12),
                 name=setting.name,
                 hovertemplate=f"<b>{_plain(setting.name)}</b><br>ε from %{{x:.3~g}}: %{{y:.1%}}<extra></extra>",
                 meta=_meta(setting),
             )
-            if trial.privacy is not None and trial.privacy.is_private:
-                _mark_worst_case(figure, trial.privacy.epsilon)
+            worst = setting.over_seeds(epsilon)
+            if worst is not None:
+                _mark_worst_case(figure, worst.high)
     for figure in drawn.values():
-        figure.update_xaxes(title="ε<sub>i</sub>", rangemode="tozero")
-        figure.update_yaxes(title="share of examples", tickformat=".0%", rangemode="tozero")
+        figure.update_xaxes(title_text="ε<sub>i</sub>", rangemode="tozero")
+        figure.update_yaxes(title_text="share of examples", tickformat=".0%", rangemode="tozero")
     return drawn
+
+
+def _pooled_histograms(setting: Setting) -> list[tuple[list[float], list[float]]]:
+    """Edges and shares of examples, averaged over the seeds whose edges agree to a percent."""
+    pools: list[tuple[list[float], list[list[float]]]] = []
+    for trial in setting.trials:
+        histogram = trial.individuals.histogram if trial.individuals else None
+        counts = [max(count, 0.0) for count in histogram.counts] if histogram else []
+        if histogram is None or sum(counts) <= 0.0:
+            continue
+        shares = [count / sum(counts) for count in counts]
+        for edges, members in pools:
+            if len(edges) == len(histogram.edges) and math.isclose(edges[-1], histogram.edges[-1], rel_tol=0.01):
+                members.append(shares)
+                break
+        else:
+            pools.append((list(histogram.edges), [shares]))
+    return [(edges, [statistics.fmean(column) for column in zip(*members, strict=True)]) for edges, members in pools]
 
 
 def _mark_worst_case(figure: go.Figure, worst: float) -> None:
@@ -231,7 +248,7 @@ def _mark_worst_case(figure: go.Figure, worst: float) -> None:
         return
     figure.add_vline(worst, line={"color": INK, "width": 1.5})
     figure.add_annotation(
-        x=worst, y=1, yref="paper", xanchor="right", yanchor="top", xshift=-4, text=f"worst case {worst:.3g}"
+        x=worst, y=1, yref="paper", xanchor="right", yanchor="top", xshift=-4, text=f"worst case {worst:#.3g}"
     )
     figure.update_annotations(showarrow=False, font={"size": 12, "color": INK})
 
@@ -244,8 +261,8 @@ def _noise(settings: Sequence[Setting], style: Style) -> go.Figure:
         if setting.is_baseline or not history:
             continue
         _line(figure, setting, style, history, [epoch.noise_multiplier for epoch in history], setting.name)
-    figure.update_xaxes(title="epoch")
-    figure.update_yaxes(title="noise multiplier σ", rangemode="tozero")
+    figure.update_xaxes(title_text="epoch")
+    figure.update_yaxes(title_text="noise multiplier σ", rangemode="tozero")
     return figure
 
 
@@ -270,8 +287,8 @@ def _clipping_bounds(settings: Sequence[Setting], style: Style) -> go.Figure:
                     showarrow=False,
                     font={"size": 11, "color": style.colour(setting)},
                 )
-    figure.update_xaxes(title="epoch")
-    figure.update_yaxes(title="clipping bound C", rangemode="tozero")
+    figure.update_xaxes(title_text="epoch")
+    figure.update_yaxes(title_text="clipping bound C", rangemode="tozero")
     return figure
 
 
@@ -295,19 +312,18 @@ def _line(
     )
 
 
-def _figure(height: int, title: str | None = None) -> go.Figure:
+def _figure(height: int) -> go.Figure:
     figure = go.Figure()
     figure.update_layout(
         template="none",
         height=height,
         showlegend=False,
         autosize=True,
-        margin={"l": 12, "r": 14, "t": 44 if title else 18, "b": 12},
+        margin={"l": 12, "r": 14, "t": 18, "b": 12},
         font={"family": FONT, "size": 13, "color": INK},
         hoverlabel={"font": {"family": FONT, "size": 13}},
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
-        title={"text": _plain(title), "x": 0.02, "y": 0.97, "font": {"size": 15}} if title else None,
     )
     axis = {"gridcolor": RULE, "linecolor": RULE, "zeroline": False, "automargin": True, "ticks": ""}
     titled = {"title": {"font": {"size": 13, "color": MUTED}, "standoff": 10}, "tickfont": {"color": MUTED}}
@@ -326,6 +342,10 @@ def _whiskers(mean: float, low: float, high: float, colour: str) -> dict[str, An
         "thickness": 1.2,
         "width": 0,
     }
+
+
+def _change_in_points(group: ReportGroup) -> float | None:
+    return None if group.accuracy_change is None else 100.0 * group.accuracy_change
 
 
 def _meta(setting: Setting) -> dict[str, str]:

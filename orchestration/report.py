@@ -15,7 +15,7 @@ from typing import Any
 
 from plotly.offline import get_plotlyjs
 
-from orchestration.figures import figures
+from orchestration.figures import HISTOGRAM, figures
 from orchestration.markup import key, note, panel, section
 from orchestration.published import (
     GroupEpsilon,
@@ -80,7 +80,7 @@ def render(data: ReportData) -> str:
     template = Template(files("orchestration").joinpath("report_template.html").read_text(encoding="utf-8"))
     return template.substitute(
         title=escape(f"{data.name} – dpsweep report"),
-        body="\n".join(section for section in sections if section),
+        body=_subscripts("\n".join(part for part in sections if part)),
         plotly=get_plotlyjs().replace("</script", "<\\/script"),
         figures=_script_safe({name: {"data": made["data"], "layout": made["layout"]} for name, made in drawn.items()}),
     )
@@ -107,6 +107,10 @@ def _opening(data: ReportData, settings: Sequence[Setting]) -> str:
         f'<ul class="lead">{"".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)}</ul>'
         f"{_tiles(settings)}</header>"
     )
+
+
+def _subscripts(html: str) -> str:
+    return html.replace("εᵢ", "ε<sub>i</sub>")
 
 
 def _tiles(settings: Sequence[Setting]) -> str:
@@ -139,21 +143,18 @@ def _results(data: ReportData, settings: Sequence[Setting], style: Style, drawn:
         "Each marker is a setting, averaged over its seeds (faint dots); whiskers span the seeds. A dark ring marks "
         "the Pareto front."
     )
-    panels = [
-        panel(name, title, drawn)
-        for name, title in (
-            ("utility-fairness", "Utility and fairness"),
-            ("privacy-utility", "Privacy and utility"),
-            ("privacy-fairness", "Privacy and fairness"),
-        )
-    ]
-    same = "privacy-utility" not in drawn and any(not setting.is_baseline for setting in settings)
-    if same:
+    titles = {
+        "utility-fairness": "Utility and fairness",
+        "privacy-utility": "Privacy and utility",
+        "privacy-fairness": "Privacy and fairness",
+    }
+    panels = [panel(name, title, drawn) for name, title in titles.items()]
+    if "privacy-utility" not in drawn and any(not setting.is_baseline for setting in settings):
         caption += " All private settings cost the same worst-case ε, so privacy needs no axis."
     return section(
         "Privacy, utility, fairness",
         key(settings, style),
-        f'<figure><div class="panels wide">{"".join(panels)}</div><figcaption>{caption}</figcaption></figure>',
+        f'<figure><div class="panels">{"".join(panels)}</div><figcaption>{caption}</figcaption></figure>',
         settings_table(settings, style),
         group_sizes_table(settings, style),
     )
@@ -164,7 +165,7 @@ def _groups(data: ReportData, settings: Sequence[Setting], style: Style, drawn: 
         return ""
     panels = [
         panel("group-accuracy", "Accuracy on test data", drawn),
-        panel("group-change", "Change against the non-private baseline", drawn,
+        panel("group-change", "Change against the baseline, in points", drawn,
                missing="No finished private trial has a non-private baseline with the same data, model and seed. "
                        "Add “none” to the clipping methods of the sweep."),
         panel("group-epsilon", "What its training examples paid: mean εᵢ", drawn, missing=WITHHELD[data.disclosure]),
@@ -183,15 +184,15 @@ def _groups(data: ReportData, settings: Sequence[Setting], style: Style, drawn: 
 def _individuals(data: ReportData, settings: Sequence[Setting], style: Style, drawn: Mapping[str, Any]) -> str:
     if not any(not setting.is_baseline for setting in settings):
         return ""
-    names = [name for name in drawn if name.startswith("histogram-")]
+    names = [name for name in drawn if name.startswith(HISTOGRAM)]
     if not names:
         return section("What single examples paid", note(WITHHELD[data.disclosure]))
-    panels = "".join(panel(name, "", drawn) for name in names)
+    panels = "".join(panel(name, name.removeprefix(HISTOGRAM), drawn) for name in names)
     return section(
         "What single examples paid",
-        "<p>Histograms of εᵢ over all training examples, one line per trial. The vertical line is the worst case that "
-        "the guarantee for everybody claims.</p>",
-        key(settings, style),
+        "<p>Histograms of εᵢ over all training examples, one line per setting. The vertical line is the worst case, "
+        "which the guarantee claims for everybody.</p>",
+        key([setting for setting in settings if not setting.is_baseline], style),
         f'<figure><div class="panels">{panels}</div><figcaption>{_release_words(data, settings)}</figcaption></figure>',
     )
 

@@ -15,6 +15,7 @@ from orchestration.settings import (
     best_trade_offs,
     epsilon,
     median_epsilon,
+    setting_name,
     unequal_cost,
     worst_group,
     worst_group_accuracy,
@@ -27,7 +28,7 @@ def settings_table(settings: Sequence[Setting], style: Style) -> str:
     front = best_trade_offs(settings)
     heads = (
         ("Setting", ""), ("Seeds", "n"), ("Worst-case ε", "n"), ("Median εᵢ", "n"), ("Test accuracy", "n"),
-        ("Change, points", "n"), ("Worst-served group", "n"), ("Inequality of change, points", "n"),
+        ("Change, points", "n"), ("Worst-served group", "n"), ("Unequal cost, points", "n"),
     )  # fmt: skip
     rows = []
     for setting in settings:
@@ -50,8 +51,8 @@ def settings_table(settings: Sequence[Setting], style: Style) -> str:
 
 def _worst_served(setting: Setting) -> str:
     names = dict.fromkeys(group.name for trial in setting.trials if (group := worst_group(trial)))
-    who = f"<br><small>{escape(', '.join(names))}</small>" if names else ""
-    return percent_spread(setting.over_seeds(worst_group_accuracy)) + who
+    who = f"<small>{escape(', '.join(names))}</small> " if names else ""
+    return who + percent_spread(setting.over_seeds(worst_group_accuracy))
 
 
 def group_sizes_table(settings: Sequence[Setting], style: Style) -> str:
@@ -85,10 +86,10 @@ def trials_table(trials: Sequence[ReportTrial]) -> str:
 
 def _trial_row(trial: ReportTrial) -> list[Cell]:
     privacy, quality = trial.privacy, trial.quality
-    labels = ", ".join(f"{name} {value}" for name, value in trial.labels.items()) or trial.key
+    seed = f" · seed {trial.labels['seed']}" if "seed" in trial.labels else ""
     remarks = [*([trial.error] if trial.error else []), *trial.notes]
     return [
-        (f"{escape(labels)}<br><small>{escape(trial.key)}</small>", ""),
+        (f"{escape(setting_name(trial) + seed)}<br><small>{escape(trial.key)}</small>", ""),
         (trial.status, ""),
         (number(privacy.epsilon if privacy else None), "n"),
         (_claim(privacy) if privacy and privacy.is_private else MISSING, ""),
@@ -103,4 +104,4 @@ def _trial_row(trial: ReportTrial) -> list[Cell]:
 
 def _claim(privacy: ReportPrivacy) -> str:
     kind = privacy.kind.replace("_", " ")
-    return f"{escape(privacy.accountant)}<br><small>{kind}, {escape(privacy.adjacency)}</small>"
+    return f"{escape(privacy.accountant)}<br><small class='claim'>{kind}, {escape(privacy.adjacency)}</small>"

@@ -71,7 +71,8 @@ MEANINGS = (
     (
         "Change against the baseline",
         "Private minus non-private accuracy, same data, model and seed, in percentage points. Privacy is "
-        "fair, in the sense of equal cost, when all groups change alike.",
+        "fair, in the sense of equal cost, when all groups change alike; unequal cost is the largest minus the "
+        "smallest change.",
     ),
     (
         "Mean and spread",
@@ -157,9 +158,9 @@ def _fairest(best: Setting, private: Sequence[Setting]) -> list[str]:
         return []
     worst, fairest = max(served, key=lambda pair: pair[0])
     names = sorted({group.name for trial in fairest.trials if (group := worst_group(trial))})
-    whom = f"{' or '.join(names)}, gets {percent(worst)}"
+    whom = f"{' or '.join(names)} gets {percent(worst)}"
     if len(private) == 1:
-        return [f"Its worst-served group, {whom}."]
+        return [f"Of its groups it serves one worst: {whom}."]
     if fairest is best:
         return [f"It also serves its worst group best: {whom}."]
     other, total = best.over_seeds(worst_group_accuracy), fairest.over_seeds(accuracy)

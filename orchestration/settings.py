@@ -131,6 +131,10 @@ class Setting:
     def is_baseline(self) -> bool:
         return all(trial.is_baseline for trial in self.trials)
 
+    @property
+    def name_without_schedule(self) -> str:
+        return " · ".join(part for part in self.name.split(" · ") if part != self.schedule)
+
     def over_seeds(self, value: Callable[[ReportTrial], float | None]) -> Spread | None:
         return spread(value(trial) for trial in self.trials)
 
@@ -141,7 +145,10 @@ def setting_name(trial: ReportTrial) -> str:
     if trial.is_baseline:
         labels.pop("schedule", None)  # without noise, its schedule means nothing
     plain = [str(labels.pop(key)) for key in ("clipping", "schedule") if key in labels]
-    named = [f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}" for key, value in labels.items()]
+    named = [
+        f"{key.replace('_', ' ')} {value:g}" if isinstance(value, float) else f"{key.replace('_', ' ')} {value}"
+        for key, value in labels.items()
+    ]
     return " · ".join([*([NON_PRIVATE] if trial.is_baseline else []), *plain, *named]) or "trial"
 
 
