@@ -24,12 +24,12 @@ from accounting.schedules import (
     NoiseSchedule,
     make_schedule,
     planned_trace,
+    require_whole,
 )
 
 NOISE_MULTIPLIERS = (1e-2, 1e6)
 """The range in which a noise multiplier is sought."""
 
-LONGEST_RUN = 1_000_000_000
 _TOLERANCE = 1e-6
 _DIGITS = 6
 
@@ -51,13 +51,15 @@ class RhoBudget:
     """A budget of zero-concentrated DP, as in paper C: shuffled epochs cost 1/(2 sigma^2) each."""
 
     limit: float
+    group_size: int = 1
     unit: str = "rho"
 
     def __post_init__(self) -> None:
         require_finite("budget rho", self.limit, above=0.0)
+        require_whole("group_size", self.group_size, at_least=1)
 
     def cost(self, trace: Trace) -> float:
-        return total_rho(trace)
+        return total_rho(trace, self.group_size)
 
 
 @dataclass(frozen=True)
@@ -105,9 +107,23 @@ def epochs_within_budget(
     return _largest_count(cost, budget.limit, max_epochs)
 
 
-def steps_within_budget(trace_of: Callable[[int], Trace], budget: Budget, max_steps: int = LONGEST_RUN) -> int:
-    """How many steps, at most ``max_steps``, stay within ``budget``; trace_of gives the run of so many steps."""
-    return _largest_count(lambda steps: budget.cost(trace_of(steps)), budget.limit, max_steps)
+def length_within_budget(trace_of: Callable[[int], Trace], budget: Budget, at_most: int) -> int:
+    """How many steps or epochs, at most ``at_most``, stay within ``budget``; trace_of gives the run of that length.
+
+    Raises: Unreachable when not even a run of length 1 does, or when one of ``at_most`` still does.
+    """
+    found = _largest_count(lambda length: budget.cost(trace_of(length)), budget.limit, at_most)
+    if found == 0:
+        raise Unreachable(
+            f"{budget.unit} {budget.limit:g} is unreachable: a run of length 1 already costs {budget.unit} "
+            f"{budget.cost(trace_of(1)):.6g}; raise the target or the noise multiplier"
+        )
+    if found == at_most:
+        raise Unreachable(
+            f"{budget.unit} {budget.limit:g} outlasts the longest run of {at_most}, which costs {budget.unit} "
+            f"{budget.cost(trace_of(at_most)):.6g}; lower the target or the noise multiplier"
+        )
+    return found
 
 
 def calibrate_noise_multiplier(
@@ -144,17 +160,19 @@ def calibrate_decay(
     epochs: int,
     budget: Budget,
     trace_of: Callable[[NoiseSchedule, int], Trace],
+    decimals: int | None = None,
     **params: Any,
 ) -> float:
     """The smallest decay parameter of the schedule ``name`` with which ``budget`` lasts exactly ``epochs`` epochs.
 
     Exactly: so many epochs stay within the budget and one more would pass it (paper C, Table III, whose values are
     these rounded up to their printed digits). The parameter is the schedule's own (`NoiseSchedule.decay_parameter`);
-    ``params`` are its others. trace_of(schedule, n) is the run of n epochs. The result is rounded up to six digits.
+    ``params`` are its others. trace_of(schedule, n) is the run of n epochs. The result is rounded up to ``decimals``
+    decimals, by default to six significant digits.
 
     Raises: Unreachable, naming how long the budget can be made to last, when no value makes it last ``epochs`` epochs.
     """
-    parameter = _decay_parameter(name)
+    parameter = decay_parameter(name)
 
     def cost(value: float, length: int) -> float:
         schedule = make_schedule(name, initial_noise_multiplier, **params, **{parameter.name: value})
@@ -167,27 +185,31 @@ def calibrate_decay(
 
     lowest, highest = 1e-9, parameter.highest
     found = _smallest(_remembered(excess), min(0.05, highest), lowest, highest)
-    for value in (round_up(found), found) if found else ():
+    candidates = (round_up(found, decimals), found)[: 2 if decimals is None else 1] if found else ()
+    for value in candidates:
         if cost(value, epochs) <= budget.limit < cost(value, epochs + 1):
             return value
     lasts = sorted(_largest_count(functools.partial(cost, value), budget.limit, 10_000) for value in (lowest, highest))
+    places = "" if decimals is None else f" with {decimals} decimals"
     raise Unreachable(
-        f"no {parameter.name} of schedule {name!r} makes {budget.unit} {budget.limit:g} last {epochs} epochs: it lasts "
-        f"between {lasts[0]} and {lasts[1]}; choose epochs in between or another initial noise multiplier"
+        f"no {parameter.name}{places} of schedule {name!r} makes {budget.unit} {budget.limit:g} last {epochs} epochs: "
+        f"it lasts between {lasts[0]} and {lasts[1]}; choose epochs in between or another initial noise multiplier"
     )
 
 
-def _decay_parameter(name: str) -> DecayParameter:
+def decay_parameter(name: str) -> DecayParameter:
+    """What decays in the schedule ``name``; InvalidInput for a schedule without such a parameter."""
     parameter = lookup(SCHEDULES, name, "schedule").decay_parameter
     if parameter is None:
         raise InvalidInput(f"schedule {name!r} has no decay to solve for; choose time, exponential, step or polynomial")
     return parameter
 
 
-def round_up(value: float) -> float:
-    """``value`` > 0 to six significant digits, never below it."""
-    quantum = 10.0 ** (math.floor(math.log10(value)) + 1 - _DIGITS)
-    return max(value, round(math.ceil(value / quantum) * quantum, 15))
+def round_up(value: float, decimals: int | None = None) -> float:
+    """``value`` > 0 rounded up to so many decimals, by default to six significant digits; never below it."""
+    places = _DIGITS - 1 - math.floor(math.log10(value)) if decimals is None else decimals
+    rounded = round(value, places)
+    return rounded if rounded >= value else round(rounded + 10.0**-places, places)
 
 
 def _guess(trace_of: Callable[[float], Trace], budget: Budget) -> float:

@@ -60,7 +60,7 @@ def pure_rdp(epsilon: float, orders: Array = ORDERS) -> Array:
     log_p, log_not_p = -np.logaddexp(0.0, -epsilon), -np.logaddexp(0.0, epsilon)
     towards = orders * log_p + (1.0 - orders) * log_not_p
     away = orders * log_not_p + (1.0 - orders) * log_p
-    return np.maximum(np.logaddexp(towards, away) / (orders - 1.0), 0.0)
+    return np.asarray(np.maximum(np.logaddexp(towards, away) / (orders - 1.0), 0.0))
 
 
 def epsilon_improved(rdp: Array, delta: float, orders: Array = ORDERS) -> float:

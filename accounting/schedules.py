@@ -263,13 +263,15 @@ def make_schedule(name: str, initial_noise_multiplier: float, **params: Any) -> 
     return build(SCHEDULES, name, params, "schedule", initial_noise_multiplier=initial_noise_multiplier)
 
 
-def parse_schedule(text: str, initial_noise_multiplier: float, **params: Any) -> NoiseSchedule:
-    """A schedule from ``name`` or ``name:key=value,...``, as the command line writes it; ``params`` are added."""
+def parse_schedule(text: str, initial_noise_multiplier: float) -> NoiseSchedule:
+    """A schedule from ``name`` or ``name:key=value,...``, as the command line writes it."""
+    name, params = split_schedule(text)
+    return make_schedule(name, initial_noise_multiplier, **params)
+
+
+def split_schedule(text: str) -> tuple[str, dict[str, float]]:
+    """Name and parameters of ``name:key=value,...``."""
     name, _, listed = text.partition(":")
-    return make_schedule(name.strip(), initial_noise_multiplier, **_parse_params(listed), **params)
-
-
-def _parse_params(listed: str) -> dict[str, float]:
     params: dict[str, float] = {}
     for item in filter(None, (part.strip() for part in listed.split(","))):
         key, equals, value = (part.strip() for part in item.partition("="))
@@ -279,7 +281,7 @@ def _parse_params(listed: str) -> dict[str, float]:
             params[key] = int(value) if value.lstrip("+-").isdigit() else float(value)
         except ValueError:
             raise InvalidInput(f"schedule parameter {key!r} is {value!r}, but must be a number") from None
-    return params
+    return name.strip(), params
 
 
 def with_initial(schedule: NoiseSchedule, initial_noise_multiplier: float) -> NoiseSchedule:

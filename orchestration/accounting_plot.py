@@ -1,0 +1,57 @@
+"""Pictures of the calculator: epsilon over epochs and over group sizes, in one self-contained HTML file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from accounting.accountants import account
+from accounting.errors import UnsupportedMechanism
+from accounting.mechanism import Trace
+
+_POINTS = 20
+_GROUP_SIZES = (1, 2, 4, 8)
+
+
+def write_epsilon_plot(
+    path: Path, trace: Trace, steps_per_epoch: int, delta: float, accountant: str, group_sizes: Sequence[int]
+) -> None:
+    """Write epsilon after each of up to 20 epochs and, where the accountant covers groups, over the group size."""
+    by_epoch = epsilon_over_epochs(trace, steps_per_epoch, delta, accountant)
+    by_size = epsilon_over_group_sizes(trace, delta, accountant, group_sizes)
+    panels = (
+        ("epoch", list(by_epoch), list(by_epoch.values())),
+        ("group size k", list(by_size), list(by_size.values())),
+    )
+    figure = make_subplots(cols=len(panels), rows=1, horizontal_spacing=0.12)
+    for column, (axis, x, y) in enumerate(panels, start=1):
+        figure.add_trace(go.Scatter(x=x, y=y, mode="lines+markers"), row=1, col=column)
+        figure.update_xaxes(title_text=axis, row=1, col=column)
+        figure.update_yaxes(title_text=f"epsilon at delta {delta:g}", rangemode="tozero", row=1, col=column)
+    figure.update_layout(template="simple_white", showlegend=False, title=f"Privacy by {accountant}, {trace.adjacency}")
+    figure.write_html(path, include_plotlyjs=True)
+
+
+def epsilon_over_epochs(trace: Trace, steps_per_epoch: int, delta: float, accountant: str) -> dict[float, float]:
+    """Epsilon after each of up to 20 evenly spaced steps, keyed by the (fractional) epoch."""
+    steps = np.unique(np.linspace(1, trace.steps, _POINTS).round().astype(int))
+    return {
+        step / steps_per_epoch: account(trace.until(int(step)), delta, accountant).epsilon for step in steps.tolist()
+    }
+
+
+def epsilon_over_group_sizes(
+    trace: Trace, delta: float, accountant: str, group_sizes: Sequence[int]
+) -> dict[int, float]:
+    """Epsilon of the sizes asked for and of 1, 2, 4, 8, as far as the accountant covers groups."""
+    epsilons: dict[int, float] = {}
+    for size in sorted({*group_sizes, *_GROUP_SIZES}):
+        try:
+            epsilons[size] = account(trace, delta, accountant, size).epsilon
+        except UnsupportedMechanism:
+            continue
+    return epsilons

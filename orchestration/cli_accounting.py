@@ -1,0 +1,308 @@
+"""`dpsweep epsilon` and `dpsweep calibrate`: the accountants as calculators."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal, ParamSpec
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from accounting.accountants import account
+from accounting.calibration import (
+    Budget,
+    EpsilonBudget,
+    RhoBudget,
+    calibrate_decay,
+    decay_parameter,
+    length_within_budget,
+    noise_multiplier_within_budget,
+)
+from accounting.errors import DpsweepError, InvalidInput, require_finite
+from accounting.estimates import PrivacyEstimate
+from accounting.mechanism import Trace
+from accounting.schedules import NoiseSchedule, make_schedule, parse_schedule, split_schedule, with_initial
+from orchestration.accounting_plot import write_epsilon_plot
+from orchestration.accounting_run import RunShape
+
+P = ParamSpec("P")
+
+LONGEST_EPOCHS = 1_000_000
+LONGEST_STEPS = 100_000_000
+
+Sampling = Annotated[Literal["poisson", "fixed", "shuffle"], typer.Option(help="How batches are drawn.")]
+Noise = Annotated[float | None, typer.Option(help="Noise std over sensitivity: the initial one of a schedule.")]
+Schedule = Annotated[str, typer.Option(help="name or name:key=value,... (constant, time, exponential, step, ...).")]
+SampleRate = Annotated[float | None, typer.Option(help="Poisson sampling probability; an epoch is 1/q steps.")]
+DatasetSize = Annotated[int | None, typer.Option(help="Number of training examples.")]
+BatchSize = Annotated[int | None, typer.Option(help="Examples per batch (expected, for Poisson).")]
+Steps = Annotated[int | None, typer.Option(help="Length of the run in steps.")]
+Epochs = Annotated[int | None, typer.Option(help="Length of the run in epochs (steps per epoch are rounded up).")]
+Method = Annotated[str, typer.Option(help="rdp, rdp-classic, pld, gdp, zcdp, zcdp-sampled, strong or auto.")]
+SideNoise = Annotated[list[float] | None, typer.Option(help="Noise multiplier of a side query on every batch.")]
+Release = Annotated[list[str] | None, typer.Option(help="A one-off release on the whole data set: gaussian:SIGMA.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+def one_line_errors(command: Callable[P, None]) -> Callable[P, None]:
+    """Turn an error that the user can act on into one line on stderr and exit code 2."""
+
+    @functools.wraps(command)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except DpsweepError as error:
+            typer.echo(f"error: {' '.join(str(error).split())}", err=True)
+            raise typer.Exit(2) from None
+
+    return wrapped
+
+
+@one_line_errors
+def epsilon(
+    delta: Annotated[float, typer.Option(help="Failure probability of the guarantee, well below 1/n.")],
+    noise_multiplier: Noise = None,
+    schedule: Schedule = "constant",
+    sampling: Sampling = "poisson",
+    sample_rate: SampleRate = None,
+    dataset_size: DatasetSize = None,
+    batch_size: BatchSize = None,
+    steps: Steps = None,
+    epochs: Epochs = None,
+    accountant: Method = "auto",
+    group_size: Annotated[str, typer.Option(help="Size of the protected group, or several: 1,2,4.")] = "1",
+    side_noise_multiplier: SideNoise = None,
+    release: Release = None,
+    as_json: Json = False,
+    plot: Annotated[Path | None, typer.Option(help="Write epsilon over epochs and group sizes to this HTML.")] = None,
+) -> None:
+    """What a run costs in privacy, for one example or for groups of them."""
+    shape = _shape(sampling, sample_rate, dataset_size, batch_size, side_noise_multiplier, release)
+    planned = parse_schedule(schedule, _required_noise(noise_multiplier))
+    trace = shape.trace(planned, epochs=epochs, steps=steps)
+    sizes = _group_sizes(group_size)
+    _warn(shape.delta_warning(delta))
+    estimates = [account(trace, delta, accountant, size) for size in sizes]
+    run = {"sampling": sampling, "schedule": schedule, "noise_multiplier": noise_multiplier, "steps": trace.steps}
+    if plot is not None:
+        steps_per_epoch = shape.mechanism()[1]
+        write_epsilon_plot(plot, trace, steps_per_epoch, delta, accountant, sizes)
+    if as_json:
+        objects = [estimate.as_dict() | run for estimate in estimates]
+        typer.echo(json.dumps(objects if len(objects) > 1 else objects[0]))
+    else:
+        Console().print(_table(estimates))
+        if plot is not None:
+            typer.echo(f"plot: {plot}")
+
+
+@one_line_errors
+def calibrate(
+    solve: Annotated[
+        Literal["noise-multiplier", "decay", "epochs", "steps"], typer.Option(help="The quantity to solve for.")
+    ] = "noise-multiplier",
+    target_epsilon: Annotated[float | None, typer.Option(help="Epsilon to meet (needs --delta).")] = None,
+    budget_rho: Annotated[float | None, typer.Option(help="zCDP budget to meet, instead of an epsilon.")] = None,
+    delta: Annotated[float | None, typer.Option(help="Failure probability of the guarantee.")] = None,
+    noise_multiplier: Noise = None,
+    schedule: Schedule = "constant",
+    sampling: Sampling = "poisson",
+    sample_rate: SampleRate = None,
+    dataset_size: DatasetSize = None,
+    batch_size: BatchSize = None,
+    steps: Steps = None,
+    epochs: Epochs = None,
+    accountant: Method = "auto",
+    group_size: Annotated[int, typer.Option(help="Size of the protected group.")] = 1,
+    side_noise_multiplier: SideNoise = None,
+    release: Release = None,
+    digits: Annotated[int | None, typer.Option(help="Round a decay up to so many decimals.")] = None,
+    as_json: Json = False,
+) -> None:
+    """The noise, decay or length with which a run meets a privacy target."""
+    shape = _shape(sampling, sample_rate, dataset_size, batch_size, side_noise_multiplier, release)
+    budget = _budget(target_epsilon, budget_rho, delta, accountant, group_size)
+    if delta is not None:
+        _warn(shape.delta_warning(delta))
+    question = Question(shape, schedule, noise_multiplier, epochs, steps, budget, digits)
+    value, trace = _SOLVERS[solve](question)
+    name = solve.replace("-", "_")
+    cost = budget.cost(trace)
+    answer = {
+        "solve": solve,
+        "value": value,
+        name: value,
+        budget.unit: cost,
+        "target": budget.limit,
+        "delta": delta,
+        "adjacency": trace.adjacency,
+        "group_size": group_size,
+        "accountant": accountant if target_epsilon is not None else "zcdp",
+        "sampling": sampling,
+        "schedule": schedule,
+        "steps": trace.steps,
+    }
+    if as_json:
+        typer.echo(json.dumps(answer))
+    else:
+        typer.echo(f"{solve}: {value:g}  ({budget.unit} {cost:.6g} of {budget.limit:g}, {trace.steps} steps)")
+
+
+@dataclass(frozen=True)
+class Question:
+    """What to solve, with the flags that fix the rest of the run."""
+
+    shape: RunShape
+    schedule: str
+    noise_multiplier: float | None
+    epochs: int | None
+    steps: int | None
+    budget: Budget
+    digits: int | None
+
+    @property
+    def planned(self) -> NoiseSchedule:
+        return parse_schedule(self.schedule, _required_noise(self.noise_multiplier))
+
+
+def _solve_noise(question: Question) -> tuple[float, Trace]:
+    if question.noise_multiplier is not None:
+        raise InvalidInput("--noise-multiplier is what is being solved for: drop it, or choose another --solve")
+    schedule = parse_schedule(question.schedule, 1.0)
+
+    def trace_of(noise_multiplier: float) -> Trace:
+        return question.shape.trace(
+            with_initial(schedule, noise_multiplier), epochs=question.epochs, steps=question.steps
+        )
+
+    found = noise_multiplier_within_budget(trace_of, question.budget)
+    return found, trace_of(found)
+
+
+def _solve_decay(question: Question) -> tuple[float, Trace]:
+    if question.epochs is None or question.steps is not None:
+        raise InvalidInput("solving for the decay needs --epochs, how long the budget shall last, and no --steps")
+    name, params = split_schedule(question.schedule)
+
+    def trace_of(schedule: NoiseSchedule, epochs: int) -> Trace:
+        return question.shape.trace(schedule, epochs=epochs)
+
+    sigma = _required_noise(question.noise_multiplier)
+    parameter = decay_parameter(name).name
+    if parameter in params:
+        raise InvalidInput(f"{parameter!r} of schedule {name!r} is what is being solved for: drop it")
+    found = calibrate_decay(name, sigma, question.epochs, question.budget, trace_of, question.digits, **params)
+    return found, trace_of(make_schedule(name, sigma, **params, **{parameter: found}), question.epochs)
+
+
+def _solve_epochs(question: Question) -> tuple[float, Trace]:
+    def trace_of(epochs: int) -> Trace:
+        return question.shape.trace(question.planned, epochs=epochs)
+
+    return _solve_length(question, trace_of, LONGEST_EPOCHS)
+
+
+def _solve_steps(question: Question) -> tuple[float, Trace]:
+    def trace_of(steps: int) -> Trace:
+        return question.shape.trace(question.planned, steps=steps)
+
+    return _solve_length(question, trace_of, LONGEST_STEPS)
+
+
+def _solve_length(question: Question, trace_of: Callable[[int], Trace], at_most: int) -> tuple[float, Trace]:
+    if question.epochs is not None or question.steps is not None:
+        raise InvalidInput("the length of the run is what is being solved for: drop --epochs and --steps")
+    found = length_within_budget(trace_of, question.budget, at_most)
+    return found, trace_of(found)
+
+
+_SOLVERS: Mapping[str, Callable[[Question], tuple[float, Trace]]] = {
+    "noise-multiplier": _solve_noise,
+    "decay": _solve_decay,
+    "epochs": _solve_epochs,
+    "steps": _solve_steps,
+}
+
+
+def register(app: typer.Typer) -> None:
+    """Add both commands to the command line."""
+    app.command("epsilon")(epsilon)
+    app.command("calibrate")(calibrate)
+
+
+def _shape(
+    sampling: str,
+    sample_rate: float | None,
+    dataset_size: int | None,
+    batch_size: int | None,
+    side_noise_multipliers: list[float] | None,
+    releases: list[str] | None,
+) -> RunShape:
+    return RunShape(
+        sampling,
+        sample_rate,
+        dataset_size,
+        batch_size,
+        tuple(side_noise_multipliers or ()),
+        tuple(_release_noise(text) for text in releases or ()),
+    )
+
+
+def _release_noise(text: str) -> float:
+    kind, _, sigma = text.partition(":")
+    if kind != "gaussian":
+        raise InvalidInput(f"--release is {text!r}, but must be written gaussian:SIGMA, for example gaussian:16")
+    try:
+        return require_finite("noise multiplier of --release", float(sigma), above=0.0)
+    except ValueError:
+        raise InvalidInput(f"--release is {text!r}, but needs a positive number after gaussian:") from None
+
+
+def _required_noise(noise_multiplier: float | None) -> float:
+    if noise_multiplier is None:
+        raise InvalidInput("--noise-multiplier is missing: noise std over sensitivity, initial value of the schedule")
+    return require_finite("--noise-multiplier", noise_multiplier, at_least=0.0)
+
+
+def _budget(
+    target_epsilon: float | None, rho: float | None, delta: float | None, accountant: str, group_size: int
+) -> Budget:
+    if (target_epsilon is None) == (rho is None):
+        raise InvalidInput("give the target as exactly one of --target-epsilon and --budget-rho")
+    if rho is not None:
+        return RhoBudget(rho, group_size)
+    if delta is None:
+        raise InvalidInput("--target-epsilon needs --delta, the failure probability, well below 1/n")
+    return EpsilonBudget(target_epsilon or 0.0, delta, accountant, group_size)
+
+
+def _group_sizes(text: str) -> list[int]:
+    sizes = [item.strip() for item in text.split(",")]
+    wrong = [item for item in sizes if not item.isdigit() or int(item) < 1]
+    if wrong:
+        raise InvalidInput(f"--group-size has {wrong[0]!r}, but needs whole numbers of at least 1, such as 1,2,4")
+    return [int(item) for item in sizes]
+
+
+def _warn(sentence: str | None) -> None:
+    if sentence is not None:
+        typer.echo(f"warning: {sentence}", err=True)
+
+
+def _table(estimates: Sequence[PrivacyEstimate]) -> Table:
+    table = Table("unit", "epsilon", "delta", "accountant", "adjacency", "kind")
+    for estimate in estimates:
+        table.add_row(
+            estimate.unit,
+            f"{estimate.epsilon:.4f}" if estimate.is_private else "infinite: no privacy",
+            f"{estimate.delta:g}",
+            estimate.accountant,
+            estimate.adjacency,
+            estimate.kind,
+        )
+    return table
