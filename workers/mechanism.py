@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Literal
 
-from accounting.accountants import account, total_rho
-from accounting.errors import InvalidInput, require_finite
+from accounting.calibration import Budget, EpsilonBudget, RhoBudget, within_budget
+from accounting.errors import InvalidInput
 from accounting.mechanism import Release, Sampling, SideQuery, Trace
 from accounting.schedules import NoiseSchedule, make_schedule, planned_trace
 from workers import clipping
+from workers.preprocessing import planned_releases
 from workers.sampling import planned_sampling
 from workers.spec import BudgetSpec, TrialSpec
 
@@ -44,7 +44,7 @@ class TrialMechanism:
             steps_per_epoch=steps_per_epoch,
             dataset_size=dataset_size,
             side_queries=clipping.side_queries(spec.clipping),
-            releases=(*clipping.releases(spec.clipping), *releases),
+            releases=(*planned_releases(spec.preprocessing), *clipping.releases(spec.clipping), *releases),
             contributions="guarantee" if exact or method.keeps_to_contributions else "estimate",
         )
 
@@ -63,49 +63,29 @@ class TrialMechanism:
         return replace(planned, contributions=self.contributions)
 
 
-@dataclass(frozen=True)
-class Budget:
-    """A limit on the cost of a run: rho in concentrated DP, or epsilon at the trial's delta."""
+def affordable_epochs(spec: TrialSpec, mechanism: TrialMechanism, public_accuracies: Sequence[float]) -> int:
+    """How many epochs of the planned ones complete within the trial's budget, given the public history so far.
 
-    limit: float
-    cost: Callable[[Trace], float]
-
-    def affordable_epochs(self, trace_of: Callable[[int], Trace], at_most: int, at_least: int = 0) -> int:
-        """The largest number of epochs in [at_least, at_most] within the limit; ``at_least`` is known to be.
-
-        An epoch whose cost would pass the limit is not started (paper C, Sec. IV-A). Costs add up, so this bisects.
-        """
-        low, high = at_least, at_most
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.cost(trace_of(middle)) <= self.limit else (low, middle - 1)
-        return low
-
-
-def _unlimited(spec: BudgetSpec, delta: float) -> Budget:
-    return Budget(math.inf, lambda trace: 0.0)
+    An epoch whose cost would pass the budget is not started (paper C, Sec. IV-A).
+    Raises: InvalidInput when a budget does not have exactly one of rho and epsilon.
+    """
+    if spec.budget is None:
+        return spec.epochs
+    budget = make_budget(spec.budget, spec.delta)
+    fits, at_most = 0, spec.epochs
+    while fits < at_most:  # costs grow with the epochs: bisect
+        middle = (fits + at_most + 1) // 2
+        if within_budget(mechanism.trace(middle, public_accuracies), budget):
+            fits = middle
+        else:
+            at_most = middle - 1
+    return fits
 
 
-def _rho(spec: BudgetSpec, delta: float) -> Budget:
-    return Budget(require_finite("budget rho", spec.rho or 0.0, above=0.0), total_rho)
-
-
-def _epsilon(spec: BudgetSpec, delta: float) -> Budget:
-    limit = require_finite("budget epsilon", spec.epsilon or 0.0, above=0.0)
-    return Budget(limit, lambda trace: account(trace, delta).epsilon)
-
-
-_BUDGETS: Final[Mapping[tuple[bool, bool], Callable[[BudgetSpec, float], Budget]]] = {
-    (False, False): _unlimited,
-    (True, False): _rho,
-    (False, True): _epsilon,
-}
-
-
-def make_budget(spec: BudgetSpec | None, delta: float) -> Budget:
-    """The budget of a trial; no spec is no limit. Raises: InvalidInput when both rho and epsilon are given."""
-    spec = spec or BudgetSpec()
-    given = (spec.rho is not None, spec.epsilon is not None)
-    if given not in _BUDGETS:
-        raise InvalidInput(f"a budget has rho {spec.rho} and epsilon {spec.epsilon}; give exactly one of them")
-    return _BUDGETS[given](spec, delta)
+def make_budget(spec: BudgetSpec, delta: float) -> Budget:
+    """The budget that ``spec`` names; an epsilon is at the trial's delta."""
+    if spec.rho is not None and spec.epsilon is None:
+        return RhoBudget(spec.rho)
+    if spec.epsilon is not None and spec.rho is None:
+        return EpsilonBudget(spec.epsilon, delta)
+    raise InvalidInput(f"a budget has rho {spec.rho} and epsilon {spec.epsilon}; give exactly one of them")

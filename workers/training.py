@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from accounting.errors import InvalidInput, require_finite
 from accounting.layout import TrialFiles
-from accounting.mechanism import Release, Trace
+from accounting.mechanism import Trace
 from accounting.shards import NormShardWriter
 from workers.augmentation import make_augmentation
 from workers.clipping import ClippingState, ClipRule, Setting, make_clipping, released_bound
@@ -27,9 +27,9 @@ from workers.evaluation import Evaluation, evaluate
 from workers.gradients import BatchNorms, GradientEngine, ShapePlanner, TimingPlanner
 from workers.history import EpochRecord
 from workers.losses import build_loss
-from workers.mechanism import TrialMechanism, make_budget
+from workers.mechanism import TrialMechanism, affordable_epochs
 from workers.models import build_model
-from workers.noise import derive_seed, make_noise_source, sampler_entropy
+from workers.noise import NoiseSource, derive_seed, sampler_entropy
 from workers.optimizers import make_average, make_learning_rate_schedule, make_optimizer
 from workers.recording import NormRecorder, TrainingData, choose_rows, refresh_is_due
 from workers.sampling import make_sampler
@@ -50,15 +50,14 @@ class Trainer:
     """The state of a run and its single steps. `state` and `restore` make it continue bit for bit."""
 
     def __init__(
-        self, spec: TrialSpec, dataset: Dataset, files: TrialFiles, releases: tuple[Release, ...] = ()
+        self, spec: TrialSpec, mechanism: TrialMechanism, dataset: Dataset, noise: NoiseSource, files: TrialFiles
     ) -> None:
         device = choose_device(spec.execution.device)
-        self._spec, self._dataset = spec, dataset
+        self._spec, self.mechanism, self._dataset, self._noise = spec, mechanism, dataset, noise
         self._method = make_clipping(spec.clipping)
-        self.mechanism = TrialMechanism.of(spec, len(dataset.train), releases)
-        self._check(dataset)
-        self.total_steps = spec.epochs * self.mechanism.steps_per_epoch
-        self._budget, self._paid_epochs = make_budget(spec.budget, spec.delta), 0
+        check_spec(spec, dataset)
+        self.total_steps = spec.epochs * mechanism.steps_per_epoch
+        self._paid_epochs = 0
 
         self._loss = build_loss(spec.loss)
         self._model = build_model(spec.model, dataset, spec.seed).to(device)
@@ -68,10 +67,9 @@ class Trainer:
         self._engine = self._make_engine(self._augmentation.multiplicity if self._augmentation else 1)
         self._optimizer = make_optimizer(spec.optimizer, self._parameters)
         self._learning_rate = make_learning_rate_schedule(
-            spec.learning_rate_schedule, self.total_steps, self.mechanism.steps_per_epoch
+            spec.learning_rate_schedule, self.total_steps, mechanism.steps_per_epoch
         )
         self._average = make_average(spec.averaging, self._parameters) if spec.averaging else None
-        self._noise = make_noise_source(spec.noise_source, spec.seed, device)
         self._sampler = make_sampler(spec.sampling, len(dataset.train), sampler_entropy(spec.noise_source, spec.seed))
 
         self._data = TrainingData(dataset, device)
@@ -85,17 +83,6 @@ class Trainer:
         self.initial_bound: float | None = None
         self.history: tuple[EpochRecord, ...] = ()
         self.counters = Counters()
-
-    def _check(self, dataset: Dataset) -> None:
-        spec = self._spec
-        require_finite("epochs", spec.epochs, at_least=1)
-        if spec.is_private and spec.clipping.name == "none":
-            raise InvalidInput(
-                f"the noise multiplier is {spec.noise.initial_noise_multiplier}, but without clipping the sensitivity "
-                "is infinite; choose a clipping method, or the noise multiplier 0"
-            )
-        if spec.noise.schedule.name == "validation" and dataset.public is None:
-            raise InvalidInput("a validation-driven schedule needs public data; set data.public_fraction above 0")
 
     def _make_engine(self, multiplicity: int) -> GradientEngine:
         execution = self._spec.execution
@@ -169,9 +156,7 @@ class Trainer:
         """Whether another step is planned and paid for. Only at the end of the paid epochs is the budget asked again,
         because a validation-driven schedule may by then have turned out cheaper than its plan."""
         if self.epoch >= self._paid_epochs:
-            self._paid_epochs = self._budget.affordable_epochs(
-                lambda epochs: self.mechanism.trace(epochs, self.public_accuracies), self._spec.epochs, self.epoch
-            )
+            self._paid_epochs = affordable_epochs(self._spec, self.mechanism, self.public_accuracies)
         return self.epoch < self._paid_epochs
 
     def step(self) -> None:
@@ -283,6 +268,18 @@ class Trainer:
         self._clipping = ClippingState(**state["clipping"])
         self.counters = Counters(**state["counters"])
         self.history = _RECORDS.validate_python(tuple(state["history"]))
+
+
+def check_spec(spec: TrialSpec, dataset: Dataset) -> None:
+    """Refuse what cannot be trained privately, or at all, before anything is written."""
+    require_finite("epochs", spec.epochs, at_least=1)
+    if spec.is_private and spec.clipping.name == "none":
+        raise InvalidInput(
+            f"the noise multiplier is {spec.noise.initial_noise_multiplier}, but without clipping the sensitivity "
+            "is infinite; choose a clipping method, or the noise multiplier 0"
+        )
+    if spec.noise.schedule.name == "validation" and dataset.public is None:
+        raise InvalidInput("a validation-driven schedule needs public data; set data.public_fraction above 0")
 
 
 def choose_device(name: str) -> torch.device:

@@ -18,6 +18,9 @@ from accounting.storage import exists
 from workers.checkpoint import fingerprint, load_checkpoint, save_checkpoint
 from workers.data import Dataset, load_dataset
 from workers.history import Progress, TrainingResult, read_training_result
+from workers.mechanism import TrialMechanism
+from workers.noise import make_noise_source
+from workers.preprocessing import make_preprocessing
 from workers.spec import ExecutionSpec, TrialSpec
 from workers.training import Trainer, choose_device
 
@@ -91,25 +94,39 @@ def _reproducible(execution: ExecutionSpec, seed: int) -> Iterator[None]:
 
 def _train(spec: TrialSpec, files: TrialFiles, releases: tuple[Release, ...], report: OnProgress) -> TrainingResult:
     dataset = load_dataset(spec.data)
-    trainer = Trainer(spec, dataset, files, releases)
-    owner = fingerprint(spec.to_json(), trainer.mechanism)
+    mechanism = TrialMechanism.of(spec, len(dataset.train), releases)
+    owner = fingerprint(spec.to_json(), mechanism)
     stored = load_checkpoint(files.checkpoint, owner)
+    noise = make_noise_source(spec.noise_source, spec.seed, choose_device(spec.execution.device))
+    fitted = stored["preprocessing"] if stored else {}
+    if spec.preprocessing is not None:
+        preprocessing = make_preprocessing(spec.preprocessing)
+        fitted = fitted if stored else preprocessing.fit(dataset, noise)
+        dataset = preprocessing.transform(dataset, fitted)
+    trainer = Trainer(spec, mechanism, dataset, noise, files)
+
+    def save() -> None:
+        save_checkpoint(files.checkpoint, owner, {"preprocessing": fitted, "trainer": trainer.state()})
+
     if stored is None:
         trainer.begin()
-        save_checkpoint(files.checkpoint, owner, trainer.state())
+        save()
     else:
-        trainer.restore(stored)
+        trainer.restore(stored["trainer"])
+    _train_to_the_end(spec, trainer, save, report)
+    save()
+    return _finish(spec, files, trainer, dataset)
 
+
+def _train_to_the_end(spec: TrialSpec, trainer: Trainer, save: Callable[[], None], report: OnProgress) -> None:
     every = max(1, round(spec.execution.checkpoint_every_epochs * trainer.mechanism.steps_per_epoch))
     while trainer.may_continue():
         trainer.step()
         progress = _end_epoch(trainer) if trainer.at_epoch_end else None
         if trainer.step_count % every == 0:
-            save_checkpoint(files.checkpoint, owner, trainer.state())
+            save()
         if progress is not None:
             report(progress)
-    save_checkpoint(files.checkpoint, owner, trainer.state())
-    return _finish(spec, files, trainer, dataset)
 
 
 def _end_epoch(trainer: Trainer) -> Progress:
