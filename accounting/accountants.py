@@ -8,7 +8,7 @@ not cover; none accounts for shuffled batches as if they were Poisson samples. S
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -128,45 +128,44 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
 
 
 def epsilon_strong(trace: Trace, delta: float, group_size: int = 1) -> float:
-    """Strong composition, for comparison (Dwork, Rothblum and Vadhan 2010), optimised over delta per round.
+    """Strong composition, for comparison, optimised over how delta is split between rounds and composition.
 
-    A round is (e, d)-DP by the exact Gaussian trade-off, amplified by sampling to (ln(1 + q (e^e - 1)), q d).
-    All rounds spend equal q d, together a share of delta that is optimised; the rest goes to the composition.
+    A round is (e, d)-DP by the exact Gaussian trade-off, amplified by sampling to (ln(1 + q (e^e - 1)), q d)
+    (Balle, Barthe and Gaboardi 2018, Theorem 8). All rounds spend the same q d; pure releases add up.
     """
     rounds = gaussian_rounds(trace, group_size)
+    counts = [part.count for part in rounds]
     pure = sum(pure_epsilons(trace, group_size))
     if not rounds:
         return pure
-    total = sum(part.count for part in rounds)
 
     def epsilon_at(log_share: float) -> float:
-        share = math.exp(log_share)
-        epsilons = [_amplified_epsilon(part, share * delta / total) for part in rounds]
-        weighted = list(zip(epsilons, rounds, strict=True))
-        squares = sum(part.count * e * e for e, part in weighted)
-        drift = sum(part.count * e * _expm1(e) for e, part in weighted)
-        composed = math.sqrt(2.0 * squares * math.log(1.0 / (delta * (1.0 - share)))) + drift
-        return min(composed, sum(part.count * e for e, part in weighted))
+        spent = math.exp(log_share) * delta
+        epsilons = [_amplified_epsilon(part, spent / sum(counts)) for part in rounds]
+        return strong_composition(epsilons, counts, delta - spent)
 
-    best = minimize_scalar(epsilon_at, bounds=(math.log(1e-6), math.log(1.0 - 1e-9)), method="bounded")
-    return float(best.fun) + pure
+    best = minimize_scalar(epsilon_at, bounds=(math.log(1e-6), math.log(1.0 - 1e-6)), method="bounded")
+    return float(best.fun) * _ROUND_UP + pure
+
+
+def strong_composition(epsilons: Sequence[float], counts: Sequence[int], delta: float) -> float:
+    """Epsilon of counts[i] mechanisms of epsilons[i] each, at ``delta`` more than the sum of theirs.
+
+    sqrt(2 ln(1/delta) sum e^2) + sum e (exp(e) - 1)  (Dwork, Rothblum and Vadhan 2010, Theorem III.3), or the plain sum
+    where that is smaller.
+    """
+    each, times = np.asarray(epsilons), np.asarray(counts)
+    with np.errstate(over="ignore"):
+        composed = math.sqrt(2.0 * math.log(1.0 / delta) * (times @ each**2)) + float(times @ (each * np.expm1(each)))
+    return min(composed, float(times @ each))
 
 
 def _amplified_epsilon(part: Round, delta: float) -> float:
-    """Epsilon of one sampled round that spends ``delta``  (Balle, Barthe and Gaboardi 2018, Theorem 8)."""
-    per_batch = delta / part.sample_rate
-    if per_batch >= 1.0:
-        return 0.0
-    epsilon = gaussian_epsilon(part.noise_multiplier, per_batch)
-    return (
-        float(np.logaddexp(math.log1p(-part.sample_rate), math.log(part.sample_rate) + epsilon))
-        if (part.sample_rate < 1.0)
-        else epsilon
-    )
-
-
-def _expm1(value: float) -> float:
-    return math.expm1(value) if value < 700.0 else math.inf
+    """Epsilon of one sampled round that spends ``delta``."""
+    unsampled_delta = delta / part.sample_rate
+    epsilon = gaussian_epsilon(part.noise_multiplier, unsampled_delta) if unsampled_delta < 1.0 else 0.0
+    with np.errstate(divide="ignore"):
+        return float(np.logaddexp(np.log1p(-part.sample_rate), math.log(part.sample_rate) + epsilon))
 
 
 def _unsampled_rounds(trace: Trace, accountant: str, group_size: int) -> tuple[Round, ...]:
