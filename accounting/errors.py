@@ -43,7 +43,10 @@ def require_finite(
 
     NaN fails every bound, because each test is written as ``not value >= bound``.
     """
-    value = float(value)
+    try:
+        value = float(value)
+    except (TypeError, ValueError):
+        raise InvalidInput(f"{name} is {value!r}, but must be a number") from None
     if not math.isfinite(value):
         raise InvalidInput(f"{name} is {value}, but must be a finite number")
     violated = [
