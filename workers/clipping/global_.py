@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,6 +15,7 @@ from workers.clipping.protocol import (
     ClipRule,
     Examples,
     Setting,
+    adapted,
     clip_factor,
 )
 
@@ -81,4 +81,4 @@ class GlobalAdaptiveClipping(ClippingMethod):
 
     def advance(self, state: ClippingState, noisy_answer: Tensor, setting: Setting) -> ClippingState:
         fraction = min(max(float(noisy_answer[0]) / setting.batch_size, 0.0), 1.0)
-        return replace(state, ratio=state.ratio * math.exp(fraction - self.learning_rate))
+        return replace(state, ratio=adapted(state.ratio, fraction - self.learning_rate))

@@ -17,6 +17,7 @@ up to the rounding of one float32 product. Replacing one example moves the sum b
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -182,6 +183,11 @@ def averaged_counts(state: ClippingState, noisy_answer: Tensor, memory: float) -
     if state.counts is None:
         return noisy_answer
     return memory * state.counts + (1.0 - memory) * noisy_answer
+
+
+def adapted(value: float, exponent: float) -> float:
+    """value * exp(exponent), kept where float32 arithmetic is safe: adaptation neither vanishes nor overflows."""
+    return min(max(value * math.exp(exponent), 1e-8), 1e8)
 
 
 def require_layer_norms(examples: Examples) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -15,6 +14,7 @@ from workers.clipping.protocol import (
     ClipRule,
     Examples,
     Setting,
+    adapted,
     clip_factor,
 )
 
@@ -24,7 +24,7 @@ class QuantileClipping(ClippingMethod):
     """Flat clipping whose bound moves towards the ``quantile`` (gamma) of the norms. Sensitivity C_t.
 
     Side query per batch: sum of (1[norm <= C_t] - 1/2), which one example moves by 1/2. The noisy sum over the
-    expected batch size, plus 1/2, estimates the fraction b of norms within the bound, and
+    expected batch size, plus 1/2, clamped to [0, 1], estimates the fraction b of norms within the bound, and
     C_{t+1} = C_t exp(-learning_rate (b - quantile)) (Andrew et al., Algorithm 1).
     """
 
@@ -50,5 +50,5 @@ class QuantileClipping(ClippingMethod):
         return ClipRule(bound, lambda examples: clip_factor(examples.norms, bound), {"all": bound})
 
     def advance(self, state: ClippingState, noisy_answer: Tensor, setting: Setting) -> ClippingState:
-        fraction = float(noisy_answer[0]) / setting.batch_size + 0.5
-        return replace(state, bound=state.bound * math.exp(-self.learning_rate * (fraction - self.quantile)))
+        fraction = min(max(float(noisy_answer[0]) / setting.batch_size + 0.5, 0.0), 1.0)
+        return replace(state, bound=adapted(state.bound, -self.learning_rate * (fraction - self.quantile)))

@@ -1,0 +1,302 @@
+"""One contract for every clipping method: what it states about one example is true on real neighbouring data."""
+
+from __future__ import annotations
+
+import math
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import Tensor, nn
+
+from accounting.errors import InvalidInput
+from workers.clipping import (
+    CLIPPING,
+    ClippingMethod,
+    ClippingState,
+    ClipRule,
+    Examples,
+    PrivateMedian,
+    Setting,
+    make_clipping,
+    releases,
+    side_queries,
+)
+from workers.data import load_dataset
+from workers.gradients import BatchNorms, GradientEngine
+from workers.spec import Component, DataSpec
+
+GROUPS = tuple("0123456789")
+BATCH = 48
+COMPONENTS = [
+    Component("flat", {"bound": 7.0}),
+    Component("per_layer", {"bound": 7.0}),
+    Component("automatic", {"bound": 7.0}),
+    Component("automatic", {"bound": 7.0, "stability": 0.0}),
+    Component("quantile", {"bound": 7.0}),
+    Component("dpsgd_f", {"bound": 7.0}),
+    Component("dpsgd_f", {"bound": 7.0, "count_memory": 0.9}),
+    Component("naive", {"bound": 7.0}),
+    Component("individual", {"bound": 7.0}),
+    Component("global", {"bound": 0.7, "threshold_ratio": 10.0}),
+    Component("global_adaptive", {"bound": 0.7, "threshold_ratio": 10.0}),
+]
+all_methods = pytest.mark.parametrize("component", COMPONENTS, ids=lambda c: "-".join([c.name, *map(str, c.params)]))
+
+
+class Batch:
+    """Real digits with the exact gradient of every example under a small network."""
+
+    def __init__(self) -> None:
+        dataset = load_dataset(DataSpec("digits"))
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(64, 12), nn.Tanh(), nn.Linear(12, 10))
+        with torch.no_grad():  # norms that spread around the bounds above
+            self.model[2].weight.mul_(4.0)
+        self.x = dataset.prepare(dataset.train.features[:BATCH]).flatten(1)
+        self.y, self.groups = dataset.train.labels[:BATCH], dataset.train.groups[:BATCH]
+        engine = GradientEngine(self.model, nn.CrossEntropyLoss(reduction="none"), layerwise=True)
+        self.layer_names = engine.layer_names
+        self.norms: BatchNorms = engine.norms(self.x, self.y)
+        self.gradients = torch.stack([self._flat_gradient(row) for row in range(BATCH)])
+        self.parameters_per_layer = [sum(p.numel() for p in self.model[i].parameters()) for i in (0, 2)]
+
+    def _flat_gradient(self, row: int) -> Tensor:
+        loss = nn.functional.cross_entropy(self.model(self.x[row : row + 1]), self.y[row : row + 1])
+        return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(self.model.parameters()))]).double()
+
+    @property
+    def setting(self) -> Setting:
+        return Setting(GROUPS, self.layer_names, dataset_size=BATCH, batch_size=32)
+
+    def examples(self, rows: Tensor) -> Examples:
+        layer_norms = self.norms.layer_norms
+        assert layer_norms is not None
+        return Examples(self.norms.norms[rows], self.groups[rows], rows, layer_norms[rows])
+
+    def added(self, rule: ClipRule, rows: Tensor) -> Tensor:
+        """[b, parameters]: exactly what each example adds to the sum."""
+        weights = rule.weights(self.examples(rows)).double()
+        if weights.ndim == 2:
+            weights = weights.repeat_interleave(torch.tensor(self.parameters_per_layer), dim=1)
+        else:
+            weights = weights[:, None]
+        return weights * self.gradients[rows]
+
+
+@pytest.fixture(scope="module")
+def batch() -> Batch:
+    return Batch()
+
+
+def started(method: ClippingMethod, batch: Batch) -> ClippingState:
+    assert isinstance(method.bound, float)
+    state = method.start(method.bound, batch.setting)
+    return method.refresh(state, batch.examples(torch.arange(BATCH)))
+
+
+def noisy(method: ClippingMethod, answer: Tensor, seed: int) -> Tensor:
+    std = method.query.noise_std if method.query else 0.0
+    return answer + std * torch.from_numpy(np.random.default_rng(seed).normal(size=answer.shape))
+
+
+@all_methods
+def test_sum_of_neighbours_differs_by_at_most_the_sensitivity(component: Component, batch: Batch) -> None:
+    method = make_clipping(component)
+    state = started(method, batch)
+    everyone = torch.arange(BATCH)
+    for seed in range(5):
+        answer = noisy(method, method.answer(state, batch.examples(everyone), batch.setting), seed)
+        rule = method.decide(state, answer, batch.setting)
+        total = batch.added(rule, everyone).sum(0)
+        for left_out in everyone.tolist():
+            neighbour = everyone[everyone != left_out]
+            moved = (total - batch.added(rule, neighbour).sum(0)).norm()
+            assert moved <= rule.sensitivity * (1.0 + 1e-5)
+        state = method.advance(state, answer, batch.setting)
+
+
+@all_methods
+def test_answers_of_neighbours_differ_by_at_most_the_stated_sensitivity(component: Component, batch: Batch) -> None:
+    method = make_clipping(component)
+    state, everyone = started(method, batch), torch.arange(BATCH)
+    total = method.answer(state, batch.examples(everyone), batch.setting)
+    stated = method.query.sensitivity if method.query else 0.0
+    moves = []
+    for row in everyone.tolist():
+        neighbour = batch.examples(everyone[everyone != row])
+        moves.append(float((total - method.answer(state, neighbour, batch.setting)).norm()))
+    assert max(moves) <= stated
+    assert side_queries(component) == (() if method.query is None else (method.query.as_side_query(),))
+
+
+@all_methods
+def test_contributions_are_what_examples_add_over_the_sensitivity(component: Component, batch: Batch) -> None:
+    method = make_clipping(component)
+    state, everyone = started(method, batch), torch.arange(BATCH)
+    answer = noisy(method, method.answer(state, batch.examples(everyone), batch.setting), seed=1)
+    rule = method.decide(state, answer, batch.setting)
+    contributions = rule.contributions(batch.examples(everyone))
+    truth = batch.added(rule, everyone).norm(dim=1) / rule.sensitivity
+    torch.testing.assert_close(contributions, truth, rtol=1e-5, atol=1e-6)
+    assert contributions.max() <= 1.0
+    assert contributions.max() > 0.3
+
+
+@all_methods
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_no_norm_and_no_noisy_answer_breaks_the_bound(component: Component, data: st.DataObject) -> None:
+    """Zero, tiny, huge, infinite and NaN norms; noisy answers of any sign and size."""
+    method = make_clipping(component)
+    norm = st.one_of(st.sampled_from([0.0, 1e-45, 1e-38, 1e38, math.inf, math.nan]), st.floats(0.0, 1e6, width=32))
+    layer_norms = torch.tensor(data.draw(st.lists(st.tuples(norm, norm), min_size=0, max_size=6))).reshape(-1, 2)
+    norms = layer_norms.norm(dim=1)
+    count = len(norms)
+    examples = Examples(norms, torch.arange(count) % 10, torch.arange(count), layer_norms)
+    setting = Setting(GROUPS, ("a", "b"), dataset_size=max(count, 1), batch_size=8)
+    assert isinstance(method.bound, float)
+    state = method.refresh(method.start(method.bound, setting), examples)
+    size = len(method.answer(state, examples, setting))
+    reals = st.lists(st.floats(-1e6, 1e6), min_size=size, max_size=size)
+    answer = torch.tensor(data.draw(reals), dtype=torch.float64)
+    rule = method.decide(state, answer, setting)
+    assert 0.0 < rule.sensitivity < math.inf
+    weights = rule.weights(examples)
+    assert weights.isfinite().all()
+    finite = norms.isfinite()
+    assert (weights[~finite] == 0.0).all()
+    added = weights.double() * (layer_norms if weights.ndim == 2 else norms).double()
+    added = added.norm(dim=1) if added.ndim == 2 else added
+    assert (added[finite] <= rule.sensitivity * (1.0 + 1e-5)).all()
+    contributions = rule.contributions(examples)
+    assert ((contributions >= 0.0) & (contributions <= 1.0)).all()
+    assert (contributions[~finite] == 1.0).all()
+    later = method.advance(state, answer, setting)
+    assert 0.0 < later.bound < math.inf
+
+
+def test_no_clipping_keeps_every_gradient_and_has_no_finite_sensitivity() -> None:
+    method = make_clipping(Component("none"))
+    examples = Examples(torch.tensor([0.0, 5.0, math.inf]), torch.zeros(3, dtype=torch.int64), torch.arange(3))
+    rule = method.decide(ClippingState(1.0), torch.zeros(0), Setting(("a",), ("w",), 3, 1))
+    assert rule.sensitivity == math.inf
+    assert rule.weights(examples).tolist() == [1.0, 1.0, 0.0]
+    assert rule.contributions(examples).tolist() == [1.0, 1.0, 1.0]
+
+
+def test_every_method_is_under_the_contract() -> None:
+    assert {component.name for component in COMPONENTS} | {"none"} == set(CLIPPING)
+
+
+GROUP_SETTING = Setting(("common", "rare", "absent"), ("w",), dataset_size=100, batch_size=50)
+
+
+def test_dpsgd_f_gives_clipped_groups_the_larger_bound() -> None:
+    method = make_clipping(Component("dpsgd_f", {"bound": 2.0}))
+    counts = torch.tensor([10.0, 8.0, 0.0, 30.0, 2.0, 0.0], dtype=torch.float64)
+    rule = method.decide(method.start(2.0, GROUP_SETTING), counts, GROUP_SETTING)
+    overall = 18.0 / (40.0 + 10.0 + 1.0)  # the absent group's size is clamped at 1
+    assert rule.bounds["common"] == pytest.approx(2.0 * (1.0 + (10.0 / 40.0) / overall))
+    assert rule.bounds["rare"] == pytest.approx(2.0 * (1.0 + (8.0 / 10.0) / overall))
+    assert rule.bounds["absent"] == pytest.approx(2.0)
+    assert rule.sensitivity == pytest.approx(max(rule.bounds.values()))
+
+
+def test_dpsgd_f_scales_noise_to_groups_that_the_batch_lacks() -> None:
+    """Over the groups present, the scale of the noise would tell which they are."""
+    method = make_clipping(Component("dpsgd_f"))
+    noise_only = torch.tensor([0.0, 0.0, 5.0, 20.0, 20.0, 0.0], dtype=torch.float64)
+    rule = method.decide(method.start(1.0, GROUP_SETTING), noise_only, GROUP_SETTING)
+    assert rule.sensitivity == rule.bounds["absent"] > rule.bounds["common"]
+
+
+def test_naive_reweighting_is_inverse_to_group_size() -> None:
+    method = make_clipping(Component("naive", {"bound": 2.0}))
+    counts = torch.tensor([40.0, 10.0, 10.0], dtype=torch.float64)
+    rule = method.decide(method.start(2.0, GROUP_SETTING), counts, GROUP_SETTING)
+    examples = Examples(torch.tensor([1.0, 1.0, 8.0]), torch.tensor([0, 1, 2]), torch.arange(3))
+    assert rule.weights(examples).tolist() == pytest.approx([0.5, 2.0, 2.0 * 2.0 / 8.0])
+    assert rule.sensitivity == pytest.approx(4.0)
+
+
+def test_individual_clipping_holds_examples_to_their_last_measured_norm() -> None:
+    method = make_clipping(Component("individual", {"bound": 2.0}))
+    rows, groups = torch.arange(3), torch.zeros(3, dtype=torch.int64)
+    setting = Setting(("all",), ("w",), dataset_size=3, batch_size=2)
+    state = method.refresh(method.start(2.0, setting), Examples(torch.tensor([0.5, 1.0, 9.0]), groups, rows))
+    rule = method.decide(state, torch.zeros(0), setting)
+    grown = Examples(torch.tensor([5.0, 0.1, 9.0]), groups, rows)
+    assert (rule.weights(grown) * grown.norms).tolist() == pytest.approx([0.5, 0.1, 2.0])
+    assert method.keeps_to_contributions
+
+
+def adapt(component: Component, steps: int, norms_at: Tensor) -> ClippingState:
+    """Run only the adaptation of a method on fresh draws from the given norms."""
+    method, setting = make_clipping(component), Setting(("all",), ("w",), dataset_size=4000, batch_size=400)
+    assert isinstance(method.bound, float)
+    state = method.start(method.bound, setting)
+    rng = np.random.default_rng(0)
+    for step in range(steps):
+        rows = torch.from_numpy(rng.choice(len(norms_at), 400, replace=False))
+        answer = method.answer(state, Examples(norms_at[rows], torch.zeros_like(rows), rows), setting)
+        state = method.advance(state, noisy(method, answer, step), setting)
+    return state
+
+
+_norms: Tensor = torch.from_numpy(np.random.default_rng(1).lognormal(mean=1.0, size=4000)).float()
+
+
+@pytest.mark.parametrize("quantile", [0.2, 0.5, 0.8])
+def test_quantile_clipping_finds_the_quantile(quantile: float) -> None:
+    state = adapt(Component("quantile", {"bound": 0.1, "quantile": quantile, "learning_rate": 0.1}), 200, _norms)
+    assert float((_norms <= state.bound).float().mean()) == pytest.approx(quantile, abs=0.04)
+
+
+def test_global_adaptive_clipping_leaves_the_stated_fraction_above_the_threshold() -> None:
+    state = adapt(Component("global_adaptive", {"threshold_ratio": 500.0, "learning_rate": 0.1}), 300, _norms)
+    assert float((_norms > state.bound * state.ratio).float().mean()) == pytest.approx(0.1, abs=0.04)
+
+
+def test_private_median_is_close_and_accounted() -> None:
+    median = PrivateMedian(median_multiple=0.5, noise_multiplier=20.0)
+    stds: list[float] = []
+    rng = np.random.default_rng(0)
+
+    def draw(std: float) -> float:
+        stds.append(std)
+        return float(rng.normal(scale=std))
+
+    assert median.find(_norms, draw) == pytest.approx(0.5 * float(_norms.median()), rel=0.08)
+    precision = sum((std / 0.5) ** -2 for std in stds)  # each round has sensitivity 1/2
+    assert precision**-0.5 == pytest.approx(20.0)
+    component = Component("flat", {"bound": {"median_multiple": 0.5}})
+    assert releases(component) == (median.release,)
+    assert releases(Component("flat")) == ()
+
+
+def test_median_rounds_of_neighbours_move_by_one_half() -> None:
+    """With equal noise, the answers of neighbouring data differ by 1/2 in every round they share."""
+    for row in range(5):
+        with_row = (_norms[:50] <= 2.0).double().sub(0.5).sum()
+        without = (_norms[:50][torch.arange(50) != row] <= 2.0).double().sub(0.5).sum()
+        assert abs(float(with_row - without)) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("component", "message"),
+    [
+        (Component("flatt"), "did you mean 'flat'"),
+        (Component("flat", {"bond": 1.0}), "did you mean 'bound'"),
+        (Component("flat", {"bound": 0.0}), "greater than 0"),
+        (Component("flat", {"bound": math.nan}), "finite"),
+        (Component("flat", {"bound": {"median_multipel": 1.0}}), "did you mean 'median_multiple'"),
+        (Component("quantile", {"quantile": 1.5}), "at most 1"),
+        (Component("dpsgd_f", {"count_noise_multiplier": 0.0}), "greater than 0"),
+    ],
+)
+def test_impossible_settings_are_refused_in_words(component: Component, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        make_clipping(component)
