@@ -200,7 +200,7 @@ def _who_pays(settings: Sequence[Setting], style: Style, names: Sequence[str]) -
 
 
 def _histograms(settings: Sequence[Setting], style: Style) -> dict[str, go.Figure]:
-    """For each setting but for its schedule: how epsilon_i spreads over the training examples, and the worst case as a line."""
+    """How epsilon_i spreads over the training examples, with the worst case; schedules of a setting share a picture."""
     drawn: dict[str, go.Figure] = {}
     for setting in settings:
         for edges, shares in _pooled_histograms(setting):
