@@ -145,7 +145,7 @@ def adam_corrected(
     learning_rate: float = 1e-3,
     beta1: float = 0.9,
     beta2: float = 0.999,
-    floor: float = 1e-4,
+    floor: float = 1e-3,
     weight_decay: float = 0.0,
 ) -> Optimizer:
     require_finite("floor", floor, above=0.0)

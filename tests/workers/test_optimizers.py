@@ -1,0 +1,165 @@
+"""One contract for every optimiser, and what sets each of them apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from accounting.errors import InvalidInput
+from workers.optimizers import (
+    LEARNING_RATE_SCHEDULES,
+    OPTIMIZERS,
+    Optimizer,
+    make_average,
+    make_learning_rate_schedule,
+    make_optimizer,
+)
+from workers.spec import Component
+
+COMPONENTS = [
+    Component("sgd", {"learning_rate": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
+    Component("adam", {"learning_rate": 0.1}),
+    Component("adamw", {"learning_rate": 0.1}),
+    Component("adam_corrected", {"learning_rate": 0.1}),
+]
+every_optimizer = pytest.mark.parametrize("component", COMPONENTS, ids=lambda c: c.name)
+
+
+def parameters() -> dict[str, nn.Parameter]:
+    torch.manual_seed(0)
+    return {"weight": nn.Parameter(torch.randn(3, 2)), "bias": nn.Parameter(torch.randn(3))}
+
+
+def gradients(step: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    return {"weight": torch.randn(3, 2, generator=generator), "bias": torch.randn(3, generator=generator)}
+
+
+def run(optimizer: Optimizer, steps: range) -> None:
+    for step in steps:
+        optimizer.step(gradients(step), factor=1.0 / (1 + step), noise_std=0.05)
+
+
+def assert_equal(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> None:
+    for name in left:
+        assert torch.equal(left[name], right[name]), name
+
+
+def test_every_optimizer_is_under_the_contract() -> None:
+    assert {component.name for component in COMPONENTS} == set(OPTIMIZERS)
+
+
+@every_optimizer
+def test_a_restored_optimizer_repeats_every_bit(component: Component) -> None:
+    undisturbed, interrupted = parameters(), parameters()
+    run(make_optimizer(component, undisturbed), range(8))
+    before = make_optimizer(component, interrupted)
+    run(before, range(3))
+    after = make_optimizer(component, interrupted)
+    after.restore(before.state())
+    run(after, range(3, 8))
+    assert_equal(undisturbed, interrupted)
+
+
+@every_optimizer
+def test_a_step_goes_down_and_a_factor_of_zero_stays(component: Component) -> None:
+    moved = parameters()
+    before = {name: value.detach().clone() for name, value in moved.items()}
+    optimizer = make_optimizer(component, moved)
+    optimizer.step({name: torch.ones_like(value) for name, value in moved.items()}, factor=0.0, noise_std=0.0)
+    assert_equal(before, moved)
+    optimizer.step({name: torch.ones_like(value) for name, value in moved.items()}, factor=1.0, noise_std=0.0)
+    assert all((moved[name] < before[name] + 1e-3).all() for name in moved)
+
+
+def test_sgd_is_the_textbook_step() -> None:
+    moved = parameters()
+    before = moved["bias"].detach().clone()
+    make_optimizer(Component("sgd", {"learning_rate": 0.5}), moved).step(gradients(0), factor=0.1, noise_std=1.0)
+    torch.testing.assert_close(moved["bias"].detach(), before - 0.05 * gradients(0)["bias"])
+
+
+def test_corrected_adam_without_noise_is_adamw() -> None:
+    ours, theirs = parameters(), parameters()
+    shared = {"learning_rate": 0.01, "weight_decay": 0.1}
+    corrected = make_optimizer(Component("adam_corrected", {**shared, "floor": 1e-12}), ours)
+    reference = make_optimizer(Component("adamw", {**shared, "epsilon": 0.0}), theirs)
+    for step in range(10):
+        corrected.step(gradients(step), factor=1.0, noise_std=0.0)
+        reference.step(gradients(step), factor=1.0, noise_std=0.0)
+    for name in ours:
+        torch.testing.assert_close(ours[name], theirs[name])
+
+
+def test_corrected_adam_takes_the_step_of_the_noiseless_gradient() -> None:
+    """With a constant gradient Adam moves by its learning rate; noise shortens the steps of plain Adam only."""
+    generator = torch.Generator().manual_seed(0)
+    size, signal, std = 20_000, 0.5, 0.5
+    speed: dict[str, float] = {}
+    for name, params in (("adam", {}), ("adam_corrected", {"floor": 0.1})):
+        moved = {"weight": nn.Parameter(torch.zeros(size))}
+        optimizer = make_optimizer(Component(name, {"learning_rate": 0.01, **params}), moved)
+        halfway = torch.zeros(size)
+        for step in range(600):
+            if step == 300:
+                halfway = moved["weight"].detach().clone()
+            noise = std * torch.randn(size, generator=generator)
+            optimizer.step({"weight": signal + noise}, factor=1.0, noise_std=std)
+        speed[name] = float((halfway - moved["weight"].detach()).mean()) / (300 * 0.01)
+    assert speed["adam"] == pytest.approx(signal / math.hypot(signal, std), rel=0.03)
+    assert speed["adam_corrected"] == pytest.approx(1.0, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("component", "message"),
+    [
+        (Component("sdg", {"learning_rate": 0.1}), "did you mean 'sgd'"),
+        (Component("sgd", {"learning_rate": 0.1, "momentun": 0.9}), "did you mean 'momentum'"),
+        (Component("sgd"), "needs learning_rate"),
+        (Component("sgd", {"learning_rate": math.nan}), "learning_rate is nan"),
+        (Component("adam", {"beta1": 2.0}), "beta"),
+        (Component("adam_corrected", {"floor": 0.0}), "floor is 0"),
+    ],
+)
+def test_impossible_settings_are_refused_in_words(component: Component, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        make_optimizer(component, parameters())
+
+
+@pytest.mark.parametrize(
+    ("component", "expected"),
+    [
+        (Component("constant"), [1.0, 1.0, 1.0]),
+        (Component("constant", {"warmup_epochs": 2.0}), [0.05, 1.0, 1.0]),
+        (Component("cosine"), [1.0, 0.5, 0.5 * (1.0 + math.cos(math.pi * 0.99))]),
+        (Component("cosine", {"end": 0.1}), [1.0, 0.55, 0.1 + 0.45 * (1.0 + math.cos(math.pi * 0.99))]),
+        (Component("step", {"factor": 0.5, "period_epochs": 2}), [1.0, 0.5**2, 0.5**4]),
+        (Component("inverse_sqrt_steps"), [0.1, 0.1, 0.1]),
+    ],
+    ids=lambda value: value.name if isinstance(value, Component) else "",
+)
+def test_learning_rate_schedules(component: Component, expected: list[float]) -> None:
+    factor = make_learning_rate_schedule(component, total_steps=100, steps_per_epoch=10)
+    assert [factor(step) for step in (0, 50, 99)] == pytest.approx(expected)
+    assert component.name in LEARNING_RATE_SCHEDULES
+
+
+def test_average_follows_the_parameters_and_restores() -> None:
+    moving = parameters()
+    average = make_average(Component("ema", {"decay": 0.9}), moving)
+    start = average.values["bias"].clone()
+    with torch.no_grad():
+        moving["bias"].add_(1.0)
+    average.update(moving)
+    torch.testing.assert_close(average.values["bias"], start + 0.9)  # the first decay is 1 / 10
+    other = make_average(Component("ema", {"decay": 0.9}), moving)
+    other.restore(average.state())
+    average.update(moving)
+    other.update(moving)
+    assert_equal(average.values, other.values)
+    with pytest.raises(InvalidInput, match="less than 1"):
+        make_average(Component("ema", {"decay": 1.0}), moving)
