@@ -7,7 +7,7 @@ Everything here except the trace is derived from single examples, is private, an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -251,20 +251,9 @@ class Epsilons:
         )
 
 
-def write_epsilons(directory: str, part: int, epsilons: Epsilons) -> None:
-    """Store and commit the result of one part; an equal replay writes nothing, an unequal one is `DataCorruption`."""
-    claim = {"delta": repr(float(epsilons.delta)), "method": epsilons.method, "kind": epsilons.kind}
-    table = pa.table(
-        {
-            "example_id": epsilons.example_ids,
-            "group": epsilons.groups,
-            "epsilon": epsilons.upper,
-            "epsilon_lower": epsilons.lower,
-            "loss": epsilons.losses,
-        },
-        schema=EPSILON_SCHEMA.with_metadata(claim),
-    )
-    PartStore(directory, EPSILON_SCHEMA).write([(None, part, table)])
+def write_epsilons(directory: str, parts: Iterable[Epsilons]) -> None:
+    """Store parts, in order, as they come; the last step commits them together and replaces earlier results."""
+    PartStore(directory, EPSILON_SCHEMA).replace((None, part, _to_table(rows)) for part, rows in enumerate(parts))
 
 
 def read_epsilons(directory: str) -> Epsilons:
@@ -274,6 +263,12 @@ def read_epsilons(directory: str) -> Epsilons:
     if not records or [record.part for record in records] != list(range(len(records))):
         raise DataCorruption(f"{directory}: a part of the epsilons is missing; account the trial again")
     return Epsilons.concatenate([_from_table(store.read(record)) for record in records])
+
+
+def _to_table(epsilons: Epsilons) -> pa.Table:
+    claim = {"delta": repr(float(epsilons.delta)), "method": epsilons.method, "kind": epsilons.kind}
+    columns = (epsilons.example_ids, epsilons.groups, epsilons.upper, epsilons.lower, epsilons.losses)
+    return pa.table(dict(zip(EPSILON_SCHEMA.names, columns, strict=True)), schema=EPSILON_SCHEMA.with_metadata(claim))
 
 
 def _from_table(table: pa.Table) -> Epsilons:

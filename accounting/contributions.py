@@ -1,0 +1,224 @@
+"""What single examples contributed, reduced to weights on a few nodes of effective precision.
+
+For one example, a step is the sampled Gaussian mechanism with effective precision
+
+    u = (moved / sigma)^2 + sum over side queries of (displaced / sigma_side)^2,
+
+the inverse square of its effective noise multiplier; side queries always count in full. ``moved`` is how far the
+example moves the clipped sum over its sensitivity, ``displaced`` how often a full contribution changes place:
+
+- Poisson sampling, and ``zero_out`` adjacency: moved is the contribution c, and displaced is 1.
+- Fixed batches under ``add_remove``: an example that joins a batch displaces another, whose contribution is only known
+  to be at most 1. moved is 1 + c and displaced is 2; at c = 1 this is the factor 2 of paper B, Theorem 3.3.
+- Shuffled epochs under ``zero_out``: the example is in one batch of the epoch. For every order of the data the epoch is
+  one Gaussian, at worst that of the step with the largest u (paper C, Theorem 2).
+
+The sum of log E_Q[(P/Q)^z] over steps is all that Renyi and privacy-loss accounting need. As a function of u it is
+smooth, so a step is spread linearly over the two nodes beside its u. For real z = alpha > 1 this only rounds up:
+log A_alpha is convex in u. Proof: M_u = exp(B_u - u/2), the likelihood ratio as a function of Brownian time u, is a
+martingale; A(u) = E[g(M_u)] with g(m) = (1 - q + q m)^alpha; A' = E[L g], A'' = E[L L g] with L = (m^2/2) d^2/dm^2.
+With p = q m / (1 - q + q m) in [0, 1], L g = alpha (alpha-1) p^2 g / 2 and g L L g - (L g)^2 =
+alpha (alpha-1) p^2 g^2 (1-p) (2 + (4 alpha - 6) p) / 4 >= 0. So L L g >= 0, and by Cauchy-Schwarz
+A'^2 <= (E sqrt(g L L g))^2 <= A A''.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accounting.errors import InvalidInput, UnsupportedMechanism
+from accounting.mechanism import (
+    FixedBatchSampling,
+    GaussianRelease,
+    PoissonSampling,
+    PureRelease,
+    Sampling,
+    ShuffledSampling,
+    Trace,
+)
+from accounting.shards import check_contributions
+
+Array = NDArray[np.float64]
+
+NODES = 256
+"""Nodes per sampling rate, uniform in sqrt(u), for a largest sqrt(u) of at most 1; more in proportion above."""
+
+_BLOCK_ENTRIES = 1 << 18
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """The steps [start, stop) in which snapshot ``column`` is current: u = (slope (offset + c))^2 + side.
+
+    slope is 1/sigma; it is 0 where there was no noise, and examples that contributed there are unprotected.
+    """
+
+    column: int
+    start: int
+    stop: int
+    slope: float
+    offset: float
+    side: float
+
+    @property
+    def steps(self) -> int:
+        return self.stop - self.start
+
+    def precisions(self, contributions: Array) -> Array:
+        return np.square(self.slope * (self.offset + contributions)) + self.side
+
+
+@dataclass(frozen=True)
+class SampledSteps:
+    """Steps with one sampling rate: weights [rows, nodes] say for how many steps each node stands.
+
+    precisions [nodes] are increasing; the first may be 0. The weights of a row sum to the number of steps.
+    """
+
+    sample_rate: float
+    precisions: Array
+    weights: Array
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Sufficient statistic of a block of examples.
+
+    precision [rows] is the summed u of unsampled Gaussians (full batches, shuffled epochs, releases); pure are the
+    epsilons of pure releases; unprotected [rows] marks examples that contributed to a step without noise.
+    """
+
+    sampled: tuple[SampledSteps, ...]
+    precision: Array
+    pure: tuple[float, ...]
+    unprotected: NDArray[np.bool_]
+
+
+def reduce_contributions(steps: Sequence[int], contributions: NDArray[Any], trace: Trace) -> Costs:
+    """Reduce contributions [rows, snapshots] in [0, 1], taken at ``steps``, to their `Costs` under ``trace``.
+
+    A snapshot stands for the steps up to the next one. Raises `InvalidInput` for snapshots that do not start at step
+    0 or do not increase, for NaN and for contributions outside [0, 1]; `UnsupportedMechanism` for shuffled epochs
+    under add/remove.
+    """
+    _check_snapshots(steps, contributions)
+    values = np.minimum(np.ascontiguousarray(np.asarray(contributions, np.float64).T), 1.0)
+    releases = [release.noise_multiplier**-2 for release in trace.releases if isinstance(release, GaussianRelease)]
+    precision = np.full(len(contributions), float(sum(releases)))
+    unprotected = np.zeros(len(contributions), np.bool_)
+    sampled: dict[float, list[Stretch]] = {}
+    for sampling, stretches in _stretches(steps, trace):
+        for part in stretches:
+            if part.slope == 0.0:
+                unprotected |= part.offset + values[part.column] > 0.0
+        if isinstance(sampling, ShuffledSampling):
+            precision += _shuffled_precision(stretches, values, sampling.steps_per_epoch)
+        elif (sample_rate := _sample_rate(sampling)) == 1.0:
+            precision += sum(part.steps * part.precisions(values[part.column]) for part in stretches)
+        else:
+            sampled.setdefault(sample_rate, []).extend(stretches)
+    pure = tuple(release.epsilon for release in trace.releases if isinstance(release, PureRelease))
+    spread = tuple(_spread(sample_rate, stretches, values) for sample_rate, stretches in sampled.items())
+    return Costs(spread, precision, pure, unprotected)
+
+
+def _check_snapshots(steps: Sequence[int], contributions: NDArray[Any]) -> None:
+    if contributions.ndim != 2 or contributions.shape[1] != len(steps):
+        raise InvalidInput(
+            f"contributions have shape {contributions.shape}, but must be [examples, {len(steps)}], "
+            "one column per snapshot"
+        )
+    if len(steps) == 0 or steps[0] != 0 or any(later <= earlier for earlier, later in pairwise(steps)):
+        raise InvalidInput(f"snapshot steps are {list(steps)[:5]}..., but must start at 0 and increase")
+    check_contributions(contributions, "individual accounting")
+
+
+def _sample_rate(sampling: Sampling) -> float:
+    match sampling:
+        case PoissonSampling(sample_rate=sample_rate):
+            return sample_rate
+        case FixedBatchSampling(dataset_size=dataset_size, batch_size=batch_size):
+            return batch_size / dataset_size
+        case ShuffledSampling():
+            return 1.0
+
+
+def _stretches(steps: Sequence[int], trace: Trace) -> Iterator[tuple[Sampling, list[Stretch]]]:
+    """Runs of segments with one sampling, cut where the noise or the snapshot changes, in step order."""
+    ends = [*steps[1:], trace.steps]
+    for sampling, segments in groupby(trace.segments, key=lambda segment: segment.sampling):
+        if isinstance(sampling, ShuffledSampling) and trace.adjacency != "zero_out":
+            raise UnsupportedMechanism(
+                f"shuffled epochs under {trace.adjacency!r} shift every later batch; account for them under 'zero_out'"
+            )
+        displaces = isinstance(sampling, FixedBatchSampling) and trace.adjacency == "add_remove"
+        offset, displaced = (1.0, 2.0) if displaces else (0.0, 1.0)
+        run: list[Stretch] = []
+        for segment in segments:
+            slope = 1.0 / segment.noise_multiplier if segment.noise_multiplier > 0.0 else 0.0
+            side = sum((displaced / query.noise_multiplier) ** 2 for query in segment.side_queries)
+            for column, (first, last) in enumerate(zip(steps, ends, strict=True)):
+                start, stop = max(first, segment.start_step), min(last, segment.stop_step)
+                if start < stop:
+                    run.append(Stretch(column, start, stop, slope, offset, side))
+        yield sampling, run
+
+
+def _shuffled_precision(stretches: Sequence[Stretch], values: Array, steps_per_epoch: int) -> Array:
+    """Sum over epochs, an unfinished last one included, of the largest u within the epoch; shape [rows]."""
+    total, worst = np.zeros(values.shape[1]), np.zeros(values.shape[1])
+    current = 0
+    for part in stretches:
+        precisions = part.precisions(values[part.column])
+        first, last = ((step - stretches[0].start) // steps_per_epoch for step in (part.start, part.stop - 1))
+        for epoch in range(first, last + 1):
+            if epoch != current:
+                total += worst
+                worst, current = np.zeros_like(worst), epoch
+            worst = np.maximum(worst, precisions)
+    return total + worst
+
+
+def _spread(sample_rate: float, stretches: Sequence[Stretch], values: Array) -> SampledSteps:
+    """Histogram of the stretches over nodes, each step linearly over the two nodes beside its u."""
+    nodes = _nodes(stretches)
+    column, steps, slope, offset, side = (
+        np.array([getattr(part, name) for part in stretches]) for name in ("column", "steps", "slope", "offset", "side")
+    )
+    rows, size = values.shape[1], len(nodes)
+    roots, widths = np.sqrt(nodes), np.diff(nodes)
+    spacing = (roots[-1] - roots[0]) / (size - 1)
+    weights = np.zeros((rows, size))
+    block = max(1, _BLOCK_ENTRIES // len(stretches))
+    for start in range(0, rows, block):
+        part = values[column, start : start + block].T
+        precisions = np.square(slope * (offset + part)) + side
+        cells = ((np.sqrt(precisions) - roots[0]) / spacing).astype(np.intp)
+        np.clip(cells, 0, size - 2, out=cells)
+        upper = np.clip((precisions - nodes[cells]) / widths[cells], 0.0, 1.0) * steps
+        slots = (cells + size * np.arange(len(part))[:, None]).ravel()
+        shape = (len(part), size)
+        counts = np.bincount(slots, np.broadcast_to(steps, part.shape).ravel(), part.shape[0] * size).reshape(shape)
+        raised = np.bincount(slots, upper.ravel(), part.shape[0] * size).reshape(shape)
+        target = weights[start : start + block]
+        target += counts - raised
+        target[:, 1:] += raised[:, :-1]
+    return SampledSteps(sample_rate, nodes, np.maximum(weights, 0.0))
+
+
+def _nodes(stretches: Sequence[Stretch]) -> Array:
+    """Nodes for every u these stretches can produce, whatever the contributions: results do not depend on the block."""
+    ends = np.array([part.precisions(np.array([0.0, 1.0])) for part in stretches])
+    lowest, highest = float(ends[:, 0].min()), float(ends[:, 1].max())
+    if not highest > lowest:
+        highest = lowest * (1.0 + 1e-6) + 1e-12
+    size = int(NODES * min(max(1.0, np.sqrt(highest)), 4.0))
+    nodes = np.square(np.linspace(np.sqrt(lowest), np.sqrt(highest), size))
+    nodes[0], nodes[-1] = lowest, highest
+    return nodes

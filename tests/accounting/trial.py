@@ -1,0 +1,37 @@
+"""A trial's private files, made from synthetic contributions."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from accounting.layout import TrialFiles
+from accounting.mechanism import PoissonSampling, Segment, SideQuery, Trace
+from accounting.shards import NormShardWriter, NormSnapshot, write_trace
+
+
+def snapshot(step: int, examples: int, seed: int = 0) -> NormSnapshot:
+    rng = np.random.default_rng([seed, step])
+    norms = rng.lognormal(0.0, 1.0, examples)
+    return NormSnapshot(
+        step=step,
+        example_ids=np.arange(examples) * 3 + 1,
+        groups=rng.integers(0, 3, examples),
+        norms=norms,
+        contributions=np.minimum(norms, 1.0),
+        losses=rng.exponential(1.0, examples),
+    )
+
+
+def write_trial(root: str, examples: int = 50, rows_per_part: int = 8, steps: tuple[int, ...] = (0, 40, 80)) -> Trace:
+    """A trial of 120 steps with two noise levels and a side query in the second half."""
+    sampling = PoissonSampling(0.05)
+    trace = Trace(
+        examples,
+        (Segment(0, 60, sampling, 1.5), Segment(60, 60, sampling, 1.2, (SideQuery("counts", 8.0),))),
+    )
+    files = TrialFiles(root)
+    write_trace(files.trace, trace)
+    writer = NormShardWriter(files.norms, rows_per_part)
+    for step in steps:
+        writer.write(snapshot(step, examples))
+    return trace
