@@ -213,19 +213,23 @@ def _sum_rows(per_row: Tensor, examples: int) -> Tensor:
     return per_row.view(examples, -1, *per_row.shape[1:]).sum(1)
 
 
+def correlations(module: _ConvNd, activation: Tensor, grad: Tensor, examples: int) -> Correlations:
+    """The gradients of the kernel that a module convolves with."""
+    inputs, grads = widen(activation).contiguous(), widen(grad).contiguous()
+    if module.padding_mode == "zeros" and not isinstance(module.padding, str):
+        padding = module.padding
+    else:  # "same" may pad unevenly, and other modes copy values: pad first
+        mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+        inputs = functional.pad(inputs, module._reversed_padding_repeated_twice, mode)
+        padding = (0,) * len(module.stride)
+    geometry = Geometry(tuple(module.weight.shape), module.stride, padding, module.dilation, module.groups)
+    return Correlations(inputs, grads, geometry, examples)
+
+
 def convolution(module: _ConvNd, activation: Tensor, output: Tensor, examples: int) -> Differentiate:
     def differentiate(grad: Tensor) -> dict[str, ExampleGradients]:
-        inputs, grads = widen(activation).contiguous(), widen(grad).contiguous()
-        if module.padding_mode == "zeros" and not isinstance(module.padding, str):
-            padding = module.padding
-        else:  # "same" may pad unevenly, and other modes copy values: pad first
-            mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
-            inputs = functional.pad(inputs, module._reversed_padding_repeated_twice, mode)
-            padding = (0,) * len(module.stride)
-        geometry = Geometry(tuple(module.weight.shape), module.stride, padding, module.dilation, module.groups)
-        return {
-            "weight": Correlations(inputs, grads, geometry, examples),
-            "bias": Instantiated(_sum_rows(grads.flatten(2).sum(2), examples)),
-        }
+        weight = correlations(module, activation, grad, examples)
+        bias = weight.grads.flatten(2).sum(2).view(examples, -1, module.out_channels).sum(1)
+        return {"weight": weight, "bias": Instantiated(bias)}
 
     return differentiate

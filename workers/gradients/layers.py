@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from workers.gradients import convolution, embedding, linear, normalization
+from workers.gradients import convolution, embedding, linear, normalization, standardized
 from workers.gradients.rules import Rule
+from workers.models.layers import WeightStandardizedConv2d
 
 RULES: Mapping[type[nn.Module], Rule] = {
     nn.Linear: linear.linear,
@@ -22,6 +23,7 @@ RULES: Mapping[type[nn.Module], Rule] = {
     nn.InstanceNorm1d: normalization.instance_norm,
     nn.InstanceNorm2d: normalization.instance_norm,
     nn.InstanceNorm3d: normalization.instance_norm,
+    WeightStandardizedConv2d: standardized.standardized_convolution,
 }
 
 
