@@ -76,7 +76,11 @@ def load_dataset(spec: DataSpec) -> Dataset:
 
 def describe(spec: DataSpec) -> DatasetDescription:
     """Sizes, groups and notes of the data set that ``spec`` gives, for planning. Loads it."""
-    dataset = load_dataset(spec)
+    return describe_dataset(load_dataset(spec))
+
+
+def describe_dataset(dataset: Dataset) -> DatasetDescription:
+    """`describe` for a data set at hand."""
     sizes = np.bincount(dataset.train.groups.numpy(), minlength=dataset.num_groups)
     return DatasetDescription(
         name=dataset.name,
@@ -101,6 +105,7 @@ __all__ = [
     "Split",
     "Tokens",
     "describe",
+    "describe_dataset",
     "load_dataset",
     "load_source",
     "make_split",

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import pyarrow.parquet as parquet
 import torch
 import torchvision
+from PIL import Image
 from torch import Tensor
-from torchvision.io import ImageReadMode, decode_jpeg
 
 from workers.data.base import Preparation, Source, make_split, pixels
 from workers.data.files import locate
@@ -62,6 +64,11 @@ def _read_batches(folder: Path, *, train: bool) -> tuple[Tensor, npt.NDArray[np.
 
 def _read_jpegs(path: Path) -> tuple[Tensor, npt.NDArray[np.int64]]:
     table = parquet.read_table(path, columns=["image_jpeg", "label"])
-    encoded = [torch.frombuffer(bytearray(jpeg.as_buffer()), dtype=torch.uint8) for jpeg in table["image_jpeg"]]
-    pictures = torch.stack([decode_jpeg(jpeg, mode=ImageReadMode.RGB) for jpeg in encoded])
-    return pictures, table["label"].to_numpy().astype(np.int64)
+    pictures = np.stack([_decode(jpeg.as_buffer()) for jpeg in table["image_jpeg"]])
+    return torch.from_numpy(pictures), table["label"].to_numpy().astype(np.int64)
+
+
+def _decode(jpeg: pa.Buffer) -> npt.NDArray[np.uint8]:
+    """[3, height, width]"""
+    with Image.open(io.BytesIO(jpeg)) as picture:
+        return np.asarray(picture.convert("RGB")).transpose(2, 0, 1)

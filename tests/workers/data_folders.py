@@ -1,0 +1,79 @@
+"""Small files in the formats that data sources read."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.csv as csv
+import pyarrow.parquet as parquet
+from PIL import Image
+
+
+def make_table(path: Path, rows: int = 120) -> Path:
+    """Columns id, age, job, sex, income; row 5 lacks its age."""
+    generator = np.random.default_rng(0)
+    age = generator.integers(18, 80, rows).tolist()
+    age[5] = None
+    table = pa.table(
+        {
+            "id": [f"u{i // 4}" for i in range(rows)],
+            "age": pa.array(age, pa.int64()),
+            "job": generator.choice(["baker", "smith", "tailor"], rows).tolist(),
+            "sex": generator.choice(["f", "m"], rows).tolist(),
+            "income": generator.choice(["high", "low"], rows).tolist(),
+        }
+    )
+    {".csv": csv.write_csv, ".parquet": parquet.write_table}[path.suffix](table, path)
+    return path
+
+
+def make_image_folder(folder: Path, per_class: int = 20) -> Path:
+    """folder/{cat,dog}/NN.png; the pictures of a class share a brightness."""
+    for brightness, name in ((40, "cat"), (200, "dog")):
+        (folder / name).mkdir(parents=True)
+        for index in range(per_class):
+            write_picture(folder / name / f"{index:02}.png", brightness + index % 7)
+    return folder
+
+
+def make_utkface(folder: Path) -> Path:
+    """root/UTKFace with 90 faces: race 0 has twice as many men as women; one file name lacks the race."""
+    faces = folder / "UTKFace"
+    faces.mkdir(parents=True)
+    index = 0
+    for race in range(5):
+        for gender, count in ((0, 20 if race == 0 else 8), (1, 10 if race == 0 else 7)):
+            for number in range(count):
+                age = 20 + 5 * (number % 4)
+                write_picture(faces / f"{age}_{gender}_{race}_{index:04}.jpg", 10 * race + number)
+                index += 1
+    write_picture(faces / "61_1_20170109142408075.jpg", 0)
+    return folder
+
+
+def write_picture(path: Path, brightness: int) -> None:
+    Image.new("RGB", (12, 12), (brightness,) * 3).save(path)
+
+
+def make_fashion(folder: Path) -> Path:
+    """root/FashionMNIST/raw with 60 training and 20 test pictures, training files gzipped, test files not."""
+    raw = folder / "FashionMNIST" / "raw"
+    raw.mkdir(parents=True)
+    generator = np.random.default_rng(1)
+    for part, count, suffix in (("train", 60, ".gz"), ("t10k", 20, "")):
+        pictures = generator.integers(0, 256, (count, 28, 28), dtype=np.uint8)
+        labels = np.arange(count, dtype=np.uint8) % 10
+        for kind, values in (("images-idx3", pictures), ("labels-idx1", labels)):
+            content = idx_bytes(values)
+            path = raw / f"{part}-{kind}-ubyte{suffix}"
+            path.write_bytes(gzip.compress(content) if suffix else content)
+    return folder
+
+
+def idx_bytes(values: npt.NDArray[np.uint8]) -> bytes:
+    header = bytes([0, 0, 8, values.ndim])
+    return header + b"".join(size.to_bytes(4, "big") for size in values.shape) + values.tobytes()

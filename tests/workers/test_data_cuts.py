@@ -1,0 +1,98 @@
+"""Test split, public split and imbalance by group."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from accounting.errors import InvalidInput
+from workers.data import Dataset, Source, make_split
+from workers.data.cuts import cut
+from workers.spec import DataSpec
+
+
+def source(examples: int = 200, groups: int = 4) -> Source:
+    labels = np.arange(examples) % groups
+    names = tuple("abcdefgh"[:groups])
+    features = np.arange(examples, dtype=np.float32)[:, None]
+    return Source("counting", make_split(features, labels, user_ids=np.arange(examples) // 5), None, names, names)
+
+
+def ids(dataset: Dataset) -> list[set[int]]:
+    parts = (dataset.train, dataset.test, dataset.public)
+    return [set() if part is None else set(part.example_ids.tolist()) for part in parts]
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    test=st.floats(0.05, 0.5),
+    public=st.floats(0.05, 0.5),
+    keep=st.one_of(st.floats(0.1, 1.0), st.integers(1, 8)),
+    seed=st.integers(0, 2**31),
+)
+def test_cuts_are_disjoint_and_complete_but_for_keep(test: float, public: float, keep: float, seed: int) -> None:
+    spec = DataSpec("counting", keep={"c": keep}, test_fraction=test, public_fraction=public, split_seed=seed)
+    dataset = cut(source(), spec)
+    train, held_out, open_part = ids(dataset)
+    assert not train & held_out
+    assert not train & open_part
+    assert not held_out & open_part
+    whole = cut(source(), DataSpec("counting", test_fraction=test, public_fraction=public, split_seed=seed))
+    dropped = set(range(200)) - train - held_out - open_part
+    assert all(example % 4 == 2 for example in dropped)
+    assert len(dropped) == len(whole.train) - len(dataset.train)
+    assert ids(whole)[1:] == [held_out, open_part]
+
+
+def test_keep_takes_a_count_or_a_fraction() -> None:
+    by_count = cut(source(), DataSpec("counting", keep={"a": 7, "b": 0.5}))
+    whole = cut(source(), DataSpec("counting"))
+    before, after = whole.train.groups.bincount().tolist(), by_count.train.groups.bincount().tolist()
+    assert after == [7, round(before[1] / 2), before[2], before[3]]
+
+
+def test_a_larger_keep_contains_a_smaller_one() -> None:
+    small, large = (cut(source(), DataSpec("counting", keep={"a": count})) for count in (5, 15))
+    assert ids(small)[0] < ids(large)[0]
+
+
+def test_order_of_the_source_is_kept() -> None:
+    dataset = cut(source(), DataSpec("counting", keep={"d": 3}, public_fraction=0.2))
+    assert torch.equal(dataset.train.example_ids, dataset.train.example_ids.sort().values)
+
+
+def test_seeds_give_other_cuts() -> None:
+    one, other = (cut(source(), DataSpec("counting", split_seed=seed)) for seed in (0, 1))
+    assert ids(one)[1] != ids(other)[1]
+
+
+def test_users_follow_their_examples() -> None:
+    train = cut(source(), DataSpec("counting", keep={"a": 3})).train
+    assert train.user_ids is not None
+    assert torch.equal(train.user_ids, train.example_ids // 5)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (DataSpec("counting", keep={"A": 3}), "unknown group 'A'; .*valid: a, b, c, d"),
+        (DataSpec("counting", keep={"a": 1000}), "keep of group 'a' is 1000.0, but must be at most"),
+        (DataSpec("counting", keep={"a": 0}), "keep of group 'a' is 0.0, but must be at least 1"),
+        (DataSpec("counting", keep={"a": 1.5}), "at most 1.0"),
+        (DataSpec("counting", keep={"a": float("nan")}), "finite"),
+        (DataSpec("counting", test_fraction=0.0), "test_fraction is 0.0"),
+        (DataSpec("counting", test_fraction=0.001), "takes 0 of 200 examples"),
+        (DataSpec("counting", public_fraction=1.0), "public_fraction is 1.0"),
+    ],
+)
+def test_impossible_cuts_are_refused(spec: DataSpec, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        cut(source(), spec)
+
+
+def test_a_split_with_columns_of_other_lengths_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="labels has shape"):
+        make_split(np.zeros((3, 2), dtype=np.float32), [0, 1])
