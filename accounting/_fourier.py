@@ -1,0 +1,319 @@
+"""Composition of lattice losses in the frequency domain, with every error accounted for.
+
+All rounds' laws live on one lattice of N points, circularly. Each law w is tilted, w_i exp(theta l_i) / M(theta), so
+that the composed, tilted law is centred where delta is decided; then delta, however small, is a sum of numbers of its
+own size, and the error of the transform (relative to the largest entry) is relative to delta. In tilted terms
+
+    delta(eps) = M(theta) sum_{l > eps} exp(-theta l) (1 - exp(eps - l)) W(l).
+
+Error terms, each a bound (docs/accounting.md, "What certified means"):
+
+- infinity: union bound over the rounds of the mass that the discretisation put at +infinity (upper only).
+- lost: mass above the window may be missing from the sum (upper only): at most M(theta) exp(-theta top).
+- aliasing: mass outside the window may be counted inside it (lower only): Chernoff bounds at two further tilts.
+- transform: an FFT output errs by at most 4 eps log2(N) times the sum of its inputs; T rounds add up.
+- masses: the laws' own rounding, tilted; a round's law may be off by the factor 1 + (1 + theta) E.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy import fft
+
+from accounting._loss import Bound, Direction, LatticeLoss, tabulate
+from accounting._rounds import Rounds
+from accounting._sensitivity import Array, SensitivityMixture
+
+Spectrum = npt.NDArray[np.complex128]
+
+_EPS = float(np.finfo(np.float64).eps)
+_OPPOSITE: dict[Direction, Direction] = {"remove": "add", "add": "remove"}
+_CHUNKS = 8  # fixed, so that the order of products, and with it every bit, is independent of the machine's cores
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to compose: lattice ``spacing`` and ``points``, the window's first loss, and the tilts.
+
+    tilt: theta. up, down: how far above and below theta the Chernoff bounds of the aliasing look. tail: probability
+    a round may lose to infinity. centre: the epsilon of interest. opposite: tilt at which to bound the other direction.
+    """
+
+    direction: Direction
+    spacing: float
+    points: int
+    bottom: float
+    tilt: float
+    up: float
+    down: float
+    centre: float
+    tail: float
+    opposite: float
+
+
+@dataclass(frozen=True)
+class _Factor:
+    """A product of tilted spectra and what is known about it; factors multiply."""
+
+    spectrum: Spectrum
+    rounds: int
+    log_mgf: float  # at the tilt
+    log_up: float  # at tilt + up
+    log_down: float  # at tilt - down
+    infinity: float
+    rounding: float  # bound on the relative error of all masses
+
+    def __mul__(self, other: _Factor) -> _Factor:
+        return _Factor(
+            self.spectrum * other.spectrum,
+            self.rounds + other.rounds,
+            self.log_mgf + other.log_mgf,
+            self.log_up + other.log_up,
+            self.log_down + other.log_down,
+            self.infinity + other.infinity,
+            self.rounding + other.rounding,
+        )
+
+    def power(self, count: int) -> _Factor:
+        """``count``-fold composition with itself, by squaring."""
+        spectrum, square, remaining = None, self.spectrum, count
+        while remaining:
+            if remaining & 1:
+                spectrum = square if spectrum is None else spectrum * square
+            remaining >>= 1
+            square = square * square if remaining else square
+        assert spectrum is not None
+        scaled = (self.log_mgf, self.log_up, self.log_down, self.infinity, self.rounding)
+        return _Factor(spectrum, count * self.rounds, *(count * value for value in scaled))
+
+
+@dataclass(frozen=True)
+class _Factors:
+    """Both bounds' factors, and log E[exp(opposite tilt * loss)] of the other direction's upper bound."""
+
+    upper: _Factor
+    lower: _Factor
+    log_opposite: float = 0.0
+    opposite_infinity: float = 0.0
+
+    def __mul__(self, other: _Factors) -> _Factors:
+        return _Factors(
+            self.upper * other.upper,
+            self.lower * other.lower,
+            self.log_opposite + other.log_opposite,
+            self.opposite_infinity + other.opposite_infinity,
+        )
+
+    def power(self, count: int) -> _Factors:
+        return _Factors(
+            self.upper.power(count), self.lower.power(count), count * self.log_opposite, count * self.opposite_infinity
+        )
+
+
+@dataclass(frozen=True)
+class Root:
+    """A bound on epsilon, and the loss of the curve nearest to where delta is met (the next centre to try)."""
+
+    epsilon: float
+    nearest: float
+
+
+@dataclass(frozen=True)
+class Curve:
+    """delta as a function of epsilon for one direction and bound, certified; scaled by exp(log_scale).
+
+    ``near[j]`` and ``far[j]`` are the sums over losses from ``losses[j]`` on of the composed law times 1 and times
+    exp(centre - loss); delta(eps) / scale = near - exp(eps - centre) far, summed from the first loss above eps.
+    """
+
+    bound: Bound
+    losses: Array
+    near: Array
+    far: Array
+    centre: float
+    tilt: float
+    log_scale: float
+    infinity: float
+    additive: Array  # error in units of the scale, at epsilon = losses[j]; falls with j
+    relative: float
+
+    def delta_at(self, epsilon: float) -> float:
+        """A bound on delta at ``epsilon``, which must lie within the curve's losses."""
+        index = min(int(np.searchsorted(self.losses, epsilon, side="right")), len(self.losses) - 1)
+        value = self.near[index] - np.exp(epsilon - self.centre) * self.far[index]
+        return float(np.clip(self._certified(value, self.additive[max(index - 1, 0)]), 0.0, 1.0))
+
+    def epsilon_at(self, delta: float) -> Root:
+        """The epsilon, at least 0, where the bound on delta equals ``delta``, rounded to the bound's side."""
+        deltas = self._certified(self.near - np.exp(self.losses - self.centre) * self.far, self.additive)
+        index = int(np.max(np.nonzero(deltas > delta)[0], initial=-1)) + 1
+        if index == len(deltas):
+            return Root(math.inf if self.bound == "upper" else max(0.0, float(self.losses[-1])), float(self.losses[-1]))
+        if index == 0:
+            return Root(max(0.0, float(self.losses[0])) if self.bound == "upper" else 0.0, float(self.losses[0]))
+        ratio = (self.near[index] - self._uncertified(delta, float(self.additive[index - 1]))) / self.far[index]
+        low, high = float(self.losses[index - 1]), float(self.losses[index])
+        epsilon = min(max(self.centre + math.log(ratio), low), high) if ratio > 0.0 else low
+        return Root(max(0.0, epsilon), epsilon)
+
+    def _certified(self, value: Array | float, additive: Array | float) -> Array:
+        if self.bound == "upper":
+            return np.asarray(np.exp(self.log_scale) * (value + additive) * (1 + self.relative) + self.infinity)
+        return np.asarray(np.exp(self.log_scale) * (value - additive) * (1 - self.relative))
+
+    def _uncertified(self, delta: float, additive: float) -> float:
+        if self.bound == "upper":
+            return (delta - self.infinity) / np.exp(self.log_scale) / (1 + self.relative) - additive
+        return delta / np.exp(self.log_scale) / (1 - self.relative) + additive
+
+
+@dataclass(frozen=True)
+class Composed:
+    """Certified curves of one direction, and a Chernoff bound on the other direction's delta."""
+
+    upper: Curve
+    lower: Curve
+    opposite_tilt: float
+    log_opposite: float
+    opposite_infinity: float
+
+    def opposite_delta(self, epsilon: float) -> float:
+        """An upper bound on the other direction's delta: E[(1 - exp(eps - L))+] <= E[exp(t (L - eps))] peak(t)."""
+        exponent = self.log_opposite - self.opposite_tilt * epsilon + _log_peak(self.opposite_tilt)
+        return float(np.exp(min(exponent, 0.0))) + self.opposite_infinity
+
+
+def compose(rounds: Rounds, plan: Plan) -> Composed:
+    """Compose all rounds under the plan; the result is certified whatever the plan."""
+    mixtures = rounds.mixtures + (((SensitivityMixture((rounds.gaussian,), (1.0,)), 1),) if rounds.gaussian else ())
+    chunks = np.array_split(np.arange(len(mixtures)), _CHUNKS)
+
+    def product(chunk: npt.NDArray[np.int64]) -> _Factors:
+        factors = _Factors(_identity(plan), _identity(plan))
+        for index in chunk:
+            mixture, count = mixtures[index]
+            factors = factors * _factors_of(mixture, plan).power(count)
+        return factors
+
+    with ThreadPoolExecutor(min(_CHUNKS, os.cpu_count() or 1)) as pool:
+        products = list(pool.map(product, chunks))
+    products += [_randomised_response(epsilon, plan) for epsilon in rounds.pure]
+    total = functools.reduce(operator.mul, products)
+    return Composed(
+        upper=_curve(total.upper, plan, "upper"),
+        lower=_curve(total.lower, plan, "lower"),
+        opposite_tilt=plan.opposite,
+        log_opposite=total.log_opposite,
+        opposite_infinity=total.opposite_infinity,
+    )
+
+
+def _factors_of(mixture: SensitivityMixture, plan: Plan) -> _Factors:
+    kept, rounded = mixture.truncated(plan.tail), mixture.rounded_down(plan.tail)
+    table = tabulate(kept, plan.spacing, plan.tail)
+    lower_table = table if kept == rounded else tabulate(rounded, plan.spacing, plan.tail)
+    opposite = table.law(_OPPOSITE[plan.direction], "upper")
+    return _Factors(
+        _factor(table.law(plan.direction, "upper"), plan),
+        _factor(lower_table.law(plan.direction, "lower"), plan),
+        float(np.log(_tilted(opposite.probabilities, plan.opposite * opposite.losses).sum())),
+        opposite.infinity_mass,
+    )
+
+
+def _randomised_response(epsilon: float, plan: Plan) -> _Factors:
+    """Losses +-epsilon with odds exp(epsilon), which dominates every (epsilon, 0)-DP mechanism (Kairouz et al., 2015).
+
+    Upper: each atom spread over its two nodes, keeping its mass under both measures. Lower: rounded down a node.
+    """
+    spacing, start = plan.spacing, int(np.floor(-epsilon / plan.spacing)) - 1
+    spread, rounded = np.zeros((2, int(np.ceil(epsilon / spacing)) - start + 3))
+    for loss in (-epsilon, epsilon):
+        mass, node = 1 / (1 + np.exp(-loss)), int(np.floor(loss / spacing))
+        raised = mass * np.expm1(node * spacing - loss) / np.expm1(-spacing)
+        spread[node - start : node - start + 2] += (mass - raised, raised)
+        rounded[int(np.floor(loss / spacing - 0.5)) - start] += mass
+    rounding = 8 * _EPS * (1 + epsilon / spacing) * np.ones_like(spread) * spread
+    upper = LatticeLoss(spacing, start, spread, 0.0, rounding)
+    lower = LatticeLoss(spacing, start + 0.5, rounded, 0.0, rounding)
+    log_opposite = float(np.log(_tilted(spread, plan.opposite * upper.losses).sum()))
+    return _Factors(_factor(upper, plan), _factor(lower, plan), log_opposite, 0.0)
+
+
+def _identity(plan: Plan) -> _Factor:
+    return _Factor(np.ones(plan.points // 2 + 1, dtype=np.complex128), 0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+def _factor(law: LatticeLoss, plan: Plan) -> _Factor:
+    """The spectrum of a tilted law. A half-integer start is left to `_curve`, which knows how many there are."""
+    losses = law.losses
+    tilted = _tilted(law.probabilities, plan.tilt * losses)
+    total = float(tilted.sum())
+    tilted /= total
+    rounding = float(_tilted(law.rounding, plan.tilt * losses).sum()) / total * (1 + plan.tilt)
+    first = int(np.floor(law.start)) % plan.points
+    laps = -(-(first + len(tilted)) // plan.points)
+    ring = np.zeros(laps * plan.points)
+    ring[first : first + len(tilted)] = tilted
+    spectrum = fft.rfft(ring.reshape(laps, plan.points).sum(axis=0))
+    log_total = float(np.log(total))
+    log_up = log_total + float(np.log(_tilted(tilted, plan.up * losses).sum()))
+    log_down = log_total + float(np.log(_tilted(tilted, -plan.down * losses).sum()))
+    return _Factor(spectrum, 1, log_total, log_up, log_down, law.infinity_mass, rounding)
+
+
+def _tilted(masses: Array, exponents: Array) -> Array:
+    """masses * exp(exponents); the product may be small although one factor is huge."""
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.exp(np.log(masses) + exponents))
+
+
+def _curve(total: _Factor, plan: Plan, bound: Bound) -> Curve:
+    """Invert the spectrum, cut the ring open at the window's bottom and sum from the top."""
+    theta, spacing, points, centre = plan.tilt, plan.spacing, plan.points, plan.centre
+    ring = fft.irfft(total.spectrum, points)
+    offset = total.rounds / 2 if bound == "lower" else 0.0
+    lowest = int(np.ceil(plan.bottom / spacing - offset))
+    losses = (lowest + offset + np.arange(points)) * spacing
+    law = np.roll(ring, -(lowest % points))
+    kept = losses >= centre - 40 / theta - 2 * spacing
+    losses, law = losses[kept], law[kept]
+    near = np.cumsum((np.exp(-theta * (losses - centre)) * law)[::-1])[::-1]
+    far = np.cumsum((np.exp(-(theta + 1) * (losses - centre)) * law)[::-1])[::-1]
+    top = (lowest + offset + points) * spacing
+    entry = 4 * _EPS * np.log2(points) * (total.rounds + 2) * (1.0 + 1e-9)
+    per_epsilon = entry * (1 / (theta * (1 + theta) * spacing) + 1.0)
+    lost = 0.0
+    if bound == "lower":
+        peak = np.exp(_log_peak(theta))
+        above = np.exp(total.log_up - total.log_mgf - plan.up * (losses + points * spacing))
+        below = np.exp(min(0.0, total.log_down - total.log_mgf + plan.down * (lowest + offset) * spacing))
+        per_epsilon = per_epsilon + peak * (np.minimum(above, 1.0) + below)
+    else:
+        lost = float(np.exp(-theta * (top - centre) + min(0.0, total.log_up - total.log_mgf - plan.up * top)))
+    relative = np.expm1(total.rounding) + 16 * _EPS * (total.rounds + abs(total.log_mgf) + theta * abs(centre) + points)
+    return Curve(
+        bound=bound,
+        losses=losses,
+        near=near,
+        far=far,
+        centre=centre,
+        tilt=theta,
+        log_scale=total.log_mgf - theta * centre,
+        infinity=total.infinity,
+        additive=np.exp(-theta * (losses - centre)) * per_epsilon + lost,
+        relative=float(relative),
+    )
+
+
+def _log_peak(theta: float) -> float:
+    """log of the maximum over u of exp(-theta u) (1 - exp(-u))."""
+    return float(theta * np.log(theta) - (1 + theta) * np.log1p(theta))

@@ -1,0 +1,138 @@
+"""Certified privacy of a whole trace: upper and lower bounds on epsilon or delta.
+
+Guarantee: for a group of ``group_size`` examples under the trace's adjacency, the run is (upper, delta)-DP, with every
+step's output visible and later steps chosen adaptively. lower is certainly not above the exact epsilon of the rounds'
+dominating pairs, so the gap bounds what the numerics cost.
+
+Method: each round's loss is discretised upwards and downwards on one lattice (`accounting.mixture.discretise`), the
+rounds compose in the frequency domain (`accounting._fourier`, which lists the error terms), and an approximate answer
+(`accounting._saddlepoint`) only decides where to look. Formulas and error analysis: docs/accounting.md.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from accounting._fourier import Composed, compose
+from accounting._gaussian import gaussian_delta, gaussian_epsilon
+from accounting._loss import DIRECTIONS
+from accounting._plan import MAX_POINTS, make_plan, spacing_for
+from accounting._rounds import Rounds, rounds_of_group
+from accounting._saddlepoint import Cumulants, Saddle, cumulants, saddle_at_delta, saddle_at_epsilon
+from accounting.errors import require_finite
+from accounting.mechanism import Trace
+
+TOLERANCE = 1e-4  # the relative gap between upper and lower that is aimed at
+MIN_DELTA = 1e-250  # below, the mass that a round may lose to infinity is not a double any more
+_ATTEMPTS = 5
+
+
+@dataclass(frozen=True)
+class CertifiedEpsilon:
+    """lower <= exact epsilon at ``delta`` <= upper; both are infinite for a run without noise."""
+
+    upper: float
+    lower: float
+    delta: float
+
+
+@dataclass(frozen=True)
+class CertifiedDelta:
+    """lower <= exact delta at ``epsilon`` <= upper; both are 1 for a run without noise."""
+
+    upper: float
+    lower: float
+    epsilon: float
+
+
+def epsilon_pld(trace: Trace, delta: float, group_size: int = 1, tolerance: float = TOLERANCE) -> CertifiedEpsilon:
+    """The epsilon of a trace at ``delta`` for a group of ``group_size`` examples, certified from both sides.
+
+    The bounds hold whatever ``tolerance`` is; it is the relative gap that is aimed at. Raises InvalidInput for a delta
+    outside [1e-250, 1) and UnsupportedMechanism for a sampling that does not fit the trace's adjacency.
+    """
+    return epsilon_of_rounds(rounds_of_group(trace, group_size), delta, tolerance)
+
+
+def delta_pld(trace: Trace, epsilon: float, group_size: int = 1, tolerance: float = TOLERANCE) -> CertifiedDelta:
+    """The delta of a trace at ``epsilon`` >= 0 for a group of ``group_size`` examples, certified from both sides."""
+    return delta_of_rounds(rounds_of_group(trace, group_size), epsilon, tolerance)
+
+
+def epsilon_of_rounds(rounds: Rounds, delta: float, tolerance: float = TOLERANCE) -> CertifiedEpsilon:
+    """As `epsilon_pld`, for rounds from anywhere."""
+    require_finite("delta", delta, at_least=MIN_DELTA, below=1.0)
+    require_finite("tolerance", tolerance, above=0.0)
+    if not rounds.is_private:
+        return CertifiedEpsilon(math.inf, math.inf, delta)
+    if not rounds.mixtures and not rounds.pure:
+        upper, lower = gaussian_epsilon(rounds.gaussian, delta)
+        return CertifiedEpsilon(upper, lower, delta)
+    tail = _tail(rounds, delta)
+    pair = [cumulants(rounds, direction, tail) for direction in DIRECTIONS]
+    saddles = [saddle_at_delta(generating, math.log(delta)) for generating in pair]
+    first = int(saddles[1].epsilon > saddles[0].epsilon)
+    worse = _bracket_epsilon(rounds, delta, tolerance, pair[first], pair[1 - first], saddles[first])
+    if worse.opposite_delta(worse.upper) <= delta:
+        return CertifiedEpsilon(worse.upper, worse.lower, delta)
+    other = _bracket_epsilon(rounds, delta, tolerance, pair[1 - first], pair[first], saddles[1 - first])
+    return CertifiedEpsilon(max(worse.upper, other.upper), max(worse.lower, other.lower), delta)
+
+
+def delta_of_rounds(rounds: Rounds, epsilon: float, tolerance: float = TOLERANCE) -> CertifiedDelta:
+    """As `delta_pld`, for rounds from anywhere."""
+    require_finite("epsilon", epsilon, at_least=0.0)
+    require_finite("tolerance", tolerance, above=0.0)
+    if not rounds.is_private:
+        return CertifiedDelta(1.0, 1.0, epsilon)
+    if not rounds.mixtures and not rounds.pure:
+        return CertifiedDelta(*gaussian_delta(rounds.gaussian, epsilon), epsilon)
+    pair = [cumulants(rounds, direction, 1e-20) for direction in DIRECTIONS]
+    saddles = [saddle_at_epsilon(generating, epsilon) for generating in pair]
+    tail = _tail(rounds, math.exp(max(saddle.log_delta for saddle in saddles)))
+    pair = [cumulants(rounds, direction, tail) for direction in DIRECTIONS]
+    upper, lower = 0.0, 0.0
+    for generating, other in (pair, pair[::-1]):
+        saddle = saddle_at_epsilon(generating, epsilon)
+        spacing = spacing_for(rounds, saddle, tolerance)
+        composed = compose(rounds, make_plan(generating, other, saddle, spacing, tail))
+        upper, lower = max(upper, composed.upper.delta_at(epsilon)), max(lower, composed.lower.delta_at(epsilon))
+    return CertifiedDelta(upper, lower, epsilon)
+
+
+@dataclass(frozen=True)
+class _Bracket:
+    upper: float
+    lower: float
+    composed: Composed
+
+    def opposite_delta(self, epsilon: float) -> float:
+        return self.composed.opposite_delta(epsilon)
+
+
+def _tail(rounds: Rounds, delta: float) -> float:
+    """Probability that each round may lose to infinity: together a negligible share of delta."""
+    return max(delta * 1e-8 / rounds.count, 1e-300)
+
+
+def _bracket_epsilon(
+    rounds: Rounds, delta: float, tolerance: float, generating: Cumulants, other: Cumulants, saddle: Saddle
+) -> _Bracket:
+    """Bounds on the epsilon of one direction: compose, and refine the lattice until the bounds are close."""
+    tail = _tail(rounds, delta)
+    spacing = spacing_for(rounds, saddle, tolerance)
+    upper, lower = math.inf, 0.0
+    for _ in range(_ATTEMPTS):
+        plan = make_plan(generating, other, saddle, spacing, tail)
+        composed = compose(rounds, plan)
+        above, below = composed.upper.epsilon_at(delta), composed.lower.epsilon_at(delta)
+        upper, lower = min(upper, above.epsilon), max(lower, below.epsilon)
+        gap = (upper - lower) / max(upper, 1 / (1 + saddle.tilt))
+        if gap <= tolerance or plan.points >= MAX_POINTS:
+            break
+        spacing = plan.spacing * float(np.clip(0.8 * np.sqrt(tolerance / gap), 0.1, 0.7))
+        saddle = saddle_at_epsilon(generating, above.nearest)
+    return _Bracket(upper, lower, composed)
