@@ -1,0 +1,238 @@
+"""What may leave the private folder: owner reports and differentially private statistics of the epsilons.
+
+Why these releases are accounted for simply (paper A, Section 3.4). epsilon_i is computed from example i and from the
+released iterates alone. Conditioned on the iterates, which the training cost has paid for, replacing one example by a
+null record or removing it changes that example's epsilon and no other. So a sum over examples of a bounded function
+of epsilon_i has sensitivity one times the bound, and its Gaussian release adds to the cost of training like one more
+step of adaptive composition. Putting ``ReleaseSpec.releases()`` into the planned trace pays for it in advance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accounting.errors import InvalidInput, require_finite
+from accounting.mechanism import GaussianRelease
+from accounting.shards import Epsilons
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class ReleaseSpec:
+    """Which statistics are released, with how much noise: each multiplier is noise std over L2 sensitivity.
+
+    The histogram has ``bins`` equal bins over [0, epsilon_bound]. quantiles are found by ``quantile_steps`` noisy
+    steps each (Andrew et al. 2021), whose multipliers are those of one step.
+    """
+
+    bins: int = 20
+    histogram_noise_multiplier: float = 20.0
+    group_count_noise_multiplier: float = 20.0
+    group_sum_noise_multiplier: float = 20.0
+    quantiles: tuple[float, ...] = ()
+    quantile_steps: int = 20
+    quantile_noise_multiplier: float = 100.0
+
+    def __post_init__(self) -> None:
+        require_finite("bins", self.bins, at_least=1)
+        require_finite("quantile_steps", self.quantile_steps, at_least=1)
+        for quantile in self.quantiles:
+            require_finite("quantile", quantile, above=0.0, below=1.0)
+        self.releases()
+
+    def releases(self) -> tuple[GaussianRelease, ...]:
+        """The cost of `release_statistics`, for the planned trace."""
+        once = (
+            GaussianRelease("histogram of epsilons", self.histogram_noise_multiplier),
+            GaussianRelease("examples per group", self.group_count_noise_multiplier),
+            GaussianRelease("sum of epsilons per group", self.group_sum_noise_multiplier),
+        )
+        steps = len(self.quantiles) * self.quantile_steps
+        if steps == 0:
+            return once
+        # Gaussians on the same data compose to one whose precision is the sum of theirs.
+        return (*once, GaussianRelease("quantiles of epsilons", self.quantile_noise_multiplier / steps**0.5))
+
+
+@dataclass(frozen=True)
+class GroupStatistics:
+    """Released about one group; standard errors are those of the noise, by the delta method for the mean."""
+
+    group: int
+    examples: float
+    examples_standard_error: float
+    mean_epsilon: float
+    mean_standard_error: float
+
+
+@dataclass(frozen=True)
+class ReleasedStatistics:
+    """Public once released. histogram has one noisy count per bin between neighbouring edges."""
+
+    edges: tuple[float, ...]
+    histogram: tuple[float, ...]
+    histogram_standard_error: float
+    groups: tuple[GroupStatistics, ...]
+    mean_epsilon: float
+    mean_standard_error: float
+    quantiles: dict[float, float]
+
+
+def os_entropy_generator() -> np.random.Generator:
+    """A generator seeded from the operating system; the noise of a real release must not be reproducible."""
+    return np.random.default_rng()
+
+
+def release_statistics(
+    epsilons: Array,
+    groups: NDArray[np.integer[Any]],
+    num_groups: int,
+    epsilon_bound: float,
+    spec: ReleaseSpec,
+    generator: np.random.Generator | None = None,
+) -> ReleasedStatistics:
+    """Noisy histogram, per-group counts and means, overall mean and quantiles of epsilons [examples].
+
+    Guarantee: the mechanisms of ``spec.releases()``, composed, under adding, removing or blanking one example. That
+    needs ``num_groups`` and ``epsilon_bound`` to be public; the worst-case epsilon of the planned trace is a bound.
+    Values above it are counted as the bound. generator: seeded in research, None for the operating system's entropy.
+
+    Raises: InvalidInput for NaN, for group labels outside [0, num_groups), and for a bound that is not positive.
+    """
+    require_finite("epsilon_bound", epsilon_bound, above=0.0)
+    _check(epsilons, groups, num_groups)
+    rng = os_entropy_generator() if generator is None else generator
+    shares = np.minimum(epsilons / epsilon_bound, 1.0)
+    bins = np.minimum((shares * spec.bins).astype(np.int64), spec.bins - 1)
+    histogram = np.bincount(bins, minlength=spec.bins) + _noise(rng, spec.histogram_noise_multiplier, spec.bins)
+    counts = np.bincount(groups, minlength=num_groups) + _noise(rng, spec.group_count_noise_multiplier, num_groups)
+    sums = np.bincount(groups, shares, num_groups) + _noise(rng, spec.group_sum_noise_multiplier, num_groups)
+    overall = _mean(sums.sum(), counts.sum(), num_groups**0.5, spec)
+    return ReleasedStatistics(
+        edges=tuple(np.linspace(0.0, epsilon_bound, spec.bins + 1).tolist()),
+        histogram=tuple(histogram.tolist()),
+        histogram_standard_error=spec.histogram_noise_multiplier,
+        groups=tuple(
+            GroupStatistics(
+                group,
+                float(counts[group]),
+                spec.group_count_noise_multiplier,
+                *(epsilon_bound * value for value in _mean(sums[group], counts[group], 1.0, spec)),
+            )
+            for group in range(num_groups)
+        ),
+        mean_epsilon=epsilon_bound * overall[0],
+        mean_standard_error=epsilon_bound * overall[1],
+        quantiles={
+            quantile: epsilon_bound * _release_quantile(shares, quantile, float(counts.sum()), spec, rng)
+            for quantile in spec.quantiles
+        },
+    )
+
+
+def release_mean(
+    epsilons: Array, epsilon_bound: float, noise_multiplier: float, generator: np.random.Generator | None = None
+) -> float:
+    """The mean of epsilons [examples] by the Gaussian mechanism, as in paper A, Table 2.
+
+    Guarantee: one Gaussian release of multiplier ``noise_multiplier`` under blanking one example (``zero_out``): the
+    number of examples is public, and one example moves the sum by at most epsilon_bound.
+    """
+    _check(epsilons, np.zeros(len(epsilons), np.int64), 1)
+    require_finite("epsilon_bound", epsilon_bound, above=0.0)
+    rng = os_entropy_generator() if generator is None else generator
+    total = np.minimum(epsilons, epsilon_bound).sum() + epsilon_bound * _noise(rng, noise_multiplier, 1)[0]
+    return float(np.clip(total / max(len(epsilons), 1), 0.0, epsilon_bound))
+
+
+def release_quantiles(
+    epsilons: Array,
+    quantiles: Sequence[float],
+    epsilon_bound: float,
+    noise_multiplier: float,
+    steps: int = 20,
+    generator: np.random.Generator | None = None,
+) -> dict[float, float]:
+    """Quantiles of epsilons [examples], as in paper A, Table 2.
+
+    Guarantee: ``steps * len(quantiles)`` Gaussian releases of multiplier ``noise_multiplier`` under blanking one
+    example (``zero_out``); the number of examples is public.
+    """
+    _check(epsilons, np.zeros(len(epsilons), np.int64), 1)
+    require_finite("epsilon_bound", epsilon_bound, above=0.0)
+    spec = ReleaseSpec(quantiles=tuple(quantiles), quantile_steps=steps, quantile_noise_multiplier=noise_multiplier)
+    rng = os_entropy_generator() if generator is None else generator
+    shares = np.minimum(epsilons / epsilon_bound, 1.0)
+    return {q: epsilon_bound * _release_quantile(shares, q, len(epsilons), spec, rng) for q in spec.quantiles}
+
+
+@dataclass(frozen=True)
+class OwnerReport:
+    """What the owner of one example, and nobody else, may be told."""
+
+    example_id: int
+    epsilon: float
+    delta: float
+    kind: str
+    worst_case_epsilon: float
+
+
+def owner_report(epsilons: Epsilons, example_id: int, worst_case_epsilon: float) -> OwnerReport:
+    """epsilon_i for the owner of example i.
+
+    It costs nobody privacy: only the owner sees it, and it says nothing of other examples beyond the released
+    iterates (paper A, Section 3.4). The caller must know that it speaks to the owner.
+
+    Raises: InvalidInput for an unknown example.
+    """
+    found = np.flatnonzero(epsilons.example_ids == example_id)
+    if len(found) != 1:
+        raise InvalidInput(f"example {example_id} is not in the training data of this trial")
+    return OwnerReport(
+        example_id, float(epsilons.upper[found[0]]), epsilons.delta, epsilons.kind, float(worst_case_epsilon)
+    )
+
+
+def _check(epsilons: Array, groups: NDArray[np.integer[Any]], num_groups: int) -> None:
+    if not (epsilons >= 0.0).all():
+        raise InvalidInput("an epsilon is negative or NaN; account for the trial again")
+    if len(groups) != len(epsilons) or not ((groups >= 0) & (groups < num_groups)).all():
+        raise InvalidInput(f"every example needs a group in [0, {num_groups}); the groups are public configuration")
+
+
+def _noise(rng: np.random.Generator, noise_multiplier: float, size: int) -> Array:
+    return rng.normal(0.0, noise_multiplier, size)
+
+
+def _mean(total: float, count: float, width: float, spec: ReleaseSpec) -> tuple[float, float]:
+    """A released sum over a released count, and its standard error; width scales the noise of both.
+
+    The count is taken to be at least one, and the mean in [0, 1]: post-processing, free of cost.
+    """
+    count = max(count, 1.0)
+    mean = min(max(total / count, 0.0), 1.0)
+    error = np.hypot(spec.group_sum_noise_multiplier, mean * spec.group_count_noise_multiplier) * width / count
+    return mean, float(error)
+
+
+def _release_quantile(
+    shares: Array, quantile: float, count: float, spec: ReleaseSpec, rng: np.random.Generator
+) -> float:
+    """A quantile of shares [examples] in [0, 1] by noisy descent on the pinball loss (Andrew et al. 2021, eq. 1).
+
+    Each step releases the number of shares below the estimate and moves the estimate against the gap. The step halves
+    when the gap changes sign, so that ``quantile_steps`` steps settle wherever the quantile lies.
+    """
+    estimate, step, last = 0.5, 0.25, 0.0
+    for _ in range(spec.quantile_steps):
+        below = float((shares <= estimate).sum()) + _noise(rng, spec.quantile_noise_multiplier, 1)[0]
+        gap = np.sign(quantile - below / max(count, 1.0))
+        step = step / 2.0 if gap * last < 0.0 else step
+        estimate, last = float(np.clip(estimate + step * gap, 0.0, 1.0)), gap
+    return estimate

@@ -1,0 +1,147 @@
+"""Releases stay close to the truth, and every one moves by at most its sensitivity when one example changes."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from accounting.accountants import account
+from accounting.errors import InvalidInput
+from accounting.mechanism import PoissonSampling, Segment, Trace
+from accounting.release import ReleaseSpec, owner_report, release_mean, release_quantiles, release_statistics
+from accounting.shards import Epsilons
+
+BOUND = 8.0
+
+
+class _Silent(np.random.Generator):
+    """A generator whose normal draws are zero, so that a release shows its exact query."""
+
+    def normal(self, loc=0.0, scale=1.0, size=None):  # type: ignore[no-untyped-def]
+        return np.zeros(size)
+
+
+def _silent() -> np.random.Generator:
+    return _Silent(np.random.PCG64(0))
+
+
+def _population(examples: int = 60_000) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    groups = rng.integers(0, 4, examples)
+    return np.minimum(rng.lognormal(np.log(0.4) + 0.2 * groups, 0.8), BOUND), groups
+
+
+def test_released_statistics_are_within_their_standard_errors() -> None:
+    epsilons, groups = _population()
+    spec = ReleaseSpec(quantiles=(0.1, 0.5, 0.9))
+    released = release_statistics(epsilons, groups, 4, BOUND, spec, np.random.default_rng(1))
+    histogram, _ = np.histogram(epsilons, np.array(released.edges))
+    assert np.abs(np.array(released.histogram) - histogram).max() < 5 * released.histogram_standard_error
+    for statistics in released.groups:
+        own = epsilons[groups == statistics.group]
+        assert abs(statistics.mean_epsilon - own.mean()) < 5 * statistics.mean_standard_error
+        assert abs(statistics.examples - len(own)) < 5 * statistics.examples_standard_error
+    assert abs(released.mean_epsilon - epsilons.mean()) < 5 * released.mean_standard_error
+    for quantile, value in released.quantiles.items():
+        assert value == pytest.approx(np.quantile(epsilons, quantile), rel=0.03)
+
+
+def test_standard_errors_match_repeated_releases() -> None:
+    epsilons, groups = _population(5_000)
+    runs = [
+        release_statistics(epsilons, groups, 4, BOUND, ReleaseSpec(), np.random.default_rng(seed))
+        for seed in range(400)
+    ]
+    means = np.array([run.groups[2].mean_epsilon for run in runs])
+    assert means.std() == pytest.approx(runs[0].groups[2].mean_standard_error, rel=0.15)
+    overall = np.array([run.mean_epsilon for run in runs])
+    assert overall.std() == pytest.approx(runs[0].mean_standard_error, rel=0.15)
+
+
+@pytest.mark.parametrize("value", [0.0, 1.3, BOUND, 3 * BOUND])
+def test_one_example_moves_every_query_by_at_most_one(value: float) -> None:
+    epsilons, groups = _population(500)
+    spec = ReleaseSpec()
+
+    def queries(epsilons: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        released = release_statistics(epsilons, groups, 4, BOUND, spec, _silent())
+        counts = np.array([group.examples for group in released.groups])
+        means = np.array([group.mean_epsilon for group in released.groups])
+        return np.array(released.histogram), counts, means * counts / BOUND
+
+    without = queries(epsilons, groups)
+    added = queries(np.append(epsilons, value), np.append(groups, 1))
+    for before, after in zip(without, added, strict=True):
+        assert np.linalg.norm(after - before) <= 1.0 + 1e-9
+
+
+def test_the_spec_announces_every_release() -> None:
+    spec = ReleaseSpec(quantiles=(0.1, 0.5), quantile_steps=20, quantile_noise_multiplier=200.0)
+    precisions = sum(release.noise_multiplier**-2 for release in spec.releases())
+    assert precisions == pytest.approx(3 / 20.0**2 + 2 * 20 / 200.0**2)
+    trace = Trace(60_000, (Segment(0, 100, PoissonSampling(0.01), 1.0),))
+    paid = account(dataclasses.replace(trace, releases=spec.releases()), 1e-5, "rdp")
+    assert paid.epsilon > account(trace, 1e-5, "rdp").epsilon
+
+
+def test_mean_and_quantiles_of_paper_a_under_a_small_budget() -> None:
+    """Table 2: under (0.1, 1e-5)-DP the average error is about 1 %."""
+    epsilons, _ = _population()
+    quantiles = (0.1, 0.3, 0.5, 0.7, 0.9)
+    queries = 20 * len(quantiles) + 1
+    multiplier = 40.0 * queries**0.5
+    trace = Trace(
+        60_000, releases=ReleaseSpec(quantiles=quantiles, quantile_noise_multiplier=multiplier).releases()[-1:]
+    )
+    assert account(trace, 1e-5, "gdp").epsilon <= 0.1
+    rng = np.random.default_rng(3)
+    errors = [abs(release_mean(epsilons, BOUND, multiplier, rng) / epsilons.mean() - 1)]
+    found = release_quantiles(epsilons, quantiles, BOUND, multiplier, generator=rng)
+    errors += [abs(value / np.quantile(epsilons, quantile) - 1) for quantile, value in found.items()]
+    assert np.mean(errors) < 0.03
+
+
+def test_real_releases_differ_and_seeded_ones_repeat() -> None:
+    epsilons, groups = _population(100)
+    release = lambda rng: release_statistics(epsilons, groups, 4, BOUND, ReleaseSpec(), rng).histogram  # noqa: E731
+    assert release(None) != release(None)
+    assert release(np.random.default_rng(5)) == release(np.random.default_rng(5))
+
+
+def test_empty_groups_and_empty_data_are_released_too() -> None:
+    released = release_statistics(np.zeros(0), np.zeros(0, np.int64), 2, BOUND, ReleaseSpec(), np.random.default_rng(0))
+    assert len(released.groups) == 2
+    assert 0.0 <= released.mean_epsilon <= BOUND
+
+
+def test_impossible_input_is_refused() -> None:
+    good, groups = np.ones(3), np.zeros(3, np.int64)
+    with pytest.raises(InvalidInput, match="NaN"):
+        release_statistics(np.array([1.0, np.nan, 1.0]), groups, 1, BOUND, ReleaseSpec())
+    with pytest.raises(InvalidInput, match="group"):
+        release_statistics(good, groups + 1, 1, BOUND, ReleaseSpec())
+    with pytest.raises(InvalidInput, match="epsilon_bound"):
+        release_statistics(good, groups, 1, float("inf"), ReleaseSpec())
+    with pytest.raises(InvalidInput, match="noise_multiplier"):
+        ReleaseSpec(histogram_noise_multiplier=0.0)
+    with pytest.raises(InvalidInput, match="quantile"):
+        ReleaseSpec(quantiles=(1.0,))
+
+
+def test_owner_report_tells_one_example_only() -> None:
+    epsilons = Epsilons(
+        example_ids=np.array([7, 9]),
+        groups=np.zeros(2, np.int32),
+        upper=np.array([0.5, 1.5]),
+        lower=np.array([0.4, 1.4]),
+        losses=np.zeros(2, np.float32),
+        delta=1e-5,
+        method="rdp",
+        kind="estimate",
+    )
+    report = owner_report(epsilons, 9, worst_case_epsilon=3.0)
+    assert (report.epsilon, report.worst_case_epsilon, report.kind) == (1.5, 3.0, "estimate")
+    with pytest.raises(InvalidInput, match="example 8"):
+        owner_report(epsilons, 8, worst_case_epsilon=3.0)
