@@ -58,6 +58,11 @@ class TrialFiles:
         return self._below("private", "summary.json")
 
     @property
+    def released(self) -> str:
+        """Statistics of the epsilons that were released with noise (JSON): drawn once, because each draw costs."""
+        return self._below("released.json")
+
+    @property
     def exact_norms(self) -> str:
         """Norms of a few random examples at every step, to measure the estimates of all others by."""
         return self._below("private", "exact-norms")

@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import logging
-import os
 import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import ray
 from ray.exceptions import AuthenticationError, RayError
@@ -21,24 +21,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from accounting.errors import InvalidInput, StorageError
 from accounting.storage import read_bytes, write_bytes_atomically
+from orchestration.environment import EMBEDDED
 
-EMBEDDED = "local"
 _PACKAGES = ("accounting", "workers", "orchestration")
 _OBJECT_STORE_BYTES = 128 * 2**20
 """Specs and progress pass through Ray's object store; everything large passes through files."""
-
-_QUIET = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_DEDUP_LOGS": "0",
-    "RAY_BACKEND_LOG_LEVEL": "error",
-    "RAY_TRAIN_ENABLE_V2_MIGRATION_WARNINGS": "0",
-    "RAY_CHDIR_TO_TRIAL_DIR": "0",
-    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
-    "TUNE_DISABLE_SIGINT_HANDLER": "1",
-    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
-    "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
-}
 
 
 @contextlib.contextmanager
@@ -48,8 +35,6 @@ def connected(address: str, log: Path, user_modules: Sequence[str] = ()) -> Iter
     log: file that takes what Ray would print. user_modules: files and import names of the user's own code, which
     remote workers need too. Raises `InvalidInput` when no cluster answers at ``address`` or it wants another token.
     """
-    for name, value in _QUIET.items():
-        os.environ.setdefault(name, value)
     with _logged_to(log):
         try:
             if address == EMBEDDED:
@@ -62,9 +47,6 @@ def connected(address: str, log: Path, user_modules: Sequence[str] = ()) -> Iter
 
 
 def _start_embedded() -> None:
-    if "RAY_AUTH_MODE" not in os.environ:
-        os.environ["RAY_AUTH_MODE"] = "token"
-        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     ray.init(
         address=EMBEDDED,
         include_dashboard=False,
@@ -75,8 +57,6 @@ def _start_embedded() -> None:
 
 
 def _join(address: str, user_modules: Sequence[str]) -> None:
-    if "RAY_AUTH_MODE" not in os.environ and _has_token():
-        os.environ["RAY_AUTH_MODE"] = "token"
     shipped = [_module_path(name) for name in (*_PACKAGES, *user_modules)]
     try:
         ray.init(
@@ -95,12 +75,6 @@ def _join(address: str, user_modules: Sequence[str]) -> None:
             f"no Ray cluster answers at {address!r} ({_first_line(error)}); start one with `ray start --head`, "
             "or leave --address out to run embedded"
         ) from error
-
-
-def _has_token() -> bool:
-    if "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ:
-        return True
-    return (Path.home() / ".ray" / "auth_token").is_file()
 
 
 def _module_path(name: str) -> str:
@@ -137,7 +111,7 @@ def check_shared_storage(uri: str) -> None:
         write_bytes_atomically(uri, content)
     except StorageError as error:
         raise InvalidInput(str(error)) from error
-    nodes = [node for node in ray.nodes() if node["Alive"]]
+    nodes = _alive_nodes()
     probe = ray.remote(num_cpus=0, max_retries=2)(_reads_back)
     pending = [
         probe.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(
@@ -173,11 +147,6 @@ def _first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
-def cluster_hardware() -> dict[str, object]:
-    """Nodes, CPUs and GPUs of the connected cluster, for the manifest."""
-    resources = ray.cluster_resources()
-    return {
-        "nodes": sum(1 for node in ray.nodes() if node["Alive"]),
-        "cpus": resources.get("CPU", 0.0),
-        "gpus": resources.get("GPU", 0.0),
-    }
+def _alive_nodes() -> list[dict[str, Any]]:
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return [node for node in nodes if node["Alive"]]

@@ -50,8 +50,18 @@ class SweepFiles:
         return self._below("tune")
 
     @property
-    def log(self) -> str:
-        return self._below("dpsweep.log")
+    def local_folder(self) -> Path:
+        """Where the driver keeps what only it uses: its log and the embedded MLflow store."""
+        return Path("runs", Path(self.root).name).resolve() if "://" in self.root else Path(self.root)
+
+    @property
+    def log(self) -> Path:
+        return self.local_folder / "dpsweep.log"
+
+    @property
+    def artifacts(self) -> str:
+        """Figures and reports of the embedded MLflow store."""
+        return self._below("mlflow-artifacts")
 
     @property
     def probe(self) -> str:

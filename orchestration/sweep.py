@@ -120,6 +120,8 @@ class AccountingSettings(Settings):
     """Sizes of groups whose worst-case epsilon is reported."""
     actors: int = Field(default=2, ge=1)
     """How many accounting actors share the parts of a trial."""
+    cpus: float = Field(default=0.0, ge=0.0)
+    """CPUs that each of them reserves; 0 shares those of the trials that train."""
 
 
 class SchedulerSettings(Settings):
@@ -188,14 +190,13 @@ _SweepLoader.add_implicit_resolver(
 )
 
 
-def read_sweep(path: Path) -> SweepSpec:
-    """The sweep in a YAML file, or `InvalidInput` with one line per mistake."""
+def read_text(path: Path) -> str:
+    """The text of a sweep file."""
     try:
-        text = path.read_text()
+        return path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not a text file"
         raise InvalidInput(f"cannot read the sweep file {path}: {reason}") from error
-    return parse_sweep(text, str(path))
 
 
 def parse_sweep(text: str, origin: str = "sweep") -> SweepSpec:

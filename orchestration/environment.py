@@ -1,0 +1,42 @@
+"""Environment variables that Ray reads when it is imported: set them before anything imports it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+EMBEDDED = "local"
+"""The address of a Ray cluster that is started for the sweep and ends with it."""
+
+_QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_TRAIN_ENABLE_V2_MIGRATION_WARNINGS": "0",
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
+}
+
+
+def prepare_environment(address: str) -> None:
+    """Keep Ray quiet and its clusters closed to strangers; what the user has set already stays as it is.
+
+    An embedded cluster gets a token of its own, so nothing is written to the home folder. A running one is joined
+    with the user's token where there is one: Ray does so by itself only for ``auto``.
+    """
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    if "RAY_AUTH_MODE" in os.environ:
+        return
+    if address == EMBEDDED:
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    elif _has_token():
+        os.environ["RAY_AUTH_MODE"] = "token"
+
+
+def _has_token() -> bool:
+    given = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
+    return bool(given) or (Path.home() / ".ray" / "auth_token").is_file()

@@ -1,0 +1,104 @@
+"""The composition root: a sweep from its file to its report. Reads as the data flows.
+
+sweep file -> plan -> trials under Ray Tune -> accounting as each trial ends -> results -> MLflow -> report
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from accounting.actors import AccountingPool
+from accounting.errors import InvalidInput
+from accounting.storage import exists, read_bytes
+from orchestration.cluster import check_shared_storage, connected
+from orchestration.conductor import Conductor, initial_status
+from orchestration.environment import EMBEDDED
+from orchestration.grid import grid
+from orchestration.layout import SweepFiles, absolute
+from orchestration.manifest import open_manifest, read_manifest, write_manifest
+from orchestration.plan import Plan, plan_sweep
+from orchestration.progress import announcer, watching
+from orchestration.publication import Outcome, SweepRecord, parse_statuses, write_reports
+from orchestration.results import read_result
+from orchestration.status import SweepStatus, TrialStatus
+from orchestration.sweep import SweepSpec, parse_sweep, read_text
+from orchestration.tracking import MlflowTracker, embedded_tracking_uri
+from orchestration.trainable import train
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """What the user asked for. tracking_uri None means the SQLite store inside the sweep's folder."""
+
+    sweep_file: Path
+    output: str | None = None
+    address: str = EMBEDDED
+    resume: bool = False
+    tracking_uri: str | None = None
+
+
+def run_sweep(request: RunRequest, console: Console) -> Outcome:
+    """Run or resume a sweep to its end.
+
+    Raises: InvalidInput, before anything is started or written, for a mistake in the sweep, a trial that cannot run,
+    a folder that holds another sweep, or a cluster or storage that cannot be used.
+    """
+    text = read_text(request.sweep_file)
+    sweep = parse_sweep(text, str(request.sweep_file))
+    files = SweepFiles(absolute(request.output or f"runs/{sweep.name}"))
+    manifest = open_manifest(files, sweep, text, request.resume)
+    plan = accept(plan_sweep(sweep))
+    for warning in plan.warnings:
+        console.print(f"warning: {warning}", style="yellow", soft_wrap=True)
+    status = SweepStatus(initial_status(plan), announcer(console))
+    tracking_uri = request.tracking_uri or embedded_tracking_uri(files.local_folder)
+    with connected(request.address, files.log, user_code(sweep)):
+        if request.address != EMBEDDED:
+            check_shared_storage(files.probe)
+        write_manifest(files, manifest)
+        tracker = MlflowTracker(tracking_uri, artifact_root=files.artifacts)
+        with (
+            AccountingPool(sweep.accounting.actors, num_cpus=sweep.accounting.cpus) as pool,
+            Conductor(sweep, plan, manifest, files, tracker, status, pool.scatter) as conductor,
+            watching(console, status),
+        ):
+            train(conductor.jobs(), conductor, sweep.resources, sweep.scheduler, files.tune, manifest.sweep_id)
+            record = conductor.finish()
+    return Outcome(record, files, tracking_uri, status.elapsed)
+
+
+def accept(plan: Plan) -> Plan:
+    """The plan, if every trial can run; else `InvalidInput` with one line per reason."""
+    if plan.refusals:
+        raise InvalidInput("\n".join(plan.reasons()))
+    return plan
+
+
+def user_code(sweep: SweepSpec) -> tuple[str, ...]:
+    """The modules and files that the sweep names as ``module:function``."""
+    names = [*(data.name for data in sweep.data), *(model.name for model in sweep.model)]
+    return tuple(sorted({name.rpartition(":")[0] for name in names if ":" in name}))
+
+
+def render_again(folder: str) -> Outcome:
+    """Write the reports of a sweep anew from what is on disk."""
+    files = SweepFiles(absolute(folder))
+    manifest = read_manifest(files)
+    if manifest is None:
+        raise InvalidInput(f"{files.root} holds no sweep; name the folder that `dpsweep run` wrote")
+    sweep = parse_sweep(manifest.text, files.manifest)
+    points = grid(sweep)
+    found = {point.trial.key: read_result(files.trial(point.trial.key).result) for point in points}
+    results = {key: result for key, result in found.items() if result is not None}
+    record = SweepRecord(manifest, sweep, points, results, _earlier_failures(files))
+    write_reports(files, record)
+    return Outcome(record, files, embedded_tracking_uri(files.local_folder), 0.0)
+
+
+def _earlier_failures(files: SweepFiles) -> dict[str, TrialStatus]:
+    """Trials that failed in the run that wrote the stored table."""
+    return parse_statuses(json.loads(read_bytes(files.results))) if exists(files.results) else {}

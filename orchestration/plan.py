@@ -1,0 +1,220 @@
+"""What a sweep would do, without training: every trial with its noise, steps, worst-case cost and bytes.
+
+The planner builds the `Trace` that the trainer will write, through the same functions, so what it calibrates is
+what will be accounted. A trial that cannot run gets the reason instead; nothing starts while one is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from pydantic import TypeAdapter
+from torch import nn
+
+from accounting.accountants import account
+from accounting.calibration import calibrate_noise_multiplier
+from accounting.errors import DpsweepError, InvalidInput, Unreachable
+from accounting.estimates import PrivacyEstimate
+from accounting.mechanism import Release, Trace
+from accounting.registry import build
+from accounting.release import ReleaseSpec
+from accounting.schedules import with_initial
+from orchestration.grid import GridPoint, grid
+from orchestration.published import Label
+from orchestration.sweep import SweepSpec
+from workers import clipping
+from workers.augmentation import make_augmentation
+from workers.data import DatasetDescription, describe
+from workers.gradients import check_model
+from workers.losses import build_loss
+from workers.mechanism import TrialMechanism, affordable_epochs
+from workers.models import build_for_shape
+from workers.optimizers import make_average, make_learning_rate_schedule, make_optimizer
+from workers.spec import Component, DataSpec, NormSpec, TrialSpec
+
+_BYTES_PER_ROW = 8 + 4 + 4 + 4 + 4
+"""example_id int64; group int32; norm, contribution and loss float32."""
+_DATA = TypeAdapter(DataSpec)
+_COMPONENT = TypeAdapter(Component)
+
+
+@dataclass(frozen=True)
+class PlannedTrial:
+    """A trial that can run. ``spec`` has its calibrated noise multiplier.
+
+    trace: what the trainer will have run at most. releases: what is released besides training, inside
+    ``worst_case``. shard_bytes: size of the norm shards before compression.
+    """
+
+    spec: TrialSpec
+    labels: dict[str, Label]
+    target_epsilon: float | None
+    baseline: str | None
+    trace: Trace
+    worst_case: PrivacyEstimate
+    releases: tuple[Release, ...]
+    shard_bytes: int
+    dataset: DatasetDescription
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A trial that cannot run, and why."""
+
+    key: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    trials: tuple[PlannedTrial, ...]
+    refusals: tuple[Refusal, ...]
+    warnings: tuple[str, ...]
+
+    def reasons(self) -> list[str]:
+        """Each distinct reason for a refusal on a line of its own, with the trials that it refuses."""
+        keys: dict[str, list[str]] = {}
+        for refusal in self.refusals:
+            keys.setdefault(refusal.reason, []).append(refusal.key)
+        return [f"{' '.join(reason.split())} (trials: {', '.join(refused)})" for reason, refused in keys.items()]
+
+
+def plan_sweep(sweep: SweepSpec) -> Plan:
+    """Plan every trial. Reads the data (for its size and groups) and builds each model once; trains nothing."""
+    release = release_spec(sweep.release)
+    planned: list[PlannedTrial] = []
+    refused: list[Refusal] = []
+    for point in grid(sweep):
+        try:
+            planned.append(_plan_trial(point, sweep.privacy.accountant, release))
+        except DpsweepError as error:
+            refused.append(Refusal(point.trial.key, str(error)))
+    return Plan(tuple(planned), tuple(refused), _warnings(planned))
+
+
+def release_spec(release: Component) -> ReleaseSpec | None:
+    """How statistics of the training examples' epsilons are released; None where none are, or exact ones."""
+    modes: Mapping[str, Callable[..., ReleaseSpec | None]] = {
+        "none": lambda: None,
+        "private": ReleaseSpec,
+        "raw": lambda: None,
+    }
+    return build(modes, release.name, release.params, "release")
+
+
+def _plan_trial(point: GridPoint, accountant: str, release: ReleaseSpec | None) -> PlannedTrial:
+    trial, dataset = point.trial, _description(point.trial.data)
+    _check_components(trial, dataset)
+    after_training = release.releases() if release and trial.is_private else ()
+    mechanism = TrialMechanism.of(trial, dataset.train_size, after_training)
+    if point.target_epsilon is not None:
+        sigma = _calibrated(mechanism, trial.epochs, point.target_epsilon, trial.delta, accountant)
+        trial = replace(trial, noise=replace(trial.noise, initial_noise_multiplier=sigma))
+        mechanism = _with_noise(mechanism, sigma)
+    epochs = affordable_epochs(trial, mechanism, ())
+    if epochs == 0:
+        raise Unreachable("the budget does not pay for one epoch; raise it, or the noise multiplier")
+    trace = mechanism.trace(epochs)
+    return PlannedTrial(
+        spec=trial,
+        labels=point.labels,
+        target_epsilon=point.target_epsilon,
+        baseline=point.baseline,
+        trace=trace,
+        worst_case=worst_case(trace, trial.delta, accountant),
+        releases=after_training,
+        shard_bytes=_snapshots(trial.norms, epochs, trace.steps) * dataset.train_size * _BYTES_PER_ROW,
+        dataset=dataset,
+    )
+
+
+def _with_noise(mechanism: TrialMechanism, initial_noise_multiplier: float) -> TrialMechanism:
+    return replace(mechanism, schedule=with_initial(mechanism.schedule, initial_noise_multiplier))
+
+
+@functools.cache
+def _calibrated(mechanism: TrialMechanism, epochs: int, target_epsilon: float, delta: float, accountant: str) -> float:
+    """Seeds share their mechanism, so each distinct one is calibrated once."""
+    return calibrate_noise_multiplier(
+        lambda sigma: _with_noise(mechanism, sigma).trace(epochs), target_epsilon, delta, accountant
+    )
+
+
+@functools.cache
+def worst_case(trace: Trace, delta: float, accountant: str, group_size: int = 1) -> PrivacyEstimate:
+    """`account`, once for each distinct mechanism: seeds share theirs, and so do the plan and the result."""
+    return account(trace, delta, accountant, group_size)
+
+
+@functools.cache
+def _describe(data: str) -> DatasetDescription:
+    return describe(_DATA.validate_json(data))
+
+
+def _description(data: DataSpec) -> DatasetDescription:
+    return _described(_DATA.dump_json(data))
+
+
+@functools.cache
+def _described(data: bytes) -> DatasetDescription:
+    return describe(_DATA.validate_json(data))
+
+
+def _check_components(trial: TrialSpec, dataset: DatasetDescription) -> None:
+    """Build every named component once, so that a wrong name or parameter is found before anything starts."""
+    model = _checked_model(_COMPONENT.dump_json(trial.model), dataset.feature_shape, len(dataset.class_names))
+    parameters = dict(model.named_parameters())
+    checks: Mapping[str, tuple[Component | None, Callable[[Component], object]]] = {
+        "loss": (trial.loss, build_loss),
+        "clipping": (trial.clipping, clipping.make_clipping),
+        "optimizer": (trial.optimizer, lambda component: make_optimizer(component, parameters)),
+        "learning_rate_schedule": (
+            trial.learning_rate_schedule,
+            lambda component: make_learning_rate_schedule(component, total_steps=1, steps_per_epoch=1),
+        ),
+        "augmentation": (trial.augmentation, make_augmentation),
+        "averaging": (trial.averaging, lambda component: make_average(component, parameters)),
+    }
+    for axis, (component, make) in checks.items():
+        if component is not None:
+            with _named(axis):
+                make(component)
+
+
+@contextlib.contextmanager
+def _named(axis: str) -> Iterator[None]:
+    """A parameter of the wrong type fails deep inside a component; say which one it was."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"{axis}: {error}") from error
+
+
+@functools.cache
+def _checked_model(model: bytes, feature_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    with _named("model"):
+        built = build_for_shape(_COMPONENT.validate_json(model), feature_shape, num_classes, seed=0)
+        check_model(built)
+    return built
+
+
+def _snapshots(norms: NormSpec, epochs: int, steps: int) -> int:
+    """How often the norm of every example is written."""
+    return steps if norms.refreshes_per_epoch == "every_step" else math.ceil(norms.refreshes_per_epoch * epochs)
+
+
+def _warnings(trials: list[PlannedTrial]) -> tuple[str, ...]:
+    worst = {
+        trial.dataset.train_size: trial.spec.delta
+        for trial in trials
+        if trial.spec.is_private and trial.spec.delta >= 1.0 / trial.dataset.train_size
+    }
+    return tuple(
+        f"delta is {delta:g}, but with {size} training examples it should be well below 1/n = {1.0 / size:.2g}: "
+        "a mechanism that publishes a random example whole would pass"
+        for size, delta in worst.items()
+    )

@@ -1,0 +1,209 @@
+"""What a trial found, as stored in its ``result.json``, and how it is shown beside the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from accounting.accountants import account
+from accounting.errors import DataCorruption
+from accounting.estimates import Kind, PrivacyEstimate
+from accounting.mechanism import Trace
+from accounting.release import ReleasedStatistics
+from accounting.shards import Epsilons
+from accounting.storage import read_bytes, write_bytes_atomically
+from orchestration.published import (
+    GroupEpsilon,
+    Histogram,
+    IndividualStatistics,
+    Label,
+    ReportEpoch,
+    ReportGroup,
+    ReportPrivacy,
+    ReportQuality,
+    ReportTrial,
+)
+from workers.evaluation import Evaluation, cost_of_privacy
+from workers.history import TrainingResult
+from workers.spec import TrialSpec
+
+_QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
+_BINS = 30
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """Everything about a finished trial that may be shown. Its presence on disk says that the trial is complete.
+
+    worst_case: by the accountant of the sweep, the one it was calibrated with. others: by further accountants.
+    groups: for each group size of the sweep. epsilons: the worst case after each epoch, by RDP. individuals:
+    as the sweep discloses them; exact statistics lie in ``private/``.
+    """
+
+    key: str
+    labels: dict[str, Label]
+    baseline: str | None
+    target_epsilon: float | None
+    spec: TrialSpec
+    worst_case: PrivacyEstimate
+    others: tuple[PrivacyEstimate, ...]
+    groups: tuple[PrivacyEstimate, ...]
+    epsilons: tuple[float, ...]
+    training: TrainingResult
+    individuals: IndividualStatistics | None
+    started: float
+    ended: float
+    """When training started and ended in the run that finished it, in seconds since 1970 UTC."""
+
+    __pydantic_config__ = ConfigDict(ser_json_inf_nan="strings")
+
+    @property
+    def seconds(self) -> float:
+        return self.ended - self.started
+
+
+_RESULT = TypeAdapter(TrialResult)
+_STATISTICS = TypeAdapter(IndividualStatistics)
+
+
+def write_result(uri: str, result: TrialResult) -> None:
+    write_bytes_atomically(uri, _RESULT.dump_json(result, indent=2))
+
+
+def read_result(uri: str) -> TrialResult | None:
+    """The stored result; None when the trial is not complete. Raises `DataCorruption` when it is damaged."""
+    try:
+        return _RESULT.validate_json(read_bytes(uri))
+    except FileNotFoundError:
+        return None
+    except ValidationError as error:
+        raise DataCorruption(f"{uri} is damaged; delete it and resume: the trial's result is rebuilt") from error
+
+
+def write_statistics(uri: str, statistics: IndividualStatistics, private: bool) -> None:
+    """Store statistics of training examples; exact ones are ``private`` data."""
+    write_bytes_atomically(uri, _STATISTICS.dump_json(statistics, indent=2), private)
+
+
+def read_statistics(uri: str) -> IndividualStatistics | None:
+    try:
+        return _STATISTICS.validate_json(read_bytes(uri))
+    except FileNotFoundError:
+        return None
+    except ValidationError as error:
+        raise DataCorruption(f"{uri} is damaged; restore it from a backup") from error
+
+
+def exact_statistics(epsilons: Epsilons, group_names: tuple[str, ...], worst_case: float) -> IndividualStatistics:
+    """Exact statistics of the epsilon_i of all training examples: private data.
+
+    The worst case holds for every example too, so where it is lower than an example's own bound it takes its place.
+    """
+    values = np.minimum(epsilons.upper, worst_case)
+    counts, edges = np.histogram(values, bins=_BINS, range=(0.0, worst_case))
+    return IndividualStatistics(
+        disclosure="raw",
+        kind=epsilons.kind,
+        mean=float(values.mean()),
+        median=float(np.median(values)),
+        quantiles={q: float(np.quantile(values, q)) for q in _QUANTILES},
+        groups=tuple(
+            _group_epsilon(name, values[epsilons.groups == group])
+            for group, name in enumerate(group_names)
+            if np.any(epsilons.groups == group)
+        ),
+        histogram=Histogram(tuple(edges.tolist()), tuple(counts.astype(float).tolist())),
+    )
+
+
+def released_statistics(
+    released: ReleasedStatistics, group_names: tuple[str, ...], kind: Kind, cost: float
+) -> IndividualStatistics:
+    """Statistics released with differential privacy, of which ``cost`` is the epsilon of the release alone."""
+    return IndividualStatistics(
+        disclosure="private",
+        kind=kind,
+        mean=released.mean_epsilon,
+        median=released.quantiles.get(0.5),
+        quantiles=released.quantiles,
+        groups=tuple(
+            GroupEpsilon(group_names[group.group], group.mean_epsilon, group.mean_standard_error, group.examples)
+            for group in released.groups
+        ),
+        histogram=Histogram(released.edges, released.histogram),
+        release_epsilon=cost,
+    )
+
+
+def _group_epsilon(name: str, values: NDArray[np.float64]) -> GroupEpsilon:
+    deviation = float(values.std(ddof=1)) if len(values) > 1 else 0.0
+    return GroupEpsilon(name, float(values.mean()), deviation / len(values) ** 0.5, float(len(values)))
+
+
+def epsilon_after(trace: Trace, step: int, delta: float) -> float:
+    """The worst case of the run up to ``step`` by RDP: an upper bound that is cheap enough to watch."""
+    return account(trace.until(step), delta, "rdp").epsilon
+
+
+def shown(result: TrialResult, baseline: TrialResult | None, individuals: IndividualStatistics | None) -> ReportTrial:
+    """The trial as reports and MLflow show it, with statistics of its training examples as given."""
+    worst = result.worst_case
+    return ReportTrial(
+        key=result.key,
+        labels=result.labels,
+        status="finished",
+        privacy=ReportPrivacy(
+            epsilon=worst.epsilon,
+            delta=worst.delta,
+            accountant=worst.accountant,
+            kind=worst.kind,
+            adjacency=worst.adjacency,
+            group_epsilons={estimate.group_size: estimate.epsilon for estimate in result.groups},
+        ),
+        quality=_quality(result.training.evaluation, baseline.training.evaluation if baseline else None),
+        individuals=individuals,
+        history=_history(result),
+        wall_seconds=result.seconds,
+        notes=_notes(result),
+    )
+
+
+def _quality(evaluation: Evaluation, baseline: Evaluation | None) -> ReportQuality:
+    changes: Mapping[str, float] = cost_of_privacy(evaluation, baseline) if baseline else {}
+    return ReportQuality(
+        accuracy=evaluation.accuracy,
+        loss=evaluation.loss,
+        accuracy_change=evaluation.accuracy - baseline.accuracy if baseline else None,
+        groups=tuple(
+            ReportGroup(group.name, group.examples, group.accuracy, group.loss, changes.get(group.name))
+            for group in evaluation.groups
+        ),
+        fairness=evaluation.fairness,
+    )
+
+
+def _history(result: TrialResult) -> tuple[ReportEpoch, ...]:
+    return tuple(
+        ReportEpoch(
+            epoch=record.epoch,
+            step=record.step,
+            noise_multiplier=record.noise_multiplier,
+            clipping_bounds=record.bounds,
+            metrics={
+                "test_accuracy": record.test.accuracy,
+                "test_loss": record.test.loss,
+                **({"public_accuracy": record.public.accuracy} if record.public else {}),
+                **({"epsilon": epsilon} if epsilon < float("inf") else {}),
+            },
+        )
+        for record, epsilon in zip(result.training.history, result.epsilons, strict=True)
+    )
+
+
+def _notes(result: TrialResult) -> tuple[str, ...]:
+    research = "trained with noise from a known seed: for experiments, not for release"
+    return (*result.training.notes, *((research,) if result.training.research_mode and result.spec.is_private else ()))

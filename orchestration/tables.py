@@ -1,0 +1,113 @@
+"""What the commands print: plans and outcomes, as tables for people and as plain values for programs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from orchestration.plan import Plan, PlannedTrial
+from orchestration.publication import Outcome, table
+from orchestration.report_text import number, percent, points
+
+_STYLES = {"finished": "", "failed": "red", "pending": "yellow"}
+
+
+def plan_rows(plan: Plan) -> dict[str, Any]:
+    """The plan as ``dpsweep plan --json`` prints it."""
+    refused = [{"key": refusal.key, "refused": refusal.reason} for refusal in plan.refusals]
+    return {"trials": [*map(_planned_row, plan.trials), *refused], "warnings": list(plan.warnings)}
+
+
+def _planned_row(planned: PlannedTrial) -> dict[str, Any]:
+    return {
+        "key": planned.spec.key,
+        "labels": planned.labels,
+        "target_epsilon": planned.target_epsilon,
+        "noise_multiplier": planned.spec.noise.initial_noise_multiplier,
+        "steps": planned.trace.steps,
+        **planned.worst_case.as_dict(),
+        "train_size": planned.dataset.train_size,
+        "shard_bytes": planned.shard_bytes,
+        "refused": None,
+    }
+
+
+def plan_table(plan: Plan) -> Table:
+    shown = Table("trial", "noise multiplier", "steps", "epsilon", "accountant", "norm shards", title_justify="left")
+    for planned in plan.trials:
+        worst = planned.worst_case
+        shown.add_row(
+            planned.spec.key,
+            f"{planned.spec.noise.initial_noise_multiplier:.4f}" if planned.spec.is_private else "none",
+            str(planned.trace.steps),
+            number(worst.epsilon, 4) if worst.is_private else "not private",
+            worst.accountant if worst.is_private else "",
+            _size(planned.shard_bytes),
+        )
+    for refusal in plan.refusals:
+        shown.add_row(refusal.key, "refused", style="red")
+    return shown
+
+
+def outcome_object(outcome: Outcome) -> dict[str, Any]:
+    """The outcome as ``dpsweep run --json`` prints it."""
+    record = outcome.record
+    return {
+        "sweep": record.sweep.name,
+        "output": outcome.files.root,
+        "report": outcome.files.report,
+        "private_report": outcome.files.private_report,
+        "tracking_uri": outcome.tracking_uri,
+        "delta": record.sweep.privacy.delta,
+        "release": record.disclosure,
+        "seconds": round(outcome.seconds, 3),
+        "failed": sum(row["status"] == "failed" for row in table(record)),
+        "trials": table(record),
+    }
+
+
+def print_outcome(outcome: Outcome, console: Console) -> None:
+    """The table of trials, and the two lines to copy."""
+    console.print(_outcome_table(outcome))
+    console.print("Open the report:", style="bold")
+    console.print(f"  python -m webbrowser {_as_uri(outcome.files.report)}", soft_wrap=True, highlight=False)
+    console.print("Open MLflow:", style="bold")
+    console.print(
+        f"  mlflow ui --backend-store-uri {outcome.tracking_uri}"
+        if "://" in outcome.tracking_uri and not outcome.tracking_uri.startswith("http")
+        else f"  {outcome.tracking_uri}",
+        soft_wrap=True,
+        highlight=False,
+    )
+
+
+def _outcome_table(outcome: Outcome) -> Table:
+    shown = Table("trial", "epsilon", "median εᵢ", "accuracy", "change", "worst group", "time")
+    for row in table(outcome.record):
+        if "epsilon" not in row:
+            shown.add_row(row["key"], row["status"], str(row["error"] or ""), style=_STYLES[row["status"]])
+            continue
+        shown.add_row(
+            row["key"],
+            number(row["epsilon"]) if row["private"] else "not private",
+            number(row["median_example_epsilon"]),
+            percent(row["accuracy"]),
+            points(row["accuracy_change"]),
+            f"{row['worst_group']}: {percent(row['worst_group_accuracy'])}",
+            f"{row['seconds']:.1f} s",
+        )
+    return shown
+
+
+def _as_uri(location: str) -> str:
+    return location if "://" in location else f"file://{location}"
+
+
+def _size(size: int) -> str:
+    if size == 0:
+        return "0"
+    power = min(int(math.log(size, 1024)), 4)
+    return f"{size / 1024**power:.1f} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"

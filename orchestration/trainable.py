@@ -1,0 +1,171 @@
+"""Training under Ray Tune: the only module that imports ray.tune.
+
+Tune starts trials, restarts those whose worker died, and applies a metric-driven scheduler where the sweep asks for
+one. It keeps no state that matters: a trial continues from its own checkpoint, and its ``result.json`` says that it
+is complete. An exception inside a trial is therefore a result and not retried; a lost worker is.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ray import tune
+from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
+
+from accounting.errors import DpsweepError, StorageError
+from accounting.mechanism import Release
+from orchestration.sweep import ResourceSettings, SchedulerSettings
+from workers.spec import TrialSpec
+from workers.trial import Progress, run_trial
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """One trial to train: its spec, the folder or URI it writes to, and the releases made besides training."""
+
+    spec: TrialSpec
+    root: str
+    releases: tuple[Release, ...] = ()
+
+
+@dataclass(frozen=True)
+class TrialProgress:
+    """Where a running trial is; the accuracy is that on held-out test data."""
+
+    epoch: int
+    step: int
+    total_steps: int
+    test_accuracy: float
+
+
+class TrainingObserver(Protocol):
+    """Told what happens to trials, in the driver, in the order of events."""
+
+    def started(self, key: str) -> None: ...
+
+    def progressed(self, key: str, progress: TrialProgress) -> None: ...
+
+    def ended(self, key: str) -> None:
+        """The trial trained to its end, or the scheduler stopped it early."""
+
+    def failed(self, key: str, error: str) -> None: ...
+
+
+def train_trial(config: Mapping[str, Any], jobs: Mapping[str, TrainingJob]) -> None:
+    """What a Tune worker runs: one trial, reporting after every epoch."""
+    job = jobs[config["key"]]
+    try:
+        run_trial(job.spec, job.root, releases=job.releases, on_progress=_report)
+    except StorageError:
+        raise
+    except DpsweepError as error:
+        tune.report({"error": str(error)})
+    except Exception:
+        tune.report({"error": traceback.format_exc(limit=-4).strip()})
+
+
+def _report(progress: Progress) -> None:
+    public = progress.public_evaluation
+    tune.report(
+        {
+            "epoch": progress.epoch,
+            "step": progress.step,
+            "total_steps": progress.total_steps,
+            "test_accuracy": progress.evaluation.accuracy,
+            "public_accuracy": public.accuracy if public else None,
+        }
+    )
+
+
+def train(
+    jobs: Sequence[TrainingJob],
+    observer: TrainingObserver,
+    resources: ResourceSettings,
+    scheduler: SchedulerSettings,
+    tune_folder: str,
+    name: str,
+) -> None:
+    """Train every job and return when all have ended; what became of each is told to ``observer`` as it happens."""
+    if not jobs:
+        return
+    by_key = {job.spec.key: job for job in jobs}
+    trainable = tune.with_resources(
+        tune.with_parameters(train_trial, jobs=by_key), {"cpu": resources.cpus, "gpu": resources.gpus}
+    )
+    tuner = tune.Tuner(
+        trainable,
+        param_space={"key": tune.grid_search(list(by_key))},
+        tune_config=tune.TuneConfig(
+            scheduler=_SCHEDULERS[scheduler.name](scheduler),
+            max_concurrent_trials=resources.max_concurrent,
+            reuse_actors=True,
+            trial_name_creator=_trial_name,
+            trial_dirname_creator=_trial_name,
+        ),
+        run_config=tune.RunConfig(
+            name=name,
+            storage_path=tune_folder,
+            verbose=0,
+            failure_config=tune.FailureConfig(max_failures=resources.max_failures),
+            callbacks=[_ObserverCallback(observer)],
+        ),
+    )
+    tuner.fit()
+
+
+def _trial_name(trial: Any) -> str:
+    return str(trial.config["key"])
+
+
+def _asha(settings: SchedulerSettings) -> TrialScheduler:
+    return ASHAScheduler(
+        time_attr="epoch",
+        metric=settings.metric,
+        mode="max",
+        max_t=10**9,
+        grace_period=settings.grace_epochs,
+        reduction_factor=settings.reduction_factor,
+    )
+
+
+def _fifo(settings: SchedulerSettings) -> TrialScheduler:
+    return FIFOScheduler()  # type: ignore[no-untyped-call]
+
+
+_SCHEDULERS = {"fifo": _fifo, "asha": _asha}
+
+
+class _ObserverCallback(tune.Callback):
+    """Tune's events in this project's words."""
+
+    def __init__(self, observer: TrainingObserver) -> None:
+        self._observer = observer
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Tune pickles its callbacks for `Tuner.restore`, which is not used: trials resume from their own files."""
+        return {}
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._observer.started(_trial_name(trial))
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        if "step" in result and "error" not in result:
+            self._observer.progressed(
+                _trial_name(trial),
+                TrialProgress(result["epoch"], result["step"], result["total_steps"], result["test_accuracy"]),
+            )
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        key, error = _trial_name(trial), trial.last_result.get("error")
+        if error is not None:
+            self._observer.failed(key, error)
+        else:
+            self._observer.ended(key)
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._observer.failed(_trial_name(trial), f"its worker was lost too often: {trial.get_error()}")
