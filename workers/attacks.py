@@ -67,20 +67,21 @@ def attack_losses(members: Losses, others: Losses, name: str, generator: np.rand
     chosen_members = generator.permutation(members)[: 2 * half]
     chosen_others = generator.permutation(others)[: 2 * half]
     threshold = best_threshold(chosen_members[:half], chosen_others[:half])
-    correct = np.sum(chosen_members[half:] <= threshold) + np.sum(chosen_others[half:] > threshold)
+    correct = np.sum(chosen_members[half:] <= threshold) + np.sum(~(chosen_others[half:] <= threshold))
     return GroupAttack(name, 2 * half, threshold, float(correct) / (2 * half))
 
 
 def best_threshold(members: Losses, others: Losses) -> float:
-    """The loss value at which "member if loss <= threshold" is right most often; -inf if calling nobody is best."""
+    """Where "member if loss <= threshold" is right most often, halfway to the next loss; -inf calls nobody one."""
     losses = np.concatenate([members, others])
     order = np.argsort(losses, kind="stable")
     gain = np.cumsum(np.where(order < len(members), 1, -1))
     ordered = losses[order]
-    last_of_ties = np.append(ordered[1:] != ordered[:-1], True)
-    candidates = np.flatnonzero(last_of_ties)
-    best = candidates[np.argmax(gain[candidates])]
-    return float(ordered[best]) if gain[best] > 0 else -math.inf
+    last_of_ties = np.flatnonzero(np.append(ordered[1:] != ordered[:-1], True))
+    best = last_of_ties[np.argmax(gain[last_of_ties])]
+    if gain[best] <= 0:
+        return -math.inf
+    return float(ordered[best : best + 2].mean())
 
 
 def audited_epsilon(correct: int, guesses: int, delta: float, significance: float = 0.05) -> float:

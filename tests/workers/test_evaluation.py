@@ -1,0 +1,114 @@
+"""Evaluation against scikit-learn and against definitions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from pydantic import TypeAdapter
+from sklearn.metrics import accuracy_score, log_loss, recall_score
+from torch import nn
+
+from accounting.errors import InvalidInput
+from workers.data import Dataset, Source, load_dataset, make_split
+from workers.data.cuts import cut
+from workers.evaluation import Evaluation, cost_of_privacy, evaluate, fairness, predict
+from workers.losses import build_loss
+from workers.models import build_model
+from workers.spec import Component, DataSpec
+
+LOSS = build_loss(Component("cross_entropy"))
+
+
+@pytest.fixture(scope="module")
+def digits() -> Dataset:
+    return load_dataset(DataSpec("digits", keep={"8": 0.1}))
+
+
+@pytest.fixture
+def model(digits: Dataset) -> nn.Module:
+    return build_model(Component("mlp"), digits, 1)
+
+
+def test_agrees_with_scikit_learn(digits: Dataset, model: nn.Module) -> None:
+    found = evaluate(model, digits.test, digits, LOSS)
+    with torch.no_grad():
+        probabilities = model(digits.prepare(digits.test.features)).double().softmax(1).numpy()
+    labels, predicted = digits.test.labels.numpy(), probabilities.argmax(1)
+    assert found.accuracy == pytest.approx(accuracy_score(labels, predicted))
+    assert found.loss == pytest.approx(log_loss(labels, probabilities), rel=1e-5)
+    recalls = recall_score(labels, predicted, average=None)
+    assert [group.accuracy for group in found.groups] == pytest.approx(list(recalls))
+    assert [group.name for group in found.groups] == list(digits.group_names)
+    assert sum(group.examples for group in found.groups) == len(digits.test)
+    assert found.fairness == pytest.approx(
+        {"accuracy_gap": recalls.max() - recalls.min(), "worst_group_accuracy": recalls.min()}
+    )
+
+
+def test_batches_do_not_matter_and_the_model_is_left_as_it_was(digits: Dataset, model: nn.Module) -> None:
+    model.train()
+    one, other = (predict(model, digits.test, digits, LOSS, batch_size) for batch_size in (7, 5000))
+    assert np.array_equal(one.classes, other.classes)
+    assert np.allclose(one.losses, other.losses, atol=1e-6)
+    assert model.training
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_model_with_dropout_is_evaluated_without(digits: Dataset, model: nn.Module) -> None:
+    dropping = nn.Sequential(model, nn.Dropout(0.9))
+    assert evaluate(dropping, digits.test, digits, LOSS) == evaluate(dropping, digits.test, digits, LOSS)
+
+
+def test_json_round_trip(digits: Dataset, model: nn.Module) -> None:
+    adapter = TypeAdapter(Evaluation)
+    found = evaluate(model, digits.test, digits, LOSS)
+    assert adapter.validate_json(adapter.dump_json(found)) == found
+
+
+def test_a_group_without_examples_has_no_entry(digits: Dataset, model: nn.Module) -> None:
+    without_three = digits.test.select(np.flatnonzero(digits.test.groups.numpy() != 3))
+    names = [group.name for group in evaluate(model, without_three, digits, LOSS).groups]
+    assert names == [name for name in digits.group_names if name != "3"]
+
+
+def test_an_empty_split_is_refused(digits: Dataset, model: nn.Module) -> None:
+    with pytest.raises(InvalidInput, match="without examples"):
+        evaluate(model, digits.test.select(np.array([], dtype=np.int64)), digits, LOSS)
+
+
+def test_one_logit_decides_two_classes() -> None:
+    rows = np.array([[-2.0], [3.0], [1.0], [-1.0]], dtype=np.float32)
+    source = Source("line", make_split(rows, [0, 1, 1, 1], [0, 0, 1, 1]), None, ("a", "b"), ("no", "yes"))
+    dataset = cut(source, DataSpec("line", test_fraction=0.5))
+    found = predict(nn.Identity(), source.train, dataset, build_loss(Component("binary_logistic")))
+    assert found.classes.tolist() == [0, 1, 1, 0]
+
+
+class TestFairness:
+    labels = np.array([0, 0, 1, 1, 0, 0, 1, 1])
+    predicted = np.array([0, 1, 1, 1, 0, 0, 0, 1])
+    groups = np.array([0, 0, 0, 0, 1, 1, 1, 1])
+
+    def test_two_classes(self) -> None:
+        found = fairness(self.labels, self.predicted, self.groups, 2)
+        assert found == pytest.approx(
+            {
+                "accuracy_gap": 0.0,
+                "worst_group_accuracy": 0.75,
+                "demographic_parity_difference": 3 / 4 - 1 / 4,
+                "equalized_odds_difference": 0.5,
+            }
+        )
+
+    def test_groups_that_are_the_classes_have_no_parity(self) -> None:
+        assert set(fairness(self.labels, self.predicted, self.labels, 2)) == {"accuracy_gap", "worst_group_accuracy"}
+
+
+def test_cost_of_privacy_is_the_change_of_accuracy_by_group(digits: Dataset, model: nn.Module) -> None:
+    private = evaluate(model, digits.test, digits, LOSS)
+    baseline = evaluate(build_model(Component("mlp"), digits, 2), digits.test, digits, LOSS)
+    cost = cost_of_privacy(private, baseline)
+    assert cost["8"] == pytest.approx(private.groups[8].accuracy - baseline.groups[8].accuracy)
+    assert list(cost) == list(digits.group_names)
+    assert set(cost_of_privacy(private, private).values()) == {0.0}

@@ -1,0 +1,161 @@
+"""Models: shapes, parameter counts, deterministic initialisation, and examples that do not touch each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from accounting.errors import InvalidInput
+from workers.data import load_dataset
+from workers.models import MODELS, build_for_shape, build_model
+from workers.models.convolutional import TemperedSigmoid
+from workers.models.layers import WeightStandardizedConv2d
+from workers.spec import Component, DataSpec
+
+MNIST, CIFAR = (1, 28, 28), (3, 32, 32)
+# name, parameters, shape of an example, number of trainable parameters for ten classes
+KNOWN: list[tuple[str, dict[str, Any], tuple[int, ...], int]] = [
+    ("cancer_net", {}, (9,), 640),
+    ("cnn_dpsgdf", {}, MNIST, 431_080),
+    ("cnn_papernot", {}, MNIST, 26_010),
+    ("logistic", {}, (40,), 410),
+    ("mlp", {"hidden": [32, 16], "activation": "tanh"}, MNIST, 25_120 + 528 + 170),
+    ("pca_mlp", {}, (60,), 71_010),
+    ("resnet20_gn", {}, (3, 16, 16), 272_474),
+    ("transformer", {}, MNIST, 104_970),
+    ("wide_resnet", {"depth": 10, "width": 1}, CIFAR, 78_938),
+    ("wrn16_4", {}, (3, 8, 8), 2_753_818),
+]
+
+
+def build(name: str, params: dict[str, Any], shape: tuple[int, ...], seed: int = 0) -> nn.Module:
+    return build_for_shape(Component(name, params), shape, 10, seed)
+
+
+@pytest.mark.parametrize(("name", "params", "shape", "count"), KNOWN, ids=[known[0] for known in KNOWN])
+class TestEveryModel:
+    def test_logits_and_size(self, name: str, params: dict[str, Any], shape: tuple[int, ...], count: int) -> None:
+        model = build(name, params, shape)
+        assert model(torch.rand(3, *shape)).shape == (3, 10)
+        assert sum(parameter.numel() for parameter in model.parameters()) == count
+
+    def test_initialisation_depends_only_on_the_seed(
+        self, name: str, params: dict[str, Any], shape: tuple[int, ...], count: int
+    ) -> None:
+        before = torch.get_rng_state()
+        first = build(name, params, shape, seed=5).state_dict()
+        assert torch.equal(torch.get_rng_state(), before)
+        torch.rand(1)
+        second = build(name, params, shape, seed=5).state_dict()
+        assert all(torch.equal(first[key], second[key]) for key in first)
+
+    def test_examples_do_not_touch_each_other(
+        self, name: str, params: dict[str, Any], shape: tuple[int, ...], count: int
+    ) -> None:
+        model = build(name, params, shape)
+        x = torch.rand(4, *shape)
+        alone = model(x[:1])
+        assert torch.allclose(model(x)[:1], alone, atol=1e-5)
+
+    def test_every_parameter_has_a_gradient(
+        self, name: str, params: dict[str, Any], shape: tuple[int, ...], count: int
+    ) -> None:
+        model = build(name, params, shape)
+        functional.cross_entropy(model(torch.rand(4, *shape)), torch.tensor([0, 1, 2, 3])).backward()
+        assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_every_registered_model_is_under_the_contract() -> None:
+    assert {known[0] for known in KNOWN} == set(MODELS)
+
+
+def test_seeds_differ_but_for_logistic_regression() -> None:
+    one, other = (build("mlp", {}, (4,), seed).state_dict()["1.weight"] for seed in (0, 1))
+    assert not torch.equal(one, other)
+    assert all(not parameter.any() for parameter in build("logistic", {}, (4,)).parameters())
+
+
+def test_a_model_fits_its_data_set() -> None:
+    dataset = load_dataset(DataSpec("digits"))
+    model = build_model(Component("cnn_dpsgdf", {"padding": 2, "channels": [4, 8]}), dataset, 0)
+    assert model(dataset.prepare(dataset.test.features[:5])).shape == (5, 10)
+
+
+def test_tempered_sigmoid_is_tanh_by_default() -> None:
+    x = torch.linspace(-4, 4, 50)
+    assert torch.allclose(TemperedSigmoid()(x), torch.tanh(x), atol=1e-6)
+
+
+def test_standardised_kernels_have_mean_zero_and_the_gain_as_norm() -> None:
+    layer = WeightStandardizedConv2d(6, 5, 3)
+    gain = torch.arange(1.0, 6.0)
+    kernel = layer.standardized(3.0 + 7.0 * torch.randn(layer.weight.shape), gain)
+    assert torch.allclose(kernel.mean((1, 2, 3)), torch.zeros(5), atol=1e-5)
+    assert torch.allclose(kernel.flatten(1).norm(dim=1), gain, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("shape", "params"), [((12,), {"vocabulary": 30}), ((7, 5), {}), ((3, 8, 8), {"patch_size": 2})]
+)
+def test_transformer_takes_tokens_vectors_and_images(shape: tuple[int, ...], params: dict[str, Any]) -> None:
+    x = torch.randint(0, 30, (2, *shape)) if "vocabulary" in params else torch.rand(2, *shape)
+    assert build("transformer", params, shape)(x).shape == (2, 10)
+
+
+class TestPretrained:
+    def test_all_but_the_head_is_taken(self, tmp_path: Path) -> None:
+        stored = build_for_shape(Component("resnet20_gn"), CIFAR, 100, 3)
+        torch.save(stored.state_dict(), tmp_path / "weights.pt")
+        model = build("resnet20_gn", {"initial_weights": str(tmp_path / "weights.pt")}, CIFAR)
+        own, theirs = model.state_dict(), stored.state_dict()
+        assert torch.equal(own["0.weight"], theirs["0.weight"])
+        assert model(torch.rand(1, *CIFAR)).shape == (1, 10)
+
+    def test_weights_of_another_model_are_refused(self, tmp_path: Path) -> None:
+        torch.save(build("mlp", {}, (4,)).state_dict(), tmp_path / "weights.pt")
+        with pytest.raises(InvalidInput, match="tensors do not fit the model"):
+            build("resnet20_gn", {"initial_weights": str(tmp_path / "weights.pt")}, CIFAR)
+        with pytest.raises(InvalidInput, match=r"there is no file .*absent\.pt"):
+            build("resnet20_gn", {"initial_weights": str(tmp_path / "absent.pt")}, CIFAR)
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "shape", "message"),
+    [
+        ("resnet18", {}, CIFAR, "unknown model 'resnet18'"),
+        ("mlp", {"hiden": [3]}, (4,), "unknown key 'hiden' of model 'mlp'; did you mean 'hidden'"),
+        ("mlp", {"hidden": [0]}, (4,), "at least 1 unit"),
+        ("mlp", {"activation": "rel"}, (4,), "unknown activation 'rel'; did you mean 'relu'"),
+        ("cnn_dpsgdf", {}, (40,), "takes images"),
+        ("cnn_dpsgdf", {}, (1, 8, 8), "set `padding`"),
+        ("pca_mlp", {}, MNIST, "preprocessing"),
+        ("resnet20_gn", {"groups": 5}, CIFAR, "must divide"),
+        ("wide_resnet", {"depth": 12}, CIFAR, "6 k \\+ 4"),
+        ("transformer", {"heads": 5}, CIFAR, "multiple of heads"),
+        ("transformer", {"patch_size": 5}, CIFAR, "must divide"),
+        ("transformer", {}, (12,), "vocabulary"),
+    ],
+)
+def test_mistakes_are_named(name: str, params: dict[str, Any], shape: tuple[int, ...], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        build(name, params, shape)
+
+
+def test_own_model(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from torch import nn\n"
+        "def flat(feature_shape, num_classes, width=3):\n"
+        "    return nn.Sequential(nn.Linear(feature_shape[0], width), nn.Linear(width, num_classes))\n"
+        "def wrong(feature_shape, num_classes):\n"
+        "    return 'model'\n"
+    )
+    model = build(f"{file}:flat", {"width": 7}, (4,))
+    assert model(torch.rand(2, 4)).shape == (2, 10)
+    with pytest.raises(InvalidInput, match="returned str"):
+        build(f"{file}:wrong", {}, (4,))

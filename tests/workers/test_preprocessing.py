@@ -1,0 +1,195 @@
+"""DP-PCA: its sensitivity on neighbouring data, what it finds, what it costs. Frozen features."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from accounting.errors import InvalidInput
+from accounting.mechanism import GaussianRelease
+from workers.data import Dataset, Source, load_dataset, make_split
+from workers.data.cuts import cut
+from workers.noise import SeededNoise
+from workers.preprocessing import (
+    PREPROCESSING,
+    make_preprocessing,
+    planned_releases,
+    preprocess,
+    second_moments,
+)
+from workers.spec import Component, DataSpec
+
+
+def noise(seed: int = 0) -> SeededNoise:
+    return SeededNoise(seed, torch.device("cpu"))
+
+
+def rows_dataset(rows: np.ndarray) -> Dataset:
+    labels = np.zeros(len(rows), dtype=np.int64)
+    split = make_split(rows.astype(np.float32), labels)
+    return Dataset("rows", split, split, None, ("a",), ("a",))
+
+
+@pytest.fixture(scope="module")
+def digits() -> Dataset:
+    return load_dataset(DataSpec("digits", public_fraction=0.1))
+
+
+class TestSensitivity:
+    @settings(max_examples=100, deadline=None)
+    @given(
+        rows=st.integers(1, 20),
+        features=st.integers(1, 8),
+        scale=st.sampled_from([1e-3, 0.3, 1.0, 50.0, 1e6]),
+        seed=st.integers(0, 2**31),
+    )
+    def test_removing_an_example_moves_the_moments_by_at_most_one(
+        self, rows: int, features: int, scale: float, seed: int
+    ) -> None:
+        values = scale * np.random.default_rng(seed).normal(size=(rows + 1, features))
+        larger, smaller = rows_dataset(values), rows_dataset(values[:-1])
+        zeroed = rows_dataset(np.concatenate([values[:-1], np.zeros((1, features))]))
+        whole = second_moments(larger.train, larger)
+        for neighbour in (smaller, zeroed):
+            change = whole - second_moments(neighbour.train, neighbour)
+            assert torch.linalg.matrix_norm(change) <= 1.0 + 1e-9
+
+    def test_the_bound_is_attained(self) -> None:
+        values = np.array([[0.1, 0.2], [300.0, -400.0]])
+        larger, smaller = rows_dataset(values), rows_dataset(values[:-1])
+        change = second_moments(larger.train, larger) - second_moments(smaller.train, smaller)
+        assert torch.linalg.matrix_norm(change) == pytest.approx(1.0)
+
+    @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+    def test_an_example_that_is_not_finite_counts_as_zero(self, value: float) -> None:
+        with_it = rows_dataset(np.array([[0.5, 0.5], [value, 1.0]]))
+        without = rows_dataset(np.array([[0.5, 0.5]]))
+        assert torch.equal(second_moments(with_it.train, with_it), second_moments(without.train, without))
+
+    def test_noise_is_symmetric_and_of_the_stated_size(self) -> None:
+        dataset = rows_dataset(np.zeros((3, 60)))
+        draws = []
+
+        class Recorder(SeededNoise):
+            def normal(self, shape: tuple[int, ...], std: float) -> torch.Tensor:
+                drawn = super().normal(shape, std)
+                draws.append((drawn, std))
+                return drawn
+
+        make_preprocessing(Component("dp_pca", {"dimensions": 5, "noise_multiplier": 3.0})).fit(
+            dataset, Recorder(0, torch.device("cpu"))
+        )
+        ((drawn, std),) = draws
+        assert std == 3.0
+        assert drawn.shape == (60 * 61 // 2,)
+
+
+class TestProjection:
+    def test_finds_the_principal_subspace_when_noise_is_small(self, digits: Dataset) -> None:
+        component = Component("dp_pca", {"dimensions": 3, "noise_multiplier": 1e-3})
+        _, state = preprocess(component, digits, noise())
+        _, vectors = torch.linalg.eigh(second_moments(digits.train, digits))
+        overlap = state["projection"].double().T @ vectors[:, -3:]
+        assert torch.linalg.svdvals(overlap).min() > 0.999
+
+    def test_columns_are_orthonormal_whatever_the_noise(self, digits: Dataset) -> None:
+        _, state = preprocess(Component("dp_pca", {"dimensions": 20, "noise_multiplier": 1e4}), digits, noise())
+        assert torch.allclose(state["projection"].T @ state["projection"], torch.eye(20), atol=1e-5)
+
+    def test_every_split_is_projected_alike(self, digits: Dataset) -> None:
+        projected, state = preprocess(Component("dp_pca", {"dimensions": 10}), digits, noise())
+        assert projected.feature_shape == (10,)
+        for before, after in ((digits.train, projected.train), (digits.test, projected.test)):
+            expected = digits.prepare(before.features).flatten(1) @ state["projection"]
+            assert torch.allclose(projected.prepare(after.features), expected, atol=1e-5)
+            assert torch.equal(before.example_ids, after.example_ids)
+            assert torch.equal(before.groups, after.groups)
+        assert projected.public is not None
+        assert projected.public.features.shape[1] == 10
+
+    def test_the_test_split_is_not_looked_at(self, digits: Dataset) -> None:
+        component = Component("dp_pca", {"dimensions": 10})
+        _, state = preprocess(component, digits, noise())
+        changed = replace(digits, test=digits.public)
+        _, again = preprocess(component, changed, noise())
+        assert torch.equal(state["projection"], again["projection"])
+
+    def test_noise_decides_the_result(self, digits: Dataset) -> None:
+        component = Component("dp_pca", {"dimensions": 10})
+        states = [preprocess(component, digits, noise(seed))[1]["projection"] for seed in (0, 0, 1)]
+        assert torch.equal(states[0], states[1])
+        assert not torch.equal(states[0], states[2])
+
+    def test_a_stored_state_repeats_the_transformation(self, digits: Dataset) -> None:
+        component = Component("dp_pca", {"dimensions": 4})
+        projected, state = preprocess(component, digits, noise())
+        again = make_preprocessing(component).transform(digits, state)
+        assert torch.equal(projected.train.features, again.train.features)
+
+
+class TestCost:
+    def test_is_known_without_data(self) -> None:
+        assert planned_releases(Component("dp_pca")) == (GaussianRelease("dp_pca", 16.0),)
+        assert planned_releases(Component("frozen_features")) == ()
+        assert planned_releases(None) == ()
+
+    def test_every_preprocessing_states_its_releases(self) -> None:
+        assert set(PREPROCESSING) == {"dp_pca", "frozen_features"}
+
+    @pytest.mark.parametrize(
+        ("params", "message"),
+        [
+            ({"noise_multiplier": 0.0}, "greater than 0"),
+            ({"noise_multiplier": float("nan")}, "finite"),
+            ({"dimensions": 0}, "at least 1"),
+            ({"sigma": 3}, "unknown key 'sigma'"),
+        ],
+    )
+    def test_impossible_parameters(self, params: dict[str, float], message: str) -> None:
+        with pytest.raises(InvalidInput, match=message):
+            make_preprocessing(Component("dp_pca", params))
+
+    def test_more_dimensions_than_features(self, digits: Dataset) -> None:
+        with pytest.raises(InvalidInput, match="dimensions of dp_pca is 100, but an example has 64 features"):
+            preprocess(Component("dp_pca", {"dimensions": 100}), digits, noise())
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("weights") / "resnet18.pt"
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        torch.save(torchvision.models.resnet18().state_dict(), path)
+    return path
+
+
+class TestFrozenFeatures:
+    def pictures(self) -> Dataset:
+        images = np.random.default_rng(0).integers(0, 256, (12, 1, 16, 16), dtype=np.uint8)
+        source = Source("pictures", make_split(images, np.arange(12) % 2), None, ("a", "b"), ("a", "b"))
+        return cut(source, DataSpec("pictures", test_fraction=0.25))
+
+    def test_are_those_of_the_network_and_each_of_one_example(self, weights: Path) -> None:
+        component = Component("frozen_features", {"network": "resnet18", "weights": str(weights), "size": 32})
+        dataset = self.pictures()
+        featured, _ = preprocess(component, dataset, noise())
+        assert featured.feature_shape == (512,)
+        one = replace(dataset, train=dataset.train.select(np.array([4])))
+        alone, _ = preprocess(component, one, noise())
+        assert torch.allclose(alone.train.features[0], featured.train.features[4], atol=1e-4)
+        assert "resnet18" in featured.notes[-1]
+
+    def test_mistakes_are_named(self, digits: Dataset, weights: Path) -> None:
+        with pytest.raises(InvalidInput, match="unknown network 'vgg17'; did you mean 'vgg16'"):
+            make_preprocessing(Component("frozen_features", {"network": "vgg17"}))
+        with pytest.raises(InvalidInput, match=r"there is no file .*absent\.pt"):
+            preprocess(Component("frozen_features", {"weights": "absent.pt"}), self.pictures(), noise())
+        with pytest.raises(InvalidInput, match="needs pictures"):
+            preprocess(Component("frozen_features"), rows_dataset(np.zeros((4, 3))), noise())
