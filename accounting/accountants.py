@@ -9,22 +9,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import brentq, minimize_scalar
-from scipy.special import log_ndtr, ndtri
+from scipy.optimize import minimize_scalar
+from scipy.special import ndtri
 
+from accounting._gaussian import gaussian_epsilon
 from accounting.errors import InvalidInput, UnsupportedMechanism, require_finite
 from accounting.estimates import Kind, PrivacyEstimate
 from accounting.events import reference_epsilon_pld
-from accounting.mechanism import Trace
+from accounting.mechanism import GaussianRelease, Trace
 from accounting.registry import lookup
 from accounting.renyi import ORDERS, Array, epsilon_classic, epsilon_improved, pure_rdp, sampled_gaussian_rdp
 from accounting.rounds import Round, gaussian_rounds, pure_epsilons
 
 _ROUND_UP = 1.0 + 1e-9
 """Closed forms are inflated by this, far above their floating-point error."""
+
+
+class Bounds(NamedTuple):
+    """An upper bound on epsilon, or an estimate of it, and a certified lower one where the method gives it."""
+
+    upper: float
+    lower: float | None = None
 
 
 def total_rdp(trace: Trace, group_size: int = 1) -> Array:
@@ -51,24 +60,24 @@ def total_rho(trace: Trace, group_size: int = 1) -> float:
     return math.fsum([part.count * 0.5 / part.noise_multiplier**2 for part in rounds] + pure)
 
 
-def epsilon_rdp(trace: Trace, delta: float, group_size: int = 1) -> float:
+def epsilon_rdp(trace: Trace, delta: float, group_size: int = 1) -> Bounds:
     """Renyi DP with the improved conversion."""
-    return epsilon_improved(total_rdp(trace, group_size), delta)
+    return Bounds(epsilon_improved(total_rdp(trace, group_size), delta))
 
 
-def epsilon_rdp_classic(trace: Trace, delta: float, group_size: int = 1) -> float:
+def epsilon_rdp_classic(trace: Trace, delta: float, group_size: int = 1) -> Bounds:
     """Renyi DP with Mironov's conversion: the moments accountant of papers A and C."""
-    return epsilon_classic(total_rdp(trace, group_size), delta)
+    return Bounds(epsilon_classic(total_rdp(trace, group_size), delta))
 
 
-def epsilon_pld(trace: Trace, delta: float, group_size: int = 1) -> float:
-    """Privacy loss distributions: the tightest, certified from above."""
-    return reference_epsilon_pld(trace, delta, group_size)
+def epsilon_pld(trace: Trace, delta: float, group_size: int = 1) -> Bounds:
+    """Privacy loss distributions, composed with certified error: tight for every trace and group size."""
+    return Bounds(reference_epsilon_pld(trace, delta, group_size))
 
 
-def epsilon_zcdp(trace: Trace, delta: float, group_size: int = 1) -> float:
+def epsilon_zcdp(trace: Trace, delta: float, group_size: int = 1) -> Bounds:
     """Concentrated DP: rho + 2 sqrt(rho ln(1/delta))  (paper C, Proposition 1)."""
-    return rho_to_epsilon(total_rho(trace, group_size), delta)
+    return Bounds(rho_to_epsilon(total_rho(trace, group_size), delta))
 
 
 def rho_to_epsilon(rho: float, delta: float) -> float:
@@ -76,7 +85,7 @@ def rho_to_epsilon(rho: float, delta: float) -> float:
     return rho + 2.0 * math.sqrt(rho * math.log(1.0 / delta))
 
 
-def epsilon_zcdp_sampled(trace: Trace, delta: float, group_size: int = 1) -> float:
+def epsilon_zcdp_sampled(trace: Trace, delta: float, group_size: int = 1) -> Bounds:
     """Paper C, Theorem 3 with P = q^2 / sigma^2 up to order U = sigma^2 ln(1/(q sigma)) + 1: an estimate.
 
     The bound on the divergence was checked numerically by its authors for q <= 1/(16 sigma), never proved.
@@ -96,38 +105,27 @@ def epsilon_zcdp_sampled(trace: Trace, delta: float, group_size: int = 1) -> flo
         highest_order = min(highest_order, sigma**2 * math.log(1.0 / (q * sigma)) + 1.0)
     rho += sum(0.5 * epsilon**2 for epsilon in pure_epsilons(trace, group_size))
     if math.log(delta) >= -rho * (highest_order - 1.0) ** 2:
-        return rho_to_epsilon(rho, delta)
-    return rho * highest_order - math.log(delta) / (highest_order - 1.0)
+        return Bounds(rho_to_epsilon(rho, delta))
+    return Bounds(rho * highest_order - math.log(delta) / (highest_order - 1.0))
 
 
-def epsilon_gdp(trace: Trace, delta: float, group_size: int = 1) -> float:
+def epsilon_gdp(trace: Trace, delta: float, group_size: int = 1) -> Bounds:
     """Gaussian DP: unsampled Gaussians compose to one with mu^2 = sum 1/sigma^2, converted without loss.
 
     Exact for Gaussian rounds (Dong, Roth and Su 2019, Corollaries 3.3 and 2.13). A pure release of epsilon enters as
     mu = -2 ndtri(1/(1 + e^epsilon)): its trade-off function is made of two chords of that convex Gaussian curve.
     """
     rounds = _unsampled_rounds(trace, "gdp", group_size)
-    pure = [(2.0 * float(ndtri(1.0 / (1.0 + math.exp(e))))) ** 2 for e in pure_epsilons(trace, group_size)]
-    precision = math.fsum([part.count / part.noise_multiplier**2 for part in rounds] + pure)
-    return gaussian_epsilon(precision**-0.5, delta) if precision > 0.0 else 0.0
+    squares = [part.count / part.noise_multiplier**2 for part in rounds]
+    exact = gaussian_epsilon(math.sqrt(math.fsum(squares)), delta)
+    pure = pure_epsilons(trace, group_size)
+    if not pure:
+        return Bounds(*exact)
+    squares += [(2.0 * float(ndtri(1.0 / (1.0 + math.exp(epsilon))))) ** 2 for epsilon in pure]
+    return Bounds(gaussian_epsilon(math.sqrt(math.fsum(squares)), delta)[0], exact[1])
 
 
-def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
-    """Epsilon of the Gaussian mechanism at delta, exact (Balle and Wang 2018, Theorem 8), rounded up."""
-    mu = 1.0 / noise_multiplier
-
-    def log_delta(epsilon: float) -> float:
-        above, below = log_ndtr(mu / 2.0 - epsilon / mu), log_ndtr(-mu / 2.0 - epsilon / mu)
-        return float(above + np.log(-np.expm1(epsilon + below - above)))
-
-    if log_delta(0.0) <= math.log(delta):
-        return 0.0
-    upper = rho_to_epsilon(0.5 * mu**2, delta)
-    root = brentq(lambda epsilon: log_delta(epsilon) - math.log(delta), 0.0, upper, xtol=1e-12 * upper, rtol=1e-13)
-    return float(root) * _ROUND_UP
-
-
-def epsilon_strong(trace: Trace, delta: float, group_size: int = 1) -> float:
+def epsilon_strong(trace: Trace, delta: float, group_size: int = 1) -> Bounds:
     """Strong composition, for comparison, optimised over how delta is split between rounds and composition.
 
     A round is (e, d)-DP by the exact Gaussian trade-off, amplified by sampling to (ln(1 + q (e^e - 1)), q d)
@@ -137,7 +135,7 @@ def epsilon_strong(trace: Trace, delta: float, group_size: int = 1) -> float:
     counts = [part.count for part in rounds]
     pure = sum(pure_epsilons(trace, group_size))
     if not rounds:
-        return pure
+        return Bounds(pure)
 
     def epsilon_at(log_share: float) -> float:
         spent = math.exp(log_share) * delta
@@ -145,7 +143,7 @@ def epsilon_strong(trace: Trace, delta: float, group_size: int = 1) -> float:
         return strong_composition(epsilons, counts, delta - spent)
 
     best = minimize_scalar(epsilon_at, bounds=(math.log(1e-6), math.log(1.0 - 1e-6)), method="bounded")
-    return float(best.fun) * _ROUND_UP + pure
+    return Bounds(float(best.fun) * _ROUND_UP + pure)
 
 
 def strong_composition(epsilons: Sequence[float], counts: Sequence[int], delta: float) -> float:
@@ -163,7 +161,7 @@ def strong_composition(epsilons: Sequence[float], counts: Sequence[int], delta: 
 def _amplified_epsilon(part: Round, delta: float) -> float:
     """Epsilon of one sampled round that spends ``delta``."""
     unsampled_delta = delta / part.sample_rate
-    epsilon = gaussian_epsilon(part.noise_multiplier, unsampled_delta) if unsampled_delta < 1.0 else 0.0
+    epsilon = gaussian_epsilon(1.0 / part.noise_multiplier, unsampled_delta)[0] if unsampled_delta < 1.0 else 0.0
     with np.errstate(divide="ignore"):
         return float(np.logaddexp(np.log1p(-part.sample_rate), math.log(part.sample_rate) + epsilon))
 
@@ -181,16 +179,26 @@ def _unsampled_rounds(trace: Trace, accountant: str, group_size: int) -> tuple[R
 
 @dataclass(frozen=True)
 class Accountant:
-    """A method by name: its upper bound on epsilon, and what the bound claims."""
+    """A method by name: its bounds on epsilon, and what the upper one claims."""
 
     name: str
-    epsilon: Callable[[Trace, float, int], float]
+    bounds: Callable[[Trace, float, int], Bounds]
     kind: Kind = "guarantee"
 
     def __call__(self, trace: Trace, delta: float, group_size: int = 1) -> PrivacyEstimate:
         unit = "example" if group_size == 1 else f"group of {group_size}"
-        epsilon = self.epsilon(trace, delta, group_size) if trace.is_private else math.inf
-        return PrivacyEstimate(epsilon, delta, trace.adjacency, self.name, self.kind, unit, group_size)
+        upper, lower = self._best(trace, delta, group_size) if trace.is_private else Bounds(math.inf, math.inf)
+        return PrivacyEstimate(upper, delta, trace.adjacency, self.name, self.kind, unit, group_size, lower)
+
+    def _best(self, trace: Trace, delta: float, group_size: int) -> Bounds:
+        """The method's bounds, or less where adding the epsilons of pure releases to the rest is tighter."""
+        composed = self.bounds(trace, delta, group_size)
+        pure = pure_epsilons(trace, group_size)
+        if not pure:
+            return composed
+        gaussian = tuple(release for release in trace.releases if isinstance(release, GaussianRelease))
+        rest = self.bounds(replace(trace, releases=gaussian), delta, group_size)
+        return Bounds(min(composed.upper, rest.upper + sum(pure)), composed.lower)
 
 
 _METHODS = (

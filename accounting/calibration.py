@@ -31,6 +31,7 @@ NOISE_MULTIPLIERS = (1e-2, 1e6)
 """The range in which a noise multiplier is sought."""
 
 _TOLERANCE = 1e-6
+_ROUNDING = 1e-12
 _DIGITS = 6
 
 
@@ -81,8 +82,8 @@ class EpsilonBudget:
 
 
 def within_budget(trace: Trace, budget: Budget) -> bool:
-    """Whether ``trace`` stays within ``budget``; reaching it exactly is allowed."""
-    return budget.cost(trace) <= budget.limit
+    """Whether ``trace`` stays within ``budget``; reaching it exactly, to floating-point rounding, is allowed."""
+    return _fits(budget.cost(trace), budget.limit)
 
 
 def epochs_within_budget(
@@ -187,7 +188,7 @@ def calibrate_decay(
     found = _smallest(_remembered(excess), min(0.05, highest), lowest, highest)
     candidates = (round_up(found, decimals), found)[: 2 if decimals is None else 1] if found else ()
     for value in candidates:
-        if cost(value, epochs) <= budget.limit < cost(value, epochs + 1):
+        if _fits(cost(value, epochs), budget.limit) and not _fits(cost(value, epochs + 1), budget.limit):
             return value
     lasts = sorted(_largest_count(functools.partial(cost, value), budget.limit, 10_000) for value in (lowest, highest))
     places = "" if decimals is None else f" with {decimals} decimals"
@@ -222,6 +223,11 @@ def _guess(trace_of: Callable[[float], Trace], budget: Budget) -> float:
     except UnsupportedMechanism:
         return 1.0
     return found or 1.0
+
+
+def _fits(cost: float, limit: float) -> bool:
+    """Whether a cost, a sum of many rounded terms, is at most ``limit``."""
+    return cost <= limit * (1.0 + _ROUNDING)
 
 
 def _excess(cost: float, limit: float) -> float:
@@ -263,10 +269,10 @@ def _smallest(excess: Callable[[float], float], guess: float, lowest: float, hig
 def _largest_count(cost: Callable[[int], float], limit: float, at_most: int) -> int:
     """The largest count in [0, at_most] with cost(count) <= limit, for a cost that grows with the count."""
     low, high = 0, 1
-    while high <= at_most and cost(high) <= limit:
+    while high <= at_most and _fits(cost(high), limit):
         low, high = high, 2 * high
     high = min(high, at_most + 1)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if cost(middle) <= limit else (low, middle)
+        low, high = (middle, high) if _fits(cost(middle), limit) else (low, middle)
     return low

@@ -27,6 +27,8 @@ class PrivacyEstimate:
     kind: Kind = "guarantee"
     unit: str = "example"
     group_size: int = 1
+    lower_epsilon: float | None = None
+    """A certified lower bound of the same epsilon, where the accountant gives one: the gap is the numerics' cost."""
 
     @property
     def is_private(self) -> bool:
@@ -34,5 +36,5 @@ class PrivacyEstimate:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON; an infinite epsilon becomes None beside ``"private": false``."""
-        fields = asdict(self)
-        return {**fields, "epsilon": self.epsilon if self.is_private else None, "private": self.is_private}
+        finite = {name: None if value == float("inf") else value for name, value in asdict(self).items()}
+        return {**finite, "private": self.is_private}

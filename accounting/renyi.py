@@ -55,12 +55,12 @@ def sampled_gaussian_rdp(sample_rate: float, noise_multiplier: float) -> Array:
 def pure_rdp(epsilon: float, orders: Array = ORDERS) -> Array:
     """RDP of any (epsilon, 0)-DP mechanism: that of randomised response, which dominates it.
 
-    D_alpha = log(p^alpha (1-p)^(1-alpha) + (1-p)^alpha p^(1-alpha)) / (alpha - 1), p = 1 / (1 + exp(-epsilon)).
+    With x = (alpha - 1) epsilon: log(1 + 2 sinh(x/2)^2 + tanh(epsilon/2) sinh(x)) / (alpha - 1), at most epsilon.
     """
-    log_p, log_not_p = -np.logaddexp(0.0, -epsilon), -np.logaddexp(0.0, epsilon)
-    towards = orders * log_p + (1.0 - orders) * log_not_p
-    away = orders * log_not_p + (1.0 - orders) * log_p
-    return np.asarray(np.maximum(np.logaddexp(towards, away) / (orders - 1.0), 0.0))
+    x = (orders - 1.0) * epsilon
+    with np.errstate(over="ignore"):
+        moments_less_1 = 2.0 * np.sinh(0.5 * x) ** 2 + np.tanh(0.5 * epsilon) * np.sinh(x)
+    return np.asarray(np.minimum(np.log1p(moments_less_1) / (orders - 1.0) * (1.0 + _ROUNDING), epsilon))
 
 
 def epsilon_improved(rdp: Array, delta: float, orders: Array = ORDERS) -> float:
