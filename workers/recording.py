@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from accounting.errors import require_finite
 from accounting.shards import NormShardWriter, NormSnapshot
 from workers.clipping import ClipRule, Examples
 from workers.data.base import Dataset
@@ -85,12 +83,10 @@ class NormRecorder:
         )
 
 
-def refresh_is_due(step: int, refreshes_per_epoch: float | Literal["every_step"], steps_per_epoch: int) -> bool:
-    """Whether norms are taken before ``step``: always at step 0, then ``refreshes_per_epoch`` times per epoch."""
-    if step == 0 or refreshes_per_epoch == "every_step":
-        return True
-    rate = require_finite("refreshes_per_epoch", refreshes_per_epoch, above=0.0) / steps_per_epoch
-    return math.floor(step * rate + 1e-9) > math.floor((step - 1) * rate + 1e-9)
+def is_due(step: int, times_per_epoch: float, steps_per_epoch: int) -> bool:
+    """Whether what happens ``times_per_epoch`` times in an epoch happens at ``step``: at 0, then evenly spread."""
+    rate = times_per_epoch / steps_per_epoch
+    return step == 0 or math.floor(step * rate + 1e-9) > math.floor((step - 1) * rate + 1e-9)
 
 
 def choose_rows(population: int, count: int, seed: int) -> Tensor:

@@ -105,11 +105,11 @@ class ShuffledSampler(_Generator):
         return np.sort(batch)
 
     def state(self) -> dict[str, Any]:
-        return {**super().state(), "remaining": self._remaining.tobytes()}
+        return {**super().state(), "remaining": self._remaining.tolist()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         super().restore(state)
-        self._remaining = np.frombuffer(state["remaining"], np.int64)
+        self._remaining = np.array(state["remaining"], np.int64)
 
 
 SAMPLERS: Final[Mapping[str, Callable[[int, int, int], Sampler]]] = {

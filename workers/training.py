@@ -31,7 +31,7 @@ from workers.mechanism import TrialMechanism, affordable_epochs
 from workers.models import build_model
 from workers.noise import NoiseSource, derive_seed, sampler_entropy
 from workers.optimizers import make_average, make_learning_rate_schedule, make_optimizer
-from workers.recording import NormRecorder, TrainingData, choose_rows, refresh_is_due
+from workers.recording import NormRecorder, TrainingData, choose_rows, is_due
 from workers.sampling import make_sampler
 from workers.spec import TrialSpec
 
@@ -147,6 +147,11 @@ class Trainer:
         """sigma of the present epoch."""
         return self.mechanism.schedule.noise_multiplier(self.epoch, self.public_accuracies)
 
+    @property
+    def _refresh_is_due(self) -> bool:
+        refreshes = self._spec.norms.refreshes_per_epoch
+        return refreshes == "every_step" or is_due(self.step_count, refreshes, self.mechanism.steps_per_epoch)
+
     def trace(self) -> Trace:
         """What was run so far."""
         epochs = -(-self.step_count // self.mechanism.steps_per_epoch)
@@ -162,8 +167,7 @@ class Trainer:
     def step(self) -> None:
         """One step: snapshot where one is due, clip, add noise, update."""
         sigma, step = self.noise_multiplier, self.step_count
-        due = refresh_is_due(step, self._spec.norms.refreshes_per_epoch, self.mechanism.steps_per_epoch)
-        measured = self._everyone.measure() if due else None
+        measured = self._everyone.measure() if self._refresh_is_due else None
         if measured is not None:
             self._clipping = self._method.refresh(self._clipping, measured.examples)
 
@@ -273,6 +277,9 @@ class Trainer:
 def check_spec(spec: TrialSpec, dataset: Dataset) -> None:
     """Refuse what cannot be trained privately, or at all, before anything is written."""
     require_finite("epochs", spec.epochs, at_least=1)
+    if spec.norms.refreshes_per_epoch != "every_step":
+        require_finite("norms.refreshes_per_epoch", spec.norms.refreshes_per_epoch, above=0.0)
+    require_finite("execution.checkpoint_every_epochs", spec.execution.checkpoint_every_epochs, above=0.0)
     if spec.is_private and spec.clipping.name == "none":
         raise InvalidInput(
             f"the noise multiplier is {spec.noise.initial_noise_multiplier}, but without clipping the sensitivity "

@@ -21,6 +21,7 @@ from workers.history import Progress, TrainingResult, read_training_result
 from workers.mechanism import TrialMechanism
 from workers.noise import make_noise_source
 from workers.preprocessing import make_preprocessing
+from workers.recording import is_due
 from workers.spec import ExecutionSpec, TrialSpec
 from workers.training import Trainer, choose_device
 
@@ -119,11 +120,11 @@ def _train(spec: TrialSpec, files: TrialFiles, releases: tuple[Release, ...], re
 
 
 def _train_to_the_end(spec: TrialSpec, trainer: Trainer, save: Callable[[], None], report: OnProgress) -> None:
-    every = max(1, round(spec.execution.checkpoint_every_epochs * trainer.mechanism.steps_per_epoch))
+    saves_per_epoch = 1.0 / spec.execution.checkpoint_every_epochs
     while trainer.may_continue():
         trainer.step()
         progress = _end_epoch(trainer) if trainer.at_epoch_end else None
-        if trainer.step_count % every == 0:
+        if is_due(trainer.step_count, saves_per_epoch, trainer.mechanism.steps_per_epoch):
             save()
         if progress is not None:
             report(progress)
