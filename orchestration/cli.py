@@ -68,13 +68,13 @@ def plan(sweep: SweepFile, as_json: AsJson = False) -> None:
     """Show what a sweep would do: noise, steps, worst-case epsilon and bytes of each trial; trains nothing."""
     from orchestration.plan import plan_sweep
     from orchestration.sweep import parse_sweep, read_text
-    from orchestration.tables import plan_rows, plan_table
+    from orchestration.tables import plan_rows, plan_table, stdout
 
     planned = plan_sweep(parse_sweep(read_text(sweep), str(sweep)))
     if as_json:
         _print_json(plan_rows(planned))
     else:
-        Console().print(plan_table(planned))
+        stdout().print(plan_table(planned))
     for warning in planned.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     for reason in planned.reasons():
@@ -121,7 +121,7 @@ def _print_outcome(outcome: Outcome, as_json: bool) -> None:
     if as_json:
         _print_json(outcome_object(outcome))
     else:
-        print_outcome(outcome, Console())
+        print_outcome(outcome)
 
 
 def _print_json(value: object) -> None:

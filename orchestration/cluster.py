@@ -35,15 +35,15 @@ def connected(address: str, log: Path, user_modules: Sequence[str] = ()) -> Iter
     log: file that takes what Ray would print. user_modules: files and import names of the user's own code, which
     remote workers need too. Raises `InvalidInput` when no cluster answers at ``address`` or it wants another token.
     """
-    with _logged_to(log):
-        try:
-            if address == EMBEDDED:
-                _start_embedded()
-            else:
-                _join(address, user_modules)
+    try:
+        if address == EMBEDDED:
+            _start_embedded()
+        else:
+            _join(address, user_modules)
+        with _logged_to(log):
             yield
-        finally:
-            ray.shutdown()
+    finally:
+        ray.shutdown()
 
 
 def _start_embedded() -> None:

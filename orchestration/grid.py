@@ -146,8 +146,9 @@ def _labels(choice: Choice) -> dict[str, Label]:
     }
 
 
-def _baseline(sweep: SweepSpec, choice: Choice) -> GridPoint:
-    trial = TrialSpec(
+def _trial(sweep: SweepSpec, choice: Choice) -> TrialSpec:
+    """The trial of one combination, without anything that is about privacy."""
+    return TrialSpec(
         key=_key(NON_PRIVATE, choice),
         **{axis: value for axis, (_, value) in choice.items()},
         delta=sweep.privacy.delta,
@@ -157,22 +158,28 @@ def _baseline(sweep: SweepSpec, choice: Choice) -> GridPoint:
         noise_source=sweep.noise_source,
         execution=sweep.execution,
     )
-    return GridPoint(trial, {"clipping": NON_PRIVATE, "schedule": "none", **_labels(choice)})
+
+
+def _baseline(sweep: SweepSpec, choice: Choice) -> GridPoint:
+    trial = _trial(sweep, choice)
+    return GridPoint(
+        replace(trial, optimizer=sweep.baseline.optimizer or trial.optimizer),
+        {"clipping": NON_PRIVATE, "schedule": "none", **_labels(choice)},
+    )
 
 
 def _private(sweep: SweepSpec, choice: Choice, private: Choice, with_baseline: bool) -> GridPoint:
-    baseline = _baseline(sweep, choice)
-    clipping, schedule = private["clipping"][1], private["schedule"][1]
+    shared, clipping, schedule = _trial(sweep, choice), private["clipping"][1], private["schedule"][1]
     target = private["epsilon"][1] if "epsilon" in private else None
     trial = replace(
-        baseline.trial,
+        shared,
         key=_key(private["clipping"][0] or clipping.name, {**_without(private, "clipping"), **choice}),
         clipping=clipping,
         noise=NoiseSpec(private["sigma"][1] if target is None else 1.0, schedule),
         budget=sweep.privacy.budget,
     )
     labels = {"clipping": clipping.name, "schedule": schedule.name, **_labels(private), **_labels(choice)}
-    return GridPoint(trial, labels, target, baseline.trial.key if with_baseline else None)
+    return GridPoint(trial, labels, target, shared.key if with_baseline else None)
 
 
 def _without(choice: Choice, axis: str) -> Choice:

@@ -132,11 +132,11 @@ def write_reports(files: SweepFiles, record: SweepRecord) -> str:
     page = render(record.data())
     write_bytes_atomically(files.report, page.encode())
     write_bytes_atomically(files.private_report, render(record.data(exact(files))).encode(), private=True)
-    write_bytes_atomically(files.results, json.dumps(table(record), indent=2, allow_nan=False).encode())
+    write_bytes_atomically(files.results, json.dumps(rows(record), indent=2, allow_nan=False).encode())
     return page
 
 
-def table(record: SweepRecord) -> list[dict[str, Any]]:
+def rows(record: SweepRecord) -> list[dict[str, Any]]:
     """One plain row for each trial, as ``--json`` prints them; infinite epsilons are null beside "private": false."""
     return [_row(record.trial(point), record.results.get(point.trial.key)) for point in record.points]
 
@@ -162,10 +162,10 @@ def _row(trial: ReportTrial, result: TrialResult | None) -> dict[str, Any]:
     }
 
 
-def parse_statuses(rows: Iterable[Mapping[str, Any]]) -> dict[str, TrialStatus]:
+def parse_statuses(table: Iterable[Mapping[str, Any]]) -> dict[str, TrialStatus]:
     """How the trials of an earlier run ended, from its stored table."""
     return {
         row["key"]: TrialStatus(row["key"], total_steps=0, state="failed", error=row.get("error"))
-        for row in rows
+        for row in table
         if row["status"] == "failed"
     }

@@ -142,6 +142,12 @@ class ResourceSettings(Settings):
     """How often a trial whose worker died is continued from its checkpoint."""
 
 
+class BaselineSettings(Settings):
+    """What the non-private trials use instead: without clipping, gradients are longer and want smaller steps."""
+
+    optimizer: Named | None = None
+
+
 class SweepSpec(Settings):
     """A whole sweep file. Fields typed ``Axis`` hold one value or a list of them."""
 
@@ -160,6 +166,7 @@ class SweepSpec(Settings):
     noise: Axis[Named] = (Component("constant"),)
     seeds: Axis[Annotated[int, Field(ge=0)]] = (0,)
     privacy: PrivacySettings
+    baseline: BaselineSettings = BaselineSettings()
     norms: Annotated[NormSpec, BeforeValidator(_known_keys_of(NormSpec))] = NormSpec()
     noise_source: Literal["seeded", "os_entropy", "os_entropy_secure"] = "seeded"
     accounting: AccountingSettings = AccountingSettings()

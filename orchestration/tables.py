@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from orchestration.plan import Plan, PlannedTrial
-from orchestration.publication import Outcome, table
+from orchestration.publication import Outcome, rows
 from orchestration.report_text import number, percent, points
 
 _STYLES = {"finished": "", "failed": "red", "pending": "yellow"}
@@ -36,7 +37,7 @@ def _planned_row(planned: PlannedTrial) -> dict[str, Any]:
 
 
 def plan_table(plan: Plan) -> Table:
-    shown = Table("trial", "noise multiplier", "steps", "epsilon", "accountant", "norm shards", title_justify="left")
+    shown = _table("trial", "noise multiplier", "steps", "epsilon", "accountant", "norm shards")
     for planned in plan.trials:
         worst = planned.worst_case
         shown.add_row(
@@ -64,13 +65,14 @@ def outcome_object(outcome: Outcome) -> dict[str, Any]:
         "delta": record.sweep.privacy.delta,
         "release": record.disclosure,
         "seconds": round(outcome.seconds, 3),
-        "failed": sum(row["status"] == "failed" for row in table(record)),
-        "trials": table(record),
+        "failed": sum(row["status"] == "failed" for row in rows(record)),
+        "trials": rows(record),
     }
 
 
-def print_outcome(outcome: Outcome, console: Console) -> None:
+def print_outcome(outcome: Outcome) -> None:
     """The table of trials, and the two lines to copy."""
+    console = stdout()
     console.print(_outcome_table(outcome))
     console.print("Open the report:", style="bold")
     console.print(f"  python -m webbrowser {_as_uri(outcome.files.report)}", soft_wrap=True, highlight=False)
@@ -85,8 +87,8 @@ def print_outcome(outcome: Outcome, console: Console) -> None:
 
 
 def _outcome_table(outcome: Outcome) -> Table:
-    shown = Table("trial", "epsilon", "median εᵢ", "accuracy", "change", "worst group", "time")
-    for row in table(outcome.record):
+    shown = _table("trial", "epsilon", "median εᵢ", "accuracy", "change", "worst group", "time")
+    for row in rows(outcome.record):
         if "epsilon" not in row:
             shown.add_row(row["key"], row["status"], str(row["error"] or ""), style=_STYLES[row["status"]])
             continue
@@ -100,6 +102,20 @@ def _outcome_table(outcome: Outcome) -> Table:
             f"{row['seconds']:.1f} s",
         )
     return shown
+
+
+def _table(*columns: str) -> Table:
+    """A table whose rows stay on one line each, in a narrow terminal and in a file alike."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, no_wrap=True, overflow="fold")
+    return table
+
+
+def stdout() -> Console:
+    """The standard output; as wide as the tables where it is no terminal."""
+    console = Console()
+    return console if console.is_terminal else Console(width=160)
 
 
 def _as_uri(location: str) -> str:

@@ -1,0 +1,146 @@
+"""Sweep files and their grid."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from accounting.errors import InvalidInput
+from orchestration.grid import grid
+from orchestration.sweep import parse_sweep
+from workers.spec import Component
+
+SWEEPS = Path(__file__).parents[2] / "sweeps"
+
+SMALL = """
+name: small
+data: {name: digits, keep: {8: 0.1}}
+model: {name: mlp, hidden: [16]}
+sampling: {method: poisson, batch_size: 128}
+epochs: 2
+clipping: [none, {name: flat, bound: 1.0}, dpsgd_f]
+noise: [constant, {name: exponential, decay: 0.1}]
+seeds: [0, 1]
+privacy: {target_epsilon: 5, delta: 1e-5}
+"""
+
+
+def small(**changes: object) -> str:
+    """The small sweep with top-level keys replaced."""
+    return yaml.safe_dump({**yaml.safe_load(SMALL), **changes})
+
+
+def test_baselines_come_first_and_run_once_per_seed() -> None:
+    keys = [point.trial.key for point in grid(parse_sweep(SMALL))]
+    assert keys[:2] == ["non-private-seed0", "non-private-seed1"]
+    assert len(keys) == 2 + 2 * 2 * 2
+    assert "dpsgd_f-exponential-seed1" in keys
+
+
+def test_private_trials_name_the_baseline_that_shares_everything_else() -> None:
+    points = {point.trial.key: point for point in grid(parse_sweep(small(epochs=[1, 2])))}
+    private = points["flat-constant-epochs2-seed1"]
+    assert private.baseline == "non-private-epochs2-seed1"
+    baseline = points[private.baseline]
+    assert (baseline.trial.epochs, baseline.trial.seed) == (2, 1)
+    assert baseline.baseline is None
+    assert not baseline.trial.is_private
+
+
+def test_labels_hold_clipping_schedule_and_seed_and_whatever_else_varies() -> None:
+    points = {point.trial.key: point for point in grid(parse_sweep(small(epochs=[1, 2])))}
+    assert points["flat-constant-epochs1-seed0"].labels == {
+        "clipping": "flat",
+        "schedule": "constant",
+        "epochs": 1,
+        "seed": 0,
+    }
+
+
+def test_equal_names_are_told_apart_by_their_parameters() -> None:
+    sweep = parse_sweep(small(clipping=[{"name": "flat", "bound": 1.0}, {"name": "flat", "bound": 2.0}]))
+    assert [point.trial.key for point in grid(sweep)][0] == "flat-bound1.0-constant-seed0"
+    assert all(point.baseline is None for point in grid(sweep))
+
+
+def test_values_that_look_alike_are_numbered() -> None:
+    sweep = parse_sweep(small(data=[{"name": "digits", "split_seed": 0}, {"name": "digits", "split_seed": 1}]))
+    keys = [point.trial.key for point in grid(sweep)]
+    assert len(set(keys)) == len(keys)
+
+
+def test_every_axis_multiplies_the_grid() -> None:
+    sweep = parse_sweep(
+        small(
+            model=["logistic", "mlp"],
+            sampling=[{"method": "poisson", "batch_size": 64}, {"method": "fixed", "batch_size": 64}],
+            privacy={"target_epsilon": [2, 5], "delta": 1e-5},
+        )
+    )
+    assert len(grid(sweep)) == 2 * 2 * 2 + 2 * 2 * 2 * (2 * 2 * 2)
+
+
+def test_baseline_may_have_its_own_optimizer() -> None:
+    sweep = parse_sweep(small(baseline={"optimizer": {"name": "sgd", "learning_rate": 0.01}}))
+    points = grid(sweep)
+    assert points[0].trial.optimizer == Component("sgd", {"learning_rate": 0.01})
+    assert points[2].trial.optimizer == Component("sgd", {"learning_rate": 0.1})
+
+
+def test_noise_multipliers_may_be_given_instead_of_a_target() -> None:
+    sweep = parse_sweep(small(privacy={"noise_multiplier": [1.0, 2.0], "delta": 1e-5}))
+    point = next(point for point in grid(sweep) if "sigma2" in point.trial.key)
+    assert point.target_epsilon is None
+    assert point.trial.noise.initial_noise_multiplier == 2.0
+
+
+@pytest.mark.parametrize("file", sorted(SWEEPS.glob("*.yaml")), ids=lambda file: file.stem)
+def test_shipped_sweeps_are_valid(file: Path) -> None:
+    points = grid(parse_sweep(file.read_text(), str(file)))
+    assert any(point.baseline for point in points)
+
+
+def test_scientific_notation_is_a_number() -> None:
+    assert parse_sweep(SMALL).privacy.delta == 1e-5
+
+
+MISTAKES = {
+    "unknown key": ({"clippings": "flat"}, r"unknown key 'clippings'; did you mean 'clipping'\?"),
+    "unknown key in a section": ({"execution": {"thread": 1}}, r"execution: .*did you mean 'threads'\?"),
+    "unknown key of the data": ({"data": {"name": "digits", "kep": {8: 1}}}, r"data.0: .*did you mean 'keep'\?"),
+    "word for a number": ({"epochs": "many"}, r"epochs.0: Input should be a valid integer"),
+    "no epochs": ({"epochs": 0}, r"epochs.0: .*greater than or equal to 1"),
+    "empty axis": ({"seeds": []}, r"seeds: "),
+    "nan": ({"privacy": {"target_epsilon": float("nan"), "delta": 1e-5}}, r"privacy.target_epsilon"),
+    "delta of one": ({"privacy": {"target_epsilon": 1, "delta": 1}}, r"privacy.delta: .*less than 1"),
+    "two levels": ({"privacy": {"target_epsilon": 1, "noise_multiplier": 1, "delta": 0.1}}, r"exactly one of"),
+    "no level": ({"privacy": {"delta": 0.1}}, r"exactly one of"),
+    "asha on test data": ({"scheduler": {"name": "asha", "metric": "test_accuracy"}}, r"accept_unaccounted_selection"),
+    "asha without public data": ({"scheduler": {"name": "asha"}}, r"data.public_fraction"),
+    "a name that is a path": ({"name": "../elsewhere"}, r"name: "),
+}
+
+
+@pytest.mark.parametrize(("changes", "message"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_mistakes_are_named_on_one_line(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message) as caught:
+        parse_sweep(small(**changes), "sweep.yaml")
+    assert all(line.startswith("sweep.yaml: ") for line in str(caught.value).splitlines())
+
+
+@pytest.mark.parametrize("text", ["a: [", "- 1", "", "just words"])
+def test_other_files_are_refused(text: str) -> None:
+    with pytest.raises(InvalidInput, match="sweep.yaml: "):
+        parse_sweep(text, "sweep.yaml")
+
+
+def test_selection_on_public_data_needs_no_acceptance() -> None:
+    sweep = parse_sweep(small(data={"name": "digits", "public_fraction": 0.1}, scheduler={"name": "asha"}))
+    assert sweep.scheduler.name == "asha"
+
+
+def test_the_same_trial_twice_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="same value of an axis twice"):
+        grid(parse_sweep(small(seeds=[1, 1])))
