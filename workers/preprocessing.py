@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Final, Protocol
 
 import torch
-import torchvision
 from torch import Tensor, nn
 
 from accounting.errors import InvalidInput, require_finite
@@ -174,6 +173,8 @@ class FrozenFeatures:
         return _with_features(dataset, extract, f"features of a frozen {self.network}, weights {self.weights}")
 
     def _load(self) -> nn.Module:
+        import torchvision  # late: importing it takes seconds
+
         if self.weights == "imagenet":
             network: nn.Module = torchvision.models.get_model(self.network, weights="DEFAULT")
             return network

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as csv
+import pyarrow.parquet as parquet
 import pytest
 import torch
 from data_folders import idx_bytes, make_fashion, make_image_folder, make_table, make_utkface
@@ -45,6 +46,19 @@ class TestTable:
         (note, _) = load_source(DataSpec("csv", params)).notes
         assert "not private: ranges or categories of job" in note
         assert "age" not in note.split("were")[0].replace("ranges", "")
+
+    def test_types_of_parquet(self, tmp_path: Path) -> None:
+        columns = {
+            "size": [1.0, float("nan"), 3.0, 5.0],
+            "married": [True, False, None, False],
+            "town": pa.array(["x", "y", "x", "y"]).dictionary_encode(),
+            "y": pa.array([10, 2, 10, 2], pa.int8()),
+        }
+        parquet.write_table(pa.table(columns), tmp_path / "typed.parquet")
+        source = load_source(DataSpec("parquet", {"path": str(tmp_path / "typed.parquet"), "label": "y"}))
+        assert source.train.example_ids.tolist() == [0, 3]
+        assert source.class_names == ("2", "10")
+        assert source.train.features.tolist() == [[0.0, 0.0, 1.0, 1.0, 0.0], [1.0, 1.0, 0.0, 0.0, 1.0]]
 
     def test_users_are_numbered(self, tmp_path: Path) -> None:
         path = make_table(tmp_path / "people.csv")

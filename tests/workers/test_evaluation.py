@@ -10,7 +10,7 @@ from sklearn.metrics import accuracy_score, log_loss, recall_score
 from torch import nn
 
 from accounting.errors import InvalidInput
-from workers.data import Dataset, Source, load_dataset, make_split
+from workers.data import Dataset, Source, Tokens, load_dataset, make_split
 from workers.data.cuts import cut
 from workers.evaluation import Evaluation, cost_of_privacy, evaluate, fairness, predict
 from workers.losses import build_loss
@@ -83,6 +83,15 @@ def test_one_logit_decides_two_classes() -> None:
     dataset = cut(source, DataSpec("line", test_fraction=0.5))
     found = predict(nn.Identity(), source.train, dataset, build_loss(Component("binary_logistic")))
     assert found.classes.tolist() == [0, 1, 1, 0]
+
+
+def test_tokens_reach_the_model_as_integers() -> None:
+    tokens = np.random.default_rng(0).integers(0, 30, (40, 6))
+    source = Source("text", make_split(tokens, np.arange(40) % 2), None, ("a", "b"), ("a", "b"), Tokens())
+    dataset = cut(source, DataSpec("text"))
+    assert dataset.prepare(dataset.train.features).dtype == torch.int64
+    model = build_model(Component("transformer", {"vocabulary": 30, "width": 8, "depth": 1}), dataset, 0)
+    assert 0.0 <= evaluate(model, dataset.test, dataset, LOSS).accuracy <= 1.0
 
 
 class TestFairness:

@@ -10,7 +10,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import torch
-import torchvision
 from PIL import Image
 from torch import Tensor
 
@@ -53,10 +52,14 @@ def _source(
 
 
 def _download(cache: Path) -> None:
+    import torchvision  # late: importing it takes seconds
+
     torchvision.datasets.CIFAR10(root=str(cache), download=True)
 
 
 def _read_batches(folder: Path, *, train: bool) -> tuple[Tensor, npt.NDArray[np.int64]]:
+    import torchvision  # late: importing it takes seconds
+
     batches = torchvision.datasets.CIFAR10(root=str(folder.parent), train=train)
     pictures = torch.from_numpy(batches.data).permute(0, 3, 1, 2).contiguous()
     return pictures, np.array(batches.targets, dtype=np.int64)

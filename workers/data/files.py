@@ -6,8 +6,6 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from torchvision.datasets.utils import download_url
-
 from accounting.errors import InvalidInput
 
 DATA_VARIABLE = "DPSWEEP_DATA"
@@ -73,6 +71,8 @@ def downloads(address: str, folder: str, checksums: Mapping[str, str]) -> Downlo
     """Fetches files below ``address`` into ``folder`` of the cache, verified by their md5."""
 
     def download(cache: Path) -> None:
+        from torchvision.datasets.utils import download_url  # late: importing torchvision takes seconds
+
         for name, md5 in checksums.items():
             download_url(f"{address}{name}", str(cache / folder), md5=md5)
 

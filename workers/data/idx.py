@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import torchvision
 
 from accounting.errors import DataCorruption
 from workers.data.base import Source, make_split, pixels
@@ -31,25 +29,25 @@ _FASHION_CLASSES = (
 def mnist(root: str | None = None) -> Source:
     """60,000 + 10,000 handwritten digits of 28 x 28 pixels; groups are the digits."""
     names = tuple(str(digit) for digit in range(10))
-    return _load("mnist", "MNIST", torchvision.datasets.MNIST, root, names, (0.1307, 0.3081))
+    return _load("mnist", "MNIST", root, names, (0.1307, 0.3081))
 
 
 def fashion_mnist(root: str | None = None) -> Source:
     """60,000 + 10,000 pictures of clothes of 28 x 28 pixels; groups are the ten classes."""
-    dataset = torchvision.datasets.FashionMNIST
-    return _load("fashion_mnist", "FashionMNIST", dataset, root, _FASHION_CLASSES, (0.2860, 0.3530))
+    return _load("fashion_mnist", "FashionMNIST", root, _FASHION_CLASSES, (0.2860, 0.3530))
 
 
 def _load(
     source: str,
     folder: str,
-    dataset: Callable[..., object],
     root: str | None,
     class_names: tuple[str, ...],
     statistics: tuple[float, float],
 ) -> Source:
     def download(cache: Path) -> None:
-        dataset(root=str(cache), download=True)
+        import torchvision  # late: importing it takes seconds
+
+        getattr(torchvision.datasets, folder)(root=str(cache), download=True)
 
     def read(name: str) -> npt.NDArray[np.uint8]:
         places = tuple(f"{below}{name}{suffix}" for below in (f"{folder}/raw/", "") for suffix in ("", ".gz"))

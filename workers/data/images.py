@@ -11,8 +11,6 @@ import numpy.typing as npt
 import pyarrow.csv as csv
 import torch
 from torch import Tensor
-from torchvision.datasets.folder import ImageFolder, default_loader
-from torchvision.transforms.functional import pil_to_tensor, resize
 
 from accounting.errors import InvalidInput
 from workers.data.base import Source, Split, encode, make_split, pixels
@@ -54,6 +52,8 @@ class _Listing:
 
 
 def _list(folder: Path) -> _Listing:
+    from torchvision.datasets.folder import ImageFolder  # late: importing torchvision takes seconds
+
     try:
         found = ImageFolder(str(folder))
     except FileNotFoundError as error:
@@ -83,5 +83,8 @@ def read_images(files: Sequence[Path], size: int) -> Tensor:
     """uint8 [n, 3, size, size], resized with bilinear interpolation."""
     if size < 1:
         raise InvalidInput(f"size is {size}, but pictures need at least 1 x 1 pixel")
+    from torchvision.datasets.folder import default_loader  # late: importing torchvision takes seconds
+    from torchvision.transforms.functional import pil_to_tensor, resize
+
     shape = [size, size]
     return torch.stack([pil_to_tensor(resize(default_loader(str(file)), shape)) for file in files])

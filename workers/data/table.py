@@ -105,8 +105,15 @@ def table(
 
 
 def _read(path: str) -> pa.Table:
+    """The file's rows; booleans and dictionaries as text."""
     found = require_path("table", path)
-    return lookup(READERS, found.suffix.lower(), "file type")(found)
+    rows = lookup(READERS, found.suffix.lower(), "file type")(found)
+    as_text = (pa.types.is_boolean, pa.types.is_dictionary)
+    columns = {
+        name: column.cast(pa.string()) if any(is_type(column.type) for is_type in as_text) else column
+        for name, column in zip(rows.column_names, rows.columns, strict=True)
+    }
+    return pa.table(columns)
 
 
 def _roles(rows: pa.Table, label: str, group: str, user: str | None, features: Sequence[str] | None) -> Roles:
@@ -173,8 +180,7 @@ def _declared_or_distinct(declared: Names | None, values: pa.ChunkedArray) -> tu
 def _distinct(values: pa.ChunkedArray) -> tuple[str, ...]:
     """The distinct values in their own order (numbers by size, text by letter), as strings."""
     unique = compute.unique(values.combine_chunks()).drop_null()
-    ordered = unique.take(compute.sort_indices(unique)) if not pa.types.is_boolean(unique.type) else unique
-    return tuple(ordered.cast(pa.string()).to_pylist())
+    return tuple(unique.take(compute.sort_indices(unique)).cast(pa.string()).to_pylist())
 
 
 def _notes(learnt: tuple[str, ...], dropped: int) -> tuple[str, ...]:

@@ -118,8 +118,8 @@ def choose_group(source: str, group: str, names: Mapping[str, tuple[str, ...]]) 
 
 
 def complete_rows(table: pa.Table) -> npt.NDArray[np.int64]:
-    """Indices of the rows without a null."""
+    """Indices of the rows without a null or NaN."""
     complete = np.ones(table.num_rows, dtype=bool)
     for column in table.columns:
-        complete &= column.is_valid().to_numpy()
+        complete &= ~column.is_null(nan_is_null=True).to_numpy()
     return np.flatnonzero(complete)
