@@ -1,13 +1,15 @@
-"""`dpsweep epsilon` and `dpsweep calibrate`: the accountants as calculators."""
+"""`dpsweep epsilon` and `dpsweep calibrate`: the accountants as calculators.
+
+Both raise `InvalidInput`, `UnsupportedMechanism` or `Unreachable`, which `orchestration.cli.main` turns into one line.
+"""
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, ParamSpec
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -23,14 +25,12 @@ from accounting.calibration import (
     length_within_budget,
     noise_multiplier_within_budget,
 )
-from accounting.errors import DpsweepError, InvalidInput, require_finite
+from accounting.errors import InvalidInput, require_finite
 from accounting.estimates import PrivacyEstimate
 from accounting.mechanism import Trace
 from accounting.schedules import NoiseSchedule, make_schedule, parse_schedule, split_schedule, with_initial
 from orchestration.accounting_plot import write_epsilon_plot
 from orchestration.accounting_run import RunShape
-
-P = ParamSpec("P")
 
 LONGEST_EPOCHS = 1_000_000
 LONGEST_STEPS = 100_000_000
@@ -49,21 +49,6 @@ Release = Annotated[list[str] | None, typer.Option(help="A one-off release on th
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
-def one_line_errors(command: Callable[P, None]) -> Callable[P, None]:
-    """Turn an error that the user can act on into one line on stderr and exit code 2."""
-
-    @functools.wraps(command)
-    def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            command(*args, **kwargs)
-        except DpsweepError as error:
-            typer.echo(f"error: {' '.join(str(error).split())}", err=True)
-            raise typer.Exit(2) from None
-
-    return wrapped
-
-
-@one_line_errors
 def epsilon(
     delta: Annotated[float, typer.Option(help="Failure probability of the guarantee, well below 1/n.")],
     noise_multiplier: Noise = None,
@@ -101,7 +86,6 @@ def epsilon(
             typer.echo(f"plot: {plot}")
 
 
-@one_line_errors
 def calibrate(
     solve: Annotated[
         Literal["noise-multiplier", "decay", "epochs", "steps"], typer.Option(help="The quantity to solve for.")
