@@ -119,7 +119,7 @@ class ForgivingTracker:
 
 def final_metrics(trial: ReportTrial) -> dict[str, float]:
     """The scalars of a trial by metric name; only finite ones: an infinite epsilon is the tag ``private=false``."""
-    values: dict[str, float | None] = {"final/wall_seconds": trial.wall_seconds}
+    values: dict[str, float | None] = {}
     if trial.quality is not None:
         values |= {
             "final/accuracy": trial.quality.accuracy,
@@ -139,6 +139,7 @@ def final_metrics(trial: ReportTrial) -> dict[str, float]:
             "privacy/release_epsilon": trial.individuals.release_epsilon,
             **{f"privacy/epsilon_i_quantile_{q:g}": value for q, value in trial.individuals.quantiles.items()},
         }
+    values["final/wall_seconds"] = trial.wall_seconds  # last: MLflow's comparison shows the first metric first
     return {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
 
 

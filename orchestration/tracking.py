@@ -241,7 +241,7 @@ class MlflowTracker:
         self._write(run.info.run_id, tags={_GROUPS: digest})
 
     def _log_average(self, setting: Setting) -> None:
-        """The run of a setting: means over its seeds under the trials' metric names, standard deviations beside."""
+        """The run of a setting: means over its seeds under the trials' names, deviations under ``deviation/``."""
         name = f"{setting.name} · mean of {len(setting.trials)} seeds"
         run_id = self._runs.get(("average", setting.name)) or self._create("average", setting.name, name)
         members = [self._trials[trial.key] for trial in setting.trials]
@@ -250,7 +250,7 @@ class MlflowTracker:
         for metric in _shared_names(found):
             over = spread(each[metric] for each in found)
             if over is not None:
-                values |= {metric: over.mean, f"{metric}_deviation": over.deviation}
+                values |= {metric: over.mean, f"deviation/{metric}": over.deviation}
         run = self._client.get_run(run_id)
         tags = {**_shared([_tags(member) for member in members]), "seeds": str(len(members)), "mlflow.runName": name}
         self._write(run_id, run, params=_shared([_params(member) for member in members]), tags=tags)
