@@ -16,10 +16,10 @@ import numpy as np
 from scipy.optimize import minimize_scalar
 from scipy.special import ndtri
 
+from accounting import composition
 from accounting._gaussian import gaussian_epsilon
 from accounting.errors import InvalidInput, UnsupportedMechanism, require_finite
 from accounting.estimates import Kind, PrivacyEstimate
-from accounting.events import reference_epsilon_pld
 from accounting.mechanism import GaussianRelease, Trace
 from accounting.registry import lookup
 from accounting.renyi import ORDERS, Array, epsilon_classic, epsilon_improved, pure_rdp, sampled_gaussian_rdp
@@ -72,7 +72,8 @@ def epsilon_rdp_classic(trace: Trace, delta: float, group_size: int = 1) -> Boun
 
 def epsilon_pld(trace: Trace, delta: float, group_size: int = 1) -> Bounds:
     """Privacy loss distributions, composed with certified error: tight for every trace and group size."""
-    return Bounds(reference_epsilon_pld(trace, delta, group_size))
+    certified = composition.epsilon_pld(trace, delta, group_size)
+    return Bounds(certified.upper, certified.lower)
 
 
 def epsilon_zcdp(trace: Trace, delta: float, group_size: int = 1) -> Bounds:

@@ -57,7 +57,7 @@ class TestDocumentedExamples:
         line = "epsilon --noise-multiplier 1.4 --schedule exponential:decay=0.004 --sampling poisson --sample-rate 0.02"
         printed = answer(f"{line} --epochs 100 --delta 1e-5 --accountant pld")
         assert printed["steps"] == 5000
-        assert printed["epsilon"] == pytest.approx(7.7267, rel=1e-3)
+        assert printed["epsilon"] == pytest.approx(7.6248, rel=2e-4)
 
     def test_fixed_batches_and_several_groups(self, answer):
         line = "epsilon --noise-multiplier 4 --sampling fixed --dataset-size 10000 --batch-size 200 --steps 1000"
