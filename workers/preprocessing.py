@@ -36,6 +36,10 @@ class Preprocessing(Protocol):
         """What fitting releases about the training data; known without data, so that a planner can account for it."""
         ...
 
+    def output_shape(self, feature_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape of one example afterwards, given that before; `InvalidInput` where it does not apply."""
+        ...
+
     def fit(self, dataset: Dataset, noise: NoiseSource) -> State: ...
 
     def transform(self, dataset: Dataset, state: State) -> Dataset:
@@ -68,11 +72,16 @@ class DPPCA:
     def releases(self) -> tuple[Release, ...]:
         return (GaussianRelease("dp_pca", self.noise_multiplier),)
 
-    def fit(self, dataset: Dataset, noise: NoiseSource) -> State:
-        moments = second_moments(dataset.train, dataset)
-        size = len(moments)
+    def output_shape(self, feature_shape: tuple[int, ...]) -> tuple[int, ...]:
+        size = math.prod(feature_shape)
         if self.dimensions > size:
             raise InvalidInput(f"dimensions of dp_pca is {self.dimensions}, but an example has {size} features")
+        return (self.dimensions,)
+
+    def fit(self, dataset: Dataset, noise: NoiseSource) -> State:
+        self.output_shape(dataset.feature_shape)
+        moments = second_moments(dataset.train, dataset)
+        size = len(moments)
         rows, columns = torch.triu_indices(size, size)
         released = moments[rows, columns] + noise.normal((len(rows),), self.noise_multiplier).cpu().double()
         noisy = torch.empty_like(moments)
@@ -110,7 +119,12 @@ def _leading_eigenvectors(symmetric: Tensor, count: int) -> Tensor:
     return leading * largest.sign()
 
 
-Trunk = Callable[[nn.Module], nn.Module]
+@dataclass(frozen=True)
+class Trunk:
+    """A torchvision network without its classifier: ``cut`` maps it to pictures -> [b, width]."""
+
+    width: int
+    cut: Callable[[nn.Module], nn.Module]
 
 
 def _vgg_trunk(network: nn.Module) -> nn.Module:
@@ -123,11 +137,10 @@ def _resnet_trunk(network: nn.Module) -> nn.Module:
 
 
 TRUNKS: Final[Mapping[str, Trunk]] = {
-    "resnet18": _resnet_trunk,
-    "resnet50": _resnet_trunk,
-    "vgg16": _vgg_trunk,
+    "resnet18": Trunk(512, _resnet_trunk),
+    "resnet50": Trunk(2048, _resnet_trunk),
+    "vgg16": Trunk(512, _vgg_trunk),
 }
-"""torchvision networks, and what is left of each without its classifier: pictures to one feature per channel."""
 
 
 @dataclass(frozen=True)
@@ -154,13 +167,19 @@ class FrozenFeatures:
     def releases(self) -> tuple[Release, ...]:
         return ()
 
+    def output_shape(self, feature_shape: tuple[int, ...]) -> tuple[int, ...]:
+        if len(feature_shape) != 3 or feature_shape[0] not in (1, 3):
+            raise InvalidInput(f"frozen_features needs pictures, but features have shape {feature_shape}")
+        return (TRUNKS[self.network].width,)
+
     def fit(self, dataset: Dataset, noise: NoiseSource) -> State:
         return {}
 
     def transform(self, dataset: Dataset, state: State) -> Dataset:
-        if dataset.train.features.dtype != torch.uint8 or dataset.train.features.ndim != 4:
-            raise InvalidInput(f"frozen_features needs pictures, but {dataset.name!r} has none")
-        trunk = TRUNKS[self.network](self._load()).eval().requires_grad_(False)
+        self.output_shape(dataset.feature_shape)
+        if dataset.train.features.dtype != torch.uint8:
+            raise InvalidInput(f"frozen_features needs pictures of bytes, but {dataset.name!r} has none")
+        trunk = TRUNKS[self.network].cut(self._load()).eval().requires_grad_(False)
 
         def extract(features: Tensor) -> Tensor:
             pictures: Tensor = IMAGENET_SCALING(features.expand(-1, 3, -1, -1))
@@ -217,6 +236,11 @@ def make_preprocessing(component: Component) -> Preprocessing:
 def planned_releases(component: Component | None) -> tuple[Release, ...]:
     """What a trial's preprocessing releases about the training data; known before any data is read."""
     return () if component is None else make_preprocessing(component).releases
+
+
+def output_shape(component: Component | None, feature_shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape of one example as the model sees it; known before any data is read."""
+    return feature_shape if component is None else make_preprocessing(component).output_shape(feature_shape)
 
 
 def preprocess(component: Component, dataset: Dataset, noise: NoiseSource) -> tuple[Dataset, State]:

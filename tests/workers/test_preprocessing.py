@@ -20,6 +20,7 @@ from workers.noise import SeededNoise
 from workers.preprocessing import (
     PREPROCESSING,
     make_preprocessing,
+    output_shape,
     planned_releases,
     preprocess,
     second_moments,
@@ -83,12 +84,18 @@ class TestSensitivity:
                 draws.append((drawn, std))
                 return drawn
 
-        make_preprocessing(Component("dp_pca", {"dimensions": 5, "noise_multiplier": 3.0})).fit(
-            dataset, Recorder(0, torch.device("cpu"))
-        )
+        component = Component("dp_pca", {"dimensions": 5, "noise_multiplier": 3.0})
+        _, state = preprocess(component, dataset, Recorder(0, torch.device("cpu")))
         ((drawn, std),) = draws
         assert std == 3.0
         assert drawn.shape == (60 * 61 // 2,)
+        upper = torch.zeros(60, 60)
+        upper[tuple(torch.triu_indices(60, 60))] = drawn
+        released = upper + upper.triu(1).T
+        vectors = state["projection"]
+        values = (vectors * (released @ vectors)).sum(0)
+        assert torch.allclose(released @ vectors, values * vectors, atol=1e-3)
+        assert (values[:-1] >= values[1:]).all()
 
 
 class TestProjection:
@@ -139,6 +146,13 @@ class TestCost:
         assert planned_releases(Component("dp_pca")) == (GaussianRelease("dp_pca", 16.0),)
         assert planned_releases(Component("frozen_features")) == ()
         assert planned_releases(None) == ()
+
+    def test_so_is_the_shape_that_the_model_sees(self) -> None:
+        assert output_shape(None, (1, 28, 28)) == (1, 28, 28)
+        assert output_shape(Component("dp_pca"), (1, 28, 28)) == (60,)
+        assert output_shape(Component("frozen_features", {"network": "resnet50"}), (3, 32, 32)) == (2048,)
+        with pytest.raises(InvalidInput, match=r"needs pictures, but features have shape \(40,\)"):
+            output_shape(Component("frozen_features"), (40,))
 
     def test_every_preprocessing_states_its_releases(self) -> None:
         assert set(PREPROCESSING) == {"dp_pca", "frozen_features"}
