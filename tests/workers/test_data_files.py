@@ -146,6 +146,14 @@ class TestUTKFace:
             2 * (count // 4) + min(count % 4, 2) for count in (20, 10, *(8, 7) * 4)
         )
 
+    def test_chosen_races_are_the_groups(self, tmp_path: Path) -> None:
+        params = {"root": str(make_utkface(tmp_path)), "races": ["Asian", "White"], "size": 4}
+        source = load_source(DataSpec("utkface", params))
+        assert source.group_names == ("Asian", "White")
+        assert source.train.groups.bincount().tolist() == [14, 20]
+        brightness = source.train.features[source.train.groups == 0].float().mean()
+        assert 18 < brightness < 32
+
     def test_unknown_task(self, tmp_path: Path) -> None:
         with pytest.raises(InvalidInput, match="unknown UTKFace task 'race'"):
             load_source(DataSpec("utkface", {"root": str(make_utkface(tmp_path)), "task": "race"}))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -17,7 +17,8 @@ from workers.data.files import locate
 from workers.data.images import IMAGENET_SCALING, read_images
 
 _NAME = re.compile(r"(?P<age>\d+)_(?P<gender>[01])_(?P<race>[0-4])_.*\.jpg$")
-_RACES = ("White", "Black", "Asian", "Indian", "Other")
+RACES = ("White", "Black", "Asian", "Indian", "Other")
+_RACE_CODES = {race: code for code, race in enumerate(RACES)}
 
 
 @dataclass(frozen=True)
@@ -47,27 +48,31 @@ def utkface(
     task: str = "gender",
     size: int = 64,
     labels: Literal["balanced", "all"] = "balanced",
+    races: Sequence[str] = RACES,
 ) -> Source:
     """Faces below the folder ``UTKFace``, resized to size x size.
 
     task: gender, or age (under 30). labels: ``balanced`` leaves out random faces until each race has as many of
-    either class, as in paper A. Example ids follow the sorted file names.
+    either class, as in paper A. races: the groups that are kept, in this order (paper A: all but Other). Example ids
+    follow the sorted file names.
     """
     chosen = lookup(TASKS, task, "UTKFace task")
     folder = locate("utkface", ("UTKFace", "utkface"), root)
     files = sorted(folder.rglob("*.jpg"), key=lambda file: file.relative_to(folder).as_posix())
-    named = [(index, face) for index, face in enumerate(map(_parse, files)) if face is not None]
-    if not named:
+    group_of = {lookup(_RACE_CODES, race, "race"): group for group, race in enumerate(races)}
+    parsed = [_parse(file) for file in files]
+    ids = np.array([i for i, face in enumerate(parsed) if face is not None and face.race in group_of], dtype=np.int64)
+    if not len(ids):
         raise InvalidInput(f"data source 'utkface': {folder} holds no pictures named age_gender_race_*.jpg")
-    ids = np.array([index for index, _ in named], dtype=np.int64)
-    faces = [face for _, face in named]
+    faces = [face for face in parsed if face is not None and face.race in group_of]
     targets = np.array([chosen.label(face) for face in faces], dtype=np.int64)
-    races = np.array([face.race for face in faces], dtype=np.int64)
-    kept = lookup(_SELECTIONS, labels, "UTKFace labels")(targets, races)
+    groups = np.array([group_of[face.race] for face in faces], dtype=np.int64)
+    kept = lookup(_SELECTIONS, labels, "UTKFace labels")(targets, groups)
     pictures = read_images([faces[index].file for index in kept], size)
-    notes = (f"{len(files) - len(faces)} pictures without age, gender and race in their names are left out",)
-    split = make_split(pictures, targets[kept], races[kept], example_ids=ids[kept])
-    return Source("utkface", split, None, _RACES, chosen.class_names, IMAGENET_SCALING, notes)
+    unnamed = parsed.count(None)
+    notes = (f"{unnamed} pictures without age, gender and race in their names are left out",) if unnamed else ()
+    split = make_split(pictures, targets[kept], groups[kept], example_ids=ids[kept])
+    return Source("utkface", split, None, tuple(races), chosen.class_names, IMAGENET_SCALING, notes)
 
 
 def _parse(file: Path) -> Face | None:
@@ -77,17 +82,17 @@ def _parse(file: Path) -> Face | None:
     return Face(file, int(match["age"]), int(match["gender"]), int(match["race"]))
 
 
-def _all(targets: Indices, races: Indices) -> Indices:
+def _all(targets: Indices, groups: Indices) -> Indices:
     return np.arange(len(targets))
 
 
-def _balanced(targets: Indices, races: Indices) -> Indices:
+def _balanced(targets: Indices, groups: Indices) -> Indices:
     """Sorted indices of as many faces of either class for each race, the surplus left out at random (fixed seed)."""
     kept = []
-    for race in np.unique(races):
-        members = [np.flatnonzero((races == race) & (targets == target)) for target in (0, 1)]
+    for group in np.unique(groups):
+        members = [np.flatnonzero((groups == group) & (targets == target)) for target in (0, 1)]
         count = min(len(part) for part in members)
-        generator = np.random.default_rng((0, int(race)))
+        generator = np.random.default_rng((0, int(group)))
         kept += [generator.permutation(part)[:count] for part in members]
     return np.sort(np.concatenate(kept))
 
