@@ -1,4 +1,4 @@
-"""Membership inference by a loss threshold, per group (paper A, App. D), and what its success says about epsilon."""
+"""Membership inference by a loss threshold, per group (Yu et al. 2023, App. D), and what its success says of epsilon."""
 
 from __future__ import annotations
 

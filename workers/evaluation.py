@@ -113,7 +113,7 @@ def fairness(
 
 
 def cost_of_privacy(private: Evaluation, baseline: Evaluation) -> Mapping[str, float]:
-    """Delta_k = accuracy of the private minus that of the non-private model, by group name (paper D, Def. 4).
+    """Delta_k = accuracy of the private minus that of the non-private model, by group name (Xu et al. 2021, Sec. 5.1).
 
     Equal values for all groups are that paper's notion of fairness. Groups missing from either are left out.
     """

@@ -21,7 +21,7 @@ def cross_entropy() -> Loss:
 
 
 def hinge(margin: float = 1.0) -> Loss:
-    """Multi-class hinge (paper A, App. F): mean over the classes of max(0, margin - z_label + z_other)."""
+    """Multi-class hinge (Yu et al. 2023, App. F): mean over the classes of max(0, margin - z_label + z_other)."""
 
     def loss(logits: Tensor, labels: Tensor) -> Tensor:
         return functional.multi_margin_loss(logits, labels, margin=margin, reduction="none")

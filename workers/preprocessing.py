@@ -57,8 +57,8 @@ class DPPCA:
     sensitivity at most 1 and get independent N(0, noise_multiplier^2). An example that is not finite counts as
     zero. Eigenvectors and projections are post-processing.
 
-    Paper C takes 60 dimensions and a noise multiplier of 16 for MNIST. The projected rows are those of the prepared
-    features, unscaled; nothing is centred, because a mean would be a second release.
+    Yu et al. (2019) take 60 dimensions and a noise multiplier of 16 for MNIST. The projected rows are those of the
+    prepared features, unscaled; nothing is centred, because a mean would be a second release.
     """
 
     dimensions: int = 60
@@ -145,7 +145,7 @@ TRUNKS: Final[Mapping[str, Trunk]] = {
 
 @dataclass(frozen=True)
 class FrozenFeatures:
-    """Features of a network trained on public data (paper C, Sec. V: VGG16 for CIFAR-10).
+    """Features of a network trained on public data (Yu et al. 2019, Sec. V: VGG16 for CIFAR-10).
 
     Guarantee: costs no privacy with respect to the training split, as each example is transformed by itself and
     the network's weights do not depend on it.

@@ -111,7 +111,7 @@ def adult(
 ) -> Source:
     """The 45,222 complete rows of adult.data (training) and adult.test (test).
 
-    exclude: attributes left out; the default leaves 40 features, as many as paper D reports (education is also
+    exclude: attributes left out; the default leaves 40 features, as many as Xu et al. (2021) report (education is also
     there as a number). group: sex, race or income.
     """
     names = choose_group("adult", group, _GROUPS)

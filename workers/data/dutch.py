@@ -34,7 +34,8 @@ _GROUPS = {"sex": ("female", "male"), "occupation": _CLASSES}
 def dutch(root: str | None = None, group: str = "sex", exclude: Sequence[str] = ("age", "cur_eco_activity")) -> Source:
     """The 60,420 rows of dutch.csv, every attribute one-hot.
 
-    exclude: attributes left out; the default leaves 35 features, as many as paper D reports. group: sex or occupation.
+    exclude: attributes left out; the default leaves 35 features, as many as Xu et al. (2021) report.
+    group: sex or occupation.
     """
     names = choose_group("dutch", group, _GROUPS)
     columns = without(_COLUMNS, exclude, "dutch")

@@ -1,4 +1,4 @@
-"""UTKFace: faces whose file names say age, gender and race; two tasks, groups by race (paper A, Sec. 4)."""
+"""UTKFace: faces whose file names say age, gender and race; two tasks, groups by race (Yu et al. 2023, Sec. 4)."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def utkface(
     """Faces below the folder ``UTKFace``, resized to size x size.
 
     task: gender, or age (under 30). labels: ``balanced`` leaves out random faces until each race has as many of
-    either class, as in paper A. races: the groups that are kept, in this order (paper A: all but Other). Example ids
-    follow the sorted file names.
+    either class, as in Yu et al. (2023). races: the groups that are kept, in this order (there all but Other).
+    Example ids follow the sorted file names.
     """
     chosen = lookup(TASKS, task, "UTKFace task")
     folder = locate("utkface", ("UTKFace", "utkface"), root)

@@ -40,7 +40,7 @@ def cnn_dpsgdf(
     padding: int = 0,
     hidden: int = 500,
 ) -> nn.Module:
-    """Two convolutions with max-pooling and two linear layers (paper D, Sec. 6.1); small images need ``padding``."""
+    """Two convolutions with max-pooling and two linear layers (Xu et al. 2021, Sec. 6.1); small images need padding."""
     inputs, _, _ = require_image("cnn_dpsgdf", feature_shape)
     if len(channels) != 2:
         raise InvalidInput(f"channels is {list(channels)}, but cnn_dpsgdf has exactly two convolutions")
@@ -58,7 +58,7 @@ def cnn_dpsgdf(
 
 
 class TemperedSigmoid(nn.Module):
-    """scale * sigmoid(inverse_temperature * x) - offset (Papernot et al. 2020, Eq. 2); (2, 2, 1) is tanh."""
+    """scale * sigmoid(inverse_temperature * x) - offset (Papernot et al. 2020); (2, 2, 1) is tanh."""
 
     def __init__(self, scale: float = 2.0, inverse_temperature: float = 2.0, offset: float = 1.0) -> None:
         super().__init__()

@@ -45,7 +45,7 @@ def mlp(
 
 
 def pca_mlp(feature_shape: tuple[int, ...], num_classes: int, hidden: int = 1000) -> nn.Module:
-    """One hidden layer of 1000 ReLU on PCA features (paper C, Sec. V); the PCA is preprocessing, and accounted."""
+    """One hidden layer of 1000 ReLU on PCA features (Yu et al. 2019, Sec. V); the PCA is preprocessing."""
     if len(feature_shape) != 1:
         raise InvalidInput(
             f"pca_mlp takes projected rows, but features have shape {feature_shape}; add `preprocessing: dp_pca`"
@@ -54,5 +54,5 @@ def pca_mlp(feature_shape: tuple[int, ...], num_classes: int, hidden: int = 1000
 
 
 def cancer_net(feature_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """Hidden layers of 10, 20 and 10 units (paper C, Breast Cancer)."""
+    """Hidden layers of 10, 20 and 10 units (Yu et al. 2019, Breast Cancer)."""
     return mlp(feature_shape, num_classes, (10, 20, 10))

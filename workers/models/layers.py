@@ -8,7 +8,7 @@ from torch.nn import functional
 
 
 class WeightStandardizedConv2d(nn.Conv2d):
-    """Convolution whose kernel is standardised per output channel, with a learned gain (Brock et al. 2021, Eq. 4).
+    """Convolution whose kernel is standardised per output channel, with a learned gain (Brock et al. 2021).
 
     kernel = gain * (weight - mean) / sqrt(max(fan_in * var, eps)); mean and var over the inputs of a channel.
     Weights start from a truncated normal of variance 1 / fan_in, gains at 1, biases at 0, as De et al. (2022) do.

@@ -39,7 +39,7 @@ class BasicBlock(nn.Module):
 def resnet20_gn(
     feature_shape: tuple[int, ...], num_classes: int, groups: int = 16, initial_weights: str | None = None
 ) -> nn.Module:
-    """ResNet20 for small images (He et al. 2016, Sec. 4.2) with group normalisation (paper A, Sec. 4).
+    """ResNet20 for small images (He et al. 2016, Sec. 4.2) with group normalisation (Yu et al. 2023, Sec. 4).
 
     initial_weights: a file of pre-trained weights (``torch.save`` of a state dict); all but the last layer must fit.
     """
@@ -110,7 +110,7 @@ def wide_resnet(
 
 
 def wrn16_4(feature_shape: tuple[int, ...], num_classes: int, groups: int = 16) -> nn.Module:
-    """WRN-16-4 of De et al. (2022), used by paper A on CIFAR-10."""
+    """WRN-16-4 of De et al. (2022), which Yu et al. (2023) use on CIFAR-10."""
     return wide_resnet(feature_shape, num_classes, groups=groups)
 
 
