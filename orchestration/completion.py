@@ -12,7 +12,7 @@ from accounting.mechanism import Trace
 from accounting.release import ReleaseSpec, release_statistics
 from accounting.shards import Epsilons
 from accounting.traces import read_trace
-from orchestration.plan import PlannedTrial, release_spec, worst_case
+from orchestration.plan import PlannedTrial, costs, release_spec
 from orchestration.published import IndividualStatistics
 from orchestration.results import (
     TrialResult,
@@ -25,7 +25,6 @@ from orchestration.results import (
 )
 from orchestration.sweep import SweepSpec
 from workers.history import read_training_result
-from workers.spec import TrialSpec
 
 
 @dataclass(frozen=True)
@@ -45,30 +44,24 @@ def complete_trial(
     with noise once are reused, because releasing them again would cost privacy again.
     """
     trace, training = read_trace(files.trace), read_training_result(files.training)
-    delta, accountant = planned.spec.delta, sweep.privacy.accountant
-    worst = worst_case(trace, delta, accountant)
+    found = costs(trace, planned.spec.delta, sweep)
     result = TrialResult(
         key=planned.spec.key,
         labels=planned.labels,
         baseline=planned.baseline,
         target_epsilon=planned.target_epsilon,
         spec=planned.spec,
-        worst_case=worst,
-        others=tuple(worst_case(trace, delta, other) for other in sweep.accounting.also),
-        groups=_groups(trace, planned.spec, sweep) if planned.spec.is_private else (),
-        epsilons=tuple(epsilon_after(trace, record.step, delta) for record in training.history),
+        worst_case=found.worst_case,
+        others=found.others,
+        groups=found.groups,
+        epsilons=tuple(epsilon_after(trace, record.step, planned.spec.delta) for record in training.history),
         training=training,
-        individuals=_individuals(planned, files, sweep, worst, scatter) if planned.spec.is_private else None,
+        individuals=_individuals(planned, files, sweep, found.worst_case, scatter) if planned.spec.is_private else None,
         started=times.started,
         ended=times.ended,
     )
     write_result(files.result, result)
     return result
-
-
-def _groups(trace: Trace, spec: TrialSpec, sweep: SweepSpec) -> tuple[PrivacyEstimate, ...]:
-    accountant, sizes = sweep.privacy.accountant, sweep.accounting.group_sizes
-    return tuple(worst_case(trace, spec.delta, accountant, size) for size in sizes)
 
 
 def _individuals(

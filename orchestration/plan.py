@@ -43,11 +43,20 @@ _COMPONENT = TypeAdapter(Component)
 
 
 @dataclass(frozen=True)
+class Costs:
+    """Worst cases of one run: by the sweep's accountant, by further ones, and for groups of every size asked for."""
+
+    worst_case: PrivacyEstimate
+    others: tuple[PrivacyEstimate, ...]
+    groups: tuple[PrivacyEstimate, ...]
+
+
+@dataclass(frozen=True)
 class PlannedTrial:
     """A trial that can run. ``spec`` has its calibrated noise multiplier.
 
-    trace: what the trainer will have run at most. releases: what is released besides training, inside
-    ``worst_case``. shard_bytes: size of the norm shards before compression.
+    trace: what the trainer will have run at most; releases: what is released besides training, part of the trace.
+    costs: the worst cases of the trace. shard_bytes: size of the norm shards before compression.
     """
 
     spec: TrialSpec
@@ -55,7 +64,7 @@ class PlannedTrial:
     target_epsilon: float | None
     baseline: str | None
     trace: Trace
-    worst_case: PrivacyEstimate
+    costs: Costs
     releases: tuple[Release, ...]
     shard_bytes: int
     dataset: DatasetDescription
@@ -90,7 +99,7 @@ def plan_sweep(sweep: SweepSpec) -> Plan:
     refused: list[Refusal] = []
     for point in grid(sweep):
         try:
-            planned.append(_plan_trial(point, sweep.privacy.accountant, release))
+            planned.append(_plan_trial(point, sweep, release))
         except DpsweepError as error:
             refused.append(Refusal(point.trial.key, str(error)))
     return Plan(tuple(planned), tuple(refused), _warnings(planned))
@@ -106,13 +115,13 @@ def release_spec(release: Component) -> ReleaseSpec | None:
     return build(modes, release.name, release.params, "release")
 
 
-def _plan_trial(point: GridPoint, accountant: str, release: ReleaseSpec | None) -> PlannedTrial:
+def _plan_trial(point: GridPoint, sweep: SweepSpec, release: ReleaseSpec | None) -> PlannedTrial:
     trial, dataset = point.trial, _description(point.trial.data)
     _check_components(trial, dataset)
     after_training = release.releases() if release and trial.is_private else ()
     mechanism = TrialMechanism.of(trial, dataset.train_size, after_training)
     if point.target_epsilon is not None:
-        sigma = _calibrated(mechanism, trial.epochs, point.target_epsilon, trial.delta, accountant)
+        sigma = _calibrated(mechanism, trial.epochs, point.target_epsilon, trial.delta, sweep.privacy.accountant)
         trial = replace(trial, noise=replace(trial.noise, initial_noise_multiplier=sigma))
         mechanism = _with_noise(mechanism, sigma)
     epochs = affordable_epochs(trial, mechanism, ())
@@ -125,7 +134,7 @@ def _plan_trial(point: GridPoint, accountant: str, release: ReleaseSpec | None) 
         target_epsilon=point.target_epsilon,
         baseline=point.baseline,
         trace=trace,
-        worst_case=worst_case(trace, trial.delta, accountant),
+        costs=costs(trace, trial.delta, sweep),
         releases=after_training,
         shard_bytes=_snapshots(trial.norms, epochs, trace.steps) * dataset.train_size * _BYTES_PER_ROW,
         dataset=dataset,
@@ -144,15 +153,24 @@ def _calibrated(mechanism: TrialMechanism, epochs: int, target_epsilon: float, d
     )
 
 
+def costs(trace: Trace, delta: float, sweep: SweepSpec) -> Costs:
+    """What a run costs in the worst case, by everything that the sweep asks for.
+
+    Groups of more than one are accounted by privacy loss distributions: no other accountant covers sampled groups.
+    """
+    accountant, sizes = sweep.privacy.accountant, sweep.accounting.group_sizes
+    single = _account(trace, delta, accountant)
+    return Costs(
+        worst_case=single,
+        others=tuple(_account(trace, delta, other) for other in sweep.accounting.also),
+        groups=tuple(_account(trace, delta, "pld", size) if size > 1 else single for size in sizes),
+    )
+
+
 @functools.cache
-def worst_case(trace: Trace, delta: float, accountant: str, group_size: int = 1) -> PrivacyEstimate:
-    """`account`, once for each distinct mechanism: seeds share theirs, and so do the plan and the result."""
+def _account(trace: Trace, delta: float, accountant: str, group_size: int = 1) -> PrivacyEstimate:
+    """Once for each distinct mechanism: seeds share theirs, and so do the plan and the result."""
     return account(trace, delta, accountant, group_size)
-
-
-@functools.cache
-def _describe(data: str) -> DatasetDescription:
-    return describe(_DATA.validate_json(data))
 
 
 def _description(data: DataSpec) -> DatasetDescription:

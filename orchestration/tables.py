@@ -29,7 +29,7 @@ def _planned_row(planned: PlannedTrial) -> dict[str, Any]:
         "target_epsilon": planned.target_epsilon,
         "noise_multiplier": planned.spec.noise.initial_noise_multiplier,
         "steps": planned.trace.steps,
-        **planned.worst_case.as_dict(),
+        **planned.costs.worst_case.as_dict(),
         "train_size": planned.dataset.train_size,
         "shard_bytes": planned.shard_bytes,
         "refused": None,
@@ -39,7 +39,7 @@ def _planned_row(planned: PlannedTrial) -> dict[str, Any]:
 def plan_table(plan: Plan) -> Table:
     shown = _table("trial", "noise multiplier", "steps", "epsilon", "accountant", "norm shards")
     for planned in plan.trials:
-        worst = planned.worst_case
+        worst = planned.costs.worst_case
         shown.add_row(
             planned.spec.key,
             f"{planned.spec.noise.initial_noise_multiplier:.4f}" if planned.spec.is_private else "none",
@@ -74,6 +74,9 @@ def print_outcome(outcome: Outcome) -> None:
     """The table of trials, and the two lines to copy."""
     console = stdout()
     console.print(_outcome_table(outcome))
+    for row in rows(outcome.record):
+        if row["error"]:
+            console.print(f"{row['key']} failed: {row['error']}", style="red", soft_wrap=True, highlight=False)
     console.print("Open the report:", style="bold")
     console.print(f"  python -m webbrowser {_as_uri(outcome.files.report)}", soft_wrap=True, highlight=False)
     console.print("Open MLflow:", style="bold")
@@ -90,7 +93,7 @@ def _outcome_table(outcome: Outcome) -> Table:
     shown = _table("trial", "epsilon", "median εᵢ", "accuracy", "change", "worst group", "time")
     for row in rows(outcome.record):
         if "epsilon" not in row:
-            shown.add_row(row["key"], row["status"], str(row["error"] or ""), style=_STYLES[row["status"]])
+            shown.add_row(row["key"], row["status"], style=_STYLES[row["status"]])
             continue
         shown.add_row(
             row["key"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import yaml
+from sample_grids import SMALL, small
 
 from accounting.errors import InvalidInput
 from orchestration.grid import grid
@@ -13,23 +13,6 @@ from orchestration.sweep import parse_sweep
 from workers.spec import Component
 
 SWEEPS = Path(__file__).parents[2] / "sweeps"
-
-SMALL = """
-name: small
-data: {name: digits, keep: {8: 0.1}}
-model: {name: mlp, hidden: [16]}
-sampling: {method: poisson, batch_size: 128}
-epochs: 2
-clipping: [none, {name: flat, bound: 1.0}, dpsgd_f]
-noise: [constant, {name: exponential, decay: 0.1}]
-seeds: [0, 1]
-privacy: {target_epsilon: 5, delta: 1e-5}
-"""
-
-
-def small(**changes: object) -> str:
-    """The small sweep with top-level keys replaced."""
-    return yaml.safe_dump({**yaml.safe_load(SMALL), **changes})
 
 
 def test_baselines_come_first_and_run_once_per_seed() -> None:
