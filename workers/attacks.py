@@ -1,4 +1,4 @@
-"""Membership inference by a loss threshold, per group (Yu et al. 2023, App. D), and what its success says of epsilon."""
+"""Membership inference by a loss threshold, per group (Yu et al. 2023, App. D), and what its success proves."""
 
 from __future__ import annotations
 
