@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.func import functional_call, vmap
-from torch.utils import _pytree as pytree
+from torch.nn import functional
+from torch.utils.hooks import RemovableHandle
 
 from accounting.errors import InvalidInput
 from workers.gradients.factors import ExampleGradients, Instantiated, Summed
-from workers.gradients.layers import Layer, select_rule_input
+from workers.gradients.fallback import run_per_row
+from workers.gradients.layers import Layer
+from workers.gradients.linear import affine
+from workers.gradients.rules import Differentiate, Rule
 
 
 @dataclass(frozen=True)
 class Use:
-    """One call of a layer. edges: what to differentiate by; gradients: from their gradients to those of parameters."""
+    """One call of a layer. edges: what to differentiate by; differentiate: takes the gradients of all of them."""
 
     layer: Layer
     edges: Sequence[GradientEdge]
-    gradients: Callable[..., Mapping[str, ExampleGradients]]
+    differentiate: Differentiate
 
 
 @dataclass
@@ -45,13 +49,14 @@ class Capture:
             return {}
         remaining = iter(torch.autograd.grad(loss, edges, allow_unused=True))
         found: dict[str, list[ExampleGradients]] = {}
-        for use in self.uses:
-            grads = [next(remaining) for _ in use.edges]
-            if any(grad is None for grad in grads):
-                continue
-            for local, gradients in use.gradients(*grads).items():
-                if local in use.layer.parameters:
-                    found.setdefault(use.layer.parameters[local], []).append(gradients)
+        with torch.no_grad():
+            for use in self.uses:
+                grads = [next(remaining) for _ in use.edges]
+                if any(grad is None for grad in grads):
+                    continue
+                for local, gradients in use.differentiate(*grads).items():
+                    if local in use.layer.parameters:
+                        found.setdefault(use.layer.parameters[local], []).append(gradients)
         return {name: parts[0] if len(parts) == 1 else Summed(parts) for name, parts in found.items()}
 
 
@@ -61,24 +66,23 @@ def capturing(layers: Sequence[Layer], rows: int, examples: int) -> Iterator[Cap
     capture = Capture(rows, examples)
     with ExitStack() as stack:
         for layer in layers:
-            if layer.rule is None:
-                stack.enter_context(_expanded(layer, capture))
+            if layer.rule is not None:
+                stack.callback(_hooked(layer, layer.rule, capture).remove)
             else:
-                stack.callback(_hook(layer, capture).remove)
+                forward = partial(_rewritten, layer, capture, layer.module.forward)
+                stack.enter_context(_patched(layer.module, forward))
         yield capture
 
 
-def _hook(layer: Layer, capture: Capture) -> Any:
-    rule = layer.rule
-    assert rule is not None
+def _hooked(layer: Layer, rule: Rule, capture: Capture) -> RemovableHandle:
+    """A layer with a rule runs as it is; its only input and its output are noted."""
 
     def remember(module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], output: Tensor) -> None:
-        if not output.requires_grad:
-            return
-        activation = select_rule_input(args, kwargs)
-        _require_rows(layer, activation, capture.rows)
-        differentiate = rule(module, activation.detach(), output, capture.examples)
-        capture.uses.append(Use(layer, [get_gradient_edge(output)], differentiate))
+        if output.requires_grad:
+            activation = args[0] if args else kwargs["input"]
+            _require_rows(layer, activation, capture.rows)
+            differentiate = rule(module, activation.detach(), output, capture.examples)
+            capture.uses.append(Use(layer, [get_gradient_edge(output)], differentiate))
 
     return layer.module.register_forward_hook(remember, with_kwargs=True)
 
@@ -91,77 +95,52 @@ def _require_rows(layer: Layer, activation: Tensor, rows: int) -> None:
         )
 
 
-@contextmanager
-def _expanded(layer: Layer, capture: Capture) -> Iterator[None]:
-    """Generic fallback: the layer runs once per example (vmap), each with parameters of its own to differentiate by."""
-    module = layer.module
-    original = module.forward
+def _rewritten(layer: Layer, capture: Capture, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A layer without a rule runs as linear maps if it can be rewritten as such, or else once per row."""
+    with _patched(layer.module, original):
+        if layer.rewrite is not None:
+            output = layer.rewrite(layer.module, partial(_linear_of, layer, capture), *args, **kwargs)
+            if output is not None:
+                return output
+        return _expanded(layer, capture, args, kwargs)
 
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        owned = dict(module.named_parameters())
-        leaves = [
-            owned[local].detach().expand(capture.examples, *owned[local].shape).requires_grad_()
-            for local in layer.parameters
-        ]
-        repeats = capture.rows // capture.examples
-        per_row = {
-            local: leaf if repeats == 1 else leaf.repeat_interleave(repeats, 0)
-            for local, leaf in zip(layer.parameters, leaves, strict=True)
-        }
-        with _patched(module, original):
-            output = _run_per_row(layer, per_row, capture.rows, args, kwargs)
-        capture.uses.append(
-            Use(
-                layer,
-                [get_gradient_edge(leaf) for leaf in leaves],
-                lambda *grads: dict(zip(layer.parameters, map(Instantiated, grads), strict=True)),
-            )
-        )
-        return output
 
-    with _patched(module, forward):
-        yield
+def _linear_of(layer: Layer, capture: Capture, activation: Tensor, weight: str, bias: str) -> Tensor:
+    _require_rows(layer, activation, capture.rows)
+    parameters = dict(layer.module.named_parameters())
+    output = functional.linear(activation, parameters[weight], parameters.get(bias))
+    if output.requires_grad:
+        differentiate = affine(activation.detach(), capture.examples, weight, bias)
+        capture.uses.append(Use(layer, [get_gradient_edge(output)], differentiate))
+    return output
+
+
+def _expanded(layer: Layer, capture: Capture, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Generic fallback: every row runs with parameters of its own, whose gradients autograd then keeps apart."""
+    owned = dict(layer.module.named_parameters())
+    leaves = {
+        local: owned[local].detach().expand(capture.examples, *owned[local].shape).requires_grad_()
+        for local in layer.parameters
+    }
+    per_row = {local: leaf.repeat_interleave(capture.rows // capture.examples, 0) for local, leaf in leaves.items()}
+    output = run_per_row(layer, per_row, capture.rows, args, kwargs)
+
+    def differentiate(*grads: Tensor) -> dict[str, ExampleGradients]:
+        return {local: Instantiated(grad) for local, grad in zip(leaves, grads, strict=True)}
+
+    capture.uses.append(Use(layer, [get_gradient_edge(leaf) for leaf in leaves.values()], differentiate))
+    return output
 
 
 @contextmanager
 def _patched(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    missing = object()
-    before = module.__dict__.get("forward", missing)
+    """The module runs ``forward`` within this context."""
+    before = module.__dict__.get("forward")
     module.__dict__["forward"] = forward
     try:
         yield
     finally:
-        if before is missing:
+        if before is None:
             del module.__dict__["forward"]
         else:
             module.__dict__["forward"] = before
-
-
-def _run_per_row(
-    layer: Layer, parameters: Mapping[str, Tensor], rows: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Any:
-    leaves, structure = pytree.tree_flatten((args, dict(kwargs)))
-    batched = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == rows]
-    if not batched:
-        raise InvalidInput(
-            f"layer {layer.name!r} ({type(layer.module).__name__}) was given no tensor with the batch of {rows} rows "
-            "on its first axis; every layer must see the batch there"
-        )
-
-    def one(parameters_of_row: Mapping[str, Tensor], *tensors: Tensor) -> Any:
-        inputs = list(leaves)
-        for index, tensor in zip(batched, tensors, strict=True):
-            inputs[index] = tensor.unsqueeze(0)
-        row_args, row_kwargs = pytree.tree_unflatten(inputs, structure)
-        return functional_call(layer.module, dict(parameters_of_row), row_args, row_kwargs)
-
-    tensors = [leaves[index] for index in batched]
-    try:
-        output = vmap(one, randomness="different")(dict(parameters), *tensors)
-        return pytree.tree_map_only(Tensor, lambda tensor: tensor.flatten(0, 1), output)
-    except RuntimeError:  # an operator without a batching rule: one row after the other
-        outputs = [
-            one({name: value[row] for name, value in parameters.items()}, *(tensor[row] for tensor in tensors))
-            for row in range(rows)
-        ]
-        return pytree.tree_map(lambda *parts: torch.cat(parts) if isinstance(parts[0], Tensor) else parts[0], *outputs)

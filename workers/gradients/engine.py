@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import reduce
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +16,11 @@ from torch import Tensor, nn
 from accounting.errors import InvalidInput
 from workers.gradients.capture import capturing
 from workers.gradients.checks import check_model
-from workers.gradients.factors import ExampleGradients
+from workers.gradients.factors import ExampleGradients, widen
 from workers.gradients.layers import find_layers
 from workers.gradients.planning import Planner, ShapePlanner
 from workers.gradients.results import BatchNorms, WeightedSum
+from workers.gradients.verification import verify
 
 PerExampleLoss = Callable[[Tensor, Tensor], Tensor]
 """(model output, targets) -> one loss per row."""
@@ -32,12 +34,17 @@ WeighRows = Callable[[BatchNorms, slice], Tensor]
 
 @dataclass(frozen=True)
 class Pass:
-    """One micro-batch after its backward pass."""
+    """One micro-batch after its backward pass; gradients are empty after a norm pass."""
 
     losses: Tensor
-    norm_sq: Tensor
-    layer_norm_sq: Tensor
+    norms: Tensor
+    layer_norms: Tensor | None
     gradients: Mapping[str, ExampleGradients]
+
+    def finite(self) -> Tensor | None:
+        """Mask [B] of finite norms, or None where all are."""
+        finite = self.norms.isfinite()
+        return None if bool(finite.all()) else finite
 
 
 class GradientEngine:
@@ -76,6 +83,7 @@ class GradientEngine:
         self._autocast = autocast
         self._layers = find_layers(model)
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._verified = False
         self._layer_of: dict[str, int] = {}
         for index, layer in enumerate(self._layers):
             for name in layer.parameters.values():
@@ -101,18 +109,19 @@ class GradientEngine:
         batches = list(self._micro_batches(x, y))
         if len(batches) <= 1:
             return self.weighted_sum_rowwise(x, y, lambda norms, _: weigh(norms))
-        norms = self._collect([self._pass(*rows, keep=False) for rows in batches], x)
-        weights, finite = _checked_weights(weigh(norms), norms)
-        totals = self._zeros()
-        start = 0
-        for rows in batches:
-            part = slice(start, start + len(rows[0]) // self._multiplicity)
-            if weights.dim() == 1:
-                self._add_weighted_losses(totals, *rows, weights[part], finite[part])
+        passes = [self._pass(*rows, keep=False) for rows in batches]
+        norms = self._collect(passes, x)
+        weights = weigh(norms).detach()
+        sums, cleaned = _Sums(self._parameters), []
+        for done, rows, part in zip(passes, batches, _cut(weights, passes), strict=True):
+            finite = done.finite()
+            part = _without(part, finite)
+            if part.dim() == 1:
+                self._add_weighted_losses(sums, *rows, part, finite)
             else:
-                self._add(totals, self._pass(*rows, keep=True).gradients, weights[part], finite[part])
-            start = part.stop
-        return WeightedSum(norms, weights, totals, int((~finite).sum()))
+                self._add(sums, self._pass(*rows, keep=True).gradients, part, finite)
+            cleaned.append(part)
+        return WeightedSum(norms, torch.cat(cleaned), sums.complete(), _count_infinite(norms))
 
     def weighted_sum_rowwise(self, x: Tensor, y: Tensor, weigh: WeighRows) -> WeightedSum:
         """sum_i w_i g_i where the weight of an example depends on that example alone: one pass per micro-batch.
@@ -120,21 +129,20 @@ class GradientEngine:
         ``weigh(norms, rows)`` gets the norms of the examples ``rows`` (a slice of the batch's examples) and returns
         their weights.
         """
-        passes, weights, finite, totals, start = [], [], [], self._zeros(), 0
+        passes, weights, sums, start = [], [], _Sums(self._parameters), 0
         for rows in self._micro_batches(x, y):
             current = self._pass(*rows, keep=True)
+            finite = current.finite()
             norms = self._collect([current], x)
-            stop = start + len(norms.norms)
-            w, f = _checked_weights(weigh(norms, slice(start, stop)), norms)
-            self._add(totals, current.gradients, w, f)
+            stop = start + len(current.norms)
+            part = _without(weigh(norms, slice(start, stop)).detach(), finite)
+            self._add(sums, current.gradients, part, finite)
             passes.append(replace(current, gradients={}))
-            weights.append(w)
-            finite.append(f)
+            weights.append(part)
             start = stop
-        if not passes:
-            norms = self._collect([], x)
-            return WeightedSum(norms, weigh(norms, slice(0, 0)), totals, 0)
-        return WeightedSum(self._collect(passes, x), torch.cat(weights), totals, int((~torch.cat(finite)).sum()))
+        norms = self._collect(passes, x)
+        all_weights = _joined(weights) if weights else weigh(norms, slice(0, 0))
+        return WeightedSum(norms, all_weights, sums.complete(), _count_infinite(norms))
 
     def _micro_batches(self, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         if len(x) % self._multiplicity or len(x) != len(y):
@@ -142,25 +150,55 @@ class GradientEngine:
                 f"x has {len(x)} rows and y {len(y)}, but both need the same multiple of {self._multiplicity} rows"
             )
         size = max(1, len(x)) if self._micro_batch_size is None else self._micro_batch_size * self._multiplicity
+        if not self._verified:
+            self._verified = self._verify(x, y)
         for start in range(0, len(x), size):
             yield x[start : start + size], y[start : start + size]
+
+    def _verify(self, x: Tensor, y: Tensor) -> bool:
+        """Check the model on a few rows: fewer than the batch, so that no other axis of that length is mistaken."""
+        examples = max(1, min(3, len(x) // self._multiplicity - 1))
+        x, y = x[: examples * self._multiplicity], y[: examples * self._multiplicity]
+        if not len(x):
+            return False
+        scale = 1.0 / self._multiplicity
+
+        def summed() -> dict[str, Tensor | None]:
+            with torch.enable_grad(), capturing(self._layers, len(x), examples) as capture:
+                gradients = capture.backward(self._loss(self.model(x), y).sum() * scale)
+            return {
+                name: found.weighted_sum(x.new_ones(examples, dtype=torch.float32)) for name, found in gradients.items()
+            }
+
+        def reference() -> dict[str, Tensor | None]:
+            with torch.enable_grad():
+                loss = self._loss(self.model(x), y).sum() * scale
+            gradients = torch.autograd.grad(loss, list(self._parameters.values()), allow_unused=True)
+            return dict(zip(self._parameters, gradients, strict=True))
+
+        return verify(self.model, summed, reference)
 
     def _pass(self, x: Tensor, y: Tensor, *, keep: bool) -> Pass:
         examples = len(x) // self._multiplicity
         with torch.enable_grad(), capturing(self._layers, len(x), examples) as capture:
             losses = self._losses(x, y)
-            gradients = capture.backward(losses.sum() / self._multiplicity)
+            gradients = capture.backward(losses.sum() if self._multiplicity == 1 else losses.sum() / self._multiplicity)
         with torch.no_grad():
-            losses = losses.detach().float().view(examples, -1).mean(1)
-            layer_norm_sq = losses.new_zeros(len(self._layers), examples)
+            losses = widen(losses.detach())
+            if self._multiplicity > 1:
+                losses = losses.view(examples, -1).mean(1)
+            by_layer: list[list[Tensor]] = [[] for _ in self._layers]
             prepared: dict[str, ExampleGradients] = {}
             for name, factors in gradients.items():
                 if keep:
                     norm_sq, prepared[name] = factors.prepare(self._planner)
                 else:
                     norm_sq = factors.norm_sq(self._planner)
-                layer_norm_sq[self._layer_of[name]] += norm_sq
-            return Pass(losses, layer_norm_sq.sum(0), layer_norm_sq.T, prepared)
+                by_layer[self._layer_of[name]].append(norm_sq)
+            layers = [reduce(torch.add, found) if found else torch.zeros_like(losses) for found in by_layer]
+            norms = _root(reduce(torch.add, layers))
+            layer_norms = _root(torch.stack(layers, 1)) if self._layerwise else None
+            return Pass(losses, norms, layer_norms, prepared)
 
     def _losses(self, x: Tensor, y: Tensor) -> Tensor:
         with torch.autocast(x.device.type, self._autocast, enabled=self._autocast is not None):
@@ -173,35 +211,27 @@ class GradientEngine:
         if not passes:
             empty = torch.zeros(0, device=x.device)
             return BatchNorms(empty, empty.new_zeros(0, len(self._layers)) if self._layerwise else None, empty)
-        norm_sq = torch.cat([one.norm_sq for one in passes])
-        layer_norms = None
-        if self._layerwise:
-            layer_norms = _root(torch.cat([one.layer_norm_sq for one in passes]))
-        return BatchNorms(_root(norm_sq), layer_norms, torch.cat([one.losses for one in passes]))
-
-    def _zeros(self) -> dict[str, Tensor]:
-        return {name: torch.zeros_like(parameter) for name, parameter in self._parameters.items()}
+        layer_norms = [one.layer_norms for one in passes if one.layer_norms is not None]
+        return BatchNorms(
+            _joined([one.norms for one in passes]),
+            _joined(layer_norms) if self._layerwise else None,
+            _joined([one.losses for one in passes]),
+        )
 
     @torch.no_grad()
     def _add(
-        self,
-        totals: dict[str, Tensor],
-        gradients: Mapping[str, ExampleGradients],
-        weights: Tensor,
-        finite: Tensor,
+        self, sums: _Sums, gradients: Mapping[str, ExampleGradients], weights: Tensor, finite: Tensor | None
     ) -> None:
-        kept = None if bool(finite.all()) else finite.nonzero().squeeze(1)
+        kept = None if finite is None else finite.nonzero().squeeze(1)
         for name, factors in gradients.items():
             column = weights if weights.dim() == 1 else weights[:, self._layer_of[name]]
             if kept is not None:  # 0 * nan is nan: leave these examples out
                 factors, column = factors.select(kept), column[kept]
-            totals[name] += factors.weighted_sum(column)
+            sums.add(name, factors.weighted_sum(column))
 
-    def _add_weighted_losses(
-        self, totals: dict[str, Tensor], x: Tensor, y: Tensor, weights: Tensor, finite: Tensor
-    ) -> None:
+    def _add_weighted_losses(self, sums: _Sums, x: Tensor, y: Tensor, weights: Tensor, finite: Tensor | None) -> None:
         """The gradient of sum_i w_i loss_i by an ordinary backward pass."""
-        if not bool(finite.all()):
+        if finite is not None:
             rows = finite.repeat_interleave(self._multiplicity)
             x, y, weights = x[rows], y[rows], weights[finite]
         if not len(x):
@@ -210,18 +240,54 @@ class GradientEngine:
             losses = self._losses(x, y)
             loss = losses @ weights.repeat_interleave(self._multiplicity).to(losses) / self._multiplicity
             gradients = torch.autograd.grad(loss, list(self._parameters.values()), allow_unused=True)
-        for total, gradient in zip(totals.values(), gradients, strict=True):
+        for name, gradient in zip(self._parameters, gradients, strict=True):
             if gradient is not None:
-                total += gradient
+                sums.add(name, gradient)
 
 
-def _checked_weights(weights: Tensor, norms: BatchNorms) -> tuple[Tensor, Tensor]:
-    """Weights with 0 wherever the gradient is not finite, and the mask [B] of finite ones."""
-    finite = norms.norms.isfinite()
-    allowed = finite if weights.dim() == 1 else finite[:, None]
-    return weights.detach().to(norms.norms).masked_fill(~allowed, 0.0), finite
+class _Sums:
+    """Running sums by parameter name."""
+
+    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
+        self._parameters = parameters
+        self._sums: dict[str, Tensor] = {}
+
+    def add(self, name: str, value: Tensor) -> None:
+        if name in self._sums:
+            self._sums[name] += value
+        else:
+            self._sums[name] = value
+
+    def complete(self) -> dict[str, Tensor]:
+        """By name, in the parameters' order and dtypes; zeros where nothing was added."""
+        return {
+            name: self._sums[name].to(p.dtype) if name in self._sums else torch.zeros_like(p)
+            for name, p in self._parameters.items()
+        }
+
+
+def _without(weights: Tensor, finite: Tensor | None) -> Tensor:
+    """Weights [B] or [B, L] with 0 for examples that are not finite."""
+    if finite is None:
+        return weights
+    return weights.masked_fill(~(finite if weights.dim() == 1 else finite[:, None]), 0.0)
+
+
+def _cut(per_example: Tensor, passes: list[Pass]) -> Iterator[Tensor]:
+    start = 0
+    for one in passes:
+        yield per_example[start : start + len(one.losses)]
+        start += len(one.losses)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _count_infinite(norms: BatchNorms) -> int:
+    return int(norms.norms.isinf().sum())
 
 
 def _root(norm_sq: Tensor) -> Tensor:
     """Norms; NaN becomes +inf."""
-    return norm_sq.clamp_min(0).sqrt().nan_to_num(nan=float("inf"), posinf=float("inf"))
+    return norm_sq.sqrt().nan_to_num_(nan=float("inf"), posinf=float("inf"))

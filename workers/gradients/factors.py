@@ -53,8 +53,8 @@ def widen(tensor: Tensor) -> Tensor:
 
 def sum_of_squares(gradients: Tensor) -> Tensor:
     """[B, ...] -> [B]."""
-    flat = gradients.flatten(1)
-    return inner_products(flat, flat)
+    norms: Tensor = torch.linalg.vector_norm(gradients.flatten(1), dim=1)
+    return norms.square()
 
 
 def inner_products(left: Tensor, right: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ def gram_norm_sq(activations: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
     It is the squared norm of sum_t g_t (x) a_t (Goodfellow 2015; Li et al. 2022, Sec. 4.1), which is at most
     (sum_t |a_t| |g_t|)^2. Where it is far below, the terms cancelled.
     """
-    norm_sq = inner_products(activations.flatten(1), grads.flatten(1))
+    norm_sq = inner_products(activations.flatten(1), grads.flatten(1)).clamp_min(0.0)
     squares = activations.diagonal(dim1=1, dim2=2) * grads.diagonal(dim1=1, dim2=2)
     bound = squares.clamp_min(0.0).sqrt().sum(1).square()
     return norm_sq, norm_sq < CANCELLATION * bound

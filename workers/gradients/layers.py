@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import nn
 
-from workers.gradients import convolution, embedding, linear, normalization, standardized
-from workers.gradients.rules import Rule
+from workers.gradients import attention, convolution, embedding, linear, normalization, standardized
+from workers.gradients.rules import Rewrite, Rule
 from workers.models.layers import WeightStandardizedConv2d
 
 RULES: Mapping[type[nn.Module], Rule] = {
@@ -27,14 +27,19 @@ RULES: Mapping[type[nn.Module], Rule] = {
 }
 
 
+REWRITES: Mapping[type[nn.Module], Rewrite] = {nn.MultiheadAttention: attention.self_attention}
+
+
 @dataclass(frozen=True)
 class Layer:
-    """parameters: local name -> name in the model, trainable ones only; rule: None for the generic fallback."""
+    """parameters: local name -> name in the model, trainable ones only. Without a rule, the layer is rewritten as
+    linear maps or, where that is None or does not cover the call, runs in the generic fallback."""
 
     name: str
     module: nn.Module
     parameters: Mapping[str, str]
     rule: Rule | None
+    rewrite: Rewrite | None
 
 
 def find_rule(module: nn.Module) -> Rule | None:
@@ -63,9 +68,4 @@ def _walk(module: nn.Module, name: str, names: Mapping[int, str], seen: set[int]
         return
     parameters = {local: names[id(p)] for local, p in module.named_parameters() if id(p) in names}
     if parameters:
-        yield Layer(name or "model", module, parameters, rule)
-
-
-def select_rule_input(args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor]) -> Tensor:
-    """The activation of a layer with a rule: its only input, however it was passed."""
-    return args[0] if args else kwargs["input"]
+        yield Layer(name or "model", module, parameters, rule, REWRITES.get(type(module)))

@@ -48,8 +48,12 @@ class OuterProducts(Planned):
         return repaired(norm_sq, cancelled, self)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        weighted = self.grads * weights[:, None, None]
-        return weighted.flatten(0, 1).mT @ self.activations.flatten(0, 1)
+        activations, grads, weights = self.activations, self.grads, weights[:, None, None]
+        if activations.shape[2] < grads.shape[2]:  # scale the smaller factor
+            activations = activations * weights
+        else:
+            grads = grads * weights
+        return grads.flatten(0, 1).mT @ activations.flatten(0, 1)
 
     def instantiate(self) -> Tensor:
         return self.grads.mT @ self.activations
@@ -73,7 +77,10 @@ class OuterProduct:
         return self.norm_sq(planner), self
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        return (self.grads * weights[:, None]).mT @ self.activations
+        weights = weights[:, None]
+        if self.activations.shape[1] < self.grads.shape[1]:  # scale the smaller factor
+            return self.grads.mT @ (self.activations * weights)
+        return (self.grads * weights).mT @ self.activations
 
     def instantiate(self) -> Tensor:
         return self.grads[:, :, None] * self.activations[:, None, :]
@@ -82,14 +89,19 @@ class OuterProduct:
         return OuterProduct(self.activations[rows], self.grads[rows])
 
 
-def linear(module: nn.Linear, activation: Tensor, output: Tensor, examples: int) -> Differentiate:
+def affine(activation: Tensor, examples: int, weight: str = "weight", bias: str = "bias") -> Differentiate:
+    """Gradients of x -> x W' + b for one activation [rows, ..., d]; rows of the same example become positions."""
+
     def differentiate(grad: Tensor) -> dict[str, ExampleGradients]:
         activations, grads = widen(activation), widen(grad)
         if activations.dim() == 2 and len(activations) == examples:
-            return {"weight": OuterProduct(activations, grads), "bias": Instantiated(grads)}
-        # Rows of the same example become positions.
-        activations = activations.reshape(examples, -1, module.in_features)
-        grads = grads.reshape(examples, -1, module.out_features)
-        return {"weight": OuterProducts(activations, grads), "bias": Instantiated(grads.sum(1))}
+            return {weight: OuterProduct(activations, grads), bias: Instantiated(grads)}
+        activations = activations.reshape(examples, -1, activation.shape[-1])
+        grads = grads.reshape(examples, -1, grad.shape[-1])
+        return {weight: OuterProducts(activations, grads), bias: Instantiated(grads.sum(1))}
 
     return differentiate
+
+
+def linear(module: nn.Linear, activation: Tensor, output: Tensor, examples: int) -> Differentiate:
+    return affine(activation, examples)

@@ -30,13 +30,13 @@ def _channelwise(activation: Tensor, groups: int, eps: float, examples: int) -> 
     length = prod(activation.shape[2:])
 
     def differentiate(grad: Tensor) -> dict[str, ExampleGradients]:
-        inputs, grads = widen(activation).reshape(1, rows * channels, length), widen(grad).reshape(1, -1, length)
-        variance, mean = torch.var_mean(inputs.view(rows * groups, -1), 1, correction=0)
+        inputs, grads = widen(activation).contiguous(), widen(grad).contiguous()
+        _, mean, inverse_std = torch.native_group_norm(inputs, None, None, rows, channels, length, groups, eps)
         _, scale, shift = torch.ops.aten.native_group_norm_backward(
-            grads,
-            inputs,
+            grads.view(1, -1, length),
+            inputs.view(1, -1, length),
             mean.view(1, -1),
-            torch.rsqrt(variance + eps).view(1, -1),
+            inverse_std.view(1, -1),
             None,
             1,
             rows * channels,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from torch import Tensor
 
 from workers.gradients.factors import ExampleGradients
 
-Differentiate = Callable[[Tensor], Mapping[str, ExampleGradients]]
+Differentiate = Callable[..., Mapping[str, ExampleGradients]]
 """Gradient with respect to the layer's output -> per-example gradients by local parameter name."""
 
 Rule = Callable[..., Differentiate]
@@ -17,3 +18,9 @@ Rule = Callable[..., Differentiate]
 Activation and output have one row per example, or K consecutive rows of which an example is made: gradients of those
 are summed. A rule must not keep ``output`` itself, only what it needs of it.
 """
+
+LinearOf = Callable[[Tensor, str, str], Tensor]
+"""(activation, name of a weight, name of a bias) -> output of that linear map, whose gradients are captured."""
+
+Rewrite = Callable[..., Any]
+"""(module, linear_of, *args, **kwargs) -> what the module returns, or None where the rewriting does not cover it."""

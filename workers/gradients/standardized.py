@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
-from math import prod
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from workers.gradients.convolution import Correlations, correlations
-from workers.gradients.factors import CANCELLATION, ExampleGradients, Instantiated, Method, Planned, repaired, widen
+from workers.gradients.convolution import correlations
+from workers.gradients.factors import (
+    CANCELLATION,
+    ExampleGradients,
+    Instantiated,
+    Method,
+    Planned,
+    Prepared,
+    repaired,
+    widen,
+)
 from workers.gradients.rules import Differentiate
 from workers.models.layers import WeightStandardizedConv2d
 
@@ -39,14 +48,15 @@ class Projected(Planned):
 
     def methods(self) -> Mapping[str, Method]:
         return {
-            name: replace(method, prepare=lambda method=method: self._project(*method.prepare()))
+            name: replace(method, prepare=partial(self._after, method))
             for name, method in self.methods_of_kernel.items()
         }
 
-    def _project(self, kernel_norm_sq: Tensor, kernel: ExampleGradients) -> tuple[Tensor, ExampleGradients]:
+    def _after(self, method: Method) -> Prepared:
+        kernel_norm_sq, kernel = method.prepare()
         prepared = replace(self, kernel=kernel)
         norm_sq = kernel_norm_sq - self.coefficients.square().sum((0, 2))
-        return repaired(norm_sq, norm_sq < CANCELLATION * kernel_norm_sq, prepared), prepared
+        return repaired(norm_sq.clamp_min(0.0), norm_sq < CANCELLATION * kernel_norm_sq, prepared), prepared
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         removed = torch.einsum("b,rbc,rcn->cn", weights, self.coefficients, self.directions)

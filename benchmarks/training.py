@@ -1,0 +1,303 @@
+"""Cost of a private training step against a plain one, beside Opacus and torch.func, on this machine, in one run.
+
+    python benchmarks/training.py [--quick] [--json] [--model NAME] [--device cuda] [--threads 2]
+
+A step is forward, backward and optimiser step over a whole batch, in micro-batches that every method shares. The
+private methods clip every per-example gradient to norm 1. Noise is left out of all of them: it costs the same for
+everyone, and `noise_ms` says how much. Methods take turns, and each ratio is one of medians. `norm_pass` computes
+the norms of all examples and trains nothing. Peak memory is what a step adds to the process (or to the GPU).
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
+from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
+from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional
+
+from workers.gradients import BatchNorms, GradientEngine
+from workers.models import build_for_shape
+from workers.spec import Component
+
+CLIP = 1.0
+LEARNING_RATE = 0.01
+SHORTEST_SAMPLE = 0.02
+"""Seconds: faster steps are repeated within one sample."""
+
+Step = Callable[[Tensor, Tensor], None]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """paper_batch is what the papers train with; batch is what one measured step takes, in parts of micro_batch."""
+
+    model: str
+    shape: tuple[int, ...]
+    paper_batch: int
+    batch: int
+    quick_batch: int
+    micro_batch: int
+    params: Mapping[str, object] | None = None
+    classes: int = 10
+
+    def build(self) -> nn.Module:
+        return build_for_shape(Component(self.model, dict(self.params or {})), self.shape, self.classes, seed=0)
+
+    def data(self, batch: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randn(batch, *self.shape, generator=generator)
+        return x.to(device), torch.randint(self.classes, (batch,), generator=generator).to(device)
+
+
+WORKLOADS: Mapping[str, Workload] = {
+    "logistic": Workload("logistic", (40,), 256, 256, 256, 256, classes=2),
+    "mlp_1000": Workload("pca_mlp", (60,), 600, 600, 600, 600),
+    "cnn": Workload("cnn_dpsgdf", (1, 28, 28), 256, 256, 256, 256),
+    "resnet20_gn": Workload("resnet20_gn", (3, 32, 32), 1024, 1024, 128, 128),
+    "wrn16_4": Workload("wrn16_4", (3, 32, 32), 4096, 128, 32, 32),
+    "transformer": Workload("transformer", (3, 32, 32), 256, 256, 256, 256),
+}
+
+
+# -- one step, by each method ------------------------------------------------------------------------------------------
+
+
+def micro_batches(x: Tensor, y: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    return zip(x.split(size), y.split(size), strict=True)
+
+
+def losses(logits: Tensor, y: Tensor) -> Tensor:
+    return functional.cross_entropy(logits, y, reduction="none")
+
+
+def plain(model: nn.Module, micro_batch: int) -> Step:
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+
+    def step(x: Tensor, y: Tensor) -> None:
+        optimizer.zero_grad()
+        for part_x, part_y in micro_batches(x, y, micro_batch):
+            (losses(model(part_x), part_y).sum() / len(x)).backward()
+        optimizer.step()
+
+    return step
+
+
+def dpsweep(model: nn.Module, micro_batch: int) -> Step:
+    engine = GradientEngine(model, losses, micro_batch_size=micro_batch)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+
+    parameters = dict(model.named_parameters())
+
+    def step(x: Tensor, y: Tensor) -> None:
+        def weigh(norms: BatchNorms, rows: slice) -> Tensor:
+            return (CLIP / norms.norms).clamp(max=1.0) / len(x)
+
+        gradients = engine.weighted_sum_rowwise(x, y, weigh).gradients
+        for name, parameter in parameters.items():
+            parameter.grad = gradients[name]
+        optimizer.step()
+
+    return step
+
+
+def norm_pass(model: nn.Module, micro_batch: int) -> Step:
+    engine = GradientEngine(model, losses, micro_batch_size=micro_batch)
+
+    def step(x: Tensor, y: Tensor) -> None:
+        engine.norms(x, y)
+
+    return step
+
+
+def opacus_hooks(model: nn.Module, micro_batch: int) -> Step:
+    wrapped = GradSampleModule(model)
+    inner = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    optimizer = DPOptimizer(inner, noise_multiplier=0.0, max_grad_norm=CLIP, expected_batch_size=1)
+
+    def step(x: Tensor, y: Tensor) -> None:
+        optimizer.expected_batch_size = len(x)
+        for start in range(0, len(x), micro_batch):
+            rows = slice(start, start + micro_batch)
+            optimizer.zero_grad()
+            functional.cross_entropy(wrapped(x[rows]), y[rows]).backward()
+            optimizer.signal_skip_step(rows.stop < len(x))
+            optimizer.step()
+
+    return step
+
+
+def opacus_ghost(model: nn.Module, micro_batch: int) -> Step:
+    wrapped = GradSampleModuleFastGradientClipping(model, max_grad_norm=CLIP, use_ghost_clipping=True)
+    inner = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    optimizer = DPOptimizerFastGradientClipping(inner, noise_multiplier=0.0, max_grad_norm=CLIP, expected_batch_size=1)
+    criterion = DPLossFastGradientClipping(wrapped, optimizer, nn.CrossEntropyLoss())
+
+    def step(x: Tensor, y: Tensor) -> None:
+        optimizer.expected_batch_size = len(x)
+        for start in range(0, len(x), micro_batch):
+            rows = slice(start, start + micro_batch)
+            optimizer.zero_grad()
+            criterion(wrapped(x[rows]), y[rows]).backward()
+            optimizer.signal_skip_step(rows.stop < len(x))
+            optimizer.step()
+
+    return step
+
+
+def vmap_grad(model: nn.Module, micro_batch: int) -> Step:
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    parameters = dict(model.named_parameters())
+
+    def loss(values: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return functional.cross_entropy(functional_call(model, values, (x[None],)), y[None])
+
+    per_example = vmap(grad(loss), in_dims=(None, 0, 0))
+
+    def step(x: Tensor, y: Tensor) -> None:
+        optimizer.zero_grad()
+        values = {name: parameter.detach() for name, parameter in parameters.items()}
+        for part_x, part_y in micro_batches(x, y, micro_batch):
+            gradients = per_example(values, part_x, part_y)
+            norms = torch.stack([g.flatten(1).norm(dim=1) for g in gradients.values()]).norm(dim=0)
+            weights = (CLIP / norms).clamp(max=1.0) / len(x)
+            for name, parameter in parameters.items():
+                clipped = torch.tensordot(weights, gradients[name], 1)
+                parameter.grad = clipped if parameter.grad is None else parameter.grad + clipped
+        optimizer.step()
+
+    return step
+
+
+METHODS: Mapping[str, Callable[[nn.Module, int], Step]] = {
+    "plain": plain,
+    "dpsweep": dpsweep,
+    "opacus_hooks": opacus_hooks,
+    "opacus_ghost": opacus_ghost,
+    "vmap": vmap_grad,
+    "norm_pass": norm_pass,
+}
+PRIVATE = ("dpsweep", "opacus_hooks", "opacus_ghost", "vmap")
+
+
+# -- measuring ---------------------------------------------------------------------------------------------------------
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def seconds(run: Callable[[], None], times: int, device: torch.device) -> float:
+    synchronize(device)
+    start = time.perf_counter()
+    for _ in range(times):
+        run()
+    synchronize(device)
+    return (time.perf_counter() - start) / times
+
+
+def peak_megabytes(run: Callable[[], None], device: torch.device) -> float | None:
+    """What ``run`` adds to the memory in use at its worst moment; None where the system does not tell."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        run()
+        return (torch.cuda.max_memory_allocated(device) - before) / 1e6
+    reset, status = Path("/proc/self/clear_refs"), Path("/proc/self/status")
+    if not reset.exists():
+        run()
+        return None
+    reset.write_text("5")
+    before = _status_kilobytes(status, "VmRSS")
+    run()
+    return (_status_kilobytes(status, "VmHWM") - before) / 1e3
+
+
+def _status_kilobytes(status: Path, field: str) -> int:
+    line = next(line for line in status.read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1])
+
+
+def check_agreement(models: Mapping[str, nn.Module], initial: nn.Module, name: str) -> None:
+    """After the same step from the same weights, all private methods have moved alike."""
+    start = torch.cat([p.detach().flatten() for p in initial.parameters()])
+    moved = {m: torch.cat([p.detach().flatten() for p in models[m].parameters()]) - start for m in PRIVATE}
+    for method in PRIVATE:
+        error = float((moved[method] - moved["vmap"]).norm() / moved["vmap"].norm())
+        if not error < 1e-3:
+            raise SystemExit(f"{name}: {method} and vmap(grad) disagree by {error:.1e} after one step")
+
+
+def measure(workload: Workload, name: str, batch: int, device: torch.device, budget: float) -> dict[str, object]:
+    initial = workload.build().to(device)
+    x, y = workload.data(batch, device)
+    models = {method: copy.deepcopy(initial) for method in METHODS}
+    runs = {m: partial(make(models[m], min(batch, workload.micro_batch)), x, y) for m, make in METHODS.items()}
+    memory = {method: peak_megabytes(run, device) for method, run in runs.items()}
+    check_agreement(models, initial, name)
+    repeat = max(1, round(SHORTEST_SAMPLE / seconds(runs["plain"], 3, device)))
+    samples: dict[str, list[float]] = {method: [] for method in METHODS}
+    started = time.perf_counter()
+    while len(samples["plain"]) < 3 or time.perf_counter() - started < budget:
+        for method, run in runs.items():
+            samples[method].append(seconds(run, repeat, device))
+    medians = {method: statistics.median(values) for method, values in samples.items()}
+    noise = seconds(lambda: [torch.randn_like(p) for p in initial.parameters()] and None, repeat, device)
+    return {
+        "model": name,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu x {torch.get_num_threads()}",
+        "batch": batch,
+        "micro_batch": min(batch, workload.micro_batch),
+        "paper_batch": workload.paper_batch,
+        "plain_ms": round(medians["plain"] * 1e3, 3),
+        **{method: round(medians[method] / medians["plain"], 3) for method in METHODS if method != "plain"},
+        "noise_ms": round(noise * 1e3, 3),
+        "peak_mb": {method: value if value is None else round(value, 1) for method, value in memory.items()},
+        "samples": len(samples["plain"]),
+    }
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+COLUMNS = ("dpsweep", "opacus_hooks", "opacus_ghost", "vmap", "norm_pass")
+
+
+def as_row(result: Mapping[str, object]) -> str:
+    ratios = "".join(f"{result[column]:>13.2f}x" for column in COLUMNS)
+    return f"{result['model']:<12}{result['batch']:>6}{result['plain_ms']:>11.2f}{ratios}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="small batches, within a minute")
+    parser.add_argument("--json", action="store_true", help="one JSON object per model")
+    parser.add_argument("--model", action="append", choices=WORKLOADS, help="only this model (may be repeated)")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    device = torch.device(options.device)
+    if not options.json:
+        print(f"{'model':<12}{'batch':>6}{'plain ms':>11}" + "".join(f"{column:>14}" for column in COLUMNS))
+    for name in options.model or WORKLOADS:
+        workload = WORKLOADS[name]
+        batch, budget = (workload.quick_batch, 3.0) if options.quick else (workload.batch, 30.0)
+        result = measure(workload, name, batch, device, budget)
+        print(json.dumps(result) if options.json else as_row(result), flush=True)
+
+
+if __name__ == "__main__":
+    main()
