@@ -16,14 +16,15 @@ from numpy.typing import NDArray
 
 from accounting.contributions import Array, Costs, reduce_contributions
 from accounting.errors import InvalidInput, require_finite
+from accounting.individual_pld import pld_epsilons
 from accounting.individual_rdp import rdp_epsilons
 from accounting.mechanism import Trace
 from accounting.registry import lookup
 
-METHODS: Mapping[str, Callable[[Costs, float], tuple[Array, Array]]] = {"rdp": rdp_epsilons}
+METHODS: Mapping[str, Callable[[Costs, float], tuple[Array, Array]]] = {"rdp": rdp_epsilons, "pld": pld_epsilons}
 """Costs, delta -> (upper, lower); both methods are certified, ``pld`` is tight."""
 
-_ROWS = 1 << 15
+_ROWS = 1 << 16
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from accounting.contributions import Array, Costs, SampledSteps
@@ -16,21 +18,23 @@ def rdp_epsilons(costs: Costs, delta: float) -> tuple[Array, Array]:
 
     upper bounds exact evaluation from above because RDP is convex in a step's precision (`accounting.contributions`).
     """
-    upper, lower = rdp_curves(costs)
+    upper = _rdp(costs, [_table(part) for part in costs.sampled])
+    lower = _rdp(costs, [_lower_table(part) for part in costs.sampled])
     return epsilons_improved(upper, delta), epsilons_improved(lower, delta)
 
 
-def rdp_curves(costs: Costs) -> tuple[Array, Array]:
-    """RDP of every example from above and below, at `ORDERS`; shape [rows, orders]."""
-    unsampled = costs.precision[:, None] * (0.5 * ORDERS)
+def rdp_upper(costs: Costs) -> Array:
+    """RDP of every example, from above, at `ORDERS`; shape [rows, orders]."""
+    return _rdp(costs, [_table(part) for part in costs.sampled])
+
+
+def _rdp(costs: Costs, tables: Sequence[Array]) -> Array:
+    total = costs.precision[:, None] * (0.5 * ORDERS)
     for epsilon in costs.pure:
-        unsampled = unsampled + pure_rdp(epsilon)
-    upper, lower = unsampled.copy(), unsampled
-    for part in costs.sampled:
-        above, below = _node_tables(part)
-        upper += part.weights @ above
-        lower = lower + part.weights @ below
-    return upper, lower
+        total += pure_rdp(epsilon)
+    for part, table in zip(costs.sampled, tables, strict=True):
+        total += part.weights @ table
+    return total
 
 
 def epsilons_improved(rdp: Array, delta: float) -> Array:
@@ -38,25 +42,40 @@ def epsilons_improved(rdp: Array, delta: float) -> Array:
 
     0 where delta already covers the total variation distance (Bretagnolle-Huber).
     """
-    offsets = np.log1p(-1.0 / ORDERS) - np.log(delta * ORDERS) / (ORDERS - 1.0)
-    epsilons = np.maximum(np.min(rdp + offsets, axis=1, initial=np.inf), 0.0)
+    epsilons = np.maximum(np.min(rdp + _offsets(delta), axis=1, initial=np.inf), 0.0)
     return np.where(-np.expm1(-np.min(rdp, axis=1, initial=np.inf)) < delta**2, 0.0, epsilons)
 
 
-def _node_tables(part: SampledSteps) -> tuple[Array, Array]:
-    """RDP at each node, and the same less the most by which linear spreading beside that node can overshoot.
+def optimal_orders(rdp: Array, delta: float) -> Array:
+    """The order that gives each row's epsilon; shape [rows]."""
+    return np.asarray(ORDERS[np.argmin(rdp + _offsets(delta), axis=1)])
+
+
+def _offsets(delta: float) -> Array:
+    return np.log1p(-1.0 / ORDERS) - np.log(delta * ORDERS) / (ORDERS - 1.0)
+
+
+def _table(part: SampledSteps) -> Array:
+    """RDP of one step at each node; shape [nodes, orders]."""
+    return np.array([_node_rdp(part.sample_rate, u) for u in part.precisions.tolist()])
+
+
+def _node_rdp(sample_rate: float, precision: float) -> Array:
+    return sampled_gaussian_rdp(sample_rate, precision**-0.5) if precision > 0.0 else np.zeros_like(ORDERS)
+
+
+def _lower_table(part: SampledSteps) -> Array:
+    """The same less the most by which linear spreading beside a node can overshoot.
 
     Between two nodes a convex function lies below its chord and above the extensions of the neighbouring chords, so
     with slopes a <= b <= c the chord overshoots by at most width (b - a) (c - b) / (c - a).
     """
     beyond = 2.0 * part.precisions[-1] - part.precisions[-2]
-    nodes = np.append(part.precisions, beyond)
-    rows = [sampled_gaussian_rdp(part.sample_rate, float(u**-0.5)) if u > 0.0 else np.zeros_like(ORDERS) for u in nodes]
-    above = np.array(rows)
-    widths = np.diff(nodes)[:, None]
-    slopes = np.vstack([np.zeros_like(ORDERS), np.diff(above, axis=0) / widths])
+    values = np.vstack([_table(part), _node_rdp(part.sample_rate, float(beyond))])
+    widths = np.diff(np.append(part.precisions, beyond))[:, None]
+    slopes = np.vstack([np.zeros_like(ORDERS), np.diff(values, axis=0) / widths])
     rises = np.maximum(np.diff(slopes, axis=0), 0.0)
     before, after = rises[:-1], rises[1:]
     overshoot = widths[:-1] * before * after / np.maximum(before + after, np.finfo(np.float64).tiny)
     beside = np.maximum(np.pad(overshoot, ((1, 0), (0, 0))), np.pad(overshoot, ((0, 1), (0, 0))))
-    return above[:-1], np.maximum(above[:-1] * (1.0 - _TABLE_ERROR) - beside, 0.0)
+    return np.asarray(np.maximum(values[:-1] * (1.0 - _TABLE_ERROR) - beside, 0.0))
