@@ -65,8 +65,8 @@ def _group(segment: Segment, group_size: int) -> dp_accounting.DpEvent:
     return MixtureOfGaussiansDpEvent(segment.effective_noise_multiplier(), (moved * members[kept]).tolist(), weights)
 
 
-def reference_epsilon_pld(trace: Trace, delta: float, group_size: int = 1) -> float:
-    """Epsilon by dp_accounting's own PLD accountant."""
-    accountant = PLDAccountant(_RELATIONS[trace.adjacency])
+def reference_epsilon_pld(trace: Trace, delta: float, group_size: int = 1, grid: float = 1e-4) -> float:
+    """Epsilon by dp_accounting's own PLD accountant, with privacy losses rounded up to multiples of ``grid``."""
+    accountant = PLDAccountant(_RELATIONS[trace.adjacency], grid)
     accountant.compose(to_event(trace, group_size))
     return float(accountant.get_epsilon(delta))

@@ -1,0 +1,260 @@
+"""Privacy accounting beside dp-accounting and Opacus, on this machine, in one run.
+
+    python benchmarks/accounting.py [--quick] [--json] [--task NAME]
+
+Every number is measured: nothing is extrapolated. Where the peer would take hours it accounts for a sample, and
+`ours_items` and `peer_items` say how many items each side did; `speedup` is the ratio of times per item.
+`max_relative_gap` is the largest |ours - peer| / peer over the epsilons that both computed. Ours is an upper bound with
+a certified lower companion; `certified_gap` is the largest (upper - lower) / upper.
+"""
+
+# ruff: noqa: E402
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
+from dp_accounting.pld import privacy_loss_distribution
+from dp_accounting.rdp import RdpAccountant
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+sys.path[0] = str(Path(__file__).resolve().parents[1])  # this file's own folder would shadow the package accounting
+
+from accounting.composition import epsilon_pld
+from accounting.events import reference_epsilon_pld
+from accounting.individual import individual_epsilons
+from accounting.mechanism import PoissonSampling, Segment, Trace
+from accounting.schedules import make_schedule, planned_trace
+
+T = TypeVar("T")
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Result:
+    """One comparison. Times are in seconds, for `ours_items` and `peer_items` epsilons; None where there is no peer."""
+
+    task: str
+    ours_s: float
+    peer: str | None = None
+    peer_s: float | None = None
+    max_relative_gap: float | None = None
+    certified_gap: float | None = None
+    ours_items: int = 1
+    peer_items: int = 1
+
+    @property
+    def speedup(self) -> float | None:
+        return None if self.peer_s is None else (self.peer_s / self.peer_items) / (self.ours_s / self.ours_items)
+
+    def as_dict(self) -> dict[str, object]:
+        return {**asdict(self), "speedup": self.speedup}
+
+
+def timed(function: Callable[[], T]) -> tuple[T, float]:
+    start = time.perf_counter()
+    return function(), time.perf_counter() - start
+
+
+# -- the whole data set, under a schedule of many noise levels ---------------------------------------------------------
+
+SCHEDULE_DELTA = 1e-5
+
+
+def schedule(quick: bool) -> Iterator[Result]:
+    for levels in (30,) if quick else (100, 1000):
+        planned = make_schedule("exponential", 2.0, decay=0.7 / levels)
+        trace = planned_trace(planned, PoissonSampling(0.01), levels, 10, 50_000)
+        ours, ours_s = timed(lambda trace=trace: epsilon_pld(trace, SCHEDULE_DELTA))
+        certified = (ours.upper - ours.lower) / ours.upper
+        for suffix, (name, peer) in SCHEDULE_PEERS.items():
+            value, peer_s = timed(lambda trace=trace, peer=peer: peer(trace))
+            gap = abs(ours.upper - value) / value
+            yield Result(f"schedule_{levels}{suffix}", ours_s, name, peer_s, gap, certified)
+
+
+def _dp_accounting_pld(trace: Trace) -> float:
+    return reference_epsilon_pld(trace, SCHEDULE_DELTA)
+
+
+def _opacus_prv(trace: Trace) -> float:
+    from opacus.accountants import PRVAccountant
+
+    accountant = PRVAccountant()
+    accountant.history = [(s.noise_multiplier, s.sampling.sample_rate, s.steps) for s in trace.segments]
+    return float(accountant.get_epsilon(SCHEDULE_DELTA))
+
+
+SCHEDULE_PEERS: Mapping[str, tuple[str, Callable[[Trace], float]]] = {
+    "": ("dp-accounting PLD", _dp_accounting_pld),
+    "_prv": ("Opacus PRV", _opacus_prv),
+}
+
+# -- groups of k examples ----------------------------------------------------------------------------------------------
+
+GROUP_DELTA = 1e-6
+
+
+def groups(quick: bool) -> Iterator[Result]:
+    """T = 2000, q = 0.01, sigma = 1 (paper B); --quick gives the peer a ten times coarser grid than its default."""
+    trace = Trace(50_000, (Segment(0, 2000, PoissonSampling(0.01), 1.0),))
+    sizes, grid = ((8, 32), 1e-3) if quick else ((1, 2, 4, 8, 16, 32, 64), 1e-4)
+    for size in sizes:
+        ours, ours_s = timed(lambda size=size: epsilon_pld(trace, GROUP_DELTA, size))
+        value, peer_s = timed(lambda size=size: reference_epsilon_pld(trace, GROUP_DELTA, size, grid))
+        gap = abs(ours.upper - value) / value
+        certified = (ours.upper - ours.lower) / ours.upper
+        yield Result(f"group_k{size}", ours_s, f"dp-accounting MoG (grid {grid:g})", peer_s, gap, certified)
+
+
+def hard_groups(quick: bool) -> Iterator[Result]:
+    """Little noise and large groups, where the peers need many minutes or report infinity: ours alone."""
+    for sigma, size in ((1.0, 64),) if quick else ((1.0, 256), (0.5, 64), (0.3, 256)):
+        trace = Trace(50_000, (Segment(0, 2000, PoissonSampling(0.01), sigma),))
+        ours, ours_s = timed(lambda trace=trace, size=size: epsilon_pld(trace, GROUP_DELTA, size))
+        gap = (ours.upper - ours.lower) / ours.upper
+        yield Result(f"group_k{size}_sigma{sigma:g}", ours_s, certified_gap=gap)
+
+
+# -- single examples ---------------------------------------------------------------------------------------------------
+
+INDIVIDUAL_DELTA = 1e-5
+INDIVIDUAL_RATE = 4096 / 50_000
+LEVELS = 128
+
+
+def contributions(rows: int, snapshots: int, levels: int | None = None) -> Array:
+    """Contributions [rows, snapshots] in (0, 1]: a typical level per example that drifts down over training."""
+    generator = np.random.default_rng(0)
+    typical = generator.beta(1.0, 1.5, size=(rows, 1))
+    drift = np.linspace(1.2, 0.6, snapshots)
+    values = np.clip(typical * drift * generator.uniform(0.7, 1.3, size=(rows, snapshots)), 0.01, 1.0)
+    return values if levels is None else np.ceil(values * levels) / levels
+
+
+def individual_trace(steps: int) -> Trace:
+    return Trace(50_000, (Segment(0, steps, PoissonSampling(INDIVIDUAL_RATE), 2.5),))
+
+
+def individual_rdp(quick: bool) -> Iterator[Result]:
+    """1e7 contributions without rounding (paper A, Table 1: 26,000 s on five cores)."""
+    rows, snapshots, sample = (20_000, 50, 1) if quick else (50_000, 200, 3)
+    values, steps_each = contributions(rows, snapshots), 12
+    trace, starts = individual_trace(steps_each * snapshots), np.arange(snapshots) * steps_each
+    ours, ours_s = timed(lambda: individual_epsilons(starts, values, trace, INDIVIDUAL_DELTA, "rdp"))
+    chosen = np.random.default_rng(1).choice(rows, sample, replace=False)
+    peer, peer_s = timed(lambda: [_dp_accounting_rdp(values[row], steps_each) for row in chosen])
+    yield Result(
+        f"individual_rdp_{rows * snapshots:.0e}",
+        ours_s,
+        "dp-accounting RDP, one example after the other",
+        peer_s,
+        _gap(ours.upper[chosen], peer),
+        ours_items=rows,
+        peer_items=sample,
+    )
+
+
+def _dp_accounting_rdp(row: Array, steps_each: int) -> float:
+    accountant = RdpAccountant()
+    for contribution in row.tolist():
+        accountant.compose(PoissonSampledDpEvent(INDIVIDUAL_RATE, GaussianDpEvent(2.5 / contribution)), steps_each)
+    return float(accountant.get_epsilon(INDIVIDUAL_DELTA))
+
+
+def individual_pld(quick: bool) -> Iterator[Result]:
+    """60,000 examples x 300 snapshots; the peer composes one example after the other from PLDs shared by all."""
+    rows, snapshots, sample = (4_000, 30, 3) if quick else (60_000, 300, 20)
+    values, steps_each = contributions(rows, snapshots, LEVELS), 20
+    trace, starts = individual_trace(steps_each * snapshots), np.arange(snapshots) * steps_each
+    ours, ours_s = timed(lambda: individual_epsilons(starts, values, trace, INDIVIDUAL_DELTA, "pld"))
+    chosen = np.random.default_rng(1).choice(rows, sample, replace=False)
+    shared = {level: _level_pld(level) for level in np.unique(values[chosen]).tolist()}
+    peer, peer_s = timed(lambda: [_dp_accounting_pld_of(values[row], steps_each, shared) for row in chosen])
+    yield Result(
+        f"individual_pld_{rows}x{snapshots}",
+        ours_s,
+        "dp-accounting PLD, one example after the other",
+        peer_s,
+        _gap(ours.upper[chosen], peer),
+        float(np.max((ours.upper - ours.lower) / ours.upper)),
+        ours_items=rows,
+        peer_items=sample,
+    )
+
+
+def _level_pld(contribution: float) -> privacy_loss_distribution.PrivacyLossDistribution:
+    return privacy_loss_distribution.from_gaussian_mechanism(
+        2.5 / contribution, sampling_prob=INDIVIDUAL_RATE, value_discretization_interval=1e-4
+    )
+
+
+def _dp_accounting_pld_of(
+    row: Array, steps_each: int, shared: Mapping[float, privacy_loss_distribution.PrivacyLossDistribution]
+) -> float:
+    levels, counts = np.unique(row, return_counts=True)
+    parts = [shared[level].self_compose(int(n) * steps_each) for level, n in zip(levels.tolist(), counts, strict=True)]
+    total = parts[0]
+    for part in parts[1:]:
+        total = total.compose(part)
+    return float(total.get_epsilon_for_delta(INDIVIDUAL_DELTA))
+
+
+def _gap(ours: Array, peer: Sequence[float]) -> float:
+    theirs = np.asarray(peer)
+    return float(np.max(np.abs(ours - theirs) / theirs))
+
+
+TASKS: Mapping[str, Callable[[bool], Iterator[Result]]] = {
+    "schedule": schedule,
+    "groups": groups,
+    "hard_groups": hard_groups,
+    "individual_rdp": individual_rdp,
+    "individual_pld": individual_pld,
+}
+
+
+def table(results: Sequence[Result]) -> Table:
+    rows = Table("task", "ours", "peer", "peer time", "speed-up", "gap", "certified gap")
+    for r in results:
+        rows.add_row(
+            r.task,
+            f"{r.ours_s:.3f} s" + (f" / {r.ours_items}" if r.ours_items > 1 else ""),
+            r.peer or "-",
+            "-" if r.peer_s is None else f"{r.peer_s:.2f} s" + (f" / {r.peer_items}" if r.ours_items > 1 else ""),
+            "-" if r.speedup is None else f"{r.speedup:,.0f}x",
+            "-" if r.max_relative_gap is None else f"{r.max_relative_gap:.1e}",
+            "-" if r.certified_gap is None else f"{r.certified_gap:.1e}",
+        )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="smaller tasks, within a minute")
+    parser.add_argument("--json", action="store_true", help="one JSON object per comparison and line")
+    parser.add_argument("--task", choices=TASKS, action="append", help="only this task (repeatable)")
+    options = parser.parse_args()
+    results = []
+    for name in options.task or TASKS:
+        for result in TASKS[name](options.quick):
+            results.append(result)
+            if options.json:
+                print(json.dumps(result.as_dict()), flush=True)
+    if not options.json:
+        Console(width=150).print(table(results))
+
+
+if __name__ == "__main__":
+    main()
