@@ -111,7 +111,7 @@ class GradientEngine:
             return self.weighted_sum_rowwise(x, y, lambda norms, _: weigh(norms))
         passes = [self._pass(*rows, keep=False) for rows in batches]
         norms = self._collect(passes, x)
-        weights = weigh(norms).detach()
+        weights = weigh(norms).detach().to(norms.norms)
         sums, cleaned = _Sums(self._parameters), []
         for done, rows, part in zip(passes, batches, _cut(weights, passes), strict=True):
             finite = done.finite()
@@ -135,7 +135,7 @@ class GradientEngine:
             finite = current.finite()
             norms = self._collect([current], x)
             stop = start + len(current.norms)
-            part = _without(weigh(norms, slice(start, stop)).detach(), finite)
+            part = _without(weigh(norms, slice(start, stop)).detach().to(norms.norms), finite)
             self._add(sums, current.gradients, part, finite)
             passes.append(replace(current, gradients={}))
             weights.append(part)
@@ -166,9 +166,8 @@ class GradientEngine:
         def summed() -> dict[str, Tensor | None]:
             with torch.enable_grad(), capturing(self._layers, len(x), examples) as capture:
                 gradients = capture.backward(self._loss(self.model(x), y).sum() * scale)
-            return {
-                name: found.weighted_sum(x.new_ones(examples, dtype=torch.float32)) for name, found in gradients.items()
-            }
+            ones = torch.ones(examples, dtype=widen(next(iter(self._parameters.values()))).dtype, device=x.device)
+            return {name: found.weighted_sum(ones) for name, found in gradients.items()}
 
         def reference() -> dict[str, Tensor | None]:
             with torch.enable_grad():

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from workers.gradients import attention, convolution, embedding, linear, normalization, standardized
 from workers.gradients.rules import Rewrite, Rule
@@ -43,7 +44,9 @@ class Layer:
 
 
 def find_rule(module: nn.Module) -> Rule | None:
-    """The rule of the module's class; a subclass that changes the computation has none."""
+    """The rule of the module's class; a subclass or parametrization that changes the computation has none."""
+    if is_parametrized(module):
+        return None
     for kind, rule in RULES.items():
         if type(module).forward is kind.forward and isinstance(module, kind):
             return rule
@@ -61,7 +64,7 @@ def _walk(module: nn.Module, name: str, names: Mapping[int, str], seen: set[int]
         return
     seen.add(id(module))
     rule = find_rule(module)
-    owns = any(id(parameter) in names for parameter in module.parameters(recurse=False))
+    owns = is_parametrized(module) or any(id(parameter) in names for parameter in module.parameters(recurse=False))
     if rule is None and not owns:
         for child_name, child in module.named_children():
             yield from _walk(child, f"{name}.{child_name}" if name else child_name, names, seen)

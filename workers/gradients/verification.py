@@ -31,7 +31,7 @@ def verify(model: nn.Module, summed: Callable[[], Gradients], reference: Callabl
     scale = torch.stack([gradient.norm() for gradient in present.values()]).norm() if present else torch.zeros(())
     if not bool(scale.isfinite()):
         return False
-    wrong = [name for name, gradient in present.items() if not _near(ours[name], gradient, scale)]
+    wrong = [name for name, gradient in present.items() if not _near(ours.get(name), gradient, scale)]
     if wrong:
         raise InvalidInput(
             f"the per-example gradients of {', '.join(wrong)} do not add up to the gradient of the batch. A parameter "
