@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from fairlearn.metrics import MetricFrame
 from pydantic import TypeAdapter
 from sklearn.metrics import accuracy_score, log_loss, recall_score
 from torch import nn
@@ -109,6 +110,13 @@ class TestFairness:
                 "equalized_odds_difference": 0.5,
             }
         )
+
+    def test_agrees_with_fairlearn(self) -> None:
+        draw = np.random.default_rng(0)
+        labels, predicted, groups = draw.integers(0, 3, 300), draw.integers(0, 3, 300), draw.choice([0, 2, 5], 300)
+        frame = MetricFrame(metrics=accuracy_score, y_true=labels, y_pred=predicted, sensitive_features=groups)
+        expected = {"accuracy_gap": frame.difference(), "worst_group_accuracy": frame.group_min()}
+        assert fairness(labels, predicted, groups, 3) == pytest.approx(expected)
 
     def test_groups_that_are_the_classes_have_no_parity(self) -> None:
         assert set(fairness(self.labels, self.predicted, self.labels, 2)) == {"accuracy_gap", "worst_group_accuracy"}
