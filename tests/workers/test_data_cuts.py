@@ -93,6 +93,28 @@ def test_impossible_cuts_are_refused(spec: DataSpec, message: str) -> None:
         cut(source(), spec)
 
 
+@pytest.mark.parametrize(
+    ("labels", "groups", "ids", "message"),
+    [
+        ([0, 2], [0, 0], None, "labels of 'wrong' range from 0 to 2, but must index its 2 names"),
+        ([0, 1], [-1, 0], None, "groups of 'wrong' range from -1 to 0"),
+        ([0, 1], [0, 0], [7, 7], "example_ids of 'wrong' are not unique"),
+    ],
+)
+def test_a_source_that_contradicts_itself_is_refused(
+    labels: list[int], groups: list[int], ids: list[int] | None, message: str
+) -> None:
+    split = make_split(np.zeros((2, 3), dtype=np.float32), labels, groups, example_ids=ids)
+    with pytest.raises(InvalidInput, match=message):
+        Source("wrong", split, None, ("a",), ("x", "y"))
+
+
+def test_training_and_test_ids_of_a_source_differ() -> None:
+    split = make_split(np.zeros((2, 3), dtype=np.float32), [0, 1])
+    with pytest.raises(InvalidInput, match="not unique over training and test"):
+        Source("twice", split, split, ("a", "b"), ("a", "b"))
+
+
 def test_a_split_with_columns_of_other_lengths_is_refused() -> None:
     with pytest.raises(InvalidInput, match="labels has shape"):
         make_split(np.zeros((3, 2), dtype=np.float32), [0, 1])

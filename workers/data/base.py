@@ -101,6 +101,22 @@ class Source:
     preparation: Preparation = Scaling()
     notes: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        splits = [self.train] if self.test is None else [self.train, self.test]
+        for split in splits:
+            _check_indices(f"labels of {self.name!r}", split.labels, self.class_names)
+            _check_indices(f"groups of {self.name!r}", split.groups, self.group_names)
+        ids = torch.cat([split.example_ids for split in splits])
+        if len(ids.unique()) < len(ids):  # type: ignore[no-untyped-call]
+            raise InvalidInput(f"example_ids of {self.name!r} are not unique over training and test split")
+
+
+def _check_indices(what: str, values: Tensor, names: tuple[str, ...]) -> None:
+    if len(values) and not 0 <= int(values.min()) <= int(values.max()) < len(names):
+        raise InvalidInput(
+            f"{what} range from {int(values.min())} to {int(values.max())}, but must index its {len(names)} names"
+        )
+
 
 @dataclass(frozen=True)
 class Dataset:
