@@ -9,22 +9,23 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from pydantic import TypeAdapter
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 
 from accounting.errors import InvalidInput, require_finite
 from accounting.layout import TrialFiles
 from accounting.mechanism import Trace
 from accounting.shards import NormShardWriter
 from workers.augmentation import make_augmentation
-from workers.clipping import ClippingState, ClipRule, Setting, make_clipping, released_bound
+from workers.clipping import ClippingState, ClipRule, Examples, Setting, make_clipping, released_bound
 from workers.data.base import Dataset
 from workers.evaluation import Evaluation, evaluate
-from workers.gradients import BatchNorms, GradientEngine, ShapePlanner, TimingPlanner
+from workers.gradients import GradientEngine, ShapePlanner, TimingPlanner, WeightedSum
 from workers.history import EpochRecord
 from workers.losses import build_loss
 from workers.mechanism import TrialMechanism, affordable_epochs
@@ -53,7 +54,7 @@ class Trainer:
         self, spec: TrialSpec, mechanism: TrialMechanism, dataset: Dataset, noise: NoiseSource, files: TrialFiles
     ) -> None:
         device = choose_device(spec.execution.device)
-        self._spec, self.mechanism, self._dataset, self._noise = spec, mechanism, dataset, noise
+        self._spec, self._dataset, self._noise = spec, dataset, noise
         self._method = make_clipping(spec.clipping)
         check_spec(spec, dataset)
         self.total_steps = spec.epochs * mechanism.steps_per_epoch
@@ -61,6 +62,11 @@ class Trainer:
 
         self._loss = build_loss(spec.loss)
         self._model = build_model(spec.model, dataset, spec.seed).to(device)
+        if spec.execution.compile:
+            self._model.compile()
+        self.mechanism = mechanism
+        if draws_randomly(self._model) and not self._method.keeps_to_contributions:
+            self.mechanism = replace(mechanism, contributions="estimate")
         self._parameters = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
         self._augmentation = make_augmentation(spec.augmentation) if spec.augmentation else None
         self._augmentation_rng = torch.Generator().manual_seed(derive_seed(spec.seed, "augmentation"))
@@ -98,7 +104,7 @@ class Trainer:
 
     def _make_recorders(self, files: TrialFiles) -> tuple[NormRecorder, NormRecorder | None]:
         norms, population = self._spec.norms, len(self._data)
-        engine = self._make_engine(multiplicity=1)
+        engine = self._engine if self._augmentation is None else self._make_engine(multiplicity=1)
         everyone = NormRecorder(
             self._data, torch.arange(population), engine, NormShardWriter(files.norms, norms.rows_per_part)
         )
@@ -172,7 +178,7 @@ class Trainer:
             self._clipping = self._method.refresh(self._clipping, measured.examples)
 
         rows = torch.from_numpy(self._sampler.next_batch()).to(self._data.device)
-        clipped = self._engine.weighted_sum(*self._batch(rows), lambda norms: self._weigh(rows, norms))
+        clipped = self._clipped_sum(rows)
         self.counters.non_finite_gradients += clipped.non_finite
         self.counters.empty_batches += int(len(rows) == 0)
 
@@ -189,15 +195,30 @@ class Trainer:
             return x, y
         return self._augmentation(x, self._augmentation_rng), y.repeat_interleave(self._augmentation.multiplicity)
 
-    def _weigh(self, rows: Tensor, norms: BatchNorms) -> Tensor:
-        """Decide on the rule of this step and apply it; only the noisy answer leaves the batch."""
-        batch = self._data.examples(rows, norms)
+    def _clipped_sum(self, rows: Tensor) -> WeightedSum:
+        """Decide on the rule of this step and apply it to the batch.
+
+        Methods without a query decide before they see the batch, which saves a pass where there are micro-batches.
+        """
+        x, y = self._batch(rows)
+        if self._method.query is None:
+            self._decide(torch.zeros(0, dtype=torch.float64))
+            return self._engine.weighted_sum_rowwise(
+                x, y, lambda norms, part: self._rule.weights(self._data.examples(rows[part], norms))
+            )
+        return self._engine.weighted_sum(x, y, lambda norms: self._weigh(self._data.examples(rows, norms)))
+
+    def _weigh(self, batch: Examples) -> Tensor:
+        """Answer the method's query with noise, and decide: only the noisy answer leaves the batch."""
+        query = self._method.query
+        assert query is not None, "methods without a query decide before the batch"
         answer = self._method.answer(self._clipping, batch, self._setting).cpu()
-        if self._method.query is not None:
-            answer = answer + self._noise.normal(tuple(answer.shape), self._method.query.noise_std).cpu()
-        self._rule = self._method.decide(self._clipping, answer, self._setting)
-        self._clipping = self._method.advance(self._clipping, answer, self._setting)
+        self._decide(answer + self._noise.normal(tuple(answer.shape), query.noise_std).cpu())
         return self._rule.weights(batch)
+
+    def _decide(self, noisy_answer: Tensor) -> None:
+        self._rule = self._method.decide(self._clipping, noisy_answer, self._setting)
+        self._clipping = self._method.advance(self._clipping, noisy_answer, self._setting)
 
     def _update(self, gradients: Mapping[str, Tensor], sigma: float) -> None:
         std = sigma * self._rule.sensitivity if sigma > 0.0 else 0.0
@@ -287,6 +308,15 @@ def check_spec(spec: TrialSpec, dataset: Dataset) -> None:
         )
     if spec.noise.schedule.name == "validation" and dataset.public is None:
         raise InvalidInput("a validation-driven schedule needs public data; set data.public_fraction above 0")
+
+
+def draws_randomly(model: nn.Module) -> bool:
+    """Whether the model has dropout, so that the norms of a snapshot are not those of the training pass."""
+    return any(
+        (isinstance(module, _DropoutNd) and module.p > 0.0)
+        or (isinstance(module, nn.MultiheadAttention) and module.dropout > 0.0)
+        for module in model.modules()
+    )
 
 
 def choose_device(name: str) -> torch.device:

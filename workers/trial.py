@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 
@@ -48,7 +49,7 @@ def run_trial(
         DataCorruption: a stored file is damaged; nothing is silently started anew.
     """
     files = TrialFiles(root)
-    _claim(files, spec)
+    _refuse_other_trials(files, spec)
     if exists(files.training):
         return read_training_result(files.training)
     with _reproducible(spec.execution, spec.seed):
@@ -59,10 +60,8 @@ def _ignore(progress: Progress) -> None:
     return None
 
 
-def _claim(files: TrialFiles, spec: TrialSpec) -> None:
-    """Store the spec of a new trial; refuse to go on with another one's files."""
+def _refuse_other_trials(files: TrialFiles, spec: TrialSpec) -> None:
     if not exists(files.spec):
-        write_bytes_atomically(files.spec, spec.to_json().encode())
         return
     try:
         stored = TrialSpec.from_json(read_bytes(files.spec))
@@ -81,6 +80,7 @@ def _claim(files: TrialFiles, spec: TrialSpec) -> None:
 def _reproducible(execution: ExecutionSpec, seed: int) -> Iterator[None]:
     """Threads, determinism and torch's global random state for one trial; all are put back afterwards."""
     device = choose_device(execution.device)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what deterministic algorithms need on CUDA
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.set_num_threads(execution.threads)
@@ -111,6 +111,7 @@ def _train(spec: TrialSpec, files: TrialFiles, releases: tuple[Release, ...], re
 
     if stored is None:
         trainer.begin()
+        write_bytes_atomically(files.spec, spec.to_json().encode())
         save()
     else:
         trainer.restore(stored["trainer"])
