@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from brute_force import gradients_one_by_one, norms_of, per_example_loss, relative_error
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from brute_force import gradients_one_by_one, norms_of, per_example_loss, relative_error
 from workers.gradients import GradientEngine, TimingPlanner
 from workers.models.layers import WeightStandardizedConv2d
 
