@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import io
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -71,6 +73,34 @@ def make_fashion(folder: Path) -> Path:
             content = idx_bytes(values)
             path = raw / f"{part}-{kind}-ubyte{suffix}"
             path.write_bytes(gzip.compress(content) if suffix else content)
+    return folder
+
+
+def make_cifar_jpegs(folder: Path) -> Path:
+    """root/cifar10-jpeg with 60 training and 20 test pictures."""
+    (folder / "cifar10-jpeg").mkdir(parents=True)
+    for part, count in (("train", 60), ("test", 20)):
+        jpegs = []
+        for index in range(count):
+            content = io.BytesIO()
+            Image.new("RGB", (32, 32), (4 * index, 10, 20)).save(content, "JPEG")
+            jpegs.append(content.getvalue())
+        labels = pa.array([index % 10 for index in range(count)], pa.int8())
+        table = pa.table({"image_jpeg": jpegs, "label": labels})
+        parquet.write_table(table, folder / "cifar10-jpeg" / f"{part}.parquet")
+    return folder
+
+
+def make_cifar_batches(folder: Path, per_batch: int = 4) -> Path:
+    """root/cifar-10-batches-py: picture i of a batch has red i, green 100, blue 200; labels count up."""
+    batches = folder / "cifar-10-batches-py"
+    batches.mkdir(parents=True)
+    channels = np.repeat(np.array([0, 100, 200], dtype=np.uint8), 1024)
+    red = np.repeat(np.array([1, 0, 0], dtype=np.uint8), 1024)
+    data = channels + np.arange(per_batch, dtype=np.uint8)[:, None] * red
+    for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
+        (batches / name).write_bytes(pickle.dumps({"data": data, "labels": list(range(per_batch))}))
+    (batches / "batches.meta").write_bytes(pickle.dumps({"label_names": [str(label) for label in range(10)]}))
     return folder
 
 

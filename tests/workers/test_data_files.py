@@ -10,7 +10,15 @@ import pyarrow.csv as csv
 import pyarrow.parquet as parquet
 import pytest
 import torch
-from data_folders import idx_bytes, make_fashion, make_image_folder, make_table, make_utkface
+from data_folders import (
+    idx_bytes,
+    make_cifar_batches,
+    make_cifar_jpegs,
+    make_fashion,
+    make_image_folder,
+    make_table,
+    make_utkface,
+)
 
 from accounting.errors import DataCorruption, InvalidInput
 from workers.data import load_dataset, load_source
@@ -170,6 +178,26 @@ class TestIdx:
         (tmp_path / "values").write_bytes(content)
         with pytest.raises(DataCorruption, match="values"):
             read_idx(tmp_path / "values")
+
+
+class TestCifar:
+    def test_the_original_batches(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda path, md5=None: True)
+        source = load_source(DataSpec("cifar10", {"root": str(make_cifar_batches(tmp_path))}))
+        assert source.test is not None
+        assert (len(source.train), len(source.test)) == (20, 4)
+        assert source.train.labels.tolist() == [0, 1, 2, 3] * 5
+        assert source.train.features[2].flatten(1).unique(dim=1).flatten().tolist() == [2, 100, 200]
+        assert not any("JPEG" in note for note in source.notes)
+
+    def test_damaged_batches_are_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(DataCorruption, match="cifar-10-batches-py"):
+            load_source(DataSpec("cifar10", {"root": str(make_cifar_batches(tmp_path))}))
+
+    def test_jpegs_come_with_a_note(self, tmp_path: Path) -> None:
+        source = load_source(DataSpec("cifar10", {"root": str(make_cifar_jpegs(tmp_path))}))
+        assert "JPEG" in source.notes[0]
+        assert abs(int(source.train.features[30, 0].float().mean()) - 120) <= 3
 
 
 class TestWhereDataIs:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections import Counter
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from data_folders import make_fashion, make_image_folder, make_table, make_utkface
+from data_folders import make_cifar_jpegs, make_fashion, make_image_folder, make_table, make_utkface
 
 from workers.data import SOURCES, Dataset, Source, Split, describe, describe_dataset, load_dataset, load_source
 from workers.data.cuts import cut
@@ -20,24 +19,19 @@ BUNDLED = ("digits", "breast_cancer")
 STORED = {
     "adult": "adult/adult.data",
     "breast_cancer_wisconsin": "breast-cancer-wisconsin/breast-cancer-wisconsin.data",
-    "cifar10": "cifar10-jpeg/train.parquet",
     "dutch": "dutch/dutch.csv",
     "mnist": "MNIST/raw/train-images-idx3-ubyte.gz",
 }
-MADE = ("csv", "parquet", "fashion_mnist", "image_folder", "utkface")
+MADE = ("csv", "parquet", "cifar10", "fashion_mnist", "image_folder", "utkface")
 
 
-@functools.cache
-def stored_source(name: str) -> Source:
-    return load_source(DataSpec(name))
-
-
-def require_stored(name: str) -> None:
+def require_stored(name: str, path: str | None = None) -> None:
+    path = path or STORED[name]
     root = os.environ.get("DPSWEEP_DATA")
     if root is None:
-        pytest.skip(f"{name} needs real data: set DPSWEEP_DATA to a folder that holds {STORED[name]}")
-    if not (Path(root) / STORED[name]).exists():
-        pytest.skip(f"{name} needs real data: DPSWEEP_DATA has no {STORED[name]}")
+        pytest.skip(f"{name} needs real data: set DPSWEEP_DATA to a folder that holds {path}")
+    if not (Path(root) / path).exists():
+        pytest.skip(f"{name} needs real data: DPSWEEP_DATA has no {path}")
 
 
 @pytest.fixture(scope="module", params=(*BUNDLED, *STORED, *MADE))
@@ -54,6 +48,7 @@ def spec(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             "user": "id",
         },
         "parquet": lambda: {"path": str(make_table(folder / "people.parquet")), "label": "income"},
+        "cifar10": lambda: {"root": str(make_cifar_jpegs(folder))},
         "fashion_mnist": lambda: {"root": str(make_fashion(folder))},
         "image_folder": lambda: {"path": str(make_image_folder(folder)), "size": 8},
         "utkface": lambda: {"root": str(make_utkface(folder)), "size": 8},
@@ -64,7 +59,7 @@ def spec(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="module")
 def source(spec: DataSpec) -> Source:
-    return stored_source(spec.name) if spec.name in STORED else load_source(spec)
+    return load_source(spec)
 
 
 @pytest.fixture(scope="module")
@@ -192,8 +187,8 @@ class TestGoldenCounts:
         assert len(dataset.test) == 10000
 
     def test_cifar10_says_that_jpegs_are_not_the_original(self) -> None:
-        require_stored("cifar10")
-        source = stored_source("cifar10")
+        require_stored("cifar10", "cifar10-jpeg/train.parquet")
+        source = load_source(DataSpec("cifar10"))
         assert source.train.labels.bincount().tolist() == [5000] * 10
         assert source.test is not None
         assert len(source.test) == 10000

@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from accounting.errors import DataCorruption
 from workers.data.base import Preparation, Source, make_split, pixels
 from workers.data.files import locate
 
@@ -60,7 +61,10 @@ def _download(cache: Path) -> None:
 def _read_batches(folder: Path, *, train: bool) -> tuple[Tensor, npt.NDArray[np.int64]]:
     import torchvision  # late: importing it takes seconds
 
-    batches = torchvision.datasets.CIFAR10(root=str(folder.parent), train=train)
+    try:
+        batches = torchvision.datasets.CIFAR10(root=str(folder.parent), train=train)
+    except RuntimeError as error:
+        raise DataCorruption(f"{folder} does not hold the published files of CIFAR-10: {error}") from error
     pictures = torch.from_numpy(batches.data).permute(0, 3, 1, 2).contiguous()
     return pictures, np.array(batches.targets, dtype=np.int64)
 
