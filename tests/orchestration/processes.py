@@ -1,0 +1,89 @@
+"""The command in processes of its own, and the processes it starts: for tests that kill some of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+COMMAND = [sys.executable, "-c", "from orchestration.cli import main; main()"]
+PATIENCE = 240.0
+"""Seconds after which a test gives up on a process; far above what anything takes."""
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """This process's environment without what would change where a sweep runs or records."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "MLFLOW_", "TUNE_"))}
+    return {**kept, "OMP_NUM_THREADS": "1", **changes}
+
+
+def dpsweep(*arguments: object, **changes: str) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end."""
+    command = [*COMMAND, *map(str, arguments)]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=PATIENCE, env=environment(**changes), check=False
+    )
+
+
+def start(*arguments: object, log: Path, **changes: str) -> subprocess.Popen[bytes]:
+    """Start the command and return at once; what it prints goes to ``log``."""
+    with log.open("wb") as output:
+        command = [*COMMAND, *map(str, arguments)]
+        return subprocess.Popen(command, stdout=output, stderr=output, env=environment(**changes))
+
+
+def wait_until(holds: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not holds():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited in vain for {what}")
+        time.sleep(0.02)
+
+
+def descendants(pid: int) -> list[int]:
+    """Processes below ``pid``, from /proc."""
+    parents = dict(_parents())
+    found: list[int] = []
+    level = [pid]
+    while level:
+        level = [child for child, parent in parents.items() if parent in level]
+        found += level
+    return found
+
+
+def _parents() -> Iterator[tuple[int, int]]:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            yield int(entry.name), int(fields[1])
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def training_workers(pids: list[int]) -> list[int]:
+    """Those of ``pids`` that are Tune's training workers."""
+    return [pid for pid in pids if "ImplicitFunc" in _command_line(pid)]
+
+
+def _command_line(pid: int) -> str:
+    try:
+        return (Path("/proc") / str(pid) / "cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,39 @@
+"""A sweep without Ray and without interruption: what a run on any cluster has to reproduce."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from accounting.actors import AccountingJob, account_trial
+from accounting.layout import TrialFiles
+from accounting.shards import Epsilons, read_epsilons
+from orchestration.layout import SweepFiles
+from orchestration.plan import plan_sweep
+from orchestration.sweep import SweepSpec
+from workers.trial import run_trial
+
+
+def run_undisturbed(sweep: SweepSpec, folder: Path) -> SweepFiles:
+    """Train and account every trial of the plan in this process."""
+    files = SweepFiles(str(folder))
+    for planned in plan_sweep(sweep).trials:
+        root = files.trial(planned.spec.key).root
+        run_trial(planned.spec, root, releases=planned.releases)
+        if planned.spec.is_private:
+            account_trial(AccountingJob(root, planned.spec.delta, sweep.accounting.individual))
+    return files
+
+
+def assert_same_trial(ours: TrialFiles, theirs: TrialFiles, private: bool) -> None:
+    """Equal bits in the model and, for a private trial, in the epsilon of every example."""
+    models = [torch.load(files.model, weights_only=True) for files in (ours, theirs)]
+    assert models[0].keys() == models[1].keys()
+    for name, value in models[0].items():
+        assert torch.equal(value, models[1][name]), name
+    if private:
+        epsilons: list[Epsilons] = [read_epsilons(files.epsilons) for files in (ours, theirs)]
+        np.testing.assert_array_equal(epsilons[0].example_ids, epsilons[1].example_ids)
+        np.testing.assert_array_equal(epsilons[0].upper, epsilons[1].upper)

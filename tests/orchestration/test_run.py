@@ -1,0 +1,197 @@
+"""`dpsweep run` from end to end, on an embedded cluster: a small quickstart with every stage real."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import numpy as np
+import pytest
+from processes import dpsweep
+from sample_grids import small
+
+from accounting.layout import TrialFiles
+from accounting.shards import NormShards, read_epsilons
+from accounting.traces import read_trace
+from orchestration.layout import SweepFiles
+from orchestration.results import read_result, read_statistics
+
+TRIALS = 7
+
+
+class FinishedSweep:
+    """A sweep that ran once, for all tests of this module to look at."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file, self.files = folder / "sweep.yaml", SweepFiles(str(folder / "out"))
+        self.file.write_text(
+            small(
+                clipping=["none", "flat", "dpsgd_f", "individual"],
+                seeds=0,
+                epochs=4,
+                release="private",
+                accounting={"individual": "pld", "group_sizes": [1, 2], "also": ["rdp"]},
+            )
+        )
+        self.process = dpsweep("run", self.file, "--output", self.files.root, "--json")
+        self.outcome: dict[str, Any] = json.loads(self.process.stdout) if self.process.stdout else {}
+
+    @property
+    def trials(self) -> dict[str, dict[str, Any]]:
+        return {trial["key"]: trial for trial in self.outcome["trials"]}
+
+    def runs(self) -> list[mlflow.entities.Run]:
+        client = mlflow.MlflowClient(self.outcome["tracking_uri"])
+        experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+        return list(client.search_runs(experiments, max_results=1000))
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> FinishedSweep:
+    finished = FinishedSweep(tmp_path_factory.mktemp("sweep"))
+    assert finished.process.returncode == 0, finished.process.stderr
+    return finished
+
+
+def test_every_trial_finishes_within_its_target(sweep: FinishedSweep) -> None:
+    assert len(sweep.trials) == TRIALS
+    assert sweep.outcome["failed"] == 0
+    for key, trial in sweep.trials.items():
+        assert trial["status"] == "finished", key
+        if trial["labels"]["clipping"] == "non-private":
+            assert (trial["private"], trial["epsilon"]) == (False, None)
+        else:
+            assert 4.9 < trial["epsilon"] <= 5.0
+            assert trial["groups"][1]["group_size"] == 2
+            assert trial["groups"][1]["epsilon"] > 2 * trial["epsilon"] * 0.99
+            assert trial["accuracy_change"] == pytest.approx(
+                trial["accuracy"] - sweep.trials["non-private-seed0"]["accuracy"]
+            )
+
+
+def test_progress_is_announced_and_ray_is_quiet(sweep: FinishedSweep) -> None:
+    lines = sweep.process.stderr.splitlines()
+    assert len([line for line in lines if line.startswith("finished")]) == TRIALS
+    assert len(lines) == TRIALS, sweep.process.stderr
+
+
+def test_each_private_trial_has_trace_shards_epsilons_and_result(sweep: FinishedSweep) -> None:
+    for key in sweep.trials:
+        files = sweep.files.trial(key)
+        result, trace = read_result(files.result), read_trace(files.trace)
+        assert result is not None
+        assert trace.steps == result.training.steps
+        if not result.spec.is_private:
+            assert result.individuals is None
+            continue
+        shards, epsilons = NormShards(files.norms), read_epsilons(files.epsilons)
+        assert shards.examples == len(epsilons.upper) == trace.dataset_size
+        assert (epsilons.kind == "guarantee") == (result.spec.clipping.name == "individual")
+        assert (np.minimum(epsilons.upper, result.worst_case.epsilon) > 0.0).all()
+        assert [estimate.accountant for estimate in result.others] == ["rdp"]
+
+
+def test_only_released_statistics_leave_the_private_folder(sweep: FinishedSweep) -> None:
+    files = sweep.files.trial("flat-constant-seed0")
+    exact, result = read_statistics(files.private_summary), read_result(files.result)
+    assert exact is not None
+    assert result is not None
+    assert result.individuals is not None
+    assert (exact.disclosure, result.individuals.disclosure) == ("raw", "private")
+    assert result.individuals.mean != exact.mean
+    assert result.individuals.mean == pytest.approx(exact.mean, rel=0.5)
+    assert result.individuals == read_statistics(files.released)
+    released = {release.name for release in read_trace(files.trace).releases}
+    assert "histogram of epsilons" in released
+
+
+def test_private_files_are_for_their_owner_only(sweep: FinishedSweep) -> None:
+    private = [path for path in Path(sweep.files.root).rglob("private/**/*") if path.is_file()]
+    assert len(private) > TRIALS
+    for path in private:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700, path
+
+
+def test_mlflow_has_one_finished_run_per_trial(sweep: FinishedSweep) -> None:
+    runs = sweep.runs()
+    assert {run.info.status for run in runs} == {"FINISHED"}
+    keys = [run.data.tags["dpsweep.trial_key"] for run in runs if "dpsweep.trial_key" in run.data.tags]
+    assert sorted(keys) == sorted(sweep.trials)
+
+
+def _stored_numbers(files: TrialFiles) -> list[str]:
+    """Numbers that only exact per-example data can produce, as they would be printed."""
+    exact = read_statistics(files.private_summary)
+    assert exact is not None
+    epsilons = read_epsilons(files.epsilons)
+    return [repr(exact.mean), *(repr(group.mean) for group in exact.groups), *map(repr, epsilons.upper[:50].tolist())]
+
+
+def test_nothing_private_reaches_mlflow_the_report_or_the_table(sweep: FinishedSweep) -> None:
+    root = Path(sweep.files.root)
+    worst = {repr(trial["epsilon"]) for trial in sweep.trials.values()}
+    numbers = [
+        number
+        for key, trial in sweep.trials.items()
+        if trial["private"]
+        for number in _stored_numbers(sweep.files.trial(key))
+        if number not in worst
+    ]
+    assert len(numbers) > 100
+    shown = [root / "mlflow.db", root / "report.html", root / "results.json", *root.rglob("mlflow-artifacts/**/*")]
+    shown += [root / "trials" / key / "result.json" for key in sweep.trials]
+    for path in filter(Path.is_file, shown):
+        content = path.read_bytes()
+        assert not [number for number in numbers if number.encode() in content], path
+    assert not [path for path in root.rglob("mlflow-artifacts/**/*") if path.suffix in {".arrow", ".pt"}]
+
+
+def test_the_owner_gets_the_exact_picture(sweep: FinishedSweep) -> None:
+    private = Path(sweep.files.private_report)
+    assert "Sensitive" in private.read_text()
+    assert "Sensitive. This page" not in Path(sweep.files.report).read_text()
+
+
+def test_the_manifest_says_what_ran_and_where(sweep: FinishedSweep) -> None:
+    manifest = json.loads(Path(sweep.files.manifest).read_text())
+    assert manifest["sweep"]["seeds"] == [0]
+    assert manifest["text"] == sweep.file.read_text()
+    assert {"python", "torch", "ray", "mlflow"} <= manifest["versions"].keys()
+    assert manifest["hardware"]["cpus"] >= 1
+
+
+def test_running_again_needs_resume_and_the_same_sweep(sweep: FinishedSweep, tmp_path: Path) -> None:
+    again = dpsweep("run", sweep.file, "--output", sweep.files.root)
+    assert again.returncode == 2
+    assert again.stderr.startswith("error: ")
+    assert "--resume" in again.stderr
+    changed = tmp_path / "changed.yaml"
+    changed.write_text(sweep.file.read_text().replace("epochs: 4", "epochs: 5"))
+    other = dpsweep("run", changed, "--output", sweep.files.root, "--resume")
+    assert other.returncode == 2
+    assert "epochs" in other.stderr
+    assert len(other.stderr.splitlines()) == 1
+
+
+def test_resuming_a_finished_sweep_repeats_nothing(sweep: FinishedSweep) -> None:
+    before = {path: path.stat().st_mtime_ns for path in Path(sweep.files.root).rglob("trials/**/*")}
+    runs = {run.info.run_id for run in sweep.runs()}
+    again = dpsweep("run", sweep.file, "--output", sweep.files.root, "--resume", "--json")
+    assert again.returncode == 0, again.stderr
+    assert {path: path.stat().st_mtime_ns for path in Path(sweep.files.root).rglob("trials/**/*")} == before
+    assert {run.info.run_id for run in sweep.runs()} == runs
+    assert {run.info.status for run in sweep.runs()} == {"FINISHED"}
+    assert json.loads(again.stdout)["trials"] == sweep.outcome["trials"]
+
+
+def test_report_renders_again_from_disk(sweep: FinishedSweep) -> None:
+    before = Path(sweep.files.report).read_bytes()
+    Path(sweep.files.report).unlink()
+    done = dpsweep("report", sweep.files.root, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["trials"] == sweep.outcome["trials"]
+    assert len(Path(sweep.files.report).read_bytes()) == pytest.approx(len(before), rel=0.01)
