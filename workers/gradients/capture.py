@@ -39,15 +39,15 @@ class Capture:
     examples: int
     uses: list[Use] = field(default_factory=list)
 
-    def backward(self, loss: Tensor) -> dict[str, ExampleGradients]:
-        """Per-example gradients of ``loss``, a sum over rows, by parameter name; unused parameters have none.
+    def backward(self, losses: Tensor, scale: float) -> dict[str, ExampleGradients]:
+        """Per-example gradients of ``scale * losses`` [rows] by parameter name; unused parameters have none.
 
         Only output gradients of layers are differentiated: autograd skips every parameter gradient.
         """
         edges = [edge for use in self.uses for edge in use.edges]
-        if not edges or not loss.requires_grad:
+        if not edges or not losses.requires_grad:
             return {}
-        remaining = iter(torch.autograd.grad(loss, edges, allow_unused=True))
+        remaining = iter(torch.autograd.grad(losses, edges, torch.full_like(losses, scale), allow_unused=True))
         found: dict[str, list[ExampleGradients]] = {}
         with torch.no_grad():
             for use in self.uses:
@@ -64,14 +64,19 @@ class Capture:
 def capturing(layers: Sequence[Layer], rows: int, examples: int) -> Iterator[Capture]:
     """Within this context a forward pass of the model fills the capture; the model is left as it was."""
     capture = Capture(rows, examples)
+    handles: list[RemovableHandle] = []
     with ExitStack() as stack:
-        for layer in layers:
-            if layer.rule is not None:
-                stack.callback(_hooked(layer, layer.rule, capture).remove)
-            else:
-                forward = partial(_rewritten, layer, capture, layer.module.forward)
-                stack.enter_context(_patched(layer.module, forward))
-        yield capture
+        try:
+            for layer in layers:
+                if layer.rule is not None:
+                    handles.append(_hooked(layer, layer.rule, capture))
+                else:
+                    forward = partial(_rewritten, layer, capture, layer.module.forward)
+                    stack.enter_context(_patched(layer.module, forward))
+            yield capture
+        finally:
+            for handle in handles:
+                handle.remove()
 
 
 def _hooked(layer: Layer, rule: Rule, capture: Capture) -> RemovableHandle:

@@ -6,6 +6,7 @@ and the weighted sum are computed from those pairs: no second backward pass, no 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -19,7 +20,9 @@ from workers.gradients.checks import check_model
 from workers.gradients.factors import ExampleGradients, widen
 from workers.gradients.layers import find_layers
 from workers.gradients.planning import Planner, ShapePlanner
+from workers.gradients.randomness import RandomState
 from workers.gradients.results import BatchNorms, WeightedSum
+from workers.gradients.sums import Sums
 from workers.gradients.verification import verify
 
 PerExampleLoss = Callable[[Tensor, Tensor], Tensor]
@@ -34,17 +37,15 @@ WeighRows = Callable[[BatchNorms, slice], Tensor]
 
 @dataclass(frozen=True)
 class Pass:
-    """One micro-batch after its backward pass; gradients are empty after a norm pass."""
+    """One micro-batch after its backward pass. finite: mask [b], or None where all norms are; gradients: empty after a
+    norm pass; random_state: the state it started from, or None if it drew nothing."""
 
     losses: Tensor
     norms: Tensor
     layer_norms: Tensor | None
+    finite: Tensor | None
     gradients: Mapping[str, ExampleGradients]
-
-    def finite(self) -> Tensor | None:
-        """Mask [B] of finite norms, or None where all are."""
-        finite = self.norms.isfinite()
-        return None if bool(finite.all()) else finite
+    random_state: RandomState | None = None
 
 
 class GradientEngine:
@@ -106,22 +107,24 @@ class GradientEngine:
         the rest of the batch, `weighted_sum_rowwise` saves that second round. Examples whose gradient is not finite
         get weight 0 and never touch the sum.
         """
-        batches = list(self._micro_batches(x, y))
+        batches = self._micro_batches(x, y)
         if len(batches) <= 1:
             return self.weighted_sum_rowwise(x, y, lambda norms, _: weigh(norms))
-        passes = [self._pass(*rows, keep=False) for rows in batches]
+        passes = [self._norm_pass(*rows) for rows in batches]
         norms = self._collect(passes, x)
         weights = weigh(norms).detach().to(norms.norms)
-        sums, cleaned = _Sums(self._parameters), []
-        for done, rows, part in zip(passes, batches, _cut(weights, passes), strict=True):
-            finite = done.finite()
-            part = _without(part, finite)
-            if part.dim() == 1:
-                self._add_weighted_losses(sums, *rows, part, finite)
-            else:
-                self._add(sums, self._pass(*rows, keep=True).gradients, part, finite)
-            cleaned.append(part)
-        return WeightedSum(norms, torch.cat(cleaned), sums.complete(), _count_infinite(norms))
+        sums, cleaned = Sums(self._parameters), []
+        with RandomState.preserved(x.device):
+            for first, rows, part in zip(passes, batches, _cut(weights, passes), strict=True):
+                part = _without(part, first.finite)
+                if part.dim() == 1 and first.random_state is None:
+                    self._add_weighted_losses(sums, *rows, part, first.finite)
+                else:  # the same pass again, with the same random numbers
+                    if first.random_state is not None:
+                        first.random_state.restore()
+                    self._add(sums, self._pass(*rows, keep=True).gradients, part, first.finite)
+                cleaned.append(part)
+        return WeightedSum(norms, torch.cat(cleaned), sums.complete(), _count_infinite(passes))
 
     def weighted_sum_rowwise(self, x: Tensor, y: Tensor, weigh: WeighRows) -> WeightedSum:
         """sum_i w_i g_i where the weight of an example depends on that example alone: one pass per micro-batch.
@@ -129,31 +132,32 @@ class GradientEngine:
         ``weigh(norms, rows)`` gets the norms of the examples ``rows`` (a slice of the batch's examples) and returns
         their weights.
         """
-        passes, weights, sums, start = [], [], _Sums(self._parameters), 0
+        passes, weights, sums, start = [], [], Sums(self._parameters), 0
         for rows in self._micro_batches(x, y):
             current = self._pass(*rows, keep=True)
-            finite = current.finite()
-            norms = self._collect([current], x)
+            norms = BatchNorms(current.norms, current.layer_norms, current.losses)
             stop = start + len(current.norms)
-            part = _without(weigh(norms, slice(start, stop)).detach().to(norms.norms), finite)
-            self._add(sums, current.gradients, part, finite)
+            part = _without(weigh(norms, slice(start, stop)).detach().to(norms.norms), current.finite)
+            self._add(sums, current.gradients, part, current.finite)
             passes.append(replace(current, gradients={}))
             weights.append(part)
             start = stop
         norms = self._collect(passes, x)
         all_weights = _joined(weights) if weights else weigh(norms, slice(0, 0))
-        return WeightedSum(norms, all_weights, sums.complete(), _count_infinite(norms))
+        return WeightedSum(norms, all_weights, sums.complete(), _count_infinite(passes))
 
-    def _micro_batches(self, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        if len(x) % self._multiplicity or len(x) != len(y):
+    def _micro_batches(self, x: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor]]:
+        rows = len(x)
+        if rows % self._multiplicity or rows != len(y):
             raise InvalidInput(
-                f"x has {len(x)} rows and y {len(y)}, but both need the same multiple of {self._multiplicity} rows"
+                f"x has {rows} rows and y {len(y)}, but both need the same multiple of {self._multiplicity} rows"
             )
-        size = max(1, len(x)) if self._micro_batch_size is None else self._micro_batch_size * self._multiplicity
         if not self._verified:
             self._verified = self._verify(x, y)
-        for start in range(0, len(x), size):
-            yield x[start : start + size], y[start : start + size]
+        size = rows if self._micro_batch_size is None else self._micro_batch_size * self._multiplicity
+        if 0 < rows <= size:
+            return [(x, y)]
+        return [(x[start : start + size], y[start : start + size]) for start in range(0, rows, max(1, size))]
 
     def _verify(self, x: Tensor, y: Tensor) -> bool:
         """Check the model on a few rows: fewer than the batch, so that no other axis of that length is mistaken."""
@@ -165,7 +169,7 @@ class GradientEngine:
 
         def summed() -> dict[str, Tensor | None]:
             with torch.enable_grad(), capturing(self._layers, len(x), examples) as capture:
-                gradients = capture.backward(self._loss(self.model(x), y).sum() * scale)
+                gradients = capture.backward(self._loss(self.model(x), y), scale)
             ones = torch.ones(examples, dtype=widen(next(iter(self._parameters.values()))).dtype, device=x.device)
             return {name: found.weighted_sum(ones) for name, found in gradients.items()}
 
@@ -177,11 +181,17 @@ class GradientEngine:
 
         return verify(self.model, summed, reference)
 
+    def _norm_pass(self, x: Tensor, y: Tensor) -> Pass:
+        """A pass whose random numbers, if any, can be drawn again."""
+        before = RandomState.of(x.device)
+        done = self._pass(x, y, keep=False)
+        return done if before.is_current() else replace(done, random_state=before)
+
     def _pass(self, x: Tensor, y: Tensor, *, keep: bool) -> Pass:
         examples = len(x) // self._multiplicity
         with torch.enable_grad(), capturing(self._layers, len(x), examples) as capture:
             losses = self._losses(x, y)
-            gradients = capture.backward(losses.sum() if self._multiplicity == 1 else losses.sum() / self._multiplicity)
+            gradients = capture.backward(losses, 1.0 / self._multiplicity)
         with torch.no_grad():
             losses = widen(losses.detach())
             if self._multiplicity > 1:
@@ -195,13 +205,22 @@ class GradientEngine:
                     norm_sq = factors.norm_sq(self._planner)
                 by_layer[self._layer_of[name]].append(norm_sq)
             layers = [reduce(torch.add, found) if found else torch.zeros_like(losses) for found in by_layer]
-            norms = _root(reduce(torch.add, layers))
-            layer_norms = _root(torch.stack(layers, 1)) if self._layerwise else None
-            return Pass(losses, norms, layer_norms, prepared)
+            norms = reduce(torch.add, layers).sqrt()
+            layer_norms = torch.stack(layers, 1).sqrt_() if self._layerwise else None
+            finite = None
+            if not math.isfinite(float(norms.sum())):
+                finite = norms.isfinite()
+                norms.masked_fill_(~finite, math.inf)
+                if layer_norms is not None:
+                    layer_norms.nan_to_num_(nan=math.inf, posinf=math.inf)
+            return Pass(losses, norms, layer_norms, finite, prepared)
 
     def _losses(self, x: Tensor, y: Tensor) -> Tensor:
-        with torch.autocast(x.device.type, self._autocast, enabled=self._autocast is not None):
+        if self._autocast is None:
             losses = self._loss(self.model(x), y)
+        else:
+            with torch.autocast(x.device.type, self._autocast):
+                losses = self._loss(self.model(x), y)
         if losses.shape != (len(x),):
             raise InvalidInput(f"the loss returned shape {list(losses.shape)}, but must return [{len(x)}]")
         return losses
@@ -219,7 +238,7 @@ class GradientEngine:
 
     @torch.no_grad()
     def _add(
-        self, sums: _Sums, gradients: Mapping[str, ExampleGradients], weights: Tensor, finite: Tensor | None
+        self, sums: Sums, gradients: Mapping[str, ExampleGradients], weights: Tensor, finite: Tensor | None
     ) -> None:
         kept = None if finite is None else finite.nonzero().squeeze(1)
         for name, factors in gradients.items():
@@ -228,7 +247,7 @@ class GradientEngine:
                 factors, column = factors.select(kept), column[kept]
             sums.add(name, factors.weighted_sum(column))
 
-    def _add_weighted_losses(self, sums: _Sums, x: Tensor, y: Tensor, weights: Tensor, finite: Tensor | None) -> None:
+    def _add_weighted_losses(self, sums: Sums, x: Tensor, y: Tensor, weights: Tensor, finite: Tensor | None) -> None:
         """The gradient of sum_i w_i loss_i by an ordinary backward pass."""
         if finite is not None:
             rows = finite.repeat_interleave(self._multiplicity)
@@ -242,27 +261,6 @@ class GradientEngine:
         for name, gradient in zip(self._parameters, gradients, strict=True):
             if gradient is not None:
                 sums.add(name, gradient)
-
-
-class _Sums:
-    """Running sums by parameter name."""
-
-    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
-        self._parameters = parameters
-        self._sums: dict[str, Tensor] = {}
-
-    def add(self, name: str, value: Tensor) -> None:
-        if name in self._sums:
-            self._sums[name] += value
-        else:
-            self._sums[name] = value
-
-    def complete(self) -> dict[str, Tensor]:
-        """By name, in the parameters' order and dtypes; zeros where nothing was added."""
-        return {
-            name: self._sums[name].to(p.dtype) if name in self._sums else torch.zeros_like(p)
-            for name, p in self._parameters.items()
-        }
 
 
 def _without(weights: Tensor, finite: Tensor | None) -> Tensor:
@@ -283,10 +281,5 @@ def _joined(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _count_infinite(norms: BatchNorms) -> int:
-    return int(norms.norms.isinf().sum())
-
-
-def _root(norm_sq: Tensor) -> Tensor:
-    """Norms; NaN becomes +inf."""
-    return norm_sq.sqrt().nan_to_num_(nan=float("inf"), posinf=float("inf"))
+def _count_infinite(passes: list[Pass]) -> int:
+    return sum(int((~one.finite).sum()) for one in passes if one.finite is not None)

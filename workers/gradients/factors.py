@@ -53,8 +53,9 @@ def widen(tensor: Tensor) -> Tensor:
 
 def sum_of_squares(gradients: Tensor) -> Tensor:
     """[B, ...] -> [B]."""
-    norms: Tensor = torch.linalg.vector_norm(gradients.flatten(1), dim=1)
-    return norms.square()
+    flat = gradients if gradients.dim() == 2 else gradients.flatten(1)
+    norms: Tensor = torch.linalg.vector_norm(flat, dim=1)
+    return norms.square_()
 
 
 def inner_products(left: Tensor, right: Tensor) -> Tensor:

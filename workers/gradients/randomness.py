@@ -1,0 +1,44 @@
+"""The state of torch's own random number generators, so that a second pass can draw what the first one drew."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class RandomState:
+    """The global generators of the CPU and, for a CUDA device, of that device."""
+
+    device: torch.device
+    cpu: Tensor
+    cuda: Tensor | None
+
+    @staticmethod
+    def of(device: torch.device) -> RandomState:
+        cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+        return RandomState(device, torch.get_rng_state(), cuda)
+
+    def is_current(self) -> bool:
+        now = RandomState.of(self.device)
+        same_cuda = self.cuda is None or now.cuda is None or torch.equal(self.cuda, now.cuda)
+        return same_cuda and torch.equal(self.cpu, now.cpu)
+
+    def restore(self) -> None:
+        torch.set_rng_state(self.cpu)
+        if self.cuda is not None:
+            torch.cuda.set_rng_state(self.cuda, self.device)
+
+    @staticmethod
+    @contextmanager
+    def preserved(device: torch.device) -> Iterator[None]:
+        """Leave the generators as they are now."""
+        before = RandomState.of(device)
+        try:
+            yield
+        finally:
+            before.restore()
