@@ -300,8 +300,13 @@ def _probe(tracking_uri: str) -> None:
     if not _is_server(tracking_uri):
         if scheme == "sqlite":
             Path(tracking_uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
-        engine = sqlalchemy.create_engine(tracking_uri, poolclass=sqlalchemy.pool.NullPool)
-        engine.connect().close()
+        try:
+            sqlalchemy.create_engine(tracking_uri, poolclass=sqlalchemy.pool.NullPool).connect().close()
+        except ModuleNotFoundError as error:
+            raise TrackingUnavailable(
+                f"the MLflow store {_without_password(tracking_uri)} needs the driver {error.name!r}: install it, or "
+                "name an installed one, as in postgresql+psycopg2://"
+            ) from error
 
 
 def _is_server(tracking_uri: str) -> bool:

@@ -19,6 +19,7 @@ from orchestration.published import Histogram, ReportData, ReportPrivacy, Report
 from orchestration.report import render
 from orchestration.report_text import WITHHELD, headline, number, points, seconds
 from orchestration.settings import (
+    accuracy,
     best_trade_offs,
     finished_settings,
     group_names,
@@ -28,21 +29,12 @@ from orchestration.settings import (
     worst_over_median,
 )
 
-CHROMIUM = next(
-    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), ""
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), "")
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update", "--host-resolver-rules=MAP * ~NOTFOUND"),
+    *("--virtual-time-budget=10000", "--enable-logging=stderr"),
 )
-FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--virtual-time-budget=10000",
-    "--enable-logging=stderr",
-]
 
 
 class Page(HTMLParser):
@@ -88,11 +80,10 @@ def test_the_headline_says_what_was_found() -> None:
     data = sample_sweep()
     settings = finished_settings(data.trials)
     said = " ".join(headline(data, settings))
-    best = max(
-        (s for s in settings if not s.is_baseline), key=lambda s: s.over_seeds(lambda t: t.quality.accuracy).mean
-    )
+    private = [setting for setting in settings if not setting.is_baseline]
+    best = max(private, key=lambda setting: setting.over_seeds(accuracy).mean)
     assert best.name in said
-    ratios = [setting.over_seeds(worst_over_median) for setting in settings if not setting.is_baseline]
+    ratios = [setting.over_seeds(worst_over_median) for setting in private]
     assert f"{max(ratio.mean for ratio in ratios):.1f} times less" in said
     assert "Groups served worse paid more" in said
     assert "1 trial failed" in said
@@ -171,8 +162,9 @@ def test_an_infinite_epsilon_is_never_a_number() -> None:
 def test_pictures_across_sweeps_share_their_looks() -> None:
     """Colour says clipping and symbol says schedule, wherever a setting is drawn."""
     looks: dict[tuple[str, str], set[tuple[str, str]]] = {}
+    drawn = figures(sample_sweep())
     for name in ("utility-fairness", "group-accuracy", "group-change", "group-epsilon", "who-pays"):
-        for trace in figures(sample_sweep())[name].data:
+        for trace in drawn[name].data:
             look = (trace.marker.color, trace.marker.symbol)
             looks.setdefault((trace.meta["clipping"], trace.meta["schedule"]), set()).add(look)
     assert all(len(found) == 1 for found in looks.values())
