@@ -24,7 +24,7 @@ from accounting.shards import NormShardWriter
 from workers.augmentation import make_augmentation
 from workers.clipping import ClippingState, ClipRule, Examples, Setting, make_clipping, released_bound
 from workers.data.base import Dataset
-from workers.evaluation import Evaluation, evaluate
+from workers.evaluation import evaluate
 from workers.gradients import GradientEngine, ShapePlanner, TimingPlanner, WeightedSum
 from workers.history import EpochRecord
 from workers.losses import build_loss
@@ -256,9 +256,6 @@ class Trainer:
         shown = copy.deepcopy(self._model)
         shown.load_state_dict({**shown.state_dict(), **self._average.values})
         return shown
-
-    def evaluation(self) -> Evaluation:
-        return evaluate(self.released_model(), self._dataset.test, self._dataset, self._loss)
 
     def state(self) -> dict[str, Any]:
         """Everything that a restored run needs to repeat the bits of this one; private."""

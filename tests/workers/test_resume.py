@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from trial_specs import TUMOURS, small_trial
+from trial_specs import DROPOUT_NET, TUMOURS, small_trial
 
 from accounting.accountants import account
 from accounting.errors import DataCorruption, InvalidInput
@@ -106,9 +106,10 @@ def test_every_combination_resumes_bit_for_bit(
         {"clipping": Component("flat", {"bound": {"median_multiple": 1.0}})},
         {"preprocessing": Component("dp_pca", {"dimensions": 8})},
         {"norms": NormSpec("every_step", exact_examples=5)},
+        {"model": DROPOUT_NET},
         {"data": replace(TUMOURS, public_fraction=0.0), "model": Component("mlp", {"hidden": [8]})},
     ],
-    ids=["adam-average", "adamw-cosine", "private-median", "dp-pca", "exact", "no-public-data"],
+    ids=["adam-average", "adamw-cosine", "private-median", "dp-pca", "exact", "dropout", "no-public-data"],
 )
 def test_every_kind_of_state_resumes_bit_for_bit(
     changes: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

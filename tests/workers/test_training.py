@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from trial_specs import TUMOURS, small_trial
+from trial_specs import DROPOUT_NET, TUMOURS, small_trial
 
 from accounting.accountants import account, total_rho
 from accounting.errors import InvalidInput
@@ -26,7 +26,7 @@ from workers.data import load_dataset
 from workers.gradients import GradientEngine
 from workers.history import Progress, TrainingResult, read_training_result
 from workers.losses import build_loss
-from workers.mechanism import TrialMechanism
+from workers.mechanism import TrialMechanism, affordable_epochs
 from workers.models import build_model
 from workers.noise import make_noise_source
 from workers.sampling import planned_sampling
@@ -134,6 +134,14 @@ def test_the_trace_is_the_planned_one(method: str, clip: str, tmp_path: Path) ->
 )
 def test_contributions_claim_no_more_than_they_hold(changes: dict[str, Any], kind: str) -> None:
     assert TrialMechanism.of(small_trial(**changes), TRAIN_SIZE).contributions == kind
+
+
+def test_norms_under_dropout_are_estimates(tmp_path: Path) -> None:
+    """Two passes draw two masks, so a norm taken at every step still is not the one that was clipped."""
+    spec = small_trial(model=DROPOUT_NET, norms=NormSpec("every_step"))
+    assert train(spec, tmp_path / "flat")[1].contributions == "estimate"
+    spec = replace(spec, clipping=Component("individual"))
+    assert train(spec, tmp_path / "individual")[1].contributions == "guarantee"
 
 
 def test_one_step_is_the_clipped_sum_over_the_expected_batch_size(tmp_path: Path) -> None:
@@ -313,6 +321,18 @@ def test_schedules_of_table_2_end_where_the_paper_says(
     assert total_rho(trace) <= 0.78125
     one_more = TrialMechanism.of(spec, result.train_size).trace(epochs + 1)
     assert total_rho(one_more) > 0.78125
+
+
+def test_a_validation_schedule_uses_up_what_it_did_not_have_to_spend(tmp_path: Path) -> None:
+    """Before training its plan assumes the lowest noise; the budget is asked again with the accuracies seen."""
+    schedule = Component("validation", {"factor": 0.5, "period": 2, "threshold": 0.0})
+    budget = BudgetSpec(rho=0.5)
+    spec = small_trial(epochs=40, sampling=SamplingSpec("shuffle", 25), noise=NoiseSpec(8.0, schedule), budget=budget)
+    planned = affordable_epochs(spec, TrialMechanism.of(spec, TRAIN_SIZE), ())
+    result, trace, _ = train(spec, tmp_path)
+    assert result.stopped == "budget"
+    assert result.epochs > planned > 0
+    assert total_rho(trace) <= 0.5
 
 
 def test_an_epsilon_budget_ends_training_before_it_is_passed(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from torch import nn
+
 from workers.spec import Component, DataSpec, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec, TrialSpec
 
 TUMOURS = DataSpec("breast_cancer", keep={"malignant": 40, "benign": 60}, public_fraction=0.1)
@@ -28,3 +30,11 @@ def small_trial(**changes: Any) -> TrialSpec:
         execution=ExecutionSpec(device="cpu", checkpoint_every_epochs=0.5),
     )
     return replace(spec, **changes)
+
+
+def dropout_net(feature_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """A user's own model whose forward pass draws random numbers."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(feature_shape[0], 8), nn.Dropout(0.5), nn.Linear(8, num_classes))
+
+
+DROPOUT_NET = Component(f"{__file__}:dropout_net")
