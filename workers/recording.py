@@ -14,7 +14,7 @@ from workers.clipping import ClipRule, Examples
 from workers.data.base import Dataset
 from workers.gradients import BatchNorms, GradientEngine
 
-_CHUNK = 1024
+_CHUNK = 512
 """Examples per pass when norms of many are taken; fixed, so that a resumed run repeats every bit."""
 
 

@@ -1,0 +1,21 @@
+"""docs/training.md names every component that a sweep can ask for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from workers.augmentation import AUGMENTATIONS
+from workers.clipping import CLIPPING
+from workers.noise import NOISE_SOURCES
+from workers.optimizers import AVERAGES, LEARNING_RATE_SCHEDULES, OPTIMIZERS
+from workers.sampling import SAMPLERS
+
+TEXT = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+REGISTRIES = [CLIPPING, SAMPLERS, NOISE_SOURCES, OPTIMIZERS, LEARNING_RATE_SCHEDULES, AVERAGES, AUGMENTATIONS]
+
+
+@pytest.mark.parametrize("name", sorted({name for registry in REGISTRIES for name in registry}))
+def test_component_is_documented(name: str) -> None:
+    assert any(f"{before}{name}{after}" in TEXT for before in "` " for after in "`,")
