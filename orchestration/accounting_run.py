@@ -60,7 +60,7 @@ class RunShape:
             sampling,
             require_whole("--epochs", epochs, at_least=1),
             steps_per_epoch,
-            self.dataset_size or 1,
+            1 if self.dataset_size is None else self.dataset_size,
             tuple(SideQuery(f"side query {i}", sigma) for i, sigma in enumerate(self.side_noise_multipliers, 1)),
             tuple(GaussianRelease(f"release {i}", sigma) for i, sigma in enumerate(self.release_noise_multipliers, 1)),
         )

@@ -24,6 +24,7 @@ from accounting.calibration import (
     decay_parameter,
     length_within_budget,
     noise_multiplier_within_budget,
+    round_up,
 )
 from accounting.errors import InvalidInput, require_finite
 from accounting.estimates import PrivacyEstimate
@@ -111,10 +112,9 @@ def calibrate(
     """The noise, decay or length with which a run meets a privacy target."""
     shape = _shape(sampling, sample_rate, dataset_size, batch_size, side_noise_multiplier, release)
     budget = _budget(target_epsilon, budget_rho, delta, accountant, group_size)
-    if delta is not None:
-        _warn(shape.delta_warning(delta))
     question = Question(shape, schedule, noise_multiplier, epochs, steps, budget, digits)
     value, trace = _SOLVERS[solve](question)
+    _warn(None if delta is None else shape.delta_warning(delta))
     name = solve.replace("-", "_")
     cost = budget.cost(trace)
     answer = {
@@ -134,7 +134,7 @@ def calibrate(
     if as_json:
         typer.echo(json.dumps(answer))
     else:
-        typer.echo(f"{solve}: {value:g}  ({budget.unit} {cost:.6g} of {budget.limit:g}, {trace.steps} steps)")
+        typer.echo(f"{solve}: {value}  ({budget.unit} {cost:.6g} of {budget.limit:g}, {trace.steps} steps)")
 
 
 @dataclass(frozen=True)
@@ -279,11 +279,13 @@ def _warn(sentence: str | None) -> None:
 
 
 def _table(estimates: Sequence[PrivacyEstimate]) -> Table:
-    table = Table("unit", "epsilon", "delta", "accountant", "adjacency", "kind")
+    table = Table("unit", "epsilon", "at least", "delta", "accountant", "adjacency", "kind")
     for estimate in estimates:
+        lower = estimate.lower_epsilon
         table.add_row(
             estimate.unit,
-            f"{estimate.epsilon:.4f}" if estimate.is_private else "infinite: no privacy",
+            f"{round_up(estimate.epsilon, 4):.4f}" if estimate.is_private else "infinite",
+            f"{lower:.4f}" if lower is not None and estimate.is_private else "",
             f"{estimate.delta:g}",
             estimate.accountant,
             estimate.adjacency,

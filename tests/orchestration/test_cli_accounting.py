@@ -103,13 +103,13 @@ class TestMore:
         line = "epsilon --noise-multiplier 0 --sampling shuffle --epochs 4 --delta 1e-5"
         printed = answer(line)
         assert (printed["epsilon"], printed["private"]) == (None, False)
-        assert "infinite: no privacy" in dpsweep(line)[1]
+        assert "infinite" in dpsweep(line)[1]
 
     def test_table(self, dpsweep):
         line = "epsilon --noise-multiplier 6 --sampling shuffle --epochs 400 --delta 1e-5 --accountant zcdp"
         code, out, _ = dpsweep(f"{line} --group-size 1,2")
         assert code == 0
-        assert "21.5506" in out
+        assert "21.5507" in out
         assert "group of 2" in out
 
     def test_plot(self, dpsweep, tmp_path):
@@ -154,6 +154,7 @@ CALIBRATE = "calibrate --sampling shuffle"
         (f"{EPSILON} --noise-multiplier 1 --epochs 4 --sample-rate 2", "--sample-rate is 2"),
         (f"{EPSILON} --noise-multiplier 1 --epochs 4 --sample-rate 0.1 --batch-size 3", "not both"),
         (f"{EPSILON} --noise-multiplier 1 --epochs 4 --dataset-size 10 --batch-size 30", "batch_size is 30"),
+        (f"{EPSILON} --noise-multiplier 1 --epochs 4 --sample-rate 0.1 --dataset-size 0", "dataset_size is 0"),
         (f"{EPSILON} --noise-multiplier 1 --epochs 4 --sampling fixed", "--sampling fixed needs --dataset-size"),
         (f"{EPSILON} --noise-multiplier 1 --epochs 4 --sample-rate 0.1 --accountant gdp", "use the accountant 'pld'"),
         ("epsilon --delta 2 --noise-multiplier 1 --sampling shuffle --epochs 4", "delta is 2"),
