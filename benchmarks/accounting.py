@@ -73,7 +73,7 @@ SCHEDULE_DELTA = 1e-5
 
 
 def schedule(quick: bool) -> Iterator[Result]:
-    for levels in (30,) if quick else (100, 1000):
+    for levels in (20,) if quick else (100, 1000):
         planned = make_schedule("exponential", 2.0, decay=0.7 / levels)
         trace = planned_trace(planned, PoissonSampling(0.01), levels, 10, 50_000)
         ours, ours_s = timed(lambda trace=trace: epsilon_pld(trace, SCHEDULE_DELTA))
@@ -109,7 +109,7 @@ GROUP_DELTA = 1e-6
 def groups(quick: bool) -> Iterator[Result]:
     """T = 2000, q = 0.01, sigma = 1 (paper B); --quick gives the peer a ten times coarser grid than its default."""
     trace = Trace(50_000, (Segment(0, 2000, PoissonSampling(0.01), 1.0),))
-    sizes, grid = ((8, 32), 1e-3) if quick else ((1, 2, 4, 8, 16, 32, 64), 1e-4)
+    sizes, grid = ((4, 16), 1e-3) if quick else ((1, 2, 4, 8, 16, 32, 64), 1e-4)
     for size in sizes:
         ours, ours_s = timed(lambda size=size: epsilon_pld(trace, GROUP_DELTA, size))
         value, peer_s = timed(lambda size=size: reference_epsilon_pld(trace, GROUP_DELTA, size, grid))

@@ -1,5 +1,6 @@
 """One contract for every noise schedule, then each schedule against its formula."""
 
+import itertools
 import math
 
 import pytest
@@ -43,7 +44,7 @@ class TestContract:
     def test_starts_at_the_initial_value_and_never_rises(self, name):
         levels = [example(name).noise_multiplier(epoch) for epoch in range(200)]
         assert levels[0] == 10.0
-        assert all(later <= earlier for earlier, later in zip(levels, levels[1:], strict=False))
+        assert all(later <= earlier for earlier, later in itertools.pairwise(levels))
         assert all(level > 0.0 for level in levels)
 
     def test_is_a_pure_function_of_the_epoch(self, name):
