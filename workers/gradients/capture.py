@@ -86,7 +86,7 @@ def _hooked(layer: Layer, rule: Rule, capture: Capture) -> RemovableHandle:
         if output.requires_grad:
             activation = args[0] if args else kwargs["input"]
             _require_rows(layer, activation, capture.rows)
-            differentiate = rule(module, activation.detach(), output, capture.examples)
+            differentiate = rule(module, activation, output, capture.examples)
             capture.uses.append(Use(layer, [get_gradient_edge(output)], differentiate))
 
     return layer.module.register_forward_hook(remember, with_kwargs=True)
@@ -115,7 +115,7 @@ def _linear_of(layer: Layer, capture: Capture, activation: Tensor, weight: str, 
     parameters = dict(layer.module.named_parameters())
     output = functional.linear(activation, parameters[weight], parameters.get(bias))
     if output.requires_grad:
-        differentiate = affine(activation.detach(), capture.examples, weight, bias)
+        differentiate = affine(activation, capture.examples, weight, bias)
         capture.uses.append(Use(layer, [get_gradient_edge(output)], differentiate))
     return output
 

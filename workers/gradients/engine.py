@@ -47,6 +47,9 @@ class Pass:
     gradients: Mapping[str, ExampleGradients]
     random_state: RandomState | None = None
 
+    def without_gradients(self) -> Pass:
+        return Pass(self.losses, self.norms, self.layer_norms, self.finite, {}, self.random_state)
+
 
 class GradientEngine:
     """Per-example gradients of ``per_example_loss(model(x), y)`` with respect to the trainable parameters.
@@ -139,7 +142,7 @@ class GradientEngine:
             stop = start + len(current.norms)
             part = _without(weigh(norms, slice(start, stop)).detach().to(norms.norms), current.finite)
             self._add(sums, current.gradients, part, current.finite)
-            passes.append(replace(current, gradients={}))
+            passes.append(current.without_gradients())
             weights.append(part)
             start = stop
         norms = self._collect(passes, x)
@@ -229,6 +232,8 @@ class GradientEngine:
         if not passes:
             empty = torch.zeros(0, device=x.device)
             return BatchNorms(empty, empty.new_zeros(0, len(self._layers)) if self._layerwise else None, empty)
+        if len(passes) == 1:
+            return BatchNorms(passes[0].norms, passes[0].layer_norms, passes[0].losses)
         layer_norms = [one.layer_norms for one in passes if one.layer_norms is not None]
         return BatchNorms(
             _joined([one.norms for one in passes]),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import cached_property, partial, reduce
 from typing import Protocol
 
 import torch
@@ -90,19 +90,25 @@ class Instantiated:
 
     gradients: Tensor
 
-    def norm_sq(self, planner: Planner) -> Tensor:
+    @cached_property
+    def squared_norms(self) -> Tensor:
         return sum_of_squares(self.gradients)
 
+    def norm_sq(self, planner: Planner) -> Tensor:
+        return self.squared_norms
+
     def prepare(self, planner: Planner) -> tuple[Tensor, ExampleGradients]:
-        return self.norm_sq(planner), self
+        return self.squared_norms, self
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
+        if self.gradients.dim() == 2:
+            return weights @ self.gradients
         return (weights @ self.gradients.flatten(1)).view(self.gradients.shape[1:])
 
     def instantiate(self) -> Tensor:
         return self.gradients
 
-    def select(self, rows: Tensor) -> ExampleGradients:
+    def select(self, rows: Tensor) -> Instantiated:
         return Instantiated(self.gradients[rows])
 
 
@@ -172,4 +178,5 @@ def _both(method: Method) -> Tensor:
 
 def keep(gradients: Tensor) -> Prepared:
     """Norms of instantiated gradients [B, *S], which are kept for the weighted sum."""
-    return sum_of_squares(gradients), Instantiated(gradients)
+    kept = Instantiated(gradients)
+    return kept.squared_norms, kept

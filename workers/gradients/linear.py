@@ -64,29 +64,29 @@ class OuterProducts(Planned):
 
 @dataclass(frozen=True)
 class OuterProduct:
-    """g_i = grads[i] (x) activations[i]; activations [B, d], grads [B, p], S = (p, d)."""
+    """g_i = grads[i] (x) activations[i]; activations [B, d], grads [B, p] (the gradients of a bias), S = (p, d)."""
 
     activations: Tensor
-    grads: Tensor
+    grads: Instantiated
 
     def norm_sq(self, planner: Planner) -> Tensor:
         """|g (x) a| = |g| |a| (Goodfellow 2015)."""
-        return sum_of_squares(self.activations) * sum_of_squares(self.grads)
+        return sum_of_squares(self.activations).mul_(self.grads.squared_norms)
 
     def prepare(self, planner: Planner) -> tuple[Tensor, ExampleGradients]:
         return self.norm_sq(planner), self
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        weights = weights[:, None]
-        if self.activations.shape[1] < self.grads.shape[1]:  # scale the smaller factor
-            return self.grads.mT @ (self.activations * weights)
-        return (self.grads * weights).mT @ self.activations
+        grads, weights = self.grads.gradients, weights[:, None]
+        if self.activations.shape[1] < grads.shape[1]:  # scale the smaller factor
+            return grads.mT @ (self.activations * weights)
+        return (grads * weights).mT @ self.activations
 
     def instantiate(self) -> Tensor:
-        return self.grads[:, :, None] * self.activations[:, None, :]
+        return self.grads.gradients[:, :, None] * self.activations[:, None, :]
 
     def select(self, rows: Tensor) -> ExampleGradients:
-        return OuterProduct(self.activations[rows], self.grads[rows])
+        return OuterProduct(self.activations[rows], self.grads.select(rows))
 
 
 def affine(activation: Tensor, examples: int, weight: str = "weight", bias: str = "bias") -> Differentiate:
@@ -95,7 +95,8 @@ def affine(activation: Tensor, examples: int, weight: str = "weight", bias: str 
     def differentiate(grad: Tensor) -> dict[str, ExampleGradients]:
         activations, grads = widen(activation), widen(grad)
         if activations.dim() == 2 and len(activations) == examples:
-            return {weight: OuterProduct(activations, grads), bias: Instantiated(grads)}
+            of_bias = Instantiated(grads)
+            return {weight: OuterProduct(activations, of_bias), bias: of_bias}
         activations = activations.reshape(examples, -1, activation.shape[-1])
         grads = grads.reshape(examples, -1, grad.shape[-1])
         return {weight: OuterProducts(activations, grads), bias: Instantiated(grads.sum(1))}
