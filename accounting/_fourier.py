@@ -12,7 +12,8 @@ Error terms, each a bound (docs/accounting.md, "What certified means"):
 - lost: mass above the window may be missing from the sum (upper only): at most M(theta) exp(-theta top).
 - aliasing: mass outside the window may be counted inside it (lower only): Chernoff bounds at two further tilts.
 - transform: an FFT output errs by at most 4 eps log2(N) times the sum of its inputs; T rounds add up.
-- masses: the laws' own rounding, tilted; a round's law may be off by the factor 1 + (1 + theta) E.
+- masses: a round's edges err by E in all (tilted); an edge's error moves mass between the cells beside it, and within
+  a cell between its nodes, so the round's law is off by at most the factor 1 + 2 (1 + theta) (exp(theta h) - 1) E.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import functools
 import math
 import operator
 import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -28,8 +30,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy import fft
 
-from accounting._loss import Bound, Direction, LatticeLoss, tabulate
+from accounting._loss import Bound, Direction, LatticeLoss, lower_offset, tabulate
 from accounting._rounds import Rounds
+from accounting._saddlepoint import log_peak
 from accounting._sensitivity import Array, SensitivityMixture
 
 Spectrum = npt.NDArray[np.complex128]
@@ -41,10 +44,11 @@ _CHUNKS = 8  # fixed, so that the order of products, and with it every bit, is i
 
 @dataclass(frozen=True)
 class Plan:
-    """How to compose: lattice ``spacing`` and ``points``, the window's first loss, and the tilts.
+    """How to compose: lattice ``spacing`` and ``points``, the window's first loss ``bottom``, and the tilts.
 
-    tilt: theta. up, down: how far above and below theta the Chernoff bounds of the aliasing look. tail: probability
-    a round may lose to infinity. centre: the epsilon of interest. opposite: tilt at which to bound the other direction.
+    tilt: theta. up, down: how far above and below theta the Chernoff bounds of the aliasing look. centre: the epsilon
+    of interest. tail: probability that a round may lose to infinity. floor: probability of the least losses, which a
+    round may round up (or, for the lower bound, lose). opposite: tilt at which to bound the other direction.
     """
 
     direction: Direction
@@ -56,6 +60,7 @@ class Plan:
     down: float
     centre: float
     tail: float
+    floor: float
     opposite: float
 
 
@@ -65,6 +70,7 @@ class _Factor:
 
     spectrum: Spectrum
     rounds: int
+    offset: float  # of the lattice, in spacings: what the laws' starts have beyond whole numbers
     log_mgf: float  # at the tilt
     log_up: float  # at tilt + up
     log_down: float  # at tilt - down
@@ -75,6 +81,7 @@ class _Factor:
         return _Factor(
             self.spectrum * other.spectrum,
             self.rounds + other.rounds,
+            self.offset + other.offset,
             self.log_mgf + other.log_mgf,
             self.log_up + other.log_up,
             self.log_down + other.log_down,
@@ -91,7 +98,7 @@ class _Factor:
             remaining >>= 1
             square = square * square if remaining else square
         assert spectrum is not None
-        scaled = (self.log_mgf, self.log_up, self.log_down, self.infinity, self.rounding)
+        scaled = (self.offset, self.log_mgf, self.log_up, self.log_down, self.infinity, self.rounding)
         return _Factor(spectrum, count * self.rounds, *(count * value for value in scaled))
 
 
@@ -167,12 +174,12 @@ class Curve:
     def _certified(self, value: Array | float, additive: Array | float) -> Array:
         if self.bound == "upper":
             return np.asarray(np.exp(self.log_scale) * (value + additive) * (1 + self.relative) + self.infinity)
-        return np.asarray(np.exp(self.log_scale) * (value - additive) * (1 - self.relative))
+        return np.asarray(np.exp(self.log_scale) * (value - additive) * max(0.0, 1 - self.relative))
 
     def _uncertified(self, delta: float, additive: float) -> float:
         if self.bound == "upper":
-            return (delta - self.infinity) / np.exp(self.log_scale) / (1 + self.relative) - additive
-        return delta / np.exp(self.log_scale) / (1 - self.relative) + additive
+            return (delta - self.infinity) / math.exp(self.log_scale) / (1 + self.relative) - additive
+        return delta / math.exp(self.log_scale) / max(1 - self.relative, _EPS) + additive
 
 
 @dataclass(frozen=True)
@@ -187,21 +194,17 @@ class Composed:
 
     def opposite_delta(self, epsilon: float) -> float:
         """An upper bound on the other direction's delta: E[(1 - exp(eps - L))+] <= E[exp(t (L - eps))] peak(t)."""
-        exponent = self.log_opposite - self.opposite_tilt * epsilon + _log_peak(self.opposite_tilt)
+        exponent = self.log_opposite - self.opposite_tilt * epsilon + log_peak(self.opposite_tilt)
         return float(np.exp(min(exponent, 0.0))) + self.opposite_infinity
 
 
 def compose(rounds: Rounds, plan: Plan) -> Composed:
     """Compose all rounds under the plan; the result is certified whatever the plan."""
     mixtures = rounds.mixtures + (((SensitivityMixture((rounds.gaussian,), (1.0,)), 1),) if rounds.gaussian else ())
-    chunks = np.array_split(np.arange(len(mixtures)), _CHUNKS)
+    chunks = [mixtures[start :: min(_CHUNKS, len(mixtures))] for start in range(min(_CHUNKS, len(mixtures)))]
 
-    def product(chunk: npt.NDArray[np.int64]) -> _Factors:
-        factors = _Factors(_identity(plan), _identity(plan))
-        for index in chunk:
-            mixture, count = mixtures[index]
-            factors = factors * _factors_of(mixture, plan).power(count)
-        return factors
+    def product(chunk: Sequence[tuple[SensitivityMixture, int]]) -> _Factors:
+        return functools.reduce(operator.mul, (_factors_of(mixture, plan).power(count) for mixture, count in chunk))
 
     with ThreadPoolExecutor(min(_CHUNKS, os.cpu_count() or 1)) as pool:
         products = list(pool.map(product, chunks))
@@ -218,13 +221,15 @@ def compose(rounds: Rounds, plan: Plan) -> Composed:
 
 def _factors_of(mixture: SensitivityMixture, plan: Plan) -> _Factors:
     kept, rounded = mixture.truncated(plan.tail), mixture.rounded_down(plan.tail)
-    table = tabulate(kept, plan.spacing, plan.tail)
-    lower_table = table if kept == rounded else tabulate(rounded, plan.spacing, plan.tail)
+    table = tabulate(kept, plan.spacing, plan.direction, plan.tail, plan.floor)
+    offset = lower_offset(rounded, plan.spacing)
+    shared = kept == rounded and offset == 0.0
+    lower_table = table if shared else tabulate(rounded, plan.spacing, plan.direction, plan.tail, plan.floor, offset)
     opposite = table.law(_OPPOSITE[plan.direction], "upper")
     return _Factors(
         _factor(table.law(plan.direction, "upper"), plan),
         _factor(lower_table.law(plan.direction, "lower"), plan),
-        float(np.log(_tilted(opposite.probabilities, plan.opposite * opposite.losses).sum())),
+        _log_mgf(opposite, plan.opposite),
         opposite.infinity_mass,
     )
 
@@ -244,62 +249,77 @@ def _randomised_response(epsilon: float, plan: Plan) -> _Factors:
     rounding = 8 * _EPS * (1 + epsilon / spacing) * np.ones_like(spread) * spread
     upper = LatticeLoss(spacing, start, spread, 0.0, rounding)
     lower = LatticeLoss(spacing, start + 0.5, rounded, 0.0, rounding)
-    log_opposite = float(np.log(_tilted(spread, plan.opposite * upper.losses).sum()))
-    return _Factors(_factor(upper, plan), _factor(lower, plan), log_opposite, 0.0)
-
-
-def _identity(plan: Plan) -> _Factor:
-    return _Factor(np.ones(plan.points // 2 + 1, dtype=np.complex128), 0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    return _Factors(_factor(upper, plan), _factor(lower, plan), _log_mgf(upper, plan.opposite))
 
 
 def _factor(law: LatticeLoss, plan: Plan) -> _Factor:
-    """The spectrum of a tilted law. A half-integer start is left to `_curve`, which knows how many there are."""
+    """The spectrum of a tilted law on the ring."""
     losses = law.losses
-    tilted = _tilted(law.probabilities, plan.tilt * losses)
-    total = float(tilted.sum())
-    tilted /= total
-    rounding = float(_tilted(law.rounding, plan.tilt * losses).sum()) / total * (1 + plan.tilt)
-    first = int(np.floor(law.start)) % plan.points
-    laps = -(-(first + len(tilted)) // plan.points)
-    ring = np.zeros(laps * plan.points)
-    ring[first : first + len(tilted)] = tilted
-    spectrum = fft.rfft(ring.reshape(laps, plan.points).sum(axis=0))
-    log_total = float(np.log(total))
-    log_up = log_total + float(np.log(_tilted(tilted, plan.up * losses).sum()))
-    log_down = log_total + float(np.log(_tilted(tilted, -plan.down * losses).sum()))
-    return _Factor(spectrum, 1, log_total, log_up, log_down, law.infinity_mass, rounding)
-
-
-def _tilted(masses: Array, exponents: Array) -> Array:
-    """masses * exp(exponents); the product may be small although one factor is huge."""
     with np.errstate(divide="ignore"):
-        return np.asarray(np.exp(np.log(masses) + exponents))
+        exponents, log_rounding = np.log(law.probabilities) + plan.tilt * losses, np.log(law.rounding)
+    log_total = _log_sum(exponents)
+    moved = min(1.0, 2 * float(np.expm1(plan.tilt * plan.spacing)))  # an edge's error moves mass by one cell
+    rounding = float(np.exp(_log_sum(log_rounding + plan.tilt * losses) - log_total)) * (1 + plan.tilt) * moved
+    first = int(np.floor(law.start)) % plan.points
+    laps = -(-(first + len(losses)) // plan.points)
+    ring = np.zeros(laps * plan.points)
+    ring[first : first + len(losses)] = np.exp(exponents - log_total)
+    return _Factor(
+        spectrum=fft.rfft(ring.reshape(laps, plan.points).sum(axis=0)),
+        rounds=1,
+        offset=law.start - float(np.floor(law.start)),
+        log_mgf=log_total,
+        log_up=_log_sum(exponents + plan.up * losses),
+        log_down=_log_sum(exponents - plan.down * losses),
+        infinity=law.infinity_mass,
+        rounding=rounding,
+    )
+
+
+def _log_mgf(law: LatticeLoss, tilt: float) -> float:
+    with np.errstate(divide="ignore"):
+        return _log_sum(np.log(law.probabilities) + tilt * law.losses)
+
+
+def _log_sum(exponents: Array) -> float:
+    """log sum(exp(exponents)), without overflow or underflow."""
+    peak = float(np.max(exponents))
+    return peak + float(np.log(np.sum(np.exp(exponents - peak))))
+
+
+def transform_error(rounds: int, tilt: float, spacing: float, points: int) -> float:
+    """Bound on the transforms' error of delta, in units of exp(K(tilt) - tilt epsilon).
+
+    Every entry of the composed, tilted law errs by at most rounds * 4 eps log2(points), and delta sums the entries
+    with weights exp(-tilt u) (1 - exp(-u)) at distances u = h, 2 h, ... above epsilon.
+    """
+    entry = 4 * _EPS * np.log2(points) * (rounds + 2)
+    return float(entry * (1 / (tilt * (1 + tilt) * spacing) + 1.0))
 
 
 def _curve(total: _Factor, plan: Plan, bound: Bound) -> Curve:
     """Invert the spectrum, cut the ring open at the window's bottom and sum from the top."""
     theta, spacing, points, centre = plan.tilt, plan.spacing, plan.points, plan.centre
     ring = fft.irfft(total.spectrum, points)
-    offset = total.rounds / 2 if bound == "lower" else 0.0
+    offset = total.offset
     lowest = int(np.ceil(plan.bottom / spacing - offset))
-    losses = (lowest + offset + np.arange(points)) * spacing
+    losses = np.asarray((lowest + offset + np.arange(points)) * spacing, dtype=np.float64)
     law = np.roll(ring, -(lowest % points))
-    kept = losses >= centre - 40 / theta - 2 * spacing
+    kept = losses >= centre - min(40 / theta, 600 / (1 + theta)) - 2 * spacing
     losses, law = losses[kept], law[kept]
     near = np.cumsum((np.exp(-theta * (losses - centre)) * law)[::-1])[::-1]
     far = np.cumsum((np.exp(-(theta + 1) * (losses - centre)) * law)[::-1])[::-1]
     top = (lowest + offset + points) * spacing
-    entry = 4 * _EPS * np.log2(points) * (total.rounds + 2) * (1.0 + 1e-9)
-    per_epsilon = entry * (1 / (theta * (1 + theta) * spacing) + 1.0)
+    per_epsilon = transform_error(total.rounds, theta, spacing, points)
     lost = 0.0
     if bound == "lower":
-        peak = np.exp(_log_peak(theta))
-        above = np.exp(total.log_up - total.log_mgf - plan.up * (losses + points * spacing))
+        peak = np.exp(log_peak(theta))
+        above = np.exp(np.minimum(0.0, total.log_up - total.log_mgf - plan.up * (losses + points * spacing)))
         below = np.exp(min(0.0, total.log_down - total.log_mgf + plan.down * (lowest + offset) * spacing))
-        per_epsilon = per_epsilon + peak * (np.minimum(above, 1.0) + below)
+        per_epsilon = per_epsilon + peak * (above + below)
     else:
         lost = float(np.exp(-theta * (top - centre) + min(0.0, total.log_up - total.log_mgf - plan.up * top)))
-    relative = np.expm1(total.rounding) + 16 * _EPS * (total.rounds + abs(total.log_mgf) + theta * abs(centre) + points)
+    relative = np.expm1(min(total.rounding, 700.0)) + 16 * _EPS * (total.rounds + abs(total.log_mgf) + theta * abs(centre) + points)
     return Curve(
         bound=bound,
         losses=losses,
@@ -312,8 +332,3 @@ def _curve(total: _Factor, plan: Plan, bound: Bound) -> Curve:
         additive=np.exp(-theta * (losses - centre)) * per_epsilon + lost,
         relative=float(relative),
     )
-
-
-def _log_peak(theta: float) -> float:
-    """log of the maximum over u of exp(-theta u) (1 - exp(-u))."""
-    return float(theta * np.log(theta) - (1 + theta) * np.log1p(theta))

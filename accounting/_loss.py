@@ -7,12 +7,12 @@ The round is a `SensitivityMixture`: ``Q = N(0, 1)`` and ``P = sum_j p_j N(a_j, 
 - ``bound="upper"``: on losses i h. Each cell between two nodes keeps its mass under both of the pair, spread onto
   the two nodes ("connect the dots", Doroshenko et al. 2022). Spreading a likelihood ratio makes the pair more
   informative, so the discrete pair dominates the true one; the error is of second order in h.
-- ``bound="lower"``: on losses (i + 1/2) h. Each cell is merged into its barycentre, which is a post-processing, and
-  the barycentres are then moved onto the nodes by pooling mass with neighbours (again second order). The true pair
-  dominates the discrete one.
+- ``bound="lower"``: on losses (i + 1/2) h, shifted for rounds finer than the lattice (`lower_offset`). Each cell is
+  merged into its barycentre, which is a post-processing, and the barycentres are then moved onto the nodes by pooling
+  mass with neighbours (again second order). The true pair dominates the discrete one.
 
-The other measure of the discrete pair is exp(-loss) times the law. Every law of one spacing lies on one lattice
-(times 1/2 for the lower bound), so laws of different rounds convolve.
+The other measure of the discrete pair is exp(-loss) times the law. Laws of one spacing lie on one lattice but for
+a shift that is the fraction of ``start``, so laws of different rounds convolve and their shifts add.
 
     >>> from accounting.mixture import discretise, poisson_group
     >>> law = discretise(poisson_group(1, 0.01).scaled(1 / 0.8), spacing=1e-3, direction="remove", bound="upper")
@@ -58,7 +58,7 @@ class LatticeLoss:
 
     @property
     def losses(self) -> Array:
-        return (self.start + np.arange(len(self.probabilities))) * self.spacing
+        return np.asarray((self.start + np.arange(len(self.probabilities))) * self.spacing, dtype=np.float64)
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class _Cells:
     denominator <= numerator <= exp(h) denominator. above / below: numerator mass beyond the last / first edge.
     """
 
-    start: int
+    start: float
     numerator: Array
     denominator: Array
     above: float
@@ -87,7 +87,7 @@ class LossTable:
 
     mixture: SensitivityMixture
     spacing: float
-    start: int
+    start: float
     outputs: Array
     mills_q: Array
     mills_p: Array
@@ -126,7 +126,7 @@ class LossTable:
 
     @property
     def _log_ratios(self) -> Array:
-        return (self.start + np.arange(len(self.outputs))) * self.spacing
+        return np.asarray((self.start + np.arange(len(self.outputs))) * self.spacing, dtype=np.float64)
 
     @property
     def _p_atoms(self) -> Array:
@@ -142,7 +142,7 @@ class LossTable:
         Signed Mills ratios give the nearer tail, negative left of the mean, so the gap with the mean lacks mass one.
         """
         gaps = np.searchsorted(self.outputs, means, side="left")
-        return np.bincount(gaps, weights=probabilities, minlength=len(self.outputs) + 1)
+        return np.bincount(gaps, weights=probabilities, minlength=len(self.outputs) + 1).astype(np.float64)
 
     def _rounding(self, p: Array, q: Array) -> Array:
         """Bound on the floating-point error of the cells' masses: a few ulps of the tails times their exponents."""
@@ -151,15 +151,20 @@ class LossTable:
         return np.asarray(ulps[:-1] + ulps[1:])
 
 
-def tabulate(mixture: SensitivityMixture, spacing: float, tail: float) -> LossTable:
-    """Invert the loss on all lattice points between the ``tail`` quantiles of Q (left) and P (right).
+def tabulate(
+    mixture: SensitivityMixture, spacing: float, direction: Direction, tail: float, floor: float, offset: float = 0.0
+) -> LossTable:
+    """Invert the loss on the lattice points that the direction's first measure reaches.
 
-    Both directions and both bounds share the table. ``mixture`` is used as given: truncate it first.
+    At most ``tail`` of it has a greater loss than the last point, at most ``floor`` a smaller one than the first.
+    Points are ``(i + offset) * spacing``. Both bounds share a table; so do both directions, but the other direction
+    then loses more to infinity. ``mixture`` is used as given: truncate it first.
     """
-    lowest, highest = output_range(mixture, tail)
+    lowest, highest = output_range(mixture, direction, tail, floor)
     first, last = loss_at(mixture, np.array([lowest, highest]))
-    start, stop = int(np.floor(first / spacing)), int(np.ceil(last / spacing))
-    losses = np.arange(start, max(stop, start + 1) + 1) * spacing
+    bottom, top = int(np.floor(first / spacing - offset)), int(np.ceil(last / spacing - offset))
+    start = bottom + offset
+    losses = np.asarray((start + np.arange(max(top - bottom, 1) + 1)) * spacing, dtype=np.float64)
     active, log_active = _without_zero(mixture, losses)
     shifts, log_atoms = _atoms_of(mixture)
     outputs = np.full_like(losses, -np.inf)
@@ -181,7 +186,8 @@ def discretise(
     ``tail`` is the probability that may be cut off: added to infinity_mass for the upper bound, lost for the lower.
     """
     kept = mixture.truncated(tail) if bound == "upper" else mixture.rounded_down(tail)
-    return tabulate(kept, spacing, tail).law(direction, bound)
+    offset = 0.0 if bound == "upper" else lower_offset(kept, spacing)
+    return tabulate(kept, spacing, direction, tail, tail, offset).law(direction, bound)
 
 
 def _spread(cells: _Cells, spacing: float) -> LatticeLoss:
@@ -246,9 +252,14 @@ def loss_at(mixture: SensitivityMixture, outputs: Array) -> Array:
     return np.asarray(special.logsumexp(lines, axis=0))
 
 
-def output_range(mixture: SensitivityMixture, tail: float) -> tuple[float, float]:
-    """Outputs below which Q has at most ``tail`` and above which P has; never tighter, a little wider."""
-    reach = float(np.sqrt(-2 * np.log(tail)))  # Pr[N(0, 1) > z] <= exp(-z^2 / 2) / 2
+def output_range(mixture: SensitivityMixture, direction: Direction, tail: float, floor: float) -> tuple[float, float]:
+    """Outputs that hold the direction's first measure but for ``tail`` of the greatest losses, ``floor`` of the least.
+
+    A little wide, never tight.
+    """
+    reach, short = np.sqrt(-2 * np.log((tail, floor))).tolist()  # Pr[N(0, 1) > z] <= exp(-z^2 / 2) / 2
+    if direction == "add":
+        return -reach, short
     shifts, probabilities = np.asarray(mixture.sensitivities), np.asarray(mixture.probabilities)
     low, high = 0.0, float(shifts[-1]) + reach
     for _ in range(12):
@@ -257,7 +268,31 @@ def output_range(mixture: SensitivityMixture, tail: float) -> tuple[float, float
             low = middle
         else:
             high = middle
-    return -reach, high
+    return float(shifts[0]) - short, high
+
+
+def lower_offset(mixture: SensitivityMixture, spacing: float) -> float:
+    """Where on the lattice, in spacings, a lower bound's table should start.
+
+    Rounds much finer than the lattice have nearly all their mass in one cell at the least log ratio, log p_0. Their
+    lower bound is tight only if that cell's barycentre is a node, so the lattice is shifted to make it one.
+    """
+    if not mixture.zero_probability:
+        return 0.0
+    least = float(np.log(mixture.zero_probability))
+    if float(loss_at(mixture, np.zeros(1))[0]) > least + 8 * spacing:
+        return 0.0
+    outputs = np.linspace(-8.0, 40.0, 1024)
+    shifts, probabilities = np.asarray(mixture.sensitivities), np.asarray(mixture.probabilities)
+    for _ in range(2):  # the end of the first cell: half a spacing above the barycentre of all below it
+        below_p = probabilities @ special.ndtr(outputs - shifts[:, None])
+        distance = loss_at(mixture, outputs) - spacing / 2 - np.log(below_p / special.ndtr(outputs))
+        index = int(np.argmax(distance > 0.0))
+        if index == 0:
+            return 0.0
+        outputs = np.linspace(outputs[index - 1], outputs[index], 1024)
+    end = float(loss_at(mixture, outputs[:1])[0]) / spacing
+    return end - float(np.floor(end))
 
 
 def _without_zero(mixture: SensitivityMixture, losses: Array) -> tuple[npt.NDArray[np.bool_], Array]:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from scipy import fft
 
-from accounting._fourier import Plan
+from accounting._fourier import Plan, transform_error
 from accounting._rounds import Rounds
-from accounting._saddlepoint import Cumulants, Saddle, saddle_at_epsilon
+from accounting._saddlepoint import Cumulants, Saddle, chernoff_tilt, log_peak
 
-MAX_POINTS = 1 << 22
-_ALIASING = 1e-10  # wanted error of delta, relative, from everything outside the window
+MAX_POINTS = 1 << 21
+_ALIASING = 1e-6  # wanted error of delta, relative, from everything outside the window
+_ROUNDING = 1e-5  # wanted error of delta, relative, from the transform
+_FLOOR = 1e-7  # probability that any of the rounds has a loss below its table
+_SHARES = (1.0, 0.7, 0.5, 0.35, 0.25)  # tilts to try, as a share of the saddle point's
 
 
 def spacing_for(rounds: Rounds, saddle: Saddle, tolerance: float) -> float:
@@ -20,33 +25,65 @@ def spacing_for(rounds: Rounds, saddle: Saddle, tolerance: float) -> float:
     by (1 + theta) / 2 times the composed variance; epsilons below 1 / (1 + theta) are measured on that scale.
     """
     scale = max(saddle.epsilon, 1 / (1 + saddle.tilt))
-    return float(np.sqrt(4 * tolerance * scale / ((1 + saddle.tilt) * rounds.count)))
+    return float(np.sqrt(2 * tolerance * scale / ((1 + saddle.tilt) * rounds.count)))
 
 
-def make_plan(generating: Cumulants, other: Cumulants, saddle: Saddle, spacing: float, tail: float) -> Plan:
-    """A plan around ``saddle``; the spacing grows if the window would otherwise need more than MAX_POINTS."""
-    theta, epsilon = saddle.tilt, saddle.epsilon
-    value, _, second = generating(theta)
-    deviation = float(np.sqrt(second))
-    log_error = np.log(_ALIASING) - np.log1p(theta * deviation)
-    steps = np.geomspace(0.5, 40.0, 16) / deviation
-    reaches = [(generating(theta + step)[0] - value - log_error) / step for step in steps]
-    depths = [(log_error + value - generating(theta - step)[0]) / step for step in steps]
-    up, down = int(np.argmin(reaches)), int(np.argmax(depths))
-    reach, bottom = max(float(reaches[up]) - epsilon, 0.0), min(float(depths[down]), epsilon)
-    above = min(reach, (np.log1p(theta) - log_error) / theta)
-    length = max(reach, epsilon - bottom + above) + 8 * spacing
-    spacing = max(spacing, length / MAX_POINTS)
-    points = fft.next_fast_len(int(np.ceil(length / spacing)) + 16, real=True)
+def make_plan(
+    generating: Cumulants, other: Cumulants, saddle: Saddle, spacing: float, tail: float, rounds: int
+) -> Plan:
+    """A plan around ``saddle``; the spacing grows if the window would otherwise need more than MAX_POINTS.
+
+    A tilt below the saddle point's narrows the window, since rare large losses weigh less, until the transform's
+    rounding error, which is relative to exp(K(theta) - theta epsilon), becomes a noticeable part of delta.
+    """
+    windows = [_window(generating, saddle, share * saddle.tilt, rounds, spacing) for share in _SHARES]
+    precise = [window for window in windows if window.rounding <= _ROUNDING] or windows[:1]
+    window = min(precise, key=lambda candidate: candidate.length)
+    spacing = max(spacing, window.length / (MAX_POINTS - 64))
+    points = fft.next_fast_len(int(np.ceil(window.length / spacing)) + 24, real=True)
     return Plan(
         direction=generating.direction,
         spacing=spacing,
         points=points + points % 2,
-        bottom=bottom - 4 * spacing,
+        bottom=window.bottom - 4 * spacing,
+        tilt=window.tilt,
+        up=window.up,
+        down=window.down,
+        centre=saddle.epsilon,
+        tail=tail,
+        floor=max(tail, _FLOOR / rounds),
+        opposite=chernoff_tilt(other, saddle),
+    )
+
+
+@dataclass(frozen=True)
+class _Window:
+    """The losses needed at a tilt, the Chernoff tilts that bound what lies outside, and the transform's error."""
+
+    tilt: float
+    bottom: float
+    length: float
+    up: float
+    down: float
+    rounding: float
+
+
+def _window(generating: Cumulants, saddle: Saddle, theta: float, rounds: int, spacing: float) -> _Window:
+    epsilon = saddle.epsilon
+    value, _, second = generating(theta)
+    scale = value - theta * epsilon - saddle.log_delta  # log of exp(K - theta epsilon) / delta
+    log_error = np.log(_ALIASING) - scale - log_peak(theta)
+    steps = np.geomspace(0.5, 40.0, 12) / max(float(np.sqrt(second)), 1e-2 / theta)
+    reaches = [(generating(theta + step)[0] - value - log_error) / step for step in steps]
+    depths = [(log_error + value - generating(theta - step)[0]) / step for step in steps]
+    up, down = int(np.argmin(reaches)), int(np.argmax(depths))
+    reach, bottom = max(float(reaches[up]) - epsilon, 0.0), min(float(depths[down]), epsilon)
+    above = min(reach, (scale - np.log(_ALIASING)) / theta)
+    return _Window(
         tilt=theta,
+        bottom=bottom,
+        length=max(reach, epsilon - bottom + above),
         up=float(steps[up]),
         down=float(steps[down]),
-        centre=epsilon,
-        tail=tail,
-        opposite=saddle_at_epsilon(other, epsilon).tilt,
+        rounding=float(np.exp(scale) * transform_error(rounds, theta, spacing, MAX_POINTS)),
     )

@@ -19,7 +19,7 @@ from accounting._rounds import Rounds
 from accounting._sensitivity import Array
 
 _POINTS = 256
-_TILTS = (1e-4, 1e8)
+_TILTS = (1e-4, 1e7)
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def cumulants(rounds: Rounds, direction: Direction, tail: float) -> Cumulants:
     log_weights, losses = np.empty((len(rounds.mixtures), _POINTS)), np.empty((len(rounds.mixtures), _POINTS))
     for row, (mixture, _) in enumerate(rounds.mixtures):
         kept = mixture.truncated(tail)
-        low, high = output_range(kept, tail)
+        low, high = output_range(kept, direction, tail, tail)
         outputs = np.linspace(low, high, _POINTS)
         losses[row] = loss_at(kept, outputs)
         log_weights[row] = -(outputs**2) / 2 + np.log((high - low) / (_POINTS - 1) / np.sqrt(2 * np.pi))
@@ -88,6 +88,19 @@ def saddle_at_delta(generating: Cumulants, log_delta: float) -> Saddle:
 def saddle_at_epsilon(generating: Cumulants, epsilon: float) -> Saddle:
     found = _at(generating, _solve(lambda tilt: _at(generating, tilt).epsilon - epsilon))
     return Saddle(found.tilt, epsilon, found.log_delta)
+
+
+def chernoff_tilt(generating: Cumulants, saddle: Saddle) -> float:
+    """A tilt whose Chernoff bound shows delta at the saddle's epsilon to be well below the saddle's, or the best."""
+    tilts = saddle.tilt * np.geomspace(1 / 16, 256.0, 25)
+    bounds = np.array([generating(tilt)[0] - tilt * saddle.epsilon + log_peak(tilt) for tilt in tilts])
+    enough = np.nonzero(bounds < saddle.log_delta - 1.0)[0]
+    return float(tilts[enough[0] if len(enough) else np.argmin(bounds)])
+
+
+def log_peak(tilt: float) -> float:
+    """log of the maximum over u of exp(-tilt u) (1 - exp(-u))."""
+    return float(tilt * np.log(tilt) - (1 + tilt) * np.log1p(tilt))
 
 
 def _at(generating: Cumulants, tilt: float) -> Saddle:

@@ -77,7 +77,9 @@ class SensitivityMixture:
         return len(self.probabilities) - drop, float(from_the_top[drop - 1]) if drop else 0.0
 
 
-def mixture_from_log_weights(sensitivities: Array, log_weights: Array) -> SensitivityMixture:
+def mixture_from_log_weights(
+    sensitivities: npt.NDArray[np.floating], log_weights: npt.NDArray[np.floating]
+) -> SensitivityMixture:
     """The mixture with probabilities proportional to exp(log_weights); both arrays have shape [atoms]."""
     weights = np.exp(log_weights - np.max(log_weights))
     probabilities = weights / weights.sum()

@@ -12,7 +12,7 @@ rounds compose in the frequency domain (`accounting._fourier`, which lists the e
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,9 +25,9 @@ from accounting._saddlepoint import Cumulants, Saddle, cumulants, saddle_at_delt
 from accounting.errors import require_finite
 from accounting.mechanism import Trace
 
-TOLERANCE = 1e-4  # the relative gap between upper and lower that is aimed at
+TOLERANCE = 2e-4  # the relative gap between upper and lower that is aimed at
 MIN_DELTA = 1e-250  # below, the mass that a round may lose to infinity is not a double any more
-_ATTEMPTS = 5
+_ATTEMPTS = 4
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def epsilon_of_rounds(rounds: Rounds, delta: float, tolerance: float = TOLERANCE
     worse = _bracket_epsilon(rounds, delta, tolerance, pair[first], pair[1 - first], saddles[first])
     if worse.opposite_delta(worse.upper) <= delta:
         return CertifiedEpsilon(worse.upper, worse.lower, delta)
-    other = _bracket_epsilon(rounds, delta, tolerance, pair[1 - first], pair[first], saddles[1 - first])
+    other = _bracket_epsilon(rounds, delta, tolerance, pair[1 - first], pair[first], saddles[1 - first], worse.lower)
     return CertifiedEpsilon(max(worse.upper, other.upper), max(worse.lower, other.lower), delta)
 
 
@@ -98,7 +98,7 @@ def delta_of_rounds(rounds: Rounds, epsilon: float, tolerance: float = TOLERANCE
     for generating, other in (pair, pair[::-1]):
         saddle = saddle_at_epsilon(generating, epsilon)
         spacing = spacing_for(rounds, saddle, tolerance)
-        composed = compose(rounds, make_plan(generating, other, saddle, spacing, tail))
+        composed = compose(rounds, make_plan(generating, other, saddle, spacing, tail, rounds.count))
         upper, lower = max(upper, composed.upper.delta_at(epsilon)), max(lower, composed.lower.delta_at(epsilon))
     return CertifiedDelta(upper, lower, epsilon)
 
@@ -119,20 +119,30 @@ def _tail(rounds: Rounds, delta: float) -> float:
 
 
 def _bracket_epsilon(
-    rounds: Rounds, delta: float, tolerance: float, generating: Cumulants, other: Cumulants, saddle: Saddle
+    rounds: Rounds,
+    delta: float,
+    tolerance: float,
+    generating: Cumulants,
+    other: Cumulants,
+    saddle: Saddle,
+    enough: float = 0.0,
 ) -> _Bracket:
-    """Bounds on the epsilon of one direction: compose, and refine the lattice until the bounds are close."""
+    """Bounds on the epsilon of one direction: compose, and refine the lattice until the bounds are close.
+
+    An upper bound below ``enough`` needs no refinement: the other direction is certainly worse.
+    """
     tail = _tail(rounds, delta)
     spacing = spacing_for(rounds, saddle, tolerance)
     upper, lower = math.inf, 0.0
-    for _ in range(_ATTEMPTS):
-        plan = make_plan(generating, other, saddle, spacing, tail)
+    for attempt in range(_ATTEMPTS):
+        aim = replace(saddle, log_delta=math.log(delta))
+        plan = make_plan(generating, other, aim, spacing, tail, rounds.count)
         composed = compose(rounds, plan)
         above, below = composed.upper.epsilon_at(delta), composed.lower.epsilon_at(delta)
         upper, lower = min(upper, above.epsilon), max(lower, below.epsilon)
         gap = (upper - lower) / max(upper, 1 / (1 + saddle.tilt))
-        if gap <= tolerance or plan.points >= MAX_POINTS:
-            break
+        if gap <= tolerance or upper <= enough or plan.points >= MAX_POINTS // 2 or attempt == _ATTEMPTS - 1:
+            return _Bracket(upper, lower, composed)
         spacing = plan.spacing * float(np.clip(0.8 * np.sqrt(tolerance / gap), 0.1, 0.7))
-        saddle = saddle_at_epsilon(generating, above.nearest)
-    return _Bracket(upper, lower, composed)
+        saddle = saddle_at_epsilon(generating, max(above.nearest, 0.0))
+    raise AssertionError("unreachable: the last attempt returns")
