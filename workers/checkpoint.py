@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 
 from accounting.errors import DataCorruption, InvalidInput
-from accounting.storage import read_bytes, write_bytes_atomically
+from accounting.storage import exists, open_filesystem, read_bytes, write_bytes_atomically
 
 _MAGIC: Final = b"dpsweep-checkpoint-1\n"
 _DIGEST_BYTES: Final = 32
@@ -51,3 +51,10 @@ def load_checkpoint(uri: str, owner: str) -> dict[str, Any] | None:
         )
     state: dict[str, Any] = content["state"]
     return state
+
+
+def forget_checkpoint(uri: str) -> None:
+    """Delete the checkpoint of a finished run, and with it the key that would let one subtract the noise."""
+    if exists(uri):
+        filesystem, path = open_filesystem(uri)
+        filesystem.delete_file(path)

@@ -16,7 +16,7 @@ from accounting.layout import TrialFiles
 from accounting.mechanism import Release
 from accounting.shards import read_bytes, write_bytes_atomically, write_trace
 from accounting.storage import exists
-from workers.checkpoint import fingerprint, load_checkpoint, save_checkpoint
+from workers.checkpoint import fingerprint, forget_checkpoint, load_checkpoint, save_checkpoint
 from workers.data import Dataset, load_dataset
 from workers.history import Progress, TrainingResult, read_training_result
 from workers.mechanism import TrialMechanism
@@ -51,6 +51,7 @@ def run_trial(
     files = TrialFiles(root)
     _refuse_other_trials(files, spec)
     if exists(files.training):
+        forget_checkpoint(files.checkpoint)
         return read_training_result(files.training)
     with _reproducible(spec.execution, spec.seed):
         return _train(spec, files, releases, on_progress or _ignore)
@@ -117,7 +118,9 @@ def _train(spec: TrialSpec, files: TrialFiles, releases: tuple[Release, ...], re
         trainer.restore(stored["trainer"])
     _train_to_the_end(spec, trainer, save, report)
     save()
-    return _finish(spec, files, trainer, dataset)
+    result = _finish(spec, files, trainer, dataset)
+    forget_checkpoint(files.checkpoint)
+    return result
 
 
 def _train_to_the_end(spec: TrialSpec, trainer: Trainer, save: Callable[[], None], report: OnProgress) -> None:

@@ -68,8 +68,8 @@ def run_with_deaths(spec: TrialSpec, root: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def stored_bytes(root: Path) -> dict[str, str]:
-    """Digest of every file of a trial except its checkpoint."""
-    files = (path for path in root.rglob("*") if path.is_file() and path.name != "checkpoint.pt")
+    """Digest of every file of a finished trial."""
+    files = (path for path in root.rglob("*") if path.is_file())
     return {str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
@@ -157,7 +157,7 @@ run_trial(TrialSpec.from_json(sys.argv[1]), sys.argv[2], on_progress=lambda p: p
 
 def test_kill_9_of_a_real_process(tmp_path: Path) -> None:
     """SIGKILL wherever the process happens to be after its second epoch, then the same call again."""
-    spec = small_trial(epochs=12, clipping=Component("dpsgd_f"), norms=NormSpec("every_step"))
+    spec = small_trial(epochs=8, clipping=Component("dpsgd_f"), norms=NormSpec("every_step"))
     command = [sys.executable, "-c", WORKER, spec.to_json(), str(tmp_path / "resumed")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"}) as process:
         assert process.stdout is not None
@@ -222,3 +222,13 @@ def test_a_finished_trial_is_not_run_again(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.delattr(Trainer, "step")
     assert run_trial(spec, str(tmp_path)) == result
     assert stored_bytes(tmp_path) == before
+
+
+def test_the_key_of_the_noise_does_not_outlive_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = small_trial(noise_source="os_entropy")
+    run_with_deaths(spec, tmp_path, monkeypatch, [5])
+    checkpoint = Path(TrialFiles(str(tmp_path)).checkpoint)
+    assert not checkpoint.exists()
+    checkpoint.write_bytes(b"left behind by a process killed between its last two actions")
+    run_trial(spec, str(tmp_path))
+    assert not checkpoint.exists()

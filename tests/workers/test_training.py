@@ -213,7 +213,7 @@ def test_individual_clipping_never_exceeds_what_was_recorded(tmp_path: Path) -> 
     latest = np.searchsorted(recorded.steps, exact.steps, side="right") - 1
     allowed = recorded.contributions[order][:, latest]
     true = exact.contributions[exact_order]
-    assert (true <= allowed * (1.0 + 1e-5) + 1e-7).all()
+    assert (true <= allowed * (1.0 + 1e-5)).all()  # both are rounded up alike
     assert (true < 0.9 * allowed).any()
 
 

@@ -29,6 +29,9 @@ from accounting.errors import InvalidInput
 from accounting.mechanism import SideQuery
 from workers.clipping.bounds import Bound, initial_bound
 
+NORM_ERROR = 1e-5
+"""Relative error of gradient norms that `workers.gradients` states."""
+
 
 @dataclass(frozen=True)
 class Examples:
@@ -95,6 +98,7 @@ class ClipRule:
     def contributions(self, examples: Examples) -> Tensor:
         """[B] float64 in [0, 1]: the norm of what each example would add over the sensitivity (c / S).
 
+        Rounded up by `NORM_ERROR`, by which the norms of two passes over the same example may differ.
         An example whose norm is not finite counts as 1: it adds nothing at this step, but a contribution stands
         for all steps until the next snapshot, and too much is the safe side.
         """
@@ -106,7 +110,9 @@ class ClipRule:
         else:
             added = (weights * require_layer_norms(examples).double()).norm(dim=1)
         finite = torch.isfinite(examples.norms)
-        return torch.where(finite, added / self.sensitivity, torch.ones_like(added)).clamp(0.0, 1.0)
+        return torch.where(finite, added / self.sensitivity * (1.0 + NORM_ERROR), torch.ones_like(added)).clamp(
+            0.0, 1.0
+        )
 
 
 @dataclass(frozen=True)
