@@ -166,8 +166,8 @@ def make_optimizer(component: Component, parameters: Parameters) -> Optimizer:
     require_finite("learning_rate", rate, at_least=0.0)
     try:
         return build(OPTIMIZERS, component.name, component.params, "optimizer", parameters=parameters)
-    except ValueError as error:  # torch.optim checks the other parameters
-        raise InvalidInput(str(error)) from error
+    except (TypeError, ValueError) as error:  # torch.optim checks the other parameters
+        raise InvalidInput(f"optimizer {component.name!r}: {error}") from error
 
 
 LearningRateSchedule = Callable[[int], float]
@@ -176,6 +176,7 @@ LearningRateSchedule = Callable[[int], float]
 
 def _constant(total_steps: int, steps_per_epoch: int, warmup_epochs: float = 0.0) -> LearningRateSchedule:
     """1, after a linear warm-up."""
+    require_finite("warmup_epochs", warmup_epochs, at_least=0.0)
     return lambda step: _warmup(step, warmup_epochs * steps_per_epoch)
 
 
@@ -183,6 +184,8 @@ def _cosine(
     total_steps: int, steps_per_epoch: int, warmup_epochs: float = 0.0, end: float = 0.0
 ) -> LearningRateSchedule:
     """Half a cosine from 1 to ``end`` over the run, after a linear warm-up."""
+    require_finite("warmup_epochs", warmup_epochs, at_least=0.0)
+    require_finite("end of the cosine", end, at_least=0.0)
 
     def factor(step: int) -> float:
         progress = min(step / total_steps, 1.0)
@@ -196,6 +199,7 @@ def _cosine(
 def _step(total_steps: int, steps_per_epoch: int, factor: float, period_epochs: float) -> LearningRateSchedule:
     """factor^floor(epoch / period_epochs)."""
     require_finite("period_epochs", period_epochs, above=0.0)
+    require_finite("factor of the step schedule", factor, above=0.0)
     return lambda step: float(factor ** (step // (period_epochs * steps_per_epoch)))
 
 

@@ -297,6 +297,7 @@ def check_spec(spec: TrialSpec, dataset: Dataset) -> None:
     require_finite("epochs", spec.epochs, at_least=1)
     if spec.norms.refreshes_per_epoch != "every_step":
         require_finite("norms.refreshes_per_epoch", spec.norms.refreshes_per_epoch, above=0.0)
+    require_finite("norms.exact_examples", spec.norms.exact_examples, at_least=0)
     require_finite("execution.checkpoint_every_epochs", spec.execution.checkpoint_every_epochs, above=0.0)
     if spec.is_private and spec.clipping.name == "none":
         raise InvalidInput(

@@ -88,6 +88,14 @@ def test_a_trial_stores_its_spec_trace_norms_model_and_history(tmp_path: Path) -
     assert norms.steps[0] == 0
 
 
+def test_a_root_may_be_a_uri(tmp_path: Path) -> None:
+    """Object stores and local paths are the same code; a file URI stands for them here."""
+    train(small_trial(), tmp_path / "path")
+    run_trial(small_trial(), (tmp_path / "uri").as_uri())
+    stored = [sorted(p.relative_to(tmp_path / root) for p in (tmp_path / root).rglob("*")) for root in ("path", "uri")]
+    assert stored[0] == stored[1]
+
+
 def test_private_files_are_private_and_public_ones_hold_nothing_of_single_examples(tmp_path: Path) -> None:
     _, _, files = train(small_trial(norms=NormSpec(exact_examples=3)), tmp_path)
     private = Path(files.private)
@@ -252,6 +260,8 @@ def test_examples_without_a_finite_gradient_weigh_nothing_and_are_counted(clip: 
         ({"clipping": Component("none")}, "without clipping the sensitivity is infinite"),
         ({"epochs": 0}, "epochs is 0"),
         ({"norms": NormSpec(0.0)}, "refreshes_per_epoch is 0"),
+        ({"norms": NormSpec(exact_examples=-1)}, "exact_examples is -1"),
+        ({"learning_rate_schedule": Component("cosine", {"warmup_epochs": -1})}, "warmup_epochs is -1"),
         ({"execution": ExecutionSpec(device="gpu")}, "unknown device 'gpu'"),
         ({"budget": BudgetSpec(rho=1.0, epsilon=1.0)}, "give exactly one"),
         ({"budget": BudgetSpec(epsilon=1e-4)}, "does not pay for one epoch"),
