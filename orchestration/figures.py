@@ -17,8 +17,10 @@ from orchestration.settings import (
     epsilon,
     finished_settings,
     group_epsilon,
+    group_epsilon_error,
     group_names,
     group_value,
+    spread,
     worst_group_accuracy,
 )
 from orchestration.style import BAND, FONT, INK, MUTED, RULE, Style, style_of
@@ -48,7 +50,9 @@ def figures(data: ReportData) -> dict[str, go.Figure]:
             lambda name: group_value(name, _change_in_points),
             "~g",
         ),
-        "group-epsilon": _by_group(settings, style, names, group_epsilon, ".3~g"),
+        "group-epsilon": _by_group(
+            settings, style, names, group_epsilon, ".3~g", group_epsilon_error, limits=_possible(settings)
+        ),
         "who-pays": _who_pays(settings, style, names),
         **_histograms(settings, style),
         "noise": _noise(settings, style),
@@ -122,28 +126,34 @@ def _by_group(
     names: Sequence[str],
     value: Callable[[str], Value],
     tickformat: str,
+    error: Callable[[str], Value] = lambda name: lambda trial: None,
+    limits: tuple[float, float] | None = None,
 ) -> go.Figure:
     """One row per group, one marker per setting: the mean over seeds, with whiskers over their range.
 
-    Rows and the places in them are the same for every value, so that pictures can be read across.
+    error: standard error of a value; whiskers reach at least as far as that of the mean. Rows and the places in them
+    are the same for every value, so that pictures can be read across. limits: of the axis, beyond which no value lies.
     """
     figure = _figure(height=60 + len(names) * max(26, 7 * len(settings)))
     for row in range(0, len(names), 2):
         figure.add_hrect(row - 0.5, row + 0.5, fillcolor=BAND, line_width=0, layer="below")
     for place, setting in enumerate(settings):
         offset = 0.8 * ((place + 0.5) / len(settings) - 0.5)
-        rows = [(row, name, setting.over_seeds(value(name))) for row, name in enumerate(names)]
-        known = [(row, name, found) for row, name, found in rows if found is not None]
+        known = [
+            (row, name, found, setting.error_over_seeds(error(name)))
+            for row, name in enumerate(names)
+            if (found := setting.over_seeds(value(name)))
+        ]
         if not known:
             continue
         figure.add_scatter(
-            x=[found.mean for _, _, found in known],
-            y=[row + offset for row, _, _ in known],
+            x=[found.mean for _, _, found, _ in known],
+            y=[row + offset for row, *_ in known],
             error_x={
                 "type": "data",
                 "symmetric": False,
-                "array": [found.high - found.mean for _, _, found in known],
-                "arrayminus": [found.mean - found.low for _, _, found in known],
+                "array": [max(found.high - found.mean, least) for _, _, found, least in known],
+                "arrayminus": [max(found.mean - found.low, least) for _, _, found, least in known],
                 "thickness": 1.2,
                 "width": 0,
                 "color": style.colour(setting),
@@ -151,11 +161,11 @@ def _by_group(
             mode="markers",
             marker={"color": style.colour(setting), "symbol": style.symbol(setting), "size": 7.5},
             name=setting.name,
-            text=[_plain(name) for _, name, _ in known],
+            text=[_plain(name) for _, name, *_ in known],
             hovertemplate=f"<b>{_plain(setting.name)}</b><br>%{{text}}: %{{x}}<extra></extra>",
             meta=_meta(setting),
         )
-    figure.update_xaxes(tickformat=tickformat, zeroline=tickformat == "~g", side="top")
+    figure.update_xaxes(tickformat=tickformat, zeroline=tickformat == "~g", side="top", range=limits)
     figure.update_yaxes(
         tickvals=list(range(len(names))),
         ticktext=[_plain(name) for name in names],
@@ -171,7 +181,7 @@ def _who_pays(settings: Sequence[Setting], style: Style, names: Sequence[str]) -
     named: set[str] = set()
     for setting in settings:
         points = [
-            (name, served.mean, paid.mean)
+            (name, served.mean, paid.mean, setting.error_over_seeds(group_epsilon_error(name)))
             for name in names
             if (served := setting.over_seeds(group_value(name, lambda group: group.accuracy)))
             and (paid := setting.over_seeds(group_epsilon(name)))
@@ -180,21 +190,22 @@ def _who_pays(settings: Sequence[Setting], style: Style, names: Sequence[str]) -
         labelled = {dearest[0]} if dearest and setting.clipping not in named else set()
         named.add(setting.clipping)
         figure.add_scatter(
-            x=[served for _, served, _ in points],
-            y=[paid for _, _, paid in points],
+            x=[served for _, served, *_ in points],
+            y=[paid for _, _, paid, _ in points],
+            error_y={"array": [error for *_, error in points], "thickness": 0.8, "width": 0},
             mode="markers+text",
             marker={"color": style.colour(setting), "symbol": style.symbol(setting), "size": 9, "opacity": 0.85},
-            text=[_plain(name) if name in labelled else "" for name, _, _ in points],
+            text=[_plain(name) if name in labelled else "" for name, *_ in points],
             textposition="middle right",
             textfont={"size": 11, "color": style.colour(setting)},
-            customdata=[_plain(name) for name, _, _ in points],
+            customdata=[_plain(name) for name, *_ in points],
             hovertemplate=f"<b>{_plain(setting.name)}</b><br>%{{customdata}}: accuracy %{{x}}, mean ε %{{y:.3~g}}"
             "<extra></extra>",
             name=setting.name,
             meta=_meta(setting),
         )
     figure.update_xaxes(title_text="accuracy of the group on test data", tickformat=".0%")
-    figure.update_yaxes(title_text="mean ε<sub>i</sub> of the group's training examples", rangemode="tozero")
+    figure.update_yaxes(title_text="mean ε<sub>i</sub> of the group's training examples", range=_possible(settings))
     figure.data = [trace for trace in figure.data if len(trace.x)]
     return figure
 
@@ -267,29 +278,45 @@ def _noise(settings: Sequence[Setting], style: Style) -> go.Figure:
 
 
 def _clipping_bounds(settings: Sequence[Setting], style: Style) -> go.Figure:
-    """Clipping bounds per epoch: one line per setting, or per group where a method clips groups apart."""
+    """Clipping bounds per epoch: one line per setting, or per group where a method clips groups apart.
+
+    Bounds of groups follow noisy counts and jump; the groups clipped the loosest and the tightest stand out.
+    """
     figure = _figure(height=360)
+    named: set[str] = set()
     for setting in settings:
         history = setting.trials[0].history
-        names = list(dict.fromkeys(name for epoch in history for name in epoch.clipping_bounds))
-        last = {name: history[-1].clipping_bounds.get(name, math.nan) for name in names}
-        labelled = {max(last, key=last.__getitem__), min(last, key=last.__getitem__)} if len(names) > 1 else set()
-        for name in names:
-            bounds = [epoch.clipping_bounds.get(name) for epoch in history]
-            whose = setting.name if len(names) == 1 else f"{setting.name}: {name}"
-            _line(figure, setting, style, history, bounds, whose, width=2.0 if len(names) == 1 else 1.2)
-            if name in labelled and bounds[-1] is not None:
-                figure.add_annotation(
-                    x=history[-1].epoch,
-                    y=bounds[-1],
-                    text=_plain(name),
-                    xanchor="left",
-                    showarrow=False,
-                    font={"size": 11, "color": style.colour(setting)},
-                )
+        bounds = {
+            name: [epoch.clipping_bounds.get(name) for epoch in history]
+            for name in dict.fromkeys(name for epoch in history for name in epoch.clipping_bounds)
+        }
+        means = {name: found.mean for name, values in bounds.items() if (found := spread(values))}
+        extremes = {max(means, key=means.__getitem__), min(means, key=means.__getitem__)} if means else set()
+        for name, values in bounds.items():
+            whose = setting.name if len(bounds) == 1 else f"{setting.name}: {name}"
+            bold = name in extremes
+            _line(
+                figure,
+                setting,
+                style,
+                history,
+                values,
+                whose,
+                width=2.0 if bold else 1.0,
+                opacity=1.0 if bold else 0.25,
+            )
+            if bold and len(bounds) > 1:
+                _label_end(figure, name, history[-1].epoch, means[name], style.colour(setting))
+        named.add(setting.clipping)
     figure.update_xaxes(title_text="epoch")
     figure.update_yaxes(title_text="clipping bound C", rangemode="tozero")
     return figure
+
+
+def _label_end(figure: go.Figure, text: str, x: float, y: float, colour: str) -> None:
+    figure.add_annotation(
+        x=x, y=y, text=_plain(text), xanchor="left", xshift=4, showarrow=False, font={"size": 12, "color": colour}
+    )
 
 
 def _line(
@@ -300,12 +327,14 @@ def _line(
     values: Sequence[float | None],
     name: str,
     width: float = 2.0,
+    opacity: float = 1.0,
 ) -> None:
     figure.add_scatter(
         x=[epoch.epoch for epoch in history],
         y=list(values),
         mode="lines" if len(history) > 1 else "markers",
         line={"color": style.colour(setting), "dash": style.dash(setting), "width": width},
+        opacity=opacity,
         name=name,
         hovertemplate=f"<b>{_plain(name)}</b><br>epoch %{{x}}: %{{y:.4~g}}<extra></extra>",
         meta=_meta(setting),
@@ -342,6 +371,12 @@ def _whiskers(mean: float, low: float, high: float, colour: str) -> dict[str, An
         "thickness": 1.2,
         "width": 0,
     }
+
+
+def _possible(settings: Sequence[Setting]) -> tuple[float, float] | None:
+    """Where any mean epsilon_i lies: between nothing and the largest worst case. The noise of a release may not."""
+    costs = [cost.high for setting in settings if (cost := setting.over_seeds(epsilon))]
+    return (0.0, 1.04 * max(costs)) if costs else None
 
 
 def _change_in_points(group: ReportGroup) -> float | None:

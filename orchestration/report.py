@@ -7,6 +7,7 @@ come from users and are escaped; pictures repeat what tables say, so the page al
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
@@ -95,7 +96,7 @@ def _script_safe(value: Any) -> str:
 def _opening(data: ReportData, settings: Sequence[Setting]) -> str:
     description = f"<p>{escape(data.description)}</p>" if data.description else ""
     done = sum(trial.status == "finished" for trial in data.trials)
-    byline = [f"{done} of {len(data.trials)} trials finished", f"δ = {data.delta:g}", data.created]
+    byline = [f"{done} of {len(data.trials)} trials finished", f"δ = {data.delta:g}", _date(data.created)]
     if data.wall_seconds is not None:
         byline.insert(1, seconds(data.wall_seconds))
     sentences = headline(data, settings) if data.trials else ["This sweep has no trials."]
@@ -107,6 +108,11 @@ def _opening(data: ReportData, settings: Sequence[Setting]) -> str:
         f'<ul class="lead">{"".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)}</ul>'
         f"{_tiles(settings)}</header>"
     )
+
+
+def _date(created: str) -> str:
+    """An ISO date as people write it; any other text as it is."""
+    return re.sub(r"^(\d{4}-\d\d-\d\d)T(\d\d:\d\d)[:.\d]*(\+00:00|Z)$", r"\1 \2 UTC", created)
 
 
 def _subscripts(html: str) -> str:
@@ -175,8 +181,8 @@ def _groups(data: ReportData, settings: Sequence[Setting], style: Style, drawn: 
         "<p>Groups from worst to best served. The same settings side by side: how well each group is served, what "
         "privacy cost it in accuracy, and what its training examples paid in privacy.</p>",
         key(settings, style),
-        f'<figure><div class="panels">{"".join(panels)}</div><figcaption>Markers are means over seeds, whiskers span '
-        f"them. {_release_words(data, settings)}</figcaption></figure>",
+        f'<figure><div class="panels">{"".join(panels)}</div><figcaption>Markers are means over seeds; whiskers '
+        f"span them, and for εᵢ at least a standard error. {_release_words(data, settings)}</figcaption></figure>",
         panel("who-pays", "Accuracy of a group against its mean εᵢ", drawn),
     )
 
@@ -205,7 +211,7 @@ def _release_words(data: ReportData, settings: Sequence[Setting]) -> str:
     kinds = " and ".join(sorted({f"{individuals.kind.replace('_', ' ')}s" for individuals in found}))
     costs = sorted({individuals.release_epsilon for individuals in found if individuals.release_epsilon is not None})
     cost = f" at ε = {', '.join(number(cost) for cost in costs)}, inside each trial's total" if costs else ""
-    how = {"raw": "exact (release: raw)", "private": f"released with differential privacy{cost}"}
+    how = {"raw": "exact", "private": f"released with differential privacy{cost}"}
     ways = " and ".join(how[way] for way in sorted({individuals.disclosure for individuals in found}))
     return f"Statistics of εᵢ are {ways}; the εᵢ themselves are {kinds}."
 

@@ -93,13 +93,17 @@ def _trial_row(trial: ReportTrial) -> list[Cell]:
         (trial.status, ""),
         (number(privacy.epsilon if privacy else None), "n"),
         (_claim(privacy) if privacy and privacy.is_private else MISSING, ""),
-        (number(trial.history[0].noise_multiplier, 4) if trial.history else MISSING, "n"),
+        (number(_initial_noise(trial), 4), "n"),
         (percent(quality.accuracy if quality else None), "n"),
         (number(quality.loss if quality else None), "n"),
         (percent(worst_group_accuracy(trial)), "n"),
         (seconds(trial.wall_seconds), "n"),
         (escape("; ".join(remarks)), ""),
     ]
+
+
+def _initial_noise(trial: ReportTrial) -> float | None:
+    return trial.history[0].noise_multiplier if trial.history and not trial.is_baseline else None
 
 
 def _claim(privacy: ReportPrivacy) -> str:

@@ -17,6 +17,7 @@ from orchestration.settings import (
     accuracy_change,
     epsilon,
     group_epsilon,
+    group_epsilon_error,
     group_names,
     group_value,
     median_epsilon,
@@ -29,16 +30,16 @@ MISSING = "–"
 
 WITHHELD: dict[Disclosure, str] = {
     "none": "Withheld. What training examples paid follows from their gradients, so even an average over a group of "
-    "them is private data. The numbers are in each trial's private/ folder, for the owner of the data only. To show "
-    "them here, write “release: private” in the sweep (statistics with calibrated noise, their cost inside the "
+    "them is private data. The owner of the data finds the exact numbers in private/report.html beside this page. To "
+    "show them here, write “release: private” in the sweep (statistics with calibrated noise, their cost inside the "
     "target) or “release: raw” (exact; the report and its MLflow runs become sensitive), and run it again.",
     "private": "Not released. No finished trial of this sweep published these statistics.",
     "raw": "Not available. No finished trial of this sweep has these statistics.",
 }
 
 SENSITIVE = (
-    "Sensitive. This page shows exact statistics of the training examples (release: raw), which no differential-"
-    "privacy guarantee covers. Treat it like the training data."
+    "Sensitive. This page shows exact statistics of the training examples, which no differential-privacy guarantee "
+    "covers. Treat it like the training data."
 )
 
 MEANINGS = (
@@ -158,7 +159,7 @@ def _fairest(best: Setting, private: Sequence[Setting]) -> list[str]:
         return []
     worst, fairest = max(served, key=lambda pair: pair[0])
     names = sorted({group.name for trial in fairest.trials if (group := worst_group(trial))})
-    whom = f"{' or '.join(names)} gets {percent(worst)}"
+    whom = f"group {' or '.join(names)} gets {percent(worst)}"
     if len(private) == 1:
         return [f"Of its groups it serves one worst: {whom}."]
     if fairest is best:
@@ -199,12 +200,19 @@ def _correlations(private: Sequence[Setting]) -> list[str]:
 
 
 def group_correlation(setting: Setting) -> float | None:
-    """Pearson's r between accuracy and mean epsilon_i over at least three groups; None where it is undefined."""
+    """Pearson's r between accuracy and mean epsilon_i over at least three groups; None where it is undefined.
+
+    Groups so small that the noise of a release drowns their mean (a standard error above a tenth of the worst case)
+    are left out.
+    """
+    cost = setting.over_seeds(epsilon)
+    tolerable = 0.1 * cost.mean if cost else 0.0
     pairs = [
         (served.mean, paid.mean)
         for name in group_names(setting.trials)
         if (served := setting.over_seeds(group_value(name, lambda group: group.accuracy)))
         and (paid := setting.over_seeds(group_epsilon(name)))
+        and setting.error_over_seeds(group_epsilon_error(name)) <= tolerable
     ]
     if len(pairs) < 3 or any(max(values) == min(values) for values in zip(*pairs, strict=True)):
         return None

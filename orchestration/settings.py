@@ -111,6 +111,16 @@ def group_epsilon(name: str) -> Callable[[ReportTrial], float | None]:
     return of_trial
 
 
+def group_epsilon_error(name: str) -> Callable[[ReportTrial], float | None]:
+    """Standard error of `group_epsilon` as published, as a function of the trial."""
+
+    def of_trial(trial: ReportTrial) -> float | None:
+        groups = trial.individuals.groups if trial.individuals else ()
+        return next((group.standard_error for group in groups if group.name == name), None)
+
+    return of_trial
+
+
 @dataclass(frozen=True)
 class Setting:
     """Finished trials that share all labels but the seed. ``clipping`` and ``schedule`` are "" where unlabelled."""
@@ -134,6 +144,11 @@ class Setting:
     @property
     def name_without_schedule(self) -> str:
         return " · ".join(part for part in self.name.split(" · ") if part != self.schedule)
+
+    def error_over_seeds(self, error: Callable[[ReportTrial], float | None]) -> float:
+        """Standard error of a mean over seeds whose values have independent standard errors; 0 where unknown."""
+        known = [found for trial in self.trials if (found := error(trial)) is not None and math.isfinite(found)]
+        return math.hypot(*known) / len(known) if known else 0.0
 
     def over_seeds(self, value: Callable[[ReportTrial], float | None]) -> Spread | None:
         return spread(value(trial) for trial in self.trials)

@@ -186,6 +186,14 @@ def test_groups_are_ordered_by_how_they_are_served() -> None:
     assert axes[0][0] == "digit 8"
 
 
+def test_whiskers_show_the_noise_of_a_release() -> None:
+    """One seed has no range; its released mean still is no sharper than the noise that was added to it."""
+    trial = sample_trial(disclosure="private")
+    trace = figures(replace(sample_sweep("private"), trials=(trial,)))["group-epsilon"].data[0]
+    errors = {group.name: group.standard_error for group in trial.individuals.groups}
+    assert list(trace.error_x.array) == list(trace.error_x.arrayminus) == [errors[name] for name in trace.text]
+
+
 def test_the_pareto_front_drops_what_is_beaten() -> None:
     assert pareto_front([(1.0, 1.0), (2.0, 0.5), (2.0, 2.0), (1.0, 1.0)]) == (0, 1, 3)
     assert pareto_front([]) == ()
