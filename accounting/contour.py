@@ -21,6 +21,9 @@ EXPONENTS: Mapping[str, Callable[[Complex], Complex]] = {"remove": lambda z: z, 
 _LOG_PRECISION = 40.0
 """Truncation and discretisation of the integrals over x are below exp(-40) = 4e-18, relative to A at the real point."""
 
+UNKNOWN = 1e6
+"""An error of log A that makes every bound built on it useless, as it should."""
+
 _SINC_LATER = 0.21724
 """The largest |sin(y)/y| for y >= pi."""
 
@@ -51,7 +54,8 @@ class Contour:
 class MomentTable:
     """log A at each node and point of a contour, on the branch that is real at the first point; [nodes, points].
 
-    errors [nodes, points] bound how far log A is from linear in u within either cell beside a node.
+    errors [nodes, points] bound how far log A is from linear in u within either cell beside a node; where nothing is
+    known log A is 0 and its error `UNKNOWN`.
     """
 
     log_moments: Complex
@@ -59,7 +63,7 @@ class MomentTable:
 
 
 def moment_table(sample_rate: float, precisions: Array, contour: Contour, direction: str) -> MomentTable:
-    """Tabulate log A for one sampling rate; infinities mark what floating point cannot hold."""
+    """Tabulate log A for one sampling rate."""
     exponents = EXPONENTS[direction](contour.points)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         log_ratio, members, log_density = _integration_grid(sample_rate, np.sqrt(precisions), exponents)
@@ -74,7 +78,8 @@ def moment_table(sample_rate: float, precisions: Array, contour: Contour, direct
         suprema = _cell_suprema(sample_rate, precisions, exponents[0].real, np.array(powers))
         errors = _linearity_errors(np.diff(precisions), exponents, np.abs(moments), suprema)
         log_moments = np.log(np.abs(moments)) + 1j * np.unwrap(np.angle(moments), axis=1)
-    return MomentTable(log_moments, errors)
+    known = np.isfinite(log_moments) & (errors < UNKNOWN)
+    return MomentTable(np.where(known, log_moments, 0.0), np.where(known, errors, UNKNOWN))
 
 
 def _integration_grid(sample_rate: float, roots: Array, exponents: Complex) -> tuple[Array, Array, Array]:
@@ -158,7 +163,7 @@ class DecayBound:
         """decay for |w| >= frequency, the smaller of the two cells beside each node; shape [nodes]."""
         y = np.clip(0.5 * frequency * self.lengths, 1e-12, np.pi)
         cells = (self.masses * np.maximum(1.0 - np.maximum(np.sin(y) / y, _SINC_LATER), 0.0)).sum(axis=1)
-        return np.minimum(np.append(cells[:1], cells), np.append(cells, cells[-1:]))
+        return np.asarray(np.minimum(np.append(cells[:1], cells), np.append(cells, cells[-1:])))
 
 
 def decay_bound(sample_rate: float, precisions: Array, exponent: float, layers: int = 128) -> DecayBound:

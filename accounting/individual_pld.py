@@ -13,9 +13,11 @@ Why the result is certified:
   on the other terms.
 - K is linear in the step weights except for a bounded error per node (`contour.MomentTable`).
 - Frequencies left out are bounded by a proven decay of every factor (`contour.DecayBound`) and 1/w^2.
+- After few steps K decays slowly. Then independent normal noise is added to the loss: the integrand (e^L - e^eps)_+ is
+  convex in L, so by Jensen's inequality delta only grows, and K gains a factor that decays as fast as need be.
 - Floating point is bounded by `_FLOAT_ERROR` per term, and by one rounding per step in K.
-All of this is added to delta. The final epsilon is checked, not interpolated; where the bound is not better than
-Renyi's, as after few steps, Renyi's is returned.
+All of this is added to delta. The final epsilon is checked, not interpolated; where Renyi's bound is better, as it may
+be after very few steps, that is returned.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ _RETREAT = 0.7
 _NEGLIGIBLE = 1e-6
 """Aliasing and truncation are made about this small, relative to delta."""
 
-_SIZES = (16, 32, 64, 128, 256, 512, 1024, 2048)
+_SIZES = (16, 32, 64, 128, 256)
 _FLOAT_ERROR = 1e-11
 _STEP_ERROR = 1e-14
 _NEWTON_STEPS = 40
@@ -50,15 +52,16 @@ def pld_epsilons(costs: Costs, delta: float) -> tuple[Array, Array]:
     """Upper and lower epsilon [rows] at ``delta``, the worse of removing and adding the example."""
     rdp = rdp_upper(costs)
     bound = epsilons_improved(rdp, delta)
-    above, below = np.zeros_like(bound), np.zeros_like(bound)
+    below = np.zeros_like(bound)
+    above = {direction: np.where(bound > 0.0, np.inf, 0.0) for direction in EXPONENTS}
     for rows, tilt, period in _buckets(rdp, bound, delta):
         for direction in EXPONENTS:
             bucket = _Bucket(_select(costs, rows), rdp[rows], bound[rows], delta, tilt, period, direction)
             for members, upper, lower in bucket.solve():
                 at = rows[members]
-                above[at] = np.maximum(above[at], upper)
+                above[direction][at] = upper
                 below[at] = np.maximum(below[at], lower)
-    upper = np.minimum(above, bound)
+    upper = np.minimum(np.maximum.reduce(list(above.values())), bound)
     return upper, np.minimum(below, upper)
 
 
@@ -116,7 +119,7 @@ class _Bucket:
 
     def solve(self) -> Iterator[tuple[NDArray[np.intp], Array, Array]]:
         """Rows, and their certified upper and lower epsilons: infinity and 0 where nothing can be certified."""
-        for rows, contour, tail in self._contours():
+        for rows, contour, tail, smoothing in self._contours():
             members = _Bucket(
                 _select(self.costs, rows),
                 self.rdp[rows],
@@ -126,10 +129,14 @@ class _Bucket:
                 self.period,
                 self.direction,
             )
-            yield rows, *members._solve(contour, tail)
+            yield rows, *members._solve(contour, tail, smoothing)
 
-    def _contours(self) -> Iterator[tuple[NDArray[np.intp], Contour, Array]]:
-        """Rows that need equally many points, their contour, and the log of each row's factor beyond its end."""
+    def _contours(self) -> Iterator[tuple[NDArray[np.intp], Contour, Array, float]]:
+        """Rows that need equally many points, their contour, the log of their factors beyond its end, and smoothing.
+
+        Where the longest contour is too short, as after few steps, the loss is smoothed until it suffices; rows for
+        which that would cost more than Renyi's bound are left out.
+        """
         real = float(EXPONENTS[self.direction](np.array([self.tilt + 0j]))[0].real)
         bounds = [decay_bound(part.sample_rate, part.precisions, real) for part in self.costs.sampled]
         rows = np.arange(len(self.bound))
@@ -138,15 +145,18 @@ class _Bucket:
             decay = 0.5 * self.costs.precision[rows] * contour.end**2
             for part, bound in zip(self.costs.sampled, bounds, strict=True):
                 decay = decay + part.weights[rows] @ bound.node_decay(contour.end)
-            enough = (decay >= -np.log(_NEGLIGIBLE)) | (size == _SIZES[-1])
+            enough = decay >= -np.log(_NEGLIGIBLE)
             if enough.any():
-                yield rows[enough], contour, -decay[enough]
+                yield rows[enough], contour, -decay[enough], 0.0
             rows = rows[~enough]
             if len(rows) == 0:
                 return
+        smoothing = -2.0 * np.log(_NEGLIGIBLE) / contour.end**2
+        if smoothing * self.tilt**2 < 1.0:
+            yield rows, contour, np.full(len(rows), np.log(_NEGLIGIBLE)), smoothing
 
-    def _solve(self, contour: Contour, tail: Array) -> tuple[Array, Array]:
-        terms, error = self._terms(contour, tail)
+    def _solve(self, contour: Contour, tail: Array, smoothing: float) -> tuple[Array, Array]:
+        terms, error = self._terms(contour, tail, smoothing)
         scale = np.log(contour.spacing / np.pi) - np.log(self.delta)
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
             above = _Curve(contour, terms, scale, error)
@@ -157,7 +167,7 @@ class _Bucket:
             below = _Curve(contour, terms, scale - np.log1p(aliasing), -error)
             lower = below.root(upper) * (1.0 - 1e-9) - 1e-12
             certain = (below(lower)[0] >= 0.0) & (lower >= nearly)
-        return upper, np.where(certain, np.maximum(lower, 0.0), 0.0)
+        return upper, np.where(certain & (smoothing == 0.0), np.maximum(lower, 0.0), 0.0)
 
     def _aliasing(self, contour: Contour, epsilons: Array) -> Array:
         """Bound [rows] on what the trapezoidal rule adds to delta at or above ``epsilons``: see `_periods`."""
@@ -168,16 +178,16 @@ class _Bucket:
         left = _log_series(np.array((self.tilt - 1.0) * period))
         return np.asarray(np.exp(left) + np.exp(right.min(axis=1, initial=np.inf)))
 
-    def _terms(self, contour: Contour, tail: Array) -> tuple[Complex, Array]:
+    def _terms(self, contour: Contour, tail: Array, smoothing: float) -> tuple[Complex, Array]:
         """Terms [points, rows] of the trapezoidal rule without e^(eps (1-z)), and a bound [rows] on their error."""
         z = contour.points
-        exponent = self.costs.precision[:, None] * (0.5 * z * (z - 1.0))
+        exponent = self.costs.precision[:, None] * (0.5 * z * (z - 1.0)) + 0.5 * smoothing * z**2
         for epsilon in self.costs.pure:
             exponent = exponent + _log_pure_moment(epsilon, z)
         slack = np.full(exponent.shape, _FLOAT_ERROR)
         for part in self.costs.sampled:
             table = moment_table(part.sample_rate, part.precisions, contour, self.direction)
-            columns = np.hstack([table.log_moments.real, table.log_moments.imag, np.minimum(table.errors, 1e6)])
+            columns = np.hstack([table.log_moments.real, table.log_moments.imag, table.errors])
             real, imaginary, errors = np.split(part.weights @ columns, 3, axis=1)
             exponent = exponent + (real + 1j * imaginary)
             slack += errors + _STEP_ERROR * part.weights.sum(axis=1, keepdims=True)
