@@ -105,7 +105,7 @@ def epsilon_zcdp_sampled(trace: Trace, delta: float, group_size: int = 1) -> Bou
         rho += part.count * q**2 / sigma**2
         highest_order = min(highest_order, sigma**2 * math.log(1.0 / (q * sigma)) + 1.0)
     rho += sum(0.5 * epsilon**2 for epsilon in pure_epsilons(trace, group_size))
-    if math.log(delta) >= -rho * (highest_order - 1.0) ** 2:
+    if math.isinf(highest_order) or math.log(delta) >= -rho * (highest_order - 1.0) ** 2:
         return Bounds(rho_to_epsilon(rho, delta))
     return Bounds(rho * highest_order - math.log(delta) / (highest_order - 1.0))
 

@@ -12,8 +12,8 @@ from dp_accounting.pld import PLDAccountant
 from scipy.stats import binom, hypergeom
 
 from accounting.errors import UnsupportedMechanism
-from accounting.mechanism import FixedBatchSampling, PoissonSampling, PureRelease, Segment, ShuffledSampling, Trace
-from accounting.rounds import gaussian_rounds
+from accounting.mechanism import FixedBatchSampling, GaussianRelease, PoissonSampling, Segment, ShuffledSampling, Trace
+from accounting.rounds import DISPLACEMENT, gaussian_rounds
 
 _RELATIONS = {
     "add_remove": dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
@@ -27,19 +27,19 @@ def to_event(trace: Trace, group_size: int = 1) -> dp_accounting.DpEvent:
 
     Raises: UnsupportedMechanism for pure releases, for which dp_accounting has no dominating event.
     """
-    if any(isinstance(release, PureRelease) for release in trace.releases):
+    released = [release.noise_multiplier for release in trace.releases if isinstance(release, GaussianRelease)]
+    if len(released) < len(trace.releases):
         raise UnsupportedMechanism("dp-accounting has no event for an arbitrary pure release")
-    if group_size == 1:
-        parts = gaussian_rounds(trace)
-        events = [_repeated(_sampled(part.sample_rate, part.noise_multiplier), part.count) for part in parts]
-        return dp_accounting.ComposedDpEvent(events)
-    shuffled = any(isinstance(segment.sampling, ShuffledSampling) for segment in trace.segments)
-    if shuffled or trace.releases:
+    sampled = any(not isinstance(segment.sampling, ShuffledSampling) for segment in trace.segments)
+    if group_size == 1 or not sampled:
         parts = gaussian_rounds(trace, group_size)
         return dp_accounting.ComposedDpEvent(
-            [_repeated(dp_accounting.GaussianDpEvent(part.noise_multiplier), part.count) for part in parts]
+            [_repeated(_sampled(part.sample_rate, part.noise_multiplier), part.count) for part in parts]
         )
-    return dp_accounting.ComposedDpEvent([_repeated(_group(s, group_size), s.steps) for s in trace.segments])
+    moved = DISPLACEMENT[trace.adjacency]
+    releases = [dp_accounting.GaussianDpEvent(sigma / group_size) for sigma in released]
+    steps = [_repeated(_group(segment, group_size, moved), segment.steps) for segment in trace.segments]
+    return dp_accounting.ComposedDpEvent(steps + releases)
 
 
 def _repeated(event: dp_accounting.DpEvent, count: int) -> dp_accounting.DpEvent:
@@ -51,13 +51,13 @@ def _sampled(sample_rate: float, noise_multiplier: float) -> dp_accounting.DpEve
     return gaussian if sample_rate == 1.0 else dp_accounting.PoissonSampledDpEvent(sample_rate, gaussian)
 
 
-def _group(segment: Segment, group_size: int) -> dp_accounting.DpEvent:
+def _group(segment: Segment, group_size: int, displacement: float) -> dp_accounting.DpEvent:
     members = np.arange(group_size + 1)
     match segment.sampling:
         case PoissonSampling(sample_rate=rate):
             probabilities, moved = binom.pmf(members, group_size, rate), 1.0
         case FixedBatchSampling(dataset_size=size, batch_size=batch):
-            probabilities, moved = hypergeom.pmf(members, size, group_size, batch), 2.0
+            probabilities, moved = hypergeom.pmf(members, size, group_size, batch), displacement
         case _:
             raise UnsupportedMechanism("only Poisson and fixed batches have a mixture of Gaussians")
     kept = probabilities > _NEGLIGIBLE

@@ -32,7 +32,7 @@ from accounting.mechanism import (
     Trace,
 )
 
-_DISPLACEMENT: dict[Adjacency, float] = {"add_remove": 2.0, "zero_out": 1.0}
+DISPLACEMENT: dict[Adjacency, float] = {"add_remove": 2.0, "zero_out": 1.0}
 """How far one example moves the sum of a fixed batch, in units of the sensitivity."""
 
 
@@ -59,7 +59,7 @@ def gaussian_rounds(trace: Trace, group_size: int = 1) -> tuple[Round, ...]:
             case PoissonSampling(sample_rate=sample_rate):
                 rounds = ((sample_rate, s.effective_noise_multiplier(), s.steps) for s in segments)
             case FixedBatchSampling(dataset_size=size, batch_size=batch):
-                moved = _DISPLACEMENT[trace.adjacency]
+                moved = DISPLACEMENT[trace.adjacency]
                 rounds = ((batch / size, s.effective_noise_multiplier() / moved, s.steps) for s in segments)
             case ShuffledSampling(steps_per_epoch=steps_per_epoch):
                 _require_zero_out(trace)
