@@ -305,10 +305,13 @@ def _curve(total: _Factor, plan: Plan, bound: Bound) -> Curve:
     lowest = int(np.ceil(plan.bottom / spacing - offset))
     losses = np.asarray((lowest + offset + np.arange(points)) * spacing, dtype=np.float64)
     law = np.roll(ring, -(lowest % points))
-    kept = losses >= centre - min(40 / theta, 600 / (1 + theta)) - 2 * spacing
+    reach = min(40 / theta, 600 / (1 + theta)) + 2 * spacing  # where exp(theta (centre - loss)) is a double
+    kept = losses >= centre - reach
     losses, law = losses[kept], law[kept]
     near = np.cumsum((np.exp(-theta * (losses - centre)) * law)[::-1])[::-1]
     far = np.cumsum((np.exp(-(theta + 1) * (losses - centre)) * law)[::-1])[::-1]
+    asked = losses <= centre + reach
+    losses, near, far = losses[asked], near[asked], far[asked]
     top = (lowest + offset + points) * spacing
     per_epsilon = transform_error(total.rounds, theta, spacing, points)
     lost = 0.0
@@ -319,7 +322,9 @@ def _curve(total: _Factor, plan: Plan, bound: Bound) -> Curve:
         per_epsilon = per_epsilon + peak * (above + below)
     else:
         lost = float(np.exp(-theta * (top - centre) + min(0.0, total.log_up - total.log_mgf - plan.up * top)))
-    relative = np.expm1(min(total.rounding, 700.0)) + 16 * _EPS * (total.rounds + abs(total.log_mgf) + theta * abs(centre) + points)
+    relative = np.expm1(min(total.rounding, 700.0)) + 16 * _EPS * (
+        total.rounds + abs(total.log_mgf) + theta * abs(centre) + points
+    )
     return Curve(
         bound=bound,
         losses=losses,

@@ -53,7 +53,7 @@ __all__ = [
     "vadhan_epsilon",
 ]
 
-_CONFIRMATIONS = 20  # epsilons tried above the saddle point's, a thousandth apart
+_CONFIRMATIONS = 9  # epsilons tried above the saddle point's, first 0.05 % apart and then doubling
 
 
 def group_epsilons(
@@ -107,11 +107,11 @@ def vadhan_epsilon(trace: Trace, delta: float, group_size: int) -> float:
     if log_excess(high) > 0.0:
         return math.inf
     epsilon = float(optimize.brentq(log_excess, low, high, xtol=1e-9)) if log_excess(low) > 0.0 else low
-    for _ in range(_CONFIRMATIONS):
+    for attempt in range(_CONFIRMATIONS):
         wanted = math.log(delta) - _log_growth(epsilon, group_size)
         if wanted > math.log(MIN_DELTA) and delta_pld(trace, epsilon, tolerance=1e-3).upper <= math.exp(wanted):
             return group_size * epsilon
-        epsilon *= 1.001
+        epsilon *= 1 + 0.0005 * 2**attempt
     return math.inf
 
 
