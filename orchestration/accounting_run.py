@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from accounting.errors import InvalidInput, require_finite
 from accounting.mechanism import (
     FixedBatchSampling,
-    GaussianRelease,
     PoissonSampling,
+    Release,
     Sampling,
     ShuffledSampling,
     SideQuery,
@@ -30,7 +30,7 @@ class RunShape:
     dataset_size: int | None = None
     batch_size: int | None = None
     side_noise_multipliers: tuple[float, ...] = ()
-    release_noise_multipliers: tuple[float, ...] = ()
+    releases: tuple[Release, ...] = ()
 
     def mechanism(self) -> tuple[Sampling, int]:
         """The sampling and its steps per epoch."""
@@ -62,7 +62,7 @@ class RunShape:
             steps_per_epoch,
             1 if self.dataset_size is None else self.dataset_size,
             tuple(SideQuery(f"side query {i}", sigma) for i, sigma in enumerate(self.side_noise_multipliers, 1)),
-            tuple(GaussianRelease(f"release {i}", sigma) for i, sigma in enumerate(self.release_noise_multipliers, 1)),
+            self.releases,
         )
         return trace if steps is None else trace.until(steps)
 

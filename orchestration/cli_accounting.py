@@ -28,7 +28,8 @@ from accounting.calibration import (
 )
 from accounting.errors import InvalidInput, require_finite
 from accounting.estimates import PrivacyEstimate
-from accounting.mechanism import Trace
+from accounting.mechanism import GaussianRelease, PureRelease, Release, Trace
+from accounting.registry import lookup
 from accounting.schedules import NoiseSchedule, make_schedule, parse_schedule, split_schedule, with_initial
 from orchestration.accounting_plot import write_epsilon_plot
 from orchestration.accounting_run import RunShape
@@ -46,7 +47,9 @@ Steps = Annotated[int | None, typer.Option(help="Length of the run in steps.")]
 Epochs = Annotated[int | None, typer.Option(help="Length of the run in epochs (steps per epoch are rounded up).")]
 Method = Annotated[str, typer.Option(help="rdp, rdp-classic, pld, gdp, zcdp, zcdp-sampled, strong or auto.")]
 SideNoise = Annotated[list[float] | None, typer.Option(help="Noise multiplier of a side query on every batch.")]
-Release = Annotated[list[str] | None, typer.Option(help="A one-off release on the whole data set: gaussian:SIGMA.")]
+Release = Annotated[
+    list[str] | None, typer.Option(help="A one-off release on all the data: gaussian:SIGMA or pure:EPSILON.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
@@ -63,7 +66,7 @@ def epsilon(
     accountant: Method = "auto",
     group_size: Annotated[str, typer.Option(help="Size of the protected group, or several: 1,2,4.")] = "1",
     side_noise_multiplier: SideNoise = None,
-    release: Release = None,
+    release: Releases = None,
     as_json: Json = False,
     plot: Annotated[Path | None, typer.Option(help="Write epsilon over epochs and group sizes to this HTML.")] = None,
 ) -> None:
@@ -105,7 +108,7 @@ def calibrate(
     accountant: Method = "auto",
     group_size: Annotated[int, typer.Option(help="Size of the protected group.")] = 1,
     side_noise_multiplier: SideNoise = None,
-    release: Release = None,
+    release: Releases = None,
     digits: Annotated[int | None, typer.Option(help="Round a decay up to so many decimals.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -233,18 +236,19 @@ def _shape(
         dataset_size,
         batch_size,
         tuple(side_noise_multipliers or ()),
-        tuple(_release_noise(text) for text in releases or ()),
+        tuple(_release(text) for text in releases or ()),
     )
 
 
-def _release_noise(text: str) -> float:
-    kind, _, sigma = text.partition(":")
-    if kind != "gaussian":
-        raise InvalidInput(f"--release is {text!r}, but must be written gaussian:SIGMA, for example gaussian:16")
+_RELEASES: Mapping[str, Callable[[str, float], Release]] = {"gaussian": GaussianRelease, "pure": PureRelease}
+
+
+def _release(text: str) -> Release:
+    kind, _, amount = text.partition(":")
     try:
-        return require_finite("noise multiplier of --release", float(sigma), above=0.0)
-    except ValueError:
-        raise InvalidInput(f"--release is {text!r}, but needs a positive number after gaussian:") from None
+        return lookup(_RELEASES, kind, "release")(text, float(amount))
+    except ValueError as error:
+        raise InvalidInput(f"--release is {text!r}, but must be gaussian:SIGMA or pure:EPSILON ({error})") from None
 
 
 def _required_noise(noise_multiplier: float | None) -> float:

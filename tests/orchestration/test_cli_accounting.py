@@ -98,6 +98,7 @@ class TestMore:
         twice = answer(f"{line} --side-noise-multiplier 5 --side-noise-multiplier 5")["epsilon"]
         assert twice > answer(f"{line} --side-noise-multiplier 5")["epsilon"]
         assert answer(f"{line} --release gaussian:16")["epsilon"] > bare
+        assert bare < answer(f"{line} --release pure:0.1")["epsilon"] <= bare + 0.1
 
     def test_no_noise_is_an_explicit_infinity(self, answer, dpsweep):
         line = "epsilon --noise-multiplier 0 --sampling shuffle --epochs 4 --delta 1e-5"
@@ -148,8 +149,9 @@ CALIBRATE = "calibrate --sampling shuffle"
         (f"{SHUFFLE} --epochs 4 --schedule time", "needs decay"),
         (f"{SHUFFLE} --epochs 4 --group-size 0", "'0'"),
         (f"{SHUFFLE} --epochs 4 --group-size 1,x", "'x'"),
-        (f"{SHUFFLE} --epochs 4 --release laplace:1", "gaussian:SIGMA"),
-        (f"{SHUFFLE} --epochs 4 --release gaussian:nan", "positive number"),
+        (f"{SHUFFLE} --epochs 4 --release laplace:1", "unknown release 'laplace'"),
+        (f"{SHUFFLE} --epochs 4 --release gaussian:nan", "is nan"),
+        (f"{SHUFFLE} --epochs 4 --release gaussian", "gaussian:SIGMA"),
         (f"{EPSILON} --noise-multiplier 1 --epochs 4", "Poisson batches need --sample-rate"),
         (f"{EPSILON} --noise-multiplier 1 --epochs 4 --sample-rate 2", "--sample-rate is 2"),
         (f"{EPSILON} --noise-multiplier 1 --epochs 4 --sample-rate 0.1 --batch-size 3", "not both"),
@@ -210,7 +212,8 @@ class TestRunShape:
         assert [(segment.steps, segment.noise_multiplier) for segment in trace.segments] == [(50, 2.0), (10, 1.0)]
 
     def test_queries_and_releases_enter_the_trace(self):
-        shape = RunShape("shuffle", side_noise_multipliers=(5.0,), release_noise_multipliers=(16.0,))
+        release = GaussianRelease("pca", 16.0)
+        shape = RunShape("shuffle", side_noise_multipliers=(5.0,), releases=(release,))
         trace = shape.trace(self.schedule, epochs=1)
         assert trace.segments[0].side_queries == (SideQuery("side query 1", 5.0),)
-        assert trace.releases == (GaussianRelease("release 1", 16.0),)
+        assert trace.releases == (release,)
