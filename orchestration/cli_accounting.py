@@ -47,9 +47,7 @@ Steps = Annotated[int | None, typer.Option(help="Length of the run in steps.")]
 Epochs = Annotated[int | None, typer.Option(help="Length of the run in epochs (steps per epoch are rounded up).")]
 Method = Annotated[str, typer.Option(help="rdp, rdp-classic, pld, gdp, zcdp, zcdp-sampled, strong or auto.")]
 SideNoise = Annotated[list[float] | None, typer.Option(help="Noise multiplier of a side query on every batch.")]
-Release = Annotated[
-    list[str] | None, typer.Option(help="A one-off release on all the data: gaussian:SIGMA or pure:EPSILON.")
-]
+Releases = Annotated[list[str] | None, typer.Option(help="A release on all the data: gaussian:SIGMA or pure:EPSILON.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
