@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 
 import pytest
 import torch
@@ -130,12 +131,13 @@ def test_the_model_and_the_random_state_are_left_as_they_were() -> None:
         assert torch.equal(parameter, before[name])
 
 
-def test_dropout_draws_the_same_masks_in_norms_and_gradients() -> None:
+@pytest.mark.parametrize("micro_batch_size", [None, 2])
+def test_dropout_draws_the_same_masks_in_norms_and_gradients(micro_batch_size: int | None) -> None:
+    """Also where norms and gradients come from two passes: else clipped gradients would exceed their bound."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(5, 50), nn.Dropout(0.5), nn.Linear(50, 3))
+    model = nn.Sequential(nn.Linear(5, 50), nn.Dropout(0.5), nn.PReLU(), nn.Dropout(0.5), nn.Linear(50, 3))
     x, y = torch.randn(4, 5), torch.randint(0, 3, (4,))
-    engine = GradientEngine(model, per_example_loss)
-    engine.norms(x, y)
+    engine = GradientEngine(model, per_example_loss, micro_batch_size=micro_batch_size)
     for one in range(4):
         weights = functional.one_hot(torch.tensor(one), 4).float()
         got = engine.weighted_sum(x, y, lambda norms, weights=weights: weights)
@@ -171,6 +173,30 @@ def test_autocast_leaves_norms_within_two_percent() -> None:
     for name, gradient in cast.gradients.items():
         assert gradient.dtype == torch.float32
         assert relative_error(gradient, exact.gradients[name]) < 0.05
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+def test_compiled_passes_agree_and_follow_the_batch_size() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.ReLU(), WeightStandardizedConv2d(4, 2, 3), nn.Flatten(), nn.Linear(8, 3)
+    )
+    x, y = small_batch(9)
+    exact = GradientEngine(model, per_example_loss)
+    compiled = GradientEngine(model, per_example_loss, compile=True)
+    for rows in (6, 9):
+        expected = exact.weighted_sum(x[:rows], y[:rows], clip)
+        got = compiled.weighted_sum(x[:rows], y[:rows], clip)
+        torch.testing.assert_close(got.norms.norms, expected.norms.norms, rtol=1e-5, atol=0)
+        for name, gradient in got.gradients.items():
+            assert relative_error(gradient, expected.gradients[name]) < 1e-4
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_compiling_refuses_layers_without_a_rule_by_name() -> None:
+    with pytest.raises(InvalidInput, match="layers 1 run per example"):
+        GradientEngine(nn.Sequential(nn.Linear(3, 3), nn.PReLU()), per_example_loss, compile=True)
 
 
 def test_cancelling_positions_keep_their_digits() -> None:

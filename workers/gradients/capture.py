@@ -85,14 +85,14 @@ def _hooked(layer: Layer, rule: Rule, capture: Capture) -> RemovableHandle:
     def remember(module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], output: Tensor) -> None:
         if output.requires_grad:
             activation = args[0] if args else kwargs["input"]
-            _require_rows(layer, activation, capture.rows)
+            require_rows(layer, activation, capture.rows)
             differentiate = rule(module, activation, output, capture.examples)
             capture.uses.append(Use(layer, [get_gradient_edge(output)], differentiate))
 
     return layer.module.register_forward_hook(remember, with_kwargs=True)
 
 
-def _require_rows(layer: Layer, activation: Tensor, rows: int) -> None:
+def require_rows(layer: Layer, activation: Tensor, rows: int) -> None:
     if activation.dim() == 0 or len(activation) != rows:
         raise InvalidInput(
             f"layer {layer.name!r} ({type(layer.module).__name__}) was given a tensor of shape "
@@ -111,7 +111,7 @@ def _rewritten(layer: Layer, capture: Capture, original: Callable[..., Any], *ar
 
 
 def _linear_of(layer: Layer, capture: Capture, activation: Tensor, weight: str, bias: str) -> Tensor:
-    _require_rows(layer, activation, capture.rows)
+    require_rows(layer, activation, capture.rows)
     parameters = dict(layer.module.named_parameters())
     output = functional.linear(activation, parameters[weight], parameters.get(bias))
     if output.requires_grad:

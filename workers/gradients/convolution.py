@@ -226,7 +226,7 @@ def correlations(module: _ConvNd, activation: Tensor, grad: Tensor, examples: in
     return Correlations(inputs, grads, geometry, examples)
 
 
-def convolution(module: _ConvNd, activation: Tensor, output: Tensor, examples: int) -> Differentiate:
+def convolution(module: _ConvNd, activation: Tensor, output: Tensor | None, examples: int) -> Differentiate:
     def differentiate(grad: Tensor) -> dict[str, ExampleGradients]:
         weight = correlations(module, activation, grad, examples)
         bias = weight.grads.flatten(2).sum(2).view(examples, -1, module.out_channels).sum(1)

@@ -47,7 +47,7 @@ class Lookups:
         return Lookups(self.tokens[rows], self.grads[rows], self.vocabulary)
 
 
-def embedding(module: nn.Embedding, activation: Tensor, output: Tensor, examples: int) -> Differentiate:
+def embedding(module: nn.Embedding, activation: Tensor, output: Tensor | None, examples: int) -> Differentiate:
     tokens = activation.reshape(examples, -1)
 
     def differentiate(grad: Tensor) -> dict[str, ExampleGradients]:

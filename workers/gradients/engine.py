@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from accounting.errors import InvalidInput
-from workers.gradients.capture import capturing
+from workers.gradients.capture import Capture, capturing
 from workers.gradients.checks import check_model
+from workers.gradients.compiled import CompiledForward
 from workers.gradients.factors import ExampleGradients, widen
 from workers.gradients.layers import find_layers
 from workers.gradients.planning import Planner, ShapePlanner
@@ -57,7 +58,8 @@ class GradientEngine:
     micro_batch_size: at most this many examples are in memory at once; None for the whole batch. multiplicity: K
     consecutive rows of x and y are one example, whose loss is their mean (augmentation multiplicity, De et al. 2022).
     layerwise: also return norms per layer, and accept weights per layer. planner: how equal computations are chosen
-    among. autocast: dtype of `torch.autocast` in the forward pass, or None.
+    among. autocast: dtype of `torch.autocast` in the forward pass, or None. compile: run forward and backward through
+    `torch.compile`; every layer must then have a rule.
 
     The model must treat the rows of a batch independently; `check_model` refuses the layers known not to.
     """
@@ -72,6 +74,7 @@ class GradientEngine:
         layerwise: bool = False,
         planner: Planner | None = None,
         autocast: torch.dtype | None = None,
+        compile: bool = False,
     ) -> None:
         if micro_batch_size is not None and not micro_batch_size >= 1:
             raise InvalidInput(f"micro_batch_size is {micro_batch_size}, but must be at least 1, or None")
@@ -88,6 +91,7 @@ class GradientEngine:
         self._layers = find_layers(model)
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._verified = False
+        self._forward = CompiledForward(model, self._losses, self._layers) if compile else self._eager_forward
         self._layer_of: dict[str, int] = {}
         for index, layer in enumerate(self._layers):
             for name in layer.parameters.values():
@@ -192,8 +196,8 @@ class GradientEngine:
 
     def _pass(self, x: Tensor, y: Tensor, *, keep: bool) -> Pass:
         examples = len(x) // self._multiplicity
-        with torch.enable_grad(), capturing(self._layers, len(x), examples) as capture:
-            losses = self._losses(x, y)
+        with torch.enable_grad():
+            losses, capture = self._forward(x, y, examples)
             gradients = capture.backward(losses, 1.0 / self._multiplicity)
         with torch.no_grad():
             losses = widen(losses.detach())
@@ -217,6 +221,10 @@ class GradientEngine:
                 if layer_norms is not None:
                     layer_norms.nan_to_num_(nan=math.inf, posinf=math.inf)
             return Pass(losses, norms, layer_norms, finite, prepared)
+
+    def _eager_forward(self, x: Tensor, y: Tensor, examples: int) -> tuple[Tensor, Capture]:
+        with capturing(self._layers, len(x), examples) as capture:
+            return self._losses(x, y), capture
 
     def _losses(self, x: Tensor, y: Tensor) -> Tensor:
         if self._autocast is None:

@@ -104,5 +104,5 @@ def affine(activation: Tensor, examples: int, weight: str = "weight", bias: str 
     return differentiate
 
 
-def linear(module: nn.Linear, activation: Tensor, output: Tensor, examples: int) -> Differentiate:
+def linear(module: nn.Linear, activation: Tensor, output: Tensor | None, examples: int) -> Differentiate:
     return affine(activation, examples)

@@ -12,11 +12,11 @@ from workers.gradients.factors import ExampleGradients, Instantiated, widen
 from workers.gradients.rules import Differentiate
 
 
-def group_norm(module: nn.GroupNorm, activation: Tensor, output: Tensor, examples: int) -> Differentiate:
+def group_norm(module: nn.GroupNorm, activation: Tensor, output: Tensor | None, examples: int) -> Differentiate:
     return _channelwise(activation, module.num_groups, module.eps, examples)
 
 
-def instance_norm(module: nn.InstanceNorm2d, activation: Tensor, output: Tensor, examples: int) -> Differentiate:
+def instance_norm(module: nn.InstanceNorm2d, activation: Tensor, output: Tensor | None, examples: int) -> Differentiate:
     return _channelwise(activation, activation.shape[1], module.eps, examples)
 
 
@@ -52,7 +52,7 @@ def _channelwise(activation: Tensor, groups: int, eps: float, examples: int) -> 
     return differentiate
 
 
-def layer_norm(module: nn.LayerNorm, activation: Tensor, output: Tensor, examples: int) -> Differentiate:
+def layer_norm(module: nn.LayerNorm, activation: Tensor, output: Tensor | None, examples: int) -> Differentiate:
     shape = module.normalized_shape
 
     def differentiate(grad: Tensor) -> dict[str, ExampleGradients]:
@@ -66,7 +66,7 @@ def layer_norm(module: nn.LayerNorm, activation: Tensor, output: Tensor, example
     return differentiate
 
 
-def rms_norm(module: nn.RMSNorm, activation: Tensor, output: Tensor, examples: int) -> Differentiate:
+def rms_norm(module: nn.RMSNorm, activation: Tensor, output: Tensor | None, examples: int) -> Differentiate:
     shape = module.normalized_shape
 
     def differentiate(grad: Tensor) -> dict[str, ExampleGradients]:

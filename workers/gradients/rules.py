@@ -16,7 +16,7 @@ Rule = Callable[..., Differentiate]
 """(module, activation, output, examples) -> Differentiate, called during the forward pass.
 
 Activation and output have one row per example, or K consecutive rows of which an example is made: gradients of those
-are summed. A rule must not keep ``output`` itself, only what it needs of it.
+are summed. ``output`` is None where it is not at hand; a rule that uses it must also do without.
 """
 
 LinearOf = Callable[[Tensor, str, str], Tensor]

@@ -71,14 +71,14 @@ class Projected(Planned):
 
 
 def standardized_convolution(
-    module: WeightStandardizedConv2d, activation: Tensor, output: Tensor, examples: int
+    module: WeightStandardizedConv2d, activation: Tensor, output: Tensor | None, examples: int
 ) -> Differentiate:
     """kernel = gain * unit, unit = (weight - mean) / max(|weight - mean|, sqrt(eps)), by output channel.
 
     The gradient G of the kernel's channel gives <G, unit> for the gain, and for the weight scale * G less its mean
     and, unless the channel is clamped, less its component along unit; scale = gain / max(...).
     """
-    output = output.detach()
+    response = None if output is None else output.detach()
 
     def differentiate(grad: Tensor) -> dict[str, ExampleGradients]:
         weight, gain = module.weight.detach(), module.gain.detach()
@@ -92,13 +92,15 @@ def standardized_convolution(
         kernel = correlations(module, activation, grad, examples)
         shift = _over_positions(kernel.grads, None, examples)
         bias = torch.zeros_like(gain) if module.bias is None else module.bias.detach()
-        if bool((gain.abs() > SMALLEST_GAIN * torch.maximum(gain.abs().max(), bias.abs().max())).all()):
-            along = (_over_positions(kernel.grads, widen(output), examples) - bias * shift) / gain
+        if response is not None and bool(
+            (gain.abs() > SMALLEST_GAIN * torch.maximum(gain.abs().max(), bias.abs().max())).all()
+        ):
+            along = (_over_positions(kernel.grads, widen(response), examples) - bias * shift) / gain
         else:
-            response = functional.conv2d(
+            unscaled = functional.conv2d(
                 kernel.inputs, unit.view_as(weight), None, module.stride, kernel.geometry.padding, module.dilation
             )
-            along = _over_positions(kernel.grads, response, examples)
+            along = _over_positions(kernel.grads, unscaled, examples)
         ones = kernel.inputs.new_full((1, 1, *weight.shape[2:]), fan_in**-0.5)
         mean_response = functional.conv2d(
             kernel.inputs.sum(1, keepdim=True), ones, None, module.stride, kernel.geometry.padding, module.dilation
