@@ -78,7 +78,7 @@ def _window(generating: Cumulants, saddle: Saddle, theta: float, rounds: int, sp
     depths = [(log_error + value - generating(theta - step)[0]) / step for step in steps]
     up, down = int(np.argmin(reaches)), int(np.argmax(depths))
     reach, bottom = max(float(reaches[up]) - epsilon, 0.0), min(float(depths[down]), epsilon)
-    above = min(reach, (scale - np.log(_ALIASING)) / theta)
+    above = min(reach, max(0.0, scale - np.log(_ALIASING)) / theta)
     return _Window(
         tilt=theta,
         bottom=bottom,

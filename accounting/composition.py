@@ -94,12 +94,15 @@ def delta_of_rounds(rounds: Rounds, epsilon: float, tolerance: float = TOLERANCE
     saddles = [saddle_at_epsilon(generating, epsilon) for generating in pair]
     tail = _tail(rounds, math.exp(max(saddle.log_delta for saddle in saddles)))
     pair = [cumulants(rounds, direction, tail) for direction in DIRECTIONS]
+    pair.sort(key=lambda generating: -saddle_at_epsilon(generating, epsilon).log_delta)
     upper, lower = 0.0, 0.0
     for generating, other in (pair, pair[::-1]):
         saddle = saddle_at_epsilon(generating, epsilon)
         spacing = spacing_for(rounds, saddle, tolerance)
         composed = compose(rounds, make_plan(generating, other, saddle, spacing, tail, rounds.count))
         upper, lower = max(upper, composed.upper.delta_at(epsilon)), max(lower, composed.lower.delta_at(epsilon))
+        if composed.opposite_delta(epsilon) <= upper:
+            break
     return CertifiedDelta(upper, lower, epsilon)
 
 
