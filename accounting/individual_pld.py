@@ -22,13 +22,13 @@ be after very few steps, that is returned.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from accounting.contour import EXPONENTS, Complex, Contour, decay_bound, moment_table
+from accounting.contour import EXPONENTS, Complex, Contour, DecayBound, decay_bound, moment_table
 from accounting.contributions import Array, Costs, SampledSteps
 from accounting.individual_rdp import epsilons_improved, optimal_orders, rdp_upper
 from accounting.renyi import ORDERS
@@ -43,6 +43,7 @@ _NEGLIGIBLE = 1e-6
 """Aliasing and truncation are made about this small, relative to delta."""
 
 _SIZES = (16, 32, 64, 128, 256)
+_CUTS = (3, 4, 5, 6, 7, 8)
 _FLOAT_ERROR = 1e-11
 _STEP_ERROR = 1e-14
 _NEWTON_STEPS = 40
@@ -105,6 +106,14 @@ def _select(costs: Costs, rows: NDArray[np.intp]) -> Costs:
     return Costs(tuple(sampled), costs.precision[rows], costs.pure, costs.unprotected[rows])
 
 
+def _log_decay(costs: Costs, bounds: Sequence[DecayBound], frequency: float) -> Array:
+    """Proven fall [rows] of log |exp(K)| from the real point to every frequency from the given one on."""
+    decay = 0.5 * costs.precision * frequency**2
+    for part, bound in zip(costs.sampled, bounds, strict=True):
+        decay = decay + part.weights @ bound.node_decay(frequency)
+    return np.asarray(decay)
+
+
 @dataclass(frozen=True)
 class _Bucket:
     """Rows that share a contour, in one direction. rdp [rows, orders] and bound [rows] are their Renyi results."""
@@ -119,44 +128,37 @@ class _Bucket:
 
     def solve(self) -> Iterator[tuple[NDArray[np.intp], Array, Array]]:
         """Rows, and their certified upper and lower epsilons: infinity and 0 where nothing can be certified."""
-        for rows, contour, tail, smoothing in self._contours():
-            members = _Bucket(
-                _select(self.costs, rows),
-                self.rdp[rows],
-                self.bound[rows],
-                self.delta,
-                self.tilt,
-                self.period,
-                self.direction,
-            )
-            yield rows, *members._solve(contour, tail, smoothing)
+        for rows, contour, smoothing in self._contours():
+            costs = _select(self.costs, rows)
+            members = replace(self, costs=costs, rdp=self.rdp[rows], bound=self.bound[rows])
+            yield rows, *members._solve(contour, smoothing)
 
-    def _contours(self) -> Iterator[tuple[NDArray[np.intp], Contour, Array, float]]:
-        """Rows that need equally many points, their contour, the log of their factors beyond its end, and smoothing.
+    def _decay_bounds(self) -> list[DecayBound]:
+        real = float(EXPONENTS[self.direction](np.array([self.tilt + 0j]))[0].real)
+        return [decay_bound(part.sample_rate, part.precisions, real) for part in self.costs.sampled]
+
+    def _contours(self) -> Iterator[tuple[NDArray[np.intp], Contour, float]]:
+        """Rows that need equally many points, their contour and the variance of smoothing.
 
         Where the longest contour is too short, as after few steps, the loss is smoothed until it suffices; rows for
         which that would cost more than Renyi's bound are left out.
         """
-        real = float(EXPONENTS[self.direction](np.array([self.tilt + 0j]))[0].real)
-        bounds = [decay_bound(part.sample_rate, part.precisions, real) for part in self.costs.sampled]
+        bounds = self._decay_bounds()
         rows = np.arange(len(self.bound))
         for size in _SIZES:
             contour = Contour(self.tilt, 2.0 * np.pi / self.period, size)
-            decay = 0.5 * self.costs.precision[rows] * contour.end**2
-            for part, bound in zip(self.costs.sampled, bounds, strict=True):
-                decay = decay + part.weights[rows] @ bound.node_decay(contour.end)
-            enough = decay >= -np.log(_NEGLIGIBLE)
+            enough = _log_decay(self.costs, bounds, contour.end)[rows] >= -np.log(_NEGLIGIBLE)
             if enough.any():
-                yield rows[enough], contour, -decay[enough], 0.0
+                yield rows[enough], contour, 0.0
             rows = rows[~enough]
             if len(rows) == 0:
                 return
         smoothing = -2.0 * np.log(_NEGLIGIBLE) / contour.end**2
         if smoothing * self.tilt**2 < 1.0:
-            yield rows, contour, np.full(len(rows), np.log(_NEGLIGIBLE)), smoothing
+            yield rows, contour, smoothing
 
-    def _solve(self, contour: Contour, tail: Array, smoothing: float) -> tuple[Array, Array]:
-        terms, error = self._terms(contour, tail, smoothing)
+    def _solve(self, contour: Contour, smoothing: float) -> tuple[Array, Array]:
+        terms, error = self._terms(contour, smoothing)
         scale = np.log(contour.spacing / np.pi) - np.log(self.delta)
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
             above = _Curve(contour, terms, scale, error)
@@ -178,7 +180,7 @@ class _Bucket:
         left = _log_series(np.array((self.tilt - 1.0) * period))
         return np.asarray(np.exp(left) + np.exp(right.min(axis=1, initial=np.inf)))
 
-    def _terms(self, contour: Contour, tail: Array, smoothing: float) -> tuple[Complex, Array]:
+    def _terms(self, contour: Contour, smoothing: float) -> tuple[Complex, Array]:
         """Terms [points, rows] of the trapezoidal rule without e^(eps (1-z)), and a bound [rows] on their error."""
         z = contour.points
         exponent = self.costs.precision[:, None] * (0.5 * z * (z - 1.0)) + 0.5 * smoothing * z**2
@@ -194,10 +196,27 @@ class _Bucket:
         halves = np.where(np.arange(contour.size) == 0, 0.5, 1.0)
         with np.errstate(invalid="ignore", over="ignore"):
             terms = halves * np.exp(exponent) / (z * (z - 1.0))
-            error = (np.abs(terms) * np.expm1(np.minimum(slack, 700.0))).sum(axis=1)
-            # sum over k >= size of 1/w_k^2 <= (1 + 1/size) / (spacing end)
-            dropped = np.exp(exponent[:, 0].real + tail) * (1.0 + 1.0 / contour.size) / (contour.spacing * contour.end)
-        return np.ascontiguousarray(terms.T), error + dropped
+            errors = np.cumsum(np.abs(terms) * np.expm1(np.minimum(slack, 700.0)), axis=1)
+        return self._cut(contour, smoothing, np.ascontiguousarray(terms.T), errors.T, exponent[:, 0].real)
+
+    def _cut(
+        self, contour: Contour, smoothing: float, terms: Complex, errors: Array, log_peak: Array
+    ) -> tuple[Complex, Array]:
+        """End each row where the error of the terms kept (errors [points, rows], summed) and of those dropped is least.
+
+        Far out the terms are negligible, but the error of K may not be. The sum over k >= size of 1/w_k^2 is at most
+        (1 + 1/size) / (spacing w_size).
+        """
+        bounds = self._decay_bounds()
+        sizes = np.array([contour.size * eighths // 8 for eighths in _CUTS])
+        totals = np.empty((len(sizes), len(log_peak)))
+        for total, size in zip(totals, sizes, strict=True):
+            end = contour.spacing * float(size)
+            decay = _log_decay(self.costs, bounds, end) + 0.5 * smoothing * end**2
+            total[:] = errors[size - 1] + np.exp(log_peak - decay) * (1.0 + 1.0 / size) / (contour.spacing * end)
+        best = np.argmin(np.where(np.isnan(totals), np.inf, totals), axis=0)
+        kept = np.arange(contour.size)[:, None] < sizes[best]
+        return np.where(kept, terms, 0.0), np.take_along_axis(totals, best[None, :], axis=0)[0]
 
 
 @dataclass(frozen=True)

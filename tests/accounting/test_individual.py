@@ -267,3 +267,21 @@ def test_estimate_quality() -> None:
         estimate_quality(np.array([1.0, np.inf]), np.ones(2))
     with pytest.raises(InvalidInput):
         estimate_quality(np.ones(1), np.ones(1))
+
+
+@pytest.mark.parametrize(("sample_rate", "sigma", "steps"), [(0.001, 0.6, 200), (0.05, 1.0, 20), (0.5, 3.0, 30)])
+def test_few_or_wide_steps_are_never_understated(sample_rate: float, sigma: float, steps: int) -> None:
+    """Where the spectrum decays slowly the loss is smoothed: still above the truth, and better than Renyi's bound."""
+    trace = _trace(PoissonSampling(sample_rate), sigma, steps)
+    result = individual_epsilons([0], np.ones((1, 1)), trace, DELTA, "pld")
+    optimistic, pessimistic = (
+        privacy_loss_distribution.from_gaussian_mechanism(
+            sigma, pessimistic_estimate=side, sampling_prob=sample_rate, value_discretization_interval=1e-3
+        )
+        .self_compose(steps)
+        .get_epsilon_for_delta(DELTA)
+        for side in (False, True)
+    )
+    assert optimistic <= result.upper[0] <= 1.05 * pessimistic
+    assert result.lower[0] <= pessimistic
+    assert result.upper[0] < individual_epsilons([0], np.ones((1, 1)), trace, DELTA, "rdp").upper[0]
