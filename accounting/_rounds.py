@@ -23,6 +23,7 @@ from accounting._sensitivity import (
 )
 from accounting.errors import InvalidInput, UnsupportedMechanism, require_finite
 from accounting.mechanism import (
+    Adjacency,
     FixedBatchSampling,
     GaussianRelease,
     PoissonSampling,
@@ -67,15 +68,12 @@ class _Piece:
 def rounds_of_group(trace: Trace, group_size: int = 1) -> Rounds:
     """The rounds of a trace as ``group_size`` examples with full contributions see them.
 
-    Raises UnsupportedMechanism for reshuffled epochs under add/remove: inserting a record shifts all batches.
+    Raises UnsupportedMechanism for reshuffled epochs under add/remove and fixed batches under zero-out.
     """
     require_finite("group_size", group_size, at_least=1)
     if not trace.is_private:
         return Rounds(is_private=False)
-    pieces = [
-        _Piece(s.start_step, s.stop_step, s.sampling, (1 / s.effective_noise_multiplier(),) * group_size)
-        for s in trace.segments
-    ]
+    pieces = [_Piece(s.start_step, s.stop_step, s.sampling, (_amplitude(s, 1.0),) * group_size) for s in trace.segments]
     return _rounds(trace, pieces, group_size, _equal_members)
 
 
@@ -102,34 +100,54 @@ def rounds_of_examples(trace: Trace, steps: Sequence[int], contributions: npt.Ar
         for snapshot in range(first, last):
             start = max(int(starts[snapshot]), segment.start_step)
             stop = min(int(starts[snapshot + 1]) if snapshot + 1 < len(starts) else trace.steps, segment.stop_step)
-            pieces.append(_Piece(start, stop, segment.sampling, _amplitudes(segment, table[:, snapshot])))
+            pieces.append(
+                _Piece(
+                    start,
+                    stop,
+                    segment.sampling,
+                    tuple(sorted(_amplitude(segment, float(c)) for c in table[:, snapshot])),
+                )
+            )
     return _rounds(trace, pieces, table.shape[0], _given_members)
 
 
-def _amplitudes(segment: Segment, contributions: npt.NDArray[np.float64]) -> tuple[float, ...]:
-    return tuple(sorted(1 / segment.effective_noise_multiplier(float(c)) for c in contributions))
+_ADJACENCIES: Mapping[type, tuple[Adjacency, ...]] = {
+    PoissonSampling: ("add_remove", "zero_out"),
+    FixedBatchSampling: ("add_remove",),  # with equal sizes the displaced record hides in both batches: no such pair
+    ShuffledSampling: ("zero_out",),  # a record more shifts every batch of an epoch
+}
+_DISPLACED: Mapping[type, float] = {PoissonSampling: 0.0, FixedBatchSampling: 1.0, ShuffledSampling: 0.0}
+
+
+def _amplitude(segment: Segment, contribution: float) -> float:
+    """How far one drawn member moves the release, in noise standard deviations.
+
+    In a fixed batch it also displaces a record from outside the group, which may contribute fully whatever the member
+    does (docs/group-proof.md, Theorem 2; twice the member's own for a full contribution: paper B, Theorem 3.3).
+    """
+    own = 1 / segment.effective_noise_multiplier(contribution)
+    return own + _DISPLACED[type(segment.sampling)] / segment.effective_noise_multiplier()
 
 
 def _rounds(
     trace: Trace, pieces: Sequence[_Piece], group_size: int, law: Callable[[_Piece], SensitivityMixture]
 ) -> Rounds:
-    shuffled = [piece for piece in pieces if isinstance(piece.sampling, ShuffledSampling)]
-    if shuffled and trace.adjacency != "zero_out":
-        raise UnsupportedMechanism(
-            f"ShuffledSampling under {trace.adjacency!r} adjacency: a record more shifts every batch of an epoch; "
-            "account reshuffled epochs under 'zero_out'"
-        )
-    doubling = 2.0 if trace.adjacency == "add_remove" else 1.0
-    factors = {PoissonSampling: 1.0, FixedBatchSampling: doubling}  # paper B, Theorems 3.1 and 3.3
+    for piece in pieces:
+        if trace.adjacency not in _ADJACENCIES[type(piece.sampling)]:
+            raise UnsupportedMechanism(
+                f"{type(piece.sampling).__name__} under {trace.adjacency!r} adjacency: its batches have no proven "
+                f"dominating pair there; account it under {' or '.join(_ADJACENCIES[type(piece.sampling)])}"
+            )
     counts: Counter[tuple[Any, tuple[float, ...]]] = Counter()
     example: dict[tuple[Any, tuple[float, ...]], _Piece] = {}
     for piece in pieces:
         if not isinstance(piece.sampling, ShuffledSampling) and any(piece.amplitudes):
             counts[piece.sampling, piece.amplitudes] += piece.stop - piece.start
             example[piece.sampling, piece.amplitudes] = piece
+    shuffled = [piece for piece in pieces if isinstance(piece.sampling, ShuffledSampling)]
     mixtures, squares = [], [_shuffled_square(shuffled)]
     for key, count in counts.items():
-        mixture = law(example[key]).scaled(factors[type(example[key].sampling)])
+        mixture = law(example[key])
         if mixture.is_gaussian:
             squares.append(count * mixture.sensitivities[0] ** 2)
         else:

@@ -200,6 +200,17 @@ def test_given_examples_against_brute_force_on_the_plane() -> None:
     assert claimed.upper >= epsilon * (1 - 1e-6)
 
 
+def test_a_fixed_batch_member_displaces_a_record_that_may_contribute_fully() -> None:
+    """A member with a zero gradient still changes the batch: somebody else is left out. Enumerated for n = 2, B = 1."""
+    sigma, epsilon = 1.3, 0.2
+    trace = Trace(2, (Segment(0, 1, FixedBatchSampling(2, 1), sigma),))
+    line = np.linspace(-12, 12, 200_001)
+    normal = stats.norm(0, sigma).pdf
+    with_member, without = (normal(line) + normal(line - 1.0)) / 2, normal(line - 1.0)  # the other record gives 1
+    delta = float(np.maximum(with_member - math.exp(epsilon) * without, 0).sum() * (line[1] - line[0]))
+    assert epsilon_of_examples(trace, [0], [[0.0]], delta).upper >= epsilon * (1 - 1e-6)
+
+
 def test_shuffled_members_meet_in_one_batch() -> None:
     trace = Trace(100, (Segment(0, 40, ShuffledSampling(10), 4.0),), adjacency="zero_out")
     members = epsilon_of_examples(trace, [0], [[1.0], [0.5]], 1e-5)
