@@ -51,11 +51,15 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Train, account and compare every trial of a sweep."""
+    from orchestration.sweep import parse_sweep, read_text
+
+    text = read_text(sweep)
+    spec = parse_sweep(text, str(sweep))
     prepare_environment(address)
     from orchestration.pipeline import RunRequest, run_sweep
 
     try:
-        outcome = run_sweep(RunRequest(sweep, output, address, resume, tracking_uri), Console(stderr=True))
+        outcome = run_sweep(RunRequest(spec, text, output, address, resume, tracking_uri), Console(stderr=True))
     except KeyboardInterrupt:
         print("interrupted; the same command with --resume continues where it stopped", file=sys.stderr)
         raise typer.Exit(130) from None

@@ -11,6 +11,7 @@ import contextlib
 import importlib.util
 import logging
 import secrets
+import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,24 +58,37 @@ def _start_embedded() -> None:
 
 
 def _join(address: str, user_modules: Sequence[str]) -> None:
-    shipped = [_module_path(name) for name in (*_PACKAGES, *user_modules)]
+    _require_listener(address)
+    shipped = sorted({_module_path(name) for name in (*_PACKAGES, *user_modules)})
     try:
-        ray.init(
-            address=address,
-            log_to_driver=False,
-            configure_logging=False,
-            runtime_env={"py_modules": sorted(set(shipped))},
-        )
+        ray.init(address=address, log_to_driver=False, configure_logging=False, runtime_env={"py_modules": shipped})
     except AuthenticationError as error:
         raise InvalidInput(
             f"the Ray cluster at {address!r} refuses this token; copy the cluster's token with "
             "`ray get-auth-token` to ~/.ray/auth_token or RAY_AUTH_TOKEN, and set RAY_AUTH_MODE=token"
         ) from error
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-        raise InvalidInput(
-            f"no Ray cluster answers at {address!r} ({_first_line(error)}); start one with `ray start --head`, "
-            "or leave --address out to run embedded"
-        ) from error
+        raise _no_cluster(address, next(iter(str(error).strip().splitlines()), type(error).__name__)) from error
+
+
+def _require_listener(address: str) -> None:
+    """Ray itself would try for minutes to reach an address where nothing listens."""
+    if address == "auto":
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise InvalidInput(f"the address {address!r} is none of 'local', 'auto' and HOST:PORT (of the cluster's head)")
+    try:
+        socket.create_connection((host, int(port)), timeout=10.0).close()
+    except (OSError, OverflowError) as error:
+        raise _no_cluster(address, str(error)) from error
+
+
+def _no_cluster(address: str, reason: str) -> InvalidInput:
+    return InvalidInput(
+        f"no Ray cluster answers at {address!r} ({reason}); start one with `ray start --head`, "
+        "or leave --address out to run embedded"
+    )
 
 
 def _module_path(name: str) -> str:
@@ -141,10 +155,6 @@ def _answers_yes(answer: ray.ObjectRef[bool]) -> bool:
         return bool(ray.get(answer, timeout=120))
     except RayError:
         return False
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def _alive_nodes() -> list[dict[str, Any]]:

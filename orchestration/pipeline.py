@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 
 from rich.console import Console
 
@@ -25,16 +24,20 @@ from orchestration.progress import announcer, watching
 from orchestration.publication import Outcome, SweepRecord, parse_statuses, write_reports
 from orchestration.results import read_result
 from orchestration.status import SweepStatus, TrialStatus
-from orchestration.sweep import SweepSpec, parse_sweep, read_text
+from orchestration.sweep import SweepSpec, parse_sweep
 from orchestration.tracking import MlflowTracker, embedded_tracking_uri
 from orchestration.trainable import train
 
 
 @dataclass(frozen=True)
 class RunRequest:
-    """What the user asked for. tracking_uri None means the SQLite store inside the sweep's folder."""
+    """What the user asked for: a sweep and its text, and where to run it.
 
-    sweep_file: Path
+    output None is runs/NAME; tracking_uri None is the SQLite store inside the sweep's folder.
+    """
+
+    sweep: SweepSpec
+    text: str
     output: str | None = None
     address: str = EMBEDDED
     resume: bool = False
@@ -44,13 +47,12 @@ class RunRequest:
 def run_sweep(request: RunRequest, console: Console) -> Outcome:
     """Run or resume a sweep to its end.
 
-    Raises: InvalidInput, before anything is started or written, for a mistake in the sweep, a trial that cannot run,
-    a folder that holds another sweep, or a cluster or storage that cannot be used.
+    Raises: InvalidInput, before any trial is started, for one that cannot run, for a folder that holds another
+    sweep, and for a cluster or storage that cannot be used.
     """
-    text = read_text(request.sweep_file)
-    sweep = parse_sweep(text, str(request.sweep_file))
+    sweep = request.sweep
     files = SweepFiles(absolute(request.output or f"runs/{sweep.name}"))
-    manifest = open_manifest(files, sweep, text, request.resume)
+    manifest = open_manifest(files, sweep, request.text, request.resume)
     plan = accept(plan_sweep(sweep))
     for warning in plan.warnings:
         console.print(f"warning: {warning}", style="yellow", soft_wrap=True)

@@ -34,6 +34,7 @@ from workers.losses import build_loss
 from workers.mechanism import TrialMechanism, affordable_epochs
 from workers.models import build_for_shape
 from workers.optimizers import make_average, make_learning_rate_schedule, make_optimizer
+from workers.preprocessing import output_shape
 from workers.spec import Component, DataSpec, NormSpec, TrialSpec
 
 _BYTES_PER_ROW = 8 + 4 + 4 + 4 + 4
@@ -184,7 +185,9 @@ def _described(data: bytes) -> DatasetDescription:
 
 def _check_components(trial: TrialSpec, dataset: DatasetDescription) -> None:
     """Build every named component once, so that a wrong name or parameter is found before anything starts."""
-    model = _checked_model(_COMPONENT.dump_json(trial.model), dataset.feature_shape, len(dataset.class_names))
+    with _named("preprocessing"):
+        shape = output_shape(trial.preprocessing, dataset.feature_shape)
+    model = _checked_model(_COMPONENT.dump_json(trial.model), shape, len(dataset.class_names))
     parameters = dict(model.named_parameters())
     checks: Mapping[str, tuple[Component | None, Callable[[Component], object]]] = {
         "loss": (trial.loss, build_loss),

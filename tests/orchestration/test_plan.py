@@ -9,6 +9,7 @@ from sample_grids import small
 from torch import nn
 
 from accounting.accountants import account
+from accounting.errors import InvalidInput
 from orchestration.plan import Plan, plan_sweep
 from orchestration.sweep import parse_sweep
 
@@ -83,7 +84,6 @@ REFUSED = {
     "unknown clipping": ({"clipping": ["none", "flatt"]}, r"did you mean 'flat'"),
     "unknown group": ({"data": {"name": "digits", "keep": {"eight": 0.1}}}, r"eight"),
     "unknown accountant": ({"privacy": {**PRIVACY, "accountant": "pdl"}}, r"did you mean 'pld'"),
-    "unknown release": ({"release": "privat"}, r"did you mean 'private'"),
 }
 
 
@@ -92,3 +92,16 @@ def test_trials_that_cannot_run_are_refused_on_one_line(changes: dict[str, objec
     reasons = planned(**changes).reasons()
     assert any(re.search(reason, line) for line in reasons), reasons
     assert all("\n" not in line for line in reasons)
+
+
+def test_an_unknown_release_is_a_mistake_of_the_whole_sweep() -> None:
+    with pytest.raises(InvalidInput, match="did you mean 'private'"):
+        planned(release="privat")
+
+
+def test_models_are_checked_on_the_features_they_will_get() -> None:
+    pca = {"name": "dp_pca", "dimensions": 10, "noise_multiplier": 8.0}
+    plan = planned(preprocessing=pca, model={"name": "pca_mlp", "hidden": 8})
+    assert plan.refusals == ()
+    assert "dp_pca" in [release.name for release in plan.trials[1].trace.releases]
+    assert plan.trials[1].costs.worst_case.epsilon <= 5.0

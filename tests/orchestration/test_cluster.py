@@ -1,0 +1,114 @@
+"""The same sweep on three nodes: same models and epsilons; storage and user code reach every node."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from processes import COMMAND, PATIENCE, environment
+from reference import assert_same_trial, run_undisturbed
+from sample_grids import small
+
+from orchestration.layout import SweepFiles
+from orchestration.sweep import parse_sweep
+
+NODES = """
+import json, sys, time
+from ray.cluster_utils import Cluster
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+for _ in range(2):
+    cluster.add_node(num_cpus=1)
+cluster.wait_for_nodes()
+print(cluster.address, flush=True)
+sys.stdin.read()
+cluster.shutdown()
+"""
+"""A head without work and two workers, each with a scheduler and object store of its own, until stdin closes."""
+
+SWEEP = small(
+    clipping=["none", "flat", "dpsgd_f", "individual"],
+    model="my_models:narrow",
+    seeds=0,
+    epochs=3,
+    release="private",
+    accounting={"individual": "rdp"},
+)
+MY_MODELS = """
+import math
+from torch import nn
+
+def narrow(feature_shape, num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(feature_shape), 8), nn.Tanh(), nn.Linear(8, num_classes))
+
+class Broken(nn.Linear):
+    def forward(self, x):
+        raise RuntimeError("my layer broke")
+
+def broken(feature_shape, num_classes):
+    return nn.Sequential(nn.Flatten(), Broken(math.prod(feature_shape), num_classes))
+"""
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", NODES],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=environment(RAY_AUTH_MODE="disabled"),
+    )
+    assert process.stdout is not None
+    assert process.stdin is not None
+    try:
+        yield next(line.strip() for line in process.stdout if ":" in line)
+    finally:
+        process.stdin.close()
+        process.wait(PATIENCE)
+
+
+def run_on(address: str, folder: Path, sweep: str) -> subprocess.CompletedProcess[str]:
+    """Run ``sweep`` on the cluster, with ``folder`` among the places that modules come from."""
+    (folder / "sweep.yaml").write_text(sweep)
+    (folder / "my_models.py").write_text(MY_MODELS)
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return subprocess.run(
+        [*COMMAND, "run", str(folder / "sweep.yaml"), "--output", str(folder / "out"), "--address", address, "--json"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        env=environment(RAY_AUTH_MODE="disabled", PYTHONPATH=path),
+        check=False,
+    )
+
+
+def test_three_nodes_give_the_results_of_one_process(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done, files = run_on(address, tmp_path, SWEEP), SweepFiles(str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    trials = json.loads(done.stdout)["trials"]
+    assert [trial["status"] for trial in trials] == ["finished"] * 7
+
+    monkeypatch.syspath_prepend(str(tmp_path))
+    undisturbed = run_undisturbed(parse_sweep(SWEEP), tmp_path / "undisturbed")
+    for trial in trials:
+        assert_same_trial(files.trial(trial["key"]), undisturbed.trial(trial["key"]), trial["private"])
+
+
+def test_a_trial_that_fails_fails_alone(address: str, tmp_path: Path) -> None:
+    sweep = small(clipping="flat", noise="constant", seeds=0, model=["my_models:narrow", "my_models:broken"])
+    done = run_on(address, tmp_path, sweep)
+    assert done.returncode == 1, done.stderr
+    outcome = json.loads(done.stdout)
+    found = {trial["key"]: trial for trial in outcome["trials"]}
+    assert outcome["failed"] == 1
+    assert found["flat-my_models_narrow-seed0"]["status"] == "finished"
+    assert "my layer broke" in found["flat-my_models_broken-seed0"]["error"]
+    assert (tmp_path / "out" / "report.html").is_file()

@@ -1,0 +1,112 @@
+"""Killed workers, killed drivers, interrupted commands: the results are those of an undisturbed sweep."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import mlflow
+import pytest
+from processes import PATIENCE, descendants, dpsweep, is_alive, kill, start, training_workers, wait_until
+from reference import assert_same_trial, run_undisturbed
+from sample_grids import small
+
+from accounting.storage import exists
+from orchestration.layout import SweepFiles
+from orchestration.sweep import parse_sweep
+
+SWEEP = small(
+    clipping=["none", "individual"],
+    noise={"name": "exponential", "decay": 0.02},
+    seeds=[0, 1],
+    epochs=40,
+    norms={"refreshes_per_epoch": 0.5},
+    execution={"checkpoint_every_epochs": 0.3},
+    accounting={"individual": "rdp"},
+)
+"""Long enough for a kill to hit a trial in the middle."""
+KEYS = {"non-private-seed0": False, "non-private-seed1": False, "individual-seed0": True, "individual-seed1": True}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> SweepFiles:
+    return run_undisturbed(parse_sweep(SWEEP), tmp_path_factory.mktemp("undisturbed"))
+
+
+@pytest.fixture
+def sweep_file(tmp_path: Path) -> Path:
+    file = tmp_path / "sweep.yaml"
+    file.write_text(SWEEP)
+    return file
+
+
+def trains_in_the_middle(files: SweepFiles) -> bool:
+    """Whether a private trial has a checkpoint, but is not trained to its end."""
+    private = [files.trial(key) for key, is_private in KEYS.items() if is_private]
+    return any(exists(trial.checkpoint) and not exists(trial.training) for trial in private)
+
+
+def assert_complete(files: SweepFiles, undisturbed: SweepFiles) -> None:
+    for key, is_private in KEYS.items():
+        assert exists(files.trial(key).result), key
+        assert_same_trial(files.trial(key), undisturbed.trial(key), is_private)
+
+
+def statuses(files: SweepFiles) -> dict[str, list[str]]:
+    """Status of every MLflow run of a trial, by key."""
+    client = mlflow.MlflowClient(f"sqlite:///{files.root}/mlflow.db")
+    found: dict[str, list[str]] = {}
+    for run in client.search_runs([experiment.experiment_id for experiment in client.search_experiments()]):
+        found.setdefault(run.data.tags.get("dpsweep.trial_key", "sweep"), []).append(run.info.status)
+    return found
+
+
+def test_a_killed_training_worker_changes_nothing(sweep_file: Path, tmp_path: Path, undisturbed: SweepFiles) -> None:
+    files = SweepFiles(str(tmp_path / "out"))
+    driver = start("run", sweep_file, "--output", files.root, "--json", log=tmp_path / "log")
+    wait_until(lambda: trains_in_the_middle(files) or driver.poll() is not None, "a trial to train")
+    victims = training_workers(descendants(driver.pid))
+    assert victims
+    for victim in victims:
+        kill(victim)
+    assert driver.wait(PATIENCE) == 0, (tmp_path / "log").read_text()
+    assert_complete(files, undisturbed)
+
+
+def test_a_killed_driver_is_resumed(sweep_file: Path, tmp_path: Path, undisturbed: SweepFiles) -> None:
+    files = SweepFiles(str(tmp_path / "out"))
+    driver = start("run", sweep_file, "--output", files.root, log=tmp_path / "log")
+    wait_until(lambda: exists(files.trial("non-private-seed0").result) or driver.poll() is not None, "a result")
+    wait_until(lambda: trains_in_the_middle(files) or driver.poll() is not None, "a trial to train")
+    assert driver.poll() is None, (tmp_path / "log").read_text()
+    below = descendants(driver.pid)
+    kill(driver.pid)
+    driver.wait(PATIENCE)
+    wait_until(lambda: not any(map(is_alive, below)), "the embedded cluster to end with its driver")
+    finished = [files.trial(key).result for key in KEYS if exists(files.trial(key).result)]
+    before = {path: Path(path).stat().st_mtime_ns for path in finished}
+    assert 0 < len(before) < len(KEYS)
+
+    resumed = dpsweep("run", sweep_file, "--output", files.root, "--resume", "--json")
+    assert resumed.returncode == 0, resumed.stderr
+    assert {path: Path(path).stat().st_mtime_ns for path in finished} == before
+    assert_complete(files, undisturbed)
+    assert all(trial["status"] == "finished" for trial in json.loads(resumed.stdout)["trials"])
+    found = statuses(files)
+    assert all(found[key] == ["FINISHED"] for key in KEYS), found
+    assert {status for runs in found.values() for status in runs} == {"FINISHED"}
+
+
+def test_an_interrupted_command_says_how_to_go_on(sweep_file: Path, tmp_path: Path) -> None:
+    files = SweepFiles(str(tmp_path / "out"))
+    driver = start("run", sweep_file, "--output", files.root, log=tmp_path / "log")
+    wait_until(lambda: trains_in_the_middle(files) or driver.poll() is not None, "a trial to train")
+    below = descendants(driver.pid)
+    driver.send_signal(signal.SIGINT)
+    assert driver.wait(PATIENCE) == 130
+    said = (tmp_path / "log").read_text()
+    assert "--resume" in said.splitlines()[-1]
+    assert "Traceback" not in said
+    wait_until(lambda: not any(map(is_alive, below)), "the embedded cluster to end")
+    assert "RUNNING" not in {status for runs in statuses(files).values() for status in runs}
