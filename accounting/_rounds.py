@@ -105,7 +105,7 @@ def rounds_of_examples(trace: Trace, steps: Sequence[int], contributions: npt.Ar
                     start,
                     stop,
                     segment.sampling,
-                    tuple(sorted(_amplitude(segment, float(c)) for c in table[:, snapshot])),
+                    tuple(_amplitude(segment, float(c)) for c in table[:, snapshot]),
                 )
             )
     return _rounds(trace, pieces, table.shape[0], _given_members)
@@ -113,8 +113,12 @@ def rounds_of_examples(trace: Trace, steps: Sequence[int], contributions: npt.Ar
 
 _ADJACENCIES: Mapping[type, tuple[Adjacency, ...]] = {
     PoissonSampling: ("add_remove", "zero_out"),
-    FixedBatchSampling: ("add_remove",),  # with equal sizes the displaced record hides in both batches: no such pair
-    ShuffledSampling: ("zero_out",),  # a record more shifts every batch of an epoch
+    FixedBatchSampling: ("add_remove",),
+    ShuffledSampling: ("zero_out",),
+}
+_REFUSALS: Mapping[type, str] = {
+    FixedBatchSampling: "the records it displaces tell whether a fixed batch holds the member (docs/group-proof.md)",
+    ShuffledSampling: "a record more shifts every one of an epoch's shuffled batches",
 }
 _DISPLACED: Mapping[type, float] = {PoissonSampling: 0.0, FixedBatchSampling: 1.0, ShuffledSampling: 0.0}
 
@@ -135,8 +139,8 @@ def _rounds(
     for piece in pieces:
         if trace.adjacency not in _ADJACENCIES[type(piece.sampling)]:
             raise UnsupportedMechanism(
-                f"{type(piece.sampling).__name__} under {trace.adjacency!r} adjacency: its batches have no proven "
-                f"dominating pair there; account it under {' or '.join(_ADJACENCIES[type(piece.sampling)])}"
+                f"{type(piece.sampling).__name__} under {trace.adjacency!r} adjacency: {_REFUSALS[type(piece.sampling)]}; "
+                f"account it under {' or '.join(_ADJACENCIES[type(piece.sampling)])}"
             )
     counts: Counter[tuple[Any, tuple[float, ...]]] = Counter()
     example: dict[tuple[Any, tuple[float, ...]], _Piece] = {}
@@ -179,19 +183,19 @@ def _given_members(piece: _Piece) -> SensitivityMixture:
 def _shuffled_square(pieces: Iterable[_Piece]) -> float:
     """Squared mean shift of all reshuffled epochs: one Gaussian per epoch, as if all members met its least noise.
 
-    Given the order of an epoch, its batches are Gaussians whose squared shifts add up to at most the square of the
-    members' summed amplitudes; orders mix by quasi-convexity (docs/group-proof.md, Theorem 3). An epoch that a change
-    of noise, or the end of the run, cuts in two counts once, with its largest amplitude.
+    Given the order of an epoch, its batches are Gaussians whose squared shifts add up to at most the square of the sum
+    of the members' largest amplitudes; orders mix by quasi-convexity (docs/group-proof.md, Theorem 3). An epoch that a
+    change of noise, or the end of the run, cuts in two counts once.
     """
-    whole, partial = 0.0, dict[tuple[int, int], float]()
+    whole, partial = 0.0, dict[tuple[int, int], npt.NDArray[np.float64]]()
     run_start, run_stop, length = 0, -1, 0
     for piece in pieces:
         if piece.start != run_stop or piece.sampling.steps_per_epoch != length:
             run_start, length = piece.start, piece.sampling.steps_per_epoch
         run_stop = piece.stop
-        square = sum(piece.amplitudes) ** 2
+        amplitudes = np.asarray(piece.amplitudes)
         first, last = (piece.start - run_start) // length, (piece.stop - 1 - run_start) // length
-        whole += max(0, last - first - 1) * square
+        whole += max(0, last - first - 1) * float(amplitudes.sum()) ** 2
         for epoch in {first, last}:
-            partial[run_start, epoch] = max(partial.get((run_start, epoch), 0.0), square)
-    return whole + sum(partial.values())
+            partial[run_start, epoch] = np.maximum(partial.get((run_start, epoch), 0.0), amplitudes)
+    return whole + sum(float(largest.sum()) ** 2 for largest in partial.values())

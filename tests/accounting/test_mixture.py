@@ -218,6 +218,13 @@ def test_shuffled_members_meet_in_one_batch() -> None:
     assert members.upper == pytest.approx(epsilon_pld(alone, 1e-5).upper, rel=1e-9)
 
 
+def test_members_of_a_shuffled_epoch_pay_for_peaks_at_different_steps() -> None:
+    trace = Trace(100, (Segment(0, 10, ShuffledSampling(10), 4.0),), adjacency="zero_out")
+    apart = epsilon_of_examples(trace, [0, 5], [[1.0, 0.0], [0.0, 1.0]], 1e-5)
+    together = epsilon_of_examples(trace, [0], [[1.0], [1.0]], 1e-5)
+    assert apart.upper == pytest.approx(together.upper, rel=1e-9)
+
+
 def test_examples_that_contribute_nothing_lose_nothing() -> None:
     trace = Trace(100, (Segment(0, 40, PoissonSampling(0.1), 1.0),))
     claimed = epsilon_of_examples(trace, [0], [[0.0], [0.0]], 1e-5)
