@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from trial import snapshot, write_trial
+from stored_trial import snapshot, write_trial
 
 from accounting.actors import (
     AccountingJob,

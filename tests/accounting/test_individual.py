@@ -62,7 +62,7 @@ def method(request: pytest.FixtureRequest) -> str:
 
 
 def test_rdp_is_within_a_thousandth_above_dp_accounting() -> None:
-    contributions = _contributions()
+    contributions = _contributions(4)
     result = _account(contributions, _trace(), "rdp")
     for row, upper, lower in zip(contributions, result.upper, result.lower, strict=True):
         accountant = RdpAccountant(ORDERS.tolist())

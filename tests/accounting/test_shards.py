@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from trial import snapshot, write_trial
+from stored_trial import snapshot, write_trial
 
 from accounting import storage
 from accounting.errors import DataCorruption, InvalidInput, StorageError
@@ -275,7 +275,7 @@ def test_traces_round_trip_and_damage_is_noticed(root: str) -> None:
     assert read_trace(path) == trace
     intact = read_bytes(path)
     noticed = 0
-    for position in range(0, len(intact), 7):
+    for position in range(0, len(intact), 23):
         write_bytes_atomically(path, intact[:position] + bytes([intact[position] ^ 0x04]) + intact[position + 1 :])
         try:
             assert read_trace(path) == trace
