@@ -8,12 +8,15 @@ everyone, and `noise_ms` says how much. Methods take turns, and each ratio is on
 the norms of all examples and trains nothing. Peak memory is what a step adds to the process (or to the GPU).
 """
 
+# ruff: noqa: E402
+
 from __future__ import annotations
 
 import argparse
 import copy
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -27,6 +30,8 @@ from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
+
+sys.path[0] = str(Path(__file__).resolve().parents[1])  # this file's own folder would shadow the package accounting
 
 from workers.gradients import BatchNorms, GradientEngine
 from workers.models import build_for_shape
