@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -51,6 +53,64 @@ class Measurement:
     losses: Tensor
 
 
+_ORDER = 4.0
+_LEAST_NOISE = 0.1
+"""Noise multipliers below this count as this, to keep exponentials finite."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """The steps from one measurement up to the next, and what each example contributed to them.
+
+    Rules that follow noisy counts change from step to step, while the norms are those measured. One contribution
+    then stands for all steps: the generalised mean of c / S under the rule of each step whose generator is the moment
+    exp(a (a - 1) / 2 (c / S)^2 / sigma^2) of order a = 4 of the Gaussian's privacy loss. A root mean square would make
+    nearly every example too cheap, the maximum far too dear. For one step, or one rule, it is exact.
+
+    rate: a (a - 1) / (2 sigma^2). moments [n] float64: sum over the ``steps`` steps of the generator less 1.
+    """
+
+    start: int
+    measured: Measurement
+    rate: float
+    moments: Tensor
+    steps: int = 0
+
+    @staticmethod
+    def from_step(start: int, measured: Measurement, noise_multiplier: float) -> Interval:
+        rate = _ORDER * (_ORDER - 1.0) / 2.0 / max(noise_multiplier, _LEAST_NOISE) ** 2
+        return Interval(start, measured, rate, torch.zeros_like(measured.losses, dtype=torch.float64))
+
+    def extended(self, rule: ClipRule) -> Interval:
+        """The interval with one more step, taken under ``rule``."""
+        moments = torch.expm1(self.rate * rule.contributions(self.measured.examples).square())
+        return replace(self, moments=self.moments + moments, steps=self.steps + 1)
+
+    @property
+    def contributions(self) -> Tensor:
+        """[n] in [0, 1]."""
+        return (torch.log1p(self.moments / self.steps) / self.rate).sqrt().clamp(max=1.0)
+
+    @staticmethod
+    def restored(state: Mapping[str, Any], device: torch.device) -> Interval:
+        """The inverse of `state`."""
+        columns: dict[str, Any] = {
+            name: None if column is None else column.to(device) for name, column in state["examples"].items()
+        }
+        measured = Measurement(Examples(**columns), state["losses"].to(device))
+        return Interval(state["start"], measured, state["rate"], state["moments"].to(device), state["steps"])
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "start": self.start,
+            "examples": asdict(self.measured.examples),
+            "losses": self.measured.losses,
+            "rate": self.rate,
+            "moments": self.moments,
+            "steps": self.steps,
+        }
+
+
 class NormRecorder:
     """Measures the same training examples again and again, and stores what each contributes."""
 
@@ -68,17 +128,17 @@ class NormRecorder:
         )
         return Measurement(self._data.examples(self._rows, norms), norms.losses)
 
-    def write(self, step: int, measured: Measurement, rule: ClipRule) -> None:
-        """Store the snapshot at ``step`` under the rule of that step; a replay must give equal bytes."""
-        examples = measured.examples
+    def write(self, interval: Interval) -> None:
+        """Store the snapshot that stands for the steps of ``interval``; a replay must give equal bytes."""
+        examples = interval.measured.examples
         self._writer.write(
             NormSnapshot(
-                step=step,
+                step=interval.start,
                 example_ids=self._data.ids(examples.rows).numpy(),
                 groups=examples.groups.cpu().numpy(),
                 norms=examples.norms.cpu().numpy(),
-                contributions=rule.contributions(examples).cpu().numpy(),
-                losses=measured.losses.cpu().numpy(),
+                contributions=interval.contributions.cpu().numpy(),
+                losses=interval.measured.losses.cpu().numpy(),
             )
         )
 

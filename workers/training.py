@@ -32,7 +32,7 @@ from workers.mechanism import TrialMechanism, affordable_epochs
 from workers.models import build_model
 from workers.noise import NoiseSource, derive_seed, sampler_entropy
 from workers.optimizers import make_average, make_learning_rate_schedule, make_optimizer
-from workers.recording import NormRecorder, TrainingData, choose_rows, is_due
+from workers.recording import Interval, NormRecorder, TrainingData, choose_rows, is_due
 from workers.sampling import make_sampler
 from workers.spec import TrialSpec
 
@@ -85,6 +85,7 @@ class Trainer:
         )
         self._clipping = ClippingState(bound=1.0)
         self._rule = ClipRule(float("inf"), lambda examples: torch.ones_like(examples.norms))
+        self._interval: Interval | None = None
         self.step_count = 0
         self.initial_bound: float | None = None
         self.history: tuple[EpochRecord, ...] = ()
@@ -173,21 +174,27 @@ class Trainer:
     def step(self) -> None:
         """One step: snapshot where one is due, clip, add noise, update."""
         sigma, step = self.noise_multiplier, self.step_count
-        measured = self._everyone.measure() if self._refresh_is_due else None
-        if measured is not None:
+        if self._refresh_is_due:
+            self.store_norms()
+            measured = self._everyone.measure()
             self._clipping = self._method.refresh(self._clipping, measured.examples)
+            self._interval = Interval.from_step(step, measured, sigma)
 
         rows = torch.from_numpy(self._sampler.next_batch()).to(self._data.device)
         clipped = self._clipped_sum(rows)
         self.counters.non_finite_gradients += clipped.non_finite
         self.counters.empty_batches += int(len(rows) == 0)
 
-        if measured is not None:
-            self._everyone.write(step, measured, self._rule)
+        self._interval = self._interval.extended(self._rule) if self._interval else None
         if self._exact is not None:
-            self._exact.write(step, self._exact.measure(), self._rule)
+            self._exact.write(Interval.from_step(step, self._exact.measure(), sigma).extended(self._rule))
         self._update(clipped.gradients, sigma)
         self.step_count += 1
+
+    def store_norms(self) -> None:
+        """Store the last snapshot of all examples: its steps end here, where norms are taken anew or training ends."""
+        if self._interval is not None:
+            self._everyone.write(self._interval)
 
     def _batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         x, y = self._data.inputs(rows)
@@ -271,6 +278,7 @@ class Trainer:
             "torch": torch.get_rng_state(),
             "cuda": torch.cuda.get_rng_state() if self._data.device.type == "cuda" else None,
             "clipping": asdict(self._clipping),
+            "interval": None if self._interval is None else self._interval.state(),
             "counters": asdict(self.counters),
             "history": [asdict(record) for record in self.history],
         }
@@ -288,6 +296,8 @@ class Trainer:
         if state["cuda"] is not None and self._data.device.type == "cuda":
             torch.cuda.set_rng_state(state["cuda"])
         self._clipping = ClippingState(**state["clipping"])
+        if state["interval"] is not None:
+            self._interval = Interval.restored(state["interval"], self._data.device)
         self.counters = Counters(**state["counters"])
         self.history = _RECORDS.validate_python(tuple(state["history"]))
 

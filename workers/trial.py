@@ -117,6 +117,7 @@ def _train(spec: TrialSpec, files: TrialFiles, releases: tuple[Release, ...], re
     else:
         trainer.restore(stored["trainer"])
     _train_to_the_end(spec, trainer, save, report)
+    trainer.store_norms()
     save()
     result = _finish(spec, files, trainer, dataset)
     forget_checkpoint(files.checkpoint)

@@ -1,0 +1,64 @@
+"""Snapshots of norms: when they are taken, and what one contribution says about several steps."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from workers.clipping import ClipRule, Examples
+from workers.recording import Interval, Measurement, choose_rows, is_due
+
+NORMS = torch.tensor([0.0, 0.3, 0.8, 5.0, float("inf")])
+
+
+def rule(sensitivity: float) -> ClipRule:
+    """Clipping at 1 under noise scaled to ``sensitivity``."""
+    return ClipRule(sensitivity, lambda examples: torch.clamp(1.0 / examples.norms, max=1.0))
+
+
+def interval(sensitivities: list[float], sigma: float) -> Interval:
+    rows = torch.arange(len(NORMS))
+    made = Interval.from_step(0, Measurement(Examples(NORMS, rows, rows), torch.zeros(len(NORMS))), sigma)
+    for sensitivity in sensitivities:
+        made = made.extended(rule(sensitivity))
+    return made
+
+
+@pytest.mark.parametrize("sigma", [0.0, 0.3, 1.0, 30.0, 1000.0])
+@pytest.mark.parametrize("steps", [1, 7])
+def test_contributions_under_one_rule_are_those_of_each_step(sigma: float, steps: int) -> None:
+    made = interval([2.0] * steps, sigma)
+    torch.testing.assert_close(
+        made.contributions, rule(2.0).contributions(made.measured.examples), rtol=1e-9, atol=1e-9
+    )
+
+
+@pytest.mark.parametrize("sigma", [0.0, 0.3, 1.0, 30.0])
+def test_contributions_under_several_rules_lie_between_root_mean_square_and_maximum(sigma: float) -> None:
+    made = interval([1.0, 2.0, 4.0], sigma)
+    each = torch.stack([rule(s).contributions(made.measured.examples) for s in (1.0, 2.0, 4.0)])
+    assert (made.contributions >= each.square().mean(0).sqrt() - 1e-9).all()
+    assert (made.contributions <= each.max(0).values + 1e-9).all()
+    assert made.contributions[-1] == 1.0
+
+
+def test_a_restored_interval_repeats_every_bit() -> None:
+    made = interval([1.0, 3.0], 1.2)
+    again = Interval.restored(made.state(), torch.device("cpu"))
+    assert torch.equal(made.extended(rule(2.0)).contributions, again.extended(rule(2.0)).contributions)
+
+
+@pytest.mark.parametrize(
+    ("times", "steps"),
+    [(1.0, [0, 10, 20]), (3.0, [0, 4, 7, 10, 14, 17, 20, 24, 27]), (0.5, [0, 20]), (50.0, list(range(30)))],
+)
+def test_what_is_due_is_spread_evenly(times: float, steps: list[int]) -> None:
+    assert [step for step in range(30) if is_due(step, times, 10)] == steps
+
+
+def test_chosen_rows_are_distinct_and_follow_the_seed() -> None:
+    rows = choose_rows(100, 20, seed=1)
+    assert len(set(rows.tolist())) == 20
+    assert torch.equal(rows, choose_rows(100, 20, seed=1))
+    assert not torch.equal(rows, choose_rows(100, 20, seed=2))
+    assert choose_rows(5, 20, seed=1).tolist() == [0, 1, 2, 3, 4]
