@@ -7,9 +7,10 @@ For one example, a step is the sampled Gaussian mechanism with effective precisi
 the inverse square of its effective noise multiplier; side queries always count in full. ``moved`` is how far the
 example moves the clipped sum over its sensitivity, ``displaced`` how often a full contribution changes place:
 
-- Poisson sampling, and ``zero_out`` adjacency: moved is the contribution c, and displaced is 1.
+- Poisson sampling: moved is the contribution c, and displaced is 1, under either adjacency.
 - Fixed batches under ``add_remove``: an example that joins a batch displaces another, whose contribution is only known
-  to be at most 1. moved is 1 + c and displaced is 2; at c = 1 this is the factor 2 of paper B, Theorem 3.3.
+  to be at most 1. moved is 1 + c and displaced is 2; at c = 1 this is the factor 2 of paper B, Theorem 3.3. Under
+  ``zero_out`` they are refused: the rest of the batch tells whether the example is in it, so nothing is amplified.
 - Shuffled epochs under ``zero_out``: the example is in one batch of the epoch. For every order of the data the epoch is
   one Gaussian, at worst that of the step with the largest u (paper C, Theorem 2).
 
@@ -34,6 +35,7 @@ from numpy.typing import NDArray
 
 from accounting.errors import InvalidInput, UnsupportedMechanism
 from accounting.mechanism import (
+    Adjacency,
     FixedBatchSampling,
     GaussianRelease,
     PoissonSampling,
@@ -105,7 +107,7 @@ def reduce_contributions(steps: Sequence[int], contributions: NDArray[Any], trac
 
     A snapshot stands for the steps up to the next one. Raises `InvalidInput` for snapshots that do not start at step
     0 or do not increase, for NaN and for contributions outside [0, 1]; `UnsupportedMechanism` for shuffled epochs
-    under add/remove.
+    under add/remove and fixed batches under zero-out.
     """
     _check_snapshots(steps, contributions)
     values = np.minimum(np.ascontiguousarray(np.asarray(contributions, np.float64).T), 1.0)
@@ -153,12 +155,8 @@ def _stretches(steps: Sequence[int], trace: Trace) -> Iterator[tuple[Sampling, l
     """Runs of segments with one sampling, cut where the noise or the snapshot changes, in step order."""
     ends = [*steps[1:], trace.steps]
     for sampling, segments in groupby(trace.segments, key=lambda segment: segment.sampling):
-        if isinstance(sampling, ShuffledSampling) and trace.adjacency != "zero_out":
-            raise UnsupportedMechanism(
-                f"shuffled epochs under {trace.adjacency!r} shift every later batch; account for them under 'zero_out'"
-            )
-        displaces = isinstance(sampling, FixedBatchSampling) and trace.adjacency == "add_remove"
-        offset, displaced = (1.0, 2.0) if displaces else (0.0, 1.0)
+        _check_adjacency(sampling, trace.adjacency)
+        offset, displaced = (1.0, 2.0) if isinstance(sampling, FixedBatchSampling) else (0.0, 1.0)
         run: list[Stretch] = []
         for segment in segments:
             slope = 1.0 / segment.noise_multiplier if segment.noise_multiplier > 0.0 else 0.0
@@ -168,6 +166,18 @@ def _stretches(steps: Sequence[int], trace: Trace) -> Iterator[tuple[Sampling, l
                 if start < stop:
                     run.append(Stretch(column, start, stop, slope, offset, side))
         yield sampling, run
+
+
+def _check_adjacency(sampling: Sampling, adjacency: Adjacency) -> None:
+    if isinstance(sampling, ShuffledSampling) and adjacency != "zero_out":
+        raise UnsupportedMechanism(
+            f"shuffled epochs under {adjacency!r} shift every later batch; account for them under 'zero_out'"
+        )
+    if isinstance(sampling, FixedBatchSampling) and adjacency != "add_remove":
+        raise UnsupportedMechanism(
+            f"fixed batches under {adjacency!r} reveal by their other members whether they hold the example; "
+            "account for them under 'add_remove'"
+        )
 
 
 def _shuffled_precision(stretches: Sequence[Stretch], values: Array, steps_per_epoch: int) -> Array:

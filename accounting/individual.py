@@ -55,7 +55,8 @@ def individual_epsilons(
     steps[j] stands for the steps up to steps[j + 1]. Rows do not influence each other.
 
     Raises: InvalidInput for an unknown method, a delta outside (0, 1), snapshots that do not start at step 0, NaN or
-    contributions outside [0, 1]; UnsupportedMechanism for shuffled epochs under add/remove.
+    contributions outside [0, 1]; UnsupportedMechanism for shuffled epochs under add/remove and for fixed batches under
+    zero-out.
     """
     require_finite("delta", delta, above=0.0, below=1.0)
     account = lookup(METHODS, method, "individual accounting method")

@@ -175,13 +175,8 @@ def test_a_shuffled_epoch_counts_its_worst_step_and_an_unfinished_one_counts() -
 
 def test_fixed_batches_charge_the_displaced_example() -> None:
     """An example without contribution still displaces one that may have moved the sum by the whole sensitivity."""
-    add_remove, zero_out = (
-        _trace(FixedBatchSampling(5_000, 100), adjacency=kind) for kind in ("add_remove", "zero_out")
-    )
-    nothing = np.zeros((1, 4))
-    displaced = _account(nothing, add_remove, "rdp").upper[0]
+    displaced = _account(np.zeros((1, 4)), _trace(FixedBatchSampling(5_000, 100)), "rdp").upper[0]
     assert displaced == pytest.approx(account(_trace(), DELTA, "rdp").epsilon, rel=1e-4)
-    assert _account(nothing, zero_out, "rdp").upper[0] == 0.0
 
 
 @pytest.mark.parametrize(("sample_rate", "sigma", "steps"), [(0.3, 1.0, 1), (0.02, 0.8, 1), (0.9, 2.0, 1)])
@@ -240,6 +235,8 @@ def test_impossible_input_is_refused() -> None:
         individual_epsilons(STEPS, good, _trace(), float("nan"))
     with pytest.raises(UnsupportedMechanism, match="zero_out"):
         _account(good, _trace(ShuffledSampling(50), adjacency="add_remove"), "rdp")
+    with pytest.raises(UnsupportedMechanism, match="add_remove"):
+        _account(good, _trace(FixedBatchSampling(5_000, 100), adjacency="zero_out"), "rdp")
 
 
 def test_algorithm_2_rounds_to_the_nearest_and_can_understate() -> None:
