@@ -249,7 +249,7 @@ def loss_at(mixture: SensitivityMixture, outputs: Array) -> Array:
     lines = log_atoms[:, None] + shifts[:, None] * outputs
     if mixture.zero_probability:
         lines = np.vstack((lines, np.full_like(outputs, np.log(mixture.zero_probability))))
-    return np.asarray(special.logsumexp(lines, axis=0))
+    return _log_sum(lines)
 
 
 def output_range(mixture: SensitivityMixture, direction: Direction, tail: float, floor: float) -> tuple[float, float]:
@@ -315,7 +315,7 @@ def _invert(shifts: Array, log_atoms: Array, targets: Array, lowest: float, high
     if len(shifts) == 1:
         return np.asarray((targets - log_atoms[0]) / shifts[0])
     table = np.linspace(lowest - 1.0, highest + 1.0, 2048)
-    values = special.logsumexp(log_atoms[:, None] + shifts[:, None] * table, axis=0)
+    values = _log_sum(log_atoms[:, None] + shifts[:, None] * table)
     outputs = np.interp(targets, values, table)
     outputs = np.where(targets < values[0], table[0] + (targets - values[0]) / shifts[0], outputs)
     for _ in range(_NEWTON_STEPS):
@@ -329,6 +329,12 @@ def _invert(shifts: Array, log_atoms: Array, targets: Array, lowest: float, high
         if np.all(np.abs(step) <= 4 * _EPS * (1.0 + np.abs(outputs))):
             break
     return outputs
+
+
+def _log_sum(lines: Array) -> Array:
+    """log sum(exp(lines)) over the first axis."""
+    peaks = lines.max(axis=0)
+    return np.asarray(peaks + np.log(np.exp(lines - peaks).sum(axis=0)))
 
 
 def _scaled(masses: Array, exponents: Array) -> Array:

@@ -137,10 +137,11 @@ def _rounds(
     trace: Trace, pieces: Sequence[_Piece], group_size: int, law: Callable[[_Piece], SensitivityMixture]
 ) -> Rounds:
     for piece in pieces:
-        if trace.adjacency not in _ADJACENCIES[type(piece.sampling)]:
+        kind = type(piece.sampling)
+        if trace.adjacency not in _ADJACENCIES[kind]:
             raise UnsupportedMechanism(
-                f"{type(piece.sampling).__name__} under {trace.adjacency!r} adjacency: {_REFUSALS[type(piece.sampling)]}; "
-                f"account it under {' or '.join(_ADJACENCIES[type(piece.sampling)])}"
+                f"{kind.__name__} under {trace.adjacency!r} adjacency: {_REFUSALS[kind]}; "
+                f"account it under {' or '.join(_ADJACENCIES[kind])}"
             )
     counts: Counter[tuple[Any, tuple[float, ...]]] = Counter()
     example: dict[tuple[Any, tuple[float, ...]], _Piece] = {}
