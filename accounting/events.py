@@ -36,9 +36,8 @@ def to_event(trace: Trace, group_size: int = 1) -> dp_accounting.DpEvent:
         return dp_accounting.ComposedDpEvent(
             [_repeated(_sampled(part.sample_rate, part.noise_multiplier), part.count) for part in parts]
         )
-    moved = DISPLACEMENT[trace.adjacency]
     releases = [dp_accounting.GaussianDpEvent(sigma / group_size) for sigma in released]
-    steps = [_repeated(_group(segment, group_size, moved), segment.steps) for segment in trace.segments]
+    steps = [_repeated(_group(segment, group_size), segment.steps) for segment in trace.segments]
     return dp_accounting.ComposedDpEvent(steps + releases)
 
 
@@ -51,13 +50,13 @@ def _sampled(sample_rate: float, noise_multiplier: float) -> dp_accounting.DpEve
     return gaussian if sample_rate == 1.0 else dp_accounting.PoissonSampledDpEvent(sample_rate, gaussian)
 
 
-def _group(segment: Segment, group_size: int, displacement: float) -> dp_accounting.DpEvent:
+def _group(segment: Segment, group_size: int) -> dp_accounting.DpEvent:
     members = np.arange(group_size + 1)
     match segment.sampling:
         case PoissonSampling(sample_rate=rate):
             probabilities, moved = binom.pmf(members, group_size, rate), 1.0
         case FixedBatchSampling(dataset_size=size, batch_size=batch):
-            probabilities, moved = hypergeom.pmf(members, size, group_size, batch), displacement
+            probabilities, moved = hypergeom.pmf(members, size, group_size, batch), DISPLACEMENT
         case _:
             raise UnsupportedMechanism("only Poisson and fixed batches have a mixture of Gaussians")
     kept = probabilities > _NEGLIGIBLE

@@ -6,7 +6,8 @@ q N(1, sigma^2), in both directions: the sampled Gaussian mechanism with rate q 
 - Poisson sampling: q is the sample rate (Mironov, Talwar and Zhang 2019, Theorem 4).
 - Fixed batches of B out of n: q = B / n. Adding or removing an example also displaces another one from the batch,
   so the sum moves by twice the sensitivity and sigma counts half (paper B, Theorem 3.3, at group size 1). Under
-  ``zero_out`` nobody is displaced and sigma counts in full.
+  ``zero_out`` they are refused: a batch with the blanked example has one example less of the others, which tells
+  that it is there, and sampling then amplifies less (docs/group-proof.md).
 - Shuffled epochs under ``zero_out``: the example is in exactly one batch of the epoch. For every order of the data the
   epoch is one Gaussian, at worst that of its lowest noise: one round with q = 1 per epoch (paper C, Theorem 2).
 
@@ -32,8 +33,8 @@ from accounting.mechanism import (
     Trace,
 )
 
-DISPLACEMENT: dict[Adjacency, float] = {"add_remove": 2.0, "zero_out": 1.0}
-"""How far one example moves the sum of a fixed batch, in units of the sensitivity."""
+DISPLACEMENT = 2.0
+"""How far one example moves the sum of a fixed batch under add/remove, in units of the sensitivity."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,8 @@ def gaussian_rounds(trace: Trace, group_size: int = 1) -> tuple[Round, ...]:
     A group of ``group_size`` examples multiplies the shift of every unsampled round. Noise multipliers are positive:
     a trace without noise (`Trace.is_private` false) has no rounds and is the caller's to refuse or report.
 
-    Raises: UnsupportedMechanism for shuffled epochs under add/remove, and for groups in sampled rounds.
+    Raises: UnsupportedMechanism for shuffled epochs under add/remove, fixed batches under zero-out, and for groups in
+    sampled rounds.
     """
     counts: Counter[tuple[float, float]] = Counter()
     for sampling, segments in groupby(trace.segments, key=lambda segment: segment.sampling):
@@ -59,10 +61,10 @@ def gaussian_rounds(trace: Trace, group_size: int = 1) -> tuple[Round, ...]:
             case PoissonSampling(sample_rate=sample_rate):
                 rounds = ((sample_rate, s.effective_noise_multiplier(), s.steps) for s in segments)
             case FixedBatchSampling(dataset_size=size, batch_size=batch):
-                moved = DISPLACEMENT[trace.adjacency]
-                rounds = ((batch / size, s.effective_noise_multiplier() / moved, s.steps) for s in segments)
+                _require(trace, "add_remove", "fixed batches tell by whom they leave out whether an example is in")
+                rounds = ((batch / size, s.effective_noise_multiplier() / DISPLACEMENT, s.steps) for s in segments)
             case ShuffledSampling(steps_per_epoch=steps_per_epoch):
-                _require_zero_out(trace)
+                _require(trace, "zero_out", "in shuffled epochs one record more shifts every later batch")
                 rounds = ((1.0, sigma, 1) for sigma in _epoch_noise(segments, steps_per_epoch))
         for sample_rate, noise_multiplier, count in rounds:
             counts[sample_rate, noise_multiplier] += count
@@ -81,11 +83,9 @@ def pure_epsilons(trace: Trace, group_size: int = 1) -> tuple[float, ...]:
     return tuple(group_size * release.epsilon for release in trace.releases if isinstance(release, PureRelease))
 
 
-def _require_zero_out(trace: Trace) -> None:
-    if trace.adjacency != "zero_out":
-        raise UnsupportedMechanism(
-            f"shuffled epochs under {trace.adjacency!r} shift every later batch; account for them under 'zero_out'"
-        )
+def _require(trace: Trace, adjacency: Adjacency, reason: str) -> None:
+    if trace.adjacency != adjacency:
+        raise UnsupportedMechanism(f"{reason}: account for them under {adjacency!r}, not {trace.adjacency!r}")
 
 
 def _epoch_noise(segments: Iterable[Segment], steps_per_epoch: int) -> Iterator[float]:
