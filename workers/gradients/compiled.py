@@ -12,6 +12,7 @@ from torch.autograd.graph import get_gradient_edge
 from accounting.errors import InvalidInput
 from workers.gradients.capture import Capture, Use, require_rows
 from workers.gradients.layers import Layer
+from workers.gradients.randomness import RandomState
 
 Losses = Callable[[Tensor, Tensor], Tensor]
 
@@ -72,7 +73,7 @@ class CompiledForward:
             layer.module.register_forward_hook(lambda module, args, output: outputs.append(output.to("meta")))
             for layer in self._layers
         ]
-        with torch.no_grad(), torch.random.fork_rng():
+        with torch.no_grad(), RandomState.preserved(x.device):
             self._trace(x, y, [])
         for handle in handles:
             handle.remove()

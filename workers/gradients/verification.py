@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from accounting.errors import InvalidInput
+from workers.gradients.randomness import RandomState
 
 TOLERANCE = 1e-2
 """Relative, and so loose that only a wrong formula or a wrong use of a parameter exceeds it."""
@@ -25,7 +26,7 @@ def verify(model: nn.Module, summed: Callable[[], Gradients], reference: Callabl
 
     Raises: InvalidInput naming the parameters that disagree.
     """
-    with _evaluating(model), torch.random.fork_rng():
+    with _evaluating(model), RandomState.preserved(next(model.parameters()).device):
         ours, theirs = summed(), reference()
     present = {name: gradient for name, gradient in theirs.items() if gradient is not None}
     scale = torch.stack([gradient.norm() for gradient in present.values()]).norm() if present else torch.zeros(())
