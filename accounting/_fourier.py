@@ -161,14 +161,16 @@ class Curve:
     def epsilon_at(self, delta: float) -> Root:
         """The epsilon, at least 0, where the bound on delta equals ``delta``, rounded to the bound's side."""
         deltas = self._certified(self.near - np.exp(self.losses - self.centre) * self.far, self.additive)
-        index = int(np.max(np.nonzero(deltas > delta)[0], initial=-1)) + 1
+        exceeds = ~(deltas <= delta) if self.bound == "upper" else deltas > delta  # NaN never helps a bound
+        index = int(np.max(np.nonzero(exceeds)[0], initial=-1)) + 1
         if index == len(deltas):
             return Root(math.inf if self.bound == "upper" else max(0.0, float(self.losses[-1])), float(self.losses[-1]))
         if index == 0:
             return Root(max(0.0, float(self.losses[0])) if self.bound == "upper" else 0.0, float(self.losses[0]))
         ratio = (self.near[index] - self._uncertified(delta, float(self.additive[index - 1]))) / self.far[index]
         low, high = float(self.losses[index - 1]), float(self.losses[index])
-        epsilon = min(max(self.centre + math.log(ratio), low), high) if ratio > 0.0 else low
+        worst = high if self.bound == "upper" else low
+        epsilon = min(max(self.centre + math.log(ratio), low), high) if ratio > 0.0 else worst
         return Root(max(0.0, epsilon), epsilon)
 
     def _certified(self, value: Array | float, additive: Array | float) -> Array:

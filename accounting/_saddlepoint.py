@@ -18,7 +18,7 @@ from accounting._loss import Direction, loss_at, output_range
 from accounting._rounds import Rounds
 from accounting._sensitivity import Array
 
-_POINTS = 256
+_POINTS = 128
 _TILTS = (1e-4, 1e7)
 
 
