@@ -105,8 +105,11 @@ def _module_path(name: str) -> str:
 @contextlib.contextmanager
 def _logged_to(path: Path) -> Iterator[None]:
     """Send the log of Ray and Tune to a file instead of the terminal."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handler = logging.FileHandler(path)
+    except OSError as error:
+        raise InvalidInput(f"cannot write to {path.parent}: {error.strerror}; choose another --output") from error
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logger = logging.getLogger("ray")
     before, propagate = logger.handlers[:], logger.propagate

@@ -16,6 +16,7 @@ from orchestration.plan import PlannedTrial, costs, release_spec
 from orchestration.published import IndividualStatistics
 from orchestration.results import (
     TrialResult,
+    claimed,
     epsilon_after,
     exact_statistics,
     read_statistics,
@@ -54,7 +55,10 @@ def complete_trial(
         worst_case=found.worst_case,
         others=found.others,
         groups=found.groups,
-        epsilons=tuple(epsilon_after(trace, record.step, planned.spec.delta) for record in training.history),
+        epsilons=tuple(
+            min(epsilon_after(trace, record.step, planned.spec.delta), found.worst_case.epsilon)
+            for record in training.history
+        ),
         training=training,
         individuals=_individuals(planned, files, sweep, found.worst_case, scatter) if planned.spec.is_private else None,
         started=times.started,
@@ -71,7 +75,7 @@ def _individuals(
     job = AccountingJob(files.root, planned.spec.delta, sweep.accounting.individual)
     epsilons = account_trial(job, scatter)
     names, release = planned.dataset.group_names, release_spec(sweep.release)
-    exact = exact_statistics(epsilons, names, worst.epsilon)
+    exact = exact_statistics(epsilons, names, worst)
     write_statistics(files.private_summary, exact, private=True)
     if release is not None:
         return _released_once(files, epsilons, names, worst, release)
@@ -87,6 +91,6 @@ def _released_once(
         return stored
     drawn = release_statistics(epsilons.upper, epsilons.groups, len(group_names), worst.epsilon, release)
     cost = account(Trace(len(epsilons.upper), releases=release.releases()), worst.delta).epsilon
-    statistics = released_statistics(drawn, group_names, epsilons.kind, cost)
+    statistics = released_statistics(drawn, group_names, claimed(epsilons, worst), cost)
     write_statistics(files.released, statistics, private=False)
     return statistics

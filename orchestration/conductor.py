@@ -86,14 +86,14 @@ class Conductor:
 
     def progressed(self, key: str, progress: TrialProgress) -> None:
         planned = self._planned[key]
-        private = planned.spec.is_private
+        so_far = epsilon_after(planned.trace, progress.step, planned.spec.delta)
         self._status.change(
             key,
             state="training",
             epoch=progress.epoch,
             step=progress.step,
             accuracy=progress.test_accuracy,
-            epsilon=epsilon_after(planned.trace, progress.step, planned.spec.delta) if private else float("inf"),
+            epsilon=min(so_far, planned.costs.worst_case.epsilon),
         )
 
     def started(self, key: str) -> None:
@@ -110,6 +110,11 @@ class Conductor:
     def failed(self, key: str, error: str) -> None:
         self._status.change(key, state="failed", error=error)
         self._completions.append(self._writer.submit(self._track, key))
+
+    @property
+    def tracking_failure(self) -> str | None:
+        """Why MLflow does not hold everything; results and reports on disk are complete all the same."""
+        return str(self._tracker.failure) if self._tracker.failure else None
 
     def finish(self) -> SweepRecord:
         """Wait for the last accounting, record the comparison with the baselines, and write the reports."""

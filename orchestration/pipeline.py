@@ -55,7 +55,7 @@ def run_sweep(request: RunRequest, console: Console) -> Outcome:
     manifest = open_manifest(files, sweep, request.text, request.resume)
     plan = accept(plan_sweep(sweep))
     for warning in plan.warnings:
-        console.print(f"warning: {warning}", style="yellow", soft_wrap=True)
+        warn(console, warning)
     status = SweepStatus(initial_status(plan), announcer(console))
     tracking_uri = request.tracking_uri or embedded_tracking_uri(files.local_folder)
     with connected(request.address, files.log, user_code(sweep)):
@@ -70,7 +70,13 @@ def run_sweep(request: RunRequest, console: Console) -> Outcome:
         ):
             train(conductor.jobs(), conductor, sweep.resources, sweep.scheduler, files.tune, manifest.sweep_id)
             record = conductor.finish()
+        if conductor.tracking_failure:
+            warn(console, f"{conductor.tracking_failure}; the same command with --resume records what is missing")
     return Outcome(record, files, tracking_uri, status.elapsed)
+
+
+def warn(console: Console, warning: str) -> None:
+    console.print(f"warning: {warning}", style="yellow", soft_wrap=True, highlight=False)
 
 
 def accept(plan: Plan) -> Plan:

@@ -48,13 +48,14 @@ def _picture(status: SweepStatus) -> RenderableType:
         f"{counts.get('failed', 0)} failed; {_clock(status.elapsed)} elapsed, "
         f"{_clock(left) if left is not None else '?'} to finish"
     )
-    return Group(Text(headline, style="bold"), _running([t for t in trials if t.state in ("training", "accounting")]))
+    running = [trial for trial in trials if trial.state in ("training", "accounting")]
+    return Group(Text(headline, style="bold"), *([_running(running)] if running else []))
 
 
 def _running(trials: Sequence[TrialStatus]) -> Table:
     table = Table(box=None, pad_edge=False)
     for column in ("trial", "progress", "step", "epsilon so far", "test accuracy", ""):
-        table.add_column(column, style="none", header_style="dim")
+        table.add_column(column, header_style="dim", no_wrap=column != "trial", overflow="fold")
     for trial in trials[:_SHOWN_AT_ONCE]:
         table.add_row(
             trial.key,

@@ -16,7 +16,7 @@ from orchestration.published import Disclosure, IndividualStatistics, Label, Rep
 from orchestration.report import render
 from orchestration.results import TrialResult, read_statistics, shown
 from orchestration.settings import median_epsilon, worst_group
-from orchestration.status import State, TrialStatus
+from orchestration.status import ENDED, State, TrialStatus
 from orchestration.sweep import SweepSpec
 from orchestration.tracked import TrackedDataset, TrackedTrial
 
@@ -138,11 +138,19 @@ def write_reports(files: SweepFiles, record: SweepRecord) -> str:
 
 def rows(record: SweepRecord) -> list[dict[str, Any]]:
     """One plain row for each trial, as ``--json`` prints them; infinite epsilons are null beside "private": false."""
-    return [_row(record.trial(point), record.results.get(point.trial.key)) for point in record.points]
+    return [_row(record, point) for point in record.points]
 
 
-def _row(trial: ReportTrial, result: TrialResult | None) -> dict[str, Any]:
-    row: dict[str, Any] = {"key": trial.key, "labels": dict(trial.labels), "status": trial.status, "error": trial.error}
+def _row(record: SweepRecord, point: GridPoint) -> dict[str, Any]:
+    key, trial = point.trial.key, record.trial(point)
+    result, status = record.results.get(key), record.statuses.get(key)
+    stopped = status is not None and status.state == "stopped"
+    row: dict[str, Any] = {
+        "key": key,
+        "labels": dict(trial.labels),
+        "status": "stopped" if stopped else trial.status,
+        "error": trial.error,
+    }
     if result is None or trial.privacy is None or trial.quality is None:
         return row
     worst = worst_group(trial)
@@ -165,7 +173,7 @@ def _row(trial: ReportTrial, result: TrialResult | None) -> dict[str, Any]:
 def parse_statuses(table: Iterable[Mapping[str, Any]]) -> dict[str, TrialStatus]:
     """How the trials of an earlier run ended, from its stored table."""
     return {
-        row["key"]: TrialStatus(row["key"], total_steps=0, state="failed", error=row.get("error"))
+        row["key"]: TrialStatus(row["key"], total_steps=0, state=row["status"], error=row["error"])
         for row in table
-        if row["status"] == "failed"
+        if row["status"] in ENDED
     }

@@ -40,7 +40,7 @@ class TrialResult:
     """Everything about a finished trial that may be shown. Its presence on disk says that the trial is complete.
 
     worst_case: by the accountant of the sweep, the one it was calibrated with. others: by further accountants.
-    groups: for each group size of the sweep. epsilons: the worst case after each epoch, by RDP. individuals:
+    groups: for each group size of the sweep. epsilons: a bound on the cost after each epoch. individuals:
     as the sweep discloses them; exact statistics lie in ``private/``.
     """
 
@@ -98,16 +98,23 @@ def read_statistics(uri: str) -> IndividualStatistics | None:
         raise DataCorruption(f"{uri} is damaged; restore it from a backup") from error
 
 
-def exact_statistics(epsilons: Epsilons, group_names: tuple[str, ...], worst_case: float) -> IndividualStatistics:
+def claimed(epsilons: Epsilons, worst_case: PrivacyEstimate) -> Kind:
+    """What statistics of epsilons capped at the worst case may claim: no more than either of the two."""
+    return epsilons.kind if worst_case.kind == "guarantee" else "estimate"
+
+
+def exact_statistics(
+    epsilons: Epsilons, group_names: tuple[str, ...], worst_case: PrivacyEstimate
+) -> IndividualStatistics:
     """Exact statistics of the epsilon_i of all training examples: private data.
 
     The worst case holds for every example too, so where it is lower than an example's own bound it takes its place.
     """
-    values = np.minimum(epsilons.upper, worst_case)
-    counts, edges = np.histogram(values, bins=_BINS, range=(0.0, worst_case))
+    values = np.minimum(epsilons.upper, worst_case.epsilon)
+    counts, edges = np.histogram(values, bins=_BINS, range=(0.0, worst_case.epsilon))
     return IndividualStatistics(
         disclosure="raw",
-        kind=epsilons.kind,
+        kind=claimed(epsilons, worst_case),
         mean=float(values.mean()),
         median=float(np.median(values)),
         quantiles={q: float(np.quantile(values, q)) for q in _QUANTILES},

@@ -13,7 +13,7 @@ from orchestration.plan import Plan, PlannedTrial
 from orchestration.publication import Outcome, rows
 from orchestration.report_text import number, percent, points
 
-_STYLES = {"finished": "", "failed": "red", "pending": "yellow"}
+_STYLES = {"failed": "red", "stopped": "yellow", "pending": "yellow"}
 
 
 def plan_rows(plan: Plan) -> dict[str, Any]:
@@ -76,7 +76,12 @@ def print_outcome(outcome: Outcome) -> None:
     console.print(_outcome_table(outcome))
     for row in rows(outcome.record):
         if row["error"]:
-            console.print(f"{row['key']} failed: {row['error']}", style="red", soft_wrap=True, highlight=False)
+            console.print(
+                f"{row['key']} {row['status']}: {row['error']}",
+                style=_STYLES[row["status"]],
+                soft_wrap=True,
+                highlight=False,
+            )
     console.print("Open the report:", style="bold")
     console.print(f"  python -m webbrowser {_as_uri(outcome.files.report)}", soft_wrap=True, highlight=False)
     console.print("Open MLflow:", style="bold")
@@ -108,10 +113,12 @@ def _outcome_table(outcome: Outcome) -> Table:
 
 
 def _table(*columns: str) -> Table:
-    """A table whose rows stay on one line each, in a narrow terminal and in a file alike."""
+    """A table whose first column gives way in a narrow terminal; no value is ever cut."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        table.add_column(column, no_wrap=True, overflow="fold")
+    first, *others = columns
+    table.add_column(first, overflow="fold")
+    for column in others:
+        table.add_column(column, no_wrap=True)
     return table
 
 
