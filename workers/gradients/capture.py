@@ -42,21 +42,21 @@ class Capture:
     def backward(self, losses: Tensor, scale: float) -> dict[str, ExampleGradients]:
         """Per-example gradients of ``scale * losses`` [rows] by parameter name; unused parameters have none.
 
-        Only output gradients of layers are differentiated: autograd skips every parameter gradient.
+        Only output gradients of layers are differentiated: autograd skips every parameter gradient. Call this with
+        gradients disabled.
         """
         edges = [edge for use in self.uses for edge in use.edges]
         if not edges or not losses.requires_grad:
             return {}
         remaining = iter(torch.autograd.grad(losses, edges, torch.full_like(losses, scale), allow_unused=True))
         found: dict[str, list[ExampleGradients]] = {}
-        with torch.no_grad():
-            for use in self.uses:
-                grads = [next(remaining) for _ in use.edges]
-                if any(grad is None for grad in grads):
-                    continue
-                for local, gradients in use.differentiate(*grads).items():
-                    if local in use.layer.parameters:
-                        found.setdefault(use.layer.parameters[local], []).append(gradients)
+        for use in self.uses:
+            grads = [next(remaining) for _ in use.edges]
+            if any(grad is None for grad in grads):
+                continue
+            for local, gradients in use.differentiate(*grads).items():
+                if local in use.layer.parameters:
+                    found.setdefault(use.layer.parameters[local], []).append(gradients)
         return {name: parts[0] if len(parts) == 1 else Summed(parts) for name, parts in found.items()}
 
 
@@ -93,7 +93,7 @@ def _hooked(layer: Layer, rule: Rule, capture: Capture) -> RemovableHandle:
 
 
 def require_rows(layer: Layer, activation: Tensor, rows: int) -> None:
-    if activation.dim() == 0 or len(activation) != rows:
+    if activation.shape[:1] != (rows,):
         raise InvalidInput(
             f"layer {layer.name!r} ({type(layer.module).__name__}) was given a tensor of shape "
             f"{list(activation.shape)} in a batch of {rows} rows; every layer must see the batch on its first axis"

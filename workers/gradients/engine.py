@@ -102,10 +102,12 @@ class GradientEngine:
         """The L layers with trainable parameters, in the order of ``layer_norms``."""
         return tuple(layer.name for layer in self._layers)
 
+    @torch.no_grad()
     def norms(self, x: Tensor, y: Tensor) -> BatchNorms:
         """Norms and losses of every example, in their cheapest form: nothing is kept for a weighted sum."""
         return self._collect([self._pass(*rows, keep=False) for rows in self._micro_batches(x, y)], x)
 
+    @torch.no_grad()
     def weighted_sum(self, x: Tensor, y: Tensor, weigh: Weigh) -> WeightedSum:
         """sum_i w_i g_i with w = weigh(norms of the whole batch).
 
@@ -119,7 +121,7 @@ class GradientEngine:
             return self.weighted_sum_rowwise(x, y, lambda norms, _: weigh(norms))
         passes = [self._norm_pass(*rows) for rows in batches]
         norms = self._collect(passes, x)
-        weights = weigh(norms).detach().to(norms.norms)
+        weights = weigh(norms).to(norms.norms)
         sums, cleaned = Sums(self._parameters), []
         with RandomState.preserved(x.device):
             for first, rows, part in zip(passes, batches, _cut(weights, passes), strict=True):
@@ -133,6 +135,7 @@ class GradientEngine:
                 cleaned.append(part)
         return WeightedSum(norms, torch.cat(cleaned), sums.complete(), _count_infinite(passes))
 
+    @torch.no_grad()
     def weighted_sum_rowwise(self, x: Tensor, y: Tensor, weigh: WeighRows) -> WeightedSum:
         """sum_i w_i g_i where the weight of an example depends on that example alone: one pass per micro-batch.
 
@@ -143,8 +146,8 @@ class GradientEngine:
         for rows in self._micro_batches(x, y):
             current = self._pass(*rows, keep=True)
             norms = BatchNorms(current.norms, current.layer_norms, current.losses)
-            stop = start + len(current.norms)
-            part = _without(weigh(norms, slice(start, stop)).detach().to(norms.norms), current.finite)
+            stop = start + current.norms.shape[0]
+            part = _without(weigh(norms, slice(start, stop)).to(norms.norms), current.finite)
             self._add(sums, current.gradients, part, current.finite)
             passes.append(current.without_gradients())
             weights.append(part)
@@ -154,10 +157,10 @@ class GradientEngine:
         return WeightedSum(norms, all_weights, sums.complete(), _count_infinite(passes))
 
     def _micro_batches(self, x: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor]]:
-        rows = len(x)
-        if rows % self._multiplicity or rows != len(y):
+        rows = x.shape[0]
+        if rows % self._multiplicity or rows != y.shape[0]:
             raise InvalidInput(
-                f"x has {rows} rows and y {len(y)}, but both need the same multiple of {self._multiplicity} rows"
+                f"x has {rows} rows and y {y.shape[0]}, but both need the same multiple of {self._multiplicity} rows"
             )
         if not self._verified:
             self._verified = self._verify(x, y)
@@ -176,7 +179,8 @@ class GradientEngine:
 
         def summed() -> dict[str, Tensor | None]:
             with torch.enable_grad(), capturing(self._layers, len(x), examples) as capture:
-                gradients = capture.backward(self._loss(self.model(x), y), scale)
+                losses = self._loss(self.model(x), y)
+            gradients = capture.backward(losses, scale)
             ones = torch.ones(examples, dtype=widen(next(iter(self._parameters.values()))).dtype, device=x.device)
             return {name: found.weighted_sum(ones) for name, found in gradients.items()}
 
@@ -195,35 +199,34 @@ class GradientEngine:
         return done if before.is_current() else replace(done, random_state=before)
 
     def _pass(self, x: Tensor, y: Tensor, *, keep: bool) -> Pass:
-        examples = len(x) // self._multiplicity
+        examples = x.shape[0] // self._multiplicity
         with torch.enable_grad():
             losses, capture = self._forward(x, y, examples)
-            gradients = capture.backward(losses, 1.0 / self._multiplicity)
-        with torch.no_grad():
-            losses = widen(losses.detach())
-            if self._multiplicity > 1:
-                losses = losses.view(examples, -1).mean(1)
-            by_layer: list[list[Tensor]] = [[] for _ in self._layers]
-            prepared: dict[str, ExampleGradients] = {}
-            for name, factors in gradients.items():
-                if keep:
-                    norm_sq, prepared[name] = factors.prepare(self._planner)
-                else:
-                    norm_sq = factors.norm_sq(self._planner)
-                by_layer[self._layer_of[name]].append(norm_sq)
-            layers = [reduce(torch.add, found) if found else torch.zeros_like(losses) for found in by_layer]
-            norms = reduce(torch.add, layers).sqrt()
-            layer_norms = torch.stack(layers, 1).sqrt_() if self._layerwise else None
-            finite = None
-            if not math.isfinite(float(norms.sum())):
-                finite = norms.isfinite()
-                norms.masked_fill_(~finite, math.inf)
-                if layer_norms is not None:
-                    layer_norms.nan_to_num_(nan=math.inf, posinf=math.inf)
-            return Pass(losses, norms, layer_norms, finite, prepared)
+        gradients = capture.backward(losses, 1.0 / self._multiplicity)
+        losses = widen(losses.detach())
+        if self._multiplicity > 1:
+            losses = losses.view(examples, -1).mean(1)
+        by_layer: list[list[Tensor]] = [[] for _ in self._layers]
+        prepared: dict[str, ExampleGradients] = {}
+        for name, factors in gradients.items():
+            if keep:
+                norm_sq, prepared[name] = factors.prepare(self._planner)
+            else:
+                norm_sq = factors.norm_sq(self._planner)
+            by_layer[self._layer_of[name]].append(norm_sq)
+        layers = [reduce(torch.add, found) if found else torch.zeros_like(losses) for found in by_layer]
+        norms = reduce(torch.add, layers).sqrt()
+        layer_norms = torch.stack(layers, 1).sqrt_() if self._layerwise else None
+        finite = None
+        if not math.isfinite(float(norms.sum())):
+            finite = norms.isfinite()
+            norms.masked_fill_(~finite, math.inf)
+            if layer_norms is not None:
+                layer_norms.nan_to_num_(nan=math.inf, posinf=math.inf)
+        return Pass(losses, norms, layer_norms, finite, prepared)
 
     def _eager_forward(self, x: Tensor, y: Tensor, examples: int) -> tuple[Tensor, Capture]:
-        with capturing(self._layers, len(x), examples) as capture:
+        with capturing(self._layers, x.shape[0], examples) as capture:
             return self._losses(x, y), capture
 
     def _losses(self, x: Tensor, y: Tensor) -> Tensor:
@@ -232,7 +235,7 @@ class GradientEngine:
         else:
             with torch.autocast(x.device.type, self._autocast):
                 losses = self._loss(self.model(x), y)
-        if losses.shape != (len(x),):
+        if losses.shape != x.shape[:1]:
             raise InvalidInput(f"the loss returned shape {list(losses.shape)}, but must return [{len(x)}]")
         return losses
 
@@ -249,7 +252,6 @@ class GradientEngine:
             _joined([one.losses for one in passes]),
         )
 
-    @torch.no_grad()
     def _add(
         self, sums: Sums, gradients: Mapping[str, ExampleGradients], weights: Tensor, finite: Tensor | None
     ) -> None:
