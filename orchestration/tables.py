@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import shlex
+import sys
+from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -82,11 +85,12 @@ def print_outcome(outcome: Outcome) -> None:
                 soft_wrap=True,
                 highlight=False,
             )
+    python = _this_python()
     console.print("Open the report:", style="bold")
-    console.print(f"  python -m webbrowser {_as_uri(outcome.files.report)}", soft_wrap=True, highlight=False)
+    console.print(f"  {python} -m webbrowser {_as_uri(outcome.files.report)}", soft_wrap=True, highlight=False)
     console.print("Open MLflow:", style="bold")
     console.print(
-        f"  mlflow ui --backend-store-uri {outcome.tracking_uri}"
+        f"  {python} -m mlflow ui --backend-store-uri {outcome.tracking_uri}"
         if "://" in outcome.tracking_uri and not outcome.tracking_uri.startswith("http")
         else f"  {outcome.tracking_uri}",
         soft_wrap=True,
@@ -126,6 +130,12 @@ def stdout() -> Console:
     """The standard output; as wide as the tables where it is no terminal."""
     console = Console()
     return console if console.is_terminal else Console(width=160)
+
+
+def _this_python() -> str:
+    """The running interpreter, so that the lines to copy work where no environment is activated."""
+    executable, here = Path(sys.executable), Path.cwd()
+    return shlex.quote(str(executable.relative_to(here) if executable.is_relative_to(here) else executable))
 
 
 def _as_uri(location: str) -> str:
