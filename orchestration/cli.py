@@ -7,6 +7,7 @@ Exit codes: 0 when all is well, 1 when a trial failed or a store cannot be trust
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ from orchestration.environment import EMBEDDED, prepare_environment
 
 if TYPE_CHECKING:
     from orchestration.publication import Outcome
+    from orchestration.sweep import SweepSpec
 
 app = typer.Typer(
     name="dpsweep",
@@ -56,6 +58,7 @@ def run(
     text = read_text(sweep)
     spec = parse_sweep(text, str(sweep))
     prepare_environment(address)
+    _make_importable(sweep, spec)
     from orchestration.pipeline import RunRequest, run_sweep
 
     try:
@@ -74,7 +77,9 @@ def plan(sweep: SweepFile, as_json: AsJson = False) -> None:
     from orchestration.sweep import parse_sweep, read_text
     from orchestration.tables import plan_rows, plan_table, stdout
 
-    planned = plan_sweep(parse_sweep(read_text(sweep), str(sweep)))
+    spec = parse_sweep(read_text(sweep), str(sweep))
+    _make_importable(sweep, spec)
+    planned = plan_sweep(spec)
     if as_json:
         _print_json(plan_rows(planned))
     else:
@@ -108,6 +113,18 @@ def main() -> None:
     except DpsweepError as error:
         _complain(error)
         sys.exit(1)
+
+
+def _make_importable(sweep_file: Path, spec: SweepSpec) -> None:
+    """Find the user's ``module:function`` in the working directory and beside the sweep file.
+
+    Processes that this one starts, an embedded cluster's workers among them, find it through PYTHONPATH.
+    """
+    if spec.user_modules:
+        found = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        added = [folder for folder in (str(Path.cwd()), str(sweep_file.resolve().parent)) if folder not in found]
+        sys.path += added
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [*found, *added]))
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -58,7 +58,7 @@ def run_sweep(request: RunRequest, console: Console) -> Outcome:
         warn(console, warning)
     status = SweepStatus(initial_status(plan), announcer(console))
     tracking_uri = request.tracking_uri or embedded_tracking_uri(files.local_folder)
-    with connected(request.address, files.log, user_code(sweep)):
+    with connected(request.address, files.log, sweep.user_modules):
         if request.address != EMBEDDED:
             check_shared_storage(files.probe)
         write_manifest(files, manifest)
@@ -84,12 +84,6 @@ def accept(plan: Plan) -> Plan:
     if plan.refusals:
         raise InvalidInput("\n".join(plan.reasons()))
     return plan
-
-
-def user_code(sweep: SweepSpec) -> tuple[str, ...]:
-    """The modules and files that the sweep names as ``module:function``."""
-    names = [*(data.name for data in sweep.data), *(model.name for model in sweep.model)]
-    return tuple(sorted({name.rpartition(":")[0] for name in names if ":" in name}))
 
 
 def render_again(folder: str) -> Outcome:

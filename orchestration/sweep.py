@@ -175,6 +175,12 @@ class SweepSpec(Settings):
     resources: ResourceSettings = ResourceSettings()
     execution: Annotated[ExecutionSpec, BeforeValidator(_known_keys_of(ExecutionSpec))] = ExecutionSpec()
 
+    @property
+    def user_modules(self) -> tuple[str, ...]:
+        """The modules and files of the user's own ``module:function`` components."""
+        names = [*(data.name for data in self.data), *(model.name for model in self.model)]
+        return tuple(sorted({name.rpartition(":")[0] for name in names if ":" in name}))
+
     @model_validator(mode="after")
     def _selection_is_accounted(self) -> Self:
         scheduler = self.scheduler

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import mlflow
 import pytest
-from processes import PATIENCE, descendants, dpsweep, is_alive, kill, start, training_workers, wait_until
+from processes import PATIENCE, able_to_write, descendants, dpsweep, is_alive, kill, start, training_workers, wait_until
 from reference import assert_same_trial, run_undisturbed
 from sample_grids import small
 
@@ -83,7 +83,7 @@ def test_a_killed_driver_is_resumed(sweep_file: Path, tmp_path: Path, undisturbe
     below = descendants(driver.pid)
     kill(driver.pid)
     driver.wait(PATIENCE)
-    wait_until(lambda: not any(map(is_alive, below)), "the embedded cluster to end with its driver")
+    wait_until(lambda: not able_to_write(below), "the embedded cluster to end with its driver")
     finished = [files.trial(key).result for key in KEYS if exists(files.trial(key).result)]
     before = {path: Path(path).stat().st_mtime_ns for path in finished}
     assert 0 < len(before) < len(KEYS)
