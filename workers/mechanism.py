@@ -32,12 +32,14 @@ class TrialMechanism:
     def of(spec: TrialSpec, dataset_size: int, releases: tuple[Release, ...] = ()) -> TrialMechanism:
         """The mechanism of ``spec`` on ``dataset_size`` examples; ``releases`` are made besides training.
 
-        Contributions are guarantees when norms are taken at every step of the very examples that are trained on
-        (augmentation changes them), or when clipping keeps to what was recorded.
+        Contributions are guarantees when norms are taken at every step of the very gradients that are summed, or when
+        clipping keeps to what was recorded. Augmentation changes the gradients, and autocast rounds them to other
+        values in a batch of another size.
         """
         sampling, steps_per_epoch = planned_sampling(spec.sampling, dataset_size)
         schedule, method = spec.noise.schedule, clipping.make_clipping(spec.clipping)
-        exact = spec.norms.refreshes_per_epoch == "every_step" and spec.augmentation is None
+        repeatable = spec.augmentation is None and not spec.execution.autocast
+        exact = spec.norms.refreshes_per_epoch == "every_step" and repeatable
         return TrialMechanism(
             schedule=make_schedule(schedule.name, spec.noise.initial_noise_multiplier, **schedule.params),
             sampling=sampling,

@@ -23,6 +23,7 @@ from accounting.mechanism import Trace
 from accounting.shards import NormShardWriter
 from workers.augmentation import make_augmentation
 from workers.clipping import ClippingState, ClipRule, Examples, Setting, make_clipping, released_bound
+from workers.clipping.protocol import NORM_ERROR
 from workers.data.base import Dataset
 from workers.evaluation import evaluate
 from workers.gradients import GradientEngine, ShapePlanner, TimingPlanner, WeightedSum
@@ -228,7 +229,8 @@ class Trainer:
         self._clipping = self._method.advance(self._clipping, noisy_answer, self._setting)
 
     def _update(self, gradients: Mapping[str, Tensor], sigma: float) -> None:
-        std = sigma * self._rule.sensitivity if sigma > 0.0 else 0.0
+        """Noise of std sigma S, rounded up by as much as a clipped gradient may exceed S through rounding."""
+        std = sigma * self._rule.sensitivity * (1.0 + NORM_ERROR) if sigma > 0.0 else 0.0
         batch_size = self._setting.batch_size
         noisy = {
             name: (gradient + self._noise.normal(tuple(gradient.shape), std).to(gradient)) / batch_size

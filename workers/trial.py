@@ -79,19 +79,28 @@ def _refuse_other_trials(files: TrialFiles, spec: TrialSpec) -> None:
 
 @contextlib.contextmanager
 def _reproducible(execution: ExecutionSpec, seed: int) -> Iterator[None]:
-    """Threads, determinism and torch's global random state for one trial; all are put back afterwards."""
+    """Threads, determinism, precision and torch's global random state for one trial; all are put back afterwards.
+
+    TensorFloat-32 rounds factors to 10 bits, so a clipped gradient could exceed its bound by far more than the noise
+    allows for.
+    """
     device = choose_device(execution.device)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what deterministic algorithms need on CUDA
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    precision, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.set_num_threads(execution.threads)
         torch.use_deterministic_algorithms(execution.deterministic)
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cudnn.allow_tf32 = False
         torch.manual_seed(seed)
         try:
             yield
         finally:
             torch.set_num_threads(threads)
             torch.use_deterministic_algorithms(deterministic)
+            torch.set_float32_matmul_precision(precision)
+            torch.backends.cudnn.allow_tf32 = convolutions
 
 
 def _train(spec: TrialSpec, files: TrialFiles, releases: tuple[Release, ...], report: OnProgress) -> TrainingResult:

@@ -192,6 +192,20 @@ def test_every_method_is_under_the_contract() -> None:
     assert {component.name for component in COMPONENTS} | {"none"} == set(CLIPPING)
 
 
+def test_normalising_leaves_gradients_alone_whose_norm_underflows() -> None:
+    """Most of this gradient's squares are 0 in float32: its computed norm is below a hundredth of the true one."""
+    model = nn.Linear(100_000, 1, bias=False)
+    x = torch.full((1, 100_000), 2.6e-23)
+    x[0, 0] = 4e-23
+    engine = GradientEngine(model, lambda output, y: output[:, 0] * y)
+    method = make_clipping(Component("automatic", {"bound": 1.0, "stability": 0.0}))
+    rule = method.decide(ClippingState(1.0), torch.zeros(0), Setting(("all",), engine.layer_names, 1, 1))
+    row = torch.zeros(1, dtype=torch.int64)
+    clipped = engine.weighted_sum(x, torch.ones(1), lambda norms: rule.weights(Examples(norms.norms, row, row)))
+    assert 0.0 < clipped.norms.norms[0] < 0.01 * x.double().norm()
+    assert clipped.gradients["weight"].double().norm() <= rule.sensitivity
+
+
 GROUP_SETTING = Setting(("common", "rare", "absent"), ("w",), dataset_size=100, batch_size=50)
 
 

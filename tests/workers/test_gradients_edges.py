@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from accounting.errors import InvalidInput
+from workers.clipping.protocol import NORM_ERROR
 from workers.gradients import BatchNorms, GradientEngine, check_model
 from workers.models.layers import WeightStandardizedConv2d
 
@@ -173,6 +174,21 @@ def test_autocast_leaves_norms_within_two_percent() -> None:
     for name, gradient in cast.gradients.items():
         assert gradient.dtype == torch.float32
         assert relative_error(gradient, exact.gradients[name]) < 0.05
+
+
+@pytest.mark.parametrize("micro_batch_size", [None, 64, 256])
+def test_under_autocast_no_example_moves_the_sum_by_more_than_its_bound(micro_batch_size: int | None) -> None:
+    """Half precision would round the sum of a large batch by more than that."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 5))
+    x, y = 3.0 * torch.randn(512, 20), torch.arange(512) % 2
+    engine = GradientEngine(model, per_example_loss, micro_batch_size=micro_batch_size, autocast=torch.bfloat16)
+    everyone = engine.weighted_sum(x, y, clip).gradients
+    for row in range(12):
+        rest = torch.arange(512) != row
+        others = engine.weighted_sum(x[rest], y[rest], clip).gradients
+        moved = torch.cat([(everyone[name] - others[name]).flatten() for name in everyone]).norm()
+        assert moved <= 0.5 * (1.0 + NORM_ERROR)
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")

@@ -138,6 +138,7 @@ def test_the_trace_is_the_planned_one(method: str, clip: str, tmp_path: Path) ->
         ({"norms": NormSpec("every_step")}, "guarantee"),
         ({"clipping": Component("individual")}, "guarantee"),
         ({"norms": NormSpec("every_step"), "augmentation": Component("flip_and_crop")}, "estimate"),
+        ({"norms": NormSpec("every_step"), "execution": ExecutionSpec(autocast=True)}, "estimate"),
     ],
 )
 def test_contributions_claim_no_more_than_they_hold(changes: dict[str, Any], kind: str) -> None:
@@ -150,6 +151,19 @@ def test_norms_under_dropout_are_estimates(tmp_path: Path) -> None:
     assert train(spec, tmp_path / "flat")[1].contributions == "estimate"
     spec = replace(spec, clipping=Component("individual"))
     assert train(spec, tmp_path / "individual")[1].contributions == "guarantee"
+
+
+def test_a_trial_computes_in_full_single_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorFloat-32, which torch allows cuDNN, would let clipped gradients exceed their bound."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    during: list[tuple[bool, str]] = []
+
+    def note(progress: Progress) -> None:
+        during.append((torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()))
+
+    train(small_trial(), tmp_path, on_progress=note)
+    assert during == [(False, "highest")] * 2
+    assert torch.backends.cudnn.allow_tf32
 
 
 def test_one_step_is_the_clipped_sum_over_the_expected_batch_size(tmp_path: Path) -> None:

@@ -10,12 +10,16 @@ from torch import Tensor
 from accounting.errors import require_finite
 from workers.clipping.protocol import ClippingMethod, ClippingState, ClipRule, Examples, Setting
 
+_SMALLEST = 1e-12
+"""Norms from here on are precise: of 1e9 entries, what underflows when squared is below 1e-5 of the norm."""
+
 
 @dataclass(frozen=True)
 class AutomaticClipping(ClippingMethod):
     """C g / (||g|| + stability): AUTO-S; stability 0 is AUTO-V. Sensitivity C.
 
-    A gradient of norm 0 adds 0, also for AUTO-V, whose quotient would be 0/0.
+    A gradient of norm below 1e-12 adds 0: the squares of its entries underflow in float32, so that AUTO-V would
+    blow it up to an unknown length.
     """
 
     stability: float = 0.01
@@ -29,6 +33,6 @@ class AutomaticClipping(ClippingMethod):
 
         def weigh(examples: Examples) -> Tensor:
             factor = bound / (examples.norms + stability)
-            return torch.where(torch.isfinite(factor), factor, torch.zeros_like(factor))
+            return torch.where(examples.norms >= _SMALLEST, factor, torch.zeros_like(factor))
 
         return ClipRule(bound, weigh, {"all": bound})

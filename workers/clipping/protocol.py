@@ -12,7 +12,7 @@ example to the batch moves the weighted sum of gradients by at most ``sensitivit
     finite                  as the method says             at most ``sensitivity``
     inf, NaN                0                              0 (the engine drops and counts such gradients)
 
-up to the rounding of one float32 product. Replacing one example moves the sum by at most twice as much.
+up to `NORM_ERROR`, by which the trainer raises the noise. Replacing one example moves the sum by at most twice as much.
 """
 
 from __future__ import annotations

@@ -112,8 +112,9 @@ class GradientEngine:
         """sum_i w_i g_i with w = weigh(norms of the whole batch).
 
         One micro-batch takes one pass. Several take a norm pass each, and then an ordinary backward pass of the
-        weighted losses each (or, with weights per layer, a pass that keeps pairs); where weights do not depend on
-        the rest of the batch, `weighted_sum_rowwise` saves that second round. Examples whose gradient is not finite
+        weighted losses each; where weights do not depend on the rest of the batch, `weighted_sum_rowwise` saves that
+        second round. With weights per layer it is a pass that keeps pairs, and under autocast too: an ordinary pass
+        rounds the sum to half precision, by more than any example may move it. Examples whose gradient is not finite
         get weight 0 and never touch the sum.
         """
         batches = self._micro_batches(x, y)
@@ -126,7 +127,7 @@ class GradientEngine:
         with RandomState.preserved(x.device):
             for first, rows, part in zip(passes, batches, _cut(weights, passes), strict=True):
                 part = _without(part, first.finite)
-                if part.dim() == 1 and first.random_state is None:
+                if part.dim() == 1 and first.random_state is None and self._autocast is None:
                     self._add_weighted_losses(sums, *rows, part, first.finite)
                 else:  # the same pass again, with the same random numbers
                     if first.random_state is not None:
