@@ -22,9 +22,11 @@ import functools
 import math
 import operator
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import groupby
+from typing import Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -48,7 +50,8 @@ class Plan:
 
     tilt: theta. up, down: how far above and below theta the Chernoff bounds of the aliasing look. centre: the epsilon
     of interest. tail: probability that a round may lose to infinity. floor: probability of the least losses, which a
-    round may round up (or, for the lower bound, lose). opposite: tilt at which to bound the other direction.
+    round may round up (or, for the lower bound, lose). opposite: tilt at which to bound the other direction, None where
+    no Chernoff bound is good enough.
     """
 
     direction: Direction
@@ -61,7 +64,7 @@ class Plan:
     centre: float
     tail: float
     floor: float
-    opposite: float
+    opposite: float | None
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,15 @@ class _Factors:
         return _Factors(
             self.upper.power(count), self.lower.power(count), count * self.log_opposite, count * self.opposite_infinity
         )
+
+
+class _Composable(Protocol):
+    def __mul__(self, other: Self) -> Self: ...
+
+    def power(self, count: int) -> Self: ...
+
+
+Product = TypeVar("Product", bound=_Composable)
 
 
 @dataclass(frozen=True)
@@ -190,28 +202,21 @@ class Composed:
 
     upper: Curve
     lower: Curve
-    opposite_tilt: float
+    opposite_tilt: float | None
     log_opposite: float
     opposite_infinity: float
 
     def opposite_delta(self, epsilon: float) -> float:
         """An upper bound on the other direction's delta: E[(1 - exp(eps - L))+] <= E[exp(t (L - eps))] peak(t)."""
+        if self.opposite_tilt is None:
+            return 1.0
         exponent = self.log_opposite - self.opposite_tilt * epsilon + log_peak(self.opposite_tilt)
         return float(np.exp(min(exponent, 0.0))) + self.opposite_infinity
 
 
 def compose(rounds: Rounds, plan: Plan) -> Composed:
-    """Compose all rounds under the plan; the result is certified whatever the plan."""
-    mixtures = rounds.mixtures + (((SensitivityMixture((rounds.gaussian,), (1.0,)), 1),) if rounds.gaussian else ())
-    chunks = [mixtures[start :: min(_CHUNKS, len(mixtures))] for start in range(min(_CHUNKS, len(mixtures)))]
-
-    def product(chunk: Sequence[tuple[SensitivityMixture, int]]) -> _Factors:
-        return functools.reduce(operator.mul, (_factors_of(mixture, plan).power(count) for mixture, count in chunk))
-
-    with ThreadPoolExecutor(min(_CHUNKS, os.cpu_count() or 1)) as pool:
-        products = list(pool.map(product, chunks))
-    products += [_randomised_response(epsilon, plan) for epsilon in rounds.pure]
-    total = functools.reduce(operator.mul, products)
+    """Compose all rounds under the plan, from above and below; the result is certified whatever the plan."""
+    total = _product(rounds, lambda mixture: _factors_of(mixture, plan), lambda eps: _randomised_response(eps, plan))
     return Composed(
         upper=_curve(total.upper, plan, "upper"),
         lower=_curve(total.lower, plan, "lower"),
@@ -221,19 +226,49 @@ def compose(rounds: Rounds, plan: Plan) -> Composed:
     )
 
 
+def compose_upper(rounds: Rounds, plan: Plan) -> Curve:
+    """`compose` without the lower bound and the other direction, at less than half the price."""
+
+    def of_mixture(mixture: SensitivityMixture) -> _Factor:
+        table = tabulate(mixture.truncated(plan.tail), plan.spacing, plan.direction, plan.tail, plan.floor)
+        return _factors((table.law(plan.direction, "upper"),), plan)[0]
+
+    return _curve(_product(rounds, of_mixture, lambda eps: _randomised_response(eps, plan).upper), plan, "upper")
+
+
+def _product(
+    rounds: Rounds, of_mixture: Callable[[SensitivityMixture], Product], of_pure: Callable[[float], Product]
+) -> Product:
+    """The product of all rounds' factors, on all cores."""
+    mixtures = rounds.mixtures + (((SensitivityMixture((rounds.gaussian,), (1.0,)), 1),) if rounds.gaussian else ())
+    chunks = [mixtures[start :: min(_CHUNKS, len(mixtures))] for start in range(min(_CHUNKS, len(mixtures)))]
+
+    def product(chunk: Sequence[tuple[SensitivityMixture, int]]) -> Product:
+        equal = groupby(sorted(chunk, key=lambda pair: pair[1]), key=lambda pair: pair[1])
+        once = ((count, (of_mixture(mixture) for mixture, _ in pairs)) for count, pairs in equal)
+        powers: list[Product] = [_times(few).power(count) for count, few in once]
+        return _times(powers)
+
+    with ThreadPoolExecutor(min(_CHUNKS, os.cpu_count() or 1)) as pool:
+        products: list[Product] = list(pool.map(product, chunks))
+    return _times([*products, *map(of_pure, rounds.pure)])
+
+
+def _times(products: Iterable[Product]) -> Product:
+    return functools.reduce(operator.mul, products)
+
+
 def _factors_of(mixture: SensitivityMixture, plan: Plan) -> _Factors:
     kept, rounded = mixture.truncated(plan.tail), mixture.rounded_down(plan.tail)
     table = tabulate(kept, plan.spacing, plan.direction, plan.tail, plan.floor)
     offset = lower_offset(rounded, plan.spacing)
     shared = kept == rounded and offset == 0.0
     lower_table = table if shared else tabulate(rounded, plan.spacing, plan.direction, plan.tail, plan.floor, offset)
+    upper, lower = _factors((table.law(plan.direction, "upper"), lower_table.law(plan.direction, "lower")), plan)
+    if plan.opposite is None:
+        return _Factors(upper, lower, math.inf)
     opposite = table.law(_OPPOSITE[plan.direction], "upper")
-    return _Factors(
-        _factor(table.law(plan.direction, "upper"), plan),
-        _factor(lower_table.law(plan.direction, "lower"), plan),
-        _log_mgf(opposite, plan.opposite),
-        opposite.infinity_mass,
-    )
+    return _Factors(upper, lower, _log_mgf(opposite, plan.opposite), opposite.infinity_mass)
 
 
 def _randomised_response(epsilon: float, plan: Plan) -> _Factors:
@@ -251,23 +286,39 @@ def _randomised_response(epsilon: float, plan: Plan) -> _Factors:
     rounding = 8 * _EPS * (1 + epsilon / spacing) * np.ones_like(spread) * spread
     upper = LatticeLoss(spacing, start, spread, 0.0, rounding)
     lower = LatticeLoss(spacing, start + 0.5, rounded, 0.0, rounding)
-    return _Factors(_factor(upper, plan), _factor(lower, plan), _log_mgf(upper, plan.opposite))
+    log_opposite = math.inf if plan.opposite is None else _log_mgf(upper, plan.opposite)
+    from_above, from_below = _factors((upper, lower), plan)
+    return _Factors(from_above, from_below, log_opposite)
 
 
-def _factor(law: LatticeLoss, plan: Plan) -> _Factor:
-    """The spectrum of a tilted law on the ring."""
+def _factors(laws: Sequence[LatticeLoss], plan: Plan) -> list[_Factor]:
+    """The factors of tilted laws, with their spectra on the ring from one transform (faster than one each)."""
+    with np.errstate(divide="ignore"):
+        exponents = [np.log(law.probabilities) + plan.tilt * law.losses for law in laws]
+    totals = [_log_sum(exponent) for exponent in exponents]
+    tilted = (np.exp(exponent - total) for exponent, total in zip(exponents, totals, strict=True))
+    rings = [_ring(law.start, weights, plan.points) for law, weights in zip(laws, tilted, strict=True)]
+    spectra = fft.rfft(np.array(rings))
+    return [_factor(*parts, plan) for parts in zip(laws, exponents, totals, spectra, strict=True)]
+
+
+def _ring(start: float, weights: Array, points: int) -> Array:
+    """Lay ``weights``, the first at node floor(start), around a ring of so many points."""
+    first = int(np.floor(start)) % points
+    laps = -(-(first + len(weights)) // points)
+    ring = np.zeros(laps * points)
+    ring[first : first + len(weights)] = weights
+    return np.asarray(ring.reshape(laps, points).sum(axis=0))
+
+
+def _factor(law: LatticeLoss, exponents: Array, log_total: float, spectrum: Spectrum, plan: Plan) -> _Factor:
     losses = law.losses
     with np.errstate(divide="ignore"):
-        exponents, log_rounding = np.log(law.probabilities) + plan.tilt * losses, np.log(law.rounding)
-    log_total = _log_sum(exponents)
+        log_rounding = np.log(law.rounding)
     moved = min(1.0, 2 * float(np.expm1(plan.tilt * plan.spacing)))  # an edge's error moves mass by one cell
     rounding = float(np.exp(_log_sum(log_rounding + plan.tilt * losses) - log_total)) * (1 + plan.tilt) * moved
-    first = int(np.floor(law.start)) % plan.points
-    laps = -(-(first + len(losses)) // plan.points)
-    ring = np.zeros(laps * plan.points)
-    ring[first : first + len(losses)] = np.exp(exponents - log_total)
     return _Factor(
-        spectrum=fft.rfft(ring.reshape(laps, plan.points).sum(axis=0)),
+        spectrum=spectrum,
         rounds=1,
         offset=law.start - float(np.floor(law.start)),
         log_mgf=log_total,

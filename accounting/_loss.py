@@ -23,6 +23,7 @@ a shift that is the fraction of ``start``, so laws of different rounds convolve 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -124,15 +125,15 @@ class LossTable:
             rounding=self._rounding(p, q)[::-1],
         )
 
-    @property
+    @cached_property
     def _log_ratios(self) -> Array:
         return np.asarray((self.start + np.arange(len(self.outputs))) * self.spacing, dtype=np.float64)
 
-    @property
+    @cached_property
     def _p_atoms(self) -> Array:
         return self._atoms(np.asarray(self.mixture.sensitivities), np.asarray(self.mixture.probabilities))
 
-    @property
+    @cached_property
     def _q_atoms(self) -> Array:
         return self._atoms(np.zeros(1), np.ones(1))
 

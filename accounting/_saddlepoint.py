@@ -8,7 +8,7 @@ tilt, lattice and window chosen from it are checked afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,9 +16,10 @@ from scipy import optimize
 
 from accounting._loss import Direction, loss_at, output_range
 from accounting._rounds import Rounds
-from accounting._sensitivity import Array
+from accounting._sensitivity import Array, SensitivityMixture
 
 _POINTS = 128
+_ROWS = 128  # rounds that are tabulated; of more, neighbours in order of strength share a table
 _TILTS = (1e-4, 1e7)
 
 
@@ -58,15 +59,24 @@ class Cumulants:
 
 def cumulants(rounds: Rounds, direction: Direction, tail: float) -> Cumulants:
     """Quadrature tables of all rounds; ``tail`` is the probability cut off the outputs on either side."""
-    log_weights, losses = np.empty((len(rounds.mixtures), _POINTS)), np.empty((len(rounds.mixtures), _POINTS))
-    for row, (mixture, _) in enumerate(rounds.mixtures):
+    mixtures, counts = _representatives(rounds.mixtures)
+    log_weights, losses = np.empty((2, len(mixtures), _POINTS))
+    for row, mixture in enumerate(mixtures):
         kept = mixture.truncated(tail)
         low, high = output_range(kept, direction, tail, tail)
         outputs = np.linspace(low, high, _POINTS)
         losses[row] = loss_at(kept, outputs)
         log_weights[row] = -(outputs**2) / 2 + np.log((high - low) / (_POINTS - 1) / np.sqrt(2 * np.pi))
-    counts = np.array([count for _, count in rounds.mixtures], dtype=np.float64)
     return Cumulants(direction, log_weights, losses, counts, rounds.gaussian, np.asarray(rounds.pure))
+
+
+def _representatives(mixtures: Sequence[tuple[SensitivityMixture, int]]) -> tuple[list[SensitivityMixture], Array]:
+    """At most about `_ROWS` of many mixtures, each the middle one of its neighbours in strength, and their counts."""
+    ordered = sorted(mixtures, key=lambda pair: (pair[0].probabilities, pair[0].sensitivities))
+    stride = -(-len(ordered) // _ROWS) if ordered else 1
+    blocks = [ordered[start : start + stride] for start in range(0, len(ordered), stride)]
+    counts = np.array([sum(count for _, count in block) for block in blocks], dtype=np.float64)
+    return [block[len(block) // 2][0] for block in blocks], counts
 
 
 @dataclass(frozen=True)
@@ -90,12 +100,16 @@ def saddle_at_epsilon(generating: Cumulants, epsilon: float) -> Saddle:
     return Saddle(found.tilt, epsilon, found.log_delta)
 
 
-def chernoff_tilt(generating: Cumulants, saddle: Saddle) -> float:
-    """A tilt whose Chernoff bound shows delta at the saddle's epsilon to be well below the saddle's, or the best."""
+def chernoff_tilt(generating: Cumulants, saddle: Saddle) -> float | None:
+    """A tilt whose Chernoff bound shows delta at the saddle's epsilon to be well below the saddle's.
+
+    Failing that the tilt of the best bound, or None where even that one is above.
+    """
     tilts = saddle.tilt * np.geomspace(1 / 16, 256.0, 25)
     bounds = np.array([generating(tilt)[0] - tilt * saddle.epsilon + log_peak(tilt) for tilt in tilts])
     enough = np.nonzero(bounds < saddle.log_delta - 1.0)[0]
-    return float(tilts[enough[0] if len(enough) else np.argmin(bounds)])
+    best = int(enough[0] if len(enough) else np.argmin(bounds))
+    return float(tilts[best]) if bounds[best] < saddle.log_delta else None
 
 
 def log_peak(tilt: float) -> float:

@@ -63,11 +63,15 @@ class SensitivityMixture:
     def truncated(self, tail: float) -> SensitivityMixture:
         """The mixture without its largest sensitivities, as far as their probability stays below ``tail``."""
         kept, dropped = self._split(tail)
+        if not dropped:
+            return self
         return SensitivityMixture(self.sensitivities[:kept], self.probabilities[:kept], self.missing + dropped)
 
     def rounded_down(self, tail: float) -> SensitivityMixture:
         """A mixture that this one dominates: what `truncated` drops gets the largest sensitivity that is kept."""
         kept, dropped = self._split(tail)
+        if not dropped + self.missing:
+            return self
         probabilities = (*self.probabilities[: kept - 1], self.probabilities[kept - 1] + dropped + self.missing)
         return SensitivityMixture(self.sensitivities[:kept], probabilities)
 

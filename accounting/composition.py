@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from accounting._fourier import Composed, compose
+from accounting._fourier import Composed, compose, compose_upper
 from accounting._gaussian import gaussian_delta, gaussian_epsilon
 from accounting._loss import DIRECTIONS
 from accounting._plan import MAX_POINTS, make_plan, spacing_for
@@ -28,6 +28,8 @@ from accounting.mechanism import Trace
 TOLERANCE = 2e-4  # the relative gap between upper and lower that is aimed at
 MIN_DELTA = 1e-250  # below, the mass that a round may lose to infinity is not a double any more
 _ATTEMPTS = 4
+_ENOUGH = 1.5  # a gap of so many tolerances is not worth another composition
+_SPENT_MARGIN = 0.5  # of the distance between two directions, what the coarseness of a lattice may use up
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,8 @@ def epsilon_of_rounds(rounds: Rounds, delta: float, tolerance: float = TOLERANCE
     worse = _bracket_epsilon(rounds, delta, tolerance, pair[first], pair[1 - first], saddles[first])
     if worse.opposite_delta(worse.upper) <= delta:
         return CertifiedEpsilon(worse.upper, worse.lower, delta)
+    if _is_below(rounds, worse.upper, delta, tolerance, pair[1 - first], pair[first], saddles[1 - first]):
+        return CertifiedEpsilon(worse.upper, worse.lower, delta)
     other = _bracket_epsilon(rounds, delta, tolerance, pair[1 - first], pair[first], saddles[1 - first], worse.lower)
     return CertifiedEpsilon(max(worse.upper, other.upper), max(worse.lower, other.lower), delta)
 
@@ -121,6 +125,27 @@ def _tail(rounds: Rounds, delta: float) -> float:
     return max(delta * 1e-8 / rounds.count, 1e-300)
 
 
+def _is_below(
+    rounds: Rounds,
+    epsilon: float,
+    delta: float,
+    tolerance: float,
+    generating: Cumulants,
+    other: Cumulants,
+    saddle: Saddle,
+) -> bool:
+    """Whether one direction's epsilon is certainly at most ``epsilon``, on the coarsest lattice that shows it.
+
+    Not tried where the approximate answer is so close that it would take the finest lattice.
+    """
+    margin = _SPENT_MARGIN * (1 - saddle.epsilon / max(epsilon, saddle.epsilon, 1e-300))
+    if not margin > tolerance:
+        return False
+    aim = replace(saddle, log_delta=math.log(delta))
+    plan = make_plan(generating, other, aim, spacing_for(rounds, saddle, margin), _tail(rounds, delta), rounds.count)
+    return compose_upper(rounds, plan).epsilon_at(delta).epsilon <= epsilon
+
+
 def _bracket_epsilon(
     rounds: Rounds,
     delta: float,
@@ -144,7 +169,7 @@ def _bracket_epsilon(
         above, below = composed.upper.epsilon_at(delta), composed.lower.epsilon_at(delta)
         upper, lower = min(upper, above.epsilon), max(lower, below.epsilon)
         gap = (upper - lower) / max(upper, 1 / (1 + saddle.tilt))
-        if gap <= tolerance or upper <= enough or plan.points >= MAX_POINTS // 2 or attempt == _ATTEMPTS - 1:
+        if gap <= _ENOUGH * tolerance or upper <= enough or plan.points >= MAX_POINTS // 2 or attempt == _ATTEMPTS - 1:
             return _Bracket(upper, lower, composed)
         spacing = plan.spacing * float(np.clip(0.8 * np.sqrt(tolerance / gap), 0.1, 0.7))
         saddle = saddle_at_epsilon(generating, max(above.nearest, 0.0))
