@@ -3,9 +3,10 @@
     python benchmarks/training.py [--quick] [--json] [--model NAME] [--device cuda] [--threads 2]
 
 A step is forward, backward and optimiser step over a whole batch, in micro-batches that every method shares. The
-private methods clip every per-example gradient to norm 1. Noise is left out of all of them: it costs the same for
-everyone, and `noise_ms` says how much. Methods take turns, and each ratio is one of medians. `norm_pass` computes
-the norms of all examples and trains nothing. Peak memory is what a step adds to the process (or to the GPU).
+private methods clip every per-example gradient to norm 1. Noise is left out of them, as it costs the same for everyone:
+`noise_ms` says how much, and `dpsweep_with_noise` is a whole private step, as a trial takes it. Methods take turns, and
+each ratio is one of medians. `norm_pass` computes the norms of all examples and trains nothing. Peak memory is what a
+step adds to the process (or to the GPU).
 """
 
 # ruff: noqa: E402
@@ -36,9 +37,11 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])  # this file's own folder
 
 from workers.gradients import BatchNorms, GradientEngine
 from workers.models import build_for_shape
+from workers.noise import make_noise_source
 from workers.spec import Component
 
 CLIP = 1.0
+NOISE_MULTIPLIER = 1.0
 LEARNING_RATE = 0.01
 SHORTEST_SAMPLE = 0.02
 """Seconds: faster steps are repeated within one sample."""
@@ -102,21 +105,41 @@ def plain(model: nn.Module, micro_batch: int) -> Step:
 
 
 def dpsweep(model: nn.Module, micro_batch: int) -> Step:
-    engine = GradientEngine(model, losses, micro_batch_size=micro_batch)
+    clipped_mean, parameters = clipping(model, micro_batch), dict(model.named_parameters())
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
 
-    parameters = dict(model.named_parameters())
-
     def step(x: Tensor, y: Tensor) -> None:
-        def weigh(norms: BatchNorms, rows: slice) -> Tensor:
-            return (CLIP / norms.norms).clamp(max=1.0) / len(x)
-
-        gradients = engine.weighted_sum_rowwise(x, y, weigh).gradients
-        for name, parameter in parameters.items():
-            parameter.grad = gradients[name]
+        for name, gradient in clipped_mean(x, y).items():
+            parameters[name].grad = gradient
         optimizer.step()
 
     return step
+
+
+def dpsweep_with_noise(model: nn.Module, micro_batch: int) -> Step:
+    clipped_mean, parameters = clipping(model, micro_batch), dict(model.named_parameters())
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    noise = make_noise_source("seeded", 0, next(model.parameters()).device)
+
+    def step(x: Tensor, y: Tensor) -> None:
+        for name, gradient in clipped_mean(x, y).items():
+            parameters[name].grad = gradient.add_(noise.normal(tuple(gradient.shape), NOISE_MULTIPLIER * CLIP / len(x)))
+        optimizer.step()
+
+    return step
+
+
+def clipping(model: nn.Module, micro_batch: int) -> Callable[[Tensor, Tensor], Mapping[str, Tensor]]:
+    """Mean of the clipped gradients of a batch, by our engine."""
+    engine = GradientEngine(model, losses, micro_batch_size=micro_batch)
+
+    def clipped_mean(x: Tensor, y: Tensor) -> Mapping[str, Tensor]:
+        def weigh(norms: BatchNorms, rows: slice) -> Tensor:
+            return norms.norms.clamp(min=CLIP).reciprocal_().mul_(CLIP / len(x))
+
+        return engine.weighted_sum_rowwise(x, y, weigh).gradients
+
+    return clipped_mean
 
 
 def norm_pass(model: nn.Module, micro_batch: int) -> Step:
@@ -193,6 +216,7 @@ def vmap_grad(model: nn.Module, micro_batch: int) -> Step:
 METHODS: Mapping[str, Callable[[nn.Module, int], Step]] = {
     "plain": plain,
     "dpsweep": dpsweep,
+    "dpsweep_with_noise": dpsweep_with_noise,
     "opacus_hooks": opacus_hooks,
     "opacus_ghost": opacus_ghost,
     "vmap": vmap_grad,
@@ -264,7 +288,8 @@ def measure(workload: Workload, name: str, batch: int, device: torch.device, bud
         for method, run in runs.items():
             samples[method].append(seconds(run, repeat, device))
     medians = {method: statistics.median(values) for method, values in samples.items()}
-    noise = seconds(lambda: [torch.randn_like(p) for p in initial.parameters()] and None, repeat, device)
+    source = make_noise_source("seeded", 0, device)
+    noise = seconds(lambda: [source.normal(tuple(p.shape), 1.0) for p in initial.parameters()] and None, repeat, device)
     return {
         "model": name,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu x {torch.get_num_threads()}",
@@ -281,11 +306,11 @@ def measure(workload: Workload, name: str, batch: int, device: torch.device, bud
 
 # -- the command -------------------------------------------------------------------------------------------------------
 
-COLUMNS = ("dpsweep", "opacus_hooks", "opacus_ghost", "vmap", "norm_pass")
+COLUMNS = ("dpsweep", "dpsweep_with_noise", "opacus_hooks", "opacus_ghost", "vmap", "norm_pass")
 
 
 def as_row(result: Mapping[str, object]) -> str:
-    ratios = "".join(f"{result[column]:>13.2f}x" for column in COLUMNS)
+    ratios = "".join(f"{result[column]:>{len(column) + 1}.2f}x" for column in COLUMNS)
     return f"{result['model']:<12}{result['batch']:>6}{result['plain_ms']:>11.2f}{ratios}"
 
 
@@ -300,7 +325,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     device = torch.device(options.device)
     if not options.json:
-        print(f"{'model':<12}{'batch':>6}{'plain ms':>11}" + "".join(f"{column:>14}" for column in COLUMNS))
+        print(f"{'model':<12}{'batch':>6}{'plain ms':>11}" + "".join(f"  {column}" for column in COLUMNS))
     for name in options.model or WORKLOADS:
         workload = WORKLOADS[name]
         batch, budget = (workload.quick_batch, 2.0) if options.quick else (workload.batch, 30.0)

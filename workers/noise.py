@@ -53,7 +53,7 @@ class SeededNoise:
 
     def normal(self, shape: tuple[int, ...], std: float) -> Tensor:
         require_finite("noise std", std, at_least=0.0)
-        return std * torch.randn(shape, generator=self._generator, device=self._generator.device)
+        return torch.randn(shape, generator=self._generator, device=self._generator.device).mul_(std)
 
     def state(self) -> dict[str, Any]:
         return {"generator": self._generator.get_state()}
