@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from accounting.errors import InvalidInput
+from accounting.errors import DpsweepError, InvalidInput
 
 
 def is_import_path(name: str) -> bool:
@@ -21,15 +24,38 @@ def is_import_path(name: str) -> bool:
 def import_function(name: str, what: str) -> Callable[..., Any]:
     """The function that ``name`` points to; ``what`` says in errors what it was wanted for.
 
+    What it raises when called becomes an `InvalidInput` that names the line of the user's code.
+
     Raises:
-        InvalidInput: the module or file cannot be found, or has no such function.
+        InvalidInput: the module or file cannot be found or imported, or has no such function.
     """
     location, _, function = name.rpartition(":")
-    module = _load_file(Path(location), name, what) if location.endswith(".py") else _load_module(location, name, what)
+    load = _load_file if location.endswith(".py") else _load_module
+    with _blamed_on(name, what):
+        module = load(location, name, what)
     found = getattr(module, function, None)
     if not callable(found):
         raise InvalidInput(f"{what} {name!r}: {location!r} has no function {function!r}")
-    return found  # type: ignore[no-any-return]
+
+    @functools.wraps(found)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with _blamed_on(name, what):
+            return found(*args, **kwargs)
+
+    return call
+
+
+@contextlib.contextmanager
+def _blamed_on(name: str, what: str) -> Iterator[None]:
+    """An error of the user's code, in one line with the place where it was raised."""
+    try:
+        yield
+    except DpsweepError:
+        raise
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise InvalidInput(f"{what} {name!r} failed with {reason} ({place.filename}:{place.lineno})") from error
 
 
 def _load_module(location: str, name: str, what: str) -> ModuleType:
@@ -37,14 +63,15 @@ def _load_module(location: str, name: str, what: str) -> ModuleType:
         return importlib.import_module(location)
     except ModuleNotFoundError as error:
         if not location.startswith(error.name or "\0"):
-            raise
+            raise  # the module is there; something that it imports is not
         raise InvalidInput(
             f"{what} {name!r}: no module {location!r} can be imported; "
             "add its folder to PYTHONPATH, or name the file: /absolute/path/to/file.py:function"
         ) from error
 
 
-def _load_file(path: Path, name: str, what: str) -> ModuleType:
+def _load_file(location: str, name: str, what: str) -> ModuleType:
+    path = Path(location)
     if not path.is_file():
         raise InvalidInput(f"{what} {name!r}: there is no file {path.absolute()}")
     resolved = path.resolve()
@@ -56,5 +83,9 @@ def _load_file(path: Path, name: str, what: str) -> ModuleType:
         raise InvalidInput(f"{what} {name!r}: {resolved} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[module_name]
+        raise
     return module
