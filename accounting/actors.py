@@ -78,17 +78,7 @@ def account_trial(job: AccountingJob, scatter: Scatter = account_in_process) -> 
     """
     files = TrialFiles(job.root)
     shards = NormShards(files.norms)
-    if shards.uncommitted:
-        raise DataCorruption(
-            f"{files.norms} holds shards that were never committed, such as {shards.uncommitted[0]}: training was "
-            "interrupted; resume the trial before accounting for it"
-        )
-    expected = read_trace(files.trace).dataset_size
-    if shards.examples != expected:
-        raise DataCorruption(
-            f"{files.norms} holds {shards.examples} examples, but the trace says {expected}; restore the missing "
-            "shards or run the trial again"
-        )
+    shards.require_complete(read_trace(files.trace).dataset_size)
     write_epsilons(files.epsilons, (_checked(result, part) for part, result in _in_order(scatter, job, shards.parts)))
     return read_epsilons(files.epsilons)
 

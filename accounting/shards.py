@@ -175,6 +175,19 @@ class NormShards:
     def examples(self) -> int:
         return sum(records[self.steps[0]].rows for records in self._records.values())
 
+    def require_complete(self, examples: int) -> None:
+        """Raise `DataCorruption` when training was interrupted while it wrote, or when some of ``examples`` lack."""
+        if self.uncommitted:
+            raise DataCorruption(
+                f"{self._store.directory} holds shards that were never committed, such as {self.uncommitted[0]}: "
+                "training was interrupted; resume the trial before accounting for it"
+            )
+        if self.examples != examples:
+            raise DataCorruption(
+                f"{self._store.directory} holds {self.examples} examples, but the trace says {examples}; restore the "
+                "missing shards or run the trial again"
+            )
+
     def read(self, part: int) -> PartNorms:
         """One part across all snapshots. Raises `DataCorruption` for missing, cut, altered or mismatched files."""
         if part not in self._records:

@@ -66,15 +66,6 @@ class RunShape:
         )
         return trace if steps is None else trace.until(steps)
 
-    def delta_warning(self, delta: float) -> str | None:
-        """A sentence when delta allows publishing a whole record, which delta >= 1/n does."""
-        if self.dataset_size is None or delta < 1.0 / self.dataset_size:
-            return None
-        return (
-            f"delta is {delta:g}, but should be well below 1/n = {1.0 / self.dataset_size:.3g}: "
-            "a mechanism that publishes one random record meets it"
-        )
-
     def _poisson(self) -> tuple[PoissonSampling, int]:
         if self.sample_rate is not None:
             if self.batch_size is not None:
@@ -103,3 +94,13 @@ class RunShape:
             )
         sizes = FixedBatchSampling(self.dataset_size, self.batch_size)
         return sizes.dataset_size, sizes.batch_size
+
+
+def delta_warning(delta: float, dataset_size: int | None) -> str | None:
+    """A sentence when delta allows publishing a whole record, which delta >= 1/n does."""
+    if dataset_size is None or delta < 1.0 / dataset_size:
+        return None
+    return (
+        f"delta is {delta:g}, but should be well below 1/n = {1.0 / dataset_size:.3g}: "
+        "a mechanism that publishes one random record meets it"
+    )

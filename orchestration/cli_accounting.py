@@ -28,11 +28,21 @@ from accounting.calibration import (
 )
 from accounting.errors import InvalidInput, require_finite
 from accounting.estimates import PrivacyEstimate
+from accounting.layout import TrialFiles
 from accounting.mechanism import GaussianRelease, PureRelease, Release, Trace
 from accounting.registry import lookup
 from accounting.schedules import NoiseSchedule, make_schedule, parse_schedule, split_schedule, with_initial
 from orchestration.accounting_plot import write_epsilon_plot
-from orchestration.accounting_run import RunShape
+from orchestration.accounting_run import RunShape, delta_warning
+from orchestration.accounting_trial import (
+    PRIVATE,
+    QUANTILES,
+    EpsilonSpread,
+    estimate_of_examples,
+    spread_of_epsilons,
+    steps_per_epoch,
+    stored_trace,
+)
 
 LONGEST_EPOCHS = 1_000_000
 LONGEST_STEPS = 100_000_000
@@ -65,27 +75,67 @@ def epsilon(
     group_size: Annotated[str, typer.Option(help="Size of the protected group, or several: 1,2,4.")] = "1",
     side_noise_multiplier: SideNoise = None,
     release: Releases = None,
+    trial: Annotated[str | None, typer.Option(help="Folder or URI of a trial: account for what was run.")] = None,
+    trace: Annotated[str | None, typer.Option(help="The same from a trace.arrow alone.")] = None,
+    individual: Annotated[
+        Literal["rdp", "pld"] | None, typer.Option(help="With --trial: how the epsilons of single examples spread.")
+    ] = None,
+    examples: Annotated[
+        str | None, typer.Option(help="With --trial: ids of records, such as 3,17, to account for together.")
+    ] = None,
     as_json: Json = False,
     plot: Annotated[Path | None, typer.Option(help="Write epsilon over epochs and group sizes to this HTML.")] = None,
 ) -> None:
-    """What a run costs in privacy, for one example or for groups of them."""
-    shape = _shape(sampling, sample_rate, dataset_size, batch_size, side_noise_multiplier, release)
-    planned = parse_schedule(schedule, _required_noise(noise_multiplier))
-    trace = shape.trace(planned, epochs=epochs, steps=steps)
-    sizes = _group_sizes(group_size)
-    _warn(shape.delta_warning(delta))
-    estimates = [account(trace, delta, accountant, size) for size in sizes]
-    run = {"sampling": sampling, "schedule": schedule, "noise_multiplier": noise_multiplier, "steps": trace.steps}
-    if plot is not None:
-        steps_per_epoch = shape.mechanism()[1]
-        write_epsilon_plot(plot, trace, steps_per_epoch, delta, accountant, sizes)
-    if as_json:
-        objects = [estimate.as_dict() | run for estimate in estimates]
-        typer.echo(json.dumps(objects if len(objects) > 1 else objects[0]))
+    """What a run, planned or stored, costs in privacy: for one example, for groups, for given examples."""
+    planned = (noise_multiplier, sample_rate, dataset_size, batch_size, steps, epochs, side_noise_multiplier, release)
+    ran = _ran(trial, trace, planned, individual or examples)
+    if ran is None:
+        shape = _shape(sampling, sample_rate, dataset_size, batch_size, side_noise_multiplier, release)
+        ran = shape.trace(parse_schedule(schedule, _required_noise(noise_multiplier)), epochs=epochs, steps=steps)
+        run = {"sampling": sampling, "schedule": schedule, "noise_multiplier": noise_multiplier, "steps": ran.steps}
+        _warn(delta_warning(delta, dataset_size))
     else:
-        Console().print(_table(estimates))
-        if plot is not None:
-            typer.echo(f"plot: {plot}")
+        run = {"trial": trial, "trace": trace, "steps": ran.steps}
+        _warn(delta_warning(delta, ran.dataset_size))
+    sizes = _group_sizes(group_size)
+    estimates = [account(ran, delta, accountant, size) for size in sizes]
+    answers = [estimate.as_dict() for estimate in estimates]
+    tables = []
+    if trial is not None and examples is not None:
+        ids = _whole_numbers("--examples", examples, 0)
+        estimates.append(estimate_of_examples(TrialFiles(trial), ran, ids, delta))
+        answers.append(estimates[-1].as_dict() | {"sensitive": PRIVATE})
+    if trial is not None and individual is not None:
+        spread = spread_of_epsilons(TrialFiles(trial), ran, delta, individual)
+        answers.append(spread.as_dict())
+        tables.append(_spread_table(spread))
+    if plot is not None:
+        write_epsilon_plot(plot, ran, steps_per_epoch(ran), delta, accountant, sizes)
+    if as_json:
+        objects = [answer | run for answer in answers]
+        typer.echo(json.dumps(objects if len(objects) > 1 else objects[0]))
+        return
+    for shown in (_table(estimates), *tables):
+        Console().print(shown)
+    if individual or examples:
+        typer.echo(f"note: {PRIVATE}")
+    if plot is not None:
+        typer.echo(f"plot: {plot}")
+
+
+def _ran(trial: str | None, trace: str | None, planned: Sequence[object], of_examples: str | None) -> Trace | None:
+    """The trace that was stored, or None where the flags describe a run instead."""
+    if of_examples and trial is None:
+        raise InvalidInput("--individual and --examples need --trial: they read its recorded contributions")
+    if trial is None and trace is None:
+        return None
+    if trial is not None and trace is not None:
+        raise InvalidInput("give either --trial or --trace, not both")
+    if any(value not in (None, [], ()) for value in planned):
+        raise InvalidInput(
+            "--trial and --trace say what was run: drop the flags that describe noise, batches and length"
+        )
+    return stored_trace(TrialFiles(trial).trace if trial is not None else str(trace))
 
 
 def calibrate(
@@ -115,7 +165,7 @@ def calibrate(
     budget = _budget(target_epsilon, budget_rho, delta, accountant, group_size)
     question = Question(shape, schedule, noise_multiplier, epochs, steps, budget, digits)
     value, trace = _SOLVERS[solve](question)
-    _warn(None if delta is None else shape.delta_warning(delta))
+    _warn(None if delta is None else delta_warning(delta, dataset_size))
     name = solve.replace("-", "_")
     cost = budget.cost(trace)
     answer = {
@@ -268,11 +318,15 @@ def _budget(
 
 
 def _group_sizes(text: str) -> list[int]:
-    sizes = [item.strip() for item in text.split(",")]
-    wrong = [item for item in sizes if not item.isdigit() or int(item) < 1]
+    return _whole_numbers("--group-size", text, 1)
+
+
+def _whole_numbers(flag: str, text: str, at_least: int) -> list[int]:
+    items = [item.strip() for item in text.split(",")]
+    wrong = [item for item in items if not item.isdecimal() or int(item) < at_least]
     if wrong:
-        raise InvalidInput(f"--group-size has {wrong[0]!r}, but needs whole numbers of at least 1, such as 1,2,4")
-    return [int(item) for item in sizes]
+        raise InvalidInput(f"{flag} has {wrong[0]!r}, but needs whole numbers of at least {at_least}, such as 1,2,4")
+    return [int(item) for item in items]
 
 
 def _warn(sentence: str | None) -> None:
@@ -286,7 +340,7 @@ def _table(estimates: Sequence[PrivacyEstimate]) -> Table:
         lower = estimate.lower_epsilon
         table.add_row(
             estimate.unit,
-            f"{round_up(estimate.epsilon, 4):.4f}" if estimate.is_private else "infinite",
+            _shown(estimate.epsilon),
             f"{lower:.4f}" if lower is not None and estimate.is_private else "",
             f"{estimate.delta:g}",
             estimate.accountant,
@@ -294,3 +348,20 @@ def _table(estimates: Sequence[PrivacyEstimate]) -> Table:
             estimate.kind,
         )
     return table
+
+
+def _spread_table(spread: EpsilonSpread) -> Table:
+    names = {0.0: "smallest", 0.5: "median", 1.0: "largest"}
+    title = f"{spread.examples} single examples, by individual {spread.method}: {spread.kind}, {spread.adjacency}"
+    table = Table("statistic", "epsilon", title=title, title_justify="left")
+    for level, value in zip(QUANTILES, spread.quantiles, strict=True):
+        table.add_row(names.get(level, f"{level:.0%} quantile"), _shown(value))
+    table.add_row("mean", _shown(spread.mean))
+    return table
+
+
+def _shown(epsilon: float) -> str:
+    """Four decimals, rounded up."""
+    if not epsilon < float("inf"):
+        return "infinite"
+    return f"{round_up(epsilon, 4) if epsilon > 0.0 else 0.0:.4f}"

@@ -3,10 +3,24 @@
 import json
 import shlex
 
+import numpy as np
 import pytest
 
-from accounting.mechanism import FixedBatchSampling, GaussianRelease, PoissonSampling, ShuffledSampling, SideQuery
+from accounting.accountants import account
+from accounting.individual import individual_epsilons
+from accounting.layout import TrialFiles
+from accounting.mechanism import (
+    FixedBatchSampling,
+    GaussianRelease,
+    PoissonSampling,
+    Segment,
+    ShuffledSampling,
+    SideQuery,
+    Trace,
+)
+from accounting.mixture import epsilon_of_examples
 from accounting.schedules import make_schedule
+from accounting.shards import NormShardWriter, NormSnapshot, write_trace
 from orchestration import cli
 from orchestration.accounting_run import RunShape
 
@@ -187,6 +201,84 @@ def test_bad_input_is_one_line_and_exit_code_2(dpsweep, line, complaint):
     assert complaint in err
     assert err.startswith("error: ")
     assert err.count("\n") == 1
+
+
+@pytest.fixture
+def trial(tmp_path):
+    """The folder of a small trial with three snapshots of 50 examples, ids 1, 4, 7, ..."""
+    root = tmp_path / "trial"
+    contributions = np.random.default_rng(0).uniform(0.1, 1.0, (3, 50))
+    write_trace(TrialFiles(str(root)).trace, TRACE)
+    writer = NormShardWriter(TrialFiles(str(root)).norms, 16)
+    for step, values in zip((0, 40, 80), contributions, strict=True):
+        ids = np.arange(50) * 3 + 1
+        writer.write(NormSnapshot(step, ids, np.zeros(50, int), values, values, values))
+    return root, contributions.T
+
+
+TRACE = Trace(50, (Segment(0, 60, PoissonSampling(0.05), 1.5), Segment(60, 60, PoissonSampling(0.05), 1.2)))
+
+
+class TestStoredTrials:
+    def test_worst_case_is_that_of_the_trace(self, answer, trial):
+        printed = answer(f"epsilon --trial {trial[0]} --delta 1e-5 --accountant pld --group-size 1,2")
+        expected = [account(TRACE, 1e-5, "pld", size) for size in (1, 2)]
+        assert [p["epsilon"] for p in printed] == [e.epsilon for e in expected]
+        assert [p["kind"] for p in printed] == ["guarantee", "guarantee"]
+        alone = answer(f"epsilon --trace {trial[0]}/trace.arrow --delta 1e-5 --accountant pld")
+        assert (alone["epsilon"], alone["steps"]) == (expected[0].epsilon, 120)
+
+    @pytest.mark.parametrize("method", ["rdp", "pld"])
+    def test_single_examples(self, answer, trial, method):
+        root, contributions = trial
+        spread = answer(f"epsilon --trial {root} --delta 1e-5 --individual {method}")[1]
+        exact = individual_epsilons([0, 40, 80], contributions, TRACE, 1e-5, method).upper
+        assert spread["mean"] == pytest.approx(exact.mean(), rel=1e-6)
+        assert spread["quantiles"]["1"] == pytest.approx(exact.max(), rel=1e-6)
+        assert spread["quantiles"]["0"] == pytest.approx(exact.min(), rel=1e-6)
+        assert (spread["kind"], spread["adjacency"], spread["examples"]) == ("estimate", "add_remove", 50)
+        assert "private data" in spread["sensitive"]
+
+    def test_records_together(self, answer, trial):
+        root, contributions = trial
+        worst, pair = answer(f"epsilon --trial {root} --delta 1e-5 --accountant pld --group-size 2 --examples 148,4")
+        exact = epsilon_of_examples(TRACE, [0, 40, 80], contributions[[1, 49]], 1e-5).upper
+        assert pair["epsilon"] == pytest.approx(exact, rel=1e-5)
+        assert pair["epsilon"] < worst["epsilon"]
+        assert (pair["unit"], pair["group_size"], pair["kind"]) == ("examples 4, 148", 2, "estimate")
+        assert "private data" in pair["sensitive"]
+
+    def test_table_and_plot(self, dpsweep, trial, tmp_path):
+        line = f"epsilon --trial {trial[0]} --delta 1e-5 --individual rdp --examples 4 --plot {tmp_path / 'p.html'}"
+        code, out, _ = dpsweep(line)
+        assert code == 0
+        assert all(word in out for word in ("examples 4", "median", "largest", "private data", "estimate"))
+        assert (tmp_path / "p.html").exists()
+
+    @pytest.mark.parametrize(
+        ("line", "complaint"),
+        [
+            ("--trial {0}/none", "trace.arrow does not exist"),
+            ("--trial {0} --examples 2", "trained on no example of this id"),
+            ("--trial {0} --examples 1,x", "--examples has 'x'"),
+            ("--trial {0} --noise-multiplier 0", "drop the flags"),
+            ("--trial {0} --trace {0}/trace.arrow", "not both"),
+            ("--trace {0}/trace.arrow --individual rdp", "need --trial"),
+        ],
+    )
+    def test_bad_requests(self, dpsweep, trial, line, complaint):
+        code, out, err = dpsweep(f"epsilon --delta 1e-5 {line.format(trial[0])}")
+        assert (code, out) == (2, "")
+        assert complaint in err
+        assert err.count("\n") == 1
+
+    def test_damaged_shards_are_named(self, dpsweep, trial):
+        part = next((trial[0] / "private" / "norms").rglob("*.arrow"))
+        part.write_bytes(part.read_bytes()[:-1])
+        code, out, err = dpsweep(f"epsilon --trial {trial[0]} --delta 1e-5 --individual rdp")
+        assert (code, out) == (1, "")
+        assert part.name in err
+        assert err.count("\n") == 1
 
 
 class TestRunShape:
