@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 COMMAND = [sys.executable, "-c", "from orchestration.cli import main; main()"]
-PATIENCE = 240.0
+PATIENCE = 420.0
 """Seconds after which a test gives up on a process; far above what anything takes."""
 
 

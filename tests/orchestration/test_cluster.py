@@ -30,6 +30,7 @@ cluster.shutdown()
 """
 """A head without work and two workers, each with a scheduler and object store of its own, until stdin closes."""
 
+QUICKSTART = Path(__file__).parents[2] / "sweeps" / "quickstart.yaml"
 SWEEP = small(
     clipping=["none", "flat", "dpsgd_f", "individual"],
     model="my_models:narrow",
@@ -100,6 +101,19 @@ def test_three_nodes_give_the_results_of_one_process(
     undisturbed = run_undisturbed(parse_sweep(SWEEP), tmp_path / "undisturbed")
     for trial in trials:
         assert_same_trial(files.trial(trial["key"]), undisturbed.trial(trial["key"]), trial["private"])
+
+
+def test_the_quickstart_as_it_is_shipped(address: str, tmp_path: Path) -> None:
+    done = run_on(address, tmp_path, QUICKSTART.read_text())
+    assert done.returncode == 0, done.stderr
+    trials = json.loads(done.stdout)["trials"]
+    assert [trial["status"] for trial in trials] == ["finished"] * 14
+    private = [trial for trial in trials if trial["private"]]
+    assert len(private) == 12
+    assert all(7.9 < trial["epsilon"] <= 8.0 for trial in private)
+    assert all(trial["median_example_epsilon"] < trial["epsilon"] for trial in private)
+    fairest = max(private, key=lambda trial: trial["worst_group_accuracy"])
+    assert fairest["labels"]["clipping"] == "dpsgd_f"
 
 
 def test_a_trial_that_fails_fails_alone(address: str, tmp_path: Path) -> None:
