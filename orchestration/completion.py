@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from accounting.accountants import account
 from accounting.actors import AccountingJob, Scatter, account_in_process, account_trial
 from accounting.estimates import PrivacyEstimate
 from accounting.layout import TrialFiles
-from accounting.mechanism import Trace
+from accounting.mechanism import Segment, Trace
 from accounting.release import ReleaseSpec, release_statistics
 from accounting.shards import Epsilons
 from accounting.traces import read_trace
-from orchestration.plan import PlannedTrial, costs, release_spec
+from orchestration.plan import Costs, PlannedTrial, costs, release_spec
 from orchestration.published import IndividualStatistics
 from orchestration.results import (
     TrialResult,
@@ -45,7 +46,8 @@ def complete_trial(
     with noise once are reused, because releasing them again would cost privacy again.
     """
     trace, training = read_trace(files.trace), read_training_result(files.training)
-    found = costs(trace, planned.spec.delta, sweep)
+    bound = bounding_trace(trace, planned.trace)
+    found = costs(bound, planned.spec.delta, sweep) if bound else _estimated(costs(trace, planned.spec.delta, sweep))
     result = TrialResult(
         key=planned.spec.key,
         labels=planned.labels,
@@ -56,7 +58,7 @@ def complete_trial(
         others=found.others,
         groups=found.groups,
         epsilons=tuple(
-            min(epsilon_after(trace, record.step, planned.spec.delta), found.worst_case.epsilon)
+            min(epsilon_after(bound or trace, record.step, planned.spec.delta), found.worst_case.epsilon)
             for record in training.history
         ),
         training=training,
@@ -66,6 +68,37 @@ def complete_trial(
     )
     write_result(files.result, result)
     return result
+
+
+def bounding_trace(trace: Trace, plan: Trace) -> Trace | None:
+    """What to account for so that the cost is a guarantee for the run of ``trace``; None when nothing is known to be.
+
+    A schedule that follows results chooses noise from what was released before, and the cost of what it chose in the
+    end bounds nothing. The plan, made without results, has the lowest noise that such a schedule can reach at every
+    step, so every step of the run is dominated by that of the plan, whatever was seen before. A run that a budget let
+    go on for longer than its plan has no such bound.
+    """
+    bound = replace(plan.until(trace.steps), contributions=trace.contributions)
+    if bound == trace:
+        return trace
+    same = replace(bound, segments=()) == replace(trace, segments=()) and bound.steps == trace.steps
+    return bound if same and all(map(_is_no_dearer, _steps(trace), _steps(bound))) else None
+
+
+def _steps(trace: Trace) -> Iterator[Segment]:
+    return (segment for segment in trace.segments for _ in range(segment.steps))
+
+
+def _is_no_dearer(step: Segment, other: Segment) -> bool:
+    alike = step.sampling == other.sampling and step.side_queries == other.side_queries
+    return alike and step.noise_multiplier >= other.noise_multiplier
+
+
+def _estimated(found: Costs) -> Costs:
+    def lowered(estimates: tuple[PrivacyEstimate, ...]) -> tuple[PrivacyEstimate, ...]:
+        return tuple(replace(estimate, kind="estimate") for estimate in estimates)
+
+    return Costs(lowered((found.worst_case,))[0], lowered(found.others), lowered(found.groups))
 
 
 def _individuals(
