@@ -21,6 +21,8 @@ from accounting.accountants import account
 from accounting.errors import DataCorruption, InvalidInput
 from accounting.layout import TrialFiles
 from accounting.mechanism import GaussianRelease
+from accounting.schedules import SCHEDULES as SCHEDULES_BY_NAME
+from accounting.schedules import make_schedule
 from accounting.shards import read_trace
 from workers.clipping import CLIPPING
 from workers.sampling import SAMPLERS
@@ -96,6 +98,34 @@ def test_every_combination_resumes_bit_for_bit(
     steps = sorted(rng.sample(range(1, 8), 2))
     run_with_deaths(spec, tmp_path / "resumed", monkeypatch, steps)
     assert_same_trial(spec, tmp_path / "undisturbed", tmp_path / "resumed")
+
+
+OTHER_SCHEDULES = [
+    Component("time", {"decay": 0.1}),
+    Component("step", {"factor": 0.8, "period": 1, "hold_before": 1}),
+    Component("polynomial", {"end_noise_multiplier": 0.5, "period": 3, "power": 2.0}),
+    Component("cosine", {"end_noise_multiplier": 0.5, "period": 2, "hold_after": 1}),
+    Component("linear", {"end_noise_multiplier": 0.5, "period": 2, "hold_before": 1}),
+]
+
+
+@pytest.mark.parametrize("schedule", OTHER_SCHEDULES, ids=lambda schedule: schedule.name)
+def test_every_other_schedule_resumes_bit_for_bit(
+    schedule: Component, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The schedule is a function of the epoch alone: what could differ is the epoch, not the combination."""
+    spec = small_trial(noise=NoiseSpec(1.0, schedule), epochs=3)
+    result = run_trial(spec, str(tmp_path / "undisturbed"))
+    run_with_deaths(spec, tmp_path / "resumed", monkeypatch, [2, 5, 8])
+    assert_same_trial(spec, tmp_path / "undisturbed", tmp_path / "resumed")
+    planned = make_schedule(schedule.name, 1.0, **schedule.params)
+    used = [record.noise_multiplier for record in result.history]
+    assert used == [planned.noise_multiplier(epoch) for epoch in range(3)]
+    assert len(set(used)) > 1
+
+
+def test_all_schedules_are_resumed() -> None:
+    assert {schedule.name for schedule in (*SCHEDULES, *OTHER_SCHEDULES)} == set(SCHEDULES_BY_NAME)
 
 
 @pytest.mark.parametrize(

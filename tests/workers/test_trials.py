@@ -1,0 +1,59 @@
+"""Short private trials on every kind of data, with every loss and optimiser: nothing is only registered."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from data_folders import make_fashion, make_image_folder, make_table, make_utkface
+from trial_specs import small_trial
+
+from accounting.layout import TrialFiles
+from accounting.shards import NormShards, read_trace
+from workers.losses import LOSSES
+from workers.optimizers import OPTIMIZERS
+from workers.spec import Component, DataSpec, ExecutionSpec, NormSpec, TrialSpec
+from workers.trial import run_trial
+
+TABLE = {"label": "income", "features": ["age", "job"], "group": "sex", "user": "id"}
+
+DATA: dict[str, Callable[[Path], DataSpec]] = {
+    "csv": lambda folder: DataSpec("csv", {"path": str(make_table(folder / "people.csv")), **TABLE}),
+    "parquet": lambda folder: DataSpec("parquet", {"path": str(make_table(folder / "people.parquet")), **TABLE}),
+    "image folder": lambda folder: DataSpec("image_folder", {"path": str(make_image_folder(folder)), "size": 8}),
+    "gender of faces": lambda folder: DataSpec("utkface", {"root": str(make_utkface(folder)), "size": 8}),
+    "age of faces": lambda folder: DataSpec("utkface", {"root": str(make_utkface(folder)), "size": 8, "task": "age"}),
+    "fashion": lambda folder: DataSpec("fashion_mnist", {"root": str(make_fashion(folder))}),
+}
+
+
+def train(spec: TrialSpec, root: Path) -> None:
+    """Train, and check that every example of every snapshot is accounted for and the test set was evaluated."""
+    result = run_trial(spec, str(root))
+    files = TrialFiles(str(root))
+    shards = NormShards(files.norms)
+    parts = [shards.read(part) for part in shards.parts]
+    assert sum(len(part.example_ids) for part in parts) == result.train_size
+    assert read_trace(files.trace).dataset_size == result.train_size
+    assert sum(group.examples for group in result.evaluation.groups) == result.test_size
+    assert math.isfinite(result.evaluation.loss)
+
+
+@pytest.mark.parametrize("data", DATA.values(), ids=DATA.keys())
+def test_every_kind_of_data(data: Callable[[Path], DataSpec], tmp_path: Path) -> None:
+    norms = NormSpec(1.0, rows_per_part=50)
+    execution = ExecutionSpec(device="cpu", micro_batch_size=16)
+    (tmp_path / "data").mkdir()
+    train(small_trial(data=data(tmp_path / "data"), norms=norms, execution=execution, epochs=1), tmp_path / "trial")
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_every_loss(loss: str, tmp_path: Path) -> None:
+    train(small_trial(loss=Component(loss), epochs=1), tmp_path)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_every_optimizer(optimizer: str, tmp_path: Path) -> None:
+    train(small_trial(optimizer=Component(optimizer, {"learning_rate": 0.01}), epochs=1), tmp_path)
