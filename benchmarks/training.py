@@ -4,9 +4,9 @@
 
 A step is forward, backward and optimiser step over a whole batch, in micro-batches that every method shares. The
 private methods clip every per-example gradient to norm 1. Noise is left out of them, as it costs the same for everyone:
-`noise_ms` says how much, and `dpsweep_with_noise` is a whole private step, as a trial takes it. Methods take turns, and
-each ratio is one of medians. `norm_pass` computes the norms of all examples and trains nothing. Peak memory is what a
-step adds to the process (or to the GPU).
+`noise_ms` says how much, and `dpsweep_with_noise` is a whole private step, as a trial takes it. Methods take turns; a
+ratio is that to the plain step of the same turn, and the median over all turns is printed. `norm_pass` computes the
+norms of all examples and trains nothing. Peak memory is what a step adds to the process (or to the GPU).
 """
 
 # ruff: noqa: E402
@@ -287,7 +287,10 @@ def measure(workload: Workload, name: str, batch: int, device: torch.device, bud
     while len(samples["plain"]) < 3 or time.perf_counter() - started < budget:
         for method, run in runs.items():
             samples[method].append(seconds(run, repeat, device))
-    medians = {method: statistics.median(values) for method, values in samples.items()}
+    ratios = {
+        method: statistics.median(own / plain for own, plain in zip(values, samples["plain"], strict=True))
+        for method, values in samples.items()
+    }
     source = make_noise_source("seeded", 0, device)
     noise = seconds(lambda: [source.normal(tuple(p.shape), 1.0) for p in initial.parameters()] and None, repeat, device)
     return {
@@ -296,8 +299,8 @@ def measure(workload: Workload, name: str, batch: int, device: torch.device, bud
         "batch": batch,
         "micro_batch": min(batch, workload.micro_batch),
         "paper_batch": workload.paper_batch,
-        "plain_ms": round(medians["plain"] * 1e3, 3),
-        **{method: round(medians[method] / medians["plain"], 3) for method in METHODS if method != "plain"},
+        "plain_ms": round(statistics.median(samples["plain"]) * 1e3, 3),
+        **{method: round(ratio, 3) for method, ratio in ratios.items() if method != "plain"},
         "noise_ms": round(noise * 1e3, 3),
         "peak_mb": {method: value if value is None else round(value, 1) for method, value in memory.items()},
         "samples": len(samples["plain"]),

@@ -63,8 +63,6 @@ class Trainer:
 
         self._loss = build_loss(spec.loss)
         self._model = build_model(spec.model, dataset, spec.seed).to(device)
-        if spec.execution.compile:
-            self._model.compile()
         self.mechanism = mechanism
         if draws_randomly(self._model) and not self._method.keeps_to_contributions:
             self.mechanism = replace(mechanism, contributions="estimate")
@@ -102,6 +100,7 @@ class Trainer:
             layerwise=self._method.layerwise,
             planner=ShapePlanner() if execution.deterministic else TimingPlanner(),
             autocast=torch.bfloat16 if execution.autocast else None,
+            compile=execution.compile,
         )
 
     def _make_recorders(self, files: TrialFiles) -> tuple[NormRecorder, NormRecorder | None]:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from trial_specs import DROPOUT_NET, TUMOURS, small_trial
 
 from accounting.accountants import account, total_rho
@@ -365,6 +366,17 @@ def test_an_epsilon_budget_ends_training_before_it_is_passed(tmp_path: Path) -> 
     assert result.stopped == "budget"
     assert account(trace, spec.delta).epsilon <= 3.0
     assert account(TrialMechanism.of(spec, TRAIN_SIZE).trace(result.epochs + 1), spec.delta).epsilon > 3.0
+
+
+def test_compilation_reaches_the_engine(tmp_path: Path) -> None:
+    prelu = Component(f"{__file__}:prelu_net")
+    with pytest.raises(InvalidInput, match=r"torch\.compile cannot see through"):
+        new_trainer(small_trial(model=prelu, execution=ExecutionSpec(device="cpu", compile=True)), tmp_path)
+
+
+def prelu_net(feature_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """A user's own model with a layer that has no rule."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(feature_shape[0], num_classes), nn.PReLU())
 
 
 def test_micro_batches_change_memory_and_not_the_result(tmp_path: Path) -> None:
