@@ -72,11 +72,17 @@ def _combinations(axes: Mapping[str, list[tuple[str, Any]]]) -> Iterator[Choice]
 
 
 def _labelled(axis: Iterable[T], label: Callable[[T], str]) -> list[tuple[str, T]]:
-    """Each value with its label, numbered where two labels coincide; the only value of an axis needs none."""
+    """Each value with its label, numbered where two labels coincide; the only value of an axis needs none.
+
+    Raises: InvalidInput when two values are equal.
+    """
     values = list(axis)
     if len(values) == 1:
         return [("", values[0])]
     labels = [label(value) for value in values]
+    twice = [name for index, name in enumerate(labels) if values[index] in values[:index]]
+    if twice:
+        raise InvalidInput(f"the sweep lists the same value of an axis twice: {', '.join(twice)}")
     return [
         (name if labels.count(name) == 1 else f"{name}.{labels[:index].count(name) + 1}", value)
         for index, (name, value) in enumerate(zip(labels, values, strict=True))

@@ -117,7 +117,9 @@ def release_spec(release: Component) -> ReleaseSpec | None:
 
 
 def _plan_trial(point: GridPoint, sweep: SweepSpec, release: ReleaseSpec | None) -> PlannedTrial:
-    trial, dataset = point.trial, _description(point.trial.data)
+    trial = point.trial
+    with _named("data"):
+        dataset = _description(trial.data)
     _check_components(trial, dataset)
     after_training = release.releases() if release and trial.is_private else ()
     mechanism = TrialMechanism.of(trial, dataset.train_size, after_training)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import fields
@@ -161,10 +162,10 @@ class SweepSpec(Settings):
     augmentation: Axis[Named | None] = (None,)
     averaging: Axis[Named | None] = (None,)
     sampling: Axis[Annotated[SamplingSpec, BeforeValidator(_known_keys_of(SamplingSpec))]]
-    epochs: Axis[Annotated[int, Field(ge=1)]]
+    epochs: Axis[Annotated[int, Field(ge=1, le=1_000_000)]]
     clipping: Axis[Named]
     noise: Axis[Named] = (Component("constant"),)
-    seeds: Axis[Annotated[int, Field(ge=0)]] = (0,)
+    seeds: Axis[Annotated[int, Field(ge=0, lt=2**63)]] = (0,)
     privacy: PrivacySettings
     baseline: BaselineSettings = BaselineSettings()
     norms: Annotated[NormSpec, BeforeValidator(_known_keys_of(NormSpec))] = NormSpec()
@@ -198,6 +199,26 @@ class _SweepLoader(yaml.SafeLoader):
     """YAML 1.1 reads ``1e-5`` as a word; a sweep file means the number."""
 
 
+def _unique_keys(loader: _SweepLoader, node: yaml.MappingNode) -> dict[Any, Any]:
+    """A key given twice would silently lose its first value."""
+    keys = [key.value for key, _ in node.value]
+    for key, _ in node.value:
+        if keys.count(key.value) > 1 and isinstance(key, yaml.ScalarNode):
+            raise yaml.constructor.ConstructorError(None, None, f"the key {key.value!r} is given twice", key.start_mark)
+    return loader.construct_mapping(node, deep=True)
+
+
+def _finite(loader: _SweepLoader, node: yaml.ScalarNode) -> float:
+    number = loader.construct_yaml_float(node)
+    if not math.isfinite(number):
+        raise yaml.constructor.ConstructorError(
+            None, None, f"{node.value} is not a finite number; write a number", node.start_mark
+        )
+    return number
+
+
+_SweepLoader.add_constructor("tag:yaml.org,2002:map", _unique_keys)
+_SweepLoader.add_constructor("tag:yaml.org,2002:float", _finite)
 _SweepLoader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
 )
@@ -231,4 +252,6 @@ def _error_lines(error: ValidationError) -> Iterator[str]:
         # The place as the user wrote it: names and list positions, without pydantic's names of union branches.
         place = ".".join(str(part) for part in item["loc"] if isinstance(part, int) or str(part).isidentifier())
         message = item["msg"].removeprefix("Value error, ")
+        if item["type"] not in ("value_error", "missing"):
+            message = f"{message}, but got {item['input']!r}"
         yield f"{place}: {message}" if place else message

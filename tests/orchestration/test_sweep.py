@@ -94,9 +94,13 @@ MISTAKES = {
     "unknown key in a section": ({"execution": {"thread": 1}}, r"execution: .*did you mean 'threads'\?"),
     "unknown key of the data": ({"data": {"name": "digits", "kep": {8: 1}}}, r"data.0: .*did you mean 'keep'\?"),
     "word for a number": ({"epochs": "many"}, r"epochs.0: Input should be a valid integer"),
-    "no epochs": ({"epochs": 0}, r"epochs.0: .*greater than or equal to 1"),
+    "no epochs": ({"epochs": 0}, r"epochs.0: .*greater than or equal to 1, but got 0"),
     "empty axis": ({"seeds": []}, r"seeds: "),
-    "nan": ({"privacy": {"target_epsilon": float("nan"), "delta": 1e-5}}, r"privacy.target_epsilon"),
+    "nan": ({"privacy": {"target_epsilon": float("nan"), "delta": 1e-5}}, r".nan is not a finite number"),
+    "infinity": (
+        {"data": {"name": "digits", "keep": {8: float("inf")}}},
+        r".inf is not a finite number",
+    ),
     "delta of one": ({"privacy": {"target_epsilon": 1, "delta": 1}}, r"privacy.delta: .*less than 1"),
     "two levels": ({"privacy": {"target_epsilon": 1, "noise_multiplier": 1, "delta": 0.1}}, r"exactly one of"),
     "no level": ({"privacy": {"delta": 0.1}}, r"exactly one of"),
@@ -113,6 +117,11 @@ def test_mistakes_are_named_on_one_line(changes: dict[str, object], message: str
     assert all(line.startswith("sweep.yaml: ") for line in str(caught.value).splitlines())
 
 
+def test_a_key_given_twice_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="'epochs' is given twice"):
+        parse_sweep(f"{SMALL}\nepochs: 3\n", "sweep.yaml")
+
+
 @pytest.mark.parametrize("text", ["a: [", "- 1", "", "just words"])
 def test_other_files_are_refused(text: str) -> None:
     with pytest.raises(InvalidInput, match="sweep.yaml: "):
@@ -124,6 +133,7 @@ def test_selection_on_public_data_needs_no_acceptance() -> None:
     assert sweep.scheduler.name == "asha"
 
 
-def test_the_same_trial_twice_is_refused() -> None:
+@pytest.mark.parametrize("changes", [{"seeds": [1, 1]}, {"epochs": [2, 3, 2]}, {"noise": ["constant", "constant"]}])
+def test_the_same_trial_twice_is_refused(changes: dict[str, object]) -> None:
     with pytest.raises(InvalidInput, match="same value of an axis twice"):
-        grid(parse_sweep(small(seeds=[1, 1])))
+        grid(parse_sweep(small(**changes)))

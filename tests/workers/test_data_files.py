@@ -89,6 +89,10 @@ class TestTable:
             ({"label": "income", "group": "gender"}, "no column 'gender'"),
             ({"label": "income", "ranges": {"agee": [0, 1]}}, "'agee' has a range.*did you mean 'age'"),
             ({"label": "income", "ranges": {"age": [5, 5]}}, "must be increasing"),
+            ({"label": "income", "ranges": {"age": 5}}, "range of column 'age' is 5, but must be"),
+            ({"label": "income", "ranges": {"age": [None, 5]}}, "two finite numbers"),
+            ({"label": "income", "ranges": {"job": [0, 1]}}, "'job' has a range but holds text"),
+            ({"label": "income", "categories": {"job": "clerk"}}, "categories of column 'job' are 'clerk'"),
             ({"label": "income", "features": ["income"]}, "also a feature"),
             ({"label": "income", "classes": ["high"]}, "label column 'income' has the value 'low'"),
             ({"label": "income", "colour": 1}, "unknown key 'colour'"),
@@ -99,6 +103,13 @@ class TestTable:
         path = make_table(tmp_path / "people.csv")
         with pytest.raises(InvalidInput, match=message):
             load_source(DataSpec("csv", {"path": str(path), **params}))
+
+    @pytest.mark.parametrize("name", ["damaged.csv", "damaged.parquet"])
+    @pytest.mark.parametrize("content", [b"", b"a,b\n1\n", b"\x00\xff"])
+    def test_a_damaged_file_is_named(self, tmp_path: Path, name: str, content: bytes) -> None:
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(InvalidInput, match=f"cannot read the table {tmp_path / name}"):
+            load_source(DataSpec("csv", {"path": str(tmp_path / name), "label": "b"}))
 
     def test_a_missing_file_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(InvalidInput, match=f"there is no {tmp_path}/nothing.csv"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -107,7 +108,11 @@ def table(
 def _read(path: str) -> pa.Table:
     """The file's rows; booleans and dictionaries as text."""
     found = require_path("table", path)
-    rows = lookup(READERS, found.suffix.lower(), "file type")(found)
+    reader = lookup(READERS, found.suffix.lower(), "file type")
+    try:
+        rows = reader(found)
+    except (pa.ArrowException, OSError) as error:
+        raise InvalidInput(f"cannot read the table {found}: {' '.join(str(error).split())}") from error
     as_text = (pa.types.is_boolean, pa.types.is_dictionary)
     columns = {
         name: column.cast(pa.string()) if any(is_type(column.type) for is_type in as_text) else column
@@ -150,8 +155,8 @@ def _encoding(
     return Encoding(
         roles,
         columns,
-        _declared_or_distinct(classes, complete[roles.label]),
-        _declared_or_distinct(groups, complete[roles.group]),
+        _declared_or_distinct(classes, complete[roles.label], "classes"),
+        _declared_or_distinct(groups, complete[roles.group], "groups"),
         tuple(learnt),
     )
 
@@ -160,21 +165,36 @@ def _column(
     values: pa.ChunkedArray, name: str, ranges: Mapping[str, Sequence[float]], categories: Mapping[str, Names]
 ) -> Column:
     if name in categories:
-        return Categorical(name, tuple(str(value) for value in categories[name]))
-    if not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
-        return Categorical(name, _distinct(values))
+        return Categorical(name, _names(categories[name], f"categories of column {name!r}"))
+    is_number = pa.types.is_integer(values.type) or pa.types.is_floating(values.type)
     if name in ranges:
-        if len(ranges[name]) != 2:
-            raise InvalidInput(f"the range of column {name!r} is {list(ranges[name])}, but must be [low, high]")
-        low, high = ranges[name]
-        return Numeric(name, low, high)
+        if not is_number:
+            raise InvalidInput(
+                f"column {name!r} has a range but holds text, not only numbers; declare its categories, or correct it"
+            )
+        return Numeric(name, *_low_high(ranges[name], name))
+    if not is_number:
+        return Categorical(name, _distinct(values))
     extremes = compute.min_max(values).as_py()
     low, high = float(extremes["min"]), float(extremes["max"])
     return Numeric(name, low, high if high > low else low + 1.0)
 
 
-def _declared_or_distinct(declared: Names | None, values: pa.ChunkedArray) -> tuple[str, ...]:
-    return _distinct(values) if declared is None else tuple(str(value) for value in declared)
+def _low_high(declared: object, name: str) -> tuple[float, float]:
+    match declared:
+        case [int() | float() as low, int() | float() as high] if math.isfinite(low) and math.isfinite(high):
+            return low, high
+    raise InvalidInput(f"the range of column {name!r} is {declared!r}, but must be [low, high], two finite numbers")
+
+
+def _names(declared: Names, what: str) -> tuple[str, ...]:
+    if isinstance(declared, str) or not isinstance(declared, Sequence):
+        raise InvalidInput(f"{what} are {declared!r}, but must be a list of values")
+    return tuple(str(value) for value in declared)
+
+
+def _declared_or_distinct(declared: Names | None, values: pa.ChunkedArray, what: str) -> tuple[str, ...]:
+    return _distinct(values) if declared is None else _names(declared, what)
 
 
 def _distinct(values: pa.ChunkedArray) -> tuple[str, ...]:
