@@ -46,7 +46,8 @@ MEANINGS = (
     (
         "Worst-case ε",
         "With δ, bounds what the published model can reveal about any one training record, whoever it "
-        "belongs to and whatever an attacker knows. A guarantee, unless its row says estimate.",
+        "belongs to and whatever an attacker knows. A guarantee, unless its row says estimate. It is that of one "
+        "trial: all trials train on the same records, so publishing several adds up.",
     ),
     (
         "ε of one example, εᵢ",
@@ -71,7 +72,8 @@ MEANINGS = (
     ),
     (
         "Change against the baseline",
-        "Private minus non-private accuracy, same data, model and seed, in percentage points. Privacy is "
+        "Private minus non-private accuracy, same data, model and seed, in percentage points. What is shown of the "
+        "non-private baseline, and so of this change, no guarantee protects. Privacy is "
         "fair, in the sense of equal cost, when all groups change alike; unequal cost is the largest minus the "
         "smallest change.",
     ),

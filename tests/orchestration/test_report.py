@@ -76,6 +76,12 @@ def test_a_page_stands_alone() -> None:
     assert html.count("plotly.js v") == 1
 
 
+def test_the_page_says_that_trials_add_up_and_baselines_are_not_protected() -> None:
+    said = " ".join(" ".join(Page(render(sample_sweep())).words).split())
+    assert "publishing several adds up" in said
+    assert "no guarantee protects" in said
+
+
 def test_the_headline_says_what_was_found() -> None:
     data = sample_sweep()
     settings = finished_settings(data.trials)
