@@ -18,6 +18,7 @@ from orchestration.conductor import Conductor, initial_status
 from orchestration.environment import EMBEDDED
 from orchestration.grid import grid
 from orchestration.layout import SweepFiles, absolute
+from orchestration.lock import exclusive
 from orchestration.manifest import open_manifest, read_manifest, write_manifest
 from orchestration.plan import Plan, plan_sweep
 from orchestration.progress import announcer, watching
@@ -58,7 +59,7 @@ def run_sweep(request: RunRequest, console: Console) -> Outcome:
         warn(console, warning)
     status = SweepStatus(initial_status(plan), announcer(console))
     tracking_uri = request.tracking_uri or embedded_tracking_uri(files.local_folder)
-    with connected(request.address, files.log, sweep.user_modules):
+    with exclusive(files.local_folder), connected(request.address, files.log, sweep.user_modules):
         if request.address != EMBEDDED:
             check_shared_storage(files.probe)
         write_manifest(files, manifest)
