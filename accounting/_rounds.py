@@ -21,16 +21,15 @@ from accounting._sensitivity import (
     poisson_examples,
     poisson_group,
 )
-from accounting.errors import InvalidInput, UnsupportedMechanism, require_finite
+from accounting.errors import InvalidInput, require_finite
 from accounting.mechanism import (
-    Adjacency,
     FixedBatchSampling,
     GaussianRelease,
     PoissonSampling,
     PureRelease,
-    Segment,
     ShuffledSampling,
     Trace,
+    require_adjacency,
 )
 
 _GRID_POINTS = 512  # contributions of given examples are rounded up to this share of their largest
@@ -57,7 +56,7 @@ class Rounds:
 
 @dataclass(frozen=True)
 class _Piece:
-    """Steps over which the group's amplitudes (1 / effective noise multiplier, per member) stay the same."""
+    """Steps over which the group's amplitudes (`Segment.amplitude`, per member) stay the same."""
 
     start: int
     stop: int
@@ -73,7 +72,7 @@ def rounds_of_group(trace: Trace, group_size: int = 1) -> Rounds:
     require_finite("group_size", group_size, at_least=1)
     if not trace.is_private:
         return Rounds(is_private=False)
-    pieces = [_Piece(s.start_step, s.stop_step, s.sampling, (_amplitude(s, 1.0),) * group_size) for s in trace.segments]
+    pieces = [_Piece(s.start_step, s.stop_step, s.sampling, (s.amplitude(),) * group_size) for s in trace.segments]
     return _rounds(trace, pieces, group_size, _equal_members)
 
 
@@ -105,44 +104,17 @@ def rounds_of_examples(trace: Trace, steps: Sequence[int], contributions: npt.Ar
                     start,
                     stop,
                     segment.sampling,
-                    tuple(_amplitude(segment, float(c)) for c in table[:, snapshot]),
+                    tuple(segment.amplitude(float(c)) for c in table[:, snapshot]),
                 )
             )
     return _rounds(trace, pieces, table.shape[0], _given_members)
-
-
-_ADJACENCIES: Mapping[type, tuple[Adjacency, ...]] = {
-    PoissonSampling: ("add_remove", "zero_out"),
-    FixedBatchSampling: ("add_remove",),
-    ShuffledSampling: ("zero_out",),
-}
-_REFUSALS: Mapping[type, str] = {
-    FixedBatchSampling: "the records it displaces tell whether a fixed batch holds the member (docs/group-proof.md)",
-    ShuffledSampling: "a record more shifts every one of an epoch's shuffled batches",
-}
-_DISPLACED: Mapping[type, float] = {PoissonSampling: 0.0, FixedBatchSampling: 1.0, ShuffledSampling: 0.0}
-
-
-def _amplitude(segment: Segment, contribution: float) -> float:
-    """How far one drawn member moves the release, in noise standard deviations.
-
-    In a fixed batch it also displaces a record from outside the group, which may contribute fully whatever the member
-    does (docs/group-proof.md, Theorem 2; twice the member's own for a full contribution: paper B, Theorem 3.3).
-    """
-    own = 1 / segment.effective_noise_multiplier(contribution)
-    return own + _DISPLACED[type(segment.sampling)] / segment.effective_noise_multiplier()
 
 
 def _rounds(
     trace: Trace, pieces: Sequence[_Piece], group_size: int, law: Callable[[_Piece], SensitivityMixture]
 ) -> Rounds:
     for piece in pieces:
-        kind = type(piece.sampling)
-        if trace.adjacency not in _ADJACENCIES[kind]:
-            raise UnsupportedMechanism(
-                f"{kind.__name__} under {trace.adjacency!r} adjacency: {_REFUSALS[kind]}; "
-                f"account it under {' or '.join(_ADJACENCIES[kind])}"
-            )
+        require_adjacency(piece.sampling, trace.adjacency)
     counts: Counter[tuple[Any, tuple[float, ...]]] = Counter()
     example: dict[tuple[Any, tuple[float, ...]], _Piece] = {}
     for piece in pieces:

@@ -62,7 +62,7 @@ def total_rho(trace: Trace, group_size: int = 1) -> float:
 
 def epsilon_rdp(trace: Trace, delta: float, group_size: int = 1) -> Bounds:
     """Renyi DP with the improved conversion."""
-    return Bounds(epsilon_improved(total_rdp(trace, group_size), delta))
+    return Bounds(float(epsilon_improved(total_rdp(trace, group_size), delta)))
 
 
 def epsilon_rdp_classic(trace: Trace, delta: float, group_size: int = 1) -> Bounds:

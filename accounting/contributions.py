@@ -33,9 +33,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from accounting.errors import InvalidInput, UnsupportedMechanism
+from accounting.errors import InvalidInput
 from accounting.mechanism import (
-    Adjacency,
     FixedBatchSampling,
     GaussianRelease,
     PoissonSampling,
@@ -43,6 +42,7 @@ from accounting.mechanism import (
     Sampling,
     ShuffledSampling,
     Trace,
+    require_adjacency,
 )
 from accounting.shards import check_contributions
 
@@ -155,29 +155,16 @@ def _stretches(steps: Sequence[int], trace: Trace) -> Iterator[tuple[Sampling, l
     """Runs of segments with one sampling, cut where the noise or the snapshot changes, in step order."""
     ends = [*steps[1:], trace.steps]
     for sampling, segments in groupby(trace.segments, key=lambda segment: segment.sampling):
-        _check_adjacency(sampling, trace.adjacency)
-        offset, displaced = (1.0, 2.0) if isinstance(sampling, FixedBatchSampling) else (0.0, 1.0)
+        require_adjacency(sampling, trace.adjacency)
         run: list[Stretch] = []
         for segment in segments:
             slope = 1.0 / segment.noise_multiplier if segment.noise_multiplier > 0.0 else 0.0
-            side = sum((displaced / query.noise_multiplier) ** 2 for query in segment.side_queries)
+            side = sum(((1 + sampling.displaced) / query.noise_multiplier) ** 2 for query in segment.side_queries)
             for column, (first, last) in enumerate(zip(steps, ends, strict=True)):
                 start, stop = max(first, segment.start_step), min(last, segment.stop_step)
                 if start < stop:
-                    run.append(Stretch(column, start, stop, slope, offset, side))
+                    run.append(Stretch(column, start, stop, slope, sampling.displaced, side))
         yield sampling, run
-
-
-def _check_adjacency(sampling: Sampling, adjacency: Adjacency) -> None:
-    if isinstance(sampling, ShuffledSampling) and adjacency != "zero_out":
-        raise UnsupportedMechanism(
-            f"shuffled epochs under {adjacency!r} shift every later batch; account for them under 'zero_out'"
-        )
-    if isinstance(sampling, FixedBatchSampling) and adjacency != "add_remove":
-        raise UnsupportedMechanism(
-            f"fixed batches under {adjacency!r} reveal by their other members whether they hold the example; "
-            "account for them under 'add_remove'"
-        )
 
 
 def _shuffled_precision(stretches: Sequence[Stretch], values: Array, steps_per_epoch: int) -> Array:

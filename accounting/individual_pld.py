@@ -30,8 +30,8 @@ from numpy.typing import NDArray
 
 from accounting.contour import EXPONENTS, Complex, Contour, DecayBound, decay_bound, moment_table
 from accounting.contributions import Array, Costs, SampledSteps
-from accounting.individual_rdp import epsilons_improved, optimal_orders, rdp_upper
-from accounting.renyi import ORDERS
+from accounting.individual_rdp import rdp_upper
+from accounting.renyi import ORDERS, best_orders, epsilon_improved
 
 _TILT_STEP, _PERIOD_STEP = 1.25, 2.0
 """Examples whose tilt, less one, and period agree within these factors share a contour."""
@@ -52,7 +52,7 @@ _NEWTON_STEPS = 40
 def pld_epsilons(costs: Costs, delta: float) -> tuple[Array, Array]:
     """Upper and lower epsilon [rows] at ``delta``, the worse of removing and adding the example."""
     rdp = rdp_upper(costs)
-    bound = epsilons_improved(rdp, delta)
+    bound = epsilon_improved(rdp, delta)
     below = np.zeros_like(bound)
     above = {direction: np.where(bound > 0.0, np.inf, 0.0) for direction in EXPONENTS}
     for rows, tilt, period in _buckets(rdp, bound, delta):
@@ -69,7 +69,7 @@ def pld_epsilons(costs: Costs, delta: float) -> tuple[Array, Array]:
 def _buckets(rdp: Array, bound: Array, delta: float) -> Iterator[tuple[NDArray[np.intp], float, float]]:
     """Rows that share a contour, its tilt and its period. Rows that cost nothing, or are infinite, are in none."""
     active = np.flatnonzero(np.isfinite(bound) & (bound > 0.0))
-    best = optimal_orders(rdp[active], delta)
+    best = best_orders(rdp[active], delta)
     tilts = 1.0 + _RETREAT * _rounded(best - 1.0, _TILT_STEP)
     for tilt in np.unique(tilts):
         rows = active[tilts == tilt]

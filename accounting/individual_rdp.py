@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from accounting.contributions import Array, Costs, SampledSteps
-from accounting.renyi import ORDERS, pure_rdp, sampled_gaussian_rdp
+from accounting.renyi import ORDERS, epsilon_improved, pure_rdp, sampled_gaussian_rdp
 
 _TABLE_ERROR = 4e-9
 """Relative error of a table entry, twice that of `accounting.renyi`; subtracted on the way down."""
@@ -20,7 +20,7 @@ def rdp_epsilons(costs: Costs, delta: float) -> tuple[Array, Array]:
     """
     upper = _rdp(costs, [_table(part) for part in costs.sampled])
     lower = _rdp(costs, [_lower_table(part) for part in costs.sampled])
-    return epsilons_improved(upper, delta), epsilons_improved(lower, delta)
+    return epsilon_improved(upper, delta), epsilon_improved(lower, delta)
 
 
 def rdp_upper(costs: Costs) -> Array:
@@ -35,24 +35,6 @@ def _rdp(costs: Costs, tables: Sequence[Array]) -> Array:
     for part, table in zip(costs.sampled, tables, strict=True):
         total += part.weights @ table
     return total
-
-
-def epsilons_improved(rdp: Array, delta: float) -> Array:
-    """Epsilon of each row of RDP values [rows, orders] (Canonne, Kamath and Steinke 2020, Proposition 12).
-
-    0 where delta already covers the total variation distance (Bretagnolle-Huber).
-    """
-    epsilons = np.maximum(np.min(rdp + _offsets(delta), axis=1, initial=np.inf), 0.0)
-    return np.where(-np.expm1(-np.min(rdp, axis=1, initial=np.inf)) < delta**2, 0.0, epsilons)
-
-
-def optimal_orders(rdp: Array, delta: float) -> Array:
-    """The order that gives each row's epsilon; shape [rows]."""
-    return np.asarray(ORDERS[np.argmin(rdp + _offsets(delta), axis=1)])
-
-
-def _offsets(delta: float) -> Array:
-    return np.log1p(-1.0 / ORDERS) - np.log(delta * ORDERS) / (ORDERS - 1.0)
 
 
 def _table(part: SampledSteps) -> Array:

@@ -9,11 +9,12 @@ batch_size B, steps T, sensitivity S, contribution c / S.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
-from accounting.errors import InvalidInput, require_finite
+from accounting.errors import InvalidInput, UnsupportedMechanism, require_finite
 
 Adjacency = Literal["add_remove", "zero_out"]
 """``add_remove``: one data set is the other plus one record.
@@ -27,6 +28,9 @@ is the adjacency under which the batches of a reshuffled epoch stay aligned, so 
 class PoissonSampling:
     """Each example joins each batch independently with probability ``sample_rate``."""
 
+    adjacencies: ClassVar[tuple[Adjacency, ...]] = ("add_remove", "zero_out")
+    displaced: ClassVar[int] = 0
+
     sample_rate: float
 
     def __post_init__(self) -> None:
@@ -35,7 +39,14 @@ class PoissonSampling:
 
 @dataclass(frozen=True)
 class FixedBatchSampling:
-    """Each batch is a uniformly random subset of exactly ``batch_size`` of ``dataset_size`` examples."""
+    """Each batch is a uniformly random subset of exactly ``batch_size`` of ``dataset_size`` examples.
+
+    An example that joins a batch displaces another from it. Not under zero-out: a batch with the blanked example has
+    one fewer of the others, which tells that it is there, and nothing is amplified (docs/group-proof.md).
+    """
+
+    adjacencies: ClassVar[tuple[Adjacency, ...]] = ("add_remove",)
+    displaced: ClassVar[int] = 1
 
     dataset_size: int
     batch_size: int
@@ -52,7 +63,13 @@ class FixedBatchSampling:
 
 @dataclass(frozen=True)
 class ShuffledSampling:
-    """Each epoch visits every example once, in a fresh random order, in ``steps_per_epoch`` disjoint batches."""
+    """Each epoch visits every example once, in a fresh random order, in ``steps_per_epoch`` disjoint batches.
+
+    Not under add/remove: a record more shifts every later batch of an epoch.
+    """
+
+    adjacencies: ClassVar[tuple[Adjacency, ...]] = ("zero_out",)
+    displaced: ClassVar[int] = 0
 
     steps_per_epoch: int
 
@@ -61,6 +78,21 @@ class ShuffledSampling:
 
 
 Sampling = PoissonSampling | FixedBatchSampling | ShuffledSampling
+
+_NAMES: Mapping[type, str] = {
+    PoissonSampling: "Poisson batches",
+    FixedBatchSampling: "fixed batches",
+    ShuffledSampling: "shuffled epochs",
+}
+
+
+def require_adjacency(sampling: Sampling, adjacency: Adjacency) -> None:
+    """Raise `UnsupportedMechanism` where nothing is known about ``sampling`` under ``adjacency``; see its class."""
+    if adjacency not in sampling.adjacencies:
+        raise UnsupportedMechanism(
+            f"{_NAMES[type(sampling)]} ({type(sampling).__name__}) have no accounting under {adjacency!r}; "
+            f"account for them under {sampling.adjacencies[0]!r}"
+        )
 
 
 @dataclass(frozen=True)
@@ -113,6 +145,21 @@ class Segment:
         gradient = (contribution / self.noise_multiplier) ** 2 if contribution > 0.0 else 0.0
         precision = gradient + sum(query.noise_multiplier**-2 for query in self.side_queries)
         return precision**-0.5 if precision > 0.0 else float("inf")
+
+    def amplitude(self, contribution: float = 1.0) -> float:
+        """How far one drawn example moves the release, in noise standard deviations.
+
+        sqrt(((c + d) / sigma)^2 + sum of ((1 + d) / sigma_side)^2), where d = 1 if the example displaces another from
+        its batch, whose contribution may be as large as any, else d = 0. Twice 1 / `effective_noise_multiplier` for
+        a full contribution to a fixed batch (paper B, Theorem 3.3).
+        """
+        displaced = self.sampling.displaced
+        moved = require_finite("contribution", contribution, at_least=0.0) + displaced
+        if self.noise_multiplier == 0.0 and moved > 0.0:
+            return float("inf")
+        gradient = moved / self.noise_multiplier if moved > 0.0 else 0.0
+        sides = ((1 + displaced) / query.noise_multiplier for query in self.side_queries)
+        return math.hypot(gradient, *sides)
 
 
 @dataclass(frozen=True)

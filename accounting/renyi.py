@@ -63,15 +63,23 @@ def pure_rdp(epsilon: float, orders: Array = ORDERS) -> Array:
     return np.asarray(np.minimum(np.log1p(moments_less_1) / (orders - 1.0) * (1.0 + _ROUNDING), epsilon))
 
 
-def epsilon_improved(rdp: Array, delta: float, orders: Array = ORDERS) -> float:
-    """Epsilon by rdp + log(1 - 1/alpha) - log(delta alpha) / (alpha - 1)  (Canonne, Kamath and Steinke 2020, Prop. 12).
+def epsilon_improved(rdp: Array, delta: float) -> Array:
+    """Epsilon of RDP values [..., orders] at `ORDERS`; shape [...].
 
-    It is 0 where the bound delta <= sqrt(1 - exp(-KL)) (Bretagnolle-Huber) already holds at epsilon 0.
+    rdp + log(1 - 1/alpha) - log(delta alpha) / (alpha - 1)  (Canonne, Kamath and Steinke 2020, Prop. 12), or 0 where
+    delta already covers the total variation distance, at most sqrt(1 - exp(-KL)) (Bretagnolle-Huber).
     """
-    if np.any(-np.expm1(-rdp) < delta**2):
-        return 0.0
-    epsilons = rdp + np.log1p(-1.0 / orders) - np.log(delta * orders) / (orders - 1.0)
-    return max(0.0, float(np.min(epsilons)))
+    epsilons = np.maximum(np.min(rdp + _improved_terms(delta), axis=-1, initial=np.inf), 0.0)
+    return np.where(-np.expm1(-np.min(rdp, axis=-1, initial=np.inf)) < delta**2, 0.0, epsilons)
+
+
+def best_orders(rdp: Array, delta: float) -> Array:
+    """The order that gives `epsilon_improved` of each row [..., orders]."""
+    return np.asarray(ORDERS[np.argmin(rdp + _improved_terms(delta), axis=-1)])
+
+
+def _improved_terms(delta: float) -> Array:
+    return np.asarray(np.log1p(-1.0 / ORDERS) - np.log(delta * ORDERS) / (ORDERS - 1.0))
 
 
 def epsilon_classic(rdp: Array, delta: float, orders: Array = ORDERS) -> float:

@@ -23,7 +23,6 @@ from itertools import groupby
 
 from accounting.errors import UnsupportedMechanism
 from accounting.mechanism import (
-    Adjacency,
     FixedBatchSampling,
     GaussianRelease,
     PoissonSampling,
@@ -31,6 +30,7 @@ from accounting.mechanism import (
     Segment,
     ShuffledSampling,
     Trace,
+    require_adjacency,
 )
 
 DISPLACEMENT = 2.0
@@ -57,14 +57,13 @@ def gaussian_rounds(trace: Trace, group_size: int = 1) -> tuple[Round, ...]:
     """
     counts: Counter[tuple[float, float]] = Counter()
     for sampling, segments in groupby(trace.segments, key=lambda segment: segment.sampling):
+        require_adjacency(sampling, trace.adjacency)
         match sampling:
             case PoissonSampling(sample_rate=sample_rate):
                 rounds = ((sample_rate, s.effective_noise_multiplier(), s.steps) for s in segments)
             case FixedBatchSampling(dataset_size=size, batch_size=batch):
-                _require(trace, "add_remove", "fixed batches tell by whom they leave out whether an example is in")
                 rounds = ((batch / size, s.effective_noise_multiplier() / DISPLACEMENT, s.steps) for s in segments)
             case ShuffledSampling(steps_per_epoch=steps_per_epoch):
-                _require(trace, "zero_out", "in shuffled epochs one record more shifts every later batch")
                 rounds = ((1.0, sigma, 1) for sigma in _epoch_noise(segments, steps_per_epoch))
         for sample_rate, noise_multiplier, count in rounds:
             counts[sample_rate, noise_multiplier] += count
@@ -81,11 +80,6 @@ def gaussian_rounds(trace: Trace, group_size: int = 1) -> tuple[Round, ...]:
 def pure_epsilons(trace: Trace, group_size: int = 1) -> tuple[float, ...]:
     """Epsilon of every pure release for a group of ``group_size`` examples."""
     return tuple(group_size * release.epsilon for release in trace.releases if isinstance(release, PureRelease))
-
-
-def _require(trace: Trace, adjacency: Adjacency, reason: str) -> None:
-    if trace.adjacency != adjacency:
-        raise UnsupportedMechanism(f"{reason}: account for them under {adjacency!r}, not {trace.adjacency!r}")
 
 
 def _epoch_noise(segments: Iterable[Segment], steps_per_epoch: int) -> Iterator[float]:

@@ -14,6 +14,7 @@ from scipy import optimize, stats
 from accounting._rounds import rounds_of_group
 from accounting.composition import CertifiedEpsilon, delta_pld, epsilon_pld
 from accounting.errors import InvalidInput, UnsupportedMechanism
+from accounting.individual import individual_epsilons
 from accounting.mechanism import (
     FixedBatchSampling,
     GaussianRelease,
@@ -25,6 +26,7 @@ from accounting.mechanism import (
     SideQuery,
     Trace,
 )
+from accounting.mixture import epsilon_of_examples
 
 
 def trace_of(levels: Sequence[tuple[Sampling, float, int]], releases=(), **fields) -> Trace:  # type: ignore[no-untyped-def]
@@ -235,3 +237,15 @@ def test_refuses_what_its_theorems_do_not_cover() -> None:
         epsilon_pld(trace_of([(FixedBatchSampling(50, 5), 1.0, 10)], adjacency="zero_out"), 1e-6)
     with pytest.raises(InvalidInput, match="group_size"):
         epsilon_pld(poisson(0.01, 1.0, 10), 1e-6, 0)
+
+
+@pytest.mark.parametrize("contribution", [0.0, 0.3, 1.0])
+def test_fixed_batches_with_side_queries_displace_in_quadrature(contribution):
+    """One given record costs the same by the mixtures of groups and by individual accounting."""
+    side = (SideQuery("counts", 9.0),)
+    trace = Trace(1000, (Segment(0, 200, FixedBatchSampling(1000, 20), 3.0, side),))
+    moved = np.sqrt(((1 + contribution) / 3) ** 2 + (2 / 9) ** 2)
+    assert trace.segments[0].amplitude(contribution) == pytest.approx(moved, rel=1e-12)
+    together = epsilon_of_examples(trace, [0], [[contribution]], 1e-5)
+    alone = individual_epsilons([0], np.array([[contribution]]), trace, 1e-5, "pld")
+    assert together.upper == pytest.approx(alone.upper[0], rel=5e-4)
