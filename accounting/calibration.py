@@ -109,20 +109,23 @@ def epochs_within_budget(
     first epoch whose cost would pass it). 0 when the first one does not fit.
     """
 
-    def cost(epochs: int) -> float:
-        return budget.cost(
-            planned_trace(schedule, sampling, epochs, steps_per_epoch, dataset_size, side_queries, releases)
-        )
+    def trace_of(epochs: int) -> Trace:
+        return planned_trace(schedule, sampling, epochs, steps_per_epoch, dataset_size, side_queries, releases)
 
-    return _largest_count(cost, budget.limit, max_epochs)
+    return count_within_budget(trace_of, budget, max_epochs)
+
+
+def count_within_budget(trace_of: Callable[[int], Trace], budget: Budget, at_most: int) -> int:
+    """How many steps or epochs, 0 to ``at_most``, stay within ``budget``; trace_of gives the run of that length."""
+    return _largest_count(lambda length: budget.cost(trace_of(length)), budget.limit, at_most)
 
 
 def length_within_budget(trace_of: Callable[[int], Trace], budget: Budget, at_most: int) -> int:
-    """How many steps or epochs, at most ``at_most``, stay within ``budget``; trace_of gives the run of that length.
+    """`count_within_budget` for a question that must have an answer.
 
     Raises: Unreachable when not even a run of length 1 does, or when one of ``at_most`` still does.
     """
-    found = _largest_count(lambda length: budget.cost(trace_of(length)), budget.limit, at_most)
+    found = count_within_budget(trace_of, budget, at_most)
     if found == 0:
         raise Unreachable(
             f"{budget.unit} {budget.limit:g} is unreachable: a run of length 1 already costs {budget.unit} "

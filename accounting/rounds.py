@@ -11,6 +11,9 @@ q N(1, sigma^2), in both directions: the sampled Gaussian mechanism with rate q 
 - Shuffled epochs under ``zero_out``: the example is in exactly one batch of the epoch. For every order of the data the
   epoch is one Gaussian, at worst that of its lowest noise: one round with q = 1 per epoch (paper C, Theorem 2).
 
+For accountants that need one example's rate and noise at a time (Renyi, concentrated, strong composition). What groups
+see, mixtures with all plain Gaussians taken together, is `accounting._rounds`.
+
 Independent side queries on the same batch are part of the same Gaussian (`Segment.effective_noise_multiplier`).
 """
 
