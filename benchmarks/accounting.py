@@ -76,12 +76,14 @@ SCHEDULE_DELTA = 1e-5
 
 
 def schedule(quick: bool) -> Iterator[Result]:
-    """Distinct noise levels x steps at each; the peers see the same trace."""
+    """Distinct noise levels x steps at each; the peers see the same trace. Opacus adds its error of 0.01 to epsilon."""
     for levels, steps_each, peers in QUICK_SCHEDULES if quick else SCHEDULES:
         planned = make_schedule("exponential", 2.0, decay=0.7 / levels)
         trace = planned_trace(planned, PoissonSampling(0.01), levels, steps_each, 50_000)
         ours, ours_s = timed(lambda trace=trace: epsilon_pld(trace, SCHEDULE_DELTA))
         certified = (ours.upper - ours.lower) / ours.upper
+        if not peers:
+            yield Result(f"schedule_{levels}x{steps_each}", ours_s, certified_gap=certified)
         for name in peers:
             value, peer_s = timed(lambda trace=trace, name=name: SCHEDULE_PEERS[name](trace))
             gap = abs(ours.upper - value) / value
@@ -107,7 +109,7 @@ SCHEDULE_PEERS: Mapping[str, Callable[[Trace], float]] = {
 QUICK_SCHEDULES = ((20, 10, tuple(SCHEDULE_PEERS)),)
 SCHEDULES = (
     (100, 10, tuple(SCHEDULE_PEERS)),
-    (1000, 1, ("dp-accounting PLD",)),
+    (1000, 1, ()),
     (1000, 10, ("dp-accounting PLD",)),
 )
 
