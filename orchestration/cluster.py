@@ -11,7 +11,9 @@ import contextlib
 import importlib.util
 import logging
 import secrets
+import signal
 import socket
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,14 +39,24 @@ def connected(address: str, log: Path, user_modules: Sequence[str] = ()) -> Iter
     remote workers need too. Raises `InvalidInput` when no cluster answers at ``address`` or it wants another token.
     """
     try:
-        if address == EMBEDDED:
-            _start_embedded()
-        else:
-            _join(address, user_modules)
+        with _termination_as_before():
+            if address == EMBEDDED:
+                _start_embedded()
+            else:
+                _join(address, user_modules)
         with _logged_to(log):
             yield
     finally:
         ray.shutdown()
+
+
+@contextlib.contextmanager
+def _termination_as_before() -> Iterator[None]:
+    """Ray takes SIGTERM for itself and dies with a native stack: give it back to whom it belonged."""
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)
 
 
 def _start_embedded() -> None:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+import torch
 from pydantic import TypeAdapter
 from torch import nn
 
@@ -222,7 +223,23 @@ def _checked_model(model: bytes, feature_shape: tuple[int, ...], num_classes: in
     with _named("model"):
         built = build_for_shape(_COMPONENT.validate_json(model), feature_shape, num_classes, seed=0)
         check_model(built)
+        _check_logits(built, feature_shape, num_classes)
     return built
+
+
+def _check_logits(model: nn.Module, feature_shape: tuple[int, ...], num_classes: int) -> None:
+    """One example of zeros shows whether a model takes the features and tells the classes apart."""
+    try:
+        with torch.no_grad():
+            logits = model(torch.zeros(1, *feature_shape))
+    except (RuntimeError, IndexError) as error:
+        reason = " ".join(str(error).split())
+        raise InvalidInput(f"it does not take features of shape {feature_shape} ({reason})") from error
+    if tuple(logits.shape) != (1, num_classes):
+        raise InvalidInput(
+            f"for one example it returns the shape {tuple(logits.shape)}, but must return one logit for each "
+            f"of {num_classes} classes, {(1, num_classes)}"
+        )
 
 
 def _snapshots(norms: NormSpec, epochs: int, steps: int) -> int:

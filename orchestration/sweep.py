@@ -78,6 +78,13 @@ def _as_tuple(value: object) -> object:
     return tuple(value) if isinstance(value, (list, tuple)) else (value,)
 
 
+def _whole(value: object) -> object:
+    """``true`` would pass as 1."""
+    if isinstance(value, bool):
+        raise InvalidInput(f"expected a whole number, but got {str(value).lower()}")
+    return value
+
+
 Named = Annotated[Component, BeforeValidator(_component)]
 Axis = Annotated[tuple[T, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
 
@@ -162,10 +169,10 @@ class SweepSpec(Settings):
     augmentation: Axis[Named | None] = (None,)
     averaging: Axis[Named | None] = (None,)
     sampling: Axis[Annotated[SamplingSpec, BeforeValidator(_known_keys_of(SamplingSpec))]]
-    epochs: Axis[Annotated[int, Field(ge=1, le=1_000_000)]]
+    epochs: Axis[Annotated[int, BeforeValidator(_whole), Field(ge=1, le=1_000_000)]]
     clipping: Axis[Named]
     noise: Axis[Named] = (Component("constant"),)
-    seeds: Axis[Annotated[int, Field(ge=0, lt=2**63)]] = (0,)
+    seeds: Axis[Annotated[int, BeforeValidator(_whole), Field(ge=0, lt=2**63)]] = (0,)
     privacy: PrivacySettings
     baseline: BaselineSettings = BaselineSettings()
     norms: Annotated[NormSpec, BeforeValidator(_known_keys_of(NormSpec))] = NormSpec()

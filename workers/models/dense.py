@@ -50,6 +50,8 @@ def pca_mlp(feature_shape: tuple[int, ...], num_classes: int, hidden: int = 1000
         raise InvalidInput(
             f"pca_mlp takes projected rows, but features have shape {feature_shape}; add `preprocessing: dp_pca`"
         )
+    if not isinstance(hidden, int):
+        raise InvalidInput(f"hidden of pca_mlp is {hidden!r}, but must be the number of units of its only hidden layer")
     return mlp(feature_shape, num_classes, (hidden,))
 
 
