@@ -241,11 +241,13 @@ ACCOUNTANTS: Mapping[str, Callable[[Trace, float, int], PrivacyEstimate]] = {
 def account(trace: Trace, delta: float, accountant: str = "auto", group_size: int = 1) -> PrivacyEstimate:
     """(epsilon, delta) of ``trace`` under its own adjacency, for groups of ``group_size`` examples.
 
-    A trace without noise has epsilon infinity. Raises UnsupportedMechanism when the accountant does not cover the
-    trace, InvalidInput for an unknown accountant or a delta outside (0, 1).
+    A trace without noise has epsilon infinity; where noise followed results, the claim is an estimate at best.
+    Raises UnsupportedMechanism when the accountant does not cover the trace, InvalidInput for an unknown accountant or
+    a delta outside (0, 1).
     """
     require_finite("delta", delta, above=0.0, below=1.0)
     require_finite("group_size", group_size, at_least=1)
     if group_size != int(group_size):
         raise InvalidInput(f"group_size is {group_size}, but must be a whole number")
-    return lookup(ACCOUNTANTS, accountant, "accountant")(trace, delta, int(group_size))
+    found = lookup(ACCOUNTANTS, accountant, "accountant")(trace, delta, int(group_size))
+    return replace(found, kind="estimate") if trace.noise_follows_results else found

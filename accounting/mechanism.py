@@ -193,6 +193,8 @@ class Trace:
 
     contributions says what the recorded contributions of single examples are worth: ``guarantee`` when they bound
     the true contribution at every step (norms taken at every step, or individual clipping), else ``estimate``.
+    noise_follows_results says that noise was chosen from earlier results (a validation-driven schedule that reacted):
+    the cost of what it chose in the end bounds nothing, so no accountant calls it a guarantee.
     """
 
     dataset_size: int
@@ -200,6 +202,7 @@ class Trace:
     releases: tuple[Release, ...] = ()
     adjacency: Adjacency = "add_remove"
     contributions: Literal["guarantee", "estimate"] = "estimate"
+    noise_follows_results: bool = False
 
     def __post_init__(self) -> None:
         require_finite("dataset_size", self.dataset_size, at_least=1)

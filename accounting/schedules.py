@@ -312,8 +312,15 @@ def planned_trace(
         raise InvalidInput(
             f"steps_per_epoch is {steps_per_epoch}, but the shuffled sampling has {sampling.steps_per_epoch}"
         )
-    levels = groupby(schedule.noise_multiplier(epoch, validation_accuracies[:epoch]) for epoch in range(epochs))
+    levels = [schedule.noise_multiplier(epoch, validation_accuracies[:epoch]) for epoch in range(epochs)]
     segments = (
-        Segment(0, steps_per_epoch * sum(1 for _ in equal), sampling, level, side_queries) for level, equal in levels
+        Segment(0, steps_per_epoch * sum(1 for _ in equal), sampling, level, side_queries)
+        for level, equal in groupby(levels)
     )
-    return Trace(dataset_size, join_segments(segments), releases, default_adjacency(sampling))
+    return Trace(
+        dataset_size,
+        join_segments(segments),
+        releases,
+        default_adjacency(sampling),
+        noise_follows_results=levels != [schedule.noise_multiplier(epoch) for epoch in range(epochs)],
+    )

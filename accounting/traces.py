@@ -58,6 +58,7 @@ def write_trace(path: str, trace: Trace) -> None:
         "dataset_size": int(trace.dataset_size),
         "adjacency": trace.adjacency,
         "contributions": trace.contributions,
+        "noise_follows_results": trace.noise_follows_results,
         "releases": [{"release": _RELEASE_NAMES[type(release)], **asdict(release)} for release in trace.releases],
     }
     table = pa.Table.from_pylist([_segment_row(segment) for segment in trace.segments], schema=_SCHEMA)

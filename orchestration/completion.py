@@ -81,7 +81,8 @@ def bounding_trace(trace: Trace, plan: Trace) -> Trace | None:
     bound = replace(plan.until(trace.steps), contributions=trace.contributions)
     if bound == trace:
         return trace
-    same = replace(bound, segments=()) == replace(trace, segments=()) and bound.steps == trace.steps
+    frame = replace(trace, segments=(), noise_follows_results=False)
+    same = replace(bound, segments=()) == frame and bound.steps == trace.steps
     return bound if same and all(map(_is_no_dearer, _steps(trace), _steps(bound))) else None
 
 

@@ -62,7 +62,8 @@ class TrialMechanism:
             self.releases,
             public_accuracies,
         )
-        return replace(planned, contributions=self.contributions)
+        contributions = "estimate" if planned.noise_follows_results else self.contributions
+        return replace(planned, contributions=contributions)
 
 
 def affordable_epochs(spec: TrialSpec, mechanism: TrialMechanism, public_accuracies: Sequence[float]) -> int:

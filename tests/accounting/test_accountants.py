@@ -321,3 +321,15 @@ class TestMeaning:
     def test_auto_names_the_method_it_chose(self):
         assert account(shuffled(), DELTA).accountant == "gdp"
         assert account(poisson(1.0, 0.01, 100), DELTA).accountant == "pld"
+
+
+def test_noise_that_followed_results_is_no_guarantee() -> None:
+    """The realised trace of a schedule that reacted depends on private results; one that did not react is its plan."""
+    schedule = make_schedule("validation", 4.0, factor=0.5, period=1, threshold=0.01, window=1)
+    planned, reacted = (
+        planned_trace(schedule, PoissonSampling(0.1), 4, 10, 1000, validation_accuracies=history)
+        for history in ((), (0.1, 0.9, 0.9, 0.9))
+    )
+    assert account(planned, 1e-5, "rdp").kind == "guarantee"
+    assert account(reacted, 1e-5, "rdp").kind == "estimate"
+    assert account(reacted, 1e-5, "rdp").epsilon < account(planned, 1e-5, "rdp").epsilon

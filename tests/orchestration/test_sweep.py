@@ -44,7 +44,7 @@ def test_labels_hold_clipping_schedule_and_seed_and_whatever_else_varies() -> No
 
 def test_equal_names_are_told_apart_by_their_parameters() -> None:
     sweep = parse_sweep(small(clipping=[{"name": "flat", "bound": 1.0}, {"name": "flat", "bound": 2.0}]))
-    assert [point.trial.key for point in grid(sweep)][0] == "flat-bound1.0-constant-seed0"
+    assert next(point.trial.key for point in grid(sweep)) == "flat-bound1.0-constant-seed0"
     assert all(point.baseline is None for point in grid(sweep))
 
 
@@ -124,7 +124,7 @@ def test_a_key_given_twice_is_refused() -> None:
 
 @pytest.mark.parametrize("text", ["a: [", "- 1", "", "just words"])
 def test_other_files_are_refused(text: str) -> None:
-    with pytest.raises(InvalidInput, match="sweep.yaml: "):
+    with pytest.raises(InvalidInput, match=r"sweep\.yaml: "):
         parse_sweep(text, "sweep.yaml")
 
 
