@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from accounting.actors import AccountingPool
-from accounting.errors import InvalidInput
+from accounting.errors import DataCorruption, InvalidInput
 from accounting.storage import exists, read_bytes
 from orchestration.cluster import check_shared_storage, connected
 from orchestration.conductor import Conductor, initial_status
@@ -26,6 +26,7 @@ from orchestration.publication import Outcome, SweepRecord, parse_statuses, writ
 from orchestration.results import read_result
 from orchestration.status import SweepStatus, TrialStatus
 from orchestration.sweep import SweepSpec, parse_sweep
+from orchestration.tracked import TrackingUnavailable
 from orchestration.tracking import MlflowTracker, embedded_tracking_uri
 from orchestration.trainable import train
 
@@ -62,8 +63,8 @@ def run_sweep(request: RunRequest, console: Console) -> Outcome:
     with exclusive(files.local_folder), connected(request.address, files.log, sweep.user_modules):
         if request.address != EMBEDDED:
             check_shared_storage(files.probe)
+        tracker = _tracker(tracking_uri, files)
         write_manifest(files, manifest)
-        tracker = MlflowTracker(tracking_uri, artifact_root=files.artifacts)
         with (
             AccountingPool(sweep.accounting.actors, num_cpus=sweep.accounting.cpus) as pool,
             Conductor(sweep, plan, manifest, files, tracker, status, pool.scatter) as conductor,
@@ -74,6 +75,13 @@ def run_sweep(request: RunRequest, console: Console) -> Outcome:
         if conductor.tracking_failure:
             warn(console, f"{conductor.tracking_failure}; the same command with --resume records what is missing")
     return Outcome(record, files, tracking_uri, status.elapsed)
+
+
+def _tracker(uri: str, files: SweepFiles) -> MlflowTracker:
+    try:
+        return MlflowTracker(uri, artifact_root=files.artifacts)
+    except TrackingUnavailable as error:
+        raise InvalidInput(f"{error}; nothing was started") from error
 
 
 def warn(console: Console, warning: str) -> None:
@@ -104,4 +112,9 @@ def render_again(folder: str) -> Outcome:
 
 def _earlier_failures(files: SweepFiles) -> dict[str, TrialStatus]:
     """Trials that failed in the run that wrote the stored table."""
-    return parse_statuses(json.loads(read_bytes(files.results))) if exists(files.results) else {}
+    if not exists(files.results):
+        return {}
+    try:
+        return parse_statuses(json.loads(read_bytes(files.results)))
+    except (ValueError, TypeError, KeyError) as error:
+        raise DataCorruption(f"{files.results} is damaged; delete it: it is written anew") from error
