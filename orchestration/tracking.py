@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import posixpath
 import re
@@ -67,6 +68,7 @@ _SWEEP, _KIND, _TRIAL, _SETTING, _GROUPS = (
 _PARENT, _NOTE = "mlflow.parentRunId", "mlflow.note.content"
 _LAST_OF_EPOCH = "noise_multiplier"
 _ENTITIES_PER_BATCH, _PARAMS_OR_TAGS_PER_BATCH = 1000, 100
+logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # prints a traceback for what is raised anyway
 _LONGEST_TAG, _LONGEST_PARAM = 5000, 500
 _MAIN_FIGURES = ("utility-fairness", "group-accuracy", "group-epsilon")
 _STATUSES: Mapping[Status, str] = {"finished": "FINISHED", "failed": "FAILED", "running": "RUNNING"}
