@@ -1,0 +1,54 @@
+"""What the README says is true: its commands run, its links lead somewhere, every command is in it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from orchestration.cli import app
+from orchestration.sweep import parse_sweep
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+CONSOLE = [shlex.split(line)[2:] for line in README.splitlines() if line.startswith("$ dpsweep ")]
+ANSWERS = {"1.0": 2.9553, "6": 21.55, "3": 1.21, "time": 0.018855}
+
+
+def test_there_are_exactly_two_set_up_commands_of_one_line() -> None:
+    blocks = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
+    assert [block.count("\n") for block in blocks] == [1, 1]
+    assert all(block.startswith("python3 -m venv .venv && ") for block in blocks)
+    assert "dpsweep run sweeps/quickstart.yaml" in blocks[0]
+    assert blocks[1].rstrip().endswith("pytest")
+
+
+@pytest.mark.parametrize("arguments", CONSOLE, ids=lambda arguments: " ".join(arguments[:3]))
+def test_documented_calculations_print_the_known_answer(arguments: list[str]) -> None:
+    answers = [ANSWERS[word] for word in arguments if word in ANSWERS]
+    result = CliRunner().invoke(app, [*arguments, *([] if "--json" in arguments else ["--json"])])
+    assert result.exit_code == 0, result.output
+    printed = json.loads(result.stdout)
+    first = printed[0] if isinstance(printed, list) else printed
+    assert first.get("value", first.get("epsilon")) == pytest.approx(answers[0], rel=2e-3)
+
+
+def test_links_lead_to_files() -> None:
+    targets = re.findall(r"\]\(([^)#:]+)\)", README)
+    assert targets
+    assert [target for target in targets if not (ROOT / target).exists()] == []
+
+
+def test_every_command_is_documented() -> None:
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    assert [name for name in commands if f"`dpsweep {name}" not in README] == []
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "sweeps").glob("*.yaml")), ids=lambda path: path.stem)
+def test_shipped_sweeps_are_valid(path: Path) -> None:
+    assert parse_sweep(path.read_text(), str(path)).name == path.stem
