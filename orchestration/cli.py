@@ -6,6 +6,7 @@ Exit codes: 0 when all is well, 1 when a trial failed or a store cannot be trust
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -112,6 +113,11 @@ def main() -> None:
         sys.exit(2)
     except DpsweepError as error:
         _complain(error)
+        sys.exit(1)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        print("error: the disk is full; free some space, and the same command with --resume continues", file=sys.stderr)
         sys.exit(1)
 
 

@@ -114,12 +114,23 @@ def _module_path(name: str) -> str:
     return str(origin.parent if origin.name == "__init__.py" else origin)
 
 
+class _LogFile(logging.FileHandler):
+    """A log that is lost in silence when its disk is full: that error is told where results cannot be written."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        return None
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            super().close()
+
+
 @contextlib.contextmanager
 def _logged_to(path: Path) -> Iterator[None]:
     """Send the log of Ray and Tune to a file instead of the terminal."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handler = logging.FileHandler(path)
+        handler = _LogFile(path)
     except OSError as error:
         raise InvalidInput(f"cannot write to {path.parent}: {error.strerror}; choose another --output") from error
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))

@@ -24,6 +24,7 @@ from orchestration.plan import Plan, plan_sweep
 from orchestration.progress import announcer, watching
 from orchestration.publication import Outcome, SweepRecord, parse_statuses, write_reports
 from orchestration.results import read_result
+from orchestration.space import require_space
 from orchestration.status import SweepStatus, TrialStatus
 from orchestration.sweep import SweepSpec, parse_sweep
 from orchestration.tracked import TrackingUnavailable
@@ -56,6 +57,7 @@ def run_sweep(request: RunRequest, console: Console) -> Outcome:
     files = SweepFiles(absolute(request.output or f"runs/{sweep.name}"))
     manifest = open_manifest(files, sweep, request.text, request.resume)
     plan = accept(plan_sweep(sweep))
+    require_space(files, plan)
     for warning in plan.warnings:
         warn(console, warning)
     status = SweepStatus(initial_status(plan), announcer(console))

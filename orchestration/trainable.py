@@ -113,7 +113,13 @@ def train(
             callbacks=[_ObserverCallback(observer)],
         ),
     )
-    tuner.fit()
+    try:
+        tuner.fit()
+    except EOFError as error:  # Tune reads back state files that a full disk has cut short
+        raise StorageError(
+            f"{tune_folder} holds a file that was cut short; is the disk full? Free some space, and the same command "
+            "with --resume continues"
+        ) from error
 
 
 def _trial_name(trial: Any) -> str:
@@ -168,4 +174,5 @@ class _ObserverCallback(tune.Callback):
             self._observer.ended(key)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._observer.failed(_trial_name(trial), f"its worker was lost too often: {trial.get_error()}")
+        reason = trial.get_error() or "the reason could not be stored; is the disk full?"
+        self._observer.failed(_trial_name(trial), f"its worker was lost too often: {reason}")
