@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from accounting.calibration import Budget, EpsilonBudget, RhoBudget, within_budget
+from accounting.calibration import Budget, EpsilonBudget, RhoBudget, count_within_budget
 from accounting.errors import InvalidInput
 from accounting.mechanism import Release, Sampling, SideQuery, Trace
 from accounting.schedules import NoiseSchedule, make_schedule, planned_trace
@@ -75,14 +75,7 @@ def affordable_epochs(spec: TrialSpec, mechanism: TrialMechanism, public_accurac
     if spec.budget is None:
         return spec.epochs
     budget = make_budget(spec.budget, spec.delta)
-    fits, at_most = 0, spec.epochs
-    while fits < at_most:  # costs grow with the epochs: bisect
-        middle = (fits + at_most + 1) // 2
-        if within_budget(mechanism.trace(middle, public_accuracies), budget):
-            fits = middle
-        else:
-            at_most = middle - 1
-    return fits
+    return count_within_budget(lambda epochs: mechanism.trace(epochs, public_accuracies), budget, spec.epochs)
 
 
 def make_budget(spec: BudgetSpec, delta: float) -> Budget:
