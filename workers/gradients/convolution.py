@@ -149,16 +149,12 @@ class Correlations(Planned):
         geometry, rate = self.geometry, rates(self.grads.device)
         if geometry.groups > 1:
             return {}
-        pixels, padded = self._rows * prod(self.inputs.shape[2:]), self._padded_pixels()
-        length = self._rows * prod(self.grads.shape[2:])
+        pixels, length = self._rows * prod(self.inputs.shape[2:]), self._rows * prod(self.grads.shape[2:])
         products = 2.0 * (pixels**2 * geometry.shape[1] + length**2 * geometry.shape[0])
-        sweeps = padded**2 + geometry.kernel[0] * padded * length + sum(geometry.kernel[1:]) * length**2 + 2 * length**2
+        sweeps = geometry.kernel[0] * pixels * length + sum(geometry.kernel[1:]) * length**2 + 2 * length**2
         seconds = self.examples * (products / rate.gemm + sweeps / rate.elementwise)
         again = 2.0 * self.examples * length * prod(geometry.shape) / rate.gemm
         return {"gram": Method(seconds, again, lambda: (self._gram_norm_sq(), self))}
-
-    def _padded_pixels(self) -> int:
-        return self._rows * prod(n + 2 * p for n, p in zip(self.inputs.shape[2:], self.geometry.padding, strict=True))
 
     def _gram_norm_sq(self) -> Tensor:
         """Ghost norms without unfolding: patch inner products are sums of pixel inner products.
@@ -168,7 +164,7 @@ class Correlations(Planned):
         than the product of unfolded patches.
         """
         norms, cancelled = [], []
-        for chunk in self._chunks(self._padded_pixels() ** 2):
+        for chunk in self._chunks((self._rows * prod(self.inputs.shape[2:])) ** 2):
             grads = _by_example(chunk.grads, chunk.examples).flatten(2)
             grad_gram = grads.mT @ grads
             norm_sq, lost = gram_norm_sq(chunk._patch_gram().view(grad_gram.shape), grad_gram)
@@ -179,26 +175,33 @@ class Correlations(Planned):
     def _patch_gram(self) -> Tensor:
         """[B, K, *positions, K, *positions]: inner products of the patches that two output positions see."""
         pixels = _by_example(self.inputs, self.examples)
-        sizes = pixels.shape[2:]
+        sizes = pixels.shape[2:]  # K, *size
         flat = pixels.flatten(2)
         gram = (flat.mT @ flat).view(self.examples, *sizes, *sizes)
-        geometry = self.geometry
-        if any(geometry.padding):
-            margins = [margin for padding in reversed(geometry.padding) for margin in (padding, padding)]
-            gram = functional.pad(gram, [*margins, 0, 0, *margins])
-        for axis, kernel in enumerate(geometry.kernel):
-            row_axis, column_axis = 2 + axis, 2 + axis + len(sizes)
-            stride, dilation, length = geometry.stride[axis], geometry.dilation[axis], self.grads.shape[2 + axis]
-            span = (length - 1) * stride + 1
-            total: Tensor | None = None
-            for offset in range(0, kernel * dilation, dilation):
-                step = slice(offset, offset + span, stride)
-                index = tuple(step if i in (row_axis, column_axis) else slice(None) for i in range(gram.dim()))
-                window = gram[index]
-                total = window.clone(memory_format=torch.contiguous_format) if total is None else total.add_(window)
-            assert total is not None
-            gram = total
+        for axis, outputs in enumerate(self.grads.shape[2:]):
+            gram = self._summed_over_taps(gram, axis, outputs)
         return gram
+
+    def _summed_over_taps(self, gram: Tensor, axis: int, outputs: int) -> Tensor:
+        """One spatial axis of both sides: from inner products of inputs to those of what the outputs see of them."""
+        geometry, size = self.geometry, self.inputs.shape[2 + axis]
+        row_axis, column_axis = 2 + axis, 2 + axis + self.grads.dim() - 1
+        shape = list(gram.shape)
+        shape[row_axis] = shape[column_axis] = outputs
+        total = gram.new_zeros(shape)
+        stride, padding = geometry.stride[axis], geometry.padding[axis]
+        for offset in range(
+            -padding, geometry.kernel[axis] * geometry.dilation[axis] - padding, geometry.dilation[axis]
+        ):
+            first = max(0, -(offset // stride))  # outputs that read an input, not the padding
+            last = min(outputs, (size - 1 - offset) // stride + 1)
+            if first < last:
+                read = slice(first * stride + offset, (last - 1) * stride + offset + 1, stride)
+                written = total.narrow(row_axis, first, last - first).narrow(column_axis, first, last - first)
+                index = [slice(None)] * gram.dim()
+                index[row_axis] = index[column_axis] = read
+                written += gram[tuple(index)]
+        return total
 
 
 def _by_example(rows: Tensor, examples: int) -> Tensor:

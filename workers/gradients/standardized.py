@@ -19,6 +19,7 @@ from workers.gradients.factors import (
     Planned,
     Prepared,
     repaired,
+    sum_of_squares,
     widen,
 )
 from workers.gradients.rules import Differentiate
@@ -30,17 +31,18 @@ SMALLEST_GAIN = 0.1
 
 @dataclass(frozen=True)
 class Projected(Planned):
-    """g_i = kernel_i - sum_r coefficients[r, i, c] directions[r, c], where every row c of S has its own directions.
+    """g_i = kernel_i - mean_i ones / sqrt(n) - along_i unit, where S has shape [out, n] and is treated row by row.
 
-    directions [R, out, n] are orthonormal over r, or zero; coefficients [R, B, out] are the inner products of the
-    rows of kernel_i with them. So |g_i|^2 = |kernel_i|^2 - |coefficients_i|^2.
+    unit [out, n]: rows that sum to 0 and have norm 1, or are 0. mean and along [B, out]: inner products of the rows of
+    kernel_i with ones / sqrt(n) and with unit. So |g_i|^2 = |kernel_i|^2 - |mean_i|^2 - |along_i|^2.
     """
 
     kernel: ExampleGradients
     methods_of_kernel: Mapping[str, Method]
     key_of_kernel: tuple[Hashable, ...]
-    coefficients: Tensor
-    directions: Tensor
+    mean: Tensor
+    along: Tensor
+    unit: Tensor
     shape: tuple[int, ...]
 
     def key(self) -> tuple[Hashable, ...]:
@@ -55,41 +57,44 @@ class Projected(Planned):
     def _after(self, method: Method) -> Prepared:
         kernel_norm_sq, kernel = method.prepare()
         prepared = replace(self, kernel=kernel)
-        norm_sq = kernel_norm_sq - self.coefficients.square().sum((0, 2))
+        norm_sq = kernel_norm_sq - sum_of_squares(self.mean) - sum_of_squares(self.along)
         return repaired(norm_sq.clamp_min(0.0), norm_sq < CANCELLATION * kernel_norm_sq, prepared), prepared
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        removed = torch.einsum("b,rbc,rcn->cn", weights, self.coefficients, self.directions)
-        return self.kernel.weighted_sum(weights) - removed.view(self.shape)
+        return self.kernel.weighted_sum(weights) - self._removed(weights @ self.mean, weights @ self.along)
 
     def instantiate(self) -> Tensor:
-        removed = torch.einsum("rbc,rcn->bcn", self.coefficients, self.directions)
-        return self.kernel.instantiate() - removed.view(-1, *self.shape)
+        return self.kernel.instantiate() - self._removed(self.mean, self.along)
+
+    def _removed(self, mean: Tensor, along: Tensor) -> Tensor:
+        """[..., out] coefficients -> [..., *S]."""
+        removed = torch.addcmul(mean[..., None] * self.unit.shape[1] ** -0.5, along[..., None], self.unit)
+        return removed.view(*removed.shape[:-1], *self.shape[1:])
 
     def select(self, rows: Tensor) -> ExampleGradients:
-        return replace(self, kernel=self.kernel.select(rows), coefficients=self.coefficients[:, rows])
+        return replace(self, kernel=self.kernel.select(rows), mean=self.mean[rows], along=self.along[rows])
 
 
 def standardized_convolution(
     module: WeightStandardizedConv2d, activation: Tensor, output: Tensor | None, examples: int
 ) -> Differentiate:
-    """kernel = gain * unit, unit = (weight - mean) / max(|weight - mean|, sqrt(eps)), by output channel.
+    """kernel = gain * unit, unit = centred / divisor, divisor = max(|centred|, sqrt(eps)), by output channel.
 
-    The gradient G of the kernel's channel gives <G, unit> for the gain, and for the weight scale * G less its mean
-    and, unless the channel is clamped, less its component along unit; scale = gain / max(...).
+    The gradient G of the kernel's channel gives <G, unit> for the gain, and for the weight gain / divisor * G less its
+    mean and, unless the divisor is sqrt(eps), less its component along unit.
     """
     response = None if output is None else output.detach()
 
     def differentiate(grad: Tensor) -> dict[str, ExampleGradients]:
-        weight, gain = module.weight.detach(), module.gain.detach()
-        fan_in = weight[0].numel()
-        unit = module.standardized(weight, torch.ones_like(gain)).flatten(1)
-        clamped = weight.flatten(1).var(1, correction=0) * fan_in <= module.eps
-        scale = gain * torch.where(
-            clamped, module.eps**-0.5, (weight.flatten(1).std(1, correction=0) * fan_in**0.5) ** -1
-        )
+        gain = module.gain.detach()
+        centred, divisor = module.centred(module.weight.detach())
+        unit = centred / divisor[:, None]
+        fan_in = unit.shape[1]
 
         kernel = correlations(module, activation, grad, examples)
+        convolve = partial(
+            functional.conv2d, stride=module.stride, padding=kernel.geometry.padding, dilation=module.dilation
+        )
         shift = _over_positions(kernel.grads, None, examples)
         bias = torch.zeros_like(gain) if module.bias is None else module.bias.detach()
         if response is not None and bool(
@@ -97,25 +102,23 @@ def standardized_convolution(
         ):
             along = (_over_positions(kernel.grads, widen(response), examples) - bias * shift) / gain
         else:
-            unscaled = functional.conv2d(
-                kernel.inputs, unit.view_as(weight), None, module.stride, kernel.geometry.padding, module.dilation
-            )
-            along = _over_positions(kernel.grads, unscaled, examples)
-        ones = kernel.inputs.new_full((1, 1, *weight.shape[2:]), fan_in**-0.5)
-        mean_response = functional.conv2d(
-            kernel.inputs.sum(1, keepdim=True), ones, None, module.stride, kernel.geometry.padding, module.dilation
-        )
-        mean = _over_positions(kernel.grads, mean_response, examples)
+            along = _over_positions(kernel.grads, convolve(kernel.inputs, unit.view_as(module.weight)), examples)
+        ones = kernel.inputs.new_full((1, 1, *module.weight.shape[2:]), fan_in**-0.5)
+        mean = _over_positions(kernel.grads, convolve(kernel.inputs.sum(1, keepdim=True), ones), examples)
 
+        scale = gain / divisor
         scaled = replace(kernel, grads=kernel.grads * scale.view(-1, *[1] * (grad.dim() - 2)))
-        free = (~clamped).to(unit)
-        directions = torch.stack([torch.full_like(unit, fan_in**-0.5), unit * free[:, None]])
-        coefficients = torch.stack([mean * scale, along * scale * free])
-        return {
-            "weight": Projected(scaled, scaled.methods(), scaled.key(), coefficients, directions, tuple(weight.shape)),
-            "gain": Instantiated(along),
-            "bias": Instantiated(shift),
-        }
+        free = divisor > module.eps**0.5
+        weight = Projected(
+            scaled,
+            scaled.methods(),
+            scaled.key(),
+            mean * scale,
+            along * (scale * free),
+            unit * free[:, None],
+            tuple(module.weight.shape),
+        )
+        return {"weight": weight, "gain": Instantiated(along), "bias": Instantiated(shift)}
 
     return differentiate
 
