@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
-from accounting.errors import InvalidInput
+from accounting.errors import DpsweepError, InvalidInput
 
 T = TypeVar("T")
 
@@ -29,19 +29,31 @@ def lookup(registry: Mapping[str, T], name: str, what: str) -> T:
 def build(
     registry: Mapping[str, Callable[..., T]], name: str, params: Mapping[str, Any], what: str, **context: Any
 ) -> T:
-    """Call the entry called ``name`` with ``context`` and the user's ``params``.
+    """Call the entry called ``name`` with the user's ``params``, and with what it takes of ``context``.
 
-    A key the entry does not take, or a required one that is missing, is an `InvalidInput` that lists the
-    valid keys; it never reaches Python's own TypeError.
+    Raises: InvalidInput for a key that the entry does not take, a required one that is missing, and whatever value
+    the entry itself refuses. Each names the entry, once, and the valid keys or the bound.
     """
     factory = lookup(registry, name, what)
-    parameters = inspect.signature(factory).parameters
-    accepted = {key for key in parameters if key not in context}
+    subject = f"{what} {name!r}"
+    parameters = inspect.signature(factory).parameters.values()
+    takes_any_key = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    named = {p.name: p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    own = named.keys() - context.keys()
     for key in params:
-        if key not in accepted:
-            raise InvalidInput(f"unknown key {key!r} of {what} {name!r}; {nearest(key, accepted)}")
-    empty = inspect.Parameter.empty
-    missing = [k for k in parameters if parameters[k].default is empty and k not in params and k not in context]
+        if key not in own and (key in context or not takes_any_key):
+            raise InvalidInput(f"unknown key {key!r} of {subject}; {nearest(key, own)}")
+    missing = [
+        key for key, parameter in named.items() if parameter.default is parameter.empty and key in own - params.keys()
+    ]
+    given = {key: value for key, value in context.items() if takes_any_key or key in named}
     if missing:
-        raise InvalidInput(f"{what} {name!r} needs {', '.join(missing)}; valid: {', '.join(sorted(accepted))}")
-    return factory(**{key: value for key, value in context.items() if key in parameters}, **params)
+        unused = ", ".join(key for key in context if key not in given)
+        hint = f"; given to arguments of these names: {unused}" if unused else ""
+        raise InvalidInput(f"{subject} needs {', '.join(missing)}; valid: {', '.join(sorted(own))}{hint}")
+    try:
+        return factory(**given, **params)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, DpsweepError) and str(error).startswith(subject):
+            raise
+        raise InvalidInput(f"{subject}: {error}") from error

@@ -40,8 +40,11 @@ def require_whole(name: str, value: float, *, at_least: int) -> int:
     return int(number)
 
 
-NEGLIGIBLE_NOISE = 1e-100
-"""A noise multiplier that decayed below this counts as 0: no noise, and an explicit infinity for every accountant."""
+NEGLIGIBLE_NOISE = 1e-6
+"""A noise multiplier below this counts as 0: no noise, and an explicit infinity for every accountant.
+
+Float32 rounds noise much smaller than this away, where it is added to a gradient as long as the sensitivity.
+"""
 
 
 @dataclass(frozen=True)
@@ -72,9 +75,13 @@ class NoiseSchedule(ABC):
 
     def __post_init__(self) -> None:
         require_finite("initial_noise_multiplier", self.initial_noise_multiplier, at_least=0.0)
-        require_whole("hold_before", self.hold_before, at_least=0)
+        self._keep_whole("hold_before", at_least=0)
         if self.hold_after is not None:
-            require_whole("hold_after", self.hold_after, at_least=self.hold_before)
+            self._keep_whole("hold_after", at_least=self.hold_before)
+
+    def _keep_whole(self, name: str, at_least: int) -> None:
+        """Check the field ``name`` and hold it as an int: 5.0 is whole, but nothing to count or index by."""
+        object.__setattr__(self, name, require_whole(name, getattr(self, name), at_least=at_least))
 
     def noise_multiplier(self, epoch: int, validation_accuracies: Sequence[float] = ()) -> float:
         """Noise multiplier of ``epoch`` (>= 0), given the public validation accuracy after each completed epoch."""
@@ -97,8 +104,8 @@ class ConstantSchedule(NoiseSchedule):
 
 
 @dataclass(frozen=True)
-class TimeSchedule(NoiseSchedule):
-    """sigma_t = sigma_0 / (1 + decay * floor(t / every))  (paper C, Sec. IV-A2 a)."""
+class _DecayingSchedule(NoiseSchedule):
+    """Falls from sigma_0 for ever, by ``decay`` every ``every`` epochs."""
 
     decay: float
     every: int = 1
@@ -108,28 +115,30 @@ class TimeSchedule(NoiseSchedule):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_finite("decay", self.decay, at_least=0.0)
-        require_whole("every", self.every, at_least=1)
+        self._keep_whole("every", at_least=1)
 
     def _at(self, epoch: int, accuracies: Sequence[float]) -> float:
-        return self.initial_noise_multiplier / (1.0 + self.decay * (epoch // self.every))
+        return self._decayed(self.decay * (epoch // self.every))
+
+    @abstractmethod
+    def _decayed(self, amount: float) -> float:
+        """The value after a decay that has added up to ``amount`` >= 0."""
 
 
 @dataclass(frozen=True)
-class ExponentialSchedule(NoiseSchedule):
+class TimeSchedule(_DecayingSchedule):
+    """sigma_t = sigma_0 / (1 + decay * floor(t / every))  (paper C, Sec. IV-A2 a)."""
+
+    def _decayed(self, amount: float) -> float:
+        return self.initial_noise_multiplier / (1.0 + amount)
+
+
+@dataclass(frozen=True)
+class ExponentialSchedule(_DecayingSchedule):
     """sigma_t = sigma_0 * exp(-decay * floor(t / every))  (paper C, Sec. IV-A2 b)."""
 
-    decay: float
-    every: int = 1
-
-    decay_parameter: ClassVar[DecayParameter | None] = DecayParameter("decay", sign=-1, highest=1e3)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_finite("decay", self.decay, at_least=0.0)
-        require_whole("every", self.every, at_least=1)
-
-    def _at(self, epoch: int, accuracies: Sequence[float]) -> float:
-        return self.initial_noise_multiplier * math.exp(-self.decay * (epoch // self.every))
+    def _decayed(self, amount: float) -> float:
+        return self.initial_noise_multiplier * math.exp(-amount)
 
 
 @dataclass(frozen=True)
@@ -144,7 +153,7 @@ class StepSchedule(NoiseSchedule):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_finite("factor", self.factor, above=0.0, at_most=1.0)
-        require_whole("period", self.period, at_least=1)
+        self._keep_whole("period", at_least=1)
 
     def _at(self, epoch: int, accuracies: Sequence[float]) -> float:
         return float(self.initial_noise_multiplier * self.factor ** (epoch // self.period))
@@ -160,7 +169,7 @@ class _EndingSchedule(NoiseSchedule):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_finite("end_noise_multiplier", self.end_noise_multiplier, above=0.0)
-        require_whole("period", self.period, at_least=1)
+        self._keep_whole("period", at_least=1)
 
     def _at(self, epoch: int, accuracies: Sequence[float]) -> float:
         remaining = self._remaining(min(epoch / self.period, 1.0))
@@ -225,9 +234,10 @@ class ValidationSchedule(NoiseSchedule):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_finite("factor", self.factor, above=0.0, at_most=1.0)
-        require_whole("period", self.period, at_least=1)
+        self._keep_whole("period", at_least=1)
         require_finite("threshold", self.threshold)
-        if require_whole("window", self.window, at_least=1) > self.period:
+        self._keep_whole("window", at_least=1)
+        if self.window > self.period:
             raise InvalidInput(f"window is {self.window}, but must be at most the period {self.period}")
 
     def _at(self, epoch: int, accuracies: Sequence[float]) -> float:
@@ -260,7 +270,7 @@ SCHEDULES: Mapping[str, type[NoiseSchedule]] = {
 
 def make_schedule(name: str, initial_noise_multiplier: float, **params: Any) -> NoiseSchedule:
     """The schedule called ``name``; unknown names and keys are `InvalidInput` naming the nearest valid one."""
-    return build(SCHEDULES, name, params, "schedule", initial_noise_multiplier=initial_noise_multiplier)
+    return build(SCHEDULES, name, params, "noise schedule", initial_noise_multiplier=initial_noise_multiplier)
 
 
 def parse_schedule(text: str, initial_noise_multiplier: float) -> NoiseSchedule:

@@ -145,6 +145,11 @@ class TestValidation:
         history = [0.1, 0.9, 0.2, 0.8, 0.3, 0.7]
         assert self.schedule.noise_multiplier(5, history) == self.schedule.noise_multiplier(5, history[:5])
 
+    def test_whole_numbers_may_be_written_as_decimals(self):
+        written = make_schedule("validation", 10.0, factor=0.5, period=4.0, threshold=0.1, window=2.0, hold_before=1.0)
+        history = [0.9, 0.0, 0.0, 0.5, 0.5, 0.6]
+        assert written.noise_multiplier(9, history) == self.schedule.noise_multiplier(8, history[1:])
+
     def test_refuses_a_window_longer_than_the_period(self):
         with pytest.raises(InvalidInput, match="window"):
             make_schedule("validation", 1.0, factor=0.5, period=2, window=3)
@@ -162,6 +167,10 @@ class TestText:
     def test_names_what_is_missing(self):
         with pytest.raises(InvalidInput, match="needs decay"):
             parse_schedule("time", 1.0)
+
+    def test_says_whose_parameter_is_impossible(self):
+        with pytest.raises(InvalidInput, match=r"^noise schedule 'time': decay is 'fast', but must be a number$"):
+            make_schedule("time", 1.0, decay="fast")
 
     @pytest.mark.parametrize("text", ["time:decay", "time:decay=1,decay=2", "time:decay=fast"])
     def test_refuses_malformed_parameters(self, text):
