@@ -82,13 +82,17 @@ def make_cifar_jpegs(folder: Path) -> Path:
     for part, count in (("train", 60), ("test", 20)):
         jpegs = []
         for index in range(count):
-            content = io.BytesIO()
-            Image.new("RGB", (32, 32), (4 * index, 10, 20)).save(content, "JPEG")
-            jpegs.append(content.getvalue())
+            jpegs.append(jpeg_bytes(32, 4 * index))
         labels = pa.array([index % 10 for index in range(count)], pa.int8())
         table = pa.table({"image_jpeg": jpegs, "label": labels})
         parquet.write_table(table, folder / "cifar10-jpeg" / f"{part}.parquet")
     return folder
+
+
+def jpeg_bytes(size: int, red: int = 0) -> bytes:
+    content = io.BytesIO()
+    Image.new("RGB", (size, size), (red, 10, 20)).save(content, "JPEG")
+    return content.getvalue()
 
 
 def make_cifar_batches(folder: Path, per_batch: int = 4) -> Path:

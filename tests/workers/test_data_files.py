@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import gzip
+import hashlib
+import http.server
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +21,7 @@ import pytest
 import torch
 from data_folders import (
     idx_bytes,
+    jpeg_bytes,
     make_cifar_batches,
     make_cifar_jpegs,
     make_fashion,
@@ -26,6 +36,8 @@ from workers.data.files import locate
 from workers.data.idx import read_idx
 from workers.spec import DataSpec
 
+FEATURES = {"ranges": {"age": [0, 100]}, "categories": {"job": ["baker", "smith", "tailor"]}}
+
 
 class TestTable:
     def test_declared_columns_become_features(self, tmp_path: Path) -> None:
@@ -33,7 +45,14 @@ class TestTable:
         csv.write_csv(pa.table({"age": [10, 30, 99], "job": ["b", "a", "?"], "y": ["no", "yes", "no"]}), path)
         source = load_source(
             DataSpec(
-                "csv", {"path": str(path), "label": "y", "ranges": {"age": [0, 50]}, "categories": {"job": ["a", "b"]}}
+                "csv",
+                {
+                    "path": str(path),
+                    "label": "y",
+                    "ranges": {"age": [0, 50]},
+                    "categories": {"job": ["a", "b"]},
+                    "classes": ["no", "yes"],
+                },
             )
         )
         expected = [[0.2, 0.0, 1.0], [0.6, 1.0, 0.0], [1.0, 0.0, 0.0]]
@@ -46,14 +65,71 @@ class TestTable:
         source = load_source(DataSpec("parquet", {"path": str(path), "label": "income", "features": ["age", "job"]}))
         assert len(source.train) == 119
         assert 5 not in source.train.example_ids
-        assert any("1 rows with a missing value" in note for note in source.notes)
+        assert source.notes[-1] == "rows with a missing value are left out"
 
-    def test_learning_from_the_rows_is_said(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(
+        ("declared", "learnt"),
+        [
+            ({}, "ranges or categories of age, job (`ranges`, `categories`); the classes (`classes`); the groups"),
+            ({"ranges": {"age": [0, 100]}}, "ranges or categories of job (`ranges`, `categories`); the classes"),
+            ({"classes": ["high", "low"]}, "ranges or categories of age, job (`ranges`, `categories`); the groups"),
+            ({**FEATURES, "groups": ["f", "m"]}, "the classes (`classes`) were"),
+            ({**FEATURES, "classes": ["high", "low"]}, "the groups (`groups`) were"),
+            ({**FEATURES, "classes": ["high", "low"], "groups": ["f", "m"]}, None),
+        ],
+    )
+    def test_all_that_is_learnt_from_the_rows_is_said(
+        self, tmp_path: Path, declared: dict[str, object], learnt: str | None
+    ) -> None:
         path = make_table(tmp_path / "people.csv")
-        params = {"path": str(path), "label": "income", "features": ["age", "job"], "ranges": {"age": [0, 100]}}
-        (note, _) = load_source(DataSpec("csv", params)).notes
-        assert "not private: ranges or categories of job" in note
-        assert "age" not in note.split("were")[0].replace("ranges", "")
+        params = {"path": str(path), "label": "income", "group": "sex", "features": ["age", "job"], **declared}
+        private = [note for note in load_source(DataSpec("csv", params)).notes if "private" in note]
+        assert len(private) == (learnt is not None)
+        assert all(note.startswith(f"not private: {learnt}") for note in private)
+
+    def test_values_are_taken_as_they_are_spelt(self, tmp_path: Path) -> None:
+        (tmp_path / "spelt.csv").write_text("zip,y,g\n007,0,True\n08,1,NA\n08,1,Zürich\n7,0,\n007,10,True\n")
+        params = {"path": str(tmp_path / "spelt.csv"), "label": "y", "group": "g", "categories": {"zip": ["007", "08"]}}
+        source = load_source(DataSpec("csv", params))
+        assert source.train.features.tolist() == [[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]]
+        assert source.class_names == ("0", "1", "10")
+        assert source.group_names == ("True", "Zürich")
+        assert source.train.example_ids.tolist() == [0, 2, 4]
+
+    def test_numbers_beyond_what_a_float_holds(self, tmp_path: Path) -> None:
+        columns = {
+            "wide": [0, 2**62, 2**63 - 1],
+            "far": [-1e308, 0.0, float("inf")],
+            "money": [Decimal("0.25"), Decimal("0.50"), Decimal("1.25")],
+            "y": [0.0, 1.0, float("nan")],
+            "owner": [2**62, 2**62 + 1, 2**62],
+        }
+        parquet.write_table(pa.table(columns), tmp_path / "wide.parquet")
+        ranges = {"wide": [0, 2**63], "far": [-1, 1], "money": [0, 1]}
+        params = {"path": str(tmp_path / "wide.parquet"), "label": "y", "user": "owner", "ranges": ranges}
+        source = load_source(DataSpec("parquet", {**params, "classes": [0, 1.0]}))
+        assert source.train.features.tolist() == [[0.0, 0.0, 0.25], [0.5, 0.5, 0.5]]
+        assert source.train.user_ids is not None
+        assert source.train.user_ids.tolist() == [0, 1]
+
+    def test_a_category_that_only_the_test_rows_have_is_all_zeros(self, tmp_path: Path) -> None:
+        for name, job in (("train", "baker"), ("test", "pilot")):
+            (tmp_path / f"{name}.csv").write_text(f"job,y\n{job},a\nsmith,b\n")
+        paths = {"path": str(tmp_path / "train.csv"), "test_path": str(tmp_path / "test.csv")}
+        source = load_source(DataSpec("csv", {**paths, "label": "y"}))
+        assert source.test is not None
+        assert source.test.features.tolist() == [[0.0, 0.0], [0.0, 1.0]]
+
+    def test_users_are_the_same_in_both_tables(self, tmp_path: Path) -> None:
+        for name, users in (("train", [1, 2, 1]), ("test", ["2", "x", "1"])):
+            parquet.write_table(pa.table({"x": [1.0, 2.0, 3.0], "y": ["a", "b", "b"], "u": users}), tmp_path / name)
+            (tmp_path / name).rename(tmp_path / f"{name}.parquet")
+        paths = {"path": str(tmp_path / "train.parquet"), "test_path": str(tmp_path / "test.parquet")}
+        source = load_source(DataSpec("parquet", {**paths, "label": "y", "user": "u"}))
+        assert source.train.user_ids is not None
+        assert source.test is not None
+        assert source.test.user_ids is not None
+        assert (source.train.user_ids.tolist(), source.test.user_ids.tolist()) == ([0, 1, 0], [1, 2, 0])
 
     def test_types_of_parquet(self, tmp_path: Path) -> None:
         columns = {
@@ -85,30 +161,91 @@ class TestTable:
     @pytest.mark.parametrize(
         ("params", "message"),
         [
-            ({"label": "incme"}, "no column 'incme'; did you mean 'income'"),
+            ({"label": "incme"}, "no column 'incme' in .*did you mean 'income'"),
             ({"label": "income", "group": "gender"}, "no column 'gender'"),
             ({"label": "income", "ranges": {"agee": [0, 1]}}, "'agee' has a range.*did you mean 'age'"),
             ({"label": "income", "ranges": {"age": [5, 5]}}, "must be increasing"),
-            ({"label": "income", "ranges": {"age": 5}}, "range of column 'age' is 5, but must be"),
-            ({"label": "income", "ranges": {"age": [None, 5]}}, "two finite numbers"),
-            ({"label": "income", "ranges": {"job": [0, 1]}}, "'job' has a range but holds text"),
-            ({"label": "income", "categories": {"job": "clerk"}}, "categories of column 'job' are 'clerk'"),
+            ({"label": "income", "ranges": {"age": 5}}, "ranges.age is 5: "),
+            ({"label": "income", "ranges": {"age": [None, 5]}}, "ranges.age.0 is None: Input should be a valid number"),
+            ({"label": "income", "ranges": {"age": [0, float("inf")]}}, "ranges.age.1 is inf: .* finite number"),
+            ({"label": "income", "ranges": {"age": [-1e308, 1e308]}}, "must be increasing and finite"),
+            ({"label": "income", "ranges": {"job": [0, 1]}}, "'job' has a range but holds more than numbers"),
+            ({"label": "income", "categories": {"job": "clerk"}}, "categories.job is 'clerk'"),
+            ({"label": "income", "categories": {"job": ["smith", "smith"]}}, "categories of 'job' .* all different"),
+            ({"label": "income", "categories": {"job": []}}, "categories of 'job' .* at least one"),
+            ({"label": "income", "ranges": {"age": [0, 9]}, "categories": {"age": [1]}}, "both a range and categories"),
             ({"label": "income", "features": ["income"]}, "also a feature"),
+            ({"label": "income", "features": ["age", "age"]}, "`features` names 'age' more than once"),
+            ({"label": "income", "features": "age"}, "features is 'age'"),
+            ({"label": 3}, "label is 3: Input should be a valid string"),
+            ({"label": "income", "classes": [False, True]}, "classes.0 is False: write yes, no,.* in quotes"),
+            ({"label": "income", "classes": ["high", "low", "low"]}, "classes of 'people' .* all different"),
+            ({"label": "income", "group": "sex", "groups": ["f"]}, "group column 'sex' has the value 'm'"),
+            ({"label": "income", "test_path": "people.csv"}, "test_path is the training table"),
             ({"label": "income", "classes": ["high"]}, "label column 'income' has the value 'low'"),
             ({"label": "income", "colour": 1}, "unknown key 'colour'"),
             ({}, "needs label"),
         ],
     )
-    def test_mistakes_are_named(self, tmp_path: Path, params: dict[str, object], message: str) -> None:
+    def test_mistakes_are_named(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, params: dict[str, object], message: str
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
         path = make_table(tmp_path / "people.csv")
         with pytest.raises(InvalidInput, match=message):
             load_source(DataSpec("csv", {"path": str(path), **params}))
 
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("x,y\n", "the table has no rows"),
+            ("x,z,y\n1,,a\n2,,b\n", "no row is complete; column 'z' has no value in 2 of 2 rows"),
+            ("x,x,y\n1,2,a\n3,4,b\n", "more than one column named 'x'"),
+            ("x;y\n1;a\n", "there is no column 'y' in .*valid: x;y"),
+            ("x,y\n1,a\n2,a\n", r"classes of 'bad' are \['a'\], but must be at least 2"),
+            ("x,y\n1,a\ninf,b\n", "column 'x' has values from 1.0 to inf; declare its range"),
+            ("x,y\n" + "".join(f"t{i},{i % 2}\n" for i in range(1001)), "column 'x' has 1001 distinct texts"),
+        ],
+    )
+    def test_rows_that_cannot_be_learnt_from_are_named(self, tmp_path: Path, text: str, message: str) -> None:
+        (tmp_path / "bad.csv").write_text(text)
+        with pytest.raises(InvalidInput, match=message):
+            load_source(DataSpec("csv", {"path": str(tmp_path / "bad.csv"), "label": "y"}))
+
+    @pytest.mark.parametrize(
+        ("values", "kind"), [([[1], [2]], "list"), ([{"a": 1}, {"a": 2}], "struct"), ([b"\xff", b"\xfe"], "binary")]
+    )
+    def test_values_that_are_neither_numbers_nor_text_are_named(
+        self, tmp_path: Path, values: list[object], kind: str
+    ) -> None:
+        path = tmp_path / "nested.parquet"
+        parquet.write_table(pa.table({"x": values, "z": [1, 2], "y": ["a", "b"]}), path)
+        with pytest.raises(InvalidInput, match=f"column 'x' of {path} holds {kind}"):
+            load_source(DataSpec("parquet", {"path": str(path), "label": "y"}))
+        source = load_source(DataSpec("parquet", {"path": str(path), "label": "y", "features": ["z"]}))
+        assert source.train.features.shape == (2, 1)
+
+    @pytest.mark.parametrize(
+        ("test", "message"),
+        [
+            ("z,y\n1,a\n", "no column 'x' in .*test.csv"),
+            ("x,y\n1,c\n", "label column 'y' has the value 'c'"),
+            ("x,y\n,a\n", "have 2 and 0 examples"),
+            ("x,y\nmany,a\n", "column 'x' has a range but holds more than numbers"),
+        ],
+    )
+    def test_test_rows_that_do_not_fit_are_named(self, tmp_path: Path, test: str, message: str) -> None:
+        (tmp_path / "train.csv").write_text("x,y\n1,a\n2,b\n")
+        (tmp_path / "test.csv").write_text(test)
+        paths = {"path": str(tmp_path / "train.csv"), "test_path": str(tmp_path / "test.csv")}
+        with pytest.raises(InvalidInput, match=message):
+            load_source(DataSpec("csv", {**paths, "label": "y"}))
+
     @pytest.mark.parametrize("name", ["damaged.csv", "damaged.parquet"])
-    @pytest.mark.parametrize("content", [b"", b"a,b\n1\n", b"\x00\xff"])
+    @pytest.mark.parametrize("content", [b"", b"a,b\n1\n", b"\x00\xff", "a,b\n1,é\n".encode("latin1")])
     def test_a_damaged_file_is_named(self, tmp_path: Path, name: str, content: bytes) -> None:
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(InvalidInput, match=f"cannot read the table {tmp_path / name}"):
+        with pytest.raises(DataCorruption, match=f"cannot read {tmp_path / name}"):
             load_source(DataSpec("csv", {"path": str(tmp_path / name), "label": "b"}))
 
     def test_a_missing_file_is_named(self, tmp_path: Path) -> None:
@@ -140,12 +277,52 @@ class TestImages:
         source = load_source(DataSpec("image_folder", params))
         assert source.group_names == ("x", "y")
         assert source.train.groups.tolist() == [0, 1, 1, 0, 0, 1]
+        (note,) = source.notes
+        assert note.startswith("not private: the classes (`classes`); the groups (`group_names`) were taken")
+        declared = {**params, "classes": ["dog", "cat"], "group_names": ["z", "y", "x"]}
+        source = load_source(DataSpec("image_folder", declared))
+        assert source.train.groups.tolist() == [2, 1, 1, 2, 2, 1]
+        assert source.train.labels.tolist() == [1, 1, 1, 0, 0, 0]
+        assert source.notes == ()
 
     def test_a_picture_without_group_is_named(self, tmp_path: Path) -> None:
         folder = make_image_folder(tmp_path / "pictures", per_class=2)
         csv.write_csv(pa.table({"file": ["cat/00.png"], "group": ["x"]}), tmp_path / "groups.csv")
-        with pytest.raises(InvalidInput, match=r"no group for 3 pictures, first 'cat/01\.png'"):
+        with pytest.raises(InvalidInput, match=r"no group for 3 pictures, first .*cat/01\.png"):
             load_source(DataSpec("image_folder", {"path": str(folder), "groups": str(tmp_path / "groups.csv")}))
+
+    @pytest.mark.parametrize(
+        ("lines", "error", "message"),
+        [
+            (["cat/00.png,x", "cat/00.png,y"], InvalidInput, "more than one group for 'cat/00.png'"),
+            (["cat/00.png,x", "dog/00.png,"], InvalidInput, r"no group for 1 pictures, first .*dog/00\.png"),
+            (["cat/00.png"], DataCorruption, r"cannot read .*groups\.csv"),
+        ],
+    )
+    def test_a_bad_file_of_groups_is_named(
+        self, tmp_path: Path, lines: list[str], error: type[Exception], message: str
+    ) -> None:
+        folder = make_image_folder(tmp_path / "pictures", per_class=1)
+        (tmp_path / "groups.csv").write_text("\n".join(["file,group", *lines]))
+        with pytest.raises(error, match=message):
+            load_source(DataSpec("image_folder", {"path": str(folder), "groups": str(tmp_path / "groups.csv")}))
+
+    def test_bad_folders_are_named(self, tmp_path: Path) -> None:
+        folder = make_image_folder(tmp_path / "pictures", per_class=2)
+        params = {"path": str(folder), "size": 4}
+        with pytest.raises(InvalidInput, match=r"class folders of .* are not declared: 'dog'; valid: cat, cow"):
+            load_source(DataSpec("image_folder", {**params, "classes": ["cat", "cow"]}))
+        with pytest.raises(InvalidInput, match="size is 0"):
+            load_source(DataSpec("image_folder", {**params, "size": 0}))
+        with pytest.raises(InvalidInput, match="Not a directory"):
+            load_source(DataSpec("image_folder", {"path": str(folder / "cat" / "00.png")}))
+        (folder / "dog" / "01.png").write_bytes(b"not a picture")
+        with pytest.raises(DataCorruption, match=rf"cannot read {folder}/dog/01\.png"):
+            load_source(DataSpec("image_folder", params))
+        shutil.rmtree(folder / "cat")
+        (folder / "dog" / "01.png").unlink()
+        with pytest.raises(InvalidInput, match=r"classes of 'pictures' are \['dog'\], but must be at least 2"):
+            load_source(DataSpec("image_folder", params))
 
 
 class TestUTKFace:
@@ -154,7 +331,7 @@ class TestUTKFace:
         for race, per_class in enumerate((10, 7, 7, 7, 7)):
             members = source.train.labels[source.train.groups == race]
             assert members.bincount().tolist() == [per_class, per_class]
-        assert source.notes[0].startswith("1 pictures")
+        assert source.notes == ("pictures without age, gender and race in their names are left out",)
 
     def test_age_task_and_all_labels(self, tmp_path: Path) -> None:
         params = {"root": str(make_utkface(tmp_path)), "task": "age", "labels": "all", "size": 4}
@@ -177,6 +354,23 @@ class TestUTKFace:
         with pytest.raises(InvalidInput, match="unknown UTKFace task 'race'"):
             load_source(DataSpec("utkface", {"root": str(make_utkface(tmp_path)), "task": "race"}))
 
+    def test_a_picture_that_is_there_twice_is_refused(self, tmp_path: Path) -> None:
+        folder = make_utkface(tmp_path) / "UTKFace"
+        (folder / "part2").mkdir()
+        shutil.copy(folder / "20_0_0_0000.jpg", folder / "part2")
+        with pytest.raises(InvalidInput, match=r"holds '20_0_0_0000\.jpg' more than once"):
+            load_source(DataSpec("utkface", {"root": str(tmp_path)}))
+
+    def test_faces_of_one_class_cannot_be_balanced(self, tmp_path: Path) -> None:
+        params = {"root": str(make_utkface(tmp_path)), "size": 4}
+        for face in (tmp_path / "UTKFace").glob("*_1_*_*.jpg"):
+            face.unlink()
+        with pytest.raises(InvalidInput, match="no race has faces male and female; set labels: all"):
+            load_source(DataSpec("utkface", params))
+        assert load_source(DataSpec("utkface", {**params, "labels": "all"})).train.labels.unique().tolist() == [0]
+        with pytest.raises(InvalidInput, match="labels is 'balancd': Input should be 'balanced' or 'all'"):
+            load_source(DataSpec("utkface", {**params, "labels": "balancd"}))
+
 
 class TestIdx:
     def test_round_trip(self, tmp_path: Path) -> None:
@@ -184,11 +378,33 @@ class TestIdx:
         (tmp_path / "values").write_bytes(idx_bytes(values))
         assert np.array_equal(read_idx(tmp_path / "values"), values)
 
-    @pytest.mark.parametrize("content", [b"", b"\x00\x00\x0d\x01", idx_bytes(np.zeros((3, 4), np.uint8))[:-1]])
+    @pytest.mark.parametrize(
+        "content",
+        [b"", b"\x00\x00\x0d\x01", b"\x00\x00\x08\x03\x00\x00", idx_bytes(np.zeros((3, 4), np.uint8))[:-1]],
+    )
     def test_damage_is_noticed(self, tmp_path: Path, content: bytes) -> None:
         (tmp_path / "values").write_bytes(content)
-        with pytest.raises(DataCorruption, match="values"):
+        with pytest.raises(DataCorruption, match=r"values .*; fetch it again"):
             read_idx(tmp_path / "values")
+
+    @pytest.mark.parametrize(
+        "damage", [lambda file: file[:-9], lambda file: file[:50] + b"?" + file[51:], lambda _: b"?"]
+    )
+    def test_damaged_compression_is_noticed(self, tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+        whole = gzip.compress(idx_bytes(np.random.default_rng(0).integers(0, 256, (9, 9), np.uint8)))
+        (tmp_path / "values.gz").write_bytes(damage(whole))
+        with pytest.raises(DataCorruption, match=r"cannot read .*values\.gz"):
+            read_idx(tmp_path / "values.gz")
+
+    def test_files_that_do_not_belong_together_are_refused(self, tmp_path: Path) -> None:
+        raw = make_fashion(tmp_path) / "FashionMNIST" / "raw"
+        (raw / "t10k-images-idx3-ubyte").write_bytes(idx_bytes(np.zeros((20, 14, 14), np.uint8)))
+        with pytest.raises(InvalidInput, match=r"training and test .* differ: \(1, 28, 28\) .* \(1, 14, 14\)"):
+            load_source(DataSpec("fashion_mnist", {"root": str(tmp_path)}))
+        (raw / "t10k-labels-idx1-ubyte").write_bytes(idx_bytes(np.full(20, 12, np.uint8)))
+        (raw / "t10k-images-idx3-ubyte").write_bytes(idx_bytes(np.zeros((20, 28, 28), np.uint8)))
+        with pytest.raises(InvalidInput, match="labels of 'fashion_mnist' range from 12 to 12"):
+            load_source(DataSpec("fashion_mnist", {"root": str(tmp_path)}))
 
 
 class TestCifar:
@@ -210,6 +426,48 @@ class TestCifar:
         assert "JPEG" in source.notes[0]
         assert abs(int(source.train.features[30, 0].float().mean()) - 120) <= 3
 
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"image_jpeg": b"?"}, "row 3: the picture cannot be decoded"),
+            ({"image_jpeg": jpeg_bytes(16)[:400]}, "row 3: the picture cannot be decoded"),
+            ({"image_jpeg": jpeg_bytes(16)}, r"row 3: the picture has shape \(3, 16, 16\)"),
+            ({"image_jpeg": None}, "a picture without image_jpeg or label"),
+            ({"label": None}, "a picture without image_jpeg or label"),
+        ],
+    )
+    def test_damaged_jpegs_are_named(self, tmp_path: Path, change: dict[str, object], message: str) -> None:
+        path = make_cifar_jpegs(tmp_path) / "cifar10-jpeg" / "train.parquet"
+        rows = parquet.read_table(path).to_pylist()
+        rows[3].update(change)
+        parquet.write_table(pa.Table.from_pylist(rows), path)
+        with pytest.raises(DataCorruption, match=message):
+            load_source(DataSpec("cifar10", {"root": str(tmp_path)}))
+        path.write_bytes(path.read_bytes()[:500])
+        with pytest.raises(DataCorruption, match=f"cannot read {path}"):
+            load_source(DataSpec("cifar10", {"root": str(tmp_path)}))
+
+
+class TestPublishedTables:
+    @pytest.mark.parametrize(
+        ("name", "file"),
+        [
+            ("adult", "adult.data"),
+            ("breast_cancer_wisconsin", "breast-cancer-wisconsin.data"),
+            ("dutch", "dutch.csv"),
+        ],
+    )
+    @pytest.mark.parametrize("content", ["", "<html>404</html>\n", "1,2,3\n4,5,6\n"])
+    def test_a_file_that_is_not_the_published_one(self, tmp_path: Path, name: str, file: str, content: str) -> None:
+        (tmp_path / file).write_text(content)
+        with pytest.raises(DataCorruption, match=f"cannot read {tmp_path / file}"):
+            load_source(DataSpec(name, {"root": str(tmp_path)}))
+
+    def test_a_file_that_was_cut_short(self, tmp_path: Path) -> None:
+        (tmp_path / "breast-cancer-wisconsin.data").write_text("1000025,5,1,1,1,2,1,3,1,1,2\n")
+        with pytest.raises(DataCorruption, match="has 1 rows, but as published it has 699; fetch it again"):
+            load_source(DataSpec("breast_cancer_wisconsin", {"root": str(tmp_path)}))
+
 
 class TestWhereDataIs:
     def test_a_named_folder_is_the_only_one_looked_at(self, tmp_path: Path) -> None:
@@ -226,6 +484,25 @@ class TestWhereDataIs:
         found = locate("some", ("data.txt",), None, lambda cache: (cache / "data.txt").write_text("x"))
         assert found == tmp_path / "cache" / "data.txt"
 
+    def test_fashion_mnist_is_downloaded_into_the_cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        mirror = make_fashion(tmp_path / "mirror") / "FashionMNIST" / "raw"
+        for file in mirror.glob("t10k-*"):
+            file.with_suffix(".gz").write_bytes(gzip.compress(file.read_bytes()))
+        published = [(file.name, hashlib.md5(file.read_bytes()).hexdigest()) for file in sorted(mirror.glob("*.gz"))]
+        monkeypatch.delenv("DPSWEEP_DATA", raising=False)
+        monkeypatch.setattr("workers.data.files.CACHE", tmp_path / "cache")
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        monkeypatch.setattr("torchvision.datasets.FashionMNIST.resources", published)
+        with served(mirror) as address:
+            monkeypatch.setattr("torchvision.datasets.FashionMNIST.mirrors", [address])
+            source = load_source(DataSpec("fashion_mnist"))
+        assert source.test is not None
+        assert (len(source.train), len(source.test)) == (60, 20)
+        assert torch.equal(load_source(DataSpec("fashion_mnist")).train.features, source.train.features)
+        shutil.rmtree(tmp_path / "cache")
+        with pytest.raises(InvalidInput, match=r"the download into .*cache failed .*DPSWEEP_DATA"):
+            load_source(DataSpec("fashion_mnist"))
+
     def test_a_failed_download_says_what_to_do(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def fail(cache: Path) -> None:
             raise OSError("no route to host")
@@ -241,6 +518,18 @@ class TestWhereDataIs:
         monkeypatch.setenv("DPSWEEP_DATA", str(tmp_path))
         with pytest.raises(InvalidInput, match=r"dutch\.csv; put the data there"):
             load_source(DataSpec("dutch"))
+
+
+@contextlib.contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """A web server of the files in ``folder``, on this machine; yields its address."""
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/"
+        finally:
+            server.shutdown()
 
 
 OWN_SOURCE = """

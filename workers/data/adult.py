@@ -10,7 +10,7 @@ import pyarrow.compute as compute
 import pyarrow.csv as csv
 
 from workers.data.base import Source, Split, make_split
-from workers.data.files import downloads, locate
+from workers.data.files import downloads, locate, reading, require_rows
 from workers.data.tabular import (
     Categorical,
     Column,
@@ -116,8 +116,8 @@ def adult(
     """
     names = choose_group("adult", group, _GROUPS)
     columns = without(_COLUMNS, exclude, "adult")
-    train = _read(locate("adult", ("adult/adult.data", "adult.data"), root, _DOWNLOAD), 0)
-    test = _read(locate("adult", ("adult/adult.test", "adult.test"), root, _DOWNLOAD), 1)
+    train = _read(locate("adult", ("adult/adult.data", "adult.data"), root, _DOWNLOAD), 0, 32_561)
+    test = _read(locate("adult", ("adult/adult.test", "adult.test"), root, _DOWNLOAD), 1, 16_281)
     return Source(
         "adult",
         _split(train, columns, group, names, 0),
@@ -128,13 +128,15 @@ def adult(
     )
 
 
-def _read(path: Path, skip_rows: int) -> pa.Table:
+def _read(path: Path, skip_rows: int, published_rows: int) -> pa.Table:
     """All rows, every field a trimmed string, unknown values ("?") null; adult.test ends its labels with a dot."""
-    table = csv.read_csv(
-        path,
-        read_options=csv.ReadOptions(column_names=_FIELDS, skip_rows=skip_rows),
-        convert_options=csv.ConvertOptions(column_types=dict.fromkeys(_FIELDS, pa.string())),
-    )
+    with reading(path):
+        table = csv.read_csv(
+            path,
+            read_options=csv.ReadOptions(column_names=_FIELDS, skip_rows=skip_rows),
+            convert_options=csv.ConvertOptions(column_types=dict.fromkeys(_FIELDS, pa.string())),
+        )
+    require_rows(path, table.num_rows, published_rows)
     trimmed = {name: compute.utf8_trim_whitespace(table[name]) for name in _FIELDS}
     trimmed["income"] = compute.utf8_rtrim(trimmed["income"], ".")
     known = {name: compute.if_else(compute.equal(column, "?"), None, column) for name, column in trimmed.items()}

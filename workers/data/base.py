@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -102,7 +103,17 @@ class Source:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        _check_names(f"classes of {self.name!r}", self.class_names, at_least=2)
+        _check_names(f"groups of {self.name!r}", self.group_names, at_least=1)
         splits = [self.train] if self.test is None else [self.train, self.test]
+        if not all(map(len, splits)):
+            sizes = " and ".join(str(len(split)) for split in splits)
+            raise InvalidInput(
+                f"the training and test set of {self.name!r} have {sizes} examples; neither may be empty"
+            )
+        if len({(split.features.shape[1:], split.features.dtype) for split in splits}) > 1:
+            shapes = " and ".join(f"{tuple(split.features.shape[1:])} of {split.features.dtype}" for split in splits)
+            raise InvalidInput(f"training and test examples of {self.name!r} differ: {shapes}")
         for split in splits:
             _check_indices(f"labels of {self.name!r}", split.labels, self.class_names)
             _check_indices(f"groups of {self.name!r}", split.groups, self.group_names)
@@ -111,11 +122,29 @@ class Source:
             raise InvalidInput(f"example_ids of {self.name!r} are not unique over training and test split")
 
 
+def repeated(values: Collection[str]) -> str | None:
+    """The first value that occurs more than once."""
+    return next((value for value, count in Counter(values).items() if count > 1), None)
+
+
+def _check_names(what: str, names: tuple[str, ...], at_least: int) -> None:
+    if len(names) < at_least or repeated(names) is not None:
+        raise InvalidInput(f"{what} are {list(names)}, but must be at least {at_least}, all different")
+
+
 def _check_indices(what: str, values: Tensor, names: tuple[str, ...]) -> None:
     if len(values) and not 0 <= int(values.min()) <= int(values.max()) < len(names):
         raise InvalidInput(
             f"{what} range from {int(values.min())} to {int(values.max())}, but must index its {len(names)} names"
         )
+
+
+def not_private(what: Sequence[str]) -> tuple[str, ...]:
+    """The note that names ``what`` was computed from the examples without noise; none if nothing was."""
+    if not what:
+        return ()
+    listed = "; ".join(what)
+    return (f"not private: {listed} were taken from the examples themselves, outside every guarantee; declare them",)
 
 
 @dataclass(frozen=True)
@@ -174,11 +203,10 @@ def _int64(values: npt.ArrayLike) -> Tensor:
     return torch.from_numpy(np.array(values, dtype=np.int64))
 
 
-def encode(values: Sequence[str], names: Sequence[str] | None = None) -> tuple[Indices, tuple[str, ...]]:
-    """Strings as indices into ``names`` (default: the distinct values, sorted), and those names."""
-    known = tuple(sorted(set(values))) if names is None else tuple(names)
-    position = {name: index for index, name in enumerate(known)}
-    unknown = sorted(set(values) - set(known))
+def encode(values: Sequence[str], names: Sequence[str], what: str) -> Indices:
+    """Strings as indices into ``names``; ``what`` they are is said where one is not there."""
+    position = {name: index for index, name in enumerate(names)}
+    unknown = sorted(set(values) - set(names))
     if unknown:
-        raise InvalidInput(f"unexpected values {unknown}; valid: {', '.join(known)}")
-    return np.fromiter((position[value] for value in values), dtype=np.int64, count=len(values)), known
+        raise InvalidInput(f"{what} are not declared: {', '.join(map(repr, unknown))}; valid: {', '.join(names)}")
+    return np.fromiter((position[value] for value in values), dtype=np.int64, count=len(values))

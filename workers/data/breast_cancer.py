@@ -8,7 +8,7 @@ import pyarrow.csv as csv
 from sklearn.datasets import load_breast_cancer
 
 from workers.data.base import Source, make_split
-from workers.data.files import downloads, locate
+from workers.data.files import downloads, locate, reading, require_rows
 from workers.data.tabular import Numeric, complete_rows, encode_table, indices
 
 # fmt: off
@@ -54,11 +54,13 @@ def breast_cancer_wisconsin(root: str | None = None) -> Source:
     names = ("breast-cancer-wisconsin/breast-cancer-wisconsin.data", "breast-cancer-wisconsin.data")
     path = locate("breast_cancer_wisconsin", names, root, _DOWNLOAD)
     fields = ("id", *_SCORES, "diagnosis")
-    table = csv.read_csv(
-        path,
-        read_options=csv.ReadOptions(column_names=fields),
-        convert_options=csv.ConvertOptions(null_values=["?"], column_types=dict.fromkeys(fields, pa.int64())),
-    )
+    with reading(path):
+        table = csv.read_csv(
+            path,
+            read_options=csv.ReadOptions(column_names=fields),
+            convert_options=csv.ConvertOptions(null_values=["?"], column_types=dict.fromkeys(fields, pa.int64())),
+        )
+    require_rows(path, table.num_rows, 699)
     rows = complete_rows(table)
     complete = table.take(rows)
     split = make_split(
@@ -67,5 +69,5 @@ def breast_cancer_wisconsin(root: str | None = None) -> Source:
         example_ids=rows,
     )
     diagnoses = ("benign", "malignant")
-    note = f"{table.num_rows - len(rows)} rows with an unknown value are left out"
+    note = "rows with an unknown value are left out"
     return Source("breast_cancer_wisconsin", split, None, diagnoses, diagnoses, notes=(note,))

@@ -57,6 +57,8 @@ def _keep(train: Split, group_names: tuple[str, ...], spec: DataSpec) -> Split:
 
 def _chosen(members: Indices, name: str, amount: float | int, seed: tuple[int, ...]) -> Indices:
     """A random part of ``members``: a float is a fraction in (0, 1], an int a count."""
+    if isinstance(amount, bool):
+        raise InvalidInput(f"keep of group {name!r} is {amount}, but must be a fraction or a count")
     if isinstance(amount, int):
         require_finite(f"keep of group {name!r}", amount, at_least=1, at_most=len(members))
         count = amount

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.csv as csv
 
 from workers.data.base import Source, make_split
-from workers.data.files import locate
+from workers.data.files import locate, reading, require_rows
 from workers.data.tabular import Categorical, Column, choose_group, encode_table, indices, without
 
 _CODES = {
@@ -41,10 +41,10 @@ def dutch(root: str | None = None, group: str = "sex", exclude: Sequence[str] = 
     columns = without(_COLUMNS, exclude, "dutch")
     path = locate("dutch", ("dutch/dutch.csv", "dutch.csv"), root)
     fields = ("sex", *_CODES, "occupation")
-    table = csv.read_csv(
-        path,
-        convert_options=csv.ConvertOptions(column_types=dict.fromkeys(fields, pa.string()), include_columns=fields),
-    )
+    options = csv.ConvertOptions(column_types=dict.fromkeys(fields, pa.string()), include_columns=fields)
+    with reading(path):
+        table = csv.read_csv(path, convert_options=options)
+    require_rows(path, table.num_rows, 60_420)
     split = make_split(
         encode_table(table, columns),
         indices(table["occupation"], _CLASSES, "occupation"),

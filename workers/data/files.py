@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Mapping
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from accounting.errors import InvalidInput
+import pyarrow as pa
+
+from accounting.errors import DataCorruption, InvalidInput
 
 DATA_VARIABLE = "DPSWEEP_DATA"
 CACHE = Path("~/.cache/dpsweep")
@@ -44,6 +48,23 @@ def require_path(source: str, path: str) -> Path:
     return absolute
 
 
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """What goes wrong while ``path`` is read and decoded becomes one line that names it."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, EOFError, zlib.error) as error:
+        raise DataCorruption(
+            f"cannot read {path}: {' '.join(str(error).split())}; correct or replace the file"
+        ) from error
+
+
+def require_rows(path: Path, rows: int, published: int) -> None:
+    """Refuse a file that was cut short or changed."""
+    if rows != published:
+        raise DataCorruption(f"{path} has {rows} rows, but as published it has {published}; fetch it again")
+
+
 def _first(folder: Path, names: tuple[str, ...]) -> Path | None:
     return next((folder / name for name in names if (folder / name).exists()), None)
 
@@ -62,7 +83,7 @@ def _fetch(source: str, download: Download, folder: Path) -> None:
         download(folder)
     except (OSError, RuntimeError) as error:
         raise InvalidInput(
-            f"data source {source!r}: the download into {folder} failed ({error}); "
+            f"data source {source!r}: the download into {folder} failed ({' '.join(str(error).split())}); "
             f"fetch the data elsewhere and name its folder by `root` or {DATA_VARIABLE}"
         ) from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy.typing as npt
 
 from accounting.errors import DataCorruption
 from workers.data.base import Source, make_split, pixels
-from workers.data.files import locate
+from workers.data.files import locate, reading
 
 _FASHION_CLASSES = (
     "t-shirt",
@@ -70,12 +71,14 @@ def _load(
 def read_idx(path: Path) -> npt.NDArray[np.uint8]:
     """An idx file of unsigned bytes: magic 00 00 08 d, then d sizes (big-endian uint32), then the data."""
     opener = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rb") as file:
+    with reading(path), opener(path, "rb") as file:
         content = file.read()
-    if len(content) < 4 or content[:3] != b"\x00\x00\x08":
-        raise DataCorruption(f"{path} is not an idx file of unsigned bytes")
-    start = 4 + 4 * content[3]
+    start = 4 + 4 * content[3] if content[:3] == b"\x00\x00\x08" and len(content) > 3 else len(content) + 1
+    if len(content) < start:
+        raise DataCorruption(f"{path} is not an idx file of unsigned bytes; fetch it again")
     shape = tuple(int(size) for size in np.frombuffer(content[4:start], dtype=">u4"))
-    if len(content) - start != np.prod(shape):
-        raise DataCorruption(f"{path} says it holds {shape}, but has {len(content) - start} bytes of data")
+    if len(content) - start != math.prod(shape):
+        raise DataCorruption(
+            f"{path} says it holds {shape}, but has {len(content) - start} bytes of data; fetch it again"
+        )
     return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape)

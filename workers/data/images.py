@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
+import pyarrow as pa
 import pyarrow.csv as csv
 import torch
 from torch import Tensor
 
 from accounting.errors import InvalidInput
-from workers.data.base import Source, Split, encode, make_split, pixels
-from workers.data.files import require_path
+from workers.data.base import Source, Split, encode, make_split, not_private, pixels, repeated
+from workers.data.files import reading, require_path
 
 IMAGENET_SCALING = pixels((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """The usual scaling of colour pictures, and the one that models pre-trained on ImageNet expect."""
@@ -25,23 +25,29 @@ def image_folder(
     size: int = 32,
     groups: str | None = None,
     classes: Sequence[str] | None = None,
+    group_names: Sequence[str] | None = None,
 ) -> Source:
     """Pictures in one folder per class, below ``path`` or below its ``train`` and ``test``.
 
     size: pictures are resized to size x size, colour. groups: a CSV file with columns file (relative to ``path``)
-    and group; without it the classes are the groups. Example ids follow the sorted file names. All pictures are
-    held in memory.
+    and group; without it the classes are the groups. classes, group_names: declared; what is not is taken from the
+    folders and the CSV file, which is not private: the notes say so. Example ids follow the sorted file names. All
+    pictures are held in memory.
     """
     folder = require_path("image_folder", path)
     parts = [folder / name for name in ("train", "test") if (folder / name).is_dir()] or [folder]
     listed = [_list(part) for part in parts]
-    class_names = tuple(classes) if classes else listed[0].class_names
     files = [file for part in listed for file in part.files]
-    labels, _ = encode([name for part in listed for name in part.labels], class_names)
-    group_labels, group_names = (labels, class_names) if groups is None else _groups(groups, folder, files)
-    whole = make_split(read_images(files, size), labels, group_labels)
+    class_names = tuple(classes or listed[0].class_names)
+    labels = encode([name for part in listed for name in part.labels], class_names, f"class folders of {folder}")
+    named = None if groups is None else _groups(Path(groups), folder, files)
+    names = class_names if named is None else tuple(group_names or sorted(set(named)))
+    members = labels if named is None else encode(named, names, f"groups of {groups}")
+    whole = make_split(read_images(files, size), labels, members)
     train, test = _divide(whole, len(listed[0].files)) if len(parts) > 1 else (whole, None)
-    return Source(folder.name, train, test, group_names, class_names, IMAGENET_SCALING)
+    learnt = {"the classes (`classes`)": not classes, "the groups (`group_names`)": named and not group_names}
+    notes = not_private([what for what, is_learnt in learnt.items() if is_learnt])
+    return Source(folder.name, train, test, names, class_names, IMAGENET_SCALING, notes)
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,7 @@ def _list(folder: Path) -> _Listing:
 
     try:
         found = ImageFolder(str(folder))
-    except FileNotFoundError as error:
+    except OSError as error:
         raise InvalidInput(f"data source 'image_folder': {error}") from error
     names = tuple(found.classes)
     return _Listing([Path(file) for file, _ in found.samples], [names[label] for _, label in found.samples], names)
@@ -67,24 +73,35 @@ def _divide(whole: Split, train_size: int) -> tuple[Split, Split]:
     return whole.select(indices[:train_size]), whole.select(indices[train_size:])
 
 
-def _groups(path: str, folder: Path, files: list[Path]) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
-    table = csv.read_csv(require_path("image_folder", path))
+def _groups(path: Path, folder: Path, files: list[Path]) -> list[str]:
+    """The group of each file, by the CSV file ``path``."""
+    as_spelt = csv.ConvertOptions(column_types={"file": pa.string(), "group": pa.string()}, strings_can_be_null=True)
+    found = require_path("image_folder", str(path))
+    with reading(found):
+        table = csv.read_csv(found, convert_options=as_spelt)
     if not {"file", "group"} <= set(table.column_names):
-        raise InvalidInput(f"{path} has columns {', '.join(table.column_names)}, but needs file and group")
-    by_file = dict(zip(table["file"].to_pylist(), (str(name) for name in table["group"].to_pylist()), strict=True))
-    names = [file.relative_to(folder).as_posix() for file in files]
-    missing = [name for name in names if name not in by_file]
+        raise InvalidInput(f"{found} has columns {', '.join(table.column_names)}, but needs file and group")
+    if repeat := repeated(table["file"].to_pylist()):
+        raise InvalidInput(f"{found} gives more than one group for {repeat!r}; keep one line")
+    by_file = dict(zip(table["file"].to_pylist(), table["group"].to_pylist(), strict=True))
+    grouped = {file: by_file.get(file.relative_to(folder).as_posix()) for file in files}
+    missing = [file for file, group in grouped.items() if group is None]
     if missing:
-        raise InvalidInput(f"{path} gives no group for {len(missing)} pictures, first {missing[0]!r}")
-    return encode([by_file[name] for name in names])
+        raise InvalidInput(f"{found} gives no group for {len(missing)} pictures, first {missing[0]}")
+    return [str(group) for group in grouped.values()]
 
 
 def read_images(files: Sequence[Path], size: int) -> Tensor:
     """uint8 [n, 3, size, size], resized with bilinear interpolation."""
     if size < 1:
         raise InvalidInput(f"size is {size}, but pictures need at least 1 x 1 pixel")
+    return torch.stack([_read_image(file, size) for file in files])
+
+
+def _read_image(file: Path, size: int) -> Tensor:
     from torchvision.datasets.folder import default_loader  # late: importing torchvision takes seconds
     from torchvision.transforms.functional import pil_to_tensor, resize
 
-    shape = [size, size]
-    return torch.stack([pil_to_tensor(resize(default_loader(str(file)), shape)) for file in files])
+    with reading(file):
+        picture: Tensor = pil_to_tensor(resize(default_loader(str(file)), [size, size]))
+    return picture

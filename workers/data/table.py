@@ -3,25 +3,46 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Final
 
 import pyarrow as pa
 import pyarrow.compute as compute
 import pyarrow.csv as csv
 import pyarrow.parquet as parquet
+from pydantic import BeforeValidator, FiniteFloat
 
 from accounting.errors import InvalidInput
 from accounting.registry import lookup, nearest
-from workers.data.base import Source, Split, make_split
-from workers.data.files import require_path
-from workers.data.tabular import Categorical, Column, Numeric, complete_rows, encode_table, indices
+from workers.data.base import Source, Split, make_split, not_private, repeated
+from workers.data.files import reading, require_path
+from workers.data.tabular import (
+    Categorical,
+    Column,
+    Numeric,
+    as_text,
+    complete_rows,
+    encode_table,
+    indices,
+    is_numeric,
+    numbers,
+)
 
-READERS: Mapping[str, Callable[[Path], pa.Table]] = {".csv": csv.read_csv, ".parquet": parquet.read_table}
-"""By file name extension."""
+_MOST_CATEGORIES: Final = 1000
+"""A text column with more distinct values than this has to be declared: one column for each would fill the memory."""
 
-Names = Sequence[str | int]
+
+def _name(value: object) -> object:
+    """A declared value as the text that the table's column is read as."""
+    if value is None or isinstance(value, bool):
+        raise InvalidInput("write yes, no, on, off, true, false and null in quotes, as the table spells them")
+    return str(value) if isinstance(value, (str, int)) else as_text(pa.array([value]), "it")[0].as_py()
+
+
+Names = Sequence[Annotated[str, BeforeValidator(_name)]]
+Range = tuple[FiniteFloat, FiniteFloat]
 
 
 @dataclass(frozen=True)
@@ -40,14 +61,24 @@ class Roles:
 
 
 @dataclass(frozen=True)
+class Declared:
+    """What the user says about the values of columns, so that it need not be taken from the rows."""
+
+    ranges: Mapping[str, Range]
+    categories: Mapping[str, Names]
+    classes: Names | None
+    groups: Names | None
+
+
+@dataclass(frozen=True)
 class Encoding:
-    """How rows become examples; ``learnt`` names what had to be taken from the rows, for want of a declaration."""
+    """How rows become examples; ``notes`` say what had to be taken from the rows, for want of a declaration."""
 
     roles: Roles
     columns: tuple[Column, ...]
     class_names: tuple[str, ...]
     group_names: tuple[str, ...]
-    learnt: tuple[str, ...]
+    notes: tuple[str, ...]
 
     def split(self, table: pa.Table, first_id: int, user_names: tuple[str, ...]) -> Split:
         """The complete rows; the others are left out."""
@@ -70,146 +101,172 @@ def table(
     group: str | None = None,
     user: str | None = None,
     test_path: str | None = None,
-    ranges: Mapping[str, Sequence[float]] | None = None,
+    ranges: Mapping[str, Range] | None = None,
     categories: Mapping[str, Names] | None = None,
     classes: Names | None = None,
     groups: Names | None = None,
 ) -> Source:
-    """Rows of a .csv (with a header) or .parquet file.
+    """Rows of a .csv (UTF-8, with a header) or .parquet file.
 
     label, group, user: columns; the label's classes are the groups by default. features: columns (all without
     another role by default). Numbers are scaled by ``ranges`` {column: [low, high]}; text columns, and those in
     ``categories`` {column: [values]}, become one-hot. What is not declared is taken from the rows, which is not
-    private: the notes say so. Rows with a missing value are left out; example ids count rows of the file, then
-    those of ``test_path``.
+    private: the notes say so. Rows with a missing value (in CSV an empty field, NA, NaN or null) are left out;
+    example ids count rows of the file, then those of ``test_path``.
     """
-    train = _read(path)
-    roles = _roles(train, label, group or label, user, features)
-    train = train.select(roles.used)
-    tables = [train] if test_path is None else [train, _read(test_path).select(roles.used)]
-    encoding = _encoding(tables[0], roles, ranges or {}, categories or {}, classes, groups)
-    if group is None and groups is None:
-        encoding = replace(encoding, group_names=encoding.class_names)
-    users = () if user is None else _distinct(pa.concat_tables([part.select([user]) for part in tables])[user])
-    splits = [
-        encoding.split(part, first_id, users) for part, first_id in zip(tables, (0, train.num_rows), strict=False)
-    ]
-    dropped = sum(part.num_rows - len(split) for part, split in zip(tables, splits, strict=True))
+    declared = Declared(ranges or {}, categories or {}, classes, groups)
+    texts = {name for name in (label, group, user, *declared.categories) if name is not None}
+    rows = _read(path, texts)
+    roles = _roles(rows.column_names, label, group or label, user, features)
+    tables = [_used_columns(rows, roles, texts, path)]
+    if test_path is not None:
+        if Path(test_path).expanduser().resolve() == Path(path).expanduser().resolve():
+            raise InvalidInput(f"test_path is the training table {path} itself; give other rows, or leave it out")
+        tables.append(_used_columns(_read(test_path, texts), roles, texts, test_path))
+    encoding = _encoding(tables[0], roles, declared)
+    users = (
+        () if user is None else _distinct(pa.chunked_array([chunk for part in tables for chunk in part[user].chunks]))
+    )
+    splits = [encoding.split(part, first_id, users) for part, first_id in zip(tables, (0, rows.num_rows), strict=False)]
+    is_complete = all(part.num_rows == len(split) for part, split in zip(tables, splits, strict=True))
     return Source(
         Path(path).stem,
         splits[0],
         splits[1] if len(splits) > 1 else None,
         encoding.group_names,
         encoding.class_names,
-        notes=_notes(encoding.learnt, dropped),
+        notes=encoding.notes if is_complete else (*encoding.notes, "rows with a missing value are left out"),
     )
 
 
-def _read(path: str) -> pa.Table:
-    """The file's rows; booleans and dictionaries as text."""
+def _read_csv(path: Path, texts: Collection[str]) -> pa.Table:
+    """The columns ``texts`` are taken as they are spelt: 007 stays 007."""
+    types = dict.fromkeys(texts, pa.string())
+    return csv.read_csv(path, convert_options=csv.ConvertOptions(column_types=types, strings_can_be_null=True))
+
+
+def _read_parquet(path: Path, texts: Collection[str]) -> pa.Table:
+    return parquet.read_table(path)
+
+
+READERS: Mapping[str, Callable[[Path, Collection[str]], pa.Table]] = {".csv": _read_csv, ".parquet": _read_parquet}
+"""By file name extension."""
+
+
+def _read(path: str, texts: Collection[str]) -> pa.Table:
     found = require_path("table", path)
     reader = lookup(READERS, found.suffix.lower(), "file type")
-    try:
-        rows = reader(found)
-    except (pa.ArrowException, OSError) as error:
-        raise InvalidInput(f"cannot read the table {found}: {' '.join(str(error).split())}") from error
-    as_text = (pa.types.is_boolean, pa.types.is_dictionary)
-    columns = {
-        name: column.cast(pa.string()) if any(is_type(column.type) for is_type in as_text) else column
-        for name, column in zip(rows.column_names, rows.columns, strict=True)
-    }
-    return pa.table(columns)
+    with reading(found):
+        rows = reader(found, texts)
+    if repeat := repeated(rows.column_names):
+        raise InvalidInput(f"the table {found} has more than one column named {repeat!r}; rename them")
+    return rows
 
 
-def _roles(rows: pa.Table, label: str, group: str, user: str | None, features: Sequence[str] | None) -> Roles:
-    special = {label, group, *(() if user is None else (user,))}
-    chosen = tuple(name for name in rows.column_names if name not in special) if features is None else tuple(features)
-    roles = Roles(label, group, user, chosen)
-    for name in roles.used:
-        if name not in rows.column_names:
-            raise InvalidInput(f"there is no column {name!r}; {nearest(name, rows.column_names)}")
+def _roles(columns: Sequence[str], label: str, group: str, user: str | None, features: Sequence[str] | None) -> Roles:
+    chosen = [name for name in columns if name not in (label, group, user)] if features is None else features
     if label in chosen:
         raise InvalidInput(f"the label column {label!r} is also a feature; leave it out of `features`")
-    return roles
+    if repeat := repeated(chosen):
+        raise InvalidInput(f"`features` names {repeat!r} more than once")
+    return Roles(label, group, user, tuple(chosen))
 
 
-def _encoding(
-    rows: pa.Table,
-    roles: Roles,
-    ranges: Mapping[str, Sequence[float]],
-    categories: Mapping[str, Names],
-    classes: Names | None,
-    groups: Names | None,
-) -> Encoding:
+def _used_columns(rows: pa.Table, roles: Roles, texts: Collection[str], path: str) -> pa.Table:
+    """The columns that have a role: numbers as they are, all else as text."""
+    for name in roles.used:
+        if name not in rows.column_names:
+            raise InvalidInput(f"there is no column {name!r} in {path}; {nearest(name, rows.column_names)}")
+    columns = {name: rows[name] for name in roles.used}
+    return pa.table(
+        {
+            name: column if is_numeric(column) and name not in texts else as_text(column, f"column {name!r} of {path}")
+            for name, column in columns.items()
+        }
+    )
+
+
+def _encoding(rows: pa.Table, roles: Roles, declared: Declared) -> Encoding:
     """What is declared, completed from the complete ones of ``rows``."""
-    for name in (*ranges, *categories):
+    for name in (*declared.ranges, *declared.categories):
         if name not in roles.features:
             raise InvalidInput(
                 f"{name!r} has a range or categories, but is no feature; {nearest(name, roles.features)}"
             )
-    complete = rows.take(complete_rows(rows))
-    if complete.num_rows == 0:
-        raise InvalidInput("no row is complete; choose `features` without the columns that have missing values")
-    learnt = [name for name in roles.features if name not in ranges and name not in categories]
-    columns = tuple(_column(complete[name], name, ranges, categories) for name in roles.features)
+        if name in declared.ranges and name in declared.categories:
+            raise InvalidInput(f"column {name!r} has both a range and categories; keep one of them")
+    complete = _complete(rows)
+    class_names = _declared_or_distinct(declared.classes, complete[roles.label])
+    groups_are_classes = roles.group == roles.label and declared.groups is None
     return Encoding(
         roles,
-        columns,
-        _declared_or_distinct(classes, complete[roles.label], "classes"),
-        _declared_or_distinct(groups, complete[roles.group], "groups"),
-        tuple(learnt),
+        tuple(_column(complete[name], name, declared) for name in roles.features),
+        class_names,
+        class_names if groups_are_classes else _declared_or_distinct(declared.groups, complete[roles.group]),
+        not_private(_undeclared(roles, declared)),
     )
 
 
-def _column(
-    values: pa.ChunkedArray, name: str, ranges: Mapping[str, Sequence[float]], categories: Mapping[str, Names]
-) -> Column:
-    if name in categories:
-        return Categorical(name, _names(categories[name], f"categories of column {name!r}"))
-    is_number = pa.types.is_integer(values.type) or pa.types.is_floating(values.type)
-    if name in ranges:
-        if not is_number:
-            raise InvalidInput(
-                f"column {name!r} has a range but holds text, not only numbers; declare its categories, or correct it"
-            )
-        return Numeric(name, *_low_high(ranges[name], name))
-    if not is_number:
-        return Categorical(name, _distinct(values))
-    extremes = compute.min_max(values).as_py()
-    low, high = float(extremes["min"]), float(extremes["max"])
+def _undeclared(roles: Roles, declared: Declared) -> list[str]:
+    """What is taken from the rows, each with the key that would declare it."""
+    columns = [name for name in roles.features if name not in declared.ranges and name not in declared.categories]
+    undeclared = {
+        f"ranges or categories of {', '.join(columns)} (`ranges`, `categories`)": bool(columns),
+        "the classes (`classes`)": declared.classes is None,
+        "the groups (`groups`)": declared.groups is None and roles.group != roles.label,
+    }
+    return [what for what, is_undeclared in undeclared.items() if is_undeclared]
+
+
+def _complete(rows: pa.Table) -> pa.Table:
+    """The rows without a missing value, or `InvalidInput` if there is none."""
+    if rows.num_rows == 0:
+        raise InvalidInput("the table has no rows")
+    complete = rows.take(complete_rows(rows))
+    if complete.num_rows == 0:
+        missing = {name: rows.num_rows - len(complete_rows(rows.select([name]))) for name in rows.column_names}
+        worst = max(missing, key=missing.__getitem__)
+        raise InvalidInput(
+            f"no row is complete; column {worst!r} has no value in {missing[worst]} of {rows.num_rows} rows: "
+            "leave it out of `features`"
+        )
+    return complete
+
+
+def _column(values: pa.ChunkedArray, name: str, declared: Declared) -> Column:
+    if name in declared.categories:
+        return Categorical(name, tuple(declared.categories[name]))
+    if name in declared.ranges:
+        return Numeric(name, *declared.ranges[name])
+    return _learnt_range(values, name) if is_numeric(values) else _learnt_categories(values, name)
+
+
+def _learnt_range(values: pa.ChunkedArray, name: str) -> Numeric:
+    found = numbers(values, name)
+    low, high = float(found.min()), float(found.max())
+    if not math.isfinite(high - low):
+        raise InvalidInput(f"column {name!r} has values from {low} to {high}; declare its range, which cuts them")
     return Numeric(name, low, high if high > low else low + 1.0)
 
 
-def _low_high(declared: object, name: str) -> tuple[float, float]:
-    match declared:
-        case [int() | float() as low, int() | float() as high] if math.isfinite(low) and math.isfinite(high):
-            return low, high
-    raise InvalidInput(f"the range of column {name!r} is {declared!r}, but must be [low, high], two finite numbers")
-
-
-def _names(declared: Names, what: str) -> tuple[str, ...]:
-    if isinstance(declared, str) or not isinstance(declared, Sequence):
-        raise InvalidInput(f"{what} are {declared!r}, but must be a list of values")
-    return tuple(str(value) for value in declared)
-
-
-def _declared_or_distinct(declared: Names | None, values: pa.ChunkedArray, what: str) -> tuple[str, ...]:
-    return _distinct(values) if declared is None else _names(declared, what)
-
-
-def _distinct(values: pa.ChunkedArray) -> tuple[str, ...]:
-    """The distinct values in their own order (numbers by size, text by letter), as strings."""
-    unique = compute.unique(values.combine_chunks()).drop_null()
-    return tuple(unique.take(compute.sort_indices(unique)).cast(pa.string()).to_pylist())
-
-
-def _notes(learnt: tuple[str, ...], dropped: int) -> tuple[str, ...]:
-    notes = []
-    if learnt:
-        notes.append(
-            f"not private: ranges or categories of {', '.join(learnt)} were taken from the rows themselves, outside "
-            "every guarantee; declare them in `ranges` and `categories`"
+def _learnt_categories(values: pa.ChunkedArray, name: str) -> Categorical:
+    found = _distinct(values)
+    if len(found) > _MOST_CATEGORIES:
+        raise InvalidInput(
+            f"column {name!r} has {len(found)} distinct texts such as {found[0]!r}, more than {_MOST_CATEGORIES}; "
+            "leave it out of `features`, declare its `categories`, or correct it where it should hold only numbers"
         )
-    if dropped:
-        notes.append(f"{dropped} rows with a missing value are left out")
-    return tuple(notes)
+    return Categorical(name, found)
+
+
+def _declared_or_distinct(declared: Names | None, values: pa.ChunkedArray) -> tuple[str, ...]:
+    return _distinct(values) if declared is None else tuple(declared)
+
+
+def _distinct(texts: pa.ChunkedArray) -> tuple[str, ...]:
+    """The distinct values: numbers by size where all are numbers, else by letter."""
+    found: list[str] = compute.unique(texts).drop_null().to_pylist()
+    try:
+        return tuple(sorted(found, key=float))
+    except ValueError:
+        return tuple(sorted(found))

@@ -5,6 +5,7 @@ Declared means public: nothing is learnt from the rows, so encoding costs no pri
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -45,9 +46,9 @@ class Numeric:
     high: float
 
     def __post_init__(self) -> None:
-        if not self.low < self.high:
+        if not (self.low < self.high and math.isfinite(self.high - self.low)):
             raise InvalidInput(
-                f"the range of column {self.name!r} is [{self.low}, {self.high}], but must be increasing"
+                f"the range of column {self.name!r} is [{self.low}, {self.high}], but must be increasing and finite"
             )
 
     @property
@@ -55,8 +56,8 @@ class Numeric:
         return 1
 
     def encode(self, values: pa.ChunkedArray) -> Rows:
-        numbers = values.cast(pa.float64()).to_numpy()
-        scaled: Rows = np.clip((numbers - self.low) / (self.high - self.low), 0.0, 1.0).astype(np.float32)
+        within = np.clip(numbers(values, self.name), self.low, self.high)
+        scaled: Rows = ((within - self.low) / (self.high - self.low)).astype(np.float32)
         return scaled[:, None]
 
 
@@ -66,6 +67,12 @@ class Categorical:
 
     name: str
     categories: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if not self.categories or len(set(self.categories)) < len(self.categories):
+            raise InvalidInput(
+                f"categories of {self.name!r} are {list(self.categories)}, but must be at least one, all different"
+            )
 
     @property
     def width(self) -> int:
@@ -79,6 +86,33 @@ class Categorical:
         return rows
 
 
+def is_numeric(values: pa.ChunkedArray) -> bool:
+    kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
+    return any(is_kind(values.type) for is_kind in kinds)
+
+
+def numbers(values: pa.ChunkedArray, name: str) -> npt.NDArray[np.float64]:
+    """[n] values of column ``name`` as float64; whole numbers beyond 2^53 are rounded."""
+    try:
+        return np.asarray(values.cast(pa.float64(), safe=False).to_numpy(), dtype=np.float64)
+    except pa.ArrowException as error:
+        raise InvalidInput(
+            f"column {name!r} has a range but holds more than numbers ({error}); declare its categories, or correct it"
+        ) from error
+
+
+def as_text(values: pa.Array | pa.ChunkedArray, what: str) -> pa.Array | pa.ChunkedArray:
+    """Values as strings; a whole number has no decimal point, NaN is null."""
+    if pa.types.is_floating(values.type):
+        values = compute.if_else(compute.is_nan(values), None, values)
+    try:
+        return values.cast(pa.string())
+    except pa.ArrowException as error:
+        raise InvalidInput(
+            f"{what} holds {values.type}, but only numbers, text, booleans and dates can be read"
+        ) from error
+
+
 def positions(values: pa.ChunkedArray, names: Sequence[str]) -> npt.NDArray[np.int64]:
     """[n]: where each value, as a string, stands in ``names``; -1 where it does not."""
     found = compute.index_in(values.cast(pa.string()), value_set=pa.array(names, pa.string()))
@@ -89,8 +123,8 @@ def indices(values: pa.ChunkedArray, names: Sequence[str], what: str) -> npt.NDA
     """`positions`, with an error for values that are not in ``names``."""
     found = positions(values, names)
     if (found < 0).any():
-        stranger = values[int(np.flatnonzero(found < 0)[0])]
-        raise InvalidInput(f"{what} has the value {str(stranger)!r}; {nearest(str(stranger), names)}")
+        stranger = str(values[int(np.flatnonzero(found < 0)[0])])
+        raise InvalidInput(f"{what} has the value {stranger!r}; {nearest(stranger, names)}")
     return found
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from accounting.errors import InvalidInput
 from accounting.registry import lookup
-from workers.data.base import Indices, Source, make_split
+from workers.data.base import Indices, Source, make_split, repeated
 from workers.data.files import locate
 from workers.data.images import IMAGENET_SCALING, read_images
 
@@ -59,6 +59,11 @@ def utkface(
     chosen = lookup(TASKS, task, "UTKFace task")
     folder = locate("utkface", ("UTKFace", "utkface"), root)
     files = sorted(folder.rglob("*.jpg"), key=lambda file: file.relative_to(folder).as_posix())
+    if repeat := repeated([file.name for file in files]):
+        raise InvalidInput(
+            f"data source 'utkface': {folder} holds {repeat!r} more than once; keep one of each picture, "
+            "as whoever is there twice is protected half as well"
+        )
     group_of = {lookup(_RACE_CODES, race, "race"): group for group, race in enumerate(races)}
     parsed = [_parse(file) for file in files]
     ids = np.array([i for i, face in enumerate(parsed) if face is not None and face.race in group_of], dtype=np.int64)
@@ -67,10 +72,13 @@ def utkface(
     faces = [face for face in parsed if face is not None and face.race in group_of]
     targets = np.array([chosen.label(face) for face in faces], dtype=np.int64)
     groups = np.array([group_of[face.race] for face in faces], dtype=np.int64)
-    kept = lookup(_SELECTIONS, labels, "UTKFace labels")(targets, groups)
+    kept = _SELECTIONS[labels](targets, groups)
+    if not len(kept):
+        raise InvalidInput(
+            f"data source 'utkface': no race has faces {' and '.join(chosen.class_names)}; set labels: all"
+        )
     pictures = read_images([faces[index].file for index in kept], size)
-    unnamed = parsed.count(None)
-    notes = (f"{unnamed} pictures without age, gender and race in their names are left out",) if unnamed else ()
+    notes = ("pictures without age, gender and race in their names are left out",) if None in parsed else ()
     split = make_split(pictures, targets[kept], groups[kept], example_ids=ids[kept])
     return Source("utkface", split, None, tuple(races), chosen.class_names, IMAGENET_SCALING, notes)
 
