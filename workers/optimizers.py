@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 import torch
 from torch import Tensor, nn
 
-from accounting.errors import InvalidInput, require_finite
+from accounting.errors import require_finite
 from accounting.registry import build
 from workers.spec import Component
 
@@ -112,32 +112,24 @@ def sgd(
     return TorchOptimizer(parameters, inner)
 
 
-def adam(
-    parameters: Parameters,
-    learning_rate: float = 1e-3,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    epsilon: float = 1e-8,
-    weight_decay: float = 0.0,
-) -> Optimizer:
-    inner = torch.optim.Adam(
-        parameters.values(), lr=learning_rate, betas=(beta1, beta2), eps=epsilon, weight_decay=weight_decay
-    )
-    return TorchOptimizer(parameters, inner)
+def _adam(kind: type[torch.optim.Adam | torch.optim.AdamW], weight_decay: float) -> Callable[..., Optimizer]:
+    """The factory of one of torch's two Adams, which differ in how (and by default, how much) weights decay."""
+    default = weight_decay
 
+    def make(
+        parameters: Parameters,
+        learning_rate: float = 1e-3,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        weight_decay: float = default,
+    ) -> Optimizer:
+        inner = kind(
+            parameters.values(), lr=learning_rate, betas=(beta1, beta2), eps=epsilon, weight_decay=weight_decay
+        )
+        return TorchOptimizer(parameters, inner)
 
-def adamw(
-    parameters: Parameters,
-    learning_rate: float = 1e-3,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    epsilon: float = 1e-8,
-    weight_decay: float = 0.01,
-) -> Optimizer:
-    inner = torch.optim.AdamW(
-        parameters.values(), lr=learning_rate, betas=(beta1, beta2), eps=epsilon, weight_decay=weight_decay
-    )
-    return TorchOptimizer(parameters, inner)
+    return make
 
 
 def adam_corrected(
@@ -154,8 +146,8 @@ def adam_corrected(
 
 OPTIMIZERS: Final[Mapping[str, Callable[..., Optimizer]]] = {
     "sgd": sgd,
-    "adam": adam,
-    "adamw": adamw,
+    "adam": _adam(torch.optim.Adam, weight_decay=0.0),
+    "adamw": _adam(torch.optim.AdamW, weight_decay=0.01),
     "adam_corrected": adam_corrected,
 }
 
@@ -163,11 +155,8 @@ OPTIMIZERS: Final[Mapping[str, Callable[..., Optimizer]]] = {
 def make_optimizer(component: Component, parameters: Parameters) -> Optimizer:
     """The optimiser a trial names. Raises: InvalidInput for unknown names, keys and impossible learning rates."""
     rate = component.params.get("learning_rate", 1.0)
-    require_finite("learning_rate", rate, at_least=0.0)
-    try:
-        return build(OPTIMIZERS, component.name, component.params, "optimizer", parameters=parameters)
-    except (TypeError, ValueError) as error:  # torch.optim checks the other parameters
-        raise InvalidInput(f"optimizer {component.name!r}: {error}") from error
+    require_finite(f"optimizer {component.name!r}: learning_rate", rate, at_least=0.0)
+    return build(OPTIMIZERS, component.name, component.params, "optimizer", parameters=parameters)
 
 
 LearningRateSchedule = Callable[[int], float]
