@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import AuthenticationError, RayError
+from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from accounting.errors import InvalidInput, StorageError
@@ -74,13 +74,8 @@ def _join(address: str, user_modules: Sequence[str]) -> None:
     shipped = sorted({_module_path(name) for name in (*_PACKAGES, *user_modules)})
     try:
         ray.init(address=address, log_to_driver=False, configure_logging=False, runtime_env={"py_modules": shipped})
-    except AuthenticationError as error:
-        raise InvalidInput(
-            f"the Ray cluster at {address!r} refuses this token; copy the cluster's token with "
-            "`ray get-auth-token` to ~/.ray/auth_token or RAY_AUTH_TOKEN, and set RAY_AUTH_MODE=token"
-        ) from error
-    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-        raise _no_cluster(address, next(iter(str(error).strip().splitlines()), type(error).__name__)) from error
+    except (RayError, ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+        raise _refusal(address, error) from error
 
 
 def _require_listener(address: str) -> None:
@@ -90,10 +85,25 @@ def _require_listener(address: str) -> None:
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise InvalidInput(f"the address {address!r} is none of 'local', 'auto' and HOST:PORT (of the cluster's head)")
+    if host in ("localhost", "127.0.0.1"):
+        host = ray.util.get_node_ip_address()  # what Ray makes of it
     try:
         socket.create_connection((host, int(port)), timeout=10.0).close()
     except (OSError, OverflowError) as error:
-        raise _no_cluster(address, str(error)) from error
+        raise _no_cluster(address, f"{error} at {host}:{port}") from error
+
+
+def _refusal(address: str, error: Exception) -> InvalidInput:
+    """Why Ray did not connect; it hides a refused token in the error that caused another one."""
+    reason = " ".join(str(error).split())
+    if "AuthenticationError" in f"{error!r} {error.__cause__}":
+        return InvalidInput(
+            f"the Ray cluster at {address!r} wants a token, and none or another one was given; copy the cluster's "
+            "token (`ray get-auth-token` on its head) to ~/.ray/auth_token or RAY_AUTH_TOKEN"
+        )
+    if reason.startswith("Version mismatch"):
+        return InvalidInput(f"the Ray cluster at {address!r} has other versions; install the same here ({reason})")
+    return _no_cluster(address, reason)
 
 
 def _no_cluster(address: str, reason: str) -> InvalidInput:

@@ -21,13 +21,22 @@ _QUIET = {
 }
 
 
+_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""Every process listens on 127.0.0.1 only, as Ray does outside Linux by default: on Linux it listens on all interfaces,
+and takes a ``_node_ip_address`` of 127.0.0.1 to mean the machine's own address."""
+
+_IMPATIENT = {"RAY_NUM_REDIS_GET_RETRIES": "3"}
+"""How often to try a head that listens but does not let us in, about a second apart; Ray would go on for minutes."""
+
+
 def prepare_environment(address: str) -> None:
     """Keep Ray quiet and its clusters closed to strangers; what the user has set already stays as it is.
 
-    An embedded cluster gets a token of its own, so nothing is written to the home folder. A running one is joined
-    with the user's token where there is one: Ray does so by itself only for ``auto``.
+    An embedded cluster is reached from this machine alone, and gets a token of its own, so nothing is written to the
+    home folder. A running one is joined with the user's token where there is one: Ray does so by itself only for
+    ``auto``.
     """
-    for name, value in _QUIET.items():
+    for name, value in {**_QUIET, **(_LOOPBACK if address == EMBEDDED else _IMPATIENT)}.items():
         os.environ.setdefault(name, value)
     if "RAY_AUTH_MODE" in os.environ:
         return

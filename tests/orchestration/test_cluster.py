@@ -29,6 +29,12 @@ sys.stdin.read()
 cluster.shutdown()
 """
 """A head without work and two workers, each with a scheduler and object store of its own, until stdin closes."""
+CLOSED = {
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": "a1" * 32,
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # on 127.0.0.1 only
+}
+"""A cluster that wants a token and is not to be reached from elsewhere."""
 
 QUICKSTART = Path(__file__).parents[2] / "sweeps" / "quickstart.yaml"
 SWEEP = small(
@@ -65,7 +71,7 @@ def address() -> Iterator[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        env=environment(RAY_AUTH_MODE="disabled"),
+        env=environment(**CLOSED),
     )
     assert process.stdout is not None
     assert process.stdin is not None
@@ -76,7 +82,7 @@ def address() -> Iterator[str]:
         process.wait(PATIENCE)
 
 
-def run_on(address: str, folder: Path, sweep: str) -> subprocess.CompletedProcess[str]:
+def run_on(address: str, folder: Path, sweep: str, **changes: str) -> subprocess.CompletedProcess[str]:
     """Run ``sweep`` on the cluster, with ``folder`` among the places that modules come from."""
     (folder / "sweep.yaml").write_text(sweep)
     (folder / "my_models.py").write_text(MY_MODELS)
@@ -86,7 +92,7 @@ def run_on(address: str, folder: Path, sweep: str) -> subprocess.CompletedProces
         capture_output=True,
         text=True,
         timeout=PATIENCE,
-        env=environment(RAY_AUTH_MODE="disabled", PYTHONPATH=path),
+        env=environment(**{**CLOSED, **changes}, PYTHONPATH=path),
         check=False,
     )
 
@@ -116,6 +122,14 @@ def test_the_quickstart_as_it_is_shipped(address: str, tmp_path: Path) -> None:
     assert all(trial["median_example_epsilon"] < trial["epsilon"] for trial in private)
     fairest = max(private, key=lambda trial: trial["worst_group_accuracy"])
     assert fairest["labels"]["clipping"] == "dpsgd_f"
+
+
+def test_another_token_is_refused_in_words(address: str, tmp_path: Path) -> None:
+    done = run_on(address, tmp_path, SWEEP, RAY_AUTH_TOKEN="b2" * 32)
+    assert done.returncode == 2
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert f"the Ray cluster at '{address}' wants a token" in line
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_trial_that_fails_fails_alone(address: str, tmp_path: Path) -> None:
