@@ -1,4 +1,4 @@
-"""Training and accounting stand alone: they run where neither Ray, MLflow nor anything of orchestration is installed."""
+"""Training and accounting stand alone: they run where neither Ray, MLflow nor orchestration is installed."""
 
 from __future__ import annotations
 
