@@ -152,7 +152,9 @@ def test_contributions_are_what_examples_add_over_the_sensitivity(component: Com
 def test_no_norm_and_no_noisy_answer_breaks_the_bound(component: Component, data: st.DataObject) -> None:
     """Zero, tiny, huge, infinite and NaN norms; noisy answers of any sign and size."""
     method = make_clipping(component)
-    norm = st.one_of(st.sampled_from([0.0, 1e-45, 1e-38, 1e38, math.inf, math.nan]), st.floats(0.0, 1e6, width=32))
+    norm = st.one_of(
+        st.sampled_from([0.0, 1e-45, 1e-38, 1e38, 3.4e38, math.inf, math.nan]), st.floats(0.0, 1e6, width=32)
+    )
     layer_norms = torch.tensor(data.draw(st.lists(st.tuples(norm, norm), min_size=0, max_size=6))).reshape(-1, 2)
     norms = layer_norms.norm(dim=1)
     count = len(norms)
@@ -192,16 +194,56 @@ def test_every_method_is_under_the_contract() -> None:
     assert {component.name for component in COMPONENTS} | {"none"} == set(CLIPPING)
 
 
-def test_normalising_leaves_gradients_alone_whose_norm_underflows() -> None:
+JUMPS = [
+    (Component("global", {"bound": 2.0, "threshold_ratio": 5.0}), 10.0),
+    (Component("global_adaptive", {"bound": 2.0, "threshold_ratio": 0.1}), 0.2),
+    (Component("automatic", {"bound": 2.0, "stability": 0.0}), 1e-12),
+]
+
+
+@pytest.mark.parametrize(("component", "jump"), JUMPS, ids=[component.name for component, _ in JUMPS])
+def test_contributions_cover_all_that_another_pass_may_add_next_to_a_jump(component: Component, jump: float) -> None:
+    """The pass that measures and the one that is summed may see norms on different sides of it."""
+    method, setting = make_clipping(component), Setting(("all",), ("w",), dataset_size=9, batch_size=8)
+    rule = method.decide(method.start(2.0, setting), torch.zeros(1, dtype=torch.float64), setting)
+    norms = jump * (1.0 + torch.linspace(-2e-5, 2e-5, 41, dtype=torch.float64)).float()
+    rows = torch.arange(len(norms))
+    examples = Examples(norms, torch.zeros_like(rows), rows)
+    added = rule.weights(examples).double() * norms.double() / rule.sensitivity
+    recorded = rule.contributions(examples)
+    assert (added.diff().abs() > 0.5).any(), "the rule jumps here"
+    for norm, contribution in zip(norms, recorded, strict=True):
+        near = (norms - norm).abs() <= 0.99e-5 * norm
+        assert added[near].max() <= contribution * (1.0 + 1e-6)
+
+
+@pytest.mark.parametrize(
+    "component",
+    [
+        Component("automatic", {"bound": 1.0, "stability": 0.0}),
+        Component("flat", {"bound": 1e-8}),
+        Component("per_layer", {"bound": 1e-8}),
+        Component("global", {"bound": 1e-8, "threshold_ratio": 1e-4}),
+        Component("global_adaptive", {"bound": 1e-8, "threshold_ratio": 1e-4}),
+    ],
+    ids=lambda component: component.name,
+)
+def test_no_method_is_misled_by_norms_that_underflow(component: Component) -> None:
     """Most of this gradient's squares are 0 in float32: its computed norm is below a hundredth of the true one."""
     model = nn.Linear(100_000, 1, bias=False)
     x = torch.full((1, 100_000), 2.6e-23)
     x[0, 0] = 4e-23
-    engine = GradientEngine(model, lambda output, y: output[:, 0] * y)
-    method = make_clipping(Component("automatic", {"bound": 1.0, "stability": 0.0}))
-    rule = method.decide(ClippingState(1.0), torch.zeros(0), Setting(("all",), engine.layer_names, 1, 1))
+    engine = GradientEngine(model, lambda output, y: output[:, 0] * y, layerwise=True)
+    method, setting = make_clipping(component), Setting(("all",), engine.layer_names, 1, 1)
+    assert isinstance(method.bound, float)
+    rule = method.decide(method.start(method.bound, setting), torch.zeros(1, dtype=torch.float64), setting)
     row = torch.zeros(1, dtype=torch.int64)
-    clipped = engine.weighted_sum(x, torch.ones(1), lambda norms: rule.weights(Examples(norms.norms, row, row)))
+
+    def weigh(norms: BatchNorms) -> Tensor:
+        weights = rule.weights(Examples(norms.norms, row, row, norms.layer_norms))
+        return weights if weights.ndim == 2 else weights[:, None]
+
+    clipped = engine.weighted_sum(x, torch.ones(1), weigh)
     assert 0.0 < clipped.norms.norms[0] < 0.01 * x.double().norm()
     assert clipped.gradients["weight"].double().norm() <= rule.sensitivity
 
@@ -270,6 +312,13 @@ def test_quantile_clipping_finds_the_quantile(quantile: float) -> None:
     assert float((_norms <= state.bound).float().mean()) == pytest.approx(quantile, abs=0.04)
 
 
+@pytest.mark.parametrize("name", ["quantile", "global_adaptive"])
+def test_adaptation_stays_where_arithmetic_is_safe(name: str) -> None:
+    state = adapt(Component(name, {"learning_rate": 1e6}), 20, _norms)
+    assert 1e-8 <= state.bound <= 1e8
+    assert 1e-4 <= state.ratio <= 1e8
+
+
 def test_global_adaptive_clipping_leaves_the_stated_fraction_above_the_threshold() -> None:
     state = adapt(Component("global_adaptive", {"threshold_ratio": 500.0, "learning_rate": 0.1}), 300, _norms)
     assert float((_norms > state.bound * state.ratio).float().mean()) == pytest.approx(0.1, abs=0.04)
@@ -287,6 +336,7 @@ def test_private_median_is_close_and_accounted() -> None:
     assert median.find(_norms, draw) == pytest.approx(0.5 * float(_norms.median()), rel=0.08)
     precision = sum((std / 0.5) ** -2 for std in stds)  # each round has sensitivity 1/2
     assert precision**-0.5 == pytest.approx(20.0)
+    assert PrivateMedian(median_multiple=1e-30).find(_norms, draw) == 1e-8, "no bound is smaller"
     component = Component("flat", {"bound": {"median_multiple": 0.5}})
     assert releases(component) == (median.release,)
     assert releases(Component("flat")) == ()
@@ -305,7 +355,14 @@ def test_median_rounds_of_neighbours_move_by_one_half() -> None:
     [
         (Component("flatt"), "did you mean 'flat'"),
         (Component("flat", {"bond": 1.0}), "did you mean 'bound'"),
-        (Component("flat", {"bound": 0.0}), "greater than 0"),
+        (Component("flat", {"bound": 0.0}), "at least 1e-08"),
+        (Component("flat", {"bound": 1e-50}), "at least 1e-08"),
+        (Component("flat", {"bound": {"median_multiple": 1.0, "rounds": 2.5}}), "whole number"),
+        (Component("flat", {"bound": {"median_multiple": 1.0, "smallest": 0.0}}), "at least 1e-08"),
+        (
+            Component("global", {"threshold_ratio": 1e-30}),
+            "clipping method 'global': threshold_ratio .* at least 0.0001",
+        ),
         (Component("flat", {"bound": math.nan}), "finite"),
         (Component("flat", {"bound": {"median_multipel": 1.0}}), "did you mean 'median_multiple'"),
         (Component("quantile", {"quantile": 1.5}), "at most 1"),

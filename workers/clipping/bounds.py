@@ -13,6 +13,10 @@ from torch import Tensor
 from accounting.errors import InvalidInput, require_finite
 from accounting.mechanism import GaussianRelease
 from accounting.registry import nearest
+from accounting.schedules import require_whole
+
+SMALLEST_BOUND, LARGEST_BOUND = 1e-8, 1e8
+"""Bounds for which float32 arithmetic is safe: `workers.gradients` states its error of norms from 1e-12 on."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +40,9 @@ class PrivateMedian:
     def __post_init__(self) -> None:
         require_finite("median_multiple of a clipping bound", self.median_multiple, above=0.0)
         require_finite("noise_multiplier of a private median", self.noise_multiplier, above=0.0)
-        require_finite("smallest bound", self.smallest, above=0.0)
-        require_finite("largest bound", self.largest, above=self.smallest)
-        require_finite("rounds of a private median", self.rounds, at_least=1)
+        require_finite("smallest bound", self.smallest, at_least=SMALLEST_BOUND)
+        require_finite("largest bound", self.largest, above=self.smallest, at_most=LARGEST_BOUND)
+        require_whole("rounds of a private median", self.rounds, at_least=1)
 
     @property
     def release(self) -> GaussianRelease:
@@ -51,12 +55,12 @@ class PrivateMedian:
     def find(self, norms: Tensor, draw: Callable[[float], float]) -> float:
         """The released bound; ``draw(std)`` returns one Gaussian draw."""
         low, high = math.log(self.smallest), math.log(self.largest)
-        for _ in range(self.rounds):
+        for _ in range(int(self.rounds)):
             middle = 0.5 * (low + high)
             below = (norms <= math.exp(middle)).double()
             surplus = float((below - 0.5).sum()) + draw(self.round_noise_std)
             low, high = (low, middle) if surplus > 0.0 else (middle, high)
-        return self.median_multiple * math.exp(0.5 * (low + high))
+        return min(max(self.median_multiple * math.exp(0.5 * (low + high)), SMALLEST_BOUND), LARGEST_BOUND)
 
 
 Bound = float | PrivateMedian | Mapping[str, Any]
@@ -67,7 +71,7 @@ def initial_bound(bound: Bound) -> float | PrivateMedian:
     if isinstance(bound, PrivateMedian):
         return bound
     if not isinstance(bound, Mapping):
-        return require_finite("clipping bound", bound, above=0.0)
+        return require_finite("clipping bound", bound, at_least=SMALLEST_BOUND, at_most=LARGEST_BOUND)
     valid = PrivateMedian.__dataclass_fields__
     for key in bound:
         if key not in valid:

@@ -2,52 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from accounting.errors import require_finite
-from workers.clipping.protocol import (
-    BatchQuery,
-    ClippingMethod,
-    ClippingState,
-    ClipRule,
-    Examples,
-    Setting,
-    averaged_counts,
-    clip_factor,
-)
+from workers.clipping.group_counts import GroupCountClipping
+from workers.clipping.protocol import ClippingState, ClipRule, Examples, Setting, clip_factor
 
 
 @dataclass(frozen=True)
-class DPSGDFClipping(ClippingMethod):
+class DPSGDFClipping(GroupCountClipping):
     """Group k is clipped at C_k = C0 (1 + (m_k / b_k) / (m / b)). Sensitivity max_k C_k.
 
     Side query per batch: for each group the number m_k of norms above C0 and the number o_k of the others. One
-    example moves one of the 2K counts by 1, so its sensitivity is 1 (``count_noise_multiplier`` is sigma1).
-    b_k = m_k + o_k, m and b are the sums over groups.
+    example moves one of the 2K counts by 1 (``count_noise_multiplier`` is sigma1). b_k = m_k + o_k, m and b are the
+    sums over groups.
 
     The maximum runs over all K groups, which are public configuration, and uses noisy counts only: over the
     groups present in the batch it would make the scale of the noise a function of private data. Noisy counts
     are clamped (m_k, o_k at 0, b_k at 1) and the ratio is capped at ``max_ratio``, both by post-processing. With
-    no norm above C0 at all every C_k is C0. Where groups are few examples per batch, ``count_memory`` close to 1
-    averages the noisy counts over many steps, at no cost; 0 is the published method.
+    no norm above C0 at all every C_k is C0. The published method has no ``count_memory``.
     """
 
-    count_noise_multiplier: float = 10.0
     max_ratio: float = 10.0
-    count_memory: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_finite("count_noise_multiplier", self.count_noise_multiplier, above=0.0)
         require_finite("max_ratio", self.max_ratio, above=0.0)
-        require_finite("count_memory", self.count_memory, at_least=0.0, below=1.0)
-
-    @property
-    def query(self) -> BatchQuery:
-        return BatchQuery("group counts", 1.0, self.count_noise_multiplier)
 
     def answer(self, state: ClippingState, batch: Examples, setting: Setting) -> Tensor:
         """[2K]: norms above C0 by group, then the others; a norm that is NaN counts among the others."""
@@ -55,7 +38,7 @@ class DPSGDFClipping(ClippingMethod):
         return torch.bincount(cells, minlength=2 * setting.num_groups).double()
 
     def decide(self, state: ClippingState, noisy_answer: Tensor, setting: Setting) -> ClipRule:
-        above, within = averaged_counts(state, noisy_answer, self.count_memory).reshape(2, -1).clamp(min=0.0)
+        above, within = self.averaged(state, noisy_answer).reshape(2, -1).clamp(min=0.0)
         members = (above + within).clamp(min=1.0)
         overall = above.sum() / members.sum()
         ratio = torch.where(overall > 0.0, above / members / overall, 0.0).clamp(max=self.max_ratio)
@@ -65,6 +48,3 @@ class DPSGDFClipping(ClippingMethod):
             lambda examples: clip_factor(examples.norms, bounds.to(examples.norms)[examples.groups]),
             dict(zip(setting.group_names, bounds.tolist(), strict=True)),
         )
-
-    def advance(self, state: ClippingState, noisy_answer: Tensor, setting: Setting) -> ClippingState:
-        return replace(state, counts=averaged_counts(state, noisy_answer, self.count_memory))

@@ -19,6 +19,9 @@ from workers.clipping.protocol import (
     clip_factor,
 )
 
+_SMALLEST_RATIO = 1e-4
+"""Of the smallest bound, still a threshold from which on norms are precise; a smaller norm may belie its gradient."""
+
 
 @dataclass(frozen=True)
 class GlobalClipping(ClippingMethod):
@@ -28,7 +31,7 @@ class GlobalClipping(ClippingMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_finite("threshold_ratio", self.threshold_ratio, above=0.0)
+        require_finite("threshold_ratio", self.threshold_ratio, at_least=_SMALLEST_RATIO)
 
     def decide(self, state: ClippingState, noisy_answer: Tensor, setting: Setting) -> ClipRule:
         threshold = self.threshold_ratio * state.bound
@@ -56,8 +59,8 @@ class GlobalAdaptiveClipping(ClippingMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_finite("threshold_ratio", self.threshold_ratio, above=0.0)
-        require_finite("learning_rate of global_adaptive clipping", self.learning_rate, above=0.0)
+        require_finite("threshold_ratio", self.threshold_ratio, at_least=_SMALLEST_RATIO)
+        require_finite("learning_rate", self.learning_rate, above=0.0)
         require_finite("tolerance", self.tolerance, above=0.0)
         require_finite("count_noise_multiplier", self.count_noise_multiplier, above=0.0)
 
@@ -81,4 +84,4 @@ class GlobalAdaptiveClipping(ClippingMethod):
 
     def advance(self, state: ClippingState, noisy_answer: Tensor, setting: Setting) -> ClippingState:
         fraction = min(max(float(noisy_answer[0]) / setting.batch_size, 0.0), 1.0)
-        return replace(state, ratio=adapted(state.ratio, fraction - self.learning_rate))
+        return replace(state, ratio=adapted(state.ratio, fraction - self.learning_rate, _SMALLEST_RATIO))

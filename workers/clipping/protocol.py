@@ -20,14 +20,15 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import reduce
 
 import torch
 from torch import Tensor
 
 from accounting.errors import InvalidInput
 from accounting.mechanism import SideQuery
-from workers.clipping.bounds import Bound, initial_bound
+from workers.clipping.bounds import LARGEST_BOUND, Bound, initial_bound
 
 NORM_ERROR = 1e-5
 """Relative error of gradient norms that `workers.gradients` states."""
@@ -45,6 +46,11 @@ class Examples:
     groups: Tensor
     rows: Tensor
     layer_norms: Tensor | None = None
+
+    def scaled(self, factor: float) -> Examples:
+        """The same examples with gradients ``factor`` times as long."""
+        layer_norms = None if self.layer_norms is None else factor * self.layer_norms
+        return replace(self, norms=factor * self.norms, layer_norms=layer_norms)
 
 
 @dataclass(frozen=True)
@@ -96,23 +102,28 @@ class ClipRule:
         return torch.where(finite, weights, torch.zeros_like(weights))
 
     def contributions(self, examples: Examples) -> Tensor:
-        """[B] float64 in [0, 1]: the norm of what each example would add over the sensitivity (c / S).
+        """[B] float64 in [0, 1]: the norm of what each example would add over the sensitivity (c / S), or more.
 
-        Rounded up by `NORM_ERROR`, by which the norms of two passes over the same example may differ.
-        An example whose norm is not finite counts as 1: it adds nothing at this step, but a contribution stands
-        for all steps until the next snapshot, and too much is the safe side.
+        Norms of two passes over the same example may differ by `NORM_ERROR`, and next to a jump of the rule the pass
+        that is summed may clip quite differently from the one that measures: the largest result of norms so close
+        counts, rounded up by as much. An example whose norm is not finite counts as 1: it adds nothing at this step,
+        but a contribution stands for all steps until the next snapshot, and too much is the safe side.
         """
         if self.sensitivity == float("inf"):
             return torch.ones_like(examples.norms, dtype=torch.float64)
+        close = (examples.scaled(factor) for factor in (1.0 - NORM_ERROR, 1.0, 1.0 + NORM_ERROR))
+        largest = reduce(torch.maximum, (self._added(near) for near in close))
+        contributions = (largest * ((1.0 + NORM_ERROR) / self.sensitivity)).clamp(0.0, 1.0)
+        finite = examples.norms.isfinite() & largest.isfinite()
+        return torch.where(finite, contributions, torch.ones_like(contributions))
+
+    def _added(self, examples: Examples) -> Tensor:
+        """[B] float64: the norm of what each example adds; NaN (0 times infinity) where its norm is not finite."""
         weights = self.weights(examples).double()
         if weights.ndim == 1:
-            added = weights * examples.norms.double()
-        else:
-            added = (weights * require_layer_norms(examples).double()).norm(dim=1)
-        finite = torch.isfinite(examples.norms)
-        return torch.where(finite, added / self.sensitivity * (1.0 + NORM_ERROR), torch.ones_like(added)).clamp(
-            0.0, 1.0
-        )
+            return weights * examples.norms.double()
+        added: Tensor = (weights * require_layer_norms(examples).double()).norm(dim=1)
+        return added
 
 
 @dataclass(frozen=True)
@@ -184,16 +195,9 @@ def clip_factor(norms: Tensor, bound: float | Tensor) -> Tensor:
     return torch.clamp(bound / norms, max=1.0)
 
 
-def averaged_counts(state: ClippingState, noisy_answer: Tensor, memory: float) -> Tensor:
-    """Moving average of noisy counts that forgets at rate 1 - ``memory``; 0 keeps only the last. Post-processing."""
-    if state.counts is None:
-        return noisy_answer
-    return memory * state.counts + (1.0 - memory) * noisy_answer
-
-
-def adapted(value: float, exponent: float) -> float:
-    """value * exp(exponent), kept where float32 arithmetic is safe: adaptation neither vanishes nor overflows."""
-    return min(max(value * math.exp(exponent), 1e-8), 1e8)
+def adapted(value: float, exponent: float, smallest: float) -> float:
+    """value * exp(exponent), from ``smallest`` to `LARGEST_BOUND`: adaptation neither vanishes nor overflows."""
+    return min(max(value * math.exp(min(exponent, 100.0)), smallest), LARGEST_BOUND)
 
 
 def require_layer_norms(examples: Examples) -> Tensor:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from accounting.errors import require_finite
+from workers.clipping.bounds import SMALLEST_BOUND
 from workers.clipping.protocol import (
     BatchQuery,
     ClippingMethod,
@@ -35,7 +36,7 @@ class QuantileClipping(ClippingMethod):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_finite("quantile", self.quantile, at_least=0.0, at_most=1.0)
-        require_finite("learning_rate of quantile clipping", self.learning_rate, above=0.0)
+        require_finite("learning_rate", self.learning_rate, above=0.0)
         require_finite("count_noise_multiplier", self.count_noise_multiplier, above=0.0)
 
     @property
@@ -51,4 +52,5 @@ class QuantileClipping(ClippingMethod):
 
     def advance(self, state: ClippingState, noisy_answer: Tensor, setting: Setting) -> ClippingState:
         fraction = min(max(float(noisy_answer[0]) / setting.batch_size + 0.5, 0.0), 1.0)
-        return replace(state, bound=adapted(state.bound, -self.learning_rate * (fraction - self.quantile)))
+        exponent = -self.learning_rate * (fraction - self.quantile)
+        return replace(state, bound=adapted(state.bound, exponent, SMALLEST_BOUND))

@@ -1,0 +1,41 @@
+"""What methods have in common that go by how many examples of each group a batch holds."""
+
+from __future__ import annotations
+
+from abc import ABC
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from accounting.errors import require_finite
+from workers.clipping.protocol import BatchQuery, ClippingMethod, ClippingState, Setting
+
+
+@dataclass(frozen=True)
+class GroupCountClipping(ClippingMethod, ABC):
+    """A method whose side query counts examples by group, each in one count: one example moves it by 1.
+
+    count_noise_multiplier: noise of every count over that sensitivity. Where groups are few examples per batch,
+    count_memory close to 1 averages the noisy counts over many steps, at no cost; 0 keeps only the last.
+    """
+
+    count_noise_multiplier: float = 10.0
+    count_memory: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_finite("count_noise_multiplier", self.count_noise_multiplier, above=0.0)
+        require_finite("count_memory", self.count_memory, at_least=0.0, below=1.0)
+
+    @property
+    def query(self) -> BatchQuery:
+        return BatchQuery("group counts", 1.0, self.count_noise_multiplier)
+
+    def averaged(self, state: ClippingState, noisy_answer: Tensor) -> Tensor:
+        """Moving average of noisy counts that forgets at rate 1 - count_memory. Post-processing."""
+        if state.counts is None:
+            return noisy_answer
+        return self.count_memory * state.counts + (1.0 - self.count_memory) * noisy_answer
+
+    def advance(self, state: ClippingState, noisy_answer: Tensor, setting: Setting) -> ClippingState:
+        return replace(state, counts=self.averaged(state, noisy_answer))
