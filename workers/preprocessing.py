@@ -6,7 +6,11 @@ run need not draw noise again.
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import hashlib
 import math
+import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,17 +19,19 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor, nn
 
-from accounting.errors import InvalidInput, require_finite
+from accounting.errors import DataCorruption, InvalidInput, require_finite
 from accounting.mechanism import GaussianRelease, Release
 from accounting.registry import build, lookup
+from workers.checkpoint import fingerprint, load_checkpoint, save_checkpoint
 from workers.data.base import Dataset, Scaling, Split
 from workers.data.images import IMAGENET_SCALING
 from workers.noise import NoiseSource
 from workers.spec import Component
 
 State = dict[str, Tensor]
-_ROWS = 512
-"""Examples are taken this many at a time, to bound memory."""
+_ROWS: Final = 512
+_PIXELS: Final = 512 * 64 * 64
+"""Examples are taken this many at a time, pictures so many that they have no more pixels, to bound memory."""
 
 
 class Preprocessing(Protocol):
@@ -92,7 +98,8 @@ class DPPCA:
     def transform(self, dataset: Dataset, state: State) -> Dataset:
         projection = state["projection"]
         note = f"features projected on {self.dimensions} private principal components"
-        return _with_features(dataset, lambda features: dataset.prepare(features).flatten(1) @ projection, note)
+        project = _in_blocks(_ROWS, lambda features: dataset.prepare(features).flatten(1) @ projection)
+        return _with_features(dataset, project, note)
 
 
 def second_moments(split: Split, dataset: Dataset) -> Tensor:
@@ -121,9 +128,13 @@ def _leading_eigenvectors(symmetric: Tensor, count: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Trunk:
-    """A torchvision network without its classifier: ``cut`` maps it to pictures -> [b, width]."""
+    """A torchvision network without its classifier: ``cut`` maps it to pictures -> [b, width].
+
+    smallest: pixels that the sides of a picture need for anything to be left after the last layer.
+    """
 
     width: int
+    smallest: int
     cut: Callable[[nn.Module], nn.Module]
 
 
@@ -137,9 +148,9 @@ def _resnet_trunk(network: nn.Module) -> nn.Module:
 
 
 TRUNKS: Final[Mapping[str, Trunk]] = {
-    "resnet18": Trunk(512, _resnet_trunk),
-    "resnet50": Trunk(2048, _resnet_trunk),
-    "vgg16": Trunk(512, _vgg_trunk),
+    "resnet18": Trunk(512, 1, _resnet_trunk),
+    "resnet50": Trunk(2048, 1, _resnet_trunk),
+    "vgg16": Trunk(512, 32, _vgg_trunk),
 }
 
 
@@ -150,16 +161,21 @@ class FrozenFeatures:
     Guarantee: costs no privacy with respect to the training split, as each example is transformed by itself and
     the network's weights do not depend on it.
 
-    network: vgg16, resnet18 or resnet50. weights: a file with the state dict, or ``imagenet`` to have torchvision
-    download its own. size: pictures are resized to size x size first; None leaves them.
+    network: vgg16, resnet18 or resnet50. weights: a file with the state dict, or ``imagenet`` for torchvision's own,
+    which are downloaded unless torch's hub folder has them. size: pictures are resized to size x size first; None
+    leaves them. cache: a folder (or URI) that keeps the features for other trials on the same pictures, and for
+    resuming; whoever can read them can guess at the pictures, so they are as private as those.
     """
 
     network: str = "vgg16"
     weights: str = "imagenet"
     size: int | None = None
+    cache: str | None = None
 
     def __post_init__(self) -> None:
         lookup(TRUNKS, self.network, "network")
+        if self.weights != "imagenet" and not Path(self.weights).is_file():
+            raise InvalidInput(f"weights of frozen_features: there is no file {Path(self.weights).absolute()}")
         if self.size is not None:
             require_finite("size of frozen_features", self.size, at_least=1)
 
@@ -170,7 +186,16 @@ class FrozenFeatures:
     def output_shape(self, feature_shape: tuple[int, ...]) -> tuple[int, ...]:
         if len(feature_shape) != 3 or feature_shape[0] not in (1, 3):
             raise InvalidInput(f"frozen_features needs pictures, but features have shape {feature_shape}")
-        return (TRUNKS[self.network].width,)
+        trunk = TRUNKS[self.network]
+        if min(self._sides(feature_shape)) < trunk.smallest:
+            raise InvalidInput(
+                f"pictures of {feature_shape[1]} x {feature_shape[2]} pixels are too small for {self.network}; "
+                f"set `size` to {trunk.smallest} or more"
+            )
+        return (trunk.width,)
+
+    def _sides(self, feature_shape: tuple[int, ...]) -> tuple[int, int]:
+        return (feature_shape[1], feature_shape[2]) if self.size is None else (self.size, self.size)
 
     def fit(self, dataset: Dataset, noise: NoiseSource) -> State:
         return {}
@@ -179,38 +204,99 @@ class FrozenFeatures:
         self.output_shape(dataset.feature_shape)
         if dataset.train.features.dtype != torch.uint8:
             raise InvalidInput(f"frozen_features needs pictures of bytes, but {dataset.name!r} has none")
-        trunk = TRUNKS[self.network].cut(self._load()).eval().requires_grad_(False)
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        weights = self._weights_file()
+        trunk = functools.cache(lambda: self._load_trunk(weights).to(device))
 
         def extract(features: Tensor) -> Tensor:
-            pictures: Tensor = IMAGENET_SCALING(features.expand(-1, 3, -1, -1))
+            pictures: Tensor = IMAGENET_SCALING(features.to(device).expand(-1, 3, -1, -1))
             if self.size is not None:
-                pictures = nn.functional.interpolate(pictures, (self.size, self.size), mode="bilinear")
+                pictures = nn.functional.interpolate(pictures, (self.size, self.size), mode="bilinear", antialias=True)
             with torch.no_grad():
-                extracted: Tensor = trunk(pictures)
-            return extracted
+                extracted: Tensor = trunk()(pictures)
+            return extracted.cpu()
 
-        return _with_features(dataset, extract, f"features of a frozen {self.network}, weights {self.weights}")
+        rows = _PIXELS // math.prod(self._sides(dataset.feature_shape))
+        features_of = _in_blocks(min(max(rows, 1), _ROWS), extract)
+        if self.cache is not None:
+            features_of = _kept_in(self.cache, fingerprint(self.network, self.size, _digest(weights)), features_of)
+        note = f"features of a frozen {self.network}, weights {Path(self.weights).name}"
+        return _with_features(dataset, features_of, note)
 
-    def _load(self) -> nn.Module:
+    def _weights_file(self) -> Path:
+        """The file of weights, downloaded if need be."""
+        if self.weights != "imagenet":
+            return Path(self.weights)
         import torchvision  # late: importing it takes seconds
 
-        if self.weights == "imagenet":
-            network: nn.Module = torchvision.models.get_model(self.network, weights="DEFAULT")
-            return network
-        if not Path(self.weights).is_file():
-            raise InvalidInput(f"weights of frozen_features: there is no file {Path(self.weights).absolute()}")
-        with torch.random.fork_rng(devices=[]):
+        published = torchvision.models.get_model_weights(self.network).DEFAULT
+        file = Path(torch.hub.get_dir()) / "checkpoints" / Path(published.url).name
+        if not file.is_file():
+            try:
+                published.get_state_dict(progress=False, check_hash=True)
+            except (OSError, RuntimeError) as error:
+                raise InvalidInput(
+                    f"the weights of {self.network} are not at {file}, and {published.url} cannot be downloaded "
+                    f"({error}); put the file there, or name another by `weights`"
+                ) from error
+        return file
+
+    def _load_trunk(self, weights: Path) -> nn.Module:
+        import torchvision  # late: importing it takes seconds
+
+        with torch.device("meta"):
             network = torchvision.models.get_model(self.network, weights=None)
-        network.load_state_dict(torch.load(self.weights, map_location="cpu", weights_only=True))
-        return network
+        try:
+            network.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True), assign=True)
+        except (pickle.UnpicklingError, RuntimeError, EOFError, TypeError, AttributeError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise InvalidInput(
+                f"{weights} does not hold the weights of torchvision's {self.network} ({reason}); name another file"
+            ) from error
+        return TRUNKS[self.network].cut(network).eval().requires_grad_(False)
 
 
-def _with_features(dataset: Dataset, change: Callable[[Tensor], Tensor], note: str) -> Dataset:
-    """``dataset`` with ``change`` applied to the stored features, a block of rows at a time."""
+def _digest(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+Change = Callable[[Tensor], Tensor]
+"""Stored features [n, ...] of a split to new ones."""
+
+
+def _in_blocks(rows: int, change: Change) -> Change:
+    """``change``, applied to so many rows at a time."""
+    return lambda features: torch.cat([change(block) for block in torch.split(features, rows)])
+
+
+def _kept_in(folder: str, owner: str, change: Change) -> Change:
+    """``change``, with results kept in private files of ``folder``, named after all that they depend on.
+
+    A damaged file is made anew.
+    """
+
+    def kept(features: Tensor) -> Tensor:
+        pictures = hashlib.sha256(features.contiguous().numpy().tobytes()).hexdigest()
+        key = fingerprint(owner, tuple(features.shape), pictures)
+        uri = f"{folder}/{key}.features"
+        stored = None
+        with contextlib.suppress(DataCorruption):
+            stored = load_checkpoint(uri, key)
+        if stored is None:
+            stored = {"features": change(features)}
+            save_checkpoint(uri, key, stored)
+        found: Tensor = stored["features"]
+        return found
+
+    return kept
+
+
+def _with_features(dataset: Dataset, change: Change, note: str) -> Dataset:
+    """``dataset`` with ``change`` applied to the stored features of every split."""
 
     def changed(split: Split) -> Split:
-        blocks = (split.features[start : start + _ROWS] for start in range(0, len(split), _ROWS))
-        return replace(split, features=torch.cat([change(block) for block in blocks]))
+        return replace(split, features=change(split.features))
 
     return replace(
         dataset,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,11 +12,15 @@ import torch
 import torchvision
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trial_specs import small_trial
 
 from accounting.errors import InvalidInput
+from accounting.layout import TrialFiles
 from accounting.mechanism import GaussianRelease
-from workers.data import Dataset, Source, load_dataset, make_split
-from workers.data.cuts import cut
+from accounting.shards import NormShards
+from workers.data import Dataset, load_dataset, make_split
+from workers.data.images import IMAGENET_SCALING
+from workers.history import Progress
 from workers.noise import SeededNoise
 from workers.preprocessing import (
     PREPROCESSING,
@@ -26,6 +31,7 @@ from workers.preprocessing import (
     second_moments,
 )
 from workers.spec import Component, DataSpec
+from workers.trial import run_trial
 
 
 def noise(seed: int = 0) -> SeededNoise:
@@ -184,26 +190,121 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-class TestFrozenFeatures:
-    def pictures(self) -> Dataset:
-        images = np.random.default_rng(0).integers(0, 256, (12, 1, 16, 16), dtype=np.uint8)
-        source = Source("pictures", make_split(images, np.arange(12) % 2), None, ("a", "b"), ("a", "b"))
-        return cut(source, DataSpec("pictures", test_fraction=0.25))
+PICTURES = """
+import numpy as np
+from workers.data import Source, make_split
 
-    def test_are_those_of_the_network_and_each_of_one_example(self, weights: Path) -> None:
+def pictures(examples=12, side=16):
+    images = np.random.default_rng(0).integers(0, 256, (examples, 1, side, side), dtype=np.uint8)
+    return Source("pictures", make_split(images, np.arange(examples) % 2), None, ("a", "b"), ("a", "b"))
+"""
+
+
+class TestFrozenFeatures:
+    @pytest.fixture
+    def data(self, tmp_path: Path) -> DataSpec:
+        (tmp_path / "mine.py").write_text(PICTURES)
+        return DataSpec(f"{tmp_path}/mine.py:pictures", test_fraction=0.25)
+
+    @pytest.fixture
+    def hub(self, weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """A torch hub that has ResNet-18's weights under the name of torchvision's, and no network."""
+        monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+        monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
+        checkpoints = tmp_path / "torch" / "hub" / "checkpoints"
+        checkpoints.mkdir(parents=True)
+        published = torchvision.models.ResNet18_Weights.DEFAULT.url
+        (checkpoints / published.rpartition("/")[2]).symlink_to(weights)
+        return checkpoints
+
+    def test_are_those_of_the_network_and_each_of_one_example(self, data: DataSpec, weights: Path) -> None:
         component = Component("frozen_features", {"network": "resnet18", "weights": str(weights), "size": 32})
-        dataset = self.pictures()
+        dataset = load_dataset(data)
         featured, _ = preprocess(component, dataset, noise())
         assert featured.feature_shape == (512,)
         one = replace(dataset, train=dataset.train.select(np.array([4])))
         alone, _ = preprocess(component, one, noise())
         assert torch.allclose(alone.train.features[0], featured.train.features[4], atol=1e-4)
-        assert "resnet18" in featured.notes[-1]
+        assert featured.notes[-1] == "features of a frozen resnet18, weights resnet18.pt"
+        network = torchvision.models.resnet18()
+        network.load_state_dict(torch.load(weights, weights_only=True))
+        network.fc = torch.nn.Identity()
+        resized = torch.nn.functional.interpolate(
+            IMAGENET_SCALING(dataset.test.features.expand(-1, 3, -1, -1)), (32, 32), mode="bilinear"
+        )
+        with torch.no_grad():
+            assert torch.allclose(network.eval()(resized), featured.test.features, atol=1e-4)
+
+    @pytest.mark.parametrize("cached", [False, True])
+    def test_a_trial_trains_the_head_alone_and_resumes_to_the_same_bits(
+        self, cached: bool, hub: Path, data: DataSpec, tmp_path: Path
+    ) -> None:
+        cache = str(tmp_path / "cache") if cached else None
+        component = Component("frozen_features", {"network": "resnet18", "cache": cache})
+        spec = small_trial(data=replace(data, params={"examples": 40}), preprocessing=component)
+
+        def interrupt(progress: Progress) -> None:
+            raise KeyboardInterrupt
+
+        result = run_trial(spec, str(tmp_path / "whole"))
+        assert result.parameters == 2 * 512 + 2
+        assert "features of a frozen resnet18, weights imagenet" in result.notes
+        with pytest.raises(KeyboardInterrupt):
+            run_trial(spec, str(tmp_path / "resumed"), on_progress=interrupt)
+        again = run_trial(spec, str(tmp_path / "resumed"))
+        assert (again.history, again.evaluation) == (result.history, result.evaluation)
+        whole, resumed = (TrialFiles(str(tmp_path / name)) for name in ("whole", "resumed"))
+        assert Path(whole.model).read_bytes() == Path(resumed.model).read_bytes()
+        assert set(torch.load(whole.model, weights_only=True)) == {"1.weight", "1.bias"}
+        shards = [sorted(Path(trial.norms).rglob("*.arrow")) for trial in (whole, resumed)]
+        assert [file.read_bytes() for file in shards[0]] == [file.read_bytes() for file in shards[1]]
+        assert NormShards(whole.norms).examples == 30
+
+    def test_a_cache_spares_the_network_and_is_private(self, hub: Path, data: DataSpec, tmp_path: Path) -> None:
+        dataset, cache = load_dataset(data), tmp_path / "cache"
+        component = Component("frozen_features", {"network": "resnet18", "cache": str(cache)})
+        computed, _ = preprocess(component, dataset, noise())
+        kept = sorted(cache.iterdir())
+        assert len(kept) == 2  # the training and the test split
+        assert {stat.S_IMODE(file.stat().st_mode) for file in kept} == {0o600}
+        before = [file.stat().st_mtime_ns for file in kept]
+        found, _ = preprocess(component, dataset, noise())
+        assert torch.equal(found.train.features, computed.train.features)
+        assert [file.stat().st_mtime_ns for file in kept] == before
+        for file in kept:
+            file.write_bytes(file.read_bytes()[:-1])
+        repaired, _ = preprocess(component, dataset, noise())
+        assert torch.equal(repaired.test.features, computed.test.features)
+        preprocess(replace(component, params={**component.params, "size": 24}), dataset, noise())
+        assert len(list(cache.iterdir())) == 4
+
+    def test_without_network_the_missing_file_is_named(self, hub: Path, data: DataSpec) -> None:
+        published = torchvision.models.ResNet50_Weights.DEFAULT.url
+        file = hub / published.rpartition("/")[2]
+        with pytest.raises(InvalidInput) as caught:
+            preprocess(Component("frozen_features", {"network": "resnet50"}), load_dataset(data), noise())
+        assert f"the weights of resnet50 are not at {file}, and {published} cannot be downloaded" in str(caught.value)
+        assert "put the file there, or name another by `weights`" in str(caught.value)
+
+    @pytest.mark.parametrize("content", ["text", "another network", "a list", "nothing"])
+    def test_a_file_of_other_weights_is_named(self, content: str, data: DataSpec, tmp_path: Path) -> None:
+        path = tmp_path / "weights.pt"
+        {
+            "text": lambda: path.write_text("weights"),
+            "another network": lambda: torch.save(torch.nn.Linear(2, 2).state_dict(), path),
+            "a list": lambda: torch.save([1, 2], path),
+            "nothing": lambda: path.write_bytes(b""),
+        }[content]()
+        component = Component("frozen_features", {"network": "resnet18", "weights": str(path)})
+        with pytest.raises(InvalidInput, match=f"{path} does not hold the weights of torchvision's resnet18"):
+            preprocess(component, load_dataset(data), noise())
 
     def test_mistakes_are_named(self, digits: Dataset, weights: Path) -> None:
         with pytest.raises(InvalidInput, match="unknown network 'vgg17'; did you mean 'vgg16'"):
             make_preprocessing(Component("frozen_features", {"network": "vgg17"}))
         with pytest.raises(InvalidInput, match=r"there is no file .*absent\.pt"):
-            preprocess(Component("frozen_features", {"weights": "absent.pt"}), self.pictures(), noise())
+            make_preprocessing(Component("frozen_features", {"weights": "absent.pt"}))
         with pytest.raises(InvalidInput, match="needs pictures"):
             preprocess(Component("frozen_features"), rows_dataset(np.zeros((4, 3))), noise())
+        with pytest.raises(InvalidInput, match="8 x 8 pixels are too small for vgg16; set `size` to 32 or more"):
+            output_shape(Component("frozen_features"), digits.feature_shape)
