@@ -1,4 +1,4 @@
-"""From a trained trial to its result: account, summarise, release, store."""
+"""From a trial that has trained, or was stopped, to its result: account, summarise, release, store."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from accounting.mechanism import Segment, Trace
 from accounting.release import ReleaseSpec, release_statistics
 from accounting.shards import Epsilons
 from accounting.traces import read_trace
+from orchestration.integrity import digests
 from orchestration.plan import Costs, PlannedTrial, costs, release_spec
-from orchestration.published import IndividualStatistics
+from orchestration.published import IndividualStatistics, ReportEpoch
 from orchestration.results import (
+    StoppedTrial,
     TrialResult,
     claimed,
     epsilon_after,
@@ -26,7 +28,8 @@ from orchestration.results import (
     write_statistics,
 )
 from orchestration.sweep import SweepSpec
-from workers.history import read_training_result
+from workers.checkpoint import forget_checkpoint
+from workers.history import Progress, read_training_result
 
 
 @dataclass(frozen=True)
@@ -46,8 +49,8 @@ def complete_trial(
     with noise once are reused, because releasing them again would cost privacy again.
     """
     trace, training = read_trace(files.trace), read_training_result(files.training)
-    bound = bounding_trace(trace, planned.trace)
-    found = costs(bound, planned.spec.delta, sweep) if bound else _estimated(costs(trace, planned.spec.delta, sweep))
+    found, bound = _costs(trace, planned, sweep), bounding_trace(trace, planned.trace) or trace
+    individuals = _individuals(planned, files, sweep, found.worst_case, scatter) if planned.spec.is_private else None
     result = TrialResult(
         key=planned.spec.key,
         labels=planned.labels,
@@ -58,16 +61,63 @@ def complete_trial(
         others=found.others,
         groups=found.groups,
         epsilons=tuple(
-            min(epsilon_after(bound or trace, record.step, planned.spec.delta), found.worst_case.epsilon)
+            min(epsilon_after(bound, record.step, planned.spec.delta), found.worst_case.epsilon)
             for record in training.history
         ),
         training=training,
-        individuals=_individuals(planned, files, sweep, found.worst_case, scatter) if planned.spec.is_private else None,
+        individuals=individuals,
         started=times.started,
         ended=times.ended,
+        digests=digests(files),
     )
     write_result(files.result, result)
     return result
+
+
+def complete_stopped(
+    planned: PlannedTrial,
+    files: TrialFiles,
+    sweep: SweepSpec,
+    times: Times,
+    progress: Progress,
+    history: tuple[ReportEpoch, ...],
+) -> StoppedTrial:
+    """Account what a trial had run when the scheduler stopped it, and write that as its result.
+
+    Its examples are not accounted one by one: the norms of the last steps before the stop were not stored. The worst
+    case bounds each of them. The checkpoint goes, and with it the key of the noise.
+    """
+    found = _costs(progress.trace, planned, sweep)
+    stopped = StoppedTrial(
+        key=planned.spec.key,
+        labels=planned.labels,
+        spec=planned.spec,
+        trace=progress.trace,
+        worst_case=found.worst_case,
+        others=found.others,
+        groups=found.groups,
+        epoch=progress.epoch,
+        evaluation=progress.evaluation,
+        history=history,
+        started=times.started,
+        ended=times.ended,
+    )
+    write_result(files.result, stopped)
+    forget_checkpoint(files.checkpoint)
+    return stopped
+
+
+def epsilon_so_far(planned: PlannedTrial, trace: Trace) -> float:
+    """A bound on what ``trace``, the run up to now, has cost; see `bounding_trace` for where it is no guarantee."""
+    bound = bounding_trace(trace, planned.trace)
+    if bound is None:
+        return epsilon_after(trace, trace.steps, planned.spec.delta)
+    return min(epsilon_after(bound, bound.steps, planned.spec.delta), planned.costs.worst_case.epsilon)
+
+
+def _costs(trace: Trace, planned: PlannedTrial, sweep: SweepSpec) -> Costs:
+    bound = bounding_trace(trace, planned.trace)
+    return costs(bound, planned.spec.delta, sweep) if bound else _estimated(costs(trace, planned.spec.delta, sweep))
 
 
 def bounding_trace(trace: Trace, plan: Trace) -> Trace | None:
@@ -120,7 +170,7 @@ def _released_once(
     files: TrialFiles, epsilons: Epsilons, group_names: tuple[str, ...], worst: PrivacyEstimate, release: ReleaseSpec
 ) -> IndividualStatistics:
     """Statistics with noise from the operating system's entropy; drawn and stored once, then read back."""
-    stored = read_statistics(files.released)
+    stored = read_statistics(files.released, "restore it from a backup: releasing again would cost privacy again")
     if stored is not None:
         return stored
     drawn = release_statistics(epsilons.upper, epsilons.groups, len(group_names), worst.epsilon, release)

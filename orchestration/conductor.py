@@ -1,7 +1,7 @@
-"""Follows the trials of one run: accounts each as its training ends, records it, and closes the sweep.
+"""Follows the trials of one run: accounts each as its training ends, has it recorded, and closes the sweep.
 
-Training is told about in Tune's thread. Everything that writes (accounting, results, MLflow) happens one trial at a
-time in a single thread of its own, so that training never waits for it and MLflow has a single writer.
+Training is told about in Tune's thread, and never waits: accounting happens one trial at a time in a thread of its own,
+and what is recorded in MLflow in another, the recorder's.
 """
 
 from __future__ import annotations
@@ -9,23 +9,26 @@ from __future__ import annotations
 import traceback
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
 from accounting.actors import Scatter
-from accounting.errors import DpsweepError
+from accounting.errors import DataCorruption, DpsweepError
 from accounting.storage import exists
-from orchestration.completion import Times, complete_trial
+from orchestration.completion import Times, complete_stopped, complete_trial, epsilon_so_far
 from orchestration.grid import GridPoint, grid
 from orchestration.layout import SweepFiles
 from orchestration.manifest import Manifest
 from orchestration.plan import Plan, PlannedTrial
-from orchestration.publication import SweepRecord, write_reports
-from orchestration.results import TrialResult, epsilon_after, read_result
-from orchestration.status import SweepStatus, TrialStatus
+from orchestration.publication import SweepRecord, exact, write_reports
+from orchestration.recorder import Recorder
+from orchestration.results import StoredResult, TrialResult, read_result, shown_epoch
+from orchestration.status import State, SweepStatus, TrialStatus
 from orchestration.sweep import SweepSpec
-from orchestration.tracked import ForgivingTracker, TrackedSweep, TrackedTrial, Tracker
-from orchestration.trainable import TrainingJob, TrialProgress
+from orchestration.tracked import TrackedSweep, TrackedTrial, Tracker
+from orchestration.trainable import TrainingJob
+from workers.trial import Progress
 
 
 class Conductor:
@@ -45,36 +48,42 @@ class Conductor:
         status: SweepStatus,
         scatter: Scatter,
     ) -> None:
-        self._sweep, self._manifest, self._files, self._tracker = sweep, manifest, files, ForgivingTracker(tracker)
-        self._points: Mapping[str, GridPoint] = {point.trial.key: point for point in grid(sweep)}
+        self._sweep, self._manifest, self._files, self._tracker = sweep, manifest, files, tracker
         self._planned: Mapping[str, PlannedTrial] = {planned.spec.key: planned for planned in plan.trials}
-        self._results: dict[str, TrialResult] = {}
-        self._tracked: dict[str, TrackedTrial] = {}
+        self._points: Mapping[str, GridPoint] = {
+            point.trial.key: replace(point, trial=self._planned[point.trial.key].spec) for point in grid(sweep)
+        }
+        self._results: dict[str, StoredResult] = {}
+        self._progress: dict[str, Progress] = {}
         self._status, self._scatter = status, scatter
-        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dpsweep-writer")
+        self._recorder = Recorder(tracker, self._tracked)
+        self._accountant = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dpsweep-accounting")
         self._completions: list[Future[None]] = []
 
     def __enter__(self) -> Self:
-        """Open the sweep in MLflow, and take up what an earlier run left: results, and trials trained but not
-        accounted. Raises `TrackingUnavailable` when MLflow cannot be written."""
-        self._writer.submit(self._tracker.open_sweep, self._tracked_sweep()).result()
+        """Take up what an earlier run left (results, and trials trained but not accounted), and open MLflow's runs.
+
+        Raises `TrackingUnavailable` when MLflow cannot be written, `DataCorruption` for a result that is damaged.
+        """
         for key in self._planned:
-            files = self._files.trial(key)
-            result = read_result(files.result)
+            result = read_result(self._files.trial(key).result)
             if result is not None:
                 self._results[key] = result
                 self._status.assume(key, **_facts(result))
-            elif exists(files.training):
+        self._record().data(exact(self._files))  # damage to what the report needs shows before anything is trained
+        self._tracker.open_sweep(self._tracked_sweep())
+        self._recorder.start()
+        for key in self._planned:
+            if key not in self._results and exists(self._files.trial(key).training):
                 self.ended(key)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._accountant.shutdown(wait=True, cancel_futures=kind is not None)
         if kind is not None:
-            self._writer.shutdown(wait=True, cancel_futures=True)
-            self._tracker.close("KILLED")
-        self._writer.shutdown(wait=True)
+            self._recorder.abandon()
 
     def jobs(self) -> list[TrainingJob]:
         """The trials that are still to be trained."""
@@ -84,72 +93,78 @@ class Conductor:
             if self._status[key].state == "pending"
         ]
 
-    def progressed(self, key: str, progress: TrialProgress) -> None:
-        planned = self._planned[key]
-        so_far = epsilon_after(planned.trace, progress.step, planned.spec.delta)
-        self._status.change(
+    def progressed(self, key: str, progress: Progress) -> None:
+        epsilon = epsilon_so_far(self._planned[key], progress.trace)
+        seen = (
+            epoch for epoch in self._status[key].history if epoch.step < progress.step
+        )  # a lost worker repeats some
+        self._progress[key] = progress
+        self._change(
             key,
             state="training",
             epoch=progress.epoch,
             step=progress.step,
-            accuracy=progress.test_accuracy,
-            epsilon=min(so_far, planned.costs.worst_case.epsilon),
+            accuracy=progress.evaluation.accuracy,
+            epsilon=epsilon,
+            history=(*seen, shown_epoch(progress, epsilon)),
         )
 
     def started(self, key: str) -> None:
-        self._status.change(key, state="training")
+        self._change(key, state="training")
 
     def ended(self, key: str) -> None:
-        if exists(self._files.trial(key).training):
-            self._status.change(key, state="accounting")
-            self._completions.append(self._writer.submit(self._complete, key))
-        else:
-            self._status.change(key, state="stopped")
-            self._completions.append(self._writer.submit(self._track, key))
+        self._change(key, state="accounting")
+        self._completions.append(self._accountant.submit(self._complete, key))
 
     def failed(self, key: str, error: str) -> None:
-        self._status.change(key, state="failed", error=error)
-        self._completions.append(self._writer.submit(self._track, key))
+        self._change(key, state="failed", error=error)
 
     @property
     def tracking_failure(self) -> str | None:
         """Why MLflow does not hold everything; results and reports on disk are complete all the same."""
-        return str(self._tracker.failure) if self._tracker.failure else None
+        return str(self._recorder.failure) if self._recorder.failure else None
 
     def finish(self) -> SweepRecord:
-        """Wait for the last accounting, record the comparison with the baselines, and write the reports."""
+        """Wait for the last accounting, write the reports, and record all trials, now compared with their baselines."""
         for completion in self._completions:
             completion.result()
-        return self._writer.submit(self._publish).result()
+        record = self._record()
+        page = write_reports(self._files, record)
+
+        def publish(tracker: Tracker) -> None:
+            tracker.log_report(page, record.data())
+            tracker.close("FAILED" if record.failed else "FINISHED")
+
+        self._recorder.finish(self._points, publish)
+        return record
+
+    def _change(self, key: str, **changes: object) -> None:
+        self._status.change(key, **changes)
+        self._recorder.changed(key)
 
     def _complete(self, key: str) -> None:
         try:
-            status = self._status[key]
-            times = Times(status.started or 0.0, status.trained or 0.0)
-            result = complete_trial(self._planned[key], self._files.trial(key), self._sweep, times, self._scatter)
+            result = self._account(key)
         except DpsweepError as error:
-            self._status.change(key, state="failed", error=str(error))
+            self.failed(key, str(error))
         except Exception:
-            self._status.change(key, state="failed", error=traceback.format_exc(limit=-4).strip())
+            self.failed(key, traceback.format_exc(limit=-4).strip())
         else:
             self._results[key] = result
-            self._status.change(key, **_facts(result))
-        self._track(key)
+            self._change(key, **_facts(result))
 
-    def _track(self, key: str) -> None:
-        """Bring the trial's MLflow run up to date, unless it is."""
-        tracked = self._record().tracked(self._points[key])
-        if self._tracked.get(key) != tracked:
-            self._tracker.log_trial(tracked)
-            self._tracked[key] = tracked
+    def _account(self, key: str) -> StoredResult:
+        planned, files, status = self._planned[key], self._files.trial(key), self._status[key]
+        times = Times(status.started or 0.0, status.trained or 0.0)
+        if exists(files.training):
+            return complete_trial(planned, files, self._sweep, times, self._scatter)
+        progress = self._progress.get(key)
+        if progress is None or progress.step == progress.total_steps:
+            raise DataCorruption(f"the trial ended, but {files.training} is not there; is the storage shared?")
+        return complete_stopped(planned, files, self._sweep, times, progress, status.history)
 
-    def _publish(self) -> SweepRecord:
-        for key in self._points:
-            self._track(key)
-        record = self._record()
-        self._tracker.log_report(write_reports(self._files, record), record.data())
-        self._tracker.close("FAILED" if record.failed else "FINISHED")
-        return record
+    def _tracked(self, key: str) -> TrackedTrial:
+        return self._record().tracked(self._points[key])
 
     def _record(self) -> SweepRecord:
         statuses = {trial.key: trial for trial in self._status.trials}
@@ -168,11 +183,12 @@ def initial_status(plan: Plan) -> list[TrialStatus]:
     return [TrialStatus(planned.spec.key, total_steps=planned.trace.steps) for planned in plan.trials]
 
 
-def _facts(result: TrialResult) -> dict[str, object]:
-    """What the status of a finished trial shows."""
+def _facts(result: StoredResult) -> dict[str, object]:
+    """What the status of a trial that is over shows."""
+    state: State = "finished" if isinstance(result, TrialResult) else "stopped"
     return {
-        "state": "finished",
-        "step": result.training.steps,
-        "accuracy": result.training.evaluation.accuracy,
+        "state": state,
+        "step": result.steps,
+        "accuracy": result.evaluation.accuracy,
         "epsilon": result.worst_case.epsilon,
     }

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from accounting.errors import DataCorruption, InvalidInput
-from accounting.storage import exists, read_bytes, write_bytes_atomically
 from orchestration.layout import SweepFiles
+from orchestration.sealed import read_sealed, write_sealed
 from orchestration.sweep import SweepSpec
 
 _PACKAGES = ("dpsweep", "ray", "torch", "torchvision", "dp-accounting", "pyarrow", "mlflow", "numpy", "scikit-learn")
@@ -69,16 +69,17 @@ def open_manifest(files: SweepFiles, sweep: SweepSpec, text: str, resume: bool) 
 
 
 def read_manifest(files: SweepFiles) -> Manifest | None:
-    if not exists(files.manifest):
-        return None
+    """The stored manifest, if any. Raises `DataCorruption` when it is damaged."""
+    next_step = "restore it, or run in another folder"
+    content = read_sealed(files.manifest, next_step)
     try:
-        return Manifest(**json.loads(read_bytes(files.manifest)))
-    except (ValueError, TypeError) as error:
-        raise DataCorruption(f"{files.manifest} is damaged; restore it, or run in another folder") from error
+        return None if content is None else Manifest(**json.loads(content))
+    except TypeError as error:
+        raise DataCorruption(f"{files.manifest} is no manifest of this version of dpsweep; {next_step}") from error
 
 
 def write_manifest(files: SweepFiles, manifest: Manifest) -> None:
-    write_bytes_atomically(files.manifest, json.dumps(asdict(manifest), indent=2).encode())
+    write_sealed(files.manifest, json.dumps(asdict(manifest)).encode())
 
 
 def _new_manifest(sweep: SweepSpec, text: str) -> Manifest:

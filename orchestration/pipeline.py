@@ -17,12 +17,13 @@ from orchestration.cluster import check_shared_storage, connected
 from orchestration.conductor import Conductor, initial_status
 from orchestration.environment import EMBEDDED
 from orchestration.grid import grid
+from orchestration.integrity import damages
 from orchestration.layout import SweepFiles, absolute
 from orchestration.lock import exclusive
 from orchestration.manifest import open_manifest, read_manifest, write_manifest
 from orchestration.plan import Plan, plan_sweep
 from orchestration.progress import announcer, watching
-from orchestration.publication import Outcome, SweepRecord, parse_statuses, write_reports
+from orchestration.publication import Outcome, SweepRecord, parse_failures, write_reports
 from orchestration.results import read_result
 from orchestration.space import require_space
 from orchestration.status import SweepStatus, TrialStatus
@@ -98,7 +99,10 @@ def accept(plan: Plan) -> Plan:
 
 
 def render_again(folder: str) -> Outcome:
-    """Write the reports of a sweep anew from what is on disk."""
+    """Write the reports of a sweep anew from what is on disk, and verify every file of its trained trials.
+
+    Raises: DataCorruption with one line for each damaged file; nothing is written then.
+    """
     files = SweepFiles(absolute(folder))
     manifest = read_manifest(files)
     if manifest is None:
@@ -108,6 +112,10 @@ def render_again(folder: str) -> Outcome:
     found = {point.trial.key: read_result(files.trial(point.trial.key).result) for point in points}
     results = {key: result for key, result in found.items() if result is not None}
     record = SweepRecord(manifest, sweep, points, results, _earlier_failures(files))
+    trained = filter(None, (record.finished(key) for key in results))
+    damaged = [line for result in trained for line in damages(files.trial(result.key), result)]
+    if damaged:
+        raise DataCorruption("\n".join(damaged))
     write_reports(files, record)
     return Outcome(record, files, embedded_tracking_uri(files.local_folder), 0.0)
 
@@ -117,6 +125,6 @@ def _earlier_failures(files: SweepFiles) -> dict[str, TrialStatus]:
     if not exists(files.results):
         return {}
     try:
-        return parse_statuses(json.loads(read_bytes(files.results)))
+        return parse_failures(json.loads(read_bytes(files.results)))
     except (ValueError, TypeError, KeyError) as error:
         raise DataCorruption(f"{files.results} is damaged; delete it: it is written anew") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,23 +13,32 @@ from accounting.storage import write_bytes_atomically
 from orchestration.grid import GridPoint
 from orchestration.layout import SweepFiles
 from orchestration.manifest import Manifest
-from orchestration.published import Disclosure, IndividualStatistics, Label, ReportData, ReportTrial, Status
+from orchestration.published import (
+    Disclosure,
+    IndividualStatistics,
+    Label,
+    ReportData,
+    ReportPrivacy,
+    ReportTrial,
+    Status,
+)
 from orchestration.report import render
-from orchestration.results import TrialResult, read_statistics, shown
+from orchestration.results import StoppedTrial, StoredResult, TrialResult, read_statistics, shown, shown_stopped
 from orchestration.settings import median_epsilon, worst_group
-from orchestration.status import ENDED, State, TrialStatus
+from orchestration.status import State, TrialStatus
 from orchestration.sweep import SweepSpec
 from orchestration.tracked import TrackedDataset, TrackedTrial
+from workers.history import TrainingResult
+from workers.spec import DataSpec, TrialSpec
 
 _STATUSES: Mapping[State, Status] = {
     "pending": "pending",
-    "training": "pending",
-    "accounting": "pending",
+    "training": "running",
+    "accounting": "running",
     "finished": "finished",
-    "stopped": "failed",
+    "stopped": "stopped",
     "failed": "failed",
 }
-_STOPPED = "stopped early by the scheduler"
 
 Statistics = Callable[[TrialResult], IndividualStatistics | None]
 """What is told about the training examples of a trial."""
@@ -40,18 +50,23 @@ def disclosed(result: TrialResult) -> IndividualStatistics | None:
 
 
 def exact(files: SweepFiles) -> Statistics:
-    """The exact statistics, for the owner of the data."""
-    return lambda result: read_statistics(files.trial(result.key).private_summary)
+    """The exact statistics, for the owner of the data. Raises `DataCorruption` where they are damaged."""
+
+    def statistics(result: TrialResult) -> IndividualStatistics | None:
+        trial = files.trial(result.key)
+        return read_statistics(trial.private_summary, f"delete {trial.result} and resume, which rebuilds both")
+
+    return statistics
 
 
 @dataclass(frozen=True)
 class SweepRecord:
-    """A sweep with everything that is known of its trials: results of complete ones, the state of the others."""
+    """A sweep with everything that is known of its trials: results of those that are over, the state of the others."""
 
     manifest: Manifest
     sweep: SweepSpec
     points: tuple[GridPoint, ...]
-    results: Mapping[str, TrialResult]
+    results: Mapping[str, StoredResult]
     statuses: Mapping[str, TrialStatus]
 
     @property
@@ -62,15 +77,22 @@ class SweepRecord:
     def failed(self) -> bool:
         return any(status.state == "failed" for status in self.statuses.values())
 
+    def finished(self, key: str | None) -> TrialResult | None:
+        """The result of a trial that trained to its end."""
+        result = self.results.get(key or "")
+        return result if isinstance(result, TrialResult) else None
+
     def trial(self, point: GridPoint, statistics: Statistics = disclosed) -> ReportTrial:
         """One trial as shown, compared with its baseline where both are complete."""
-        result = self.results.get(point.trial.key)
-        if result is not None:
-            return shown(result, self.results.get(point.baseline or ""), statistics(result))
-        status = self.statuses.get(point.trial.key)
-        state = status.state if status else "pending"
-        error = _STOPPED if state == "stopped" else status.error if status else None
-        return ReportTrial(point.trial.key, point.labels, _STATUSES[state], error)
+        key = point.trial.key
+        match self.results.get(key):
+            case TrialResult() as result:
+                return shown(result, self.finished(point.baseline), statistics(result))
+            case StoppedTrial() as stopped:
+                return shown_stopped(stopped)
+        status = self.statuses.get(key, TrialStatus(key, total_steps=0))
+        privacy = None if point.is_private else ReportPrivacy(math.inf, point.trial.delta, accountant="none")
+        return ReportTrial(key, point.labels, _STATUSES[status.state], status.error, privacy, history=status.history)
 
     def data(self, statistics: Statistics = disclosed) -> ReportData:
         """The whole sweep as shown."""
@@ -85,19 +107,16 @@ class SweepRecord:
 
     def tracked(self, point: GridPoint) -> TrackedTrial:
         """One trial as its MLflow run shows it: nothing but what the sweep discloses."""
-        result = self.results.get(point.trial.key)
+        key, result = point.trial.key, self.finished(point.trial.key)
         spec = result.spec if result else point.trial
-        training = result.training if result else None
-        sizes = {"train_size": training.train_size, "test_size": training.test_size} if training else {}
-        parameters = {"parameters": training.parameters} if training else {}
-        digest = hashlib.sha256(json.dumps(asdict(spec.data), sort_keys=True).encode()).hexdigest()[:16]
+        timed = self.results.get(key) or self.statuses.get(key)
         return TrackedTrial(
             shown=self.trial(point),
-            params={**_flat(asdict(spec)), **sizes, **parameters},
-            dataset=TrackedDataset(spec.data.name, digest, spec.data.name, sizes),
-            tags={"baseline": point.baseline or "", "research_mode": str(bool(training and training.research_mode))},
-            started=result.started if result else None,
-            ended=result.ended if result else None,
+            params={**_params(spec, point.labels), **(_found(result.training) if result else {})},
+            dataset=_dataset(spec.data, result.training) if result else None,
+            tags={"baseline": point.baseline or "", "research_mode": str(spec.noise_source == "seeded")},
+            started=timed.started if timed else None,
+            ended=timed.ended if timed else None,
         )
 
 
@@ -112,6 +131,31 @@ class Outcome:
 
 
 _DISCLOSURES: Mapping[str, Disclosure] = {"none": "none", "private": "private", "raw": "raw"}
+
+
+def _params(spec: TrialSpec, labels: Mapping[str, Label]) -> dict[str, Label]:
+    """The trial's specification below ``spec.``, without what its labels say already.
+
+    MLflow's comparison starts with the first three names that differ: with this prefix the labels come before them.
+    """
+    said = {"key", *labels, *(f"{_FIELDS.get(axis, axis)}.name" for axis in labels)}
+    return {f"spec.{name}": value for name, value in _flat(asdict(spec)).items() if name not in said}
+
+
+_FIELDS = {"schedule": "noise.schedule"}
+"""Where the specification has what a label says, if not under the label's own name."""
+
+
+def _found(training: TrainingResult) -> dict[str, Label]:
+    """What the data and the model turned out to be."""
+    sizes = {"train_size": training.train_size, "test_size": training.test_size}
+    return {**sizes, "parameters": training.parameters}
+
+
+def _dataset(data: DataSpec, training: TrainingResult) -> TrackedDataset:
+    digest = hashlib.sha256(json.dumps(asdict(data), sort_keys=True).encode()).hexdigest()[:16]
+    sizes = {"train_size": training.train_size, "test_size": training.test_size}
+    return TrackedDataset(data.name, digest, data.name, sizes)
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Label]:
@@ -143,15 +187,14 @@ def rows(record: SweepRecord) -> list[dict[str, Any]]:
 
 def _row(record: SweepRecord, point: GridPoint) -> dict[str, Any]:
     key, trial = point.trial.key, record.trial(point)
-    result, status = record.results.get(key), record.statuses.get(key)
-    stopped = status is not None and status.state == "stopped"
+    result = record.results.get(key)
     row: dict[str, Any] = {
         "key": key,
         "labels": dict(trial.labels),
-        "status": "stopped" if stopped else trial.status,
+        "status": trial.status,
         "error": trial.error,
     }
-    if result is None or trial.privacy is None or trial.quality is None:
+    if result is None or trial.quality is None:
         return row
     worst = worst_group(trial)
     return {
@@ -159,7 +202,7 @@ def _row(record: SweepRecord, point: GridPoint) -> dict[str, Any]:
         **result.worst_case.as_dict(),
         "groups": [estimate.as_dict() for estimate in result.groups],
         "noise_multiplier": result.spec.noise.initial_noise_multiplier,
-        "steps": result.training.steps,
+        "steps": result.steps,
         "accuracy": trial.quality.accuracy,
         "accuracy_change": trial.quality.accuracy_change,
         "worst_group": worst.name if worst else None,
@@ -170,10 +213,10 @@ def _row(record: SweepRecord, point: GridPoint) -> dict[str, Any]:
     }
 
 
-def parse_statuses(table: Iterable[Mapping[str, Any]]) -> dict[str, TrialStatus]:
-    """How the trials of an earlier run ended, from its stored table."""
+def parse_failures(table: Iterable[Mapping[str, Any]]) -> dict[str, TrialStatus]:
+    """The trials that failed in an earlier run, from its stored table: what no trial's own files tell."""
     return {
-        row["key"]: TrialStatus(row["key"], total_steps=0, state=row["status"], error=row["error"])
+        row["key"]: TrialStatus(row["key"], total_steps=0, state="failed", error=row["error"])
         for row in table
-        if row["status"] in ENDED
+        if row["status"] == "failed"
     }

@@ -20,7 +20,8 @@ from accounting.estimates import Kind
 Disclosure = Literal["none", "private", "raw"]
 """What the sweep allows out of ``private/``: nothing, statistics released with DP, or exact ones (research mode)."""
 
-Status = Literal["pending", "running", "finished", "failed"]
+Status = Literal["pending", "running", "finished", "stopped", "failed"]
+"""``stopped``: on purpose, by the scheduler, before its end."""
 
 Label = str | int | float | bool
 
@@ -131,8 +132,9 @@ class ReportTrial:
     """One trial of the grid.
 
     labels: the values that tell the trials of a sweep apart, ``clipping``, ``schedule`` and ``seed`` among them.
-    Trials whose labels differ only in ``seed`` are one setting, and are averaged. Whatever is unknown, because the
-    trial failed or has not run, is None or empty.
+    error: why it did not finish. Finished trials whose labels differ only in ``seed`` are one setting, and are
+    averaged. Whatever is unknown, because the trial failed or has not run, is None or empty. Of a stopped trial,
+    privacy is what it had cost when it was stopped, and quality what it had reached.
     """
 
     key: str
@@ -148,7 +150,7 @@ class ReportTrial:
 
     @property
     def is_baseline(self) -> bool:
-        """Whether the trial finished as a non-private one."""
+        """Whether the trial is known to be a non-private one."""
         return self.privacy is not None and not self.privacy.is_private
 
     @property

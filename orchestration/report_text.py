@@ -223,11 +223,15 @@ def group_correlation(setting: Setting) -> float | None:
 
 def _failures(data: ReportData) -> list[str]:
     failed = sum(trial.status == "failed" for trial in data.trials)
+    stopped = sum(trial.status == "stopped" for trial in data.trials)
     waiting = sum(trial.status in ("pending", "running") for trial in data.trials)
     sentences = []
     if failed:
         subject = f"{failed} trials failed and are" if failed > 1 else "1 trial failed and is"
         sentences.append(f"{subject} in no average; the table of trials says why.")
+    if stopped:
+        subject = f"{stopped} trials, which are" if stopped > 1 else "1 trial, which is"
+        sentences.append(f"The scheduler stopped {subject} in no average; the table of trials says when.")
     if waiting:
         sentences.append(f"{waiting} of {len(data.trials)} trials have not finished; dpsweep run --resume continues.")
     return sentences

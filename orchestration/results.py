@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,6 @@ from accounting.estimates import Kind, PrivacyEstimate
 from accounting.mechanism import Trace
 from accounting.release import ReleasedStatistics
 from accounting.shards import Epsilons
-from accounting.storage import read_bytes, write_bytes_atomically
 from orchestration.published import (
     GroupEpsilon,
     Histogram,
@@ -27,8 +26,9 @@ from orchestration.published import (
     ReportQuality,
     ReportTrial,
 )
+from orchestration.sealed import read_sealed, write_sealed
 from workers.evaluation import Evaluation, cost_of_privacy
-from workers.history import TrainingResult
+from workers.history import Progress, TrainingResult
 from workers.spec import TrialSpec
 
 _QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -58,44 +58,76 @@ class TrialResult:
     started: float
     ended: float
     """When training started and ended in the run that finished it, in seconds since 1970 UTC."""
-
-    __pydantic_config__ = ConfigDict(ser_json_inf_nan="strings")
+    digests: dict[str, str] = field(default_factory=dict)
+    """sha256 of the trial's other files, by name; shards have theirs in their own manifests."""
 
     @property
-    def seconds(self) -> float:
-        return self.ended - self.started
+    def steps(self) -> int:
+        return self.training.steps
+
+    @property
+    def evaluation(self) -> Evaluation:
+        return self.training.evaluation
 
 
-_RESULT = TypeAdapter(TrialResult)
+@dataclass(frozen=True)
+class StoppedTrial:
+    """What a trial that the scheduler stopped had cost and reached by then. It is over: no resume trains it on.
+
+    trace: what was run until the stop, of which worst_case, others and groups are the cost, everything included that
+    the trial would have released in the end. epoch: how many it completed. history: the epochs that were seen by the
+    run of the sweep that stopped it.
+    """
+
+    key: str
+    labels: dict[str, Label]
+    spec: TrialSpec
+    trace: Trace
+    worst_case: PrivacyEstimate
+    others: tuple[PrivacyEstimate, ...]
+    groups: tuple[PrivacyEstimate, ...]
+    epoch: int
+    evaluation: Evaluation
+    history: tuple[ReportEpoch, ...]
+    started: float
+    ended: float
+
+    @property
+    def steps(self) -> int:
+        return self.trace.steps
+
+
+StoredResult = TrialResult | StoppedTrial
+_RESULT: TypeAdapter[StoredResult] = TypeAdapter(StoredResult, config=ConfigDict(ser_json_inf_nan="strings"))
 _STATISTICS = TypeAdapter(IndividualStatistics)
 
 
-def write_result(uri: str, result: TrialResult) -> None:
-    write_bytes_atomically(uri, _RESULT.dump_json(result, indent=2))
+def write_result(uri: str, result: StoredResult) -> None:
+    write_sealed(uri, _RESULT.dump_json(result))
 
 
-def read_result(uri: str) -> TrialResult | None:
-    """The stored result; None when the trial is not complete. Raises `DataCorruption` when it is damaged."""
+def read_result(uri: str) -> StoredResult | None:
+    """The stored result; None while the trial is not over. Raises `DataCorruption` when it is damaged."""
+    next_step = "delete it and resume, which rebuilds it; of a trial that was stopped, delete the whole folder"
+    content = read_sealed(uri, next_step)
     try:
-        return _RESULT.validate_json(read_bytes(uri))
-    except FileNotFoundError:
-        return None
+        return None if content is None else _RESULT.validate_json(content)
     except ValidationError as error:
-        raise DataCorruption(f"{uri} is damaged; delete it and resume: the trial's result is rebuilt") from error
+        raise DataCorruption(f"{uri} is no result of this version of dpsweep; {next_step}") from error
 
 
 def write_statistics(uri: str, statistics: IndividualStatistics, private: bool) -> None:
     """Store statistics of training examples; exact ones are ``private`` data."""
-    write_bytes_atomically(uri, _STATISTICS.dump_json(statistics, indent=2), private)
+    write_sealed(uri, _STATISTICS.dump_json(statistics), private)
 
 
-def read_statistics(uri: str) -> IndividualStatistics | None:
+def read_statistics(uri: str, next_step: str) -> IndividualStatistics | None:
+    """The stored statistics, if any. Raises `DataCorruption`, which ends in the next step, when they are damaged."""
+    content = read_sealed(uri, next_step)
     try:
-        return _STATISTICS.validate_json(read_bytes(uri))
-    except FileNotFoundError:
-        return None
+        return None if content is None else _STATISTICS.validate_json(content)
     except ValidationError as error:
-        raise DataCorruption(f"{uri} is damaged; restore it from a backup") from error
+        raise DataCorruption(f"{uri} holds no statistics of this version of dpsweep; {next_step}") from error
 
 
 def claimed(epsilons: Epsilons, worst_case: PrivacyEstimate) -> Kind:
@@ -158,24 +190,43 @@ def epsilon_after(trace: Trace, step: int, delta: float) -> float:
 
 def shown(result: TrialResult, baseline: TrialResult | None, individuals: IndividualStatistics | None) -> ReportTrial:
     """The trial as reports and MLflow show it, with statistics of its training examples as given."""
-    worst = result.worst_case
     return ReportTrial(
         key=result.key,
         labels=result.labels,
         status="finished",
-        privacy=ReportPrivacy(
-            epsilon=worst.epsilon,
-            delta=worst.delta,
-            accountant=worst.accountant,
-            kind=worst.kind,
-            adjacency=worst.adjacency,
-            group_epsilons={estimate.group_size: estimate.epsilon for estimate in result.groups},
-        ),
+        privacy=_privacy(result),
         quality=_quality(result.training.evaluation, baseline.training.evaluation if baseline else None),
         individuals=individuals,
         history=_history(result),
-        wall_seconds=result.seconds,
+        wall_seconds=result.ended - result.started,
         notes=_notes(result),
+    )
+
+
+def shown_stopped(stopped: StoppedTrial) -> ReportTrial:
+    """A trial that the scheduler stopped, without comparison: its model was not trained as long as the baseline's."""
+    found = "accuracy and ε are those" if stopped.spec.is_private else "accuracy is that"
+    return ReportTrial(
+        key=stopped.key,
+        labels=stopped.labels,
+        status="stopped",
+        error=f"by the scheduler after epoch {stopped.epoch} of {stopped.spec.epochs}; its {found} of that moment",
+        privacy=_privacy(stopped),
+        quality=_quality(stopped.evaluation, None),
+        history=stopped.history,
+        wall_seconds=stopped.ended - stopped.started,
+    )
+
+
+def _privacy(result: StoredResult) -> ReportPrivacy:
+    worst = result.worst_case
+    return ReportPrivacy(
+        epsilon=worst.epsilon,
+        delta=worst.delta,
+        accountant=worst.accountant,
+        kind=worst.kind,
+        adjacency=worst.adjacency,
+        group_epsilons={estimate.group_size: estimate.epsilon for estimate in result.groups},
     )
 
 
@@ -200,15 +251,29 @@ def _history(result: TrialResult) -> tuple[ReportEpoch, ...]:
             step=record.step,
             noise_multiplier=record.noise_multiplier,
             clipping_bounds=record.bounds,
-            metrics={
-                "test_accuracy": record.test.accuracy,
-                "test_loss": record.test.loss,
-                **({"public_accuracy": record.public.accuracy} if record.public else {}),
-                **({"epsilon": epsilon} if epsilon < float("inf") else {}),
-            },
+            metrics=_measured(record.test, record.public, epsilon),
         )
         for record, epsilon in zip(result.training.history, result.epsilons, strict=True)
     )
+
+
+def shown_epoch(progress: Progress, epsilon: float) -> ReportEpoch:
+    """The epoch that a running trial has just completed, at a bound on what it has cost by then."""
+    return ReportEpoch(
+        epoch=progress.epoch - 1,
+        step=progress.step,
+        noise_multiplier=progress.noise_multiplier,
+        metrics=_measured(progress.evaluation, progress.public_evaluation, epsilon),
+    )
+
+
+def _measured(test: Evaluation, public: Evaluation | None, epsilon: float) -> dict[str, float]:
+    return {
+        "test_accuracy": test.accuracy,
+        "test_loss": test.loss,
+        **({"public_accuracy": public.accuracy} if public else {}),
+        **({"epsilon": epsilon} if epsilon < float("inf") else {}),
+    }
 
 
 def _notes(result: TrialResult) -> tuple[str, ...]:

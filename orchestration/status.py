@@ -9,13 +9,18 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from orchestration.published import ReportEpoch
+
 State = Literal["pending", "training", "accounting", "finished", "stopped", "failed"]
 ENDED: frozenset[State] = frozenset({"finished", "stopped", "failed"})
 
 
 @dataclass(frozen=True)
 class TrialStatus:
-    """One trial. accuracy is of held-out test data; epsilon is the worst case so far, by RDP; seconds are UTC."""
+    """One trial. accuracy is of held-out test data; epsilon is the worst case so far, by RDP; seconds are UTC.
+
+    history: the epochs that this run of the sweep saw.
+    """
 
     key: str
     total_steps: int
@@ -28,6 +33,7 @@ class TrialStatus:
     trained: float | None = None
     ended: float | None = None
     error: str | None = None
+    history: tuple[ReportEpoch, ...] = ()
 
 
 class SweepStatus:

@@ -51,8 +51,8 @@ class TrackedDataset:
 class TrackedTrial:
     """A trial as its run shows it.
 
-    params: flat; numbers where a number is meant (``epochs: 30``, ``noise.initial_noise_multiplier: 1.3``). They are
-    recorded when the trial has finished; until then its labels stand for it. started and ended: seconds since 1970.
+    params: flat; numbers where a number is meant (``epochs: 30``, ``noise.initial_noise_multiplier: 1.3``). More of
+    them may come while the trial runs, but none may change. started and ended: seconds since 1970.
     """
 
     shown: ReportTrial
@@ -79,48 +79,13 @@ class Tracker(Protocol):
         """Write the averages over seeds and end the sweep's run; no run of the sweep is RUNNING afterwards."""
 
 
-class ForgivingTracker:
-    """A tracker that must be there when the sweep opens, and may fail later without stopping it.
-
-    After the first failure nothing more is tried, and ``failure`` says what happened: the results are on disk, and
-    can be recorded later.
-    """
-
-    def __init__(self, tracker: Tracker) -> None:
-        self._tracker = tracker
-        self.failure: TrackingUnavailable | None = None
-
-    def open_sweep(self, sweep: TrackedSweep) -> str:
-        return self._tracker.open_sweep(sweep)
-
-    def log_trial(self, trial: TrackedTrial) -> str:
-        """The run's id; "" where nothing could be recorded."""
-        if self.failure is None:
-            try:
-                return self._tracker.log_trial(trial)
-            except TrackingUnavailable as error:
-                self.failure = error
-        return ""
-
-    def log_report(self, page: str, data: ReportData) -> None:
-        if self.failure is None:
-            try:
-                self._tracker.log_report(page, data)
-            except TrackingUnavailable as error:
-                self.failure = error
-
-    def close(self, status: RunStatus = "FINISHED") -> None:
-        if self.failure is None:
-            try:
-                self._tracker.close(status)
-            except TrackingUnavailable as error:
-                self.failure = error
-
-
 def final_metrics(trial: ReportTrial) -> dict[str, float]:
-    """The scalars of a trial by metric name; only finite ones: an infinite epsilon is the tag ``private=false``."""
+    """The scalars of a trial by metric name; only finite ones: an infinite epsilon is the tag ``private=false``.
+
+    What a stopped trial had reached is no final value: its series say it. What it had cost by then is final.
+    """
     values: dict[str, float | None] = {}
-    if trial.quality is not None:
+    if trial.quality is not None and trial.status == "finished":
         values |= {
             "final/accuracy": trial.quality.accuracy,
             "final/loss": trial.quality.loss,
@@ -144,7 +109,7 @@ def final_metrics(trial: ReportTrial) -> dict[str, float]:
 
 
 def epoch_metrics(epoch: ReportEpoch) -> dict[str, float]:
-    """What one epoch adds to the series of a trial. Every epoch has ``noise_multiplier``, as the last entry."""
+    """What one epoch adds to the series of a trial."""
     bounds = {
         "clipping_bound" if name == "all" else f"clipping_bound/{name}": bound
         for name, bound in epoch.clipping_bounds.items()

@@ -22,11 +22,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-# MLflow reads these when it is imported: no telemetry, no chatter about migrations, no minutes of silent retries.
+# MLflow reads these when it is imported: no telemetry, no chatter about migrations, no minutes of silent retries (the
+# recorder tries again by itself).
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("DO_NOT_TRACK", "true")
 os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
-os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
 
 import sqlalchemy
 from mlflow import MlflowClient
@@ -34,10 +36,9 @@ from mlflow.entities import Dataset, DatasetInput, Metric, Param, Run, RunTag
 
 from accounting.errors import DpsweepError
 from orchestration.figures import figures
-from orchestration.published import Label, ReportData, Status
+from orchestration.published import ReportData, Status
 from orchestration.settings import Setting, finished_settings, setting_name, spread
 from orchestration.tracked import (
-    ForgivingTracker,
     RunStatus,
     TrackedDataset,
     TrackedSweep,
@@ -50,7 +51,6 @@ from orchestration.tracked import (
 )
 
 __all__ = [
-    "ForgivingTracker",
     "MlflowTracker",
     "TrackedDataset",
     "TrackedSweep",
@@ -66,12 +66,19 @@ _SWEEP, _KIND, _TRIAL, _SETTING, _GROUPS = (
     f"dpsweep.{name}" for name in ("sweep", "kind", "trial_key", "setting", "groups_digest")
 )
 _PARENT, _NOTE = "mlflow.parentRunId", "mlflow.note.content"
-_LAST_OF_EPOCH = "noise_multiplier"
+_OUTCOME = "dpsweep.outcome"
+_MODEL_TRAINING = {"mlflow.experimentKind": "custom_model_development"}  # else MLflow opens it as one of prompts
+_SCALARS = ("final/", "privacy/", "fairness/", "deviation/", "trials/")
 _ENTITIES_PER_BATCH, _PARAMS_OR_TAGS_PER_BATCH = 1000, 100
 logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # prints a traceback for what is raised anyway
 _LONGEST_TAG, _LONGEST_PARAM = 5000, 500
 _MAIN_FIGURES = ("utility-fairness", "group-accuracy", "group-epsilon")
-_STATUSES: Mapping[Status, str] = {"finished": "FINISHED", "failed": "FAILED", "running": "RUNNING"}
+_STATUSES: Mapping[Status, str] = {
+    "running": "RUNNING",
+    "finished": "FINISHED",
+    "stopped": "FINISHED",  # as intended: MLflow shows a killed run like a failed one; the outcome is in a tag
+    "failed": "FAILED",
+}
 _DEFAULT_PORTS = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306, "mssql": 1433}
 
 
@@ -97,6 +104,8 @@ class MlflowTracker:
         self._sweep_id = self._parent = ""
         self._runs: dict[tuple[str, str], str] = {}
         self._trials: dict[str, TrackedTrial] = {}
+        self._points: dict[str, set[tuple[str, int]]] = {}
+        """Points of series that a run holds, as (name, step), by run."""
 
     def open_sweep(self, sweep: TrackedSweep) -> str:
         self._sweep_id = sweep.sweep_id
@@ -142,12 +151,11 @@ class MlflowTracker:
             for setting in finished_settings(trial.shown for trial in self._trials.values()):
                 if len(setting.trials) > 1:
                     self._log_average(setting)
-            counts = {f"trials/{name}": float(self._count(name)) for name in ("finished", "failed")}
+            counts = {f"trials/{name}": float(self._count(name)) for name in ("finished", "stopped", "failed")}
             self._log_final(self._client.get_run(self._parent), counts)
             for run_id in self._runs.values():
-                run = self._client.get_run(run_id)
-                if run.info.status == "RUNNING" and run_id != self._parent:
-                    self._client.set_terminated(run_id, "KILLED")
+                if run_id != self._parent:
+                    self._interrupt(self._client.get_run(run_id))
             self._client.set_terminated(self._parent, status)
 
     def _count(self, status: Status) -> int:
@@ -174,7 +182,12 @@ class MlflowTracker:
             self._client.delete_run(run.info.run_id)  # two drivers at once: the older run stays
             return
         self._runs[key] = run.info.run_id
+        self._interrupt(run)
+
+    def _interrupt(self, run: Run) -> None:
+        """End a run that nobody continues for now."""
         if run.info.status == "RUNNING":
+            self._write(run.info.run_id, tags={_OUTCOME: "interrupted"})
             self._client.set_terminated(run.info.run_id, "KILLED")
 
     def _create(self, kind: str, key: str, name: str, started: float | None = None) -> str:
@@ -202,21 +215,27 @@ class MlflowTracker:
         return self._client.get_run(self._create("trial", key, setting_name(trial.shown) + seed, trial.started))
 
     def _log_epochs(self, run: Run, trial: TrackedTrial) -> None:
-        """Append the epochs that are not recorded yet. The last metric of an epoch says that it is."""
-        history = trial.shown.history
-        known = _LAST_OF_EPOCH in run.data.metrics
-        recorded = self._client.get_metric_history(run.info.run_id, _LAST_OF_EPOCH) if known else []
-        last = max((metric.step for metric in recorded), default=-1)
+        """Append what is not recorded yet of the series: epochs may be new, and series too once the trial has ended."""
+        history, run_id = trial.shown.history, run.info.run_id
+        recorded = self._points.pop(run_id, None)  # forgotten if writing fails: it may have succeeded in part
+        if recorded is None:
+            recorded = self._recorded_points(run)
         start = trial.started or time.time()
         span = max((trial.ended or time.time()) - start, 0.0)
         metrics = [
             Metric(_name(name), value, int(1000 * (start + span * (place + 1) / len(history))), epoch.step)
             for place, epoch in enumerate(history)
-            if epoch.step > last
             for name, value in epoch_metrics(epoch).items()
+            if (_name(name), epoch.step) not in recorded
         ]
         for chunk in _chunks(metrics, _ENTITIES_PER_BATCH):
-            self._client.log_batch(run.info.run_id, metrics=chunk)
+            self._client.log_batch(run_id, metrics=chunk)
+        self._points[run_id] = recorded | {(metric.key, metric.step) for metric in metrics}
+
+    def _recorded_points(self, run: Run) -> set[tuple[str, int]]:
+        series = (name for name in run.data.metrics if not name.startswith(_SCALARS))
+        histories = (self._client.get_metric_history(run.info.run_id, name) for name in series)
+        return {(metric.key, metric.step) for history in histories for metric in history}
 
     def _log_final(self, run: Run, values: Mapping[str, float]) -> None:
         """Write the scalars that are new or have changed, at step 0."""
@@ -318,21 +337,20 @@ def _is_server(tracking_uri: str) -> bool:
 def _experiment_id(client: MlflowClient, name: str, artifact_location: str | None) -> str:
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
-        return str(client.create_experiment(name, artifact_location))
+        return str(client.create_experiment(name, artifact_location, _MODEL_TRAINING))
     if experiment.lifecycle_stage == "deleted":
         client.restore_experiment(experiment.experiment_id)
     return str(experiment.experiment_id)
 
 
 def _params(trial: TrackedTrial) -> dict[str, str]:
-    """Labels, and once the trial has finished everything else; numbers are written as numbers."""
-    values: dict[str, Label] = {**trial.shown.labels, **(trial.params if trial.shown.status == "finished" else {})}
-    return {_name(key): str(value)[:_LONGEST_PARAM] for key, value in values.items()}
+    """Labels and everything else that was set; numbers are written as numbers."""
+    return {_name(key): str(value)[:_LONGEST_PARAM] for key, value in {**trial.shown.labels, **trial.params}.items()}
 
 
 def _tags(trial: TrackedTrial) -> dict[str, str]:
     shown = trial.shown
-    tags = {**trial.tags, "status": shown.status}
+    tags = {**trial.tags, _OUTCOME: shown.status}
     if shown.privacy is not None:
         tags |= {"private": str(shown.privacy.is_private).lower()}
         tags |= {"accountant": shown.privacy.accountant, "adjacency": shown.privacy.adjacency}
@@ -340,7 +358,7 @@ def _tags(trial: TrackedTrial) -> dict[str, str]:
     if shown.individuals is not None:
         tags |= {"epsilon_i_kind": shown.individuals.kind, "disclosure": shown.individuals.disclosure}
         tags |= {"sensitive": "true"} if shown.individuals.disclosure == "raw" else {}
-    remarks = [*([f"Failed: {shown.error}"] if shown.error else []), *shown.notes]
+    remarks = [*([f"{shown.status.capitalize()}: {shown.error}"] if shown.error else []), *shown.notes]
     return {key: value[:_LONGEST_TAG] for key, value in {**tags, _NOTE: "\n\n".join(remarks)}.items()}
 
 

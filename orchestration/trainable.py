@@ -31,22 +31,12 @@ class TrainingJob:
     releases: tuple[Release, ...] = ()
 
 
-@dataclass(frozen=True)
-class TrialProgress:
-    """Where a running trial is; the accuracy is that on held-out test data."""
-
-    epoch: int
-    step: int
-    total_steps: int
-    test_accuracy: float
-
-
 class TrainingObserver(Protocol):
     """Told what happens to trials, in the driver, in the order of events."""
 
     def started(self, key: str) -> None: ...
 
-    def progressed(self, key: str, progress: TrialProgress) -> None: ...
+    def progressed(self, key: str, progress: Progress) -> None: ...
 
     def ended(self, key: str) -> None:
         """The trial trained to its end, or the scheduler stopped it early."""
@@ -62,20 +52,25 @@ def train_trial(config: Mapping[str, Any], jobs: Mapping[str, TrainingJob]) -> N
     except StorageError:
         raise
     except DpsweepError as error:
-        tune.report({"error": str(error)})
+        tune.report({"error": str(error), **_UNMEASURED})
     except Exception:
-        tune.report({"error": traceback.format_exc(limit=-4).strip()})
+        tune.report({"error": traceback.format_exc(limit=-4).strip(), **_UNMEASURED})
+
+
+_UNMEASURED = {"test_accuracy": None, "public_accuracy": None}
+"""Tune wants the metric of its scheduler in every result."""
 
 
 def _report(progress: Progress) -> None:
+    """Without its epoch, the scheduler passes over a result: nothing is gained by stopping a trial after its last."""
     public = progress.public_evaluation
+    epoch = {"epoch": progress.epoch} if progress.step < progress.total_steps else {}
     tune.report(
         {
-            "epoch": progress.epoch,
-            "step": progress.step,
-            "total_steps": progress.total_steps,
+            "progress": progress,
             "test_accuracy": progress.evaluation.accuracy,
             "public_accuracy": public.accuracy if public else None,
+            **epoch,
         }
     )
 
@@ -160,11 +155,8 @@ class _ObserverCallback(tune.Callback):
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        if "step" in result and "error" not in result:
-            self._observer.progressed(
-                _trial_name(trial),
-                TrialProgress(result["epoch"], result["step"], result["total_steps"], result["test_accuracy"]),
-            )
+        if "progress" in result:
+            self._observer.progressed(_trial_name(trial), result["progress"])
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         key, error = _trial_name(trial), trial.last_result.get("error")

@@ -6,8 +6,9 @@ import json
 import signal
 from pathlib import Path
 
-import mlflow
 import pytest
+from mlflow import MlflowClient
+from mlflow.entities import Run
 from processes import PATIENCE, able_to_write, descendants, dpsweep, is_alive, kill, start, training_workers, wait_until
 from reference import assert_same_trial, run_undisturbed
 from sample_grids import small
@@ -16,11 +17,12 @@ from accounting.storage import exists
 from orchestration.layout import SweepFiles
 from orchestration.sweep import parse_sweep
 
+EPOCHS = 40
 SWEEP = small(
     clipping=["none", "individual"],
     noise={"name": "exponential", "decay": 0.02},
     seeds=[0, 1],
-    epochs=40,
+    epochs=EPOCHS,
     norms={"refreshes_per_epoch": 0.5},
     execution={"checkpoint_every_epochs": 0.3},
     accounting={"individual": "rdp"},
@@ -53,12 +55,41 @@ def assert_complete(files: SweepFiles, undisturbed: SweepFiles) -> None:
         assert_same_trial(files.trial(key), undisturbed.trial(key), is_private)
 
 
-def statuses(files: SweepFiles) -> dict[str, list[str]]:
-    """Status of every MLflow run of a trial, by key."""
-    client = mlflow.MlflowClient(f"sqlite:///{files.root}/mlflow.db")
-    found: dict[str, list[str]] = {}
+def runs(files: SweepFiles) -> dict[str, list[Run]]:
+    """Every MLflow run, by the key of its trial."""
+    client = MlflowClient(f"sqlite:///{files.root}/mlflow.db")
+    found: dict[str, list[Run]] = {}
     for run in client.search_runs([experiment.experiment_id for experiment in client.search_experiments()]):
-        found.setdefault(run.data.tags.get("dpsweep.trial_key", "sweep"), []).append(run.info.status)
+        found.setdefault(run.data.tags.get("dpsweep.trial_key", "sweep"), []).append(run)
+    return found
+
+
+def statuses(files: SweepFiles) -> dict[str, list[str]]:
+    """Status of every MLflow run, by the key of its trial."""
+    return {key: [run.info.status for run in of_trial] for key, of_trial in runs(files).items()}
+
+
+def is_watched_training(files: SweepFiles) -> bool:
+    """Whether MLflow shows a private trial that trains: its parameters, and what it has reached and cost so far."""
+    return any(
+        run.info.status == "RUNNING"
+        and "test_accuracy" in run.data.metrics
+        and "epsilon" in run.data.metrics
+        and float(run.data.params["spec.noise.initial_noise_multiplier"]) > 0.0
+        for key, of_trial in runs(files).items()
+        for run in of_trial
+        if KEYS.get(key)
+    )
+
+
+def doubled(files: SweepFiles) -> list[str]:
+    """Series that hold two points of one step."""
+    client = MlflowClient(f"sqlite:///{files.root}/mlflow.db")
+    found = []
+    for run in (run for of_trial in runs(files).values() for run in of_trial):
+        for name in run.data.metrics:
+            steps = [point.step for point in client.get_metric_history(run.info.run_id, name)]
+            found += [name] if len(steps) > len(set(steps)) else []
     return found
 
 
@@ -79,6 +110,7 @@ def test_a_killed_driver_is_resumed(sweep_file: Path, tmp_path: Path, undisturbe
     driver = start("run", sweep_file, "--output", files.root, log=tmp_path / "log")
     wait_until(lambda: exists(files.trial("non-private-seed0").result) or driver.poll() is not None, "a result")
     wait_until(lambda: trains_in_the_middle(files) or driver.poll() is not None, "a trial to train")
+    wait_until(lambda: is_watched_training(files) or driver.poll() is not None, "MLflow to show a trial that trains")
     assert driver.poll() is None, (tmp_path / "log").read_text()
     below = descendants(driver.pid)
     kill(driver.pid)
@@ -95,18 +127,27 @@ def test_a_killed_driver_is_resumed(sweep_file: Path, tmp_path: Path, undisturbe
     assert all(trial["status"] == "finished" for trial in json.loads(resumed.stdout)["trials"])
     found = statuses(files)
     assert all(found[key] == ["FINISHED"] for key in KEYS), found
-    assert {status for runs in found.values() for status in runs} == {"FINISHED"}
+    assert {status for of_trial in found.values() for status in of_trial} == {"FINISHED"}
+    assert doubled(files) == []
+    for key in KEYS:
+        (run,) = runs(files)[key]
+        points = MlflowClient(f"sqlite:///{files.root}/mlflow.db").get_metric_history(run.info.run_id, "test_accuracy")
+        assert len(points) == EPOCHS
 
 
-def test_an_interrupted_command_says_how_to_go_on(sweep_file: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("interruption", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_command_says_how_to_go_on(
+    sweep_file: Path, tmp_path: Path, interruption: signal.Signals
+) -> None:
     files = SweepFiles(str(tmp_path / "out"))
     driver = start("run", sweep_file, "--output", files.root, log=tmp_path / "log")
     wait_until(lambda: trains_in_the_middle(files) or driver.poll() is not None, "a trial to train")
     below = descendants(driver.pid)
-    driver.send_signal(signal.SIGINT)
+    driver.send_signal(interruption)
     assert driver.wait(PATIENCE) == 130
     said = (tmp_path / "log").read_text()
     assert "--resume" in said.splitlines()[-1]
     assert "Traceback" not in said
     wait_until(lambda: not any(map(is_alive, below)), "the embedded cluster to end")
-    assert "RUNNING" not in {status for runs in statuses(files).values() for status in runs}
+    assert "RUNNING" not in {status for of_trial in statuses(files).values() for status in of_trial}
+    assert any(run.data.tags.get("dpsweep.outcome") == "interrupted" for (run, *_) in runs(files).values())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import stat
 from pathlib import Path
 from typing import Any
@@ -13,13 +15,14 @@ import pytest
 from processes import dpsweep
 from sample_grids import small
 
-from accounting.errors import InvalidInput
+from accounting.errors import DataCorruption, InvalidInput
 from accounting.layout import TrialFiles
 from accounting.shards import NormShards, read_epsilons
 from accounting.traces import read_trace
 from orchestration.layout import SweepFiles
 from orchestration.manifest import open_manifest
-from orchestration.results import read_result, read_statistics
+from orchestration.pipeline import render_again
+from orchestration.results import TrialResult, read_result, read_statistics
 from orchestration.sweep import parse_sweep
 
 TRIALS = 7
@@ -97,7 +100,7 @@ def test_each_private_trial_has_trace_shards_epsilons_and_result(sweep: Finished
     for key in sweep.trials:
         files = sweep.files.trial(key)
         result, trace = read_result(files.result), read_trace(files.trace)
-        assert result is not None
+        assert isinstance(result, TrialResult)
         assert trace.steps == result.training.steps
         if not result.spec.is_private:
             assert result.individuals is None
@@ -111,14 +114,14 @@ def test_each_private_trial_has_trace_shards_epsilons_and_result(sweep: Finished
 
 def test_only_released_statistics_leave_the_private_folder(sweep: FinishedSweep) -> None:
     files = sweep.files.trial("flat-constant-seed0")
-    exact, result = read_statistics(files.private_summary), read_result(files.result)
+    exact, result = read_statistics(files.private_summary, ""), read_result(files.result)
     assert exact is not None
-    assert result is not None
+    assert isinstance(result, TrialResult)
     assert result.individuals is not None
     assert (exact.disclosure, result.individuals.disclosure) == ("raw", "private")
     assert result.individuals.mean != exact.mean < result.worst_case.epsilon
     assert result.individuals.mean == pytest.approx(exact.mean, rel=0.5)
-    assert result.individuals == read_statistics(files.released)
+    assert result.individuals == read_statistics(files.released, "")
     released = {release.name for release in read_trace(files.trace).releases}
     assert "histogram of epsilons" in released
 
@@ -134,13 +137,14 @@ def test_private_files_are_for_their_owner_only(sweep: FinishedSweep) -> None:
 def test_mlflow_has_one_finished_run_per_trial(sweep: FinishedSweep) -> None:
     runs = sweep.runs()
     assert {run.info.status for run in runs} == {"FINISHED"}
+    assert {run.data.tags.get("dpsweep.outcome") for run in runs} == {"finished", None}
     keys = [run.data.tags["dpsweep.trial_key"] for run in runs if "dpsweep.trial_key" in run.data.tags]
     assert sorted(keys) == sorted(sweep.trials)
 
 
 def _stored_numbers(files: TrialFiles) -> list[str]:
     """Numbers that only exact per-example data can produce, as they would be printed."""
-    exact = read_statistics(files.private_summary)
+    exact = read_statistics(files.private_summary, "")
     assert exact is not None
     epsilons = read_epsilons(files.epsilons)
     return [repr(exact.mean), *(repr(group.mean) for group in exact.groups), *map(repr, epsilons.upper[:50].tolist())]
@@ -217,3 +221,56 @@ def test_report_renders_again_from_disk(sweep: FinishedSweep) -> None:
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["trials"] == sweep.outcome["trials"]
     assert len(Path(sweep.files.report).read_bytes()) == pytest.approx(len(before), rel=0.01)
+
+
+def _cut(content: bytes) -> bytes:
+    return content[: len(content) // 2]
+
+
+def _flipped(content: bytes) -> bytes:
+    """One bit of a digit where there is one, so that text stays text and JSON stays JSON."""
+    digits = [place for place, byte in enumerate(content) if byte in b"0123456789"] or [len(content) // 2]
+    place = digits[len(digits) // 2]
+    return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+
+
+def copied(sweep: FinishedSweep, folder: Path) -> SweepFiles:
+    """The sweep without its MLflow store."""
+    ignored = shutil.ignore_patterns("mlflow*", "tune", ".lock")
+    return SweepFiles(shutil.copytree(sweep.files.root, folder / "copy", ignore=ignored).as_posix())
+
+
+def test_report_notices_damage_to_every_file_of_a_trial(sweep: FinishedSweep, tmp_path: Path) -> None:
+    files = copied(sweep, tmp_path)
+    root = Path(files.trial("individual-constant-seed0").root)
+    everything = [path for path in root.rglob("*") if path.is_file()]
+    assert len(everything) > 10
+    for path in [*everything, Path(files.manifest)]:
+        intact = path.read_bytes()
+        for damage in (_cut, _flipped):
+            path.write_bytes(damage(intact))
+            with pytest.raises(DataCorruption) as caught:
+                render_again(files.root)
+            lines = str(caught.value).splitlines()
+            assert any(str(path) in line for line in lines), (path, lines)
+            assert all(re.search("restore|delete", line) for line in lines)
+        path.write_bytes(intact)
+    render_again(files.root)
+
+
+def test_resume_notices_damage_to_what_it_uses_and_uses_nothing_else(sweep: FinishedSweep, tmp_path: Path) -> None:
+    files = copied(sweep, tmp_path)
+    trial = files.trial("individual-constant-seed0")
+    used = (Path(trial.result), Path(trial.private_summary))
+    for path in Path(trial.root).rglob("*"):
+        if path.is_file() and path not in used:
+            path.unlink()
+    resume = ("run", sweep.file, "--output", files.root, "--resume", "--json")
+    intact = dpsweep(*resume)
+    assert intact.returncode == 0, intact.stderr
+    assert json.loads(intact.stdout)["trials"] == sweep.outcome["trials"]
+    used[1].write_bytes(_flipped(used[1].read_bytes()))
+    damaged = dpsweep(*resume)
+    assert damaged.returncode == 1
+    (line,) = damaged.stderr.splitlines()
+    assert line.startswith(f"error: {used[1]} is damaged")

@@ -5,33 +5,25 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psycopg2
 import pytest
 from sample_sweeps import EPOCHS, sample_sweep, sample_trial
 
 from accounting.schedules import SCHEDULES
 from orchestration.published import ReportData, ReportTrial
 from orchestration.tracking import (
-    ForgivingTracker,
     MlflowTracker,
     TrackedDataset,
     TrackedSweep,
     TrackedTrial,
-    TrackingUnavailable,
     embedded_tracking_uri,
 )
 from workers.clipping import CLIPPING
@@ -42,20 +34,6 @@ from mlflow.entities import Run  # isort: skip
 SWEEP = TrackedSweep("sweep-1", "quickstart", "name: quickstart\n", {"python": "3.11"}, {"git.commit": "1f3c0de"})
 NOTHING = replace(sample_sweep("none"), trials=())
 DATA = TrackedDataset("digits", "9a1f", "scikit-learn", {"train_size": 1438})
-
-
-@pytest.fixture(scope="session")
-def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An initialised SQLite store: building its schema takes most of a small test."""
-    folder = tmp_path_factory.mktemp("store")
-    MlflowClient(embedded_tracking_uri(folder)).search_experiments()
-    return folder / "mlflow.db"
-
-
-@pytest.fixture
-def folder(tmp_path: Path, empty_store: Path) -> Path:
-    shutil.copy(empty_store, tmp_path)
-    return tmp_path
 
 
 def opened(folder: Path) -> MlflowTracker:
@@ -180,14 +158,19 @@ def test_a_trial_grows_while_it_runs(folder: Path) -> None:
     whole = tracked(sample_trial(disclosure="none"))
     tracker = opened(folder)
     for epochs in (3, 10):
-        shown = replace(whole.shown, status="running", history=whole.shown.history[:epochs], quality=None)
+        seen = tuple(replace(epoch, clipping_bounds={}) for epoch in whole.shown.history[:epochs])
+        shown = replace(whole.shown, status="running", history=seen, quality=None)
         tracker.log_trial(replace(whole, shown=shown, ended=None))
         run = one(runs_of(client_of(folder)), kind="trial")
         assert run.info.status == "RUNNING"
         assert len(client_of(folder).get_metric_history(run.info.run_id, "noise_multiplier")) == epochs
-    tracker.log_trial(whole)
+    tracker = opened(folder)
+    assert one(runs_of(client_of(folder)), kind="trial").data.tags["dpsweep.outcome"] == "interrupted"
+    bounds = [replace(epoch, clipping_bounds={"all": 2.0}) for epoch in whole.shown.history]
+    tracker.log_trial(replace(whole, shown=replace(whole.shown, history=tuple(bounds))))
     run = one(runs_of(client_of(folder)), kind="trial")
-    assert run.info.status == "FINISHED"
+    assert (run.info.status, run.data.tags["dpsweep.outcome"]) == ("FINISHED", "finished")
+    assert len(client_of(folder).get_metric_history(run.info.run_id, "clipping_bound")) == EPOCHS
     points = client_of(folder).get_metric_history(run.info.run_id, "noise_multiplier")
     assert sorted(point.step for point in points) == [epoch.step for epoch in whole.shown.history]
 
@@ -195,15 +178,31 @@ def test_a_trial_grows_while_it_runs(folder: Path) -> None:
 def test_a_failed_trial_is_continued_in_its_run(folder: Path) -> None:
     whole = tracked(sample_trial(disclosure="none"))
     failed = ReportTrial(whole.shown.key, whole.shown.labels, "failed", error="out of memory")
-    record(opened(folder), [replace(whole, shown=failed, params={"noise.initial_noise_multiplier": 1.0})])
+    record(opened(folder), [replace(whole, shown=failed)])
     before = one(runs_of(client_of(folder)), kind="trial")
-    assert before.info.status == "FAILED"
-    assert "out of memory" in before.data.tags["mlflow.note.content"]
-    record(opened(folder), [whole])
+    assert (before.info.status, before.data.tags["dpsweep.outcome"]) == ("FAILED", "failed")
+    assert before.data.tags["mlflow.note.content"] == "Failed: out of memory"
+    assert float(before.data.params["noise.initial_noise_multiplier"]) == 2.0
+    record(opened(folder), [replace(whole, params={**whole.params, "train_size": 1438})])
     after = one(runs_of(client_of(folder)), kind="trial")
     assert (after.info.run_id, after.info.status) == (before.info.run_id, "FINISHED")
     assert after.data.tags["mlflow.note.content"] == ""
-    assert float(after.data.params["noise.initial_noise_multiplier"]) == 2.0
+    assert after.data.params["train_size"] == "1438"
+
+
+def test_a_stopped_trial_has_what_it_cost_but_nothing_final(folder: Path) -> None:
+    whole = tracked(sample_trial(disclosure="none"))
+    stopped = replace(whole.shown, status="stopped", error="by the scheduler after epoch 3 of 30")
+    record(opened(folder), [replace(whole, shown=stopped), tracked(sample_trial(seed=1, disclosure="none"))])
+    runs = runs_of(client_of(folder))
+    run = one(runs, kind="trial", outcome="stopped")
+    assert run.info.status == "FINISHED"
+    assert run.data.tags["mlflow.note.content"].startswith("Stopped: by the scheduler after epoch 3 of 30")
+    assert run.data.metrics["privacy/epsilon"] == stopped.privacy.epsilon
+    assert run.data.metrics["test_accuracy"] == stopped.history[-1].metrics["test_accuracy"]
+    assert not {"final/accuracy", "fairness/worst_group_accuracy"} & run.data.metrics.keys()
+    assert one(runs, kind="sweep").data.metrics["trials/stopped"] == 1
+    assert "average" not in {run.data.tags["dpsweep.kind"] for run in runs}, "a stopped seed is in no mean"
 
 
 def test_changed_parameters_make_a_new_run_instead_of_a_second_one(folder: Path) -> None:
@@ -300,134 +299,7 @@ def test_a_fresh_store_is_made_quietly(tmp_path: Path) -> None:
     assert (finished.stdout, finished.stderr) == ("", "")
 
 
-def closed_port() -> int:
-    with closing(socket.socket()) as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
-@pytest.mark.parametrize("uri", ["http://127.0.0.1:{port}", "postgresql://me:secret@127.0.0.1:{port}/mlflow"])
-def test_an_unreachable_server_is_one_clear_error_before_anything_starts(uri: str) -> None:
-    where = uri.format(port=closed_port())
-    with pytest.raises(TrackingUnavailable, match=r"cannot use MLflow at .*127\.0\.0\.1.*refused") as caught:
-        MlflowTracker(where)
-    assert "secret" not in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_store_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(TrackingUnavailable, match="cannot use MLflow at sqlite"):
-        MlflowTracker(embedded_tracking_uri(tmp_path / "file"))
-
-
-def test_a_forgiving_tracker_fails_at_the_start_and_forgives_later(folder: Path) -> None:
-    inner = opened(folder)
-    tracker = ForgivingTracker(inner)
-    assert tracker.open_sweep(SWEEP)
-    (folder / "mlflow.db").unlink()
-    (folder / "mlflow.db").mkdir()
-    assert tracker.log_trial(tracked(sample_trial())) == ""
-    assert "cannot record trial flat-constant-0" in str(tracker.failure)
-    tracker.log_report("", sample_sweep())
-    tracker.close()
-    with pytest.raises(TrackingUnavailable):
-        ForgivingTracker(inner).open_sweep(SWEEP)
-
-
 @pytest.mark.parametrize("names", [SCHEDULES, CLIPPING], ids=["schedules", "clipping"])
 def test_categorical_values_differ_in_what_mlflow_shows_of_them(names: dict[str, object]) -> None:
     """The parallel-coordinates plot cuts category names after ten characters."""
     assert len({name[:10] for name in names}) == len(names) > 3
-
-
-POSTGRES = next(
-    (
-        path
-        for path in (*Path("/usr/lib/postgresql").glob("*/bin"), Path(shutil.which("initdb") or "/nowhere").parent)
-        if (path / "initdb").exists() and (path / "postgres").exists()
-    ),
-    None,
-)
-
-
-@contextmanager
-def postgres() -> Iterator[str]:
-    """A PostgreSQL of its own on a free port; the server refuses to run as root, so root hands it to another user."""
-    assert POSTGRES is not None
-    port = closed_port()
-    folder = tempfile.mkdtemp(prefix="dpsweep-postgres-")
-    user = "postgres" if os.geteuid() == 0 else None
-    if user is not None:
-        shutil.chown(folder, user)
-    common: dict[str, Any] = {"cwd": folder, "user": user, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    subprocess.run(
-        [POSTGRES / "initdb", "-D", "data", "-U", "dpsweep", "-A", "trust", "-E", "UTF8", "--no-sync"],
-        check=True,
-        **common,
-    )
-    options = ["-D", "data", "-h", "127.0.0.1", "-p", str(port), "-k", folder, "-c", "fsync=off"]
-    server = subprocess.Popen([POSTGRES / "postgres", *options], **common)
-    try:
-        address = f"dpsweep@127.0.0.1:{port}/postgres"
-        wait_until(lambda: psycopg2.connect(f"postgresql://{address}").close(), psycopg2.OperationalError)
-        yield f"postgresql+psycopg2://{address}"
-    finally:
-        server.send_signal(signal.SIGINT)
-        server.wait(timeout=30)
-        shutil.rmtree(folder)
-
-
-@contextmanager
-def mlflow_server(store: str, artifacts: Path) -> Iterator[str]:
-    port = closed_port()
-    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", store, "--host", "127.0.0.1"]
-    command += ["--port", str(port), "--artifacts-destination", str(artifacts), "--workers", "1"]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-    try:
-        wait_until(lambda: connect_to(server, port), ConnectionRefusedError)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        os.killpg(server.pid, signal.SIGTERM)
-        server.wait(timeout=30)
-
-
-def connect_to(server: subprocess.Popen[bytes], port: int) -> None:
-    assert server.poll() is None, "the server ended by itself"
-    socket.create_connection(("127.0.0.1", port), timeout=5).close()
-
-
-def wait_until(attempt: Callable[[], object], failure: type[Exception], seconds: float = 90.0) -> None:
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            attempt()
-        except failure:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)
-        else:
-            return
-
-
-@pytest.mark.skipif(POSTGRES is None, reason="no PostgreSQL binaries (initdb, postgres)")
-def test_a_server_on_postgresql_and_the_database_itself_are_the_same_store(tmp_path: Path) -> None:
-    """What is recorded over HTTP is in the database, and a driver on the database continues it."""
-    trials = [tracked(sample_trial(seed=seed, disclosure="none")) for seed in (0, 1)]
-    with postgres() as database:
-        with mlflow_server(database, tmp_path / "served") as server:
-            over_http = MlflowTracker(server)
-            sweep_run = over_http.open_sweep(SWEEP)
-            over_http.log_trial(trials[0])
-            over_http.log_report("<html></html>", NOTHING)
-            over_http.close("KILLED")
-            report = MlflowClient(server).download_artifacts(sweep_run, "report.html", str(tmp_path))
-            assert Path(report).read_text() == "<html></html>"
-        client = MlflowClient(database)
-        over_http_only = content(client)
-        assert Counter(status for status, *_ in over_http_only.values()) == {"FINISHED": 1, "KILLED": 1}
-        direct = MlflowTracker(database, experiment="on the database", artifact_root=str(tmp_path / "direct"))
-        assert direct.open_sweep(SWEEP) != sweep_run, "another experiment is another place"
-        record(direct, trials)
-        assert content(client) == over_http_only
-        assert Counter(status for status, *_ in content(client, "on the database").values()) == {"FINISHED": 4}

@@ -1,0 +1,26 @@
+"""Fixtures that tests of MLflow share."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from orchestration.tracking import embedded_tracking_uri
+
+from mlflow import MlflowClient  # isort: skip  (after orchestration.tracking, which keeps it quiet)
+
+
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An initialised SQLite store: building its schema takes most of a small test."""
+    folder = tmp_path_factory.mktemp("store")
+    MlflowClient(embedded_tracking_uri(folder)).search_experiments()
+    return folder / "mlflow.db"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, empty_store: Path) -> Path:
+    shutil.copy(empty_store, tmp_path)
+    return tmp_path
