@@ -44,9 +44,6 @@ from orchestration.accounting_trial import (
     stored_trace,
 )
 
-LONGEST_EPOCHS = 1_000_000
-LONGEST_STEPS = 100_000_000
-
 Sampling = Annotated[Literal["poisson", "fixed", "shuffle"], typer.Option(help="How batches are drawn.")]
 Noise = Annotated[float | None, typer.Option(help="Noise std over sensitivity: the initial one of a schedule.")]
 Schedule = Annotated[str, typer.Option(help="name or name:key=value,... (constant, time, exponential, step, ...).")]
@@ -97,7 +94,7 @@ def epsilon(
     else:
         run = {"trial": trial, "trace": trace, "steps": ran.steps}
         _warn(delta_warning(delta, ran.dataset_size))
-    sizes = _group_sizes(group_size)
+    sizes = _whole_numbers("--group-size", group_size, 1)
     estimates = [account(ran, delta, accountant, size) for size in sizes]
     answers = [estimate.as_dict() for estimate in estimates]
     tables = []
@@ -200,9 +197,9 @@ class Question:
     budget: Budget
     digits: int | None
 
-    @property
-    def planned(self) -> NoiseSchedule:
-        return parse_schedule(self.schedule, _required_noise(self.noise_multiplier))
+
+Solver = Callable[[Question], tuple[float, Trace]]
+"""The answer, and the run with it."""
 
 
 def _solve_noise(question: Question) -> tuple[float, Trace]:
@@ -235,32 +232,26 @@ def _solve_decay(question: Question) -> tuple[float, Trace]:
     return found, trace_of(make_schedule(name, sigma, **params, **{parameter: found}), question.epochs)
 
 
-def _solve_epochs(question: Question) -> tuple[float, Trace]:
-    def trace_of(epochs: int) -> Trace:
-        return question.shape.trace(question.planned, epochs=epochs)
+def _solve_length(unit: Literal["epochs", "steps"], at_most: int) -> Solver:
+    def solve(question: Question) -> tuple[float, Trace]:
+        if question.epochs is not None or question.steps is not None:
+            raise InvalidInput("the length of the run is what is being solved for: drop --epochs and --steps")
+        schedule = parse_schedule(question.schedule, _required_noise(question.noise_multiplier))
 
-    return _solve_length(question, trace_of, LONGEST_EPOCHS)
+        def trace_of(length: int) -> Trace:
+            return question.shape.trace(schedule, **{unit: length})
 
+        found = length_within_budget(trace_of, question.budget, at_most)
+        return found, trace_of(found)
 
-def _solve_steps(question: Question) -> tuple[float, Trace]:
-    def trace_of(steps: int) -> Trace:
-        return question.shape.trace(question.planned, steps=steps)
-
-    return _solve_length(question, trace_of, LONGEST_STEPS)
-
-
-def _solve_length(question: Question, trace_of: Callable[[int], Trace], at_most: int) -> tuple[float, Trace]:
-    if question.epochs is not None or question.steps is not None:
-        raise InvalidInput("the length of the run is what is being solved for: drop --epochs and --steps")
-    found = length_within_budget(trace_of, question.budget, at_most)
-    return found, trace_of(found)
+    return solve
 
 
-_SOLVERS: Mapping[str, Callable[[Question], tuple[float, Trace]]] = {
+_SOLVERS: Mapping[str, Solver] = {
     "noise-multiplier": _solve_noise,
     "decay": _solve_decay,
-    "epochs": _solve_epochs,
-    "steps": _solve_steps,
+    "epochs": _solve_length("epochs", at_most=1_000_000),
+    "steps": _solve_length("steps", at_most=100_000_000),
 }
 
 
@@ -315,10 +306,6 @@ def _budget(
     if delta is None:
         raise InvalidInput("--target-epsilon needs --delta, the failure probability, well below 1/n")
     return EpsilonBudget(target_epsilon or 0.0, delta, accountant, group_size)
-
-
-def _group_sizes(text: str) -> list[int]:
-    return _whole_numbers("--group-size", text, 1)
 
 
 def _whole_numbers(flag: str, text: str, at_least: int) -> list[int]:
