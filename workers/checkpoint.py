@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
+from pyarrow import fs
 
 from accounting.errors import DataCorruption, InvalidInput
-from accounting.storage import exists, open_filesystem, read_bytes, write_bytes_atomically
+from accounting.storage import open_filesystem, read_bytes, write_bytes_atomically
 
 _MAGIC: Final = b"dpsweep-checkpoint-1\n"
 _DIGEST_BYTES: Final = 32
@@ -54,7 +55,12 @@ def load_checkpoint(uri: str, owner: str) -> dict[str, Any] | None:
 
 
 def forget_checkpoint(uri: str) -> None:
-    """Delete the checkpoint of a finished run, and with it the key that would let one subtract the noise."""
-    if exists(uri):
-        filesystem, path = open_filesystem(uri)
-        filesystem.delete_file(path)
+    """Delete the checkpoint of a finished run, and with it the key that would let one subtract the noise.
+
+    So go the temporary files of a process that was killed while it wrote a checkpoint: they hold the key too.
+    """
+    filesystem, path = open_filesystem(uri)
+    folder, _, name = path.rpartition("/")
+    for info in filesystem.get_file_info(fs.FileSelector(folder, allow_not_found=True)):
+        if info.base_name == name or info.base_name.startswith(f".{name}."):
+            filesystem.delete_file(info.path)

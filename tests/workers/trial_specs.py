@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
+from workers.data import Source, load_source
 from workers.spec import Component, DataSpec, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec, TrialSpec
 
 TUMOURS = DataSpec("breast_cancer", keep={"malignant": 40, "benign": 60}, public_fraction=0.1)
 """A hundred real tumours, a tenth of them public."""
+
+
+@functools.cache
+def tumours() -> Source:
+    return load_source(DataSpec("breast_cancer"))
+
+
+TUMOURS_READ_ONCE = replace(TUMOURS, name="trial_specs:tumours")
+"""The same as a user's own source, which reads its file once, for tests that train very often."""
 
 
 def small_trial(**changes: Any) -> TrialSpec:

@@ -1,0 +1,63 @@
+"""Trials that die and are resumed: how a test kills them, and what must be equal in the end."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from accounting.accountants import account
+from accounting.layout import TrialFiles
+from accounting.shards import read_trace
+from workers.spec import TrialSpec
+from workers.training import Trainer
+from workers.trial import run_trial
+
+
+class Killed(BaseException):
+    """Stands for the end of the process: nothing may catch it."""
+
+
+def kill_at(monkeypatch: pytest.MonkeyPatch, steps: Iterator[int]) -> None:
+    """The process dies after the update of the given step, before anything about it is stored."""
+    original, next_step = Trainer.step, next(steps)
+
+    def step(self: Trainer) -> None:
+        nonlocal next_step
+        original(self)
+        if self.step_count == next_step:
+            next_step = next(steps, -1)
+            raise Killed
+
+    monkeypatch.setattr(Trainer, "step", step)
+
+
+def run_with_deaths(spec: TrialSpec, root: Path, monkeypatch: pytest.MonkeyPatch, steps: list[int]) -> None:
+    """Kill the trial at each of ``steps``, resuming it every time, and let it end."""
+    with monkeypatch.context() as patched:
+        kill_at(patched, iter(steps))
+        for _ in steps:
+            with pytest.raises(Killed):
+                run_trial(spec, str(root))
+        run_trial(spec, str(root))
+
+
+def stored_bytes(root: Path) -> dict[str, str]:
+    """Digest of every file of a trial."""
+    files = (path for path in root.rglob("*") if path.is_file())
+    return {str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def assert_same_trial(spec: TrialSpec, undisturbed: Path, resumed: Path) -> None:
+    """Both folders hold the same weights, the same bytes in the same files, and the same epsilon."""
+    left, right = TrialFiles(str(undisturbed)), TrialFiles(str(resumed))
+    before, after = torch.load(left.model, weights_only=True), torch.load(right.model, weights_only=True)
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert stored_bytes(undisturbed) == stored_bytes(resumed)
+    if spec.is_private:
+        epsilons = [account(read_trace(files.trace), spec.delta, "rdp").epsilon for files in (left, right)]
+        assert epsilons[0] == epsilons[1] < float("inf")
