@@ -54,7 +54,8 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Train, account and compare every trial of a sweep."""
-    from orchestration.sweep import parse_sweep, read_text
+    from orchestration.sweep import parse_sweep
+    from orchestration.sweep_text import read_text
 
     text = read_text(sweep)
     spec = parse_sweep(text, str(sweep))
@@ -75,7 +76,8 @@ def run(
 def plan(sweep: SweepFile, as_json: AsJson = False) -> None:
     """Show what a sweep would do: noise, steps, worst-case epsilon and bytes of each trial; trains nothing."""
     from orchestration.plan import plan_sweep
-    from orchestration.sweep import parse_sweep, read_text
+    from orchestration.sweep import parse_sweep
+    from orchestration.sweep_text import read_text
     from orchestration.tables import plan_rows, plan_table, stdout
 
     spec = parse_sweep(read_text(sweep), str(sweep))

@@ -86,7 +86,7 @@ def _require_listener(address: str) -> None:
     if not host or not port.isdigit():
         raise InvalidInput(f"the address {address!r} is none of 'local', 'auto' and HOST:PORT (of the cluster's head)")
     if host in ("localhost", "127.0.0.1"):
-        host = ray.util.get_node_ip_address()  # what Ray makes of it
+        host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # what Ray makes of it
     try:
         socket.create_connection((host, int(port)), timeout=10.0).close()
     except (OSError, OverflowError) as error:

@@ -8,6 +8,7 @@ combination of everything else, and every private trial that shares that combina
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,6 +24,8 @@ from workers.spec import Component, DataSpec, NoiseSpec, TrialSpec
 T = TypeVar("T")
 BASELINE = "none"
 """The clipping method of a trial without privacy."""
+MAX_TRIALS = 10_000
+"""Of one sweep: Ray Tune, MLflow and the report handle thousands."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +47,9 @@ class GridPoint:
 def grid(sweep: SweepSpec) -> tuple[GridPoint, ...]:
     """Every trial of the sweep, baselines first, each with a key that is unique, readable and stable.
 
-    Raises: InvalidInput when two trials of the grid get the same key.
+    Raises: InvalidInput when two trials of the grid get the same key, and for more than `MAX_TRIALS`.
     """
+    _require_countable(sweep)
     shared = list(_combinations(_shared_axes(sweep)))
     with_baseline = any(clipping.name == BASELINE for clipping in sweep.clipping)
     baselines = [_baseline(sweep, choice) for choice in shared] if with_baseline else []
@@ -60,6 +64,16 @@ def grid(sweep: SweepSpec) -> tuple[GridPoint, ...]:
     if twice:
         raise InvalidInput(f"the sweep lists the same value of an axis twice; trials that coincide: {', '.join(twice)}")
     return points
+
+
+def _require_countable(sweep: SweepSpec) -> None:
+    levels = sweep.privacy.target_epsilon or sweep.privacy.noise_multiplier or ()
+    axes = [len(getattr(sweep, axis)) for axis in ("data", *_COMPONENTS, "sampling", "epochs", "seeds")]
+    trials = math.prod([*axes, len(sweep.clipping), len(sweep.noise), len(levels)])
+    if trials > MAX_TRIALS:
+        raise InvalidInput(
+            f"the grid has up to {trials:,} trials, but a sweep at most {MAX_TRIALS:,}; shorten its lists, or split it"
+        )
 
 
 Choice = Mapping[str, tuple[str, Any]]
@@ -109,20 +123,22 @@ def _data_label(data: DataSpec) -> str:
     return "-".join([data.name, *(f"{group}x{amount}" for group, amount in data.keep.items())])
 
 
+_COMPONENTS = (
+    "model",
+    "preprocessing",
+    "loss",
+    "optimizer",
+    "learning_rate_schedule",
+    "augmentation",
+    "averaging",
+)
+
+
 def _shared_axes(sweep: SweepSpec) -> dict[str, list[tuple[str, Any]]]:
     """The axes that say nothing about privacy, by the field of `TrialSpec` they set."""
-    components = (
-        "model",
-        "preprocessing",
-        "loss",
-        "optimizer",
-        "learning_rate_schedule",
-        "augmentation",
-        "averaging",
-    )
     return {
         "data": _labelled(sweep.data, _data_label),
-        **{axis: _labelled_components(getattr(sweep, axis)) for axis in components},
+        **{axis: _labelled_components(getattr(sweep, axis)) for axis in _COMPONENTS},
         "sampling": _labelled(sweep.sampling, lambda sampling: f"{sampling.method}{sampling.batch_size}"),
         "epochs": _labelled(sweep.epochs, lambda epochs: f"epochs{epochs}"),
         "seed": [(f"seed{seed}", seed) for seed in sweep.seeds],

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import difflib
-import math
-import re
+import json
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import fields
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from accounting.errors import InvalidInput
+from accounting.errors import InvalidInput, require_finite
 from accounting.registry import nearest
+from orchestration.sweep_text import parse_text, shortly
 from workers.spec import (
     BudgetSpec,
     Component,
@@ -42,25 +40,19 @@ def _component(value: object) -> Component:
             return Component(value)
         case {"name": str(name), **params}:
             return Component(name, {str(key): param for key, param in params.items()})
-    raise InvalidInput(f"expected a name, or a mapping with a name and parameters, but got {value!r}")
+    raise InvalidInput(f"expected a name, or a mapping with a name and parameters, but got {shortly(value)}")
 
 
-def _data(value: object) -> DataSpec:
+def _data(value: object) -> object:
     """Keys that are not about cutting the data are parameters of the source."""
-    component = value if isinstance(value, DataSpec) else _component(value)
-    if isinstance(component, DataSpec):
-        return component
+    component = _component(value)
     cuts = {field.name for field in fields(DataSpec)} - {"name", "params"}
     for key in component.params:
         if key not in cuts and difflib.get_close_matches(key, cuts, n=1, cutoff=0.8):
             raise InvalidInput(f"unknown key {key!r}; {nearest(key, cuts)}, and the parameters of the source")
     chosen = {key: param for key, param in component.params.items() if key in cuts}
-    if "keep" in chosen:
-        if not isinstance(chosen["keep"], Mapping):
-            raise InvalidInput("keep needs a mapping from group to a fraction or a count, such as {8: 0.1}")
-        chosen["keep"] = {str(group): amount for group, amount in chosen["keep"].items()}
     params = {key: param for key, param in component.params.items() if key not in cuts}
-    return TypeAdapter(DataSpec).validate_python({"name": component.name, "params": params, **chosen})
+    return {"name": component.name, "params": params, **chosen}
 
 
 def _known_keys_of(dataclass_type: type[Any]) -> Callable[[object], object]:
@@ -74,19 +66,68 @@ def _known_keys_of(dataclass_type: type[Any]) -> Callable[[object], object]:
     return check
 
 
+def _within(**bounds: Mapping[str, float]) -> AfterValidator:
+    """The bounds of a section's numbers, as `require_finite` takes them; a word in place of a number has none."""
+
+    def check(section: T) -> T:
+        for name, bound in bounds.items():
+            value = getattr(section, name)
+            if isinstance(value, int | float):
+                require_finite(name, value, **bound)
+        return section
+
+    return AfterValidator(check)
+
+
 def _as_tuple(value: object) -> object:
     return tuple(value) if isinstance(value, (list, tuple)) else (value,)
 
 
-def _whole(value: object) -> object:
-    """``true`` would pass as 1."""
-    if isinstance(value, bool):
-        raise InvalidInput(f"expected a whole number, but got {str(value).lower()}")
+def _quantity(value: float) -> float:
+    """Ray counts resources in ten-thousandths."""
+    if 0.0 < value < 1e-4:
+        raise InvalidInput(f"{value} is less than 0.0001, the least that Ray reserves; give more, or 0 where it may be")
+    return value
+
+
+def _gpus(value: float) -> float:
+    """Ray shares one GPU among trials, but gives several only whole."""
+    if value > 1.0 and not value.is_integer():
+        raise InvalidInput(f"{value} GPUs cannot be reserved; give a fraction of one, or a whole number of them")
     return value
 
 
 Named = Annotated[Component, BeforeValidator(_component)]
-Axis = Annotated[tuple[T, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
+Several = Annotated[tuple[T, ...], BeforeValidator(_as_tuple)]
+Axis = Annotated[Several[T], Field(min_length=1)]
+Quantity = Annotated[float, AfterValidator(_quantity)]
+Data = Annotated[
+    DataSpec,
+    BeforeValidator(_data),
+    _within(
+        test_fraction={"above": 0.0, "below": 1.0},
+        public_fraction={"at_least": 0.0, "below": 1.0},
+        split_seed={"at_least": 0},
+    ),
+]
+Sampling = Annotated[SamplingSpec, BeforeValidator(_known_keys_of(SamplingSpec)), _within(batch_size={"at_least": 1})]
+Budget = Annotated[
+    BudgetSpec, BeforeValidator(_known_keys_of(BudgetSpec)), _within(rho={"above": 0.0}, epsilon={"above": 0.0})
+]
+Norms = Annotated[
+    NormSpec,
+    BeforeValidator(_known_keys_of(NormSpec)),
+    _within(refreshes_per_epoch={"above": 0.0}, rows_per_part={"at_least": 1}, exact_examples={"at_least": 0}),
+]
+Execution = Annotated[
+    ExecutionSpec,
+    BeforeValidator(_known_keys_of(ExecutionSpec)),
+    _within(
+        micro_batch_size={"at_least": 1},
+        threads={"at_least": 1, "at_most": 1024},
+        checkpoint_every_epochs={"above": 0.0},
+    ),
+]
 
 
 class Settings(BaseModel):
@@ -108,7 +149,7 @@ class PrivacySettings(Settings):
     delta: float = Field(gt=0.0, lt=1.0)
     target_epsilon: Axis[Annotated[float, Field(gt=0.0)]] | None = None
     noise_multiplier: Axis[Annotated[float, Field(ge=0.0)]] | None = None
-    budget: Annotated[BudgetSpec, BeforeValidator(_known_keys_of(BudgetSpec))] | None = None
+    budget: Budget | None = None
     accountant: str = "auto"
     """The accountant that calibration meets the target with, and whose worst case the comparison shows."""
 
@@ -122,13 +163,13 @@ class PrivacySettings(Settings):
 class AccountingSettings(Settings):
     individual: Literal["rdp", "pld"] = "rdp"
     """Accountant of the per-example epsilons."""
-    also: tuple[str, ...] = ()
+    also: Several[str] = ()
     """Accountants reported beside privacy.accountant."""
-    group_sizes: tuple[Annotated[int, Field(ge=1)], ...] = (1,)
+    group_sizes: Several[Annotated[int, Field(ge=1, le=10_000)]] = (1,)
     """Sizes of groups whose worst-case epsilon is reported."""
-    actors: int = Field(default=2, ge=1)
+    actors: int = Field(default=2, ge=1, le=1024)
     """How many accounting actors share the parts of a trial."""
-    cpus: float = Field(default=0.0, ge=0.0)
+    cpus: Quantity = Field(default=0.0, ge=0.0)
     """CPUs that each of them reserves; 0 shares those of the trials that train."""
 
 
@@ -143,8 +184,8 @@ class SchedulerSettings(Settings):
 
 
 class ResourceSettings(Settings):
-    cpus: float = Field(default=1.0, gt=0.0)
-    gpus: float = Field(default=0.0, ge=0.0)
+    cpus: Quantity = Field(default=1.0, gt=0.0)
+    gpus: Annotated[Quantity, AfterValidator(_gpus)] = Field(default=0.0, ge=0.0)
     max_concurrent: int | None = Field(default=None, ge=1)
     max_failures: int = Field(default=3, ge=0)
     """How often a trial whose worker died is continued from its checkpoint."""
@@ -160,7 +201,7 @@ class SweepSpec(Settings):
     """A whole sweep file. Fields typed ``Axis`` hold one value or a list of them."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
-    data: Axis[Annotated[DataSpec, BeforeValidator(_data)]]
+    data: Axis[Data]
     model: Axis[Named]
     preprocessing: Axis[Named | None] = (None,)
     loss: Axis[Named] = (Component("cross_entropy"),)
@@ -168,20 +209,20 @@ class SweepSpec(Settings):
     learning_rate_schedule: Axis[Named] = (Component("constant"),)
     augmentation: Axis[Named | None] = (None,)
     averaging: Axis[Named | None] = (None,)
-    sampling: Axis[Annotated[SamplingSpec, BeforeValidator(_known_keys_of(SamplingSpec))]]
-    epochs: Axis[Annotated[int, BeforeValidator(_whole), Field(ge=1, le=1_000_000)]]
+    sampling: Axis[Sampling]
+    epochs: Axis[Annotated[int, Field(ge=1, le=1_000_000)]]
     clipping: Axis[Named]
     noise: Axis[Named] = (Component("constant"),)
-    seeds: Axis[Annotated[int, BeforeValidator(_whole), Field(ge=0, lt=2**63)]] = (0,)
+    seeds: Axis[Annotated[int, Field(ge=0, lt=2**63)]] = (0,)
     privacy: PrivacySettings
     baseline: BaselineSettings = BaselineSettings()
-    norms: Annotated[NormSpec, BeforeValidator(_known_keys_of(NormSpec))] = NormSpec()
+    norms: Norms = NormSpec()
     noise_source: Literal["seeded", "os_entropy", "os_entropy_secure"] = "seeded"
     accounting: AccountingSettings = AccountingSettings()
     release: Named = Component("none")
     scheduler: SchedulerSettings = SchedulerSettings()
     resources: ResourceSettings = ResourceSettings()
-    execution: Annotated[ExecutionSpec, BeforeValidator(_known_keys_of(ExecutionSpec))] = ExecutionSpec()
+    execution: Execution = ExecutionSpec()
 
     @property
     def user_modules(self) -> tuple[str, ...]:
@@ -202,63 +243,42 @@ class SweepSpec(Settings):
         return self
 
 
-class _SweepLoader(yaml.SafeLoader):
-    """YAML 1.1 reads ``1e-5`` as a word; a sweep file means the number."""
-
-
-def _unique_keys(loader: _SweepLoader, node: yaml.MappingNode) -> dict[Any, Any]:
-    """A key given twice would silently lose its first value."""
-    keys = [key.value for key, _ in node.value]
-    for key, _ in node.value:
-        if keys.count(key.value) > 1 and isinstance(key, yaml.ScalarNode):
-            raise yaml.constructor.ConstructorError(None, None, f"the key {key.value!r} is given twice", key.start_mark)
-    return loader.construct_mapping(node, deep=True)
-
-
-def _finite(loader: _SweepLoader, node: yaml.ScalarNode) -> float:
-    number = loader.construct_yaml_float(node)
-    if not math.isfinite(number):
-        raise yaml.constructor.ConstructorError(
-            None, None, f"{node.value} is not a finite number; write a number", node.start_mark
-        )
-    return number
-
-
-_SweepLoader.add_constructor("tag:yaml.org,2002:map", _unique_keys)
-_SweepLoader.add_constructor("tag:yaml.org,2002:float", _finite)
-_SweepLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
-
-
-def read_text(path: Path) -> str:
-    """The text of a sweep file."""
-    try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not a text file"
-        raise InvalidInput(f"cannot read the sweep file {path}: {reason}") from error
-
-
 def parse_sweep(text: str, origin: str = "sweep") -> SweepSpec:
     """The sweep in a YAML text; ``origin`` names it in errors."""
     try:
-        content = yaml.load(text, _SweepLoader)
-    except yaml.YAMLError as error:
-        raise InvalidInput(f"{origin}: not valid YAML: {' '.join(str(error).split())}") from error
+        content = parse_text(text)
+    except InvalidInput as error:
+        raise InvalidInput(f"{origin}: {error}") from error
     if not isinstance(content, Mapping):
         raise InvalidInput(f"{origin}: expected a mapping with keys {', '.join(SweepSpec.model_fields)}")
     try:
-        return SweepSpec.model_validate(content)
+        return SweepSpec.model_validate_json(json.dumps(content), strict=True)
     except ValidationError as error:
-        raise InvalidInput("\n".join(f"{origin}: {line}" for line in _error_lines(error))) from error
+        raise InvalidInput("\n".join(f"{origin}: {line}" for line in _error_lines(error, content))) from error
 
 
-def _error_lines(error: ValidationError) -> Iterator[str]:
-    for item in error.errors():
-        # The place as the user wrote it: names and list positions, without pydantic's names of union branches.
-        place = ".".join(str(part) for part in item["loc"] if isinstance(part, int) or str(part).isidentifier())
+def _error_lines(error: ValidationError, content: Mapping[str, Any]) -> Iterator[str]:
+    """One line for each place of the sweep that is wrong: where, what is expected, what is there."""
+    wrong: dict[str, list[str]] = {}
+    for item in error.errors(include_url=False, include_context=False):
         message = item["msg"].removeprefix("Value error, ")
         if item["type"] not in ("value_error", "missing"):
-            message = f"{message}, but got {item['input']!r}"
-        yield f"{place}: {message}" if place else message
+            message = f"{message}, but got {shortly(item['input'])}"
+        missing = [str(item["loc"][-1])] if item["type"] == "missing" else []
+        wrong.setdefault(".".join([*_place(item["loc"], content), *missing]), []).append(message)
+    for place, messages in wrong.items():
+        line = "; or ".join(dict.fromkeys(messages))
+        yield f"{place}: {line}" if place else line
+
+
+def _place(location: tuple[int | str, ...], content: Any) -> Iterator[str]:
+    """The keys and list positions that lead there as the user wrote them, without pydantic's steps in between."""
+    for part in location:
+        inside: dict[int | str, Any] = {}
+        if isinstance(content, Mapping):
+            inside = {str(key): value for key, value in content.items()}
+        elif isinstance(content, list):
+            inside = dict(enumerate(content))
+        if part in inside:
+            content = inside[part]
+            yield str(part)

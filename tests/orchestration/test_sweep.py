@@ -10,6 +10,7 @@ from sample_grids import SMALL, small
 from accounting.errors import InvalidInput
 from orchestration.grid import grid
 from orchestration.sweep import parse_sweep
+from orchestration.sweep_text import read_text
 from workers.spec import Component
 
 SWEEPS = Path(__file__).parents[2] / "sweeps"
@@ -92,9 +93,9 @@ def test_scientific_notation_is_a_number() -> None:
 MISTAKES = {
     "unknown key": ({"clippings": "flat"}, r"unknown key 'clippings'; did you mean 'clipping'\?"),
     "unknown key in a section": ({"execution": {"thread": 1}}, r"execution: .*did you mean 'threads'\?"),
-    "unknown key of the data": ({"data": {"name": "digits", "kep": {8: 1}}}, r"data.0: .*did you mean 'keep'\?"),
-    "word for a number": ({"epochs": "many"}, r"epochs.0: Input should be a valid integer"),
-    "no epochs": ({"epochs": 0}, r"epochs.0: .*greater than or equal to 1, but got 0"),
+    "unknown key of the data": ({"data": {"name": "digits", "kep": {8: 1}}}, r"data: .*did you mean 'keep'\?"),
+    "word for a number": ({"epochs": "many"}, r"epochs: Input should be a valid integer"),
+    "no epochs": ({"epochs": 0}, r"epochs: .*greater than or equal to 1, but got 0"),
     "empty axis": ({"seeds": []}, r"seeds: "),
     "nan": ({"privacy": {"target_epsilon": float("nan"), "delta": 1e-5}}, r".nan is not a finite number"),
     "infinity": (
@@ -122,10 +123,54 @@ def test_a_key_given_twice_is_refused() -> None:
         parse_sweep(f"{SMALL}\nepochs: 3\n", "sweep.yaml")
 
 
-@pytest.mark.parametrize("text", ["a: [", "- 1", "", "just words"])
-def test_other_files_are_refused(text: str) -> None:
-    with pytest.raises(InvalidInput, match=r"sweep\.yaml: "):
+OTHER_TEXTS = {
+    "cut short": ("a: [", "line 1, column 5: "),
+    "a list": ("- 1", "expected a mapping"),
+    "nothing": ("", "expected a mapping"),
+    "words": ("just words", "expected a mapping"),
+    "a tab": ("epochs:\n\t- 1", "line 2, column 1: "),
+    "two documents": ("a: 1\n---\nb: 1", "expected a single document"),
+    "control characters": ("a: \x00", "not valid YAML"),
+    "another type": ("a: !!set {b}", "line 1, column 4: could not determine a constructor"),
+    "a tag that lies": ("a: !!int b", "a tag does not fit"),
+    "an unknown alias": ("a: *b", "found undefined alias"),
+    "an alias of itself": ("a: &b [*b]", "an alias holds itself"),
+    "a deep nest": ("a: " + 2000 * "[" + 2000 * "]", "nested too deeply"),
+    "aliases of aliases": (
+        "\n".join(["a0: &a0 [1, 1, 1]", *(f"a{n}: &a{n} [{', '.join(9 * [f'*a{n - 1}'])}]" for n in range(1, 10))]),
+        "more than 100,000 values",
+    ),
+    "a list as a key": ("? [a]\n: 1", "unhashable key"),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), OTHER_TEXTS.values(), ids=OTHER_TEXTS.keys())
+def test_other_texts_are_refused_on_one_line(text: str, message: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
         parse_sweep(text, "sweep.yaml")
+    (line,) = str(caught.value).splitlines()
+    assert line.startswith("sweep.yaml: ")
+    assert message in line
+
+
+def test_anchors_and_merges_are_understood() -> None:
+    sweep = parse_sweep(
+        small(clipping=None).replace("clipping: null", "clipping: [&a {name: flat, bound: 1.0}, {<<: *a, bound: 2}]")
+    )
+    assert sweep.clipping == (Component("flat", {"bound": 1.0}), Component("flat", {"bound": 2}))
+
+
+def test_files_that_hold_no_sweep_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "latin").write_bytes("name: Grüße".encode("latin-1"))
+    (tmp_path / "large").write_bytes(b"#" * 10_000_000)
+    for name, message in {
+        "latin": "not UTF-8",
+        "large": "more than 262,144 bytes",
+        "missing": "No such file",
+        ".": "Is a directory",
+    }.items():
+        with pytest.raises(InvalidInput, match=message):
+            read_text(tmp_path / name)
 
 
 def test_selection_on_public_data_needs_no_acceptance() -> None:
@@ -137,3 +182,8 @@ def test_selection_on_public_data_needs_no_acceptance() -> None:
 def test_the_same_trial_twice_is_refused(changes: dict[str, object]) -> None:
     with pytest.raises(InvalidInput, match="same value of an axis twice"):
         grid(parse_sweep(small(**changes)))
+
+
+def test_a_grid_of_a_million_is_refused_before_it_is_made() -> None:
+    with pytest.raises(InvalidInput, match=r"up to 4,000,000 trials, but a sweep at most 10,000; shorten its lists"):
+        grid(parse_sweep(small(seeds=list(range(1000)), epochs=list(range(1, 1001)), clipping=["flat", "dpsgd_f"])))

@@ -1,0 +1,133 @@
+"""The text of a sweep file as plain values: YAML with the scalars of YAML 1.2, finite and of bounded size.
+
+PyYAML reads YAML 1.1, in which ``yes`` is true, ``010`` is 8, ``1:30`` is 90, ``1e-5`` is a word and a key may be given
+twice. In a sweep file, numbers are decimal, ``1e-5`` is a number, only ``true`` and ``false`` are truth values, and
+every other word is a word.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import reprlib
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from accounting.errors import InvalidInput
+
+MAX_BYTES = 256 * 1024
+"""Of a sweep file: thousands of seeds or learning rates fit."""
+MAX_VALUES = 100_000
+"""In a sweep file, counting what an alias stands for each time."""
+
+
+def read_text(path: Path) -> str:
+    """The text of a sweep file. Raises `InvalidInput` when it cannot be read, is too large, or is not UTF-8."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise InvalidInput(f"{path} has more than {MAX_BYTES:,} bytes; shorten the lists of the sweep, or split it")
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"cannot read the sweep file {path}: it is not UTF-8 text") from error
+    except OSError as error:
+        raise InvalidInput(f"cannot read the sweep file {path}: {error.strerror}") from error
+
+
+def parse_text(text: str) -> Any:
+    """The value that a YAML text holds. Raises `InvalidInput`, with the place, for what is no such text."""
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if _size(node, {}) > MAX_VALUES:
+            raise InvalidInput(f"it holds more than {MAX_VALUES:,} values; shorten its lists, or split it")
+        return loader.construct_document(node)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        words = ", ".join(filter(None, (error.context, error.problem)))
+        raise InvalidInput(f"{place}{words}") from error
+    except yaml.YAMLError as error:
+        raise InvalidInput(f"not valid YAML: {' '.join(str(error).split())}") from error
+    except InvalidInput:
+        raise
+    except (ValueError, KeyError) as error:
+        raise InvalidInput(f"a tag does not fit its value ({error}); write plain values") from error
+    except RecursionError as error:
+        raise InvalidInput("it is nested too deeply, or an alias holds itself; write it flat") from error
+
+
+def shortly(value: object) -> str:
+    """The value as an error tells it: cut short, however large it is."""
+    shown = reprlib.repr(value)
+    return shown if len(shown) <= 120 else f"{shown[:120]}..."
+
+
+class _Loader(yaml.SafeLoader):
+    """Knows mappings, lists and the scalars named above; a tag for anything else is an error."""
+
+    yaml_implicit_resolvers = {}  # noqa: RUF012
+    yaml_constructors = {  # noqa: RUF012
+        tag: construct
+        for tag, construct in yaml.SafeLoader.yaml_constructors.items()
+        if tag is None or tag.rpartition(":")[2] in ("null", "bool", "str", "seq")
+    }
+
+
+def _size(node: yaml.Node, known: dict[int, int]) -> int:
+    """How many values a node holds, itself included."""
+    if id(node) not in known:
+        held = [item for pair in node.value for item in pair] if isinstance(node, yaml.MappingNode) else node.value
+        parts = [] if isinstance(node, yaml.ScalarNode) else held
+        known[id(node)] = 1 + sum(_size(part, known) for part in parts)
+    return known[id(node)]
+
+
+def _refused(problem: str, node: yaml.Node) -> yaml.MarkedYAMLError:
+    return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    """A key given twice would silently lose its first value."""
+    seen: set[str] = set()
+    for key, _ in node.value:
+        if isinstance(key, yaml.ScalarNode):
+            if key.value in seen:
+                raise _refused(f"the key {key.value!r} is given twice", key)
+            seen.add(key.value)
+    return loader.construct_mapping(node, deep=True)
+
+
+def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:
+    if len(node.value) > 20 or not -(2**63) <= int(node.value) < 2**63:
+        raise _refused(f"{node.value[:40]} is beyond 64 bits; write a smaller number", node)
+    return int(node.value)
+
+
+def _real(loader: _Loader, node: yaml.ScalarNode) -> float:
+    number = math.inf if "n" in node.value.lower() else float(node.value)
+    if not math.isfinite(number):
+        raise _refused(f"{node.value} is not a finite number; write a number", node)
+    return number + 0.0  # zero has no sign here
+
+
+_INTEGER = r"[-+]?(0|[1-9][0-9]*)"
+_REAL = (
+    r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
+)
+_RESOLVED = (
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", _INTEGER, list("-+0123456789")),
+    ("float", _REAL, list("-+.0123456789")),
+    ("merge", r"<<", ["<"]),
+)
+for _name, _pattern, _first in _RESOLVED:
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(f"^(?:{_pattern})$"), _first)
+for _name, _construct in (("map", _mapping), ("int", _integer), ("float", _real)):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_name}", _construct)
