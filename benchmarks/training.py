@@ -1,12 +1,13 @@
 """Cost of a private training step against a plain one, beside Opacus and torch.func, on this machine, in one run.
 
-    python benchmarks/training.py [--quick] [--json] [--model NAME] [--device cuda] [--threads 2]
+    python benchmarks/training.py [--quick | --paper-batch] [--json] [--model NAME] [--device cuda] [--threads 2]
 
 A step is forward, backward and optimiser step over a whole batch, in micro-batches that every method shares. The
 private methods clip every per-example gradient to norm 1. Noise is left out of them, as it costs the same for everyone:
 `noise_ms` says how much, and `dpsweep_with_noise` is a whole private step, as a trial takes it. Methods take turns; a
 ratio is that to the plain step of the same turn, and the median over all turns is printed. `norm_pass` computes the
-norms of all examples and trains nothing. Peak memory is what a step adds to the process (or to the GPU).
+norms of all examples and trains nothing. Peak memory is what a step adds to the process (or to the GPU). The process
+holds on to its memory as a trial's does (`workers.memory`), for every method alike.
 """
 
 # ruff: noqa: E402
@@ -17,6 +18,7 @@ import argparse
 import copy
 import ctypes
 import json
+import os
 import statistics
 import sys
 import time
@@ -36,6 +38,7 @@ from torch.nn import functional
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this file's own folder would shadow the package accounting
 
 from workers.gradients import BatchNorms, GradientEngine
+from workers.memory import ALLOCATOR
 from workers.models import build_for_shape
 from workers.noise import make_noise_source
 from workers.spec import Component
@@ -278,13 +281,16 @@ def measure(workload: Workload, name: str, batch: int, device: torch.device, bud
     initial = workload.build().to(device)
     x, y = workload.data(batch, device)
     models = {method: copy.deepcopy(initial) for method in METHODS}
-    runs = {m: partial(make(models[m], min(batch, workload.micro_batch)), x, y) for m, make in METHODS.items()}
-    memory = {method: peak_megabytes(run, device) for method, run in runs.items()}
+    steps = {method: make(models[method], min(batch, workload.micro_batch)) for method, make in METHODS.items()}
+    few = slice(0, 2 * workload.micro_batch)  # memory does not depend on how many micro-batches follow
+    memory = {method: peak_megabytes(partial(step, x[few], y[few]), device) for method, step in steps.items()}
     check_agreement(models, name)
-    repeat = max(1, round(SHORTEST_SAMPLE / seconds(runs["plain"], 3, device)))
+    runs = {method: partial(step, x, y) for method, step in steps.items()}
+    first = seconds(runs["plain"], 1, device)
+    repeat, turns = max(1, round(SHORTEST_SAMPLE / first)), 3 if first < budget else 1
     samples: dict[str, list[float]] = {method: [] for method in METHODS}
     started = time.perf_counter()
-    while len(samples["plain"]) < 3 or time.perf_counter() - started < budget:
+    while len(samples["plain"]) < turns or time.perf_counter() - started < budget:
         for method, run in runs.items():
             samples[method].append(seconds(run, repeat, device))
     ratios = {
@@ -319,12 +325,18 @@ def as_row(result: Mapping[str, object]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="small batches, within a minute")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--quick", action="store_true", help="small batches, within a minute")
+    size.add_argument(
+        "--paper-batch", action="store_true", help="the batches of the papers: half an hour"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object per model")
     parser.add_argument("--model", action="append", choices=WORKLOADS, help="only this model (may be repeated)")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
+    if not ALLOCATOR.items() <= os.environ.items():  # read when a process starts
+        os.execve(sys.executable, sys.orig_argv, {**os.environ, **ALLOCATOR})
     torch.set_num_threads(options.threads)
     device = torch.device(options.device)
     if not options.json:
@@ -332,6 +344,7 @@ def main() -> None:
     for name in options.model or WORKLOADS:
         workload = WORKLOADS[name]
         batch, budget = (workload.quick_batch, 2.0) if options.quick else (workload.batch, 30.0)
+        batch = workload.paper_batch if options.paper_batch else batch
         result = measure(workload, name, batch, device, budget)
         print(json.dumps(result) if options.json else as_row(result), flush=True)
 
