@@ -21,7 +21,7 @@ def gradients_one_by_one(model: nn.Module, x: Tensor, y: Tensor, multiplicity: i
         loss = per_example_loss(model(x[rows]), y[rows]).mean()
         gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
         for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True):
-            found[name].append(torch.zeros_like(parameter) if gradient is None else gradient)
+            found[name].append(torch.zeros_like(parameter) if gradient is None else gradient.to_dense())
     return {name: torch.stack(parts) for name, parts in found.items()}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -28,32 +29,84 @@ class Scale(nn.Module):
         super().__init__()
         self.scale = nn.Parameter(torch.randn(width))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.scale
+    def forward(self, x: Tensor, shift: Tensor | None = None) -> Tensor:
+        return x * self.scale if shift is None else x * self.scale + shift
 
 
 class Recurrent(nn.Module):
+    """Reads what ``read`` returns of the outputs; the cell starts from a state that depends on the example."""
+
+    def __init__(self, cell: nn.RNNBase, read: Callable[[Any], Tensor], width: int = 5) -> None:
+        super().__init__()
+        self.cell = cell
+        self.read = read
+        self.head = nn.Linear(width, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        directions = 2 if self.cell.bidirectional else 1
+        state = x.mean((1, 2))[None, :, None].expand(directions * self.cell.num_layers, -1, 5).contiguous()
+        outputs = self.cell(x, (state, state) if isinstance(self.cell, nn.LSTM) else state)
+        out: Tensor = self.head(self.read(outputs))
+        return out
+
+
+class Lists(nn.Module):
+    """Parameters in a list and a dictionary belong to the module that reads them."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.cell = nn.LSTM(4, 5, batch_first=True)
+        self.scales = nn.ParameterList([torch.randn(5), torch.randn(5)])
+        self.shifts = nn.ParameterDict({"last": torch.randn(5)})
         self.head = nn.Linear(5, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(self.cell(x)[0][:, -1])
+        for scale in self.scales:
+            x = torch.tanh(x * scale)
+        out: Tensor = self.head(x + self.shifts["last"])
+        return out
+
+
+class Shifted(nn.Module):
+    """A layer in the fallback that is given a table of the sequence's length, which is no batch."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.scale = Scale(4)
+        self.positions = torch.arange(4.0 * length).view(length, 4)
+        self.head = nn.Linear(4 * length, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.scale(x, self.positions.to(x)))
+        out: Tensor = self.head(hidden.flatten(1))
         return out
 
 
 class Attending(nn.Module):
     """Self- or cross-attention, with or without masks."""
 
-    def __init__(self, call: Callable[[nn.MultiheadAttention, Tensor], Tensor], **options: bool) -> None:
+    def __init__(
+        self, call: Callable[[nn.MultiheadAttention, Tensor], Tensor], width: int = 8, **options: bool
+    ) -> None:
         super().__init__()
         self.call = call
         self.attention = nn.MultiheadAttention(8, 2, batch_first=True, **options)
-        self.head = nn.Linear(8, 3)
+        self.head = nn.Linear(width, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.head(self.call(self.attention, x).mean(1))
+        return out
+
+
+class Translating(nn.Module):
+    """Encoder and decoder layers, the latter with cross-attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both = nn.Transformer(8, 2, 1, 1, 16, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.both(x, x.flip(1)).mean(1))
         return out
 
 
@@ -94,6 +147,15 @@ def image_model(layer: nn.Module, channels: int = 6) -> nn.Module:
 
 def sequence_model(layer: nn.Module, width: int = 8) -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), layer, nn.Tanh(), nn.Flatten(), nn.Linear(5 * width, 3))
+
+
+def hooked() -> nn.Module:
+    """Hooks that change what layers read and return run once, also around a layer in the fallback."""
+    model = nn.Sequential(nn.Linear(5, 5), nn.PReLU(5), nn.Linear(5, 3))
+    for layer in (model[0], model[1]):
+        layer.register_forward_pre_hook(lambda module, args: (args[0] * 2.0,))
+        layer.register_forward_hook(lambda module, args, output: output * 3.0)
+    return model
 
 
 def standardized() -> nn.Module:
@@ -195,7 +257,31 @@ CASES: dict[str, Case] = {
         ),
         (5, 8),
     ),
-    "lstm": Case(Recurrent, SEQUENCE),
+    "cross-attention without weights": Case(
+        lambda: Attending(lambda a, x: a(x, x.flip(1), x * 2, attn_mask=CAUSAL, need_weights=False)[0]), (5, 8)
+    ),
+    "attention weights alone": Case(
+        lambda: Attending(lambda a, x: a(x, x * 2, x, average_attn_weights=False)[1].flatten(2), width=25), (5, 8)
+    ),
+    "transformer": Case(Translating, (5, 8)),
+    "lstm": Case(
+        lambda: Recurrent(nn.LSTM(4, 5, batch_first=True), lambda outputs: outputs[0][:, -1]),
+        SEQUENCE,
+    ),
+    "state of an lstm": Case(
+        lambda: Recurrent(nn.LSTM(4, 5, num_layers=2, batch_first=True), lambda outputs: outputs[1][1][-1]), SEQUENCE
+    ),
+    "states of a gru": Case(
+        lambda: Recurrent(
+            nn.GRU(4, 5, bidirectional=True, batch_first=True), lambda outputs: torch.cat([*outputs[1]], 1), 10
+        ),
+        SEQUENCE,
+    ),
+    "lists of parameters": Case(Lists, ROWS),
+    "a table as long as the batch": Case(lambda: Shifted(6), (6, 4)),
+    "a table as long as what is verified": Case(lambda: Shifted(3), (3, 4)),
+    "hooks of the user": Case(hooked, ROWS),
+    "sparse embedding": Case(lambda: Embedded(sparse=True), TOKENS),
     "own parameter": Case(lambda: nn.Sequential(nn.Linear(5, 5), Scale(5), nn.Linear(5, 3)), ROWS),
     "prelu": Case(lambda: nn.Sequential(nn.Linear(5, 5), nn.PReLU(5), nn.Linear(5, 3)), ROWS),
     "weight norm": Case(lambda: nn.Sequential(parametrizations.weight_norm(nn.Linear(5, 4)), nn.Linear(4, 3)), ROWS),

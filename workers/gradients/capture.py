@@ -23,11 +23,21 @@ from workers.gradients.rules import Differentiate
 
 @dataclass(frozen=True)
 class Use:
-    """One call of a layer. edges: what to differentiate by; differentiate: takes the gradients of all of them."""
+    """One call of a layer. edges: what to differentiate by; differentiate: takes the gradients of all of them, and may
+    read the activation, which must still be what it was at ``version``."""
 
     layer: Layer
     edges: Sequence[GradientEdge]
     differentiate: Differentiate
+    activation: Tensor | None = None
+    version: int = 0
+
+    def require_unchanged(self) -> None:
+        if self.activation is not None and self.activation._version != self.version:
+            raise InvalidInput(
+                f"{self.layer.described} read a tensor that was changed in place afterwards; "
+                "change a copy of it, so that gradients see what the layer saw"
+            )
 
 
 @dataclass
@@ -51,8 +61,9 @@ class Capture:
         found: dict[str, list[ExampleGradients]] = {}
         for use in self.uses:
             grads = [next(remaining) for _ in use.edges]
-            if any(grad is None for grad in grads):
+            if all(grad is None for grad in grads):
                 continue
+            use.require_unchanged()
             for local, gradients in use.differentiate(*grads).items():
                 if local in use.layer.parameters:
                     found.setdefault(use.layer.parameters[local], []).append(gradients)
@@ -88,14 +99,14 @@ def _remembered(layer: Layer, capture: Capture, original: Callable[..., Tensor],
         require_rows(layer, activation, capture.rows)
         assert layer.rule is not None
         differentiate = layer.rule(layer.module, activation, output, capture.examples)
-        capture.uses.append(Use(layer, [get_gradient_edge(output)], differentiate))
+        capture.uses.append(Use(layer, [get_gradient_edge(output)], differentiate, activation, activation._version))
     return output
 
 
 def require_rows(layer: Layer, activation: Tensor, rows: int) -> None:
     if activation.shape[:1] != (rows,):
         raise InvalidInput(
-            f"layer {layer.name!r} ({type(layer.module).__name__}) was given a tensor of shape "
+            f"{layer.described} was given a tensor of shape "
             f"{list(activation.shape)} in a batch of {rows} rows; every layer must see the batch on its first axis"
         )
 
@@ -116,7 +127,7 @@ def _linear_of(layer: Layer, capture: Capture, activation: Tensor, weight: str, 
     output = functional.linear(activation, parameters[weight], parameters.get(bias))
     if output.requires_grad:
         differentiate = affine(activation, capture.examples, weight, bias)
-        capture.uses.append(Use(layer, [get_gradient_edge(output)], differentiate))
+        capture.uses.append(Use(layer, [get_gradient_edge(output)], differentiate, activation, activation._version))
     return output
 
 
@@ -130,8 +141,8 @@ def _expanded(layer: Layer, capture: Capture, args: tuple[Any, ...], kwargs: dic
     per_row = {local: leaf.repeat_interleave(capture.rows // capture.examples, 0) for local, leaf in leaves.items()}
     output = run_per_row(layer, per_row, capture.rows, args, kwargs)
 
-    def differentiate(*grads: Tensor) -> dict[str, ExampleGradients]:
-        return {local: Instantiated(grad) for local, grad in zip(leaves, grads, strict=True)}
+    def differentiate(*grads: Tensor | None) -> dict[str, ExampleGradients]:
+        return {local: Instantiated(grad) for local, grad in zip(leaves, grads, strict=True) if grad is not None}
 
     capture.uses.append(Use(layer, [get_gradient_edge(leaf) for leaf in leaves.values()], differentiate))
     return output

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.utils.parametrizations import _SpectralNorm
 
 from accounting.errors import InvalidInput
 
 _NO_BATCH_FIRST = "reads its batch from the second axis; construct it with batch_first=True"
 
-REFUSED: tuple[tuple[type, Callable[..., bool], str], ...] = (
+REFUSED: tuple[tuple[type | tuple[type, ...], Callable[..., bool], str], ...] = (
     (
         _BatchNorm,
         lambda module: True,
@@ -25,15 +27,22 @@ REFUSED: tuple[tuple[type, Callable[..., bool], str], ...] = (
         "keeps running statistics over examples; construct it with track_running_stats=False",
     ),
     (
-        nn.Embedding,
+        (nn.Embedding, nn.EmbeddingBag),
         lambda module: module.scale_grad_by_freq,
         "scales gradients by how often a token occurs in the batch; construct it with scale_grad_by_freq=False",
     ),
     (
-        nn.Embedding,
+        (nn.Embedding, nn.EmbeddingBag),
         lambda module: module.max_norm is not None,
         "rewrites its weight while it is read; construct it with max_norm=None",
     ),
+    (nn.EmbeddingBag, lambda module: module.sparse, "has sparse gradients; construct it with sparse=False"),
+    (
+        _SpectralNorm,
+        lambda module: True,
+        "changes with every forward pass, so that no two passes agree; use torch.nn.utils.parametrizations.weight_norm",
+    ),
+    (torch.jit.ScriptModule, lambda module: True, "hides what its layers read; use the module it was made from"),
     (nn.MultiheadAttention, lambda module: not module.batch_first, _NO_BATCH_FIRST),
     (nn.RNNBase, lambda module: not module.batch_first, _NO_BATCH_FIRST),
     (LazyModuleMixin, lambda module: True, "has no parameters yet; run one forward pass before training"),
@@ -50,5 +59,12 @@ def check_model(model: nn.Module) -> None:
     ]
     if problems:
         raise InvalidInput("; ".join(problems))
-    if not any(parameter.requires_grad for parameter in model.parameters()):
+    dtypes = {name: parameter.dtype for name, parameter in model.named_parameters() if parameter.requires_grad}
+    if not dtypes:
         raise InvalidInput("the model has no parameter with requires_grad=True; there is nothing to train")
+    if set(dtypes.values()) not in ({torch.float32}, {torch.float64}):
+        other = {name: dtype for name, dtype in dtypes.items() if dtype != torch.float32}
+        raise InvalidInput(
+            f"parameters {', '.join(f'{name} ({dtype})' for name, dtype in other.items())} are not torch.float32; "
+            "rounding to fewer digits may move a sum by more than an example does: train in float32, under autocast"
+        )

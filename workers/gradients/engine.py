@@ -24,7 +24,7 @@ from workers.gradients.planning import Planner, ShapePlanner
 from workers.gradients.randomness import RandomState
 from workers.gradients.results import BatchNorms, WeightedSum
 from workers.gradients.sums import Sums
-from workers.gradients.verification import verify
+from workers.gradients.verification import Gradients, verify
 
 PerExampleLoss = Callable[[Tensor, Tensor], Tensor]
 """(model output, targets) -> one loss per row."""
@@ -53,7 +53,7 @@ class Pass:
 
 
 class GradientEngine:
-    """Per-example gradients of ``per_example_loss(model(x), y)`` with respect to the trainable parameters.
+    """Per-example gradients of ``per_example_loss(model(x), y)`` with respect to the parameters trainable by now.
 
     micro_batch_size: at most this many examples are in memory at once; None for the whole batch. multiplicity: K
     consecutive rows of x and y are one example, whose loss is their mean (augmentation multiplicity, De et al. 2022).
@@ -128,11 +128,13 @@ class GradientEngine:
             for first, rows, part in zip(passes, batches, _cut(weights, passes), strict=True):
                 part = _without(part, first.finite)
                 if part.dim() == 1 and first.random_state is None and self._autocast is None:
-                    self._add_weighted_losses(sums, *rows, part, first.finite)
+                    self._add_weighted_losses(sums, *rows, part, first)
                 else:  # the same pass again, with the same random numbers
                     if first.random_state is not None:
                         first.random_state.restore()
-                    self._add(sums, self._pass(*rows, keep=True).gradients, part, first.finite)
+                    second = self._pass(*rows, keep=True)
+                    _require_same(first.losses, second.losses)
+                    self._add(sums, second.gradients, part, first.finite)
                 cleaned.append(part)
         return WeightedSum(norms, torch.cat(cleaned), sums.complete(), _count_infinite(passes))
 
@@ -158,11 +160,17 @@ class GradientEngine:
         return WeightedSum(norms, all_weights, sums.complete(), _count_infinite(passes))
 
     def _micro_batches(self, x: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor]]:
+        for name, value in (("x", x), ("y", y)):
+            if not isinstance(value, Tensor):
+                raise InvalidInput(f"{name} is a {type(value).__name__}, but must be a tensor with one row per example")
         rows = x.shape[0]
         if rows % self._multiplicity or rows != y.shape[0]:
             raise InvalidInput(
                 f"x has {rows} rows and y {y.shape[0]}, but both need the same multiple of {self._multiplicity} rows"
             )
+        frozen = [name for name, parameter in self._parameters.items() if not parameter.requires_grad]
+        if frozen:
+            raise InvalidInput(f"{', '.join(frozen)} no longer require gradients; make a new engine after freezing")
         if not self._verified:
             self._verified = self._verify(x, y)
         size = rows if self._micro_batch_size is None else self._micro_batch_size * self._multiplicity
@@ -171,27 +179,30 @@ class GradientEngine:
         return [(x[start : start + size], y[start : start + size]) for start in range(0, rows, max(1, size))]
 
     def _verify(self, x: Tensor, y: Tensor) -> bool:
-        """Check the model on a few rows: fewer than the batch, so that no other axis of that length is mistaken."""
-        examples = max(1, min(3, len(x) // self._multiplicity - 1))
-        x, y = x[: examples * self._multiplicity], y[: examples * self._multiplicity]
-        if not len(x):
-            return False
-        scale = 1.0 / self._multiplicity
+        """Check the model on a few examples; on one alone, nothing can be said about batches."""
+        rows, scale = self._multiplicity, 1.0 / self._multiplicity
+        examples = min(3, len(x) // rows)
 
-        def summed() -> dict[str, Tensor | None]:
-            with torch.enable_grad(), capturing(self._layers, len(x), examples) as capture:
-                losses = self._loss(self.model(x), y)
-            gradients = capture.backward(losses, scale)
-            ones = torch.ones(examples, dtype=widen(next(iter(self._parameters.values()))).dtype, device=x.device)
-            return {name: found.weighted_sum(ones) for name, found in gradients.items()}
+        def within(count: int) -> list[Gradients]:
+            some = slice(count * rows)
+            with torch.enable_grad(), capturing(self._layers, count * rows, count) as capture:
+                losses = self._one_per_row(self._loss(self.model(x[some]), y[some]), count * rows)
+            found = capture.backward(losses, scale)
+            one = torch.ones(1, dtype=next(iter(self._parameters.values())).dtype, device=x.device)
+            indices = torch.arange(count, device=x.device)[:, None]
+            return [{name: g.select(index).weighted_sum(one) for name, g in found.items()} for index in indices]
 
-        def reference() -> dict[str, Tensor | None]:
+        def together() -> list[Gradients]:
+            within(1)  # so that another axis as long as the batch is not mistaken for it in the pass that counts
+            return within(examples)
+
+        def alone(index: int) -> Gradients:
+            some = slice(index * rows, (index + 1) * rows)
             with torch.enable_grad():
-                loss = self._loss(self.model(x), y).sum() * scale
-            gradients = torch.autograd.grad(loss, list(self._parameters.values()), allow_unused=True)
-            return dict(zip(self._parameters, gradients, strict=True))
+                loss = self._loss(self.model(x[some]), y[some]).sum() * scale
+            return self._ordinary_gradients(loss)
 
-        return verify(self.model, summed, reference)
+        return examples > 0 and verify(self.model, together, alone) and examples > 1
 
     def _norm_pass(self, x: Tensor, y: Tensor) -> Pass:
         """A pass whose random numbers, if any, can be drawn again."""
@@ -204,9 +215,7 @@ class GradientEngine:
         with torch.enable_grad():
             losses, capture = self._forward(x, y, examples)
         gradients = capture.backward(losses, 1.0 / self._multiplicity)
-        losses = widen(losses.detach())
-        if self._multiplicity > 1:
-            losses = losses.view(examples, -1).mean(1)
+        losses = self._by_example(widen(losses.detach()))
         by_layer: list[list[Tensor]] = [[] for _ in self._layers]
         prepared: dict[str, ExampleGradients] = {}
         for name, factors in gradients.items():
@@ -236,9 +245,19 @@ class GradientEngine:
         else:
             with torch.autocast(x.device.type, self._autocast):
                 losses = self._loss(self.model(x), y)
-        if losses.shape != x.shape[:1]:
-            raise InvalidInput(f"the loss returned shape {list(losses.shape)}, but must return [{len(x)}]")
+        return self._one_per_row(losses, len(x))
+
+    def _one_per_row(self, losses: Tensor, rows: int) -> Tensor:
+        if losses.shape != (rows,):
+            raise InvalidInput(
+                f"the loss returned shape {list(losses.shape)} for a batch of {rows} rows, "
+                f"but must return one number for each, [{rows}]"
+            )
         return losses
+
+    def _ordinary_gradients(self, loss: Tensor) -> dict[str, Tensor | None]:
+        found = torch.autograd.grad(loss, list(self._parameters.values()), allow_unused=True)
+        return {name: None if g is None else g.to_dense() for name, g in zip(self._parameters, found, strict=True)}
 
     def _collect(self, passes: list[Pass], x: Tensor) -> BatchNorms:
         if not passes:
@@ -263,20 +282,33 @@ class GradientEngine:
                 factors, column = factors.select(kept), column[kept]
             sums.add(name, factors.weighted_sum(column))
 
-    def _add_weighted_losses(self, sums: Sums, x: Tensor, y: Tensor, weights: Tensor, finite: Tensor | None) -> None:
+    def _add_weighted_losses(self, sums: Sums, x: Tensor, y: Tensor, weights: Tensor, first: Pass) -> None:
         """The gradient of sum_i w_i loss_i by an ordinary backward pass."""
-        if finite is not None:
-            rows = finite.repeat_interleave(self._multiplicity)
-            x, y, weights = x[rows], y[rows], weights[finite]
+        expected = first.losses
+        if first.finite is not None:
+            rows = first.finite.repeat_interleave(self._multiplicity)
+            x, y, weights, expected = x[rows], y[rows], weights[first.finite], expected[first.finite]
         if not len(x):
             return
         with torch.enable_grad():
-            losses = self._losses(x, y)
-            loss = losses @ weights.repeat_interleave(self._multiplicity).to(losses) / self._multiplicity
-            gradients = torch.autograd.grad(loss, list(self._parameters.values()), allow_unused=True)
-        for name, gradient in zip(self._parameters, gradients, strict=True):
+            losses = self._by_example(self._losses(x, y))
+            gradients = self._ordinary_gradients(losses @ weights.to(losses))
+        _require_same(expected, losses)
+        for name, gradient in gradients.items():
             if gradient is not None:
                 sums.add(name, gradient)
+
+    def _by_example(self, losses: Tensor) -> Tensor:
+        return losses if self._multiplicity == 1 else losses.view(-1, self._multiplicity).mean(1)
+
+
+def _require_same(first: Tensor, second: Tensor) -> None:
+    """Else the norms that weights were chosen by are not those of the gradients that are summed."""
+    if not torch.allclose(first, second, rtol=1e-2, atol=1e-4, equal_nan=True):
+        raise InvalidInput(
+            "the model's losses on the same rows differ from one pass to the next: it draws random numbers from "
+            "elsewhere than torch's own generators, or changes while it runs; use torch.rand and the like"
+        )
 
 
 def _without(weights: Tensor, finite: Tensor | None) -> Tensor:

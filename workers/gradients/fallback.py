@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.utils import _pytree as pytree
 
@@ -14,35 +14,94 @@ from accounting.errors import InvalidInput
 from workers.gradients.layers import Layer
 
 
+class _Forward(nn.Module):
+    """The forward of a module without its hooks: those run once, around all rows."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module.forward(*args, **kwargs)
+
+
 def run_per_row(
     layer: Layer, parameters: Mapping[str, Tensor], rows: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
-    """The output of ``layer.module(*args, **kwargs)`` where row r is computed with ``parameters[name][r]``.
+    """The output of ``layer.module.forward(*args, **kwargs)`` where row r is computed with ``parameters[name][r]``.
 
-    Tensors whose first axis has one entry per row are cut into rows of a batch of 1; all else is passed as it is.
+    Tensors with one entry per row on their batch axis are cut into rows of a batch of 1; all else is passed as it is.
+
+    Raises: InvalidInput where no tensor has the rows, or where the module does not run on one of them.
     """
     leaves, structure = pytree.tree_flatten((args, dict(kwargs)))
-    batched = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == rows]
-    if not batched:
-        raise InvalidInput(
-            f"layer {layer.name!r} ({type(layer.module).__name__}) was given no tensor with the batch of {rows} rows "
-            "on its first axis; every layer must see the batch there"
-        )
+    batched = _batched(layer, leaves, structure, rows)
+    forward, constants = _Forward(layer.module), dict[int, Any]()
+    output_structure = structure
 
-    def one(parameters_of_row: Mapping[str, Tensor], *tensors: Tensor) -> Any:
+    def one(parameters_of_row: Mapping[str, Tensor], *tensors: Tensor) -> dict[int, Tensor]:
+        nonlocal output_structure
         inputs = list(leaves)
         for index, tensor in zip(batched, tensors, strict=True):
-            inputs[index] = tensor.unsqueeze(0)
+            inputs[index] = tensor.unsqueeze(_batch_axis(layer, index))
         row_args, row_kwargs = pytree.tree_unflatten(inputs, structure)
-        return functional_call(layer.module, dict(parameters_of_row), row_args, row_kwargs)
+        named = {f"module.{name}": value for name, value in parameters_of_row.items()}
+        outputs, output_structure = pytree.tree_flatten(functional_call(forward, named, row_args, row_kwargs))
+        constants.update({i: leaf for i, leaf in enumerate(outputs) if not isinstance(leaf, Tensor)})
+        return {i: leaf for i, leaf in enumerate(outputs) if isinstance(leaf, Tensor)}
 
-    tensors = [leaves[index] for index in batched]
+    tensors = [leaves[index].movedim(_batch_axis(layer, index), 0) for index in batched]
     try:
-        output = vmap(one, randomness="different")(dict(parameters), *tensors)
-        return pytree.tree_map_only(Tensor, lambda tensor: tensor.flatten(0, 1), output)
+        by_row = vmap(one, randomness="different")(dict(parameters), *tensors)
     except RuntimeError:  # an operator without a batching rule: one row after the other; real errors come back
+        by_row = _one_after_the_other(layer, one, parameters, tensors)
+    joined = {index: _joined(layer, index, output) for index, output in by_row.items()} | constants
+    return pytree.tree_unflatten([joined[index] for index in range(len(joined))], output_structure)
+
+
+def _batched(layer: Layer, leaves: list[Any], structure: pytree.TreeSpec, rows: int) -> list[int]:
+    """Which arguments hold the batch: as long as it, now and in every call before (a length can agree by chance)."""
+    found = []
+    for index, leaf in enumerate(leaves):
+        if isinstance(leaf, Tensor):
+            axis, position = _batch_axis(layer, index), (str(structure), index)
+            if leaf.shape[axis : axis + 1] != (rows,):
+                layer.without_batch.add(position)
+            elif position not in layer.without_batch:
+                found.append(index)
+    if not found:
+        raise InvalidInput(
+            f"{layer.described} was given no tensor with the batch of {rows} rows "
+            "on its first axis; every layer must see the batch there"
+        )
+    return found
+
+
+def _batch_axis(layer: Layer, index: int) -> int:
+    """Of the tensor at ``index`` among the inputs or outputs: the first, but states of recurrent layers are
+    [layers, batch, width]."""
+    return 1 if index and isinstance(layer.module, nn.RNNBase) else 0
+
+
+def _one_after_the_other(
+    layer: Layer, one: Any, parameters: Mapping[str, Tensor], tensors: list[Tensor]
+) -> dict[int, Tensor]:
+    try:
         outputs = [
             one({name: value[row] for name, value in parameters.items()}, *(tensor[row] for tensor in tensors))
-            for row in range(rows)
+            for row in range(len(tensors[0]))
         ]
-        return pytree.tree_map(lambda *parts: torch.cat(parts) if isinstance(parts[0], Tensor) else parts[0], *outputs)
+    except RuntimeError as error:
+        raise InvalidInput(f"{layer.described} does not run on one row of the batch at a time: {error}") from error
+    return {index: torch.stack([output[index] for output in outputs]) for index in outputs[0]}
+
+
+def _joined(layer: Layer, index: int, by_row: Tensor) -> Tensor:
+    """[rows, ...] outputs of batches of 1 -> the output of the whole batch."""
+    axis = _batch_axis(layer, index)
+    if by_row.dim() <= axis + 1:
+        raise InvalidInput(
+            f"{layer.described} returned a tensor of shape {list(by_row.shape[1:])} for one row; "
+            "every output must have the batch on its first axis"
+        )
+    return by_row.movedim(0, axis).flatten(axis, axis + 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
@@ -34,13 +34,19 @@ REWRITES: Mapping[type[nn.Module], Rewrite] = {nn.MultiheadAttention: attention.
 @dataclass(frozen=True)
 class Layer:
     """parameters: local name -> name in the model, trainable ones only. Without a rule, the layer is rewritten as
-    linear maps or, where that is None or does not cover the call, runs in the generic fallback."""
+    linear maps or, where that is None or does not cover the call, runs in the generic fallback, which notes in
+    without_batch the positions of arguments that do not hold the batch."""
 
     name: str
     module: nn.Module
     parameters: Mapping[str, str]
     rule: Rule | None
     rewrite: Rewrite | None
+    without_batch: set[tuple[str, int]] = field(default_factory=set)
+
+    @property
+    def described(self) -> str:
+        return f"layer {self.name!r} ({type(self.module).__name__})"
 
 
 def find_rule(module: nn.Module) -> Rule | None:
@@ -64,7 +70,7 @@ def _walk(module: nn.Module, name: str, names: Mapping[int, str], seen: set[int]
         return
     seen.add(id(module))
     rule = find_rule(module)
-    owns = is_parametrized(module) or any(id(parameter) in names for parameter in module.parameters(recurse=False))
+    owns = is_parametrized(module) or any(id(parameter) in names for parameter in _own_parameters(module))
     if rule is None and not owns:
         for child_name, child in module.named_children():
             yield from _walk(child, f"{name}.{child_name}" if name else child_name, names, seen)
@@ -72,3 +78,11 @@ def _walk(module: nn.Module, name: str, names: Mapping[int, str], seen: set[int]
     parameters = {local: names[id(p)] for local, p in module.named_parameters() if id(p) in names}
     if parameters:
         yield Layer(name or "model", module, parameters, rule, REWRITES.get(type(module)))
+
+
+def _own_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
+    """Those that its forward reads by itself, also from lists and dictionaries of parameters."""
+    yield from module.parameters(recurse=False)
+    for child in module.children():
+        if isinstance(child, nn.ParameterList | nn.ParameterDict):
+            yield from child.parameters()
