@@ -38,12 +38,18 @@ class FlipAndCrop:
     padding: int = 4
 
     def __post_init__(self) -> None:
-        require_finite("multiplicity of augmentation", self.multiplicity, at_least=1)
-        require_finite("padding of augmentation", self.padding, at_least=0)
+        for name, value, least in (("multiplicity", self.multiplicity, 1), ("padding", self.padding, 0)):
+            if require_finite(f"{name} of flip_and_crop", value, at_least=least) != int(value):
+                raise InvalidInput(f"{name} of flip_and_crop is {value}, but must be a whole number")
 
     def __call__(self, features: Tensor, generator: torch.Generator) -> Tensor:
         if features.ndim != 4:
             raise InvalidInput(f"flip_and_crop needs images [b, channels, height, width], not {tuple(features.shape)}")
+        if min(features.shape[2:]) <= self.padding:
+            raise InvalidInput(
+                f"padding of flip_and_crop is {self.padding}, but must be less than the sides of a picture, which has "
+                f"{features.shape[2]} x {features.shape[3]} pixels"
+            )
         copies = features.repeat_interleave(self.multiplicity, dim=0)
         rows, _, height, width = copies.shape
         padded = functional.pad(copies, (self.padding,) * 4, mode="reflect") if rows else copies

@@ -52,7 +52,7 @@ def _blamed_on(name: str, what: str) -> Iterator[None]:
         yield
     except DpsweepError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise InvalidInput(f"{what} {name!r} failed with {reason} ({place.filename}:{place.lineno})") from error

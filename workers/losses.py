@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from accounting.errors import InvalidInput
+from accounting.errors import InvalidInput, require_finite
 from accounting.registry import build
 from workers.spec import Component
 
@@ -22,6 +22,7 @@ def cross_entropy() -> Loss:
 
 def hinge(margin: float = 1.0) -> Loss:
     """Multi-class hinge (Yu et al. 2023, App. F): mean over the classes of max(0, margin - z_label + z_other)."""
+    require_finite("margin of hinge", margin, above=0.0)
 
     def loss(logits: Tensor, labels: Tensor) -> Tensor:
         return functional.multi_margin_loss(logits, labels, margin=margin, reduction="none")

@@ -83,6 +83,7 @@ def test_users_follow_their_examples() -> None:
         (DataSpec("counting", keep={"a": 0}), "keep of group 'a' is 0.0, but must be at least 1"),
         (DataSpec("counting", keep={"a": 1.5}), "at most 1.0"),
         (DataSpec("counting", keep={"a": float("nan")}), "finite"),
+        (DataSpec("counting", keep={"a": True}), "keep of group 'a' is True, but must be a fraction or a count"),
         (DataSpec("counting", test_fraction=0.0), "test_fraction is 0.0"),
         (DataSpec("counting", test_fraction=0.001), "takes 0 of 200 examples"),
         (DataSpec("counting", public_fraction=1.0), "public_fraction is 1.0"),
@@ -107,6 +108,43 @@ def test_a_source_that_contradicts_itself_is_refused(
     split = make_split(np.zeros((2, 3), dtype=np.float32), labels, groups, example_ids=ids)
     with pytest.raises(InvalidInput, match=message):
         Source("wrong", split, None, ("a",), ("x", "y"))
+
+
+@pytest.mark.parametrize(
+    ("classes", "groups", "message"),
+    [
+        (("x",), ("a", "b"), r"classes of 'wrong' are \['x'\], but must be at least 2"),
+        (("x", "x"), ("a", "b"), "classes of 'wrong' .* all different"),
+        (("x", "y"), ("a", "a"), "groups of 'wrong' .* all different"),
+        (("x", "y"), (), "groups of 'wrong' are .* at least 1"),
+    ],
+)
+def test_names_that_tell_nothing_apart_are_refused(
+    classes: tuple[str, ...], groups: tuple[str, ...], message: str
+) -> None:
+    split = make_split(np.zeros((2, 3), dtype=np.float32), [0, 0])
+    with pytest.raises(InvalidInput, match=message):
+        Source("wrong", split, None, groups, classes)
+
+
+def test_an_empty_part_is_refused() -> None:
+    some, none = make_split(np.zeros((2, 3), dtype=np.float32), [0, 1]), make_split(np.zeros((0, 3), np.float32), [])
+    for train, test in ((none, None), (some, none)):
+        with pytest.raises(InvalidInput, match="neither may be empty"):
+            Source("wrong", train, test, ("a", "b"), ("x", "y"))
+
+
+@pytest.mark.parametrize("labels", [[0.5, 1.0], [0.0, np.nan], ["0", "1"], [0, 2**64]])
+def test_labels_that_are_not_whole_numbers_are_refused(labels: list[object]) -> None:
+    with pytest.raises(InvalidInput, match="must be whole numbers of at most 64 bits"):
+        make_split(np.zeros((2, 3), dtype=np.float32), labels)
+
+
+@pytest.mark.parametrize("ids", [[-5, 2**62], [2**62, 2**62 + 1]])
+def test_ids_keep_all_their_digits(ids: list[int]) -> None:
+    split = make_split(np.zeros((2, 3), dtype=np.float32), [True, False], example_ids=ids, user_ids=ids)
+    assert split.example_ids.tolist() == ids
+    assert split.labels.tolist() == [1, 0]
 
 
 def test_training_and_test_ids_of_a_source_differ() -> None:

@@ -36,6 +36,7 @@ def test_error_of_the_users_function_is_one_line_with_its_place(user_file: Path)
         ("def f(:\n", "SyntaxError"),
         ("import no_such_package_here\n", "ModuleNotFoundError"),
         ("1 / 0\n", "ZeroDivision"),
+        ("import sys\nsys.exit(3)\n", "SystemExit: 3"),
     ],
 )
 @pytest.mark.parametrize("attempt", [1, 2])

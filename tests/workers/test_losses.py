@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
+from scipy.special import expit, logsumexp, softmax
+from sklearn.metrics import hinge_loss, log_loss
+from torch import Tensor
 from torch.nn import functional
 
 from accounting.errors import InvalidInput
@@ -46,6 +53,65 @@ def test_binary_logistic_with_one_and_with_two_logits() -> None:
     assert torch.allclose(
         loss(LOGITS[:, :2], labels), functional.cross_entropy(LOGITS[:, :2], labels, reduction="none")
     )
+
+
+@pytest.mark.parametrize("scale", [1.0, 100.0, 1e4])
+class TestFloat32:
+    """Against scikit-learn and closed forms, at logits as large as an unlucky step makes them."""
+
+    def logits(self, classes: int, scale: float) -> Tensor:
+        return (scale * torch.randn(200, classes, generator=torch.Generator().manual_seed(1))).requires_grad_()
+
+    def losses(self, component: Component, logits: Tensor, labels: Tensor) -> tuple[Any, Any]:
+        losses = build_loss(component)(logits, labels)
+        (gradient,) = torch.autograd.grad(losses.sum(), logits)
+        assert losses.dtype == torch.float32
+        assert gradient.isfinite().all()
+        return losses.detach().double().numpy(), gradient.double().numpy()
+
+    def test_cross_entropy(self, scale: float) -> None:
+        logits, labels = self.logits(5, scale), torch.arange(200) % 5
+        losses, gradient = self.losses(Component("cross_entropy"), logits, labels)
+        exact = logits.detach().double().numpy()
+        expected = logsumexp(exact, axis=1) - exact[np.arange(200), labels]
+        assert losses == pytest.approx(expected, rel=1e-5, abs=1e-6 * scale)
+        assert gradient == pytest.approx(softmax(exact, axis=1) - np.eye(5)[labels], abs=1e-5)
+        if scale == 1.0:  # scikit-learn cuts probabilities off at the smallest float
+            assert losses.mean() == pytest.approx(log_loss(labels, softmax(exact, axis=1)), rel=1e-6)
+
+    @pytest.mark.parametrize("outputs", [1, 2])
+    def test_binary_logistic(self, outputs: int, scale: float) -> None:
+        logits, labels = self.logits(outputs, scale), torch.arange(200) % 2
+        losses, gradient = self.losses(Component("binary_logistic"), logits, labels)
+        exact = logits.detach().double().numpy()
+        decision = exact[:, -1] - (exact[:, 0] if outputs == 2 else 0.0)
+        sign = np.where(labels == 1, 1.0, -1.0)
+        assert losses == pytest.approx(np.logaddexp(0.0, -sign * decision), rel=1e-5, abs=1e-6)
+        assert gradient[:, -1] == pytest.approx(-sign * expit(-sign * decision), abs=1e-5)
+        if scale == 1.0:
+            assert losses.mean() == pytest.approx(log_loss(labels, expit(decision)), rel=1e-6)
+
+    def test_hinge_of_two_classes_is_half_of_the_binary_one(self, scale: float) -> None:
+        logits, labels = self.logits(2, scale), torch.arange(200) % 2
+        losses, _ = self.losses(Component("hinge"), logits, labels)
+        decision = (logits[:, 1] - logits[:, 0]).detach().double().numpy()
+        assert 2.0 * losses.mean() == pytest.approx(hinge_loss(labels, decision), rel=1e-5)
+
+    def test_hinge_of_many_classes(self, scale: float) -> None:
+        logits, labels = self.logits(5, scale), torch.arange(200) % 5
+        losses, gradient = self.losses(Component("hinge"), logits, labels)
+        exact = logits.detach().double().numpy()
+        others = 1.0 - np.eye(5)[labels]
+        violations = np.maximum(0.0, 1.0 - exact[np.arange(200), labels][:, None] + exact) * others
+        assert losses == pytest.approx(violations.sum(1) / 5, rel=1e-5)
+        active = (violations > 0.0) / 5.0
+        assert gradient == pytest.approx(active - active.sum(1, keepdims=True) * np.eye(5)[labels], abs=1e-6)
+
+
+@pytest.mark.parametrize("margin", [0.0, -1.0, math.nan, math.inf, "wide"])
+def test_impossible_margins(margin: float) -> None:
+    with pytest.raises(InvalidInput, match="margin of hinge is"):
+        build_loss(Component("hinge", {"margin": margin}))
 
 
 def test_mistakes_are_named() -> None:

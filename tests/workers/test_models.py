@@ -21,15 +21,15 @@ MNIST, CIFAR = (1, 28, 28), (3, 32, 32)
 # name, parameters, shape of an example, number of trainable parameters for ten classes
 KNOWN: list[tuple[str, dict[str, Any], tuple[int, ...], int]] = [
     ("cancer_net", {}, (9,), 640),
-    ("cnn_dpsgdf", {}, MNIST, 431_080),
-    ("cnn_papernot", {}, MNIST, 26_010),
+    ("cnn_dpsgdf", {}, MNIST, 431_080),  # as LeNet of Caffe, which it is
+    ("cnn_papernot", {}, MNIST, 26_010),  # as TensorFlow Privacy's tutorial
     ("logistic", {}, (40,), 410),
     ("mlp", {"hidden": [32, 16], "activation": "tanh"}, MNIST, 25_120 + 528 + 170),
     ("pca_mlp", {}, (60,), 71_010),
-    ("resnet20_gn", {}, (3, 16, 16), 272_474),
+    ("resnet20_gn", {}, (3, 16, 16), 272_474),  # He et al. (2016), Table 6: 0.27 M
     ("transformer", {}, MNIST, 104_970),
     ("wide_resnet", {"depth": 10, "width": 1}, CIFAR, 78_938),
-    ("wrn16_4", {}, (3, 8, 8), 2_753_818),
+    ("wrn16_4", {}, (3, 8, 8), 2_753_818),  # Zagoruyko and Komodakis (2016), Table 4: 2.7 M
 ]
 
 
@@ -68,6 +68,23 @@ class TestEveryModel:
         model = build(name, params, shape)
         functional.cross_entropy(model(torch.rand(4, *shape)), torch.tensor([0, 1, 2, 3])).backward()
         assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_the_cancer_net_of_two_classes() -> None:
+    model = build_for_shape(Component("cancer_net"), (9,), 2, seed=0)
+    widths = [(layer.in_features, layer.out_features) for layer in model if isinstance(layer, nn.Linear)]
+    assert widths == [(9, 10), (10, 20), (20, 10), (10, 2)]
+    assert sum(parameter.numel() for parameter in model.parameters()) == 100 + 220 + 210 + 22
+
+
+def test_residual_networks_are_as_deep_as_their_names_say() -> None:
+    """He et al. count the 3 x 3 convolutions and the last layer, Zagoruyko and Komodakis all convolutions."""
+    convolutions = {
+        name: [module for module in build(name, {}, CIFAR).modules() if isinstance(module, nn.Conv2d)]
+        for name in ("resnet20_gn", "wrn16_4")
+    }
+    assert sum(layer.kernel_size == (3, 3) for layer in convolutions["resnet20_gn"]) + 1 == 20
+    assert len(convolutions["wrn16_4"]) == 16
 
 
 def test_every_registered_model_is_under_the_contract() -> None:

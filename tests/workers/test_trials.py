@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from data_folders import make_fashion, make_image_folder, make_table, make_utkface
-from trial_specs import small_trial
+from data_folders import make_cifar_jpegs, make_fashion, make_image_folder, make_table, make_utkface
+from trial_specs import TUMOURS, small_trial
 
 from accounting.layout import TrialFiles
 from accounting.shards import NormShards, read_trace
 from workers.losses import LOSSES
+from workers.models import MODELS
 from workers.optimizers import OPTIMIZERS
-from workers.spec import Component, DataSpec, ExecutionSpec, NormSpec, TrialSpec
+from workers.spec import Component, DataSpec, ExecutionSpec, NormSpec, SamplingSpec, TrialSpec
 from workers.trial import run_trial
 
+ONE_OF_EACH_CLASS = dict.fromkeys(
+    ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"), 1
+)
 TABLE = {"label": "income", "features": ["age", "job"], "group": "sex", "user": "id"}
 
 DATA: dict[str, Callable[[Path], DataSpec]] = {
@@ -26,7 +31,31 @@ DATA: dict[str, Callable[[Path], DataSpec]] = {
     "gender of faces": lambda folder: DataSpec("utkface", {"root": str(make_utkface(folder)), "size": 8}),
     "age of faces": lambda folder: DataSpec("utkface", {"root": str(make_utkface(folder)), "size": 8, "task": "age"}),
     "fashion": lambda folder: DataSpec("fashion_mnist", {"root": str(make_fashion(folder))}),
+    "cifar": lambda folder: DataSpec("cifar10", {"root": str(make_cifar_jpegs(folder))}),
+    "declared group without rows": lambda folder: DataSpec(
+        "csv", {"path": str(make_table(folder / "people.csv")), **TABLE, "groups": ["f", "m", "x"]}
+    ),
 }
+
+
+def _ten_pictures(folder: Path) -> DataSpec:
+    return replace(DATA["cifar"](folder), keep=ONE_OF_EACH_CLASS)
+
+
+DIGITS = DataSpec("digits", keep={str(digit): 4 for digit in range(10)})
+MODELS_ON: dict[str, tuple[Component, Callable[[Path], DataSpec]]] = {
+    "cancer_net": (Component("cancer_net"), lambda folder: TUMOURS),
+    "cnn_dpsgdf": (Component("cnn_dpsgdf"), DATA["fashion"]),
+    "cnn_papernot": (Component("cnn_papernot"), DATA["fashion"]),
+    "logistic": (Component("logistic"), DATA["csv"]),
+    "mlp": (Component("mlp"), lambda folder: DIGITS),
+    "pca_mlp": (Component("pca_mlp"), DATA["fashion"]),
+    "resnet20_gn": (Component("resnet20_gn"), _ten_pictures),
+    "transformer": (Component("transformer"), DATA["fashion"]),
+    "wide_resnet": (Component("wide_resnet", {"depth": 10, "width": 1}), _ten_pictures),
+    "wrn16_4": (Component("wrn16_4"), _ten_pictures),
+}
+"""Each model on the data that its paper trains it on."""
 
 
 def train(spec: TrialSpec, root: Path) -> None:
@@ -47,6 +76,15 @@ def test_every_kind_of_data(data: Callable[[Path], DataSpec], tmp_path: Path) ->
     execution = ExecutionSpec(device="cpu", micro_batch_size=16)
     (tmp_path / "data").mkdir()
     train(small_trial(data=data(tmp_path / "data"), norms=norms, execution=execution, epochs=1), tmp_path / "trial")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_on_its_data(name: str, tmp_path: Path) -> None:
+    model, data = MODELS_ON[name]
+    preprocessing = Component("dp_pca", {"dimensions": 60}) if name == "pca_mlp" else None
+    (tmp_path / "data").mkdir()
+    spec = small_trial(data=data(tmp_path / "data"), model=model, preprocessing=preprocessing, epochs=1)
+    train(replace(spec, sampling=SamplingSpec("poisson", 8), norms=NormSpec(1.0)), tmp_path / "trial")
 
 
 @pytest.mark.parametrize("loss", LOSSES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -200,7 +201,11 @@ def make_split(
 
 
 def _int64(values: npt.ArrayLike) -> Tensor:
-    return torch.from_numpy(np.array(values, dtype=np.int64))
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        whole = np.array(values).astype(np.int64)
+        if np.array_equal(whole, values):
+            return torch.from_numpy(whole)
+    raise InvalidInput("labels, groups, example_ids and user_ids must be whole numbers of at most 64 bits")
 
 
 def encode(values: Sequence[str], names: Sequence[str], what: str) -> Indices:
