@@ -178,7 +178,7 @@ class TestTable:
             ({"label": "income", "features": ["age", "age"]}, "`features` names 'age' more than once"),
             ({"label": "income", "features": "age"}, "features is 'age'"),
             ({"label": 3}, "label is 3: Input should be a valid string"),
-            ({"label": "income", "classes": [False, True]}, "classes.0 is False: write yes, no,.* in quotes"),
+            ({"label": "income", "classes": [False, True]}, "classes.0 is False: write true, .* in quotes"),
             ({"label": "income", "classes": ["high", "low", "low"]}, "classes of 'people' .* all different"),
             ({"label": "income", "group": "sex", "groups": ["f"]}, "group column 'sex' has the value 'm'"),
             ({"label": "income", "test_path": "people.csv"}, "test_path is the training table"),

@@ -37,7 +37,7 @@ _MOST_CATEGORIES: Final = 1000
 def _name(value: object) -> object:
     """A declared value as the text that the table's column is read as."""
     if value is None or isinstance(value, bool):
-        raise InvalidInput("write yes, no, on, off, true, false and null in quotes, as the table spells them")
+        raise InvalidInput("write true, false and null in quotes, as the table spells them")
     return str(value) if isinstance(value, (str, int)) else as_text(pa.array([value]), "it")[0].as_py()
 
 
