@@ -13,6 +13,7 @@ from accounting.mechanism import Segment, Trace
 from accounting.release import ReleaseSpec, release_statistics
 from accounting.shards import Epsilons
 from accounting.traces import read_trace
+from orchestration.estimate_quality import quality_of_estimates
 from orchestration.integrity import digests
 from orchestration.plan import Costs, PlannedTrial, costs, release_spec
 from orchestration.published import IndividualStatistics, ReportEpoch
@@ -160,6 +161,8 @@ def _individuals(
     epsilons = account_trial(job, scatter)
     names, release = planned.dataset.group_names, release_spec(sweep.release)
     exact = exact_statistics(epsilons, names, worst)
+    if planned.spec.norms.exact_examples > 0:
+        exact = replace(exact, estimates=quality_of_estimates(files, epsilons, read_trace(files.trace), worst.epsilon))
     write_statistics(files.private_summary, exact, private=True)
     if release is not None:
         return _released_once(files, epsilons, names, worst, release)

@@ -116,7 +116,7 @@ def _scatter(
         )
     figure.update_xaxes(title_text=x_title, type="log" if log else "linear", tickformat=".3~g" if log else ".0%")
     figure.update_xaxes(dtick="D2" if log else None)
-    figure.update_yaxes(title_text=y_title, tickformat=".0%")
+    figure.update_yaxes(title_text=y_title, tickformat=".0%", rangemode="nonnegative")
     return figure
 
 
@@ -259,7 +259,7 @@ def _mark_worst_case(figure: go.Figure, worst: float) -> None:
         return
     figure.add_vline(worst, line={"color": INK, "width": 1.5})
     figure.add_annotation(
-        x=worst, y=1, yref="paper", xanchor="right", yanchor="top", xshift=-4, text=f"worst case {worst:#.3g}"
+        x=worst, y=1, yref="paper", xanchor="right", yanchor="bottom", text=f"worst case {worst:#.3g}"
     )
     figure.update_annotations(showarrow=False, font={"size": 12, "color": INK})
 

@@ -42,17 +42,21 @@ def panel(name: str, title: str, drawn: Mapping[str, Any], missing: str = "") ->
     if name not in drawn:
         return f"<div>{heading}{note(missing)}</div>" if missing else ""
     height = drawn[name]["layout"]["height"]
-    return f'<div>{heading}<div class="plot" data-figure="{escape(name)}" style="height:{height}px"></div></div>'
+    return (
+        f'<div>{heading}<div class="plot" role="img" aria-label="{escape(title)}: a chart" '
+        f'data-figure="{escape(name)}" style="height:{height}px"></div></div>'
+    )
 
 
 def table(heads: Iterable[tuple[str, str]], rows: Iterable[Sequence[Cell]], looks: Sequence[str] = ()) -> str:
     """heads: text and class of each column; looks: the class of each row."""
-    head = "".join(f'<th class="{look}">{escape(text)}</th>' for text, look in heads)
+    head = "".join(f'<th scope="col" class="{look}">{escape(text)}</th>' for text, look in heads)
     body = []
     for place, row in enumerate(rows):
         cells = "".join(f'<td class="{look}">{html}</td>' for html, look in row)
         body.append(f'<tr class="{looks[place] if looks else ""}">{cells}</tr>')
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
+    rows_shown = f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody>"
+    return f'<div class="scroll" tabindex="0"><table>{rows_shown}</table></div>'
 
 
 def named(setting: Setting, style: Style) -> str:
@@ -79,15 +83,17 @@ def _button(kind: str, value: str, picture: str, text: str) -> str:
 
 
 def _marker(colour: str, symbol: str) -> str:
-    shape = _SHAPES.get(symbol, _SHAPES["circle"])
-    return (
-        f'<svg class="swatch" width="12" height="12" fill="{colour}" stroke="{colour}" stroke-width="0">{shape}</svg>'
-    )
+    return _swatch(12, colour, _SHAPES.get(symbol, _SHAPES["circle"]))
 
 
 def _line(symbol: str, dash: str) -> str:
-    shape = _SHAPES.get(symbol, _SHAPES["circle"])
+    stroke = f'<path d="M16 6H40" stroke-width="2" stroke-dasharray="{_DASHES[dash]}"/>'
+    return _swatch(40, INK, _SHAPES.get(symbol, _SHAPES["circle"]) + stroke)
+
+
+def _swatch(width: int, colour: str, shapes: str) -> str:
+    """A picture beside the words that say the same."""
     return (
-        f'<svg class="swatch" width="40" height="12" fill="{INK}" stroke="{INK}" stroke-width="0">{shape}'
-        f'<path d="M16 6H40" stroke-width="2" stroke-dasharray="{_DASHES[dash]}"/></svg>'
+        f'<svg class="swatch" aria-hidden="true" width="{width}" height="12" fill="{colour}" stroke="{colour}" '
+        f'stroke-width="0">{shapes}</svg>'
     )

@@ -93,12 +93,26 @@ class Histogram:
 
 
 @dataclass(frozen=True)
+class EstimateQuality:
+    """How well estimated epsilon_i agree with those of ``examples`` random examples tracked at every step.
+
+    correlation: Pearson's r; None where either side is constant. Errors are absolute differences of epsilons.
+    """
+
+    examples: int
+    correlation: float | None
+    mean_error: float
+    largest_error: float
+
+
+@dataclass(frozen=True)
 class IndividualStatistics:
     """Statistics over the epsilon_i of all training examples.
 
     disclosure: ``private`` when every number here was released with DP (its cost is inside the trial's total),
     ``raw`` when they are exact, which makes whatever shows them sensitive. kind is that of the single epsilon_i.
-    release_epsilon: what the release itself cost, for ``private``.
+    release_epsilon: what the release itself cost, for ``private``. estimates: for ``raw``, where the sweep tracks
+    examples exactly (``norms.exact_examples``).
     """
 
     disclosure: Literal["private", "raw"]
@@ -109,6 +123,7 @@ class IndividualStatistics:
     groups: tuple[GroupEpsilon, ...] = ()
     histogram: Histogram | None = None
     release_epsilon: float | None = None
+    estimates: EstimateQuality | None = None
 
 
 @dataclass(frozen=True)

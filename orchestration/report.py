@@ -29,7 +29,7 @@ from orchestration.published import (
     ReportQuality,
     ReportTrial,
 )
-from orchestration.report_tables import group_sizes_table, settings_table, trials_table
+from orchestration.report_tables import estimates_table, group_sizes_table, settings_table, trials_table
 from orchestration.report_text import (
     MEANINGS,
     SENSITIVE,
@@ -200,6 +200,7 @@ def _individuals(data: ReportData, settings: Sequence[Setting], style: Style, dr
         "which the guarantee claims for everybody.</p>",
         key([setting for setting in settings if not setting.is_baseline], style),
         f'<figure><div class="panels">{panels}</div><figcaption>{_release_words(data, settings)}</figcaption></figure>',
+        estimates_table(settings, style),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 
 from orchestration.markup import Cell, named, table
-from orchestration.published import ReportPrivacy, ReportTrial
+from orchestration.published import EstimateQuality, ReportPrivacy, ReportTrial
 from orchestration.report_text import MISSING, number, percent, percent_spread, points_spread, seconds
 from orchestration.settings import (
     Setting,
@@ -72,6 +72,38 @@ def group_sizes_table(settings: Sequence[Setting], style: Style) -> str:
         rows.append([(named(setting, style), ""), *((number(value), "n") for value in worst)])
     heads = [("Worst-case ε for any k records together", ""), *((f"k = {k}", "n") for k in sizes)]
     return "<h3>Groups of records</h3>" + table(heads, rows)
+
+
+def estimates_table(settings: Sequence[Setting], style: Style) -> str:
+    """How well estimated epsilon_i agree with exact ones, by setting; nothing where no trial tracked examples."""
+
+    def quality(value: Callable[[EstimateQuality], float | None]) -> Callable[[ReportTrial], float | None]:
+        return lambda trial: (
+            value(trial.individuals.estimates) if trial.individuals and trial.individuals.estimates else None
+        )
+
+    rows = []
+    for setting in settings:
+        examples = setting.over_seeds(quality(lambda found: found.examples))
+        if examples is None:
+            continue
+        r = setting.over_seeds(quality(lambda found: found.correlation))
+        mean = setting.over_seeds(quality(lambda found: found.mean_error))
+        largest = setting.over_seeds(quality(lambda found: found.largest_error))
+        rows.append(
+            [
+                (named(setting, style), ""),
+                (f"{examples.mean * examples.count:.0f}", "n"),
+                (f"{r.mean:.4f}" if r else MISSING, "n"),
+                (number(mean.mean if mean else None), "n"),
+                (number(largest.high if largest else None), "n"),
+            ]
+        )
+    heads = (
+        ("εᵢ as estimated against εᵢ from norms of every step", ""), ("Examples tracked", "n"), ("Pearson’s r", "n"),
+        ("Mean error", "n"), ("Largest error", "n"),
+    )  # fmt: skip
+    return "<h3>How good the estimates are</h3>" + table(heads, rows) if rows else ""
 
 
 def trials_table(trials: Sequence[ReportTrial]) -> str:

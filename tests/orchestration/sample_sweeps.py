@@ -7,6 +7,7 @@ import random
 import statistics
 
 from orchestration.published import (
+    EstimateQuality,
     GroupEpsilon,
     Histogram,
     IndividualStatistics,
@@ -66,6 +67,7 @@ def _individuals(worst: float, noise: random.Random, disclosure: str, quality: R
             tuple(width * j for j in range(21)), tuple(c + noise.gauss(0.0, 4.0) * noisy for c in counts)
         ),
         release_epsilon=0.1 if noisy else None,
+        estimates=None if noisy else EstimateQuality(100, 0.9912, 0.0123, 0.0789),
     )
 
 

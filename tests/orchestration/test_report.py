@@ -231,6 +231,28 @@ def test_unequal_cost_is_the_range_of_changes() -> None:
     assert unequal_cost(sample_trial(baseline=False)) is None
 
 
+def test_the_quality_of_estimates_is_shown_to_the_owner_alone() -> None:
+    text = Page(render(sample_sweep("raw"))).text
+    assert "How good the estimates are" in text
+    assert "200 0.9912 0.0123 0.0789" in text, "two seeds of 100 examples each"
+    for disclosure in ("private", "none"):
+        assert "How good the estimates are" not in Page(render(sample_sweep(disclosure))).text
+
+
+def test_pictures_have_names_and_tables_can_be_scrolled_without_a_mouse() -> None:
+    html = render(sample_sweep())
+    assert '<html lang="en">' in html
+    assert html.count('role="img" aria-label="') == len(Page(html).plots)
+    assert not re.search(
+        r'aria-label="[^"]{0,2}"|<th(?!ead| scope)|<div class="scroll">|<svg class="swatch" width', html
+    )
+
+
+def test_a_share_of_nobody_is_drawn_above_zero() -> None:
+    """Where every setting serves its worst group not at all, the axis still begins at 0 and not at -100 %."""
+    assert figures(sample_sweep())["utility-fairness"].layout.yaxis.rangemode == "nonnegative"
+
+
 @pytest.mark.parametrize(
     ("shown", "expected"),
     [
