@@ -1,0 +1,96 @@
+"""What a run records of single examples, and which claims about contributions it may make."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from trial_runs import TRAIN_SIZE, norms_of, train
+from trial_specs import DROPOUT_NET, TUMOURS, small_trial
+
+from accounting.shards import NormShards
+from workers import clipping
+from workers.mechanism import TrialMechanism
+from workers.spec import Component, ExecutionSpec, NormSpec
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({}, "estimate"),
+        ({"norms": NormSpec("every_step")}, "guarantee"),
+        ({"clipping": Component("individual")}, "guarantee"),
+        ({"norms": NormSpec("every_step"), "augmentation": Component("flip_and_crop")}, "estimate"),
+        ({"norms": NormSpec("every_step"), "execution": ExecutionSpec(autocast=True)}, "estimate"),
+    ],
+)
+def test_contributions_claim_no_more_than_they_hold(changes: dict[str, Any], kind: str) -> None:
+    assert TrialMechanism.of(small_trial(**changes), TRAIN_SIZE).contributions == kind
+
+
+def test_norms_under_dropout_are_estimates(tmp_path: Path) -> None:
+    """Two passes draw two masks, so a norm taken at every step still is not the one that was clipped."""
+    spec = small_trial(model=DROPOUT_NET, norms=NormSpec("every_step"))
+    assert train(spec, tmp_path / "flat")[1].contributions == "estimate"
+    spec = replace(spec, clipping=Component("individual"))
+    assert train(spec, tmp_path / "individual")[1].contributions == "guarantee"
+
+
+def test_exactly_tracked_examples_agree_with_snapshots_at_every_step(tmp_path: Path) -> None:
+    spec = small_trial(norms=NormSpec("every_step", exact_examples=7), clipping=Component("dpsgd_f"))
+    _, trace, files = train(spec, tmp_path)
+    everyone, exact = norms_of(files), NormShards(files.exact_norms).read(0)
+    assert list(exact.steps) == list(range(trace.steps))
+    rows = np.searchsorted(everyone.example_ids[np.argsort(everyone.example_ids)], exact.example_ids)
+    rows = np.argsort(everyone.example_ids)[rows]
+    assert len(exact.example_ids) == 7
+    np.testing.assert_allclose(exact.contributions, everyone.contributions[rows], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(exact.norms, everyone.norms[rows], rtol=1e-4)
+
+
+def test_individual_clipping_never_exceeds_what_was_recorded(tmp_path: Path) -> None:
+    """True contributions at every step stay below the snapshot before: the guarantee that its epsilons rest on."""
+    spec = small_trial(
+        epochs=6, norms=NormSpec(0.5, exact_examples=TRAIN_SIZE), clipping=Component("individual", {"bound": 3.0})
+    )
+    _, _, files = train(spec, tmp_path)
+    recorded, exact = norms_of(files), NormShards(files.exact_norms).read(0)
+    order, exact_order = np.argsort(recorded.example_ids), np.argsort(exact.example_ids)
+    latest = np.searchsorted(recorded.steps, exact.steps, side="right") - 1
+    allowed = recorded.contributions[order][:, latest]
+    true = exact.contributions[exact_order]
+    assert (true <= allowed * (1.0 + 1e-5)).all()  # both are rounded up alike
+    assert (true < 0.9 * allowed).any()
+
+
+CORRUPT = """
+from dataclasses import replace
+from workers.data import DataSpec, Source, load_source
+
+def tumours() -> Source:
+    source = load_source(DataSpec("breast_cancer"))
+    features = source.train.features.float().clone()
+    features[::7] = float("nan")
+    features[1::7] = float("inf")
+    return replace(source, train=replace(source.train, features=features))
+"""
+
+
+@pytest.mark.parametrize("clip", sorted(set(clipping.CLIPPING) - {"none"}))
+def test_examples_without_a_finite_gradient_weigh_nothing_and_are_counted(clip: str, tmp_path: Path) -> None:
+    source = tmp_path / "corrupt.py"
+    source.write_text(CORRUPT)
+    data = replace(TUMOURS, name=f"{source}:tumours")
+    _, _, files = train(small_trial(data=data, clipping=Component(clip)), tmp_path / "trial")
+    model = torch.load(files.model, weights_only=True)
+    assert all(value.isfinite().all() for value in model.values())
+    assert json.loads(Path(files.private_training).read_text())["non_finite_gradients"] > 0
+    norms = norms_of(files)
+    broken = ~np.isfinite(norms.norms)
+    assert broken.any()
+    assert (norms.contributions[broken] == 1.0).all()

@@ -1,0 +1,35 @@
+"""Whole training runs and what they stored, for the tests of training."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from trial_specs import TUMOURS
+
+from accounting.layout import TrialFiles
+from accounting.mechanism import Trace
+from accounting.shards import NormShards, PartNorms, read_trace
+from workers.data import load_dataset
+from workers.history import TrainingResult
+from workers.spec import TrialSpec
+from workers.trial import run_trial
+
+TRAIN_SIZE = len(load_dataset(TUMOURS).train)
+ROWS = ("example_ids", "groups", "norms", "contributions", "losses")
+
+
+def train(spec: TrialSpec, root: Path, **options: Any) -> tuple[TrainingResult, Trace, TrialFiles]:
+    result = run_trial(spec, str(root), **options)
+    files = TrialFiles(str(root))
+    return result, read_trace(files.trace), files
+
+
+def norms_of(files: TrialFiles) -> PartNorms:
+    """All parts of the snapshots of all training examples."""
+    shards = NormShards(files.norms)
+    parts = [shards.read(part) for part in shards.parts]
+    columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ROWS}
+    return replace(parts[0], **columns)
