@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from accounting.errors import InvalidInput, require_finite
+from accounting.errors import InvalidInput
 from accounting.registry import build
+from accounting.schedules import require_whole
 from workers.spec import Component
 
 
@@ -38,9 +39,8 @@ class FlipAndCrop:
     padding: int = 4
 
     def __post_init__(self) -> None:
-        for name, value, least in (("multiplicity", self.multiplicity, 1), ("padding", self.padding, 0)):
-            if require_finite(f"{name} of flip_and_crop", value, at_least=least) != int(value):
-                raise InvalidInput(f"{name} of flip_and_crop is {value}, but must be a whole number")
+        require_whole("multiplicity of flip_and_crop", self.multiplicity, at_least=1)
+        require_whole("padding of flip_and_crop", self.padding, at_least=0)
 
     def __call__(self, features: Tensor, generator: torch.Generator) -> Tensor:
         if features.ndim != 4:

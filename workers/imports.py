@@ -1,4 +1,4 @@
-"""The user's own functions, named in a sweep as ``module:function`` or ``path/to/file.py:function``."""
+"""Functions that a sweep names: registered ones, and the user's own as ``module:function`` or ``file.py:function``."""
 
 from __future__ import annotations
 
@@ -12,9 +12,30 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
+
+from pydantic import ValidationError, validate_call
 
 from accounting.errors import DpsweepError, InvalidInput
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def with_checked_types(function: Callable[P, R]) -> Callable[P, R]:
+    """``function``, with an `InvalidInput` that names the first argument that is not what its annotation says."""
+    checked = validate_call(function)
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return checked(*args, **kwargs)
+        except ValidationError as error:
+            mistake = error.errors()[0]
+            key, reason = ".".join(map(str, mistake["loc"])), mistake["msg"].removeprefix("Value error, ")
+            raise InvalidInput(f"{key} is {mistake['input']!r}: {reason}") from error
+
+    return call
 
 
 def is_import_path(name: str) -> bool:

@@ -10,7 +10,6 @@ import contextlib
 import functools
 import hashlib
 import math
-import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,9 +21,11 @@ from torch import Tensor, nn
 from accounting.errors import DataCorruption, InvalidInput, require_finite
 from accounting.mechanism import GaussianRelease, Release
 from accounting.registry import build, lookup
+from accounting.schedules import require_whole
 from workers.checkpoint import fingerprint, load_checkpoint, save_checkpoint
 from workers.data.base import Dataset, Scaling, Split
 from workers.data.images import IMAGENET_SCALING
+from workers.models.pretrained import load_weights
 from workers.noise import NoiseSource
 from workers.spec import Component
 
@@ -71,7 +72,7 @@ class DPPCA:
     noise_multiplier: float = 16.0
 
     def __post_init__(self) -> None:
-        require_finite("dimensions of dp_pca", self.dimensions, at_least=1)
+        require_whole("dimensions of dp_pca", self.dimensions, at_least=1)
         require_finite("noise_multiplier of dp_pca", self.noise_multiplier, above=0.0)
 
     @property
@@ -177,7 +178,7 @@ class FrozenFeatures:
         if self.weights != "imagenet" and not Path(self.weights).is_file():
             raise InvalidInput(f"weights of frozen_features: there is no file {Path(self.weights).absolute()}")
         if self.size is not None:
-            require_finite("size of frozen_features", self.size, at_least=1)
+            require_whole("size of frozen_features", self.size, at_least=1)
 
     @property
     def releases(self) -> tuple[Release, ...]:
@@ -246,10 +247,11 @@ class FrozenFeatures:
 
         with torch.device("meta"):
             network = torchvision.models.get_model(self.network, weights=None)
+        stored = load_weights(weights)
         try:
-            network.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True), assign=True)
-        except (pickle.UnpicklingError, RuntimeError, EOFError, TypeError, AttributeError) as error:
-            reason = " ".join(str(error).split())[:200]
+            network.load_state_dict(stored, assign=True)
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())[:120]
             raise InvalidInput(
                 f"{weights} does not hold the weights of torchvision's {self.network} ({reason}); name another file"
             ) from error

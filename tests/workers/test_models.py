@@ -139,6 +139,12 @@ class TestPretrained:
             build("resnet20_gn", {"initial_weights": str(tmp_path / "weights.pt")}, CIFAR)
         with pytest.raises(InvalidInput, match=r"there is no file .*absent\.pt"):
             build("resnet20_gn", {"initial_weights": str(tmp_path / "absent.pt")}, CIFAR)
+        (tmp_path / "text.pt").write_text("weights")
+        with pytest.raises(InvalidInput, match=r"torch cannot load .*text\.pt"):
+            build("resnet20_gn", {"initial_weights": str(tmp_path / "text.pt")}, CIFAR)
+        torch.save([1, 2], tmp_path / "list.pt")
+        with pytest.raises(InvalidInput, match=r"list\.pt holds a list; save a state dict"):
+            build("resnet20_gn", {"initial_weights": str(tmp_path / "list.pt")}, CIFAR)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +152,15 @@ class TestPretrained:
     [
         ("resnet18", {}, CIFAR, "unknown model 'resnet18'"),
         ("mlp", {"hiden": [3]}, (4,), "unknown key 'hiden' of model 'mlp'; did you mean 'hidden'"),
-        ("mlp", {"hidden": [0]}, (4,), "at least 1 unit"),
+        ("mlp", {"hidden": [0]}, (4,), "hidden.0 is 0: Input should be greater than 0"),
+        ("mlp", {"hidden": 5}, (4,), "hidden is 5: "),
+        ("mlp", {"hidden": [3.5]}, (4,), "hidden.0 is 3.5: "),
+        ("pca_mlp", {"hidden": [3]}, (4,), r"hidden is \[3\]: "),
+        ("cnn_dpsgdf", {"channels": [3]}, MNIST, "channels.1 is "),
+        ("cnn_papernot", {"scale": float("nan")}, MNIST, "scale is nan: Input should be a finite number"),
+        ("wide_resnet", {"width": 0}, CIFAR, "width is 0: "),
+        ("transformer", {"heads": 0}, CIFAR, "heads is 0: "),
+        ("transformer", {"depth": -1}, CIFAR, "depth is -1: "),
         ("mlp", {"activation": "rel"}, (4,), "unknown activation 'rel'; did you mean 'relu'"),
         ("cnn_dpsgdf", {}, (40,), "takes images"),
         ("cnn_dpsgdf", {}, (1, 8, 8), "set `padding`"),

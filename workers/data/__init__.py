@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from pydantic import ValidationError, validate_call
 
 from accounting.errors import InvalidInput
 from accounting.registry import build
@@ -22,10 +20,10 @@ from workers.data.idx import fashion_mnist, mnist
 from workers.data.images import image_folder
 from workers.data.table import table
 from workers.data.utkface import utkface
-from workers.imports import import_function, is_import_path
+from workers.imports import import_function, is_import_path, with_checked_types
 from workers.spec import DataSpec
 
-SOURCES: Mapping[str, Callable[..., Source]] = {
+_SOURCES: Mapping[str, Callable[..., Source]] = {
     "adult": adult,
     "breast_cancer": breast_cancer,
     "breast_cancer_wisconsin": breast_cancer_wisconsin,
@@ -39,6 +37,7 @@ SOURCES: Mapping[str, Callable[..., Source]] = {
     "parquet": table,
     "utkface": utkface,
 }
+SOURCES: Mapping[str, Callable[..., Source]] = {name: with_checked_types(load) for name, load in _SOURCES.items()}
 """Data sources by name; parameters are the functions' own."""
 
 
@@ -60,28 +59,11 @@ class DatasetDescription:
 def load_source(spec: DataSpec) -> Source:
     """The uncut source: a registered one, or the user's ``module:function(**params) -> Source``."""
     if not is_import_path(spec.name):
-        checked = {name: _with_checked_types(source) for name, source in SOURCES.items()}
-        return build(checked, spec.name, spec.params, "data source")
+        return build(SOURCES, spec.name, spec.params, "data source")
     source = build({spec.name: import_function(spec.name, "data source")}, spec.name, spec.params, "data source")
     if not isinstance(source, Source):
         raise InvalidInput(f"data source {spec.name!r} returned {type(source).__name__}, but must return a Source")
     return source
-
-
-def _with_checked_types(source: Callable[..., Source]) -> Callable[..., Source]:
-    """``source``, with an error that names the first parameter whose value has another type than it says."""
-    checked = validate_call(source)
-
-    @functools.wraps(source)
-    def load(**params: object) -> Source:
-        try:
-            return checked(**params)
-        except ValidationError as error:
-            mistake = error.errors()[0]
-            key, reason = ".".join(map(str, mistake["loc"])), mistake["msg"].removeprefix("Value error, ")
-            raise InvalidInput(f"{key} is {mistake['input']!r}: {reason}") from error
-
-    return load
 
 
 def load_dataset(spec: DataSpec) -> Dataset:

@@ -10,14 +10,14 @@ from torch import nn
 from accounting.errors import InvalidInput
 from accounting.registry import build
 from workers.data.base import Dataset
-from workers.imports import import_function, is_import_path
+from workers.imports import import_function, is_import_path, with_checked_types
 from workers.models.convolutional import cnn_dpsgdf, cnn_papernot
 from workers.models.dense import cancer_net, logistic, mlp, pca_mlp
 from workers.models.residual import resnet20_gn, wide_resnet, wrn16_4
 from workers.models.transformer import transformer
 from workers.spec import Component
 
-MODELS: Mapping[str, Callable[..., nn.Module]] = {
+_MODELS: Mapping[str, Callable[..., nn.Module]] = {
     "cancer_net": cancer_net,
     "cnn_dpsgdf": cnn_dpsgdf,
     "cnn_papernot": cnn_papernot,
@@ -29,6 +29,7 @@ MODELS: Mapping[str, Callable[..., nn.Module]] = {
     "wide_resnet": wide_resnet,
     "wrn16_4": wrn16_4,
 }
+MODELS: Mapping[str, Callable[..., nn.Module]] = {name: with_checked_types(make) for name, make in _MODELS.items()}
 """Factories take any of feature_shape (one prepared example) and num_classes, then the user's parameters."""
 
 

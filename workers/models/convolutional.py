@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
+from pydantic import FiniteFloat, NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 
 from accounting.errors import InvalidInput
@@ -35,15 +34,13 @@ def flat_size(model: str, trunk: nn.Module, feature_shape: tuple[int, ...]) -> i
 def cnn_dpsgdf(
     feature_shape: tuple[int, ...],
     num_classes: int,
-    channels: Sequence[int] = (20, 50),
-    kernel_size: int = 5,
-    padding: int = 0,
-    hidden: int = 500,
+    channels: tuple[PositiveInt, PositiveInt] = (20, 50),
+    kernel_size: PositiveInt = 5,
+    padding: NonNegativeInt = 0,
+    hidden: PositiveInt = 500,
 ) -> nn.Module:
     """Two convolutions with max-pooling and two linear layers (Xu et al. 2021, Sec. 6.1); small images need padding."""
     inputs, _, _ = require_image("cnn_dpsgdf", feature_shape)
-    if len(channels) != 2:
-        raise InvalidInput(f"channels is {list(channels)}, but cnn_dpsgdf has exactly two convolutions")
     trunk = nn.Sequential(
         nn.Conv2d(inputs, channels[0], kernel_size, padding=padding),
         nn.ReLU(),
@@ -73,9 +70,9 @@ class TemperedSigmoid(nn.Module):
 def cnn_papernot(
     feature_shape: tuple[int, ...],
     num_classes: int,
-    scale: float = 2.0,
-    inverse_temperature: float = 2.0,
-    offset: float = 1.0,
+    scale: FiniteFloat = 2.0,
+    inverse_temperature: FiniteFloat = 2.0,
+    offset: FiniteFloat = 1.0,
 ) -> nn.Module:
     """The two-layer CNN for MNIST-sized images of Papernot et al. (2020), with tempered sigmoids.
 

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+from pydantic import PositiveInt
 from torch import nn
 
 from accounting.errors import InvalidInput
@@ -32,26 +33,22 @@ def logistic(feature_shape: tuple[int, ...], num_classes: int) -> nn.Module:
 
 
 def mlp(
-    feature_shape: tuple[int, ...], num_classes: int, hidden: Sequence[int] = (128,), activation: str = "relu"
+    feature_shape: tuple[int, ...], num_classes: int, hidden: Sequence[PositiveInt] = (128,), activation: str = "relu"
 ) -> nn.Module:
     """Fully connected layers of the sizes ``hidden`` with an activation after each."""
     sizes = (math.prod(feature_shape), *hidden)
-    if min(sizes) < 1:
-        raise InvalidInput(f"hidden is {list(hidden)}, but every layer needs at least 1 unit")
     layers: list[nn.Module] = [nn.Flatten()]
     for inputs, outputs in itertools.pairwise(sizes):
         layers += [nn.Linear(inputs, outputs), activation_named(activation)]
     return nn.Sequential(*layers, nn.Linear(sizes[-1], num_classes))
 
 
-def pca_mlp(feature_shape: tuple[int, ...], num_classes: int, hidden: int = 1000) -> nn.Module:
+def pca_mlp(feature_shape: tuple[int, ...], num_classes: int, hidden: PositiveInt = 1000) -> nn.Module:
     """One hidden layer of 1000 ReLU on PCA features (Yu et al. 2019, Sec. V); the PCA is preprocessing."""
     if len(feature_shape) != 1:
         raise InvalidInput(
             f"pca_mlp takes projected rows, but features have shape {feature_shape}; add `preprocessing: dp_pca`"
         )
-    if not isinstance(hidden, int):
-        raise InvalidInput(f"hidden of pca_mlp is {hidden!r}, but must be the number of units of its only hidden layer")
     return mlp(feature_shape, num_classes, (hidden,))
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import torch
+from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from accounting.errors import InvalidInput
 from workers.models.convolutional import require_image
 from workers.models.layers import WeightStandardizedConv2d, truncated_variance_scaling_
+from workers.models.pretrained import load_pretrained
 
 
 class BasicBlock(nn.Module):
@@ -37,7 +36,7 @@ class BasicBlock(nn.Module):
 
 
 def resnet20_gn(
-    feature_shape: tuple[int, ...], num_classes: int, groups: int = 16, initial_weights: str | None = None
+    feature_shape: tuple[int, ...], num_classes: int, groups: PositiveInt = 16, initial_weights: str | None = None
 ) -> nn.Module:
     """ResNet20 for small images (He et al. 2016, Sec. 4.2) with group normalisation (Yu et al. 2023, Sec. 4).
 
@@ -87,7 +86,7 @@ def _activated_convolution(inputs: int, outputs: int, kernel: int, stride: int, 
 
 
 def wide_resnet(
-    feature_shape: tuple[int, ...], num_classes: int, depth: int = 16, width: int = 4, groups: int = 16
+    feature_shape: tuple[int, ...], num_classes: int, depth: int = 16, width: PositiveInt = 4, groups: PositiveInt = 16
 ) -> nn.Module:
     """Wide ResNet with GroupNorm(16) and weight standardisation; WRN-16-4 of De et al. (2022) by default."""
     channels, _, _ = require_image("wide_resnet", feature_shape)
@@ -109,32 +108,14 @@ def wide_resnet(
     )
 
 
-def wrn16_4(feature_shape: tuple[int, ...], num_classes: int, groups: int = 16) -> nn.Module:
+def wrn16_4(feature_shape: tuple[int, ...], num_classes: int, groups: PositiveInt = 16) -> nn.Module:
     """WRN-16-4 of De et al. (2022), which Yu et al. (2023) use on CIFAR-10."""
     return wide_resnet(feature_shape, num_classes, groups=groups)
 
 
 def _groups(groups: int, channels: int) -> int:
-    if groups < 1 or channels % groups:
+    if channels % groups:
         raise InvalidInput(
             f"groups is {groups}, but must divide the {channels} channels; choose a power of two up to 16"
         )
     return groups
-
-
-def load_pretrained(model: nn.Module, path: str) -> None:
-    """Copy the weights of a file into ``model``; only its last layer may differ in shape, and then stays as it is.
-
-    Raises:
-        InvalidInput: no such file, or a tensor before the last layer is missing or has another shape.
-    """
-    if not Path(path).is_file():
-        raise InvalidInput(f"initial_weights: there is no file {Path(path).absolute()}")
-    stored = torch.load(path, map_location="cpu", weights_only=True)
-    own = model.state_dict()
-    head = list(model.named_modules())[-1][0]
-    fitting = {name: stored[name] for name in own if name in stored and stored[name].shape == own[name].shape}
-    misfits = [name for name in own if name not in fitting and not name.startswith(f"{head}.")]
-    if misfits:
-        raise InvalidInput(f"initial_weights {path}: {len(misfits)} tensors do not fit the model, first {misfits[0]!r}")
-    model.load_state_dict({**own, **fitting})

@@ -6,6 +6,7 @@ Built from Linear, LayerNorm and Embedding alone, so that per-example gradients 
 from __future__ import annotations
 
 import torch
+from pydantic import PositiveInt
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -85,11 +86,11 @@ class Transformer(nn.Module):
 def transformer(
     feature_shape: tuple[int, ...],
     num_classes: int,
-    width: int = 64,
-    depth: int = 2,
-    heads: int = 4,
-    patch_size: int = 4,
-    vocabulary: int | None = None,
+    width: PositiveInt = 64,
+    depth: PositiveInt = 2,
+    heads: PositiveInt = 4,
+    patch_size: PositiveInt = 4,
+    vocabulary: PositiveInt | None = None,
 ) -> nn.Module:
     """A pre-norm transformer encoder with mean pooling.
 

@@ -1,0 +1,41 @@
+"""Weights that were trained elsewhere, on public data."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from accounting.errors import InvalidInput
+
+
+def load_weights(path: Path) -> Mapping[str, Tensor]:
+    """The state dict that ``torch.save`` wrote into a file."""
+    if not path.is_file():
+        raise InvalidInput(f"there is no file {path.absolute()}; give an absolute path to the weights")
+    try:
+        stored = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        raise InvalidInput(f"torch cannot load {path}; save a state dict with torch.save") from error
+    if not isinstance(stored, Mapping):
+        raise InvalidInput(f"{path} holds a {type(stored).__name__}; save a state dict with torch.save")
+    return stored
+
+
+def load_pretrained(model: nn.Module, path: str) -> None:
+    """Copy the weights of a file into ``model``; only its last layer may differ in shape, and then stays as it is.
+
+    Raises:
+        InvalidInput: no such file, or a tensor before the last layer is missing or has another shape.
+    """
+    stored = load_weights(Path(path))
+    own = model.state_dict()
+    head = list(model.named_modules())[-1][0]
+    fitting = {name: stored[name] for name in own if name in stored and stored[name].shape == own[name].shape}
+    misfits = [name for name in own if name not in fitting and not name.startswith(f"{head}.")]
+    if misfits:
+        raise InvalidInput(f"initial_weights {path}: {len(misfits)} tensors do not fit the model, first {misfits[0]!r}")
+    model.load_state_dict({**own, **fitting})
