@@ -24,19 +24,20 @@ def damages(files: TrialFiles, result: TrialResult) -> Iterator[str]:
 
     What its owner deleted as a whole, such as all norms, is not missed.
     """
-    for name, digest in result.digests.items():
-        uri = f"{files.root}/{name}"
-        if exists(uri) and _digest(uri) != digest:
-            yield (
-                f"{uri}: its sha256 differs from the trial's result; restore the file from a backup, or delete the "
-                "trial's folder and resume the sweep"
-            )
+    expected = {f"{files.root}/{name}": digest for name, digest in result.digests.items()}
+    altered = [uri for uri, digest in expected.items() if exists(uri) and _digest(uri) != digest]
+    for uri in altered:
+        yield (
+            f"{uri}: its sha256 differs from the trial's result; restore the file from a backup, or delete the trial's "
+            "folder and resume the sweep"
+        )
     for directory, read in (
         (files.norms, _read_norms),
         (files.exact_norms, _read_norms),
         (files.epsilons, read_epsilons),
     ):
-        if exists(f"{directory}/{MANIFEST}"):
+        manifest = f"{directory}/{MANIFEST}"
+        if exists(manifest) and manifest not in altered:
             try:
                 read(directory)
             except DataCorruption as error:

@@ -29,7 +29,8 @@ def read_sealed(uri: str, next_step: str) -> bytes | None:
     except FileNotFoundError:
         return None
     except (ValueError, LookupError, TypeError, AttributeError):
-        raise DataCorruption(f"{uri} is damaged: it is no JSON object with a checksum; {next_step}") from None
+        reason = "is damaged, or of an earlier version: it is no JSON object with a checksum"
+        raise DataCorruption(f"{uri} {reason}; {next_step}") from None
     if seal != _checksum(values):
         raise DataCorruption(f"{uri} is damaged: its content differs from its checksum; {next_step}")
     return json.dumps(values).encode()

@@ -67,7 +67,6 @@ _SWEEP, _KIND, _TRIAL, _SETTING, _GROUPS = (
 )
 _PARENT, _NOTE = "mlflow.parentRunId", "mlflow.note.content"
 _OUTCOME = "dpsweep.outcome"
-_MODEL_TRAINING = {"mlflow.experimentKind": "custom_model_development"}  # else MLflow opens it as one of prompts
 _SCALARS = ("final/", "privacy/", "fairness/", "deviation/", "trials/")
 _ENTITIES_PER_BATCH, _PARAMS_OR_TAGS_PER_BATCH = 1000, 100
 logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # prints a traceback for what is raised anyway
@@ -337,7 +336,7 @@ def _is_server(tracking_uri: str) -> bool:
 def _experiment_id(client: MlflowClient, name: str, artifact_location: str | None) -> str:
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
-        return str(client.create_experiment(name, artifact_location, _MODEL_TRAINING))
+        return str(client.create_experiment(name, artifact_location))
     if experiment.lifecycle_stage == "deleted":
         client.restore_experiment(experiment.experiment_id)
     return str(experiment.experiment_id)
