@@ -40,6 +40,8 @@ from workers.spec import Component, DataSpec, NormSpec, TrialSpec
 
 _BYTES_PER_ROW = 8 + 4 + 4 + 4 + 4
 """example_id int64; group int32; norm, contribution and loss float32."""
+_BYTES_PER_SNAPSHOT = 8192
+"""A folder, and what a file takes beside its rows."""
 _DATA = TypeAdapter(DataSpec)
 _COMPONENT = TypeAdapter(Component)
 
@@ -58,7 +60,7 @@ class PlannedTrial:
     """A trial that can run. ``spec`` has its calibrated noise multiplier.
 
     trace: what the trainer will have run at most; releases: what is released besides training, part of the trace.
-    costs: the worst cases of the trace. shard_bytes: size of the norm shards before compression.
+    costs: the worst cases of the trace. shard_bytes: what the norm shards take before compression.
     """
 
     spec: TrialSpec
@@ -140,7 +142,7 @@ def _plan_trial(point: GridPoint, sweep: SweepSpec, release: ReleaseSpec | None)
         trace=trace,
         costs=costs(trace, trial.delta, sweep),
         releases=after_training,
-        shard_bytes=_snapshots(trial.norms, epochs, trace.steps) * dataset.train_size * _BYTES_PER_ROW,
+        shard_bytes=_shard_bytes(trial.norms, epochs, trace.steps, dataset.train_size),
         dataset=dataset,
     )
 
@@ -242,9 +244,13 @@ def _check_logits(model: nn.Module, feature_shape: tuple[int, ...], num_classes:
         )
 
 
-def _snapshots(norms: NormSpec, epochs: int, steps: int) -> int:
-    """How often the norm of every example is written."""
-    return steps if norms.refreshes_per_epoch == "every_step" else math.ceil(norms.refreshes_per_epoch * epochs)
+def _shard_bytes(norms: NormSpec, epochs: int, steps: int, examples: int) -> int:
+    """What the norms of every example take, and those of the examples that are tracked at every step."""
+    often = norms.refreshes_per_epoch
+    snapshots = steps if often == "every_step" else min(steps, math.ceil(often * epochs))
+    everyone = snapshots * (examples * _BYTES_PER_ROW + _BYTES_PER_SNAPSHOT)
+    tracked = min(norms.exact_examples, examples)
+    return everyone + (steps * (tracked * _BYTES_PER_ROW + _BYTES_PER_SNAPSHOT) if tracked else 0)
 
 
 def _warnings(trials: list[PlannedTrial]) -> tuple[str, ...]:

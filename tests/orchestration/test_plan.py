@@ -49,7 +49,12 @@ def test_side_queries_and_releases_are_paid_for_inside_the_target() -> None:
 def test_a_plan_tells_steps_and_bytes() -> None:
     trial = planned(norms={"refreshes_per_epoch": 2}).trials[1]
     assert trial.trace.steps == 2 * -(-trial.dataset.train_size // 128)
-    assert trial.shard_bytes == 2 * 2 * trial.dataset.train_size * 24
+    snapshot = trial.dataset.train_size * 24 + 8192
+    assert trial.shard_bytes == 2 * 2 * snapshot
+    (often,) = planned(norms={"refreshes_per_epoch": 1e9}, clipping="flat", noise="constant").trials
+    assert often.shard_bytes == often.trace.steps * snapshot, "norms are taken once a step at most"
+    (tracked,) = planned(norms={"exact_examples": 10}, clipping="flat", noise="constant").trials
+    assert tracked.shard_bytes == 2 * snapshot + tracked.trace.steps * (10 * 24 + 8192)
 
 
 def test_given_noise_is_kept_and_a_budget_shortens_the_run() -> None:
