@@ -15,7 +15,8 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -27,6 +28,9 @@ from accounting.errors import require_finite
 from accounting.registry import lookup
 
 KEY_BYTES: Final = 32
+
+BLOCK: Final = 65_536
+"""Draws made at a time: few enough for what they are made from to stay in a core's cache."""
 
 
 class NoiseSource(Protocol):
@@ -74,16 +78,18 @@ class KeyedNoise:
 
     def normal(self, shape: tuple[int, ...], std: float) -> Tensor:
         require_finite("noise std", std, at_least=0.0)
-        size = math.prod(shape)
-        draws = _box_muller(self._uniform_words(self._draws * size + 1))[: self._draws * size]
-        values = std * draws.reshape(self._draws, size).sum(axis=0) / math.sqrt(self._draws)
-        return torch.from_numpy(values.astype(np.float32)).reshape(shape).to(self._device)
+        values, scale = torch.empty(math.prod(shape)), std / math.sqrt(self._draws)
+        with _one_thread():
+            for block in torch.split(values, BLOCK // self._draws):
+                draws = _box_muller(self._uniform_words(self._draws * len(block)))[: self._draws * len(block)]
+                block.copy_(draws.view(self._draws, -1).sum(0).mul_(scale))
+        return values.view(shape).to(self._device)
 
     def _uniform_words(self, count: int) -> npt.NDArray[np.uint64]:
-        """``count`` rounded down to an even number of uniform 64-bit words; each call uses a fresh counter."""
+        """``count``, rounded up to an even number, uniform 64-bit words; each call uses a fresh counter."""
         stream = hashlib.shake_256(self._key + self._counter.to_bytes(8, "little"))
         self._counter += 1
-        return np.frombuffer(stream.digest(8 * (count - count % 2)), dtype="<u8")
+        return np.frombuffer(stream.digest(8 * (count + count % 2)), dtype="<u8")
 
     def state(self) -> dict[str, Any]:
         return {"key": self._key, "counter": self._counter}
@@ -92,12 +98,23 @@ class KeyedNoise:
         self._key, self._counter = state["key"], state["counter"]
 
 
-def _box_muller(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
-    """An even number of uniform 64-bit words to as many independent standard normal values."""
-    uniform = ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53  # in (0, 1): the logarithm is finite
-    radius = np.sqrt(-2.0 * np.log(uniform[0::2]))
-    angle = 2.0 * np.pi * uniform[1::2]
-    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
+def _box_muller(words: npt.NDArray[np.uint64]) -> Tensor:
+    """An even number of uniform 64-bit words to as many independent standard normal values, in double precision."""
+    uniform = torch.from_numpy((words >> np.uint64(11)).astype(np.float64))
+    radius, angle = uniform.add_(0.5).mul_(2.0**-53).chunk(2)  # in (0, 1): the logarithm is finite
+    radius, angle = radius.log_().mul_(-2.0).sqrt_(), angle.mul_(2.0 * math.pi)
+    return torch.cat([radius * angle.cos(), radius * angle.sin()])
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Blocks are too small for several: on a busy machine, threads that wait for each other cost a hundredfold."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _seeded(seed: int, device: torch.device) -> NoiseSource:

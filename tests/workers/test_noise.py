@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
-from scipy.stats import kstest
+from scipy.stats import binomtest, kstest, norm
 
 from accounting.errors import InvalidInput
-from workers.noise import NOISE_SOURCES, NoiseSource, derive_seed, make_noise_source, sampler_entropy
+from workers.noise import (
+    BLOCK,
+    KEY_BYTES,
+    NOISE_SOURCES,
+    NoiseSource,
+    derive_seed,
+    make_noise_source,
+    sampler_entropy,
+)
 
 CPU = torch.device("cpu")
 every_source = pytest.mark.parametrize("name", NOISE_SOURCES)
@@ -19,12 +28,37 @@ def source(name: str, seed: int = 0) -> NoiseSource:
     return make_noise_source(name, seed, CPU)
 
 
+def repeatable(name: str, key: int) -> NoiseSource:
+    """The same draws in every run of the tests, also where the key comes from the operating system."""
+    noise = source(name, seed=key)
+    if name != "seeded":
+        noise.restore({"key": key.to_bytes(KEY_BYTES, "little"), "counter": 0})
+    return noise
+
+
 @every_source
 def test_draws_are_gaussian_with_the_given_std(name: str) -> None:
-    values = source(name, seed=3).normal((200, 200), 2.5)
-    assert values.shape == (200, 200)
+    values = repeatable(name, 3).normal((1001, 1000), 2.5)
+    assert values.shape == (1001, 1000)
     assert values.dtype == torch.float32
-    assert kstest(values.flatten().numpy(), "norm", args=(0.0, 2.5)).pvalue > 1e-4
+    draws = values.flatten().double().numpy() / 2.5
+    assert kstest(draws, "norm").pvalue > 1e-3
+    assert abs(draws.mean()) < 4.0 / math.sqrt(len(draws))
+    assert abs(draws.var() - 1.0) < 4.0 * math.sqrt(2.0 / len(draws))
+    for tail in (3.0, 4.0, -3.0, -4.0):
+        beyond = int((np.sign(tail) * draws > abs(tail)).sum())
+        assert binomtest(beyond, len(draws), norm.sf(abs(tail))).pvalue > 1e-3
+
+
+@every_source
+def test_no_two_blocks_calls_or_keys_share_draws(name: str) -> None:
+    noise, other = repeatable(name, 5), repeatable(name, 6)
+    shape = (3 * BLOCK + 1,)
+    made = torch.cat([noise.normal(shape, 1.0), noise.normal(shape, 1.0), other.normal(shape, 1.0)])
+    parts = torch.stack(list(made[: 9 * BLOCK].split(BLOCK)))
+    correlations = parts.corrcoef()[~torch.eye(len(parts), dtype=torch.bool)]
+    assert float(correlations.abs().max()) < 5.0 / math.sqrt(BLOCK)
+    assert len(made.unique()) > 0.9 * len(made)  # float32 has few numbers between -4 and 4, but not that few
 
 
 @every_source
