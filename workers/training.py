@@ -57,7 +57,7 @@ class Trainer:
         device = choose_device(spec.execution.device)
         self._spec, self._dataset, self._noise = spec, dataset, noise
         self._method = make_clipping(spec.clipping)
-        check_spec(spec, dataset)
+        check_spec(spec, mechanism, dataset)
         self.total_steps = spec.epochs * mechanism.steps_per_epoch
         self._paid_epochs = 0
 
@@ -303,17 +303,18 @@ class Trainer:
         self.history = _RECORDS.validate_python(tuple(state["history"]))
 
 
-def check_spec(spec: TrialSpec, dataset: Dataset) -> None:
+def check_spec(spec: TrialSpec, mechanism: TrialMechanism, dataset: Dataset) -> None:
     """Refuse what cannot be trained privately, or at all, before anything is written."""
     require_finite("epochs", spec.epochs, at_least=1)
     if spec.norms.refreshes_per_epoch != "every_step":
         require_finite("norms.refreshes_per_epoch", spec.norms.refreshes_per_epoch, above=0.0)
     require_finite("norms.exact_examples", spec.norms.exact_examples, at_least=0)
     require_finite("execution.checkpoint_every_epochs", spec.execution.checkpoint_every_epochs, above=0.0)
-    if spec.is_private and spec.clipping.name == "none":
+    highest = max(segment.noise_multiplier for segment in mechanism.trace(spec.epochs).segments)
+    if highest > 0.0 and spec.clipping.name == "none":
         raise InvalidInput(
-            f"the noise multiplier is {spec.noise.initial_noise_multiplier}, but without clipping the sensitivity "
-            "is infinite; choose a clipping method, or the noise multiplier 0"
+            f"the noise multiplier reaches {highest:g}, but without clipping the sensitivity is infinite; "
+            "choose a clipping method, or constant noise of multiplier 0"
         )
     if spec.noise.schedule.name == "validation" and dataset.public is None:
         raise InvalidInput("a validation-driven schedule needs public data; set data.public_fraction above 0")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import json
 import os
@@ -106,7 +107,7 @@ def _reproducible(execution: ExecutionSpec, seed: int) -> Iterator[None]:
 def _train(spec: TrialSpec, files: TrialFiles, releases: tuple[Release, ...], report: OnProgress) -> TrainingResult:
     dataset = load_dataset(spec.data)
     mechanism = TrialMechanism.of(spec, len(dataset.train), releases)
-    owner = fingerprint(spec.to_json(), mechanism)
+    owner = fingerprint(spec.to_json(), mechanism, _digest(dataset))
     stored = load_checkpoint(files.checkpoint, owner)
     noise = make_noise_source(spec.noise_source, spec.seed, choose_device(spec.execution.device))
     fitted = stored["preprocessing"] if stored else {}
@@ -131,6 +132,16 @@ def _train(spec: TrialSpec, files: TrialFiles, releases: tuple[Release, ...], re
     result = _finish(spec, files, trainer, dataset)
     forget_checkpoint(files.checkpoint)
     return result
+
+
+def _digest(dataset: Dataset) -> str:
+    """sha256 of all examples: a run does not go on with other data than it began with."""
+    digest = hashlib.sha256()
+    for split in (dataset.train, dataset.test, dataset.public):
+        if split is not None:
+            for column in (split.features, split.labels, split.groups, split.example_ids):
+                digest.update(column.contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _train_to_the_end(spec: TrialSpec, trainer: Trainer, save: Callable[[], None], report: OnProgress) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 from resumption import Killed, assert_same_trial, kill_at, run_with_deaths, stored_bytes
-from trial_specs import TUMOURS_READ_ONCE, small_trial
+from trial_specs import TUMOURS, TUMOURS_READ_ONCE, small_trial
 
 from accounting.errors import DataCorruption, InvalidInput
 from accounting.layout import TrialFiles
@@ -192,6 +192,30 @@ def test_the_checkpoint_of_another_trial_is_refused(tmp_path: Path, monkeypatch:
     shutil.copy(other.checkpoint, one.checkpoint)
     with pytest.raises(InvalidInput, match=r"checkpoint\.pt belongs to a trial with other settings"):
         run_trial(spec, one.root)
+
+
+SHIFTED_TUMOURS = """
+from dataclasses import replace
+from pathlib import Path
+from workers.data import DataSpec, Source, load_source
+
+def tumours() -> Source:
+    shift = float(Path(__file__).with_name("shift.txt").read_text())
+    source = load_source(DataSpec("breast_cancer"))
+    return replace(source, train=replace(source.train, features=source.train.features + shift))
+"""
+
+
+def test_a_trial_does_not_go_on_with_other_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, shift = tmp_path / "source.py", tmp_path / "shift.txt"
+    source.write_text(SHIFTED_TUMOURS)
+    shift.write_text("0.0")
+    spec = interrupted(tmp_path / "trial", monkeypatch, data=replace(TUMOURS, name=f"{source}:tumours"))
+    shift.write_text("0.5")
+    with pytest.raises(InvalidInput, match="other settings, releases or data"):
+        run_trial(spec, str(tmp_path / "trial"))
+    shift.write_text("0.0")
+    assert run_trial(spec, str(tmp_path / "trial")).epochs == 2
 
 
 def test_an_altered_shard_is_found_by_the_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,11 +140,16 @@ def test_noise_has_the_stated_scale_also_on_empty_batches(noise_source: str, tmp
     assert trainer.trace().steps == 30
 
 
+RISING = NoiseSpec(0.0, Component("linear", {"end_noise_multiplier": 0.5, "period": 2}))
+"""No noise in the first of two epochs."""
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"sampling": SamplingSpec("poisson", TRAIN_SIZE + 1)}, f"batch_size is .* {TRAIN_SIZE} training examples"),
-        ({"clipping": Component("none")}, "without clipping the sensitivity is infinite"),
+        ({"clipping": Component("none")}, "multiplier reaches 1, but without clipping the sensitivity is infinite"),
+        ({"clipping": Component("none"), "noise": RISING}, "reaches 0.25, but without clipping"),
         ({"epochs": 0}, "epochs is 0"),
         ({"norms": NormSpec(0.0)}, "refreshes_per_epoch is 0"),
         ({"norms": NormSpec(exact_examples=-1)}, "exact_examples is -1"),
