@@ -25,7 +25,10 @@ def hinge(margin: float = 1.0) -> Loss:
     require_finite("margin of hinge", margin, above=0.0)
 
     def loss(logits: Tensor, labels: Tensor) -> Tensor:
-        return functional.multi_margin_loss(logits, labels, margin=margin, reduction="none")
+        # not torch's multi_margin_loss, for which a diverged model has no loss: it takes NaN for 0
+        violations = functional.relu(margin - logits.gather(1, labels[:, None]) + logits)
+        is_other = torch.arange(logits.shape[1], device=logits.device) != labels[:, None]
+        return torch.where(is_other, violations, 0.0).sum(1) / logits.shape[1]
 
     return loss
 

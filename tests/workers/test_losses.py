@@ -44,6 +44,8 @@ def test_hinge(margin: float) -> None:
     violations[torch.arange(50), LABELS] = 0.0
     loss = build_loss(Component("hinge", {"margin": margin}))
     assert torch.allclose(loss(LOGITS, LABELS), violations.sum(1) / 5)
+    torchs = functional.multi_margin_loss(LOGITS, LABELS, margin=margin, reduction="none")
+    assert torch.allclose(loss(LOGITS, LABELS), torchs)
 
 
 def test_binary_logistic_with_one_and_with_two_logits() -> None:
@@ -106,6 +108,15 @@ class TestFloat32:
         assert losses == pytest.approx(violations.sum(1) / 5, rel=1e-5)
         active = (violations > 0.0) / 5.0
         assert gradient == pytest.approx(active - active.sum(1, keepdims=True) * np.eye(5)[labels], abs=1e-6)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_logits_that_are_not_numbers_have_no_loss(name: str) -> None:
+    logits = torch.tensor([[math.nan, 1.0], [1.0, math.nan], [0.0, 1.0]], requires_grad=True)
+    losses = build_loss(Component(name))(logits, torch.tensor([0, 0, 0]))
+    (gradient,) = torch.autograd.grad(losses.sum(), logits)
+    assert losses.isnan().tolist() == [True, True, False]
+    assert gradient[2].isfinite().all()
 
 
 @pytest.mark.parametrize("margin", [0.0, -1.0, math.nan, math.inf, "wide"])
