@@ -1,0 +1,44 @@
+"""Norms of large layers: what is clipped by them stays within the bound, up to the error that noise allows for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from workers.clipping.protocol import NORM_ERROR
+from workers.gradients import BatchNorms, GradientEngine
+from workers.gradients.factors import sum_of_squares
+from workers.gradients.linear import OuterProducts
+
+
+@pytest.mark.parametrize("size", [1, 4096, 8191, 8192, 8193, 100_000, 3_000_001])
+def test_sum_of_squares_of_many_entries(size: int) -> None:
+    torch.manual_seed(0)
+    for gradients in (torch.full((2, size), 0.0123), torch.randn(2, size)):
+        ratios = sum_of_squares(gradients).double().sqrt() / gradients.double().norm(dim=1)
+        assert (ratios - 1.0).abs().max() < 0.5 * NORM_ERROR
+
+
+def test_clipping_by_the_norm_of_a_large_layer_keeps_the_bound() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3_000_000, 1, bias=False)
+    engine = GradientEngine(model, lambda output, y: output[:, 0] * y)
+
+    def clip_at_one(norms: BatchNorms) -> Tensor:
+        return (1.0 / norms.norms).clamp(max=1.0)
+
+    clipped = engine.weighted_sum(torch.randn(1, 3_000_000), torch.ones(1), clip_at_one)
+    assert clipped.gradients["weight"].double().norm() <= 1.0 + NORM_ERROR
+
+
+@pytest.mark.parametrize("share", [1e-4, 1e-3, 1e-2, 0.1])
+def test_positions_that_cancel_keep_the_digits_of_the_norm(share: float) -> None:
+    """Equal positions of alternating sign, but for a part that makes up ``share`` of what they cancel."""
+    torch.manual_seed(0)
+    sign = torch.tensor([1.0, -1.0]).repeat(100, 1)[:, :, None]
+    activations = torch.randn(100, 1, 50) + (2.0 * share) ** 0.5 * torch.randn(100, 2, 50)
+    products = OuterProducts(activations, sign * torch.randn(100, 1, 10))
+    norms = products.methods()["gram"].prepare()[0].double().sqrt()
+    exact = (products.grads.double().mT @ products.activations.double()).flatten(1).norm(dim=1)
+    assert (norms / exact - 1.0).abs().max() < NORM_ERROR
