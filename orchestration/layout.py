@@ -64,6 +64,11 @@ class SweepFiles:
         return self._below("mlflow-artifacts")
 
     @property
+    def claim(self) -> str:
+        """Which driver runs the sweep (JSON), in an object store; a folder is locked instead."""
+        return self._below("driver.json")
+
+    @property
     def probe(self) -> str:
         """Written by the driver and read on every node, to prove that the storage is shared."""
         return self._below("storage-probe")

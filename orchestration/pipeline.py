@@ -13,6 +13,7 @@ from rich.console import Console
 from accounting.actors import AccountingPool
 from accounting.errors import DataCorruption, InvalidInput
 from accounting.storage import exists, read_bytes
+from orchestration.claim import claimed
 from orchestration.cluster import check_shared_storage, connected
 from orchestration.conductor import Conductor, initial_status
 from orchestration.environment import EMBEDDED
@@ -63,7 +64,11 @@ def run_sweep(request: RunRequest, console: Console) -> Outcome:
         warn(console, warning)
     status = SweepStatus(initial_status(plan), announcer(console))
     tracking_uri = request.tracking_uri or embedded_tracking_uri(files.local_folder)
-    with exclusive(files.local_folder), connected(request.address, files.log, sweep.user_modules):
+    with (
+        exclusive(files.local_folder),
+        claimed(files.claim),
+        connected(request.address, files.log, sweep.user_modules),
+    ):
         if request.address != EMBEDDED:
             check_shared_storage(files.probe)
         tracker = _tracker(tracking_uri, files)
