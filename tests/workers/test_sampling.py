@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy.stats import binomtest
+from scipy.stats import binomtest, chi2_contingency
 
 from accounting.errors import InvalidInput
 from accounting.mechanism import FixedBatchSampling, PoissonSampling, Sampling, ShuffledSampling
@@ -74,6 +74,30 @@ def test_poisson_rows_join_independently() -> None:
     assert np.abs(correlations).max() < 6.0 / np.sqrt(steps)
     sizes = joined.sum(axis=1)
     assert sizes.var() == pytest.approx(SIZE * 0.24 * 0.76, rel=0.1)
+
+
+@pytest.mark.parametrize("method", ["poisson", "fixed"])
+def test_batches_do_not_depend_on_those_before(method: str) -> None:
+    """A row is as likely to be drawn again as any other; chi-square over (drawn before, drawn now)."""
+    drawn, steps = sampler(method, entropy=3), 4000
+    joined = np.zeros((steps, SIZE), bool)
+    for step in range(steps):
+        joined[step, drawn.next_batch()] = True
+    before, now = joined[:-1].ravel(), joined[1:].ravel()
+    table = [[(before & now).sum(), (before & ~now).sum()], [(~before & now).sum(), (~before & ~now).sum()]]
+    assert chi2_contingency(table).pvalue > 1e-3
+
+
+def test_pairs_of_a_fixed_batch_are_drawn_without_replacement() -> None:
+    drawn, steps = sampler("fixed", entropy=4), 4000
+    together = np.zeros((SIZE, SIZE))
+    for _ in range(steps):
+        rows = drawn.next_batch()
+        together[np.ix_(rows, rows)] += 1
+    pairs = together[np.triu_indices(SIZE, 1)]
+    rate = BATCH * (BATCH - 1) / (SIZE * (SIZE - 1))
+    assert pairs.mean() == pytest.approx(steps * rate)
+    assert min(binomtest(int(count), steps, rate).pvalue for count in (pairs.min(), pairs.max())) > 1e-6
 
 
 def test_poisson_batches_of_a_small_rate_are_sometimes_empty() -> None:
