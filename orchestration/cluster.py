@@ -25,6 +25,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from accounting.errors import InvalidInput, StorageError
 from accounting.storage import read_bytes, write_bytes_atomically
 from orchestration.environment import EMBEDDED
+from orchestration.sweep import AccountingSettings, ResourceSettings
 
 _PACKAGES = ("accounting", "workers", "orchestration")
 _OBJECT_STORE_BYTES = 128 * 2**20
@@ -152,6 +153,21 @@ def _logged_to(path: Path) -> Iterator[None]:
     finally:
         logger.handlers, logger.propagate = before, propagate
         handler.close()
+
+
+def check_resources(resources: ResourceSettings, accounting: AccountingSettings) -> None:
+    """Refuse what this cluster, which does not grow, can never give: Ray would wait for it without end.
+
+    Raises: InvalidInput with what one trial and the accounting actors reserve together, and what there is.
+    """
+    there: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    reserved = {"CPU": resources.cpus + accounting.actors * accounting.cpus, "GPU": resources.gpus}
+    for name, needed in reserved.items():
+        if needed > there.get(name, 0.0):
+            raise InvalidInput(
+                f"a trial and the accounting actors reserve {needed:g} {name}s, but this machine has "
+                f"{there.get(name, 0.0):g}; lower resources.{name.lower()}s, or join a cluster with --address"
+            )
 
 
 def check_shared_storage(uri: str) -> None:

@@ -14,7 +14,7 @@ from accounting.actors import AccountingPool
 from accounting.errors import DataCorruption, InvalidInput
 from accounting.storage import exists, read_bytes
 from orchestration.claim import claimed
-from orchestration.cluster import check_shared_storage, connected
+from orchestration.cluster import check_resources, check_shared_storage, connected
 from orchestration.conductor import Conductor, initial_status
 from orchestration.environment import EMBEDDED
 from orchestration.grid import grid
@@ -69,7 +69,9 @@ def run_sweep(request: RunRequest, console: Console) -> Outcome:
         claimed(files.claim),
         connected(request.address, files.log, sweep.user_modules),
     ):
-        if request.address != EMBEDDED:
+        if request.address == EMBEDDED:
+            check_resources(sweep.resources, sweep.accounting)
+        else:
             check_shared_storage(files.probe)
         tracker = _tracker(tracking_uri, files)
         write_manifest(files, manifest)

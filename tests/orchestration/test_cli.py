@@ -80,6 +80,15 @@ def test_a_mistake_starts_nothing(tmp_path: Path, changes: dict[str, object] | N
     assert not output.exists()
 
 
+def test_resources_that_this_machine_lacks_are_a_mistake(tmp_path: Path) -> None:
+    """Ray would wait for them without end."""
+    done = dpsweep("run", write(tmp_path, resources={"cpus": 4096}), "--output", tmp_path / "out")
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "reserve 4096 CPUs, but this machine has " in line
+    assert "lower resources.cpus" in line
+
+
 def test_an_address_without_a_cluster_is_a_mistake(tmp_path: Path) -> None:
     done = dpsweep("run", write(tmp_path), "--output", tmp_path / "out", "--address", "127.0.0.1:1")
     assert done.returncode == 2
