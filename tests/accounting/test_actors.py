@@ -69,7 +69,6 @@ def test_accounting_again_replaces_earlier_results(job: AccountingJob) -> None:
     assert read_epsilons(TrialFiles(job.root).epsilons).delta == 1e-6
 
 
-@pytest.mark.timeout(120)
 def test_killed_actors_neither_lose_nor_change_anything(job: AccountingJob, cluster: None) -> None:
     expected = account_trial(job)
     with AccountingPool(actors=2) as pool:
