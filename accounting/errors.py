@@ -43,6 +43,8 @@ def require_finite(
 
     NaN fails every bound, because each test is written as ``not value >= bound``.
     """
+    if isinstance(value, str | bool):  # float would take both
+        raise InvalidInput(f"{name} is {value!r}, but must be a number")
     try:
         value = float(value)
     except (TypeError, ValueError):

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from accounting.errors import InvalidInput, require_finite
 from accounting.mechanism import GaussianRelease
+from accounting.rounding import release_grid
 from accounting.shards import Epsilons
 
 Array = NDArray[np.float64]
@@ -110,9 +111,9 @@ def release_statistics(
     rng = os_entropy_generator() if generator is None else generator
     shares = np.minimum(epsilons / epsilon_bound, 1.0)
     bins = np.minimum((shares * spec.bins).astype(np.int64), spec.bins - 1)
-    histogram = np.bincount(bins, minlength=spec.bins) + _noise(rng, spec.histogram_noise_multiplier, spec.bins)
-    counts = np.bincount(groups, minlength=num_groups) + _noise(rng, spec.group_count_noise_multiplier, num_groups)
-    sums = np.bincount(groups, shares, num_groups) + _noise(rng, spec.group_sum_noise_multiplier, num_groups)
+    histogram = _noisy(np.bincount(bins, minlength=spec.bins), spec.histogram_noise_multiplier, rng)
+    counts = _noisy(np.bincount(groups, minlength=num_groups), spec.group_count_noise_multiplier, rng)
+    sums = _noisy(np.bincount(groups, shares, num_groups), spec.group_sum_noise_multiplier, rng)
     overall = _mean(sums.sum(), counts.sum(), num_groups**0.5, spec)
     return ReleasedStatistics(
         edges=tuple(np.linspace(0.0, epsilon_bound, spec.bins + 1).tolist()),
@@ -147,8 +148,8 @@ def release_mean(
     _check(epsilons, np.zeros(len(epsilons), np.int64), 1)
     require_finite("epsilon_bound", epsilon_bound, above=0.0)
     rng = os_entropy_generator() if generator is None else generator
-    total = np.minimum(epsilons, epsilon_bound).sum() + epsilon_bound * _noise(rng, noise_multiplier, 1)[0]
-    return float(np.clip(total / max(len(epsilons), 1), 0.0, epsilon_bound))
+    total = _noisy(np.minimum(epsilons / epsilon_bound, 1.0).sum(keepdims=True), noise_multiplier, rng)
+    return float(np.clip(epsilon_bound * total[0] / max(len(epsilons), 1), 0.0, epsilon_bound))
 
 
 def release_quantiles(
@@ -206,8 +207,11 @@ def _check(epsilons: Array, groups: NDArray[np.integer[Any]], num_groups: int) -
         raise InvalidInput(f"every example needs a group in [0, {num_groups}); the groups are public configuration")
 
 
-def _noise(rng: np.random.Generator, noise_multiplier: float, size: int) -> Array:
-    return rng.normal(0.0, noise_multiplier, size)
+def _noisy(values: NDArray[Any], noise_multiplier: float, rng: np.random.Generator) -> Array:
+    """values of sensitivity 1 plus Gaussian noise, on the public grid."""
+    grid = release_grid(noise_multiplier)
+    noisy: Array = np.round((values + rng.normal(0.0, noise_multiplier, values.shape)) / grid) * grid
+    return noisy
 
 
 def _mean(total: float, count: float, width: float, spec: ReleaseSpec) -> tuple[float, float]:
@@ -231,8 +235,8 @@ def _release_quantile(
     """
     estimate, step, last = 0.5, 0.25, 0.0
     for _ in range(spec.quantile_steps):
-        below = float((shares <= estimate).sum()) + _noise(rng, spec.quantile_noise_multiplier, 1)[0]
-        gap = np.sign(quantile - below / max(count, 1.0))
+        below = _noisy((shares <= estimate).sum(keepdims=True), spec.quantile_noise_multiplier, rng)
+        gap = np.sign(quantile - float(below[0]) / max(count, 1.0))
         step = step / 2.0 if gap * last < 0.0 else step
         estimate, last = float(np.clip(estimate + step * gap, 0.0, 1.0)), gap
     return estimate

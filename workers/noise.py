@@ -3,10 +3,11 @@
 ========================  ==========================================================================================
 ``seeded``                research mode: whoever knows the trial's seed can subtract the noise. For experiments only.
 ``os_entropy``            a 256-bit key from the operating system, expanded by SHAKE-256. For models that are released.
-``os_entropy_secure``     the same, each value the scaled sum of four draws, so that the gaps between floating-point
-                          numbers do not give the exact sum away (Holohan and Braghin, 2021, "Secure random sampling").
+``os_entropy_secure``     the same, each value the scaled sum of four draws, so that no draw can be recovered from its
+                          rounding (Holohan and Braghin, 2021, "Secure random sampling").
 ========================  ==========================================================================================
 
+Sums with noise from a key are rounded to a public grid, so that their last bits do not tell the value either.
 The key never leaves the private checkpoint; with it a resumed run repeats the noise of the undisturbed one.
 """
 
@@ -26,6 +27,7 @@ from torch import Tensor
 
 from accounting.errors import require_finite
 from accounting.registry import lookup
+from accounting.rounding import release_grid
 
 KEY_BYTES: Final = 32
 
@@ -44,6 +46,10 @@ class NoiseSource(Protocol):
         """A float32 tensor of ``shape`` on the source's device."""
         ...
 
+    def added(self, values: Tensor, std: float) -> Tensor:
+        """values + noise, with the dtype and device of ``values``: the form in which private values are released."""
+        ...
+
     def state(self) -> dict[str, Any]: ...
 
     def restore(self, state: Mapping[str, Any]) -> None: ...
@@ -58,6 +64,9 @@ class SeededNoise:
     def normal(self, shape: tuple[int, ...], std: float) -> Tensor:
         require_finite("noise std", std, at_least=0.0)
         return torch.randn(shape, generator=self._generator, device=self._generator.device).mul_(std)
+
+    def added(self, values: Tensor, std: float) -> Tensor:
+        return values + self.normal(tuple(values.shape), std).to(values)
 
     def state(self) -> dict[str, Any]:
         return {"generator": self._generator.get_state()}
@@ -77,13 +86,25 @@ class KeyedNoise:
         self._key, self._counter, self._device, self._draws = key, 0, device, draws
 
     def normal(self, shape: tuple[int, ...], std: float) -> Tensor:
+        return self._exact(shape, std).to(self._device, torch.float32)
+
+    def added(self, values: Tensor, std: float) -> Tensor:
+        """Added in double precision, beside which the grid is coarse, and rounded to it."""
+        if std == 0.0:
+            return values
+        grid = release_grid(std)
+        noisy = self._exact(tuple(values.shape), std).add_(values.cpu())
+        return noisy.div_(grid).round_().mul_(grid).to(values)
+
+    def _exact(self, shape: tuple[int, ...], std: float) -> Tensor:
+        """float64, on the CPU."""
         require_finite("noise std", std, at_least=0.0)
-        values, scale = torch.empty(math.prod(shape)), std / math.sqrt(self._draws)
+        values, scale = torch.empty(math.prod(shape), dtype=torch.float64), std / math.sqrt(self._draws)
         with _one_thread():
             for block in torch.split(values, BLOCK // self._draws):
                 draws = _box_muller(self._uniform_words(self._draws * len(block)))[: self._draws * len(block)]
-                block.copy_(draws.view(self._draws, -1).sum(0).mul_(scale))
-        return values.view(shape).to(self._device)
+                torch.sum(draws.view(self._draws, -1), 0, out=block).mul_(scale)
+        return values.view(shape)
 
     def _uniform_words(self, count: int) -> npt.NDArray[np.uint64]:
         """``count``, rounded up to an even number, uniform 64-bit words; each call uses a fresh counter."""

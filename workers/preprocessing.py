@@ -90,7 +90,7 @@ class DPPCA:
         moments = second_moments(dataset.train, dataset)
         size = len(moments)
         rows, columns = torch.triu_indices(size, size)
-        released = moments[rows, columns] + noise.normal((len(rows),), self.noise_multiplier).cpu().double()
+        released = noise.added(moments[rows, columns], self.noise_multiplier)
         noisy = torch.empty_like(moments)
         noisy[rows, columns] = released
         noisy[columns, rows] = released

@@ -220,7 +220,7 @@ class Trainer:
         query = self._method.query
         assert query is not None, "methods without a query decide before the batch"
         answer = self._method.answer(self._clipping, batch, self._setting).cpu()
-        self._decide(answer + self._noise.normal(tuple(answer.shape), query.noise_std).cpu())
+        self._decide(self._noise.added(answer, query.noise_std))
         return self._rule.weights(batch)
 
     def _decide(self, noisy_answer: Tensor) -> None:
@@ -231,10 +231,7 @@ class Trainer:
         """Noise of std sigma S, rounded up by as much as a clipped gradient may exceed S through rounding."""
         std = sigma * self._rule.sensitivity * (1.0 + NORM_ERROR) if sigma > 0.0 else 0.0
         batch_size = self._setting.batch_size
-        noisy = {
-            name: (gradient + self._noise.normal(tuple(gradient.shape), std).to(gradient)) / batch_size
-            for name, gradient in gradients.items()
-        }
+        noisy = {name: self._noise.added(gradient, std) / batch_size for name, gradient in gradients.items()}
         self._optimizer.step(noisy, self._learning_rate(self.step_count), std / batch_size)
         if self._average is not None:
             self._average.update(self._parameters)

@@ -10,6 +10,7 @@ import torch
 from scipy.stats import binomtest, kstest, norm
 
 from accounting.errors import InvalidInput
+from accounting.rounding import release_grid
 from workers.noise import (
     BLOCK,
     KEY_BYTES,
@@ -91,6 +92,27 @@ def test_std_zero_gives_zeros_and_impossible_stds_are_refused(name: str) -> None
     for std in (math.nan, math.inf, -1.0):
         with pytest.raises(InvalidInput, match="noise std"):
             noise.normal((3,), std)
+
+
+@every_source
+def test_added_noise_is_gaussian_and_std_zero_changes_nothing(name: str) -> None:
+    values = torch.full((200, 200), 7.0, dtype=torch.float64)
+    noise = source(name, seed=3)
+    assert torch.equal(noise.added(values, 0.0), values)
+    noisy = noise.added(values, 2.5)
+    assert noisy.dtype == torch.float64
+    assert kstest((noisy - values).flatten().numpy(), "norm", args=(0.0, 2.5)).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("name", ["os_entropy", "os_entropy_secure"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_last_bits_of_a_release_tell_nothing_of_the_value(name: str, dtype: torch.dtype) -> None:
+    """Whatever the value, releases are multiples of one grid: next to 0 (a gradient) or to 37 (a count)."""
+    grid = release_grid(10.0)
+    for value in (0.0, 0.01, 37.0):
+        noisy = source(name).added(torch.full((10_000,), value, dtype=dtype), 10.0).double()
+        assert torch.equal(noisy / grid, (noisy / grid).round())
+        assert (noisy.diff() != 0.0).float().mean() > 0.99
 
 
 def test_only_seeded_noise_follows_the_seed() -> None:

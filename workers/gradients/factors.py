@@ -60,7 +60,7 @@ def sum_of_squares(gradients: Tensor) -> Tensor:
     whole = flat.shape[1] - flat.shape[1] % _BLOCK
     if whole <= _BLOCK:
         return _squared_norms(flat)
-    blocks = flat[:, :whole].unflatten(1, (-1, _BLOCK))
+    blocks = torch.unflatten(flat[:, :whole], 1, (-1, _BLOCK))
     return _squared_norms(blocks).sum(1).add_(_squared_norms(flat[:, whole:]))
 
 
