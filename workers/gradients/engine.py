@@ -111,11 +111,10 @@ class GradientEngine:
     def weighted_sum(self, x: Tensor, y: Tensor, weigh: Weigh) -> WeightedSum:
         """sum_i w_i g_i with w = weigh(norms of the whole batch).
 
-        One micro-batch takes one pass. Several take a norm pass each, and then an ordinary backward pass of the
-        weighted losses each; where weights do not depend on the rest of the batch, `weighted_sum_rowwise` saves that
-        second round. With weights per layer it is a pass that keeps pairs, and under autocast too: an ordinary pass
-        rounds the sum to half precision, by more than any example may move it. Examples whose gradient is not finite
-        get weight 0 and never touch the sum.
+        One micro-batch takes one pass. Several take a norm pass each, and then the same pass again, with the same
+        random numbers and bits, for the sum; where weights do not depend on the rest of the batch,
+        `weighted_sum_rowwise` saves that second round. Examples whose gradient is not finite get weight 0 and never
+        touch the sum.
         """
         batches = self._micro_batches(x, y)
         if len(batches) <= 1:
@@ -127,14 +126,11 @@ class GradientEngine:
         with RandomState.preserved(x.device):
             for first, rows, part in zip(passes, batches, _cut(weights, passes), strict=True):
                 part = _without(part, first.finite)
-                if part.dim() == 1 and first.random_state is None and self._autocast is None:
-                    self._add_weighted_losses(sums, *rows, part, first)
-                else:  # the same pass again, with the same random numbers
-                    if first.random_state is not None:
-                        first.random_state.restore()
-                    second = self._pass(*rows, keep=True)
-                    _require_same(first.losses, second.losses)
-                    self._add(sums, second.gradients, part, first.finite)
+                if first.random_state is not None:
+                    first.random_state.restore()
+                losses, gradients = self._differentiate(*rows)
+                _require_same(first.losses, losses)
+                self._add(sums, gradients, part, first.finite)
                 cleaned.append(part)
         return WeightedSum(norms, torch.cat(cleaned), sums.complete(), _count_infinite(passes))
 
@@ -200,7 +196,8 @@ class GradientEngine:
             some = slice(index * rows, (index + 1) * rows)
             with torch.enable_grad():
                 loss = self._loss(self.model(x[some]), y[some]).sum() * scale
-            return self._ordinary_gradients(loss)
+            found = torch.autograd.grad(loss, list(self._parameters.values()), allow_unused=True)
+            return {name: None if g is None else g.to_dense() for name, g in zip(self._parameters, found, strict=True)}
 
         return examples > 0 and verify(self.model, together, alone) and examples > 1
 
@@ -211,11 +208,7 @@ class GradientEngine:
         return done if before.is_current() else replace(done, random_state=before)
 
     def _pass(self, x: Tensor, y: Tensor, *, keep: bool) -> Pass:
-        examples = x.shape[0] // self._multiplicity
-        with torch.enable_grad():
-            losses, capture = self._forward(x, y, examples)
-        gradients = capture.backward(losses, 1.0 / self._multiplicity)
-        losses = self._by_example(widen(losses.detach()))
+        losses, gradients = self._differentiate(x, y)
         by_layer: list[list[Tensor]] = [[] for _ in self._layers]
         prepared: dict[str, ExampleGradients] = {}
         for name, factors in gradients.items():
@@ -234,6 +227,14 @@ class GradientEngine:
             if layer_norms is not None:
                 layer_norms.nan_to_num_(nan=math.inf, posinf=math.inf)
         return Pass(losses, norms, layer_norms, finite, prepared)
+
+    def _differentiate(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, ExampleGradients]]:
+        """Losses [B], and what the gradients of every parameter are made of."""
+        with torch.enable_grad():
+            losses, capture = self._forward(x, y, x.shape[0] // self._multiplicity)
+        gradients = capture.backward(losses, 1.0 / self._multiplicity)
+        losses = widen(losses.detach())
+        return losses if self._multiplicity == 1 else losses.view(-1, self._multiplicity).mean(1), gradients
 
     def _eager_forward(self, x: Tensor, y: Tensor, examples: int) -> tuple[Tensor, Capture]:
         with capturing(self._layers, x.shape[0], examples) as capture:
@@ -255,10 +256,6 @@ class GradientEngine:
             )
         return losses
 
-    def _ordinary_gradients(self, loss: Tensor) -> dict[str, Tensor | None]:
-        found = torch.autograd.grad(loss, list(self._parameters.values()), allow_unused=True)
-        return {name: None if g is None else g.to_dense() for name, g in zip(self._parameters, found, strict=True)}
-
     def _collect(self, passes: list[Pass], x: Tensor) -> BatchNorms:
         if not passes:
             empty = torch.zeros(0, device=x.device)
@@ -276,30 +273,13 @@ class GradientEngine:
         self, sums: Sums, gradients: Mapping[str, ExampleGradients], weights: Tensor, finite: Tensor | None
     ) -> None:
         kept = None if finite is None else finite.nonzero().squeeze(1)
+        if kept is not None and not len(kept):
+            return
         for name, factors in gradients.items():
             column = weights if weights.dim() == 1 else weights[:, self._layer_of[name]]
             if kept is not None:  # 0 * nan is nan: leave these examples out
                 factors, column = factors.select(kept), column[kept]
             sums.add(name, factors.weighted_sum(column))
-
-    def _add_weighted_losses(self, sums: Sums, x: Tensor, y: Tensor, weights: Tensor, first: Pass) -> None:
-        """The gradient of sum_i w_i loss_i by an ordinary backward pass."""
-        expected = first.losses
-        if first.finite is not None:
-            rows = first.finite.repeat_interleave(self._multiplicity)
-            x, y, weights, expected = x[rows], y[rows], weights[first.finite], expected[first.finite]
-        if not len(x):
-            return
-        with torch.enable_grad():
-            losses = self._by_example(self._losses(x, y))
-            gradients = self._ordinary_gradients(losses @ weights.to(losses))
-        _require_same(expected, losses)
-        for name, gradient in gradients.items():
-            if gradient is not None:
-                sums.add(name, gradient)
-
-    def _by_example(self, losses: Tensor) -> Tensor:
-        return losses if self._multiplicity == 1 else losses.view(-1, self._multiplicity).mean(1)
 
 
 def _require_same(first: Tensor, second: Tensor) -> None:
