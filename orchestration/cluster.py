@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import logging
+import os
 import secrets
 import signal
 import socket
@@ -26,6 +27,7 @@ from accounting.errors import InvalidInput, StorageError
 from accounting.storage import read_bytes, write_bytes_atomically
 from orchestration.environment import EMBEDDED
 from orchestration.sweep import AccountingSettings, ResourceSettings
+from workers.memory import ALLOCATOR
 
 _PACKAGES = ("accounting", "workers", "orchestration")
 _OBJECT_STORE_BYTES = 128 * 2**20
@@ -61,20 +63,30 @@ def _termination_as_before() -> Iterator[None]:
 
 
 def _start_embedded() -> None:
-    ray.init(
-        address=EMBEDDED,
-        include_dashboard=False,
-        log_to_driver=False,
-        configure_logging=False,
-        object_store_memory=_OBJECT_STORE_BYTES,
-    )
+    try:
+        ray.init(
+            address=EMBEDDED,
+            include_dashboard=False,
+            log_to_driver=False,
+            configure_logging=False,
+            object_store_memory=_OBJECT_STORE_BYTES,
+        )
+    except Exception as error:  # Ray raises no narrower one where its processes do not start in time
+        reason = " ".join(str(error).split())
+        raise InvalidInput(
+            f"Ray did not start on this machine ({reason}); end other work on it and try again"
+        ) from error
 
 
 def _join(address: str, user_modules: Sequence[str]) -> None:
     _require_listener(address)
     shipped = sorted({_module_path(name) for name in (*_PACKAGES, *user_modules)})
+    runtime = {
+        "py_modules": shipped,
+        "env_vars": {name: os.environ.get(name, value) for name, value in ALLOCATOR.items()},
+    }
     try:
-        ray.init(address=address, log_to_driver=False, configure_logging=False, runtime_env={"py_modules": shipped})
+        ray.init(address=address, log_to_driver=False, configure_logging=False, runtime_env=runtime)
     except (RayError, ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
         raise _refusal(address, error) from error
 

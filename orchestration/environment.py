@@ -1,10 +1,12 @@
-"""Environment variables that Ray reads when it is imported: set them before anything imports it."""
+"""Environment variables that Ray reads when it is imported, or its workers when they start: set them first."""
 
 from __future__ import annotations
 
 import os
 import secrets
 from pathlib import Path
+
+from workers.memory import ALLOCATOR
 
 EMBEDDED = "local"
 """The address of a Ray cluster that is started for the sweep and ends with it."""
@@ -30,13 +32,13 @@ _IMPATIENT = {"RAY_NUM_REDIS_GET_RETRIES": "3"}
 
 
 def prepare_environment(address: str) -> None:
-    """Keep Ray quiet and its clusters closed to strangers; what the user has set already stays as it is.
+    """Keep Ray quiet, its clusters closed to strangers and the memory of trials at hand; what the user has set stays.
 
     An embedded cluster is reached from this machine alone, and gets a token of its own, so nothing is written to the
     home folder. A running one is joined with the user's token where there is one: Ray does so by itself only for
     ``auto``.
     """
-    for name, value in {**_QUIET, **(_LOOPBACK if address == EMBEDDED else _IMPATIENT)}.items():
+    for name, value in {**_QUIET, **ALLOCATOR, **(_LOOPBACK if address == EMBEDDED else _IMPATIENT)}.items():
         os.environ.setdefault(name, value)
     if "RAY_AUTH_MODE" in os.environ:
         return

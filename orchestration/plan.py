@@ -194,21 +194,20 @@ def _check_components(trial: TrialSpec, dataset: DatasetDescription) -> None:
         shape = output_shape(trial.preprocessing, dataset.feature_shape)
     model = _checked_model(_COMPONENT.dump_json(trial.model), shape, len(dataset.class_names))
     parameters = dict(model.named_parameters())
-    checks: Mapping[str, tuple[Component | None, Callable[[Component], object]]] = {
-        "loss": (trial.loss, build_loss),
-        "clipping": (trial.clipping, clipping.make_clipping),
-        "optimizer": (trial.optimizer, lambda component: make_optimizer(component, parameters)),
-        "learning_rate_schedule": (
+    checks: tuple[tuple[Component | None, Callable[[Component], object]], ...] = (
+        (trial.loss, build_loss),
+        (trial.clipping, clipping.make_clipping),
+        (trial.optimizer, lambda component: make_optimizer(component, parameters)),
+        (
             trial.learning_rate_schedule,
             lambda component: make_learning_rate_schedule(component, total_steps=1, steps_per_epoch=1),
         ),
-        "augmentation": (trial.augmentation, make_augmentation),
-        "averaging": (trial.averaging, lambda component: make_average(component, parameters)),
-    }
-    for axis, (component, make) in checks.items():
+        (trial.augmentation, make_augmentation),
+        (trial.averaging, lambda component: make_average(component, parameters)),
+    )
+    for component, make in checks:
         if component is not None:
-            with _named(axis):
-                make(component)
+            make(component)
 
 
 @contextlib.contextmanager
@@ -222,8 +221,8 @@ def _named(axis: str) -> Iterator[None]:
 
 @functools.cache
 def _checked_model(model: bytes, feature_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    built = build_for_shape(_COMPONENT.validate_json(model), feature_shape, num_classes, seed=0)
     with _named("model"):
-        built = build_for_shape(_COMPONENT.validate_json(model), feature_shape, num_classes, seed=0)
         check_model(built)
         _check_logits(built, feature_shape, num_classes)
     return built
@@ -234,7 +233,7 @@ def _check_logits(model: nn.Module, feature_shape: tuple[int, ...], num_classes:
     try:
         with torch.no_grad():
             logits = model(torch.zeros(1, *feature_shape))
-    except (RuntimeError, IndexError) as error:
+    except (RuntimeError, IndexError, ArithmeticError) as error:
         reason = " ".join(str(error).split())
         raise InvalidInput(f"it does not take features of shape {feature_shape} ({reason})") from error
     if tuple(logits.shape) != (1, num_classes):

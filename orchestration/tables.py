@@ -112,6 +112,7 @@ def _outcome_table(outcome: Outcome) -> Table:
             points(row["accuracy_change"]),
             f"{row['worst_group']}: {percent(row['worst_group_accuracy'])}",
             f"{row['seconds']:.1f} s",
+            style=_STYLES.get(row["status"]),
         )
     return shown
 

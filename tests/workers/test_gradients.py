@@ -233,6 +233,16 @@ CASES: dict[str, Case] = {
         lambda: nn.Sequential(nn.Unflatten(1, (2, 2)), nn.Conv3d(2, 3, 2), nn.Flatten(), nn.Linear(168, 3)), IMAGE
     ),
     "weight-standardised conv2d": Case(lambda: image_model(standardized()), IMAGE),
+    "weight-standardised conv2d, then in place": Case(
+        lambda: nn.Sequential(
+            WeightStandardizedConv2d(4, 6, 3),
+            nn.ELU(inplace=True),
+            nn.AdaptiveAvgPool2d(2),
+            nn.Flatten(),
+            nn.Linear(24, 3),
+        ),
+        IMAGE,
+    ),
     "transposed conv2d": Case(lambda: image_model(nn.ConvTranspose2d(4, 6, 3, stride=2)), IMAGE),
     "embedding": Case(lambda: Embedded(), TOKENS),
     "embedding with padding": Case(lambda: Embedded(padding_idx=2), TOKENS),

@@ -28,7 +28,7 @@ CACHED_NUMBERS = 600_000
 """Examples are processed in chunks of about this many numbers, which fit into a core's cache."""
 
 VECTOR = 16
-"""Channels per vector register: grouped convolutions work on multiples of it."""
+"""Channels per vector register: grouped convolutions work on multiples of it, and copy inputs of other numbers."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,8 @@ class Correlations(Planned):
         sweep = self.examples * prod(self.geometry.shape) / rate.elementwise
         per_pair = 2.0 * rows * taps * length  # operations for one input and one output channel
         padded = -(-inputs // VECTOR) * VECTOR * (-(-outputs // VECTOR) * VECTOR)
-        grouped = per_pair * padded / rate.grouped + sweep
+        copied = 1.0 if inputs % VECTOR == 0 else 2.0
+        grouped = copied * per_pair * padded / rate.grouped + sweep
         found = {"grouped": Method(grouped, sweep, lambda: keep(self._instantiate_by_groups()))}
         if self.geometry.groups == 1 and self.grads.dim() == 4:
             copies = rows * inputs * taps * length / rate.unfold

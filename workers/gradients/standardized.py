@@ -84,6 +84,7 @@ def standardized_convolution(
     mean and, unless the divisor is sqrt(eps), less its component along unit.
     """
     response = None if output is None else output.detach()
+    version = None if response is None else response._version  # modules that follow may work in place
 
     def differentiate(grad: Tensor) -> dict[str, ExampleGradients]:
         gain = module.gain.detach()
@@ -97,12 +98,11 @@ def standardized_convolution(
         )
         shift = _over_positions(kernel.grads, None, examples)
         bias = torch.zeros_like(gain) if module.bias is None else module.bias.detach()
-        if response is not None and bool(
-            (gain.abs() > SMALLEST_GAIN * torch.maximum(gain.abs().max(), bias.abs().max())).all()
-        ):
-            along = (_over_positions(kernel.grads, widen(response), examples) - bias * shift) / gain
-        else:
+        smallest = SMALLEST_GAIN * torch.maximum(gain.abs().max(), bias.abs().max())
+        if response is None or response._version != version or not bool((gain.abs() > smallest).all()):
             along = _over_positions(kernel.grads, convolve(kernel.inputs, unit.view_as(module.weight)), examples)
+        else:
+            along = (_over_positions(kernel.grads, widen(response), examples) - bias * shift) / gain
         ones = kernel.inputs.new_full((1, 1, *module.weight.shape[2:]), fan_in**-0.5)
         mean = _over_positions(kernel.grads, convolve(kernel.inputs.sum(1, keepdim=True), ones), examples)
 
