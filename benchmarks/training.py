@@ -327,9 +327,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="small batches, within a minute")
-    size.add_argument(
-        "--paper-batch", action="store_true", help="the batches of the papers: half an hour"
-    )
+    size.add_argument("--paper-batch", action="store_true", help="the batches of the papers: half an hour")
     parser.add_argument("--json", action="store_true", help="one JSON object per model")
     parser.add_argument("--model", action="append", choices=WORKLOADS, help="only this model (may be repeated)")
     parser.add_argument("--device", default="cpu")
