@@ -83,31 +83,42 @@ def train(
     tune_folder: str,
     name: str,
 ) -> None:
-    """Train every job and return when all have ended; what became of each is told to ``observer`` as it happens."""
-    if not jobs:
-        return
-    by_key = {job.spec.key: job for job in jobs}
-    trainable = tune.with_resources(
-        tune.with_parameters(train_trial, jobs=by_key), {"cpu": resources.cpus, "gpu": resources.gpus}
-    )
-    tuner = tune.Tuner(
-        trainable,
-        param_space={"key": tune.grid_search(list(by_key))},
-        tune_config=tune.TuneConfig(
-            scheduler=_SCHEDULERS[scheduler.name](scheduler),
-            max_concurrent_trials=resources.max_concurrent,
-            reuse_actors=True,
-            trial_name_creator=_trial_name,
-            trial_dirname_creator=_trial_name,
-        ),
-        run_config=tune.RunConfig(
-            name=name,
-            storage_path=tune_folder,
-            verbose=0,
-            failure_config=tune.FailureConfig(max_failures=resources.max_failures),
-            callbacks=[_ObserverCallback(observer)],
-        ),
-    )
+    """Train every job and return when all have ended; what became of each is told to ``observer`` as it happens.
+
+    Tune starts a trial again whose worker died while it ran, but gives up on one whose worker died before it ran. Those
+    start again here, without the others for a scheduler to compare them with.
+    """
+    for retries in range(resources.max_failures, -1, -1):
+        if not jobs:
+            return
+        callback = _ObserverCallback(observer, retries)
+        by_key = {job.spec.key: job for job in jobs}
+        trainable = tune.with_resources(
+            tune.with_parameters(train_trial, jobs=by_key), {"cpu": resources.cpus, "gpu": resources.gpus}
+        )
+        tuner = tune.Tuner(
+            trainable,
+            param_space={"key": tune.grid_search(list(by_key))},
+            tune_config=tune.TuneConfig(
+                scheduler=_SCHEDULERS[scheduler.name](scheduler),
+                max_concurrent_trials=resources.max_concurrent,
+                reuse_actors=True,
+                trial_name_creator=_trial_name,
+                trial_dirname_creator=_trial_name,
+            ),
+            run_config=tune.RunConfig(
+                name=name,
+                storage_path=tune_folder,
+                verbose=0,
+                failure_config=tune.FailureConfig(max_failures=retries),
+                callbacks=[callback],
+            ),
+        )
+        _fit(tuner, tune_folder)
+        jobs = [by_key[key] for key in callback.lost_before_start]
+
+
+def _fit(tuner: tune.Tuner, tune_folder: str) -> None:
     try:
         tuner.fit()
     except EOFError as error:  # Tune reads back state files that a full disk has cut short
@@ -142,8 +153,9 @@ _SCHEDULERS = {"fifo": _fifo, "asha": _asha}
 class _ObserverCallback(tune.Callback):
     """Tune's events in this project's words."""
 
-    def __init__(self, observer: TrainingObserver) -> None:
-        self._observer = observer
+    def __init__(self, observer: TrainingObserver, retries: int) -> None:
+        self._observer, self._retries = observer, retries
+        self.lost_before_start: list[str] = []
 
     def __getstate__(self) -> dict[str, Any]:
         """Tune pickles its callbacks for `Tuner.restore`, which is not used: trials resume from their own files."""
@@ -166,5 +178,8 @@ class _ObserverCallback(tune.Callback):
             self._observer.ended(key)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        if trial.num_failures <= self._retries:
+            self.lost_before_start.append(_trial_name(trial))
+            return
         reason = trial.get_error() or "the reason could not be stored; is the disk full?"
         self._observer.failed(_trial_name(trial), f"its worker was lost too often: {reason}")

@@ -105,6 +105,26 @@ def test_a_killed_training_worker_changes_nothing(sweep_file: Path, tmp_path: Pa
     assert_complete(files, undisturbed)
 
 
+def test_workers_killed_while_they_start_change_nothing(
+    sweep_file: Path, tmp_path: Path, undisturbed: SweepFiles
+) -> None:
+    files = SweepFiles(str(tmp_path / "out"))
+    driver = start("run", sweep_file, "--output", files.root, log=tmp_path / "log")
+    killed: set[int] = set()
+
+    def new_workers() -> list[int]:
+        return [pid for pid in training_workers(descendants(driver.pid)) if pid not in killed]
+
+    for _ in range(2):
+        wait_until(lambda: bool(new_workers()) or driver.poll() is not None, "a worker")
+        for victim in new_workers():
+            kill(victim)
+            killed.add(victim)
+    assert len(killed) >= 2
+    assert driver.wait(PATIENCE) == 0, (tmp_path / "log").read_text()
+    assert_complete(files, undisturbed)
+
+
 def test_a_killed_driver_is_resumed(sweep_file: Path, tmp_path: Path, undisturbed: SweepFiles) -> None:
     files = SweepFiles(str(tmp_path / "out"))
     driver = start("run", sweep_file, "--output", files.root, log=tmp_path / "log")

@@ -85,7 +85,10 @@ REFUSED = {
     "missing data": ({"data": {"name": "csv", "path": "/nowhere.csv", "label": "y"}}, r"nowhere.csv"),
     "unknown model": ({"model": "mpl"}, r"did you mean 'mlp'"),
     "unknown parameter": ({"model": {"name": "mlp", "hiden": [8]}}, r"did you mean 'hidden'"),
-    "parameter of the wrong type": ({"optimizer": {"name": "sgd", "learning_rate": "fast"}}, r"optimizer 'sgd': learning_rate is 'fast'"),
+    "parameter of the wrong type": (
+        {"optimizer": {"name": "sgd", "learning_rate": "fast"}},
+        r"optimizer 'sgd': learning_rate is 'fast'",
+    ),
     "unknown clipping": ({"clipping": ["none", "flatt"]}, r"did you mean 'flat'"),
     "unknown group": ({"data": {"name": "digits", "keep": {"eight": 0.1}}}, r"eight"),
     "unknown accountant": ({"privacy": {**PRIVACY, "accountant": "pdl"}}, r"did you mean 'pld'"),
