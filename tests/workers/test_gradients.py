@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from brute_force import gradients_one_by_one, norms_of, per_example_loss, relative_error
+from brute_force import gradients_one_by_one, norms_of, per_example_loss
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from workers.gradients import GradientEngine, TimingPlanner
+from workers.gradients import GradientEngine
 from workers.models.layers import WeightStandardizedConv2d
 
 TOLERANCE = 1e-5
@@ -362,45 +362,3 @@ def test_weights_and_norms_by_layer(name: str) -> None:
 def _layer_of(parameter: str, layers: tuple[str, ...]) -> str:
     owners = [layer for layer in layers if parameter.startswith(f"{layer}.")]
     return max(owners, key=len) if owners else "model"
-
-
-@pytest.mark.parametrize(
-    "name", ["conv2d", "conv2d on few pixels", "linear on sequences", "weight-standardised conv2d"]
-)
-def test_every_alternative_gives_the_same_norms(name: str) -> None:
-    class Last:
-        """The costliest alternative, and a record of what there was."""
-
-        def __init__(self, index: int) -> None:
-            self.index = index
-            self.most = 0
-
-        def choose(self, key, alternatives):  # type: ignore[no-untyped-def]
-            self.most = max(self.most, len(alternatives))
-            return list(alternatives.values())[self.index % len(alternatives)].compute()
-
-    model = CASES[name].model()
-    x, y = CASES[name].inputs()
-    expected = gradients_one_by_one(model, x, y, 2)
-    weights = torch.rand(3)
-    for index in range(3):
-        planner = Last(index)
-        engine = GradientEngine(model, per_example_loss, planner=planner, multiplicity=2)
-        got = engine.weighted_sum(x, y, lambda norms: weights)
-        assert planner.most >= 2
-        torch.testing.assert_close(got.norms.norms, norms_of(expected), rtol=TOLERANCE, atol=0)
-        for parameter, gradient in got.gradients.items():
-            assert relative_error(gradient, torch.tensordot(weights, expected[parameter], 1)) < 1e-4
-
-
-def test_timing_planner_keeps_its_choices_and_agrees() -> None:
-    case = CASES["conv2d of 16 channels"]
-    model, (x, y) = case.model(), case.inputs()
-    planner = TimingPlanner(repetitions=1)
-    engine = GradientEngine(model, per_example_loss, planner=planner)
-    first = engine.norms(x, y).norms
-    chosen = dict(planner.chosen)
-    assert chosen
-    assert torch.equal(engine.norms(x, y).norms, first)
-    assert planner.chosen == chosen
-    torch.testing.assert_close(first, norms_of(gradients_one_by_one(model, x, y)), rtol=TOLERANCE, atol=0)

@@ -63,6 +63,19 @@ class Geometry:
         )
         return gradients[1]
 
+    def patches(self, inputs: Tensor, positions: tuple[int, ...]) -> Tensor:
+        """What every output position sees: [rows, in, *kernel, *positions], a view of the (padded) inputs.
+
+        Copying this view is about twice as fast as `torch.nn.functional.unfold`, and it takes any number of axes.
+        """
+        if any(self.padding):
+            inputs = functional.pad(inputs, [width for width in reversed(self.padding) for _ in range(2)])
+        by_row, by_channel, *by_axis = inputs.stride()
+        by_tap = [step * gap for step, gap in zip(by_axis, self.dilation, strict=True)]
+        by_position = [step * stride for step, stride in zip(by_axis, self.stride, strict=True)]
+        size = (*inputs.shape[:2], *self.kernel, *positions)
+        return inputs.as_strided(size, (by_row, by_channel, *by_tap, *by_position))
+
 
 @dataclass(frozen=True)
 class Correlations(Planned):
@@ -115,13 +128,14 @@ class Correlations(Planned):
         per_pair = 2.0 * rows * taps * length  # operations for one input and one output channel
         padded = -(-inputs // VECTOR) * VECTOR * (-(-outputs // VECTOR) * VECTOR)
         copied = 1.0 if inputs % VECTOR == 0 else 2.0
-        grouped = copied * per_pair * padded / rate.grouped + sweep
-        found = {"grouped": Method(grouped, sweep, lambda: keep(self._instantiate_by_groups()))}
-        if self.geometry.groups == 1 and self.grads.dim() == 4:
-            copies = rows * inputs * taps * length / rate.unfold
-            unfold = per_pair * inputs * outputs / rate.gemm + copies + sweep
-            found["unfold"] = Method(unfold, sweep, lambda: keep(self._instantiate_by_unfolding()))
-        return found
+        moved = self.inputs.numel() + self.grads.numel() + self.examples * prod(self.geometry.shape)
+        grouped = copied * per_pair * padded / rate.grouped + moved / rate.elementwise + sweep
+        copies = rows * inputs * self.geometry.groups * taps * length / rate.unfold
+        unfold = per_pair * inputs * outputs / rate.gemm + copies + sweep
+        return {
+            "grouped": Method(grouped, sweep, lambda: keep(self._instantiate_by_groups())),
+            "unfold": Method(unfold, sweep, lambda: keep(self._instantiate_by_unfolding())),
+        }
 
     def _instantiate_by_groups(self) -> Tensor:
         """One convolution with a group per row, as in the batching rule of torch.func (Rochette et al. 2019)."""
@@ -136,11 +150,11 @@ class Correlations(Planned):
 
     def _instantiate_by_unfolding(self) -> Tensor:
         geometry, parts = self.geometry, []
-        for chunk in self._chunks(prod(geometry.shape[1:]) * prod(self.grads.shape[2:]) * self._rows):
-            patches = functional.unfold(
-                chunk.inputs, geometry.kernel, geometry.dilation, geometry.padding, geometry.stride
-            )
-            per_row = chunk.grads.flatten(2) @ patches.mT
+        groups, positions = geometry.groups, self.grads.shape[2:]
+        for chunk in self._chunks(groups * prod(geometry.shape[1:]) * prod(positions) * self._rows):
+            patches = geometry.patches(chunk.inputs, positions)
+            by_group = patches.reshape(len(patches), groups, prod(geometry.shape[1:]), -1)
+            per_row = chunk.grads.view(len(patches), groups, geometry.shape[0] // groups, -1) @ by_group.mT
             parts.append(_sum_rows(per_row.view(-1, *geometry.shape), chunk.examples))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -233,6 +247,8 @@ def correlations(module: _ConvNd, activation: Tensor, grad: Tensor, examples: in
 def convolution(module: _ConvNd, activation: Tensor, output: Tensor | None, examples: int) -> Differentiate:
     def differentiate(grad: Tensor) -> dict[str, ExampleGradients]:
         weight = correlations(module, activation, grad, examples)
+        if module.bias is None:
+            return {"weight": weight}
         bias = weight.grads.flatten(2).sum(2).view(examples, -1, module.out_channels).sum(1)
         return {"weight": weight, "bias": Instantiated(bias)}
 

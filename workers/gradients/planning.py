@@ -22,7 +22,7 @@ class Rates:
     """What a device does in a second, roughly; only the ratios matter.
 
     gemm: floating-point operations in large matrix products and convolutions; grouped: the same in convolutions with
-    a group per example; elementwise: numbers through a pass over memory; unfold: numbers copied by `unfold`.
+    a group per example; elementwise: numbers through a pass over memory; unfold: numbers of patches copied.
     """
 
     gemm: float
@@ -32,7 +32,7 @@ class Rates:
 
 
 RATES: Mapping[str, Rates] = {
-    "cpu": Rates(gemm=170e9, grouped=130e9, elementwise=4.5e9, unfold=0.8e9),
+    "cpu": Rates(gemm=170e9, grouped=130e9, elementwise=4.5e9, unfold=1.5e9),
     "cuda": Rates(gemm=50e12, grouped=2e12, elementwise=300e9, unfold=150e9),
 }
 """cpu: measured on two cores with AVX-512 (docs/performance.md); cuda: from data sheets of recent GPUs."""
