@@ -95,9 +95,8 @@ class Conductor:
 
     def progressed(self, key: str, progress: Progress) -> None:
         epsilon = epsilon_so_far(self._planned[key], progress.trace)
-        seen = (
-            epoch for epoch in self._status[key].history if epoch.step < progress.step
-        )  # a lost worker repeats some
+        # a lost worker repeats some epochs
+        seen = [epoch for epoch in self._status[key].history if epoch.step < progress.step]
         self._progress[key] = progress
         self._change(
             key,

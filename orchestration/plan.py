@@ -37,6 +37,7 @@ from workers.models import build_for_shape
 from workers.optimizers import make_average, make_learning_rate_schedule, make_optimizer
 from workers.preprocessing import output_shape
 from workers.spec import Component, DataSpec, NormSpec, TrialSpec
+from workers.training import check_spec
 
 _BYTES_PER_ROW = 8 + 4 + 4 + 4 + 4
 """example_id int64; group int32; norm, contribution and loss float32."""
@@ -130,6 +131,7 @@ def _plan_trial(point: GridPoint, sweep: SweepSpec, release: ReleaseSpec | None)
         sigma = _calibrated(mechanism, trial.epochs, point.target_epsilon, trial.delta, sweep.privacy.accountant)
         trial = replace(trial, noise=replace(trial.noise, initial_noise_multiplier=sigma))
         mechanism = _with_noise(mechanism, sigma)
+    check_spec(trial, mechanism, dataset.public_size)
     epochs = affordable_epochs(trial, mechanism, ())
     if epochs == 0:
         raise Unreachable("the budget does not pay for one epoch; raise it, or the noise multiplier")

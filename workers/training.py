@@ -57,7 +57,7 @@ class Trainer:
         device = choose_device(spec.execution.device)
         self._spec, self._dataset, self._noise = spec, dataset, noise
         self._method = make_clipping(spec.clipping)
-        check_spec(spec, mechanism, dataset)
+        check_spec(spec, mechanism, 0 if dataset.public is None else len(dataset.public))
         self.total_steps = spec.epochs * mechanism.steps_per_epoch
         self._paid_epochs = 0
 
@@ -300,8 +300,11 @@ class Trainer:
         self.history = _RECORDS.validate_python(tuple(state["history"]))
 
 
-def check_spec(spec: TrialSpec, mechanism: TrialMechanism, dataset: Dataset) -> None:
-    """Refuse what cannot be trained privately, or at all, before anything is written."""
+def check_spec(spec: TrialSpec, mechanism: TrialMechanism, public_size: int) -> None:
+    """Refuse what cannot be trained privately, or at all, before anything is written.
+
+    public_size: how many public examples the data set has.
+    """
     require_finite("epochs", spec.epochs, at_least=1)
     if spec.norms.refreshes_per_epoch != "every_step":
         require_finite("norms.refreshes_per_epoch", spec.norms.refreshes_per_epoch, above=0.0)
@@ -313,7 +316,7 @@ def check_spec(spec: TrialSpec, mechanism: TrialMechanism, dataset: Dataset) -> 
             f"the noise multiplier reaches {highest:g}, but without clipping the sensitivity is infinite; "
             "choose a clipping method, or constant noise of multiplier 0"
         )
-    if spec.noise.schedule.name == "validation" and dataset.public is None:
+    if spec.noise.schedule.name == "validation" and not public_size:
         raise InvalidInput("a validation-driven schedule needs public data; set data.public_fraction above 0")
 
 

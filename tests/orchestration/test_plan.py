@@ -91,6 +91,10 @@ REFUSED = {
     ),
     "unknown clipping": ({"clipping": ["none", "flatt"]}, r"did you mean 'flat'"),
     "unknown group": ({"data": {"name": "digits", "keep": {"eight": 0.1}}}, r"eight"),
+    "validation without public data": (
+        {"noise": {"name": "validation", "factor": 0.5, "period": 1}},
+        r"needs public data; set data.public_fraction above 0",
+    ),
     "unknown accountant": ({"privacy": {**PRIVACY, "accountant": "pdl"}}, r"did you mean 'pld'"),
 }
 
