@@ -7,6 +7,7 @@ result to the optimiser. A batch that happens to be empty does all of this too: 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -274,7 +275,7 @@ class Trainer:
             "noise": self._noise.state(),
             "augmentation": self._augmentation_rng.get_state(),
             "torch": torch.get_rng_state(),
-            "cuda": torch.cuda.get_rng_state() if self._data.device.type == "cuda" else None,
+            "cuda": torch.cuda.get_rng_state(self._data.device) if self._data.device.type == "cuda" else None,
             "clipping": asdict(self._clipping),
             "interval": None if self._interval is None else self._interval.state(),
             "counters": asdict(self.counters),
@@ -292,7 +293,7 @@ class Trainer:
         self._augmentation_rng.set_state(state["augmentation"])
         torch.set_rng_state(state["torch"])
         if state["cuda"] is not None and self._data.device.type == "cuda":
-            torch.cuda.set_rng_state(state["cuda"])
+            torch.cuda.set_rng_state(state["cuda"], self._data.device)
         self._clipping = ClippingState(**state["clipping"])
         if state["interval"] is not None:
             self._interval = Interval.restored(state["interval"], self._data.device)
@@ -306,6 +307,8 @@ def check_spec(spec: TrialSpec, mechanism: TrialMechanism, public_size: int) -> 
     public_size: how many public examples the data set has.
     """
     require_finite("epochs", spec.epochs, at_least=1)
+    if spec.execution.device != "auto":
+        _parse_device(spec.execution.device)
     if spec.norms.refreshes_per_epoch != "every_step":
         require_finite("norms.refreshes_per_epoch", spec.norms.refreshes_per_epoch, above=0.0)
     require_finite("norms.exact_examples", spec.norms.exact_examples, at_least=0)
@@ -330,10 +333,21 @@ def draws_randomly(model: nn.Module) -> bool:
 
 
 def choose_device(name: str) -> torch.device:
-    """``auto`` is the GPU where there is one; anything else is torch's own name of a device."""
+    """The device of that name, if this machine has it; ``auto`` is the GPU where there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        return torch.device(name)
-    except RuntimeError as error:
-        raise InvalidInput(f"unknown device {name!r}; use auto, cpu, cuda or cuda:N") from error
+    device, found = _parse_device(name), torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= found:
+        raise InvalidInput(
+            f"device is {name!r}, but torch finds {found} CUDA devices here; use auto or cpu, or give trials a GPU"
+        )
+    return device
+
+
+def _parse_device(name: str) -> torch.device:
+    """A device by torch's own name for it, whether this machine has it or not."""
+    with contextlib.suppress(RuntimeError):
+        device = torch.device(name)
+        if device.type in ("cpu", "cuda"):
+            return device
+    raise InvalidInput(f"unknown device {name!r}; use auto, cpu, cuda or cuda:N")

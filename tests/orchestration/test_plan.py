@@ -91,6 +91,7 @@ REFUSED = {
     ),
     "unknown clipping": ({"clipping": ["none", "flatt"]}, r"did you mean 'flat'"),
     "unknown group": ({"data": {"name": "digits", "keep": {"eight": 0.1}}}, r"eight"),
+    "unknown device": ({"execution": {"device": "gpu"}}, r"unknown device 'gpu'; use auto, cpu, cuda or cuda:N"),
     "validation without public data": (
         {"noise": {"name": "validation", "factor": 0.5, "period": 1}},
         r"needs public data; set data.public_fraction above 0",
