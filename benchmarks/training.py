@@ -86,7 +86,7 @@ WORKLOADS: Mapping[str, Workload] = {
     "cnn": Workload("cnn_dpsgdf", (1, 28, 28), 256, 256, 256, 256),
     "resnet20_gn": Workload("resnet20_gn", (3, 32, 32), 1024, 1024, 64, 128),
     "wrn16_4": Workload("wrn16_4", (3, 32, 32), 4096, 128, 16, 32),
-    "transformer": Workload("transformer", (3, 32, 32), 256, 256, 256, 256),
+    "transformer": Workload("transformer", (3, 32, 32), 256, 256, 128, 256),
 }
 
 
@@ -311,7 +311,7 @@ def measure(workload: Workload, name: str, batch: int, device: torch.device, bud
     memory = {method: peak_megabytes(partial(step, x[few], y[few]), device) for method, step in steps.items()}
     check_agreement(models, name)
     runs = {method: partial(step, x, y) for method, step in steps.items()}
-    first = seconds(runs["plain"], 1, device)
+    first = min(seconds(runs["plain"], 1, device) for _ in range(3))
     repeat = max(1, round(SHORTEST_SAMPLE / first))
     fewest = {method: FEWEST_SAMPLES.get(method, 2) if first < budget else 1 for method in METHODS}
     samples = take_turns(runs, fewest, repeat, budget, device)
@@ -358,7 +358,7 @@ def main() -> None:
         print(f"{'model':<12}{'batch':>6}{'plain ms':>11}" + "".join(f"  {column}" for column in COLUMNS))
     for name in options.model or WORKLOADS:
         workload = WORKLOADS[name]
-        batch, budget = (workload.quick_batch, 1.5) if options.quick else (workload.batch, 30.0)
+        batch, budget = (workload.quick_batch, 1.0) if options.quick else (workload.batch, 30.0)
         batch = workload.paper_batch if options.paper_batch else batch
         result = measure(workload, name, batch, device, budget)
         print(json.dumps(result) if options.json else as_row(result), flush=True)

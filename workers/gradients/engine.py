@@ -41,15 +41,10 @@ class Pass:
     """One micro-batch after its backward pass. finite: mask [b], or None where all norms are; gradients: empty after a
     norm pass; random_state: the state it started from, or None if it drew nothing."""
 
-    losses: Tensor
-    norms: Tensor
-    layer_norms: Tensor | None
+    norms: BatchNorms
     finite: Tensor | None
     gradients: Mapping[str, ExampleGradients]
     random_state: RandomState | None = None
-
-    def without_gradients(self) -> Pass:
-        return Pass(self.losses, self.norms, self.layer_norms, self.finite, {}, self.random_state)
 
 
 class GradientEngine:
@@ -105,7 +100,7 @@ class GradientEngine:
     @torch.no_grad()
     def norms(self, x: Tensor, y: Tensor) -> BatchNorms:
         """Norms and losses of every example, in their cheapest form: nothing is kept for a weighted sum."""
-        return self._collect([self._pass(*rows, keep=False) for rows in self._micro_batches(x, y)], x)
+        return self._joined([self._pass(*rows, keep=False).norms for rows in self._micro_batches(x, y)], x)
 
     @torch.no_grad()
     def weighted_sum(self, x: Tensor, y: Tensor, weigh: Weigh) -> WeightedSum:
@@ -120,7 +115,7 @@ class GradientEngine:
         if len(batches) <= 1:
             return self.weighted_sum_rowwise(x, y, lambda norms, _: weigh(norms))
         passes = [self._norm_pass(*rows) for rows in batches]
-        norms = self._collect(passes, x)
+        norms = self._joined([one.norms for one in passes], x)
         weights = weigh(norms).to(norms.norms)
         sums, cleaned = Sums(self._parameters), []
         with RandomState.preserved(x.device):
@@ -129,10 +124,11 @@ class GradientEngine:
                 if first.random_state is not None:
                     first.random_state.restore()
                 losses, gradients = self._differentiate(*rows)
-                _require_same(first.losses, losses)
+                _require_same(first.norms.losses, losses)
                 self._add(sums, gradients, part, first.finite)
                 cleaned.append(part)
-        return WeightedSum(norms, torch.cat(cleaned), sums.complete(), _count_infinite(passes))
+        non_finite = sum(_count_infinite(one) for one in passes)
+        return WeightedSum(norms, torch.cat(cleaned), sums.complete(), non_finite)
 
     @torch.no_grad()
     def weighted_sum_rowwise(self, x: Tensor, y: Tensor, weigh: WeighRows) -> WeightedSum:
@@ -141,19 +137,26 @@ class GradientEngine:
         ``weigh(norms, rows)`` gets the norms of the examples ``rows`` (a slice of the batch's examples) and returns
         their weights.
         """
-        passes, weights, sums, start = [], [], Sums(self._parameters), 0
+        parts, weights, sums, start, non_finite = [], [], Sums(self._parameters), 0, 0
         for rows in self._micro_batches(x, y):
-            current = self._pass(*rows, keep=True)
-            norms = BatchNorms(current.norms, current.layer_norms, current.losses)
-            stop = start + current.norms.shape[0]
-            part = _without(weigh(norms, slice(start, stop)).to(norms.norms), current.finite)
-            self._add(sums, current.gradients, part, current.finite)
-            passes.append(current.without_gradients())
+            norms, part, infinite = self._sum_rowwise(*rows, start, weigh, sums)
+            parts.append(norms)
             weights.append(part)
-            start = stop
-        norms = self._collect(passes, x)
-        all_weights = _joined(weights) if weights else weigh(norms, slice(0, 0))
-        return WeightedSum(norms, all_weights, sums.complete(), _count_infinite(passes))
+            start += len(part)
+            non_finite += infinite
+        norms = self._joined(parts, x)
+        all_weights = _cat(weights) if weights else weigh(norms, slice(0, 0))
+        return WeightedSum(norms, all_weights, sums.complete(), non_finite)
+
+    def _sum_rowwise(
+        self, x: Tensor, y: Tensor, start: int, weigh: WeighRows, sums: Sums
+    ) -> tuple[BatchNorms, Tensor, int]:
+        """Norms, weights and the count of infinite norms of one micro-batch, whose gradients are freed on return."""
+        done = self._pass(x, y, keep=True)
+        norms = done.norms
+        weights = _without(weigh(norms, slice(start, start + len(norms.norms))).to(norms.norms), done.finite)
+        self._add(sums, done.gradients, weights, done.finite)
+        return norms, weights, _count_infinite(done)
 
     def _micro_batches(self, x: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor]]:
         for name, value in (("x", x), ("y", y)):
@@ -226,7 +229,7 @@ class GradientEngine:
             norms.masked_fill_(~finite, math.inf)
             if layer_norms is not None:
                 layer_norms.nan_to_num_(nan=math.inf, posinf=math.inf)
-        return Pass(losses, norms, layer_norms, finite, prepared)
+        return Pass(BatchNorms(norms, layer_norms, losses), finite, prepared)
 
     def _differentiate(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, ExampleGradients]]:
         """Losses [B], and what the gradients of every parameter are made of."""
@@ -256,17 +259,17 @@ class GradientEngine:
             )
         return losses
 
-    def _collect(self, passes: list[Pass], x: Tensor) -> BatchNorms:
-        if not passes:
+    def _joined(self, parts: list[BatchNorms], x: Tensor) -> BatchNorms:
+        if not parts:
             empty = torch.zeros(0, device=x.device)
             return BatchNorms(empty, empty.new_zeros(0, len(self._layers)) if self._layerwise else None, empty)
-        if len(passes) == 1:
-            return BatchNorms(passes[0].norms, passes[0].layer_norms, passes[0].losses)
-        layer_norms = [one.layer_norms for one in passes if one.layer_norms is not None]
+        if len(parts) == 1:
+            return parts[0]
+        layer_norms = [part.layer_norms for part in parts if part.layer_norms is not None]
         return BatchNorms(
-            _joined([one.norms for one in passes]),
-            _joined(layer_norms) if self._layerwise else None,
-            _joined([one.losses for one in passes]),
+            torch.cat([part.norms for part in parts]),
+            torch.cat(layer_norms) if self._layerwise else None,
+            torch.cat([part.losses for part in parts]),
         )
 
     def _add(
@@ -301,13 +304,13 @@ def _without(weights: Tensor, finite: Tensor | None) -> Tensor:
 def _cut(per_example: Tensor, passes: list[Pass]) -> Iterator[Tensor]:
     start = 0
     for one in passes:
-        yield per_example[start : start + len(one.losses)]
-        start += len(one.losses)
+        yield per_example[start : start + len(one.norms.losses)]
+        start += len(one.norms.losses)
 
 
-def _joined(parts: list[Tensor]) -> Tensor:
+def _cat(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _count_infinite(passes: list[Pass]) -> int:
-    return sum(int((~one.finite).sum()) for one in passes if one.finite is not None)
+def _count_infinite(one: Pass) -> int:
+    return 0 if one.finite is None else int((~one.finite).sum())
