@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import weakref
 
 import pytest
 import torch
@@ -98,6 +99,33 @@ def test_weigh_sees_the_whole_batch_once_and_rowwise_sees_the_parts() -> None:
     engine.weighted_sum_rowwise(x, y, lambda norms, rows: (parts.append(rows), clip(norms))[1])
     assert whole == [5]
     assert parts == [slice(0, 2), slice(2, 4), slice(4, 5)]
+
+
+class Watched(nn.Module):
+    """Hands its input on, and counts the tensors it has returned that are still alive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.returned: list[weakref.ref[Tensor]] = []
+        self.alive: list[int] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.alive.append(sum(one() is not None for one in self.returned))
+        out = x.clone()
+        self.returned.append(weakref.ref(out))
+        return out
+
+
+def test_what_a_micro_batch_kept_is_freed_before_the_next_one_starts() -> None:
+    watched, (x, y) = Watched(), small_batch(8)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(108, 5), watched, nn.Linear(5, 3))
+    engine = GradientEngine(model, per_example_loss, micro_batch_size=2)
+    engine.norms(x, y)  # the first batch is also verified
+    watched.alive.clear()
+    engine.norms(x, y)
+    engine.weighted_sum(x, y, clip)
+    engine.weighted_sum_rowwise(x, y, lambda norms, rows: clip(norms))
+    assert watched.alive == 16 * [0]
 
 
 def test_losses_are_those_of_the_model() -> None:

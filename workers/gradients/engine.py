@@ -120,13 +120,8 @@ class GradientEngine:
         sums, cleaned = Sums(self._parameters), []
         with RandomState.preserved(x.device):
             for first, rows, part in zip(passes, batches, _cut(weights, passes), strict=True):
-                part = _without(part, first.finite)
-                if first.random_state is not None:
-                    first.random_state.restore()
-                losses, gradients = self._differentiate(*rows)
-                _require_same(first.norms.losses, losses)
-                self._add(sums, gradients, part, first.finite)
-                cleaned.append(part)
+                cleaned.append(_without(part, first.finite))
+                self._sum_again(*rows, first, cleaned[-1], sums)
         non_finite = sum(_count_infinite(one) for one in passes)
         return WeightedSum(norms, torch.cat(cleaned), sums.complete(), non_finite)
 
@@ -147,6 +142,14 @@ class GradientEngine:
         norms = self._joined(parts, x)
         all_weights = _cat(weights) if weights else weigh(norms, slice(0, 0))
         return WeightedSum(norms, all_weights, sums.complete(), non_finite)
+
+    def _sum_again(self, x: Tensor, y: Tensor, first: Pass, weights: Tensor, sums: Sums) -> None:
+        """The sum of a micro-batch whose norms the first pass found; its gradients are freed on return."""
+        if first.random_state is not None:
+            first.random_state.restore()
+        losses, gradients = self._differentiate(x, y)
+        _require_same(first.norms.losses, losses)
+        self._add(sums, gradients, weights, first.finite)
 
     def _sum_rowwise(
         self, x: Tensor, y: Tensor, start: int, weigh: WeighRows, sums: Sums
