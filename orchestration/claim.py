@@ -40,7 +40,7 @@ def claimed(uri: str, period: float = PERIOD) -> Iterator[None]:
     """Hold the claim at ``uri`` for the length of a ``with`` block; on a path there is nothing to hold.
 
     Guarantee: of two drivers whose clocks differ by less than two periods, the later is refused. With clocks further
-    apart, or when both start within a second, the earlier may learn of it only at its next renewal, and is interrupted;
+    apart, or when both start within a second, the earlier may learn of it only at its next renewal, and gets SIGTERM;
     until then both write, and shards that differ are refused. Rests on stores that show a write to all readers at once,
     as S3 and GCS do.
 
@@ -84,7 +84,8 @@ def _renew(uri: str, mine: Claim, period: float, ended: threading.Event) -> None
         with contextlib.suppress(StorageError):  # a store out of reach for a while: trials notice by themselves
             if not _is_ours(uri, mine):
                 print(f"error: another dpsweep has taken over {uri.rpartition('/')[0]}; this one ends", file=sys.stderr)
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                # not SIGINT, which whoever was started in the background of a script ignores
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
                 return
             _write(uri, replace(mine, renewed=time.time()))
 

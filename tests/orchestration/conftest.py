@@ -1,8 +1,9 @@
-"""Fixtures that tests of MLflow share."""
+"""Fixtures that tests of MLflow share, and what all processes that tests start inherit."""
 
 from __future__ import annotations
 
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,13 @@ import pytest
 from orchestration.tracking import embedded_tracking_uri
 
 from mlflow import MlflowClient  # isort: skip  (after orchestration.tracking, which keeps it quiet)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def sigint_is_heard() -> None:
+    """A background job of a shell script ignores SIGINT, and so would the processes that it starts."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

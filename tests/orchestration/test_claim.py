@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,14 @@ PERIOD = 0.2
 @pytest.fixture
 def uri(tmp_path: Path) -> str:
     return SweepFiles(f"file://{tmp_path}/sweep").claim
+
+
+@pytest.fixture
+def sigterm_interrupts() -> Iterator[None]:
+    """As in the command."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 def stored(tmp_path: Path) -> dict[str, object]:
@@ -54,6 +64,7 @@ def test_the_claim_of_a_lost_driver_is_taken_over(uri: str, tmp_path: Path) -> N
         assert stored(tmp_path)["token"] != "a"
 
 
+@pytest.mark.usefixtures("sigterm_interrupts")
 def test_whoever_is_taken_over_ends(uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = {"token": "b", "host": "elsewhere", "pid": 2, "renewed": time.time()}
 
