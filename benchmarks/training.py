@@ -311,8 +311,9 @@ def measure(workload: Workload, name: str, batch: int, device: torch.device, bud
     memory = {method: peak_megabytes(partial(step, x[few], y[few]), device) for method, step in steps.items()}
     check_agreement(models, name)
     runs = {method: partial(step, x, y) for method, step in steps.items()}
-    first = min(seconds(runs["plain"], 1, device) for _ in range(3))
-    repeat = max(1, round(SHORTEST_SAMPLE / first))
+    first = seconds(runs["plain"], 1, device)
+    warm = first if first > SHORTEST_SAMPLE else seconds(runs["plain"], 3, device)
+    repeat = max(1, round(SHORTEST_SAMPLE / warm))
     fewest = {method: FEWEST_SAMPLES.get(method, 2) if first < budget else 1 for method in METHODS}
     samples = take_turns(runs, fewest, repeat, budget, device)
     ratios = {method: statistics.median(ratio for _, ratio in taken) for method, taken in samples.items()}

@@ -28,6 +28,7 @@ from workers.clipping.protocol import NORM_ERROR
 from workers.data.base import Dataset
 from workers.evaluation import evaluate
 from workers.gradients import GradientEngine, ShapePlanner, TimingPlanner, WeightedSum
+from workers.gradients.randomness import RandomState
 from workers.history import EpochRecord
 from workers.losses import build_loss
 from workers.mechanism import TrialMechanism, affordable_epochs
@@ -265,6 +266,7 @@ class Trainer:
 
     def state(self) -> dict[str, Any]:
         """Everything that a restored run needs to repeat the bits of this one; private."""
+        random = RandomState.of(self._data.device)
         return {
             "step_count": self.step_count,
             "initial_bound": self.initial_bound,
@@ -274,8 +276,8 @@ class Trainer:
             "sampler": self._sampler.state(),
             "noise": self._noise.state(),
             "augmentation": self._augmentation_rng.get_state(),
-            "torch": torch.get_rng_state(),
-            "cuda": torch.cuda.get_rng_state(self._data.device) if self._data.device.type == "cuda" else None,
+            "torch": random.cpu,
+            "cuda": random.cuda,
             "clipping": asdict(self._clipping),
             "interval": None if self._interval is None else self._interval.state(),
             "counters": asdict(self.counters),
@@ -291,9 +293,7 @@ class Trainer:
         self._sampler.restore(state["sampler"])
         self._noise.restore(state["noise"])
         self._augmentation_rng.set_state(state["augmentation"])
-        torch.set_rng_state(state["torch"])
-        if state["cuda"] is not None and self._data.device.type == "cuda":
-            torch.cuda.set_rng_state(state["cuda"], self._data.device)
+        RandomState(self._data.device, state["torch"], state["cuda"]).restore()
         self._clipping = ClippingState(**state["clipping"])
         if state["interval"] is not None:
             self._interval = Interval.restored(state["interval"], self._data.device)

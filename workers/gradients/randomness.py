@@ -30,7 +30,7 @@ class RandomState:
 
     def restore(self) -> None:
         torch.set_rng_state(self.cpu)
-        if self.cuda is not None:
+        if self.cuda is not None and self.device.type == "cuda":  # a run may resume without the GPU it began on
             torch.cuda.set_rng_state(self.cuda, self.device)
 
     @staticmethod
