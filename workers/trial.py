@@ -46,7 +46,8 @@ def run_trial(
     the call, and the trial can be resumed.
 
     Raises:
-        InvalidInput: an impossible spec, or ``root`` holds another trial.
+        InvalidInput: an impossible spec, ``root`` holds another trial, memory does not suffice, or torch has no
+            deterministic algorithm for the model.
         DataCorruption: a stored file is damaged; nothing is silently started anew.
     """
     files = TrialFiles(root)
@@ -54,7 +55,7 @@ def run_trial(
     if exists(files.training):
         forget_checkpoint(files.checkpoint)
         return read_training_result(files.training)
-    with _reproducible(spec.execution, spec.seed):
+    with _reproducible(spec.execution, spec.seed), _explained(spec.execution):
         return _train(spec, files, releases, on_progress or _ignore)
 
 
@@ -102,6 +103,27 @@ def _reproducible(execution: ExecutionSpec, seed: int) -> Iterator[None]:
             torch.use_deterministic_algorithms(deterministic)
             torch.set_float32_matmul_precision(precision)
             torch.backends.cudnn.allow_tf32 = convolutions
+
+
+@contextlib.contextmanager
+def _explained(execution: ExecutionSpec) -> Iterator[None]:
+    """torch's errors that a field of ``execution`` would have prevented name that field."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        if "does not have a deterministic implementation" in reason:
+            operation = reason.split()[0]
+            raise InvalidInput(
+                f"torch has no deterministic algorithm for {operation} on device {execution.device!r}; "
+                "set execution.deterministic: false, or use a model without it"
+            ) from error
+        if isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in reason:
+            raise InvalidInput(
+                f"memory of device {execution.device!r} does not suffice at execution.micro_batch_size: "
+                f"{json.dumps(execution.micro_batch_size)} (null is the whole batch at once); set it lower ({reason})"
+            ) from error
+        raise
 
 
 def _train(spec: TrialSpec, files: TrialFiles, releases: tuple[Release, ...], report: OnProgress) -> TrainingResult:

@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 from data_folders import make_cifar_jpegs, make_fashion, make_image_folder, make_table, make_utkface
+from torch import Tensor, nn
+from torch.nn import functional
 from trial_specs import TUMOURS, small_trial
 
+from accounting.errors import InvalidInput
 from accounting.layout import TrialFiles
 from accounting.shards import NormShards, read_trace
 from workers.losses import LOSSES
@@ -95,3 +98,39 @@ def test_every_loss(loss: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_optimizer(optimizer: str, tmp_path: Path) -> None:
     train(small_trial(optimizer=Component(optimizer, {"learning_rate": 0.01}), epochs=1), tmp_path)
+
+
+class Unpooling(nn.Module):
+    """Max pooling and back, of which torch has no deterministic algorithm on any device."""
+
+    def __init__(self, feature_shape: tuple[int, ...], num_classes: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(feature_shape[0], num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        pooled, where = functional.max_pool1d_with_indices(x[:, None], 2)
+        return self.linear(functional.max_unpool1d(pooled, where, 2)[:, 0])
+
+
+class Expansion(nn.Module):
+    """Needs 128 TiB for every example."""
+
+    def __init__(self, feature_shape: tuple[int, ...], num_classes: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(feature_shape[0], num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x + x.new_zeros(len(x), 1 << 45)[:, : x.shape[1]])
+
+
+def test_an_operation_without_a_deterministic_algorithm_names_the_switch(tmp_path: Path) -> None:
+    spec = small_trial(model=Component(f"{__file__}:Unpooling"), epochs=1)
+    with pytest.raises(InvalidInput, match=r"unpool.* set execution.deterministic: false"):
+        run_trial(spec, str(tmp_path / "deterministic"))
+    train(replace(spec, execution=replace(spec.execution, deterministic=False)), tmp_path / "other")
+
+
+def test_too_little_memory_names_the_size_of_micro_batches(tmp_path: Path) -> None:
+    spec = small_trial(model=Component(f"{__file__}:Expansion"), epochs=1)
+    with pytest.raises(InvalidInput, match=r"execution.micro_batch_size: null .* set it lower"):
+        run_trial(spec, str(tmp_path))
