@@ -162,3 +162,17 @@ def test_a_layer_that_does_not_run_on_one_row_is_refused_by_name() -> None:
 
     with pytest.raises(InvalidInput, match=r"'bags' \(EmbeddingBag\) does not run on one row.*offsets"):
         GradientEngine(Bags(), per_example_loss).norms(torch.ones(4, 2, dtype=torch.long), torch.zeros(4).long())
+
+
+@pytest.mark.parametrize("micro_batch_size", [None, 4])
+@pytest.mark.parametrize("shape", [(), (1,), (5,), (7,), (6, 1)], ids=str)
+def test_weights_of_another_number_of_examples_are_refused(
+    shape: tuple[int, ...], micro_batch_size: int | None
+) -> None:
+    """One weight for all would be broadcast in some layers, and rows beyond the batch be passed over."""
+    model = Calls(lambda m, x: m.second(m.first(x)))
+    engine = GradientEngine(model, per_example_loss, micro_batch_size=micro_batch_size)
+    with pytest.raises(InvalidInput, match=r"weigh returned weights of shape .* but must return \[6\]"):
+        engine.weighted_sum(*batch(6), lambda norms: torch.ones(shape))
+    with pytest.raises(InvalidInput, match=r"weigh returned weights of shape .* but must return \[\d\]"):
+        engine.weighted_sum_rowwise(*batch(6), lambda norms, rows: torch.ones(shape))

@@ -7,7 +7,7 @@ and the weighted sum are computed from those pairs: no second backward pass, no 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
 
@@ -116,10 +116,11 @@ class GradientEngine:
             return self.weighted_sum_rowwise(x, y, lambda norms, _: weigh(norms))
         passes = [self._norm_pass(*rows) for rows in batches]
         norms = self._joined([one.norms for one in passes], x)
-        weights = weigh(norms).to(norms.norms)
+        weights = self._checked(weigh(norms), norms)
         sums, cleaned = Sums(self._parameters), []
         with RandomState.preserved(x.device):
-            for first, rows, part in zip(passes, batches, _cut(weights, passes), strict=True):
+            parts = torch.split(weights, [len(one.norms.losses) for one in passes])
+            for first, rows, part in zip(passes, batches, parts, strict=True):
                 cleaned.append(_without(part, first.finite))
                 self._sum_again(*rows, first, cleaned[-1], sums)
         non_finite = sum(_count_infinite(one) for one in passes)
@@ -157,7 +158,7 @@ class GradientEngine:
         """Norms, weights and the count of infinite norms of one micro-batch, whose gradients are freed on return."""
         done = self._pass(x, y, keep=True)
         norms = done.norms
-        weights = _without(weigh(norms, slice(start, start + len(norms.norms))).to(norms.norms), done.finite)
+        weights = _without(self._checked(weigh(norms, slice(start, start + len(norms.norms))), norms), done.finite)
         self._add(sums, done.gradients, weights, done.finite)
         return norms, weights, _count_infinite(done)
 
@@ -262,6 +263,16 @@ class GradientEngine:
             )
         return losses
 
+    def _checked(self, weights: Tensor, norms: BatchNorms) -> Tensor:
+        """Weights of these examples, in the norms' dtype and on their device."""
+        allowed = [norms.norms.shape] if norms.layer_norms is None else [norms.norms.shape, norms.layer_norms.shape]
+        if weights.shape not in allowed:
+            raise InvalidInput(
+                f"weigh returned weights of shape {list(weights.shape)}, but must return "
+                f"{' or '.join(str(list(shape)) for shape in allowed)}"
+            )
+        return weights.to(norms.norms)
+
     def _joined(self, parts: list[BatchNorms], x: Tensor) -> BatchNorms:
         if not parts:
             empty = torch.zeros(0, device=x.device)
@@ -302,13 +313,6 @@ def _without(weights: Tensor, finite: Tensor | None) -> Tensor:
     if finite is None:
         return weights
     return weights.masked_fill(~(finite if weights.dim() == 1 else finite[:, None]), 0.0)
-
-
-def _cut(per_example: Tensor, passes: list[Pass]) -> Iterator[Tensor]:
-    start = 0
-    for one in passes:
-        yield per_example[start : start + len(one.norms.losses)]
-        start += len(one.norms.losses)
 
 
 def _cat(parts: list[Tensor]) -> Tensor:
