@@ -51,7 +51,7 @@ def complete_trial(
     """
     trace, training = read_trace(files.trace), read_training_result(files.training)
     found, bound = _costs(trace, planned, sweep), bounding_trace(trace, planned.trace) or trace
-    individuals = _individuals(planned, files, sweep, found.worst_case, scatter) if planned.spec.is_private else None
+    individuals = _individuals(planned, files, sweep, found.worst_case, scatter) if trace.is_private else None
     result = TrialResult(
         key=planned.spec.key,
         labels=planned.labels,

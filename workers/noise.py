@@ -168,8 +168,12 @@ def derive_seed(seed: int, purpose: str) -> int:
     return int.from_bytes(digest[:8], "little") >> 1
 
 
-def sampler_entropy(noise_source: str, seed: int) -> int:
-    """Seed of the batch sampler: secret like the noise unless the run is seeded, since amplification rests on it."""
+def entropy(noise_source: str, seed: int, purpose: str, bits: int = 8 * KEY_BYTES) -> int:
+    """Seed of other random numbers that training draws: secret like the noise, unless the run is seeded.
+
+    Amplification rests on secret batches. And one example more or less shifts what is drawn for all others, by dropout
+    or augmentation: whoever knew those numbers would see the sum move by more than that example.
+    """
     if noise_source == "seeded":
-        return derive_seed(seed, "sampling")
-    return int.from_bytes(os.urandom(KEY_BYTES), "little")
+        return derive_seed(seed, purpose)
+    return int.from_bytes(os.urandom(KEY_BYTES), "little") >> (8 * KEY_BYTES - bits)

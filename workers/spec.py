@@ -10,9 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import PydanticSerializationError
+
+from accounting.calibration import NOISE_MULTIPLIERS
+from accounting.errors import InvalidInput, require_finite
 
 Params = dict[str, Any]
+
+LARGEST_NOISE = NOISE_MULTIPLIERS[1]
 
 
 @dataclass(frozen=True)
@@ -115,6 +121,24 @@ class TrialSpec:
 
     def to_json(self) -> str:
         return _ADAPTER.dump_json(self, indent=2).decode()
+
+    def checked(self) -> TrialSpec:
+        """This spec with every field of its type, and what it is when read back: a tuple of parameters is a list.
+
+        Raises: InvalidInput naming the field that is not.
+        """
+        try:
+            spec = TrialSpec.from_json(_ADAPTER.dump_json(self, warnings=False))
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join(map(str, first["loc"]))
+            raise InvalidInput(f"{field} is {first['input']!r} in JSON, but: {first['msg']}") from error
+        except PydanticSerializationError as error:
+            raise InvalidInput(f"a trial is written as JSON: {error}; use numbers, text, lists and maps") from error
+        require_finite("seed", spec.seed, at_least=0, below=2**63)
+        require_finite("noise multiplier", spec.noise.initial_noise_multiplier, at_least=0.0, at_most=LARGEST_NOISE)
+        require_finite("execution.threads", spec.execution.threads, at_least=1, at_most=1024)
+        return spec
 
     @staticmethod
     def from_json(text: str | bytes) -> TrialSpec:

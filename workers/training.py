@@ -11,12 +11,12 @@ import contextlib
 import copy
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from pydantic import TypeAdapter
 from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
 
 from accounting.errors import InvalidInput, require_finite
 from accounting.layout import TrialFiles
@@ -33,7 +33,7 @@ from workers.history import EpochRecord
 from workers.losses import build_loss
 from workers.mechanism import TrialMechanism, affordable_epochs
 from workers.models import build_model
-from workers.noise import NoiseSource, derive_seed, sampler_entropy
+from workers.noise import NoiseSource, derive_seed, entropy
 from workers.optimizers import make_average, make_learning_rate_schedule, make_optimizer
 from workers.recording import Interval, NormRecorder, TrainingData, choose_rows, is_due
 from workers.sampling import make_sampler
@@ -61,25 +61,27 @@ class Trainer:
         self._method = make_clipping(spec.clipping)
         check_spec(spec, mechanism, 0 if dataset.public is None else len(dataset.public))
         self.total_steps = spec.epochs * mechanism.steps_per_epoch
+        self._entropy = partial(entropy, spec.noise_source, spec.seed)
         self._paid_epochs = 0
 
         self._loss = build_loss(spec.loss)
         self._model = build_model(spec.model, dataset, spec.seed).to(device)
-        self.mechanism = mechanism
-        if draws_randomly(self._model) and not self._method.keeps_to_contributions:
-            self.mechanism = replace(mechanism, contributions="estimate")
         self._parameters = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
         self._augmentation = make_augmentation(spec.augmentation) if spec.augmentation else None
-        self._augmentation_rng = torch.Generator().manual_seed(derive_seed(spec.seed, "augmentation"))
+        self._augmentation_rng = torch.Generator().manual_seed(self._entropy("augmentation", 63))
         self._engine = self._make_engine(self._augmentation.multiplicity if self._augmentation else 1)
         self._optimizer = make_optimizer(spec.optimizer, self._parameters)
         self._learning_rate = make_learning_rate_schedule(
             spec.learning_rate_schedule, self.total_steps, mechanism.steps_per_epoch
         )
         self._average = make_average(spec.averaging, self._parameters) if spec.averaging else None
-        self._sampler = make_sampler(spec.sampling, len(dataset.train), sampler_entropy(spec.noise_source, spec.seed))
+        self._sampler = make_sampler(spec.sampling, len(dataset.train), self._entropy("sampling"))
+        torch.manual_seed(self._entropy("model", 63))  # what the model draws, as by dropout
 
         self._data = TrainingData(dataset, device)
+        self.mechanism = mechanism
+        if not self._method.keeps_to_contributions and self._engine.draws(*self._data.inputs(torch.arange(1))):
+            self.mechanism = replace(mechanism, contributions="estimate")
         self._everyone, self._exact = self._make_recorders(files)
         self._setting = Setting(
             dataset.group_names, self._engine.layer_names, len(dataset.train), spec.sampling.batch_size
@@ -306,13 +308,15 @@ def check_spec(spec: TrialSpec, mechanism: TrialMechanism, public_size: int) -> 
 
     public_size: how many public examples the data set has.
     """
-    require_finite("epochs", spec.epochs, at_least=1)
+    require_finite("epochs", spec.epochs, at_least=1, at_most=10**7)
+    require_finite("delta", spec.delta, above=0.0, below=1.0)
+    require_finite("norms.rows_per_part", spec.norms.rows_per_part, at_least=1)
     if spec.execution.device != "auto":
         _parse_device(spec.execution.device)
     if spec.norms.refreshes_per_epoch != "every_step":
         require_finite("norms.refreshes_per_epoch", spec.norms.refreshes_per_epoch, above=0.0)
     require_finite("norms.exact_examples", spec.norms.exact_examples, at_least=0)
-    require_finite("execution.checkpoint_every_epochs", spec.execution.checkpoint_every_epochs, above=0.0)
+    require_finite("execution.checkpoint_every_epochs", spec.execution.checkpoint_every_epochs, at_least=1e-6)
     highest = max(segment.noise_multiplier for segment in mechanism.trace(spec.epochs).segments)
     if highest > 0.0 and spec.clipping.name == "none":
         raise InvalidInput(
@@ -321,15 +325,6 @@ def check_spec(spec: TrialSpec, mechanism: TrialMechanism, public_size: int) -> 
         )
     if spec.noise.schedule.name == "validation" and not public_size:
         raise InvalidInput("a validation-driven schedule needs public data; set data.public_fraction above 0")
-
-
-def draws_randomly(model: nn.Module) -> bool:
-    """Whether the model has dropout, so that the norms of a snapshot are not those of the training pass."""
-    return any(
-        (isinstance(module, _DropoutNd) and module.p > 0.0)
-        or (isinstance(module, nn.MultiheadAttention) and module.dropout > 0.0)
-        for module in model.modules()
-    )
 
 
 def choose_device(name: str) -> torch.device:

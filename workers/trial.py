@@ -15,7 +15,7 @@ import torch
 from accounting.errors import DataCorruption, InvalidInput
 from accounting.layout import TrialFiles
 from accounting.mechanism import Release
-from accounting.shards import read_bytes, write_bytes_atomically, write_trace
+from accounting.shards import read_bytes, read_trace, write_bytes_atomically, write_trace
 from accounting.storage import exists
 from workers.checkpoint import fingerprint, forget_checkpoint, load_checkpoint, save_checkpoint
 from workers.data import Dataset, load_dataset
@@ -50,9 +50,10 @@ def run_trial(
             deterministic algorithm for the model.
         DataCorruption: a stored file is damaged; nothing is silently started anew.
     """
-    files = TrialFiles(root)
+    files, spec = TrialFiles(root), spec.checked()
     _refuse_other_trials(files, spec)
     if exists(files.training):
+        _refuse_other_releases(files, releases)
         forget_checkpoint(files.checkpoint)
         return read_training_result(files.training)
     with _reproducible(spec.execution, spec.seed), _explained(spec.execution):
@@ -75,6 +76,16 @@ def _refuse_other_trials(files: TrialFiles, spec: TrialSpec) -> None:
     if different:
         raise InvalidInput(
             f"{files.root} holds a trial that differs in {', '.join(different)}; "
+            "use another folder, or delete this one to start anew"
+        )
+
+
+def _refuse_other_releases(files: TrialFiles, releases: tuple[Release, ...]) -> None:
+    """The trace of a finished trial ends in them."""
+    stored = read_trace(files.trace).releases
+    if stored[len(stored) - len(releases) :] != releases:
+        raise InvalidInput(
+            f"{files.root} holds a finished trial with the releases {stored}, which do not end in {releases}; "
             "use another folder, or delete this one to start anew"
         )
 

@@ -17,8 +17,8 @@ from workers.noise import (
     NOISE_SOURCES,
     NoiseSource,
     derive_seed,
+    entropy,
     make_noise_source,
-    sampler_entropy,
 )
 
 CPU = torch.device("cpu")
@@ -129,10 +129,13 @@ def test_secure_draws_lie_on_no_grid_of_single_draws() -> None:
     assert not torch.equal(single.normal((8,), 1.0), summed.normal((8,), 1.0))
 
 
-def test_seeds_of_purposes_are_unrelated_and_sampling_is_secret_outside_research() -> None:
+@pytest.mark.parametrize("purpose", ["sampling", "augmentation", "model"])
+def test_seeds_of_purposes_are_unrelated_and_secret_outside_research(purpose: str) -> None:
     assert len({derive_seed(seed, purpose) for seed in range(10) for purpose in ("noise", "sampling")}) == 20
-    assert sampler_entropy("seeded", 5) == sampler_entropy("seeded", 5)
-    assert sampler_entropy("os_entropy", 5) != sampler_entropy("os_entropy", 5)
+    assert entropy("seeded", 5, purpose) == entropy("seeded", 5, purpose)
+    for secret in ("os_entropy", "os_entropy_secure"):
+        assert entropy(secret, 5, purpose) != entropy(secret, 5, purpose)
+        assert entropy(secret, 5, purpose, bits=63) < 2**63
 
 
 def test_unknown_source_is_named() -> None:

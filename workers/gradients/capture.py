@@ -22,30 +22,44 @@ from workers.gradients.rules import Differentiate
 
 
 @dataclass(frozen=True)
-class Use:
-    """One call of a layer. edges: what to differentiate by; differentiate: takes the gradients of all of them, and may
-    read the activation, which must still be what it was at ``version``."""
+class Input:
+    """What a layer read, and the version that it had then."""
 
     layer: Layer
-    edges: Sequence[GradientEdge]
-    differentiate: Differentiate
-    activation: Tensor | None = None
-    version: int = 0
+    activation: Tensor
+    version: int
+
+    @staticmethod
+    def now(layer: Layer, activation: Tensor) -> Input:
+        return Input(layer, activation, activation._version)
 
     def require_unchanged(self) -> None:
-        if self.activation is not None and self.activation._version != self.version:
+        if self.activation._version != self.version:
             raise InvalidInput(
                 f"{self.layer.described} read a tensor that was changed in place afterwards; "
                 "change a copy of it, so that gradients see what the layer saw"
             )
 
 
+@dataclass(frozen=True)
+class Use:
+    """One call of a layer. edges: what to differentiate by; differentiate: takes the gradients of all of them, and may
+    read ``input``."""
+
+    layer: Layer
+    edges: Sequence[GradientEdge]
+    differentiate: Differentiate
+    input: Input | None = None
+
+
 @dataclass
 class Capture:
-    """rows: leading dimension of every activation; examples: rows / K, where K rows form one example."""
+    """rows: leading dimension of every activation; examples: rows / K, where K rows form one example; layers: those
+    that ran in another form than the model's own."""
 
     rows: int
     examples: int
+    layers: Sequence[Layer] = ()
     uses: list[Use] = field(default_factory=list)
 
     def backward(self, losses: Tensor, scale: float) -> dict[str, ExampleGradients]:
@@ -57,13 +71,15 @@ class Capture:
         edges = [edge for use in self.uses for edge in use.edges]
         if not edges or not losses.requires_grad:
             return {}
-        remaining = iter(torch.autograd.grad(losses, edges, torch.full_like(losses, scale), allow_unused=True))
+        with capturing(self.layers, self.rows, self.examples):  # checkpointed parts run again, in the same form
+            remaining = iter(torch.autograd.grad(losses, edges, torch.full_like(losses, scale), allow_unused=True))
         found: dict[str, list[ExampleGradients]] = {}
         for use in self.uses:
             grads = [next(remaining) for _ in use.edges]
             if all(grad is None for grad in grads):
                 continue
-            use.require_unchanged()
+            if use.input is not None:
+                use.input.require_unchanged()
             for local, gradients in use.differentiate(*grads).items():
                 if local in use.layer.parameters:
                     found.setdefault(use.layer.parameters[local], []).append(gradients)
@@ -77,7 +93,7 @@ def capturing(layers: Sequence[Layer], rows: int, examples: int) -> Iterator[Cap
     Forwards are replaced rather than hooked: that sees exactly what the layer computes, whatever hooks the user has
     registered, and is the quicker of the two.
     """
-    capture = Capture(rows, examples)
+    capture = Capture(rows, examples, [layer for layer in layers if layer.rule is None])
     replaced: list[tuple[dict[str, Any], Callable[..., Any] | None]] = []
     try:
         for layer in layers:
@@ -95,11 +111,13 @@ def _remembered(layer: Layer, capture: Capture, original: Callable[..., Tensor],
     """A layer with a rule runs as it is; its only input and its output are noted."""
     output = original(*args, **kwargs)
     if output.requires_grad:
+        if output._is_view():  # what works on a view in place takes its edge out of the graph
+            output = output.clone()
         activation = args[0] if args else kwargs["input"]
         require_rows(layer, activation, capture.rows)
         assert layer.rule is not None
         differentiate = layer.rule(layer.module, activation, output, capture.examples)
-        capture.uses.append(Use(layer, [get_gradient_edge(output)], differentiate, activation, activation._version))
+        capture.uses.append(Use(layer, [get_gradient_edge(output)], differentiate, Input.now(layer, activation)))
     return output
 
 
@@ -127,7 +145,7 @@ def _linear_of(layer: Layer, capture: Capture, activation: Tensor, weight: str, 
     output = functional.linear(activation, parameters[weight], parameters.get(bias))
     if output.requires_grad:
         differentiate = affine(activation, capture.examples, weight, bias)
-        capture.uses.append(Use(layer, [get_gradient_edge(output)], differentiate, activation, activation._version))
+        capture.uses.append(Use(layer, [get_gradient_edge(output)], differentiate, Input.now(layer, activation)))
     return output
 
 

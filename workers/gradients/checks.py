@@ -10,8 +10,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.parametrize import is_parametrized
 
 from accounting.errors import InvalidInput
+from workers.gradients.layers import RULES
+
+
+def _has_weight_from_a_hook(module: nn.Module) -> bool:
+    return isinstance(module, tuple(RULES)) and "weight" not in module._parameters and not is_parametrized(module)
+
 
 _NO_BATCH_FIRST = "reads its batch from the second axis; construct it with batch_first=True"
 
@@ -41,6 +48,12 @@ REFUSED: tuple[tuple[type | tuple[type, ...], Callable[..., bool], str], ...] = 
         _SpectralNorm,
         lambda module: True,
         "changes with every forward pass, so that no two passes agree; use torch.nn.utils.parametrizations.weight_norm",
+    ),
+    (
+        nn.Module,
+        _has_weight_from_a_hook,
+        "computes its weight in a hook, where no gradient is captured; use torch.nn.utils.parametrizations, and "
+        "torch.nn.utils.prune.remove after pruning",
     ),
     (torch.jit.ScriptModule, lambda module: True, "hides what its layers read; use the module it was made from"),
     (nn.MultiheadAttention, lambda module: not module.batch_first, _NO_BATCH_FIRST),

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from accounting.errors import InvalidInput
-from workers.gradients.capture import Capture, Use, require_rows
+from workers.gradients.capture import Capture, Input, Use, require_rows
 from workers.gradients.layers import Layer
 from workers.gradients.randomness import RandomState
 
@@ -35,7 +37,7 @@ class CompiledForward:
         self._model = model
         self._layers = layers
         self._losses = losses
-        self._outputs: list[Tensor] | None = None
+        self._outputs: dict[tuple[torch.Size, torch.dtype], list[Tensor]] = {}
         self._called: list[int] = []
         self._inputs: list[Tensor] = []
         self._zeros: list[Tensor] = []
@@ -45,11 +47,12 @@ class CompiledForward:
     def __call__(self, x: Tensor, y: Tensor, examples: int) -> tuple[Tensor, Capture]:
         capture = Capture(len(x), examples)
         with self._hooked(), _frozen(self._model):
-            if self._outputs is None:
-                self._outputs = self._find_outputs(x, y)
+            kind = (x.shape[1:], x.dtype)
+            if kind not in self._outputs:
+                self._outputs[kind] = self._find_outputs(x, y)
             zeros = [
                 torch.zeros(len(x), *o.shape[1:], dtype=o.dtype, device=x.device, requires_grad=True)
-                for o in self._outputs
+                for o in self._outputs[kind]
             ]
             losses, inputs, called = self._compiled(x, y, zeros)
         self._zeros, self._inputs, self._called = [], [], []
@@ -67,16 +70,24 @@ class CompiledForward:
         return losses, self._inputs, self._called
 
     def _find_outputs(self, x: Tensor, y: Tensor) -> list[Tensor]:
-        """Outputs (without memory) in the order of calls, from one pass that is not compiled and keeps no state."""
+        """Outputs (without memory) in the order of calls, from one pass that is not compiled and keeps no state.
+
+        Raises: InvalidInput where an input was changed in place after its layer read it; compiled code does not tell.
+        """
         outputs: list[Tensor] = []
-        handles = [
-            layer.module.register_forward_hook(lambda module, args, output: outputs.append(output.to("meta")))
-            for layer in self._layers
-        ]
+        inputs: list[Input] = []
+
+        def note(layer: Layer, module: nn.Module, args: Any, kwargs: Mapping[str, Tensor], output: Tensor) -> None:
+            outputs.append(output.to("meta"))
+            inputs.append(Input.now(layer, args[0] if args else kwargs["input"]))
+
+        handles = [layer.module.register_forward_hook(partial(note, layer), with_kwargs=True) for layer in self._layers]
         with torch.no_grad(), RandomState.preserved(x.device):
             self._trace(x, y, [])
         for handle in handles:
             handle.remove()
+        for one in inputs:
+            one.require_unchanged()
         return outputs
 
     def _hook(self, index: int) -> Callable[..., Tensor]:

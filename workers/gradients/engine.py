@@ -18,13 +18,14 @@ from accounting.errors import InvalidInput
 from workers.gradients.capture import Capture, capturing
 from workers.gradients.checks import check_model
 from workers.gradients.compiled import CompiledForward
+from workers.gradients.draws import draws
 from workers.gradients.factors import ExampleGradients, widen
 from workers.gradients.layers import find_layers
 from workers.gradients.planning import Planner, ShapePlanner
 from workers.gradients.randomness import RandomState
 from workers.gradients.results import BatchNorms, WeightedSum
 from workers.gradients.sums import Sums
-from workers.gradients.verification import Gradients, verify
+from workers.gradients.verification import HALF_TOLERANCE, TOLERANCE, Gradients, verify
 
 PerExampleLoss = Callable[[Tensor, Tensor], Tensor]
 """(model output, targets) -> one loss per row."""
@@ -85,7 +86,7 @@ class GradientEngine:
         self._autocast = autocast
         self._layers = find_layers(model)
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self._verified = False
+        self._verified = set[bool]()
         self._forward = CompiledForward(model, self._losses, self._layers) if compile else self._eager_forward
         self._layer_of: dict[str, int] = {}
         for index, layer in enumerate(self._layers):
@@ -144,6 +145,10 @@ class GradientEngine:
         all_weights = _cat(weights) if weights else weigh(norms, slice(0, 0))
         return WeightedSum(norms, all_weights, sums.complete(), non_finite)
 
+    def draws(self, x: Tensor, y: Tensor) -> bool:
+        """Whether a pass over these rows draws random numbers, as dropout does: then norms differ from pass to pass."""
+        return draws(self.model, x.device, lambda: self._losses(x, y))
+
     def _sum_again(self, x: Tensor, y: Tensor, first: Pass, weights: Tensor, sums: Sums) -> None:
         """The sum of a micro-batch whose norms the first pass found; its gradients are freed on return."""
         if first.random_state is not None:
@@ -174,8 +179,8 @@ class GradientEngine:
         frozen = [name for name, parameter in self._parameters.items() if not parameter.requires_grad]
         if frozen:
             raise InvalidInput(f"{', '.join(frozen)} no longer require gradients; make a new engine after freezing")
-        if not self._verified:
-            self._verified = self._verify(x, y)
+        if self.model.training not in self._verified and self._verify(x, y):
+            self._verified.add(self.model.training)
         size = rows if self._micro_batch_size is None else self._micro_batch_size * self._multiplicity
         if 0 < rows <= size:
             return [(x, y)]
@@ -189,24 +194,23 @@ class GradientEngine:
         def within(count: int) -> list[Gradients]:
             some = slice(count * rows)
             with torch.enable_grad(), capturing(self._layers, count * rows, count) as capture:
-                losses = self._one_per_row(self._loss(self.model(x[some]), y[some]), count * rows)
+                losses = self._precise_losses(x[some], y[some])
             found = capture.backward(losses, scale)
             one = torch.ones(1, dtype=next(iter(self._parameters.values())).dtype, device=x.device)
             indices = torch.arange(count, device=x.device)[:, None]
             return [{name: g.select(index).weighted_sum(one) for name, g in found.items()} for index in indices]
 
-        def together() -> list[Gradients]:
-            within(1)  # so that another axis as long as the batch is not mistaken for it in the pass that counts
-            return within(examples)
-
         def alone(index: int) -> Gradients:
             some = slice(index * rows, (index + 1) * rows)
             with torch.enable_grad():
-                loss = self._loss(self.model(x[some]), y[some]).sum() * scale
+                loss = self._precise_losses(x[some], y[some]).sum() * scale
+            if not loss.requires_grad:
+                return dict.fromkeys(self._parameters)
             found = torch.autograd.grad(loss, list(self._parameters.values()), allow_unused=True)
             return {name: None if g is None else g.to_dense() for name, g in zip(self._parameters, found, strict=True)}
 
-        return examples > 0 and verify(self.model, together, alone) and examples > 1
+        tolerance = HALF_TOLERANCE if self._has_half_precision else TOLERANCE
+        return examples > 0 and verify(self.model, within, alone, examples, tolerance) and examples > 1
 
     def _norm_pass(self, x: Tensor, y: Tensor) -> Pass:
         """A pass whose random numbers, if any, can be drawn again."""
@@ -255,6 +259,17 @@ class GradientEngine:
                 losses = self._loss(self.model(x), y)
         return self._one_per_row(losses, len(x))
 
+    @property
+    def _has_half_precision(self) -> bool:
+        """In frozen parts: what is trained is in single or double precision."""
+        return any(parameter.dtype in (torch.float16, torch.bfloat16) for parameter in self.model.parameters())
+
+    def _precise_losses(self, x: Tensor, y: Tensor) -> Tensor:
+        """Without autocast, whose rounding would hide small mistakes, unless frozen parts in half precision need it."""
+        if self._has_half_precision:
+            return self._losses(x, y)
+        return self._one_per_row(self._loss(self.model(x), y), len(x))
+
     def _one_per_row(self, losses: Tensor, rows: int) -> Tensor:
         if losses.shape != (rows,):
             raise InvalidInput(
@@ -301,7 +316,7 @@ class GradientEngine:
 
 def _require_same(first: Tensor, second: Tensor) -> None:
     """Else the norms that weights were chosen by are not those of the gradients that are summed."""
-    if not torch.allclose(first, second, rtol=1e-2, atol=1e-4, equal_nan=True):
+    if not torch.allclose(first, second, rtol=1e-5, atol=1e-6, equal_nan=True):
         raise InvalidInput(
             "the model's losses on the same rows differ from one pass to the next: it draws random numbers from "
             "elsewhere than torch's own generators, or changes while it runs; use torch.rand and the like"

@@ -15,11 +15,25 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from workers.gradients.planning import Alternative, Planner
 
 CANCELLATION = 0.05
 """Below this share of the squared norms of its terms, a squared norm from Gram matrices has lost too many digits."""
+
+COHERENT_CANCELLATION = 0.01
+"""The same share of the absolute terms of that sum."""
+
+LARGE_SQUARE = 1e10
+"""A factor's square above this lifts what underflow took from the square of the other factor above 1e-26: the squared
+error that norms may have, 1e-5, at the smallest clipping bound, 1e-8."""
+
+LOST_SHARE = 1e-30
+"""At most this share of a large square is lost by underflow of its factors."""
+
+_REPAIRED_AT_ONCE = 16
+"""Examples whose instantiated gradients are in memory together."""
 
 _BLOCK = 4096
 """So many squares are summed without loss in one go."""
@@ -69,29 +83,31 @@ def _squared_norms(vectors: Tensor) -> Tensor:
     return norms.square_()
 
 
-def inner_products(left: Tensor, right: Tensor) -> Tensor:
-    """[B, n], [B, n] -> [B]."""
-    products: Tensor = torch.linalg.vecdot(left, right)
-    return products
-
-
 def gram_norm_sq(activations: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
     """sum_{t,s} <a_t, a_s> <g_t, g_s> from both Gram matrices [B, T, T], and which examples lost digits [B].
 
     It is the squared norm of sum_t g_t (x) a_t (Goodfellow 2015; Li et al. 2022, Sec. 4.1). Its T^2 terms are rounded
     by eps |a_t| |a_s| |g_t| |g_s| each, in quadrature by eps sum_t |a_t|^2 |g_t|^2: the squared norm itself, eps apart,
-    where the T products are orthogonal. Where it is far below, they cancelled.
+    where the T products are orthogonal. Terms of equal positions are rounded alike, so their errors add up, to at most
+    eps times the sum of the absolute terms, which then are as large as their factors. Where the squared norm is far
+    below either, terms cancelled; where it is as small as what underflow takes from the factors, they are lost, too.
+    ``activations`` is overwritten.
     """
-    norm_sq = inner_products(activations.flatten(1), grads.flatten(1)).clamp_min(0.0)
-    squares = activations.diagonal(dim1=1, dim2=2) * grads.diagonal(dim1=1, dim2=2)
-    return norm_sq, norm_sq < CANCELLATION * squares.clamp_min(0.0).sum(1)
+    widths = activations.diagonal(dim1=1, dim2=2), grads.diagonal(dim1=1, dim2=2)
+    squares = (widths[0] * widths[1]).clamp_min(0.0).sum(1)
+    underflow = LOST_SHARE * functional.threshold(torch.maximum(*widths).amax(1), LARGE_SQUARE, 0.0)
+    terms = activations.mul_(grads).flatten(1)
+    norm_sq = terms.sum(1).clamp_min_(0.0)
+    absolute = torch.linalg.vector_norm(terms, 1, dim=1)
+    lost = torch.maximum(CANCELLATION * squares, COHERENT_CANCELLATION * absolute).add_(underflow)
+    return norm_sq, norm_sq < lost
 
 
 def repaired(norm_sq: Tensor, cancelled: Tensor, gradients: ExampleGradients) -> Tensor:
     """norm_sq with the cancelled examples (a mask) recomputed from instantiated gradients."""
     if bool(cancelled.any()):
-        rows = cancelled.nonzero().squeeze(1)
-        norm_sq[rows] = sum_of_squares(gradients.select(rows).instantiate())
+        for rows in torch.split(cancelled.nonzero().squeeze(1), _REPAIRED_AT_ONCE):
+            norm_sq[rows] = sum_of_squares(gradients.select(rows).instantiate())
     return norm_sq
 
 

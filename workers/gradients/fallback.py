@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_batchedtensor
 from torch.func import functional_call, vmap
 from torch.utils import _pytree as pytree
 
@@ -52,11 +54,56 @@ def run_per_row(
 
     tensors = [leaves[index].movedim(_batch_axis(layer, index), 0) for index in batched]
     try:
-        by_row = vmap(one, randomness="different")(dict(parameters), *tensors)
+        with _without_inference_kernels(), _without_leftovers(layer):
+            by_row = vmap(one, randomness="different")(dict(parameters), *tensors)
     except RuntimeError:  # an operator without a batching rule: one row after the other; real errors come back
         by_row = _one_after_the_other(layer, one, parameters, tensors)
     joined = {index: _joined(layer, index, output) for index, output in by_row.items()} | constants
     return pytree.tree_unflatten([joined[index] for index in range(len(joined))], output_structure)
+
+
+@contextmanager
+def _without_inference_kernels() -> Iterator[None]:
+    """Attention and transformer layers have fused ones that cannot be differentiated; under vmap, nothing keeps torch
+    from choosing them."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+@contextmanager
+def _without_leftovers(layer: Layer) -> Iterator[None]:
+    """What a forward pass under vmap stored on its module cannot be used outside: attributes are put back.
+
+    Raises: InvalidInput where such an attribute is a buffer, which would carry values from row to row.
+    """
+    before = [(module, dict(vars(module)), dict(module._buffers)) for module in layer.module.modules()]
+    buffers: list[str] = []
+    try:
+        yield
+    finally:
+        for module, attributes, registered in before:
+            _put_back(vars(module), attributes)
+            buffers += _put_back(module._buffers, registered)
+        if buffers:
+            raise InvalidInput(
+                f"{layer.described} writes its buffers {', '.join(buffers)} from the rows of a batch: no noise would "
+                "cover what they keep of them. Compute such values within an example, or fix them"
+            )
+
+
+def _put_back(present: dict[str, Any], before: Mapping[str, Any]) -> list[str]:
+    """Restore entries that became tensors of a vmap, and return their names."""
+    names = [name for name, value in present.items() if isinstance(value, Tensor) and is_batchedtensor(value)]
+    for name in names:
+        if name in before:
+            present[name] = before[name]
+        else:
+            del present[name]
+    return names
 
 
 def _batched(layer: Layer, leaves: list[Any], structure: pytree.TreeSpec, rows: int) -> list[int]:

@@ -77,7 +77,8 @@ def _walk(module: nn.Module, name: str, names: Mapping[int, str], seen: set[int]
         return
     parameters = {local: names[id(p)] for local, p in module.named_parameters() if id(p) in names}
     if parameters:
-        yield Layer(name or "model", module, parameters, rule, REWRITES.get(type(module)))
+        plain = not any(is_parametrized(part) for part in module.modules())
+        yield Layer(name or "model", module, parameters, rule, REWRITES.get(type(module)) if plain else None)
 
 
 def _own_parameters(module: nn.Module) -> Iterator[nn.Parameter]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from workers.gradients.factors import (
+    LARGE_SQUARE,
     ExampleGradients,
     Instantiated,
     Method,
@@ -71,7 +73,14 @@ class OuterProduct:
 
     def norm_sq(self, planner: Planner) -> Tensor:
         """|g (x) a| = |g| |a| (Goodfellow 2015)."""
-        return sum_of_squares(self.activations).mul_(self.grads.squared_norms)
+        of_activations, of_grads = sum_of_squares(self.activations), self.grads.squared_norms
+        norm_sq = of_activations * of_grads
+        largest = torch.maximum(of_activations, of_grads)
+        if len(largest) and float(largest.amax()) > LARGE_SQUARE:
+            rows = (largest > LARGE_SQUARE).nonzero().squeeze(1)
+            precise = [sum_of_squares(factor[rows].double()) for factor in (self.activations, self.grads.gradients)]
+            norm_sq[rows] = (precise[0] * precise[1]).to(norm_sq)
+        return norm_sq
 
     def prepare(self, planner: Planner) -> tuple[Tensor, ExampleGradients]:
         return self.norm_sq(planner), self

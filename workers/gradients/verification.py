@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from accounting.errors import InvalidInput
+from workers.gradients.draws import ConstantDraws, Start, without_dropout
 from workers.gradients.randomness import RandomState
+
+T = TypeVar("T")
 
 TOLERANCE = 1e-2
 """Relative to a parameter's gradient: so loose that only a wrong formula or a wrong use of a parameter exceeds it."""
+
+HALF_TOLERANCE = 0.1
+"""The same where frozen parts compute in half precision, which round differently in batches of another size."""
 
 DISPLACEMENT = 0.1
 """How far parameters are moved from where some gradient is 0, in multiples of 1 / sqrt(fan in)."""
@@ -21,36 +29,100 @@ Gradients = Mapping[str, Tensor | None]
 """By parameter name; None for a parameter that took no part."""
 
 
-def verify(model: nn.Module, together: Callable[[], Sequence[Gradients]], alone: Callable[[int], Gradients]) -> bool:
+def verify(
+    model: nn.Module,
+    within: Callable[[int], Sequence[Gradients]],
+    alone: Callable[[int], Gradients],
+    examples: int,
+    tolerance: float = TOLERANCE,
+) -> bool:
     """Compare each example's gradient as computed within a batch with autograd's gradient of that example alone.
 
-    They differ where a parameter is also read outside the forward of the module that owns it, which the engine cannot
-    see, and where model or loss mix or reorder the rows of a batch. Where a gradient is 0, as behind layers that start
-    at 0, they are compared at displaced parameters as well. Dropout is off meanwhile; a model that draws random numbers
-    even so cannot be compared, and passes. Parameters and random state are left as they were. Returns whether there
-    was something to compare: gradients that are not finite are no evidence.
+    within: gradients of the first so many examples, as the engine finds them; alone: autograd's, of one of them;
+    tolerance: how far they may be apart, relative to a parameter's gradient. They differ where a parameter is also read
+    outside the forward of the module that owns it, which the engine cannot see, and where model or loss mix or reorder
+    the rows of a batch. Where a gradient is 0, as behind layers that start at 0, they are compared at displaced
+    parameters as well. Chance is taken out of these passes (`draws`); a model that draws random numbers even so is
+    compared in evaluation instead, and passes if it draws there, too. Parameters, buffers and random states are left as
+    they were. Returns whether there was something to compare: gradients that are 0 or not finite are no evidence.
 
-    Raises: InvalidInput naming the parameters that disagree.
+    Raises: InvalidInput naming the parameters that disagree, or buffers that take up something of the examples.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    device, start = parameters[0].device, Start(model)
 
-    def compare() -> list[Gradients]:
-        start = RandomState.of(parameters[0].device)
-        pairs = [(ours, alone(index)) for index, ours in enumerate(together())]
-        if start.is_current():
-            _require_equal(pairs)
+    def compare() -> list[Gradients] | None:
+        """The gradients of each example alone that are finite, or None where chance is left."""
+        draws, buffers = ConstantDraws(device), list[Mapping[str, Tensor | None]]()
+
+        def run(function: Callable[[int], T], argument: int) -> T:
+            start.restore()
+            with draws:
+                found = _run(function, argument)
+            buffers.append(start.buffers())
+            return found
+
+        run(within, 1)  # so that another axis as long as the batch is not mistaken for it in the pass that counts
+        pairs = [(ours, run(alone, index)) for index, ours in enumerate(run(within, examples))]
+        if draws.missed:
+            return None
+        _require_independent(buffers)
+        _require_equal(pairs, tolerance)
         return [theirs for _, theirs in pairs if _size(theirs).isfinite()]
 
-    with _evaluating(model), RandomState.preserved(parameters[0].device):
+    def compare_where_possible() -> list[Gradients]:
         found = compare()
-        if _is_degenerate(found):
-            with _displaced(parameters):
-                compare()
-    return bool(found)
+        if found is None:
+            with _evaluating(model):
+                found = compare()
+        return found or []
+
+    try:
+        with RandomState.preserved(device), without_dropout(model):
+            found = compare_where_possible()
+            if _is_degenerate(found):
+                with _displaced(parameters):
+                    found += compare_where_possible()
+    finally:
+        start.restore()
+    return any(bool(_size(gradients) > 0.0) for gradients in found)
 
 
-def _require_equal(pairs: Iterable[tuple[Gradients, Gradients]]) -> None:
-    wrong = {name: None for ours, theirs in pairs for name in theirs if not _near(ours, theirs, name)}
+def _run(function: Callable[[int], T], argument: int) -> T:
+    try:
+        return function(argument)
+    except InvalidInput:
+        raise
+    except ValueError as error:  # as of batch norms, which need several rows
+        raise InvalidInput(
+            f"model or loss do not run on one example, or a few: {error}; they must treat the rows of a batch "
+            "independently"
+        ) from error
+
+
+def _require_independent(passes: Sequence[Mapping[str, Tensor | None]]) -> None:
+    """Buffers after every pass; those that differ hold something of the rows that passed."""
+    first, *others = passes
+    taken = [name for name in first if not all(_same(first[name], other[name]) for other in others)]
+    if taken:
+        raise InvalidInput(
+            f"buffers {', '.join(taken)} change with the examples that pass: no noise would cover what they keep of "
+            "them, and later examples would be computed with it. Compute such values within an example, or fix them"
+        )
+
+
+def _same(left: Tensor | None, right: Tensor | None) -> bool:
+    if left is None or right is None:
+        return left is right
+    return (
+        left.shape == right.shape
+        and left.dtype == right.dtype
+        and torch.allclose(left, right, rtol=0.0, atol=0.0, equal_nan=True)
+    )
+
+
+def _require_equal(pairs: Sequence[tuple[Gradients, Gradients]], tolerance: float) -> None:
+    wrong = {name: None for ours, theirs in pairs for name in theirs if not _near(ours, theirs, name, tolerance)}
     if wrong:
         raise InvalidInput(
             f"the per-example gradients of {', '.join(wrong)} are not those of each example alone. Model and loss must "
@@ -60,14 +132,14 @@ def _require_equal(pairs: Iterable[tuple[Gradients, Gradients]]) -> None:
         )
 
 
-def _near(ours: Gradients, theirs: Gradients, name: str) -> bool:
+def _near(ours: Gradients, theirs: Gradients, name: str, tolerance: float) -> bool:
     """Up to rounding, which grows with the gradient of the whole model where terms cancel."""
     size, found, expected = _size(theirs), ours.get(name), theirs[name]
     if expected is None or not size.isfinite():
         return True
     difference = expected if found is None else found - expected
     rounding = torch.finfo(expected.dtype).eps ** 0.5 * size
-    return bool(difference.norm() <= TOLERANCE * expected.norm() + rounding)
+    return bool(difference.norm() <= tolerance * expected.norm() + rounding)
 
 
 def _size(gradients: Gradients) -> Tensor:
@@ -89,7 +161,7 @@ def _is_degenerate(examples: Sequence[Gradients]) -> bool:
 def _displaced(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
     before = [parameter.detach().clone() for parameter in parameters]
     for parameter in parameters:
-        fan_in = parameter[0].numel() if parameter.dim() > 1 else 1
+        fan_in = max(1, math.prod(parameter.shape[1:]))
         parameter.add_(torch.randn_like(parameter), alpha=DISPLACEMENT * fan_in**-0.5)
     try:
         yield
@@ -100,7 +172,8 @@ def _displaced(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    training = [module for module in model.modules() if module.training]
+    """Recurrent layers stay in training: cuDNN differentiates them there only, and their dropout is off anyway."""
+    training = [module for module in model.modules() if module.training and not isinstance(module, nn.RNNBase)]
     for module in training:
         module.training = False
     try:
