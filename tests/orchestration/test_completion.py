@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,3 +70,12 @@ def test_the_plan_bounds_only_what_it_dominates() -> None:
     ):
         assert bounding_trace(replace(PLAN, segments=segments), PLAN) is None
     assert bounding_trace(replace(noisier, adjacency="zero_out"), PLAN) is None
+
+
+def test_noise_that_decays_to_nothing_ends_in_an_infinite_epsilon(tmp_path: Path) -> None:
+    """Also a schedule that starts with noise may reach multipliers that count as none."""
+    privacy = {"noise_multiplier": 1.0, "delta": 1e-5}
+    _, trace, result = completed(tmp_path, epochs=3, noise={"name": "exponential", "decay": 20.0}, privacy=privacy)
+    assert trace.segments[-1].noise_multiplier == 0.0
+    assert result.worst_case.epsilon == math.inf
+    assert result.individuals is None

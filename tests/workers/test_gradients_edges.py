@@ -239,6 +239,17 @@ def test_compiled_passes_agree_and_follow_the_batch_size() -> None:
     assert not any(module._forward_hooks for module in model.modules())
 
 
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+def test_compiled_passes_follow_the_length_of_sequences() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(20, 8), nn.LayerNorm(8), nn.Linear(8, 3))
+    compiled = GradientEngine(model, per_example_loss, compile=True)
+    for length in (7, 5, 7):
+        x, y = torch.randint(20, (6, length)), torch.arange(6)
+        expected = GradientEngine(model, per_example_loss).norms(x, y).norms
+        torch.testing.assert_close(compiled.norms(x, y).norms, expected, rtol=1e-5, atol=0)
+
+
 def test_compiling_refuses_layers_without_a_rule_by_name() -> None:
     with pytest.raises(InvalidInput, match="layers 1 run per example"):
         GradientEngine(nn.Sequential(nn.Linear(3, 3), nn.PReLU()), per_example_loss, compile=True)

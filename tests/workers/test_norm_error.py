@@ -10,6 +10,7 @@ from workers.clipping.protocol import NORM_ERROR
 from workers.gradients import BatchNorms, GradientEngine
 from workers.gradients.factors import sum_of_squares
 from workers.gradients.linear import OuterProducts
+from workers.models.layers import WeightStandardizedConv2d
 
 
 @pytest.mark.parametrize("size", [1, 4096, 8191, 8192, 8193, 100_000, 3_000_001])
@@ -42,3 +43,43 @@ def test_positions_that_cancel_keep_the_digits_of_the_norm(share: float) -> None
     norms = products.methods()["gram"].prepare()[0].double().sqrt()
     exact = (products.grads.double().mT @ products.activations.double()).flatten(1).norm(dim=1)
     assert (norms / exact - 1.0).abs().max() < NORM_ERROR
+
+
+@pytest.mark.parametrize(("length", "width"), [(16, 128), (64, 512), (100, 768)])
+def test_repeated_positions_that_cancel_keep_the_digits_of_the_norm(length: int, width: int) -> None:
+    """Their terms are rounded alike, so errors add up instead of averaging out."""
+    for seed in range(5):
+        torch.manual_seed(seed)
+        x, first = torch.randn(1, 1, width), torch.randn(width)
+        second = first + 0.05 * torch.randn(width)
+        grads = torch.cat([first.expand(length // 2, width), -second.expand(length // 2, width)])[None]
+        products = OuterProducts(x.repeat(1, length, 1), grads)
+        norm = products.methods()["gram"].prepare()[0].double().sqrt()
+        exact = (products.grads.double().mT @ products.activations.double()).norm()
+        assert abs(float(norm / exact) - 1.0) < NORM_ERROR
+
+
+@pytest.mark.parametrize("positions", [(), (1,), (5,)])
+@pytest.mark.parametrize(("small", "large"), [(1e-23, 1e18), (1e-20, 1e12)])
+def test_factors_whose_squares_underflow_are_clipped_like_others(
+    positions: tuple[int, ...], small: float, large: float
+) -> None:
+    engine = GradientEngine(nn.Linear(3, 2, bias=False), lambda output, y: (output * y[0]).flatten(1).sum(1))
+    x = torch.full((4, *positions, 3), small)
+    clipped = engine.weighted_sum(x, torch.full((4,), large), lambda norms: (1e-8 / norms.norms).clamp(max=1.0))
+    torch.testing.assert_close(
+        clipped.gradients["weight"].double().norm(), torch.tensor(4e-8).double(), rtol=1e-5, atol=0
+    )
+
+
+def test_standardised_kernels_under_autocast_keep_the_bound() -> None:
+    """Their gradients are projected; what is taken away must be known more precisely than half precision is."""
+    for seed in range(40):
+        torch.manual_seed(seed)
+        model = WeightStandardizedConv2d(3, 1, 3)
+        engine = GradientEngine(
+            model, lambda output, y: output.float().square().flatten(1).sum(1), autocast=torch.bfloat16
+        )
+        clipped = engine.weighted_sum(torch.randn(1, 3, 5, 5), torch.zeros(1), lambda norms: 1.0 / norms.norms)
+        norm = torch.stack([gradient.double().norm() for gradient in clipped.gradients.values()]).norm()
+        assert abs(float(norm) - 1.0) < NORM_ERROR

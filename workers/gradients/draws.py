@@ -97,7 +97,7 @@ def draws(model: nn.Module, device: torch.device, run: Callable[[], object]) -> 
 
     Then no two passes agree. The model and all random states are left as they were.
     """
-    if any(rate > 0.0 for *_, rate in _rates(model)):
+    if any(module.training and rate > 0.0 for module, _, rate in _rates(model)):
         return True
     start = Start(model)
     with RandomState.preserved(device):

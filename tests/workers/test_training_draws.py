@@ -1,0 +1,101 @@
+"""Random numbers of models and augmentation: as secret as the noise, and known where norms depend on them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torchvision.ops import StochasticDepth
+from trial_runs import train
+from trial_specs import DROPOUT_NET, TUMOURS, small_trial
+
+from accounting.layout import TrialFiles
+from workers.data import load_dataset
+from workers.mechanism import TrialMechanism
+from workers.noise import make_noise_source
+from workers.spec import Component, DataSpec, NormSpec, TrialSpec
+from workers.training import Trainer
+
+AUGMENTED = small_trial(
+    data=DataSpec("digits", keep={str(digit): 4 for digit in range(10)}),
+    augmentation=Component("flip_and_crop", {"padding": 2}),
+)
+
+
+def first_sum(spec: TrialSpec, folder: Path) -> Tensor:
+    """The clipped sum over all examples at the start, as `run_trial` makes its trainer."""
+    torch.manual_seed(spec.seed)
+    dataset = load_dataset(spec.data)
+    noise = make_noise_source(spec.noise_source, spec.seed, torch.device("cpu"))
+    trainer = Trainer(spec, TrialMechanism.of(spec, len(dataset.train)), dataset, noise, TrialFiles(str(folder)))
+    trainer.begin()
+    gradients = trainer._clipped_sum(torch.arange(len(dataset.train))).gradients
+    return torch.cat([gradient.flatten() for gradient in gradients.values()])
+
+
+@pytest.mark.parametrize("spec", [small_trial(model=DROPOUT_NET), AUGMENTED], ids=["dropout", "augmentation"])
+@pytest.mark.parametrize("noise_source", ["os_entropy", "os_entropy_secure"])
+def test_what_training_draws_is_not_known_from_the_seed(spec: TrialSpec, noise_source: str, tmp_path: Path) -> None:
+    """Else an example more would shift the known draws of all others, and move the sum by several sensitivities."""
+    secret = replace(spec, noise_source=noise_source)  # type: ignore[arg-type]
+    assert not torch.equal(first_sum(secret, tmp_path), first_sum(secret, tmp_path))
+    assert torch.equal(first_sum(spec, tmp_path), first_sum(spec, tmp_path))
+
+
+@pytest.mark.parametrize("noise_source", ["seeded", "os_entropy"])
+def test_the_first_weights_come_from_the_seed_alone(noise_source: str, tmp_path: Path) -> None:
+    """They are no secret, and what is drawn later does not depend on how many of them there are."""
+    spec = small_trial(noise_source=noise_source, model=Component("mlp", {"hidden": [8]}))
+    dataset = load_dataset(TUMOURS)
+    models = []
+    for _ in range(2):
+        noise = make_noise_source(noise_source, spec.seed, torch.device("cpu"))
+        mechanism = TrialMechanism.of(spec, len(dataset.train))
+        models.append(Trainer(spec, mechanism, dataset, noise, TrialFiles(str(tmp_path))).released_model())
+    for first, second in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(first, second)
+
+
+class Drawing(nn.Module):
+    """Two layers with something random between them."""
+
+    def __init__(self, feature_shape: tuple[int, ...], num_classes: int, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.first, self.last = nn.Linear(feature_shape[0], 8), nn.Linear(8, num_classes)
+        self.cells = nn.LSTM(8, 8, 2, batch_first=True, dropout=0.5) if kind == "recurrent" else None
+        self.depth, self.slope = StochasticDepth(0.5, "row"), nn.RReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        if self.kind == "functional dropout":
+            h = functional.dropout(h, 0.5, self.training)
+        elif self.kind == "stochastic depth":
+            h = self.depth(h)
+        elif self.kind == "random slopes":
+            h = self.slope(h)
+        elif self.cells is not None:
+            h = self.cells(h[:, None])[0][:, -1]
+        out: Tensor = self.last(h)
+        return out
+
+
+@pytest.mark.parametrize(
+    ("kind", "claim"),
+    [
+        ("functional dropout", "estimate"),
+        ("stochastic depth", "estimate"),
+        ("random slopes", "estimate"),
+        ("recurrent", "estimate"),
+        ("nothing", "guarantee"),
+    ],
+)
+def test_norms_of_a_model_that_draws_are_estimates(kind: str, claim: str, tmp_path: Path) -> None:
+    """However it draws: another pass has other gradients."""
+    model = Component(f"{__file__}:Drawing", {"kind": kind})
+    _, trace, _ = train(small_trial(model=model, norms=NormSpec("every_step"), epochs=1), tmp_path)
+    assert trace.contributions == claim
