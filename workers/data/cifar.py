@@ -14,7 +14,8 @@ from torch import Tensor
 
 from accounting.errors import DataCorruption
 from workers.data.base import Preparation, Source, make_split, pixels
-from workers.data.files import locate, reading
+from workers.data.files import UNREADABLE, locate, reading
+from workers.data.images import colours
 
 _CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _MEAN, _STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
@@ -71,6 +72,8 @@ def _read_batches(folder: Path, *, train: bool) -> tuple[Tensor, npt.NDArray[np.
 def _read_jpegs(path: Path) -> tuple[Tensor, npt.NDArray[np.int64]]:
     with reading(path):
         table = parquet.read_table(path, columns=["image_jpeg", "label"])
+    if table.num_rows == 0:
+        raise DataCorruption(f"{path} holds no pictures; replace the file")
     if any(column.null_count for column in table.columns):
         raise DataCorruption(f"{path} has a picture without image_jpeg or label; replace the file")
     pictures = np.stack([_decode(jpeg.as_py(), f"{path}, row {row}") for row, jpeg in enumerate(table["image_jpeg"])])
@@ -81,8 +84,8 @@ def _decode(jpeg: bytes, place: str) -> npt.NDArray[np.uint8]:
     """[3, 32, 32]"""
     try:
         with Image.open(io.BytesIO(jpeg)) as picture:
-            pixels = np.asarray(picture.convert("RGB")).transpose(2, 0, 1)
-    except OSError as error:
+            pixels = np.asarray(colours(picture, place)).transpose(2, 0, 1)
+    except UNREADABLE as error:
         raise DataCorruption(f"{place}: the picture cannot be decoded; replace the file") from error
     if pixels.shape != (3, 32, 32):
         raise DataCorruption(f"{place}: the picture has shape {pixels.shape}, but must have (3, 32, 32)")

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import os
+import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pyarrow as pa
+from PIL import Image
 
 from accounting.errors import DataCorruption, InvalidInput
 
 DATA_VARIABLE = "DPSWEEP_DATA"
 CACHE = Path("~/.cache/dpsweep")
+
+UNREADABLE = (
+    *(pa.ArrowException, OSError, EOFError, zlib.error),
+    *(SyntaxError, struct.error, Image.DecompressionBombError),  # pictures: damaged ones, and absurdly large ones
+)
+"""What libraries raise where a file cannot be read or decoded."""
 
 Download = Callable[[Path], object]
 """Fetches a source's files below a folder."""
@@ -40,11 +48,11 @@ def locate(source: str, names: tuple[str, ...], root: str | None, download: Down
     return found
 
 
-def require_path(source: str, path: str) -> Path:
+def require_path(path: str) -> Path:
     """``path`` itself, absolute, or `InvalidInput` if nothing is there."""
     absolute = Path(path).expanduser().absolute()
     if not absolute.exists():
-        raise InvalidInput(f"data source {source!r}: there is no {absolute}; give an absolute path to the data")
+        raise InvalidInput(f"there is no {absolute}; give an absolute path to the data")
     return absolute
 
 
@@ -53,7 +61,7 @@ def reading(path: Path) -> Iterator[None]:
     """What goes wrong while ``path`` is read and decoded becomes one line that names it."""
     try:
         yield
-    except (pa.ArrowException, OSError, EOFError, zlib.error) as error:
+    except UNREADABLE as error:
         raise DataCorruption(
             f"cannot read {path}: {' '.join(str(error).split())}; correct or replace the file"
         ) from error

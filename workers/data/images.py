@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as csv
 import torch
+from PIL import Image
 from torch import Tensor
 
 from accounting.errors import InvalidInput
@@ -19,6 +21,10 @@ from workers.data.files import reading, require_path
 IMAGENET_SCALING = pixels((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """The usual scaling of colour pictures, and the one that models pre-trained on ImageNet expect."""
 
+_PARTS = ("train", "test")
+_EIGHT_BIT = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
+"""Pillow's modes whose colours lie in 0..255; it would cut those of the others off at 255."""
+
 
 def image_folder(
     path: str,
@@ -27,15 +33,17 @@ def image_folder(
     classes: Sequence[str] | None = None,
     group_names: Sequence[str] | None = None,
 ) -> Source:
-    """Pictures in one folder per class, below ``path`` or below its ``train`` and ``test``.
+    """Pictures in one folder per class, below ``path`` or below its ``train`` and ``test``, if these are all it holds.
 
     size: pictures are resized to size x size, colour. groups: a CSV file with columns file (relative to ``path``)
     and group; without it the classes are the groups. classes, group_names: declared; what is not is taken from the
     folders and the CSV file, which is not private: the notes say so. Example ids follow the sorted file names. All
     pictures are held in memory.
     """
-    folder = require_path("image_folder", path)
-    parts = [folder / name for name in ("train", "test") if (folder / name).is_dir()] or [folder]
+    if group_names is not None and groups is None:
+        raise InvalidInput("`group_names` needs `groups`, the CSV file that gives each picture's group; name it too")
+    folder = require_path(path)
+    parts = _parts(folder)
     listed = [_list(part) for part in parts]
     files = [file for part in listed for file in part.files]
     class_names = tuple(classes or listed[0].class_names)
@@ -57,13 +65,33 @@ class _Listing:
     class_names: tuple[str, ...]
 
 
+def _parts(folder: Path) -> list[Path]:
+    """Training and test set where they are all that the folder holds; else the folder, if no class could be either."""
+    with _listing():
+        names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
+    if set(names) == set(_PARTS):
+        return [folder / name for name in _PARTS]
+    if mistaken := [name for name in names if name.lower().removesuffix("ing") in _PARTS]:
+        raise InvalidInput(
+            f"{folder} holds the folders {', '.join(names)}, so {mistaken[0]!r} may be a class or a part; "
+            "give a class another name, and for a training and a test set have there train and test and no other folder"
+        )
+    return [folder]
+
+
+@contextlib.contextmanager
+def _listing() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InvalidInput(f"data source 'image_folder': {error}") from error
+
+
 def _list(folder: Path) -> _Listing:
     from torchvision.datasets.folder import ImageFolder  # late: importing torchvision takes seconds
 
-    try:
+    with _listing():
         found = ImageFolder(str(folder))
-    except OSError as error:
-        raise InvalidInput(f"data source 'image_folder': {error}") from error
     names = tuple(found.classes)
     return _Listing([Path(file) for file, _ in found.samples], [names[label] for _, label in found.samples], names)
 
@@ -76,7 +104,7 @@ def _divide(whole: Split, train_size: int) -> tuple[Split, Split]:
 def _groups(path: Path, folder: Path, files: list[Path]) -> list[str]:
     """The group of each file, by the CSV file ``path``."""
     as_spelt = csv.ConvertOptions(column_types={"file": pa.string(), "group": pa.string()}, strings_can_be_null=True)
-    found = require_path("image_folder", str(path))
+    found = require_path(str(path))
     with reading(found):
         table = csv.read_csv(found, convert_options=as_spelt)
     if not {"file", "group"} <= set(table.column_names):
@@ -95,13 +123,34 @@ def read_images(files: Sequence[Path], size: int) -> Tensor:
     """uint8 [n, 3, size, size], resized with bilinear interpolation."""
     if size < 1:
         raise InvalidInput(f"size is {size}, but pictures need at least 1 x 1 pixel")
+    _refuse_links(files)
     return torch.stack([_read_image(file, size) for file in files])
 
 
-def _read_image(file: Path, size: int) -> Tensor:
-    from torchvision.datasets.folder import default_loader  # late: importing torchvision takes seconds
-    from torchvision.transforms.functional import pil_to_tensor, resize
+def _refuse_links(files: Sequence[Path]) -> None:
+    seen: dict[Path, Path] = {}
+    for file in files:
+        first = seen.setdefault(file.resolve(), file)
+        if first is not file:
+            raise InvalidInput(
+                f"{first} and {file} are one picture, by a link; keep one of them, "
+                "as whoever is there twice is protected half as well"
+            )
 
-    with reading(file):
-        picture: Tensor = pil_to_tensor(resize(default_loader(str(file)), [size, size]))
-    return picture
+
+def _read_image(file: Path, size: int) -> Tensor:
+    from torchvision.transforms.functional import pil_to_tensor, resize  # late: importing torchvision takes seconds
+
+    with reading(file), Image.open(file) as picture:
+        pixels: Tensor = pil_to_tensor(resize(colours(picture, str(file)), [size, size]))
+    return pixels
+
+
+def colours(picture: Image.Image, place: str) -> Image.Image:
+    """The picture as 8-bit RGB, or `InvalidInput` where that would lose what it shows; ``place`` says where it is."""
+    if picture.mode not in _EIGHT_BIT:
+        raise InvalidInput(
+            f"{place} has pixels of mode {picture.mode}, but must have one of 8 bit ({', '.join(_EIGHT_BIT)}); "
+            "scale them to 0..255 and store it again"
+        )
+    return picture.convert("RGB")

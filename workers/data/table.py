@@ -154,7 +154,7 @@ READERS: Mapping[str, Callable[[Path, Collection[str]], pa.Table]] = {".csv": _r
 
 
 def _read(path: str, texts: Collection[str]) -> pa.Table:
-    found = require_path("table", path)
+    found = require_path(path)
     reader = lookup(READERS, found.suffix.lower(), "file type")
     with reading(found):
         rows = reader(found, texts)

@@ -16,7 +16,7 @@ from workers.data.base import Indices, Source, make_split, repeated
 from workers.data.files import locate
 from workers.data.images import IMAGENET_SCALING, read_images
 
-_NAME = re.compile(r"(?P<age>\d+)_(?P<gender>[01])_(?P<race>[0-4])_.*\.jpg$")
+_NAME = re.compile(r"(?P<age>\d+)_(?P<gender>[01])_(?P<race>[0-4])_.*\.jpe?g$", re.IGNORECASE)
 RACES = ("White", "Black", "Asian", "Indian", "Other")
 _RACE_CODES = {race: code for code, race in enumerate(RACES)}
 
@@ -50,15 +50,18 @@ def utkface(
     labels: Literal["balanced", "all"] = "balanced",
     races: Sequence[str] = RACES,
 ) -> Source:
-    """Faces below the folder ``UTKFace``, resized to size x size.
+    """Faces (.jpg or .jpeg, in any case) below the folder ``UTKFace``, resized to size x size.
 
     task: gender, or age (under 30). labels: ``balanced`` leaves out random faces until each race has as many of
     either class, as in Yu et al. (2023). races: the groups that are kept, in this order (there all but Other).
     Example ids follow the sorted file names.
     """
     chosen = lookup(TASKS, task, "UTKFace task")
+    if not races:
+        raise InvalidInput(f"races is empty, but must name at least one of {', '.join(RACES)}")
     folder = locate("utkface", ("UTKFace", "utkface"), root)
-    files = sorted(folder.rglob("*.jpg"), key=lambda file: file.relative_to(folder).as_posix())
+    pictures = (file for file in folder.rglob("*") if file.suffix.lower() in (".jpg", ".jpeg"))
+    files = sorted(pictures, key=lambda file: file.relative_to(folder).as_posix())
     if repeat := repeated([file.name for file in files]):
         raise InvalidInput(
             f"data source 'utkface': {folder} holds {repeat!r} more than once; keep one of each picture, "
@@ -68,7 +71,9 @@ def utkface(
     parsed = [_parse(file) for file in files]
     ids = np.array([i for i, face in enumerate(parsed) if face is not None and face.race in group_of], dtype=np.int64)
     if not len(ids):
-        raise InvalidInput(f"data source 'utkface': {folder} holds no pictures named age_gender_race_*.jpg")
+        raise InvalidInput(
+            f"data source 'utkface': {folder} holds no pictures named age_gender_race_*.jpg of races {', '.join(races)}"
+        )
     faces = [face for face in parsed if face is not None and face.race in group_of]
     targets = np.array([chosen.label(face) for face in faces], dtype=np.int64)
     groups = np.array([group_of[face.race] for face in faces], dtype=np.int64)
@@ -77,9 +82,9 @@ def utkface(
         raise InvalidInput(
             f"data source 'utkface': no race has faces {' and '.join(chosen.class_names)}; set labels: all"
         )
-    pictures = read_images([faces[index].file for index in kept], size)
     notes = ("pictures without age, gender and race in their names are left out",) if None in parsed else ()
-    split = make_split(pictures, targets[kept], groups[kept], example_ids=ids[kept])
+    features = read_images([faces[index].file for index in kept], size)
+    split = make_split(features, targets[kept], groups[kept], example_ids=ids[kept])
     return Source("utkface", split, None, tuple(races), chosen.class_names, IMAGENET_SCALING, notes)
 
 
