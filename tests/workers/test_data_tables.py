@@ -76,6 +76,47 @@ class TestTable:
         assert source.group_names == ("True", "Zürich")
         assert source.train.example_ids.tolist() == [0, 2, 4]
 
+    def test_what_is_declared_without_quotes_stands_for_all_its_spellings(self, tmp_path: Path) -> None:
+        (tmp_path / "spelt.csv").write_text("x,b,y\n1,True,0.0\n01,FALSE,1.0\n1e0,true,0\n2.50,false,1\nsNaN,yes,1\n")
+        declared = {"categories": {"x": ["01", 1, 2.5], "b": [True]}, "classes": [0.0, 1.0]}
+        source = load_source(DataSpec("csv", {"path": str(tmp_path / "spelt.csv"), "label": "y", **declared}))
+        expected = [[0, 1, 0, 1], [1, 0, 0, 0], [0, 1, 0, 1], [0, 0, 1, 0], [0, 0, 0, 0]]
+        assert source.train.features.tolist() == expected
+        assert source.class_names == ("0", "1")
+        assert source.train.labels.tolist() == [0, 1, 0, 1, 1]
+
+    def test_long_numbers_without_quotes_are_told_apart(self, tmp_path: Path) -> None:
+        (tmp_path / "long.csv").write_text(f"x,y\n1,{2**62}\n2,{2**62 + 1}\n3,{2**62}.0\n")
+        declared = {"classes": [2**62 + 1, 2**62], "ranges": {"x": [0, 4]}}
+        source = load_source(DataSpec("csv", {"path": str(tmp_path / "long.csv"), "label": "y", **declared}))
+        assert source.train.labels.tolist() == [1, 0, 1]
+
+    @pytest.mark.parametrize("names", [[False, True], ["false", "true"], ["False", "True"], ["FALSE", "TRUE"]])
+    def test_booleans_are_declared_in_any_spelling(self, tmp_path: Path, names: list[object]) -> None:
+        columns = {"x": [True, False, None, True], "y": [True, False, True, False]}
+        parquet.write_table(pa.table(columns), tmp_path / "booleans.parquet")
+        params = {"path": str(tmp_path / "booleans.parquet"), "label": "y", "categories": {"x": names}}
+        source = load_source(DataSpec("parquet", {**params, "classes": names}))
+        assert source.train.features.tolist() == [[0, 1], [1, 0], [0, 1]]
+        assert source.train.labels.tolist() == [1, 0, 0]
+        assert source.class_names == tuple(str(name).lower() if isinstance(name, bool) else name for name in names)
+        with pytest.raises(
+            InvalidInput, match=r"column 'x' of .* holds booleans, but 'yes' is declared; .* false, true"
+        ):
+            load_source(DataSpec("parquet", {**params, "categories": {"x": ["yes", "True"]}}))
+
+    @pytest.mark.parametrize("value", [0, -3, 2**53 + 1, 1_700_000_000_000_000_000, -(2**62), 0.5])
+    def test_a_number_that_never_changes_becomes_zero(self, tmp_path: Path, value: float) -> None:
+        parquet.write_table(pa.table({"x": [value] * 2, "y": ["a", "b"]}), tmp_path / "same.parquet")
+        source = load_source(DataSpec("parquet", {"path": str(tmp_path / "same.parquet"), "label": "y"}))
+        assert source.train.features.tolist() == [[0.0], [0.0]]
+
+    def test_numbers_that_differ_by_less_than_a_float_holds(self, tmp_path: Path) -> None:
+        columns = {"x": pa.array([2**64 - 2, 2**64 - 1], pa.uint64()), "y": ["a", "b"]}
+        parquet.write_table(pa.table(columns), tmp_path / "near.parquet")
+        source = load_source(DataSpec("parquet", {"path": str(tmp_path / "near.parquet"), "label": "y"}))
+        assert source.train.features.tolist() == [[0.0], [0.0]]
+
     def test_numbers_beyond_what_a_float_holds(self, tmp_path: Path) -> None:
         columns = {
             "wide": [0, 2**62, 2**63 - 1],
@@ -158,7 +199,8 @@ class TestTable:
             ({"label": "income", "features": ["age", "age"]}, "`features` names 'age' more than once"),
             ({"label": "income", "features": "age"}, "features is 'age'"),
             ({"label": 3}, "label is 3: Input should be a valid string"),
-            ({"label": "income", "classes": [False, True]}, "classes.0 is False: write true, .* in quotes"),
+            ({"label": "income", "classes": [False, True]}, "has the value 'low'; valid: false, true"),
+            ({"label": "income", "classes": ["low", None]}, "classes.1 is None: write null and NaN in quotes"),
             ({"label": "income", "classes": ["high", "low", "low"]}, "classes of 'people' .* all different"),
             ({"label": "income", "group": "sex", "groups": ["f"]}, "group column 'sex' has the value 'm'"),
             ({"label": "income", "test_path": "people.csv"}, "test_path is the training table"),

@@ -6,23 +6,23 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as compute
 import pyarrow.csv as csv
 import pyarrow.parquet as parquet
-from pydantic import BeforeValidator, FiniteFloat
+from pydantic import FiniteFloat
 
 from accounting.errors import InvalidInput
 from accounting.registry import lookup, nearest
 from workers.data.base import Source, Split, make_split, not_private, repeated
 from workers.data.files import reading, require_path
+from workers.data.spelling import Value, Values, as_declared, names
 from workers.data.tabular import (
     Categorical,
     Column,
     Numeric,
-    as_text,
     complete_rows,
     encode_table,
     indices,
@@ -34,14 +34,6 @@ _MOST_CATEGORIES: Final = 1000
 """A text column with more distinct values than this has to be declared: one column for each would fill the memory."""
 
 
-def _name(value: object) -> object:
-    """A declared value as the text that the table's column is read as."""
-    if value is None or isinstance(value, bool):
-        raise InvalidInput("write true, false and null in quotes, as the table spells them")
-    return str(value) if isinstance(value, (str, int)) else as_text(pa.array([value]), "it")[0].as_py()
-
-
-Names = Sequence[Annotated[str, BeforeValidator(_name)]]
 Range = tuple[FiniteFloat, FiniteFloat]
 
 
@@ -65,9 +57,16 @@ class Declared:
     """What the user says about the values of columns, so that it need not be taken from the rows."""
 
     ranges: Mapping[str, Range]
-    categories: Mapping[str, Names]
-    classes: Names | None
-    groups: Names | None
+    categories: Mapping[str, Values]
+    classes: Values | None
+    groups: Values | None
+
+    def texts(self, label: str, group: str, user: str | None) -> dict[str, list[Value]]:
+        """The columns to be read as they are spelt, numbers too, each with the values declared for it."""
+        columns: dict[str, list[Value]] = {} if user is None else {user: []}
+        for name, values in ((label, self.classes), (group, self.groups), *self.categories.items()):
+            columns.setdefault(name, []).extend(values or ())
+        return columns
 
 
 @dataclass(frozen=True)
@@ -102,9 +101,9 @@ def table(
     user: str | None = None,
     test_path: str | None = None,
     ranges: Mapping[str, Range] | None = None,
-    categories: Mapping[str, Names] | None = None,
-    classes: Names | None = None,
-    groups: Names | None = None,
+    categories: Mapping[str, Values] | None = None,
+    classes: Values | None = None,
+    groups: Values | None = None,
 ) -> Source:
     """Rows of a .csv (UTF-8, with a header) or .parquet file.
 
@@ -115,7 +114,7 @@ def table(
     example ids count rows of the file, then those of ``test_path``.
     """
     declared = Declared(ranges or {}, categories or {}, classes, groups)
-    texts = {name for name in (label, group, user, *declared.categories) if name is not None}
+    texts = declared.texts(label, group or label, user)
     rows = _read(path, texts)
     roles = _roles(rows.column_names, label, group or label, user, features)
     tables = [_used_columns(rows, roles, texts, path)]
@@ -172,15 +171,17 @@ def _roles(columns: Sequence[str], label: str, group: str, user: str | None, fea
     return Roles(label, group, user, tuple(chosen))
 
 
-def _used_columns(rows: pa.Table, roles: Roles, texts: Collection[str], path: str) -> pa.Table:
-    """The columns that have a role: numbers as they are, all else as text."""
+def _used_columns(rows: pa.Table, roles: Roles, texts: Mapping[str, Values], path: str) -> pa.Table:
+    """The columns that have a role: numbers as they are, all else as text, by the values declared in ``texts``."""
     for name in roles.used:
         if name not in rows.column_names:
             raise InvalidInput(f"there is no column {name!r} in {path}; {nearest(name, rows.column_names)}")
     columns = {name: rows[name] for name in roles.used}
     return pa.table(
         {
-            name: column if is_numeric(column) and name not in texts else as_text(column, f"column {name!r} of {path}")
+            name: column
+            if is_numeric(column) and name not in texts
+            else as_declared(column, texts.get(name, ()), f"column {name!r} of {path}")
             for name, column in columns.items()
         }
     )
@@ -235,7 +236,7 @@ def _complete(rows: pa.Table) -> pa.Table:
 
 def _column(values: pa.ChunkedArray, name: str, declared: Declared) -> Column:
     if name in declared.categories:
-        return Categorical(name, tuple(declared.categories[name]))
+        return Categorical(name, names(declared.categories[name]))
     if name in declared.ranges:
         return Numeric(name, *declared.ranges[name])
     return _learnt_range(values, name) if is_numeric(values) else _learnt_categories(values, name)
@@ -246,7 +247,7 @@ def _learnt_range(values: pa.ChunkedArray, name: str) -> Numeric:
     low, high = float(found.min()), float(found.max())
     if not math.isfinite(high - low):
         raise InvalidInput(f"column {name!r} has values from {low} to {high}; declare its range, which cuts them")
-    return Numeric(name, low, high if high > low else low + 1.0)
+    return Numeric(name, low, high if high > low else low + max(1.0, 1e-9 * abs(low)))
 
 
 def _learnt_categories(values: pa.ChunkedArray, name: str) -> Categorical:
@@ -259,8 +260,8 @@ def _learnt_categories(values: pa.ChunkedArray, name: str) -> Categorical:
     return Categorical(name, found)
 
 
-def _declared_or_distinct(declared: Names | None, values: pa.ChunkedArray) -> tuple[str, ...]:
-    return _distinct(values) if declared is None else tuple(declared)
+def _declared_or_distinct(declared: Values | None, values: pa.ChunkedArray) -> tuple[str, ...]:
+    return _distinct(values) if declared is None else names(declared)
 
 
 def _distinct(texts: pa.ChunkedArray) -> tuple[str, ...]:

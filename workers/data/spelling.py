@@ -1,0 +1,72 @@
+"""Values that a sweep declares, and how a table may spell them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from decimal import Decimal, InvalidOperation
+from typing import Annotated
+
+import pyarrow as pa
+import pyarrow.compute as compute
+from pydantic import BeforeValidator
+
+from accounting.errors import InvalidInput
+from accounting.registry import nearest
+from workers.data.tabular import as_text
+
+Value = str | bool | int | float
+
+_BOOLEANS = ("false", "true")
+
+
+def _value(value: object) -> object:
+    """What YAML knows besides text, numbers and booleans, such as dates, is meant as text."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        raise InvalidInput("write null and NaN in quotes, as the table spells them")
+    return value if isinstance(value, Value) else as_text(pa.array([value]), "it")[0].as_py()
+
+
+Values = Sequence[Annotated[Value, BeforeValidator(_value)]]
+
+
+def names(values: Values) -> tuple[str, ...]:
+    """Declared values as text: whole numbers without a decimal point, booleans as true and false."""
+    return tuple(value if isinstance(value, str) else _text(value) for value in values)
+
+
+def _text(value: bool | int | float) -> str:
+    return str(as_text(pa.array([value]), "it")[0]) if isinstance(value, bool | float) else str(value)
+
+
+def as_declared(column: pa.ChunkedArray, values: Values, what: str) -> pa.ChunkedArray:
+    """``column`` as text, in which what is declared is spelt as its name.
+
+    Without quotes, a number or boolean stands for all its spellings: 0 also for 0.0, true also for True. In quotes it
+    stands for that one, but in a column of booleans, which has no spelling, for any.
+    """
+    texts, is_boolean = as_text(column, what), pa.types.is_boolean(column.type)
+    if is_boolean and (strange := next((value for value in values if _key(value) not in _BOOLEANS), None)) is not None:
+        raise InvalidInput(f"{what} holds booleans, but {strange!r} is declared; {nearest(str(strange), _BOOLEANS)}")
+    meant = {
+        _key(value): name
+        for value, name in zip(values, names(values), strict=True)
+        if is_boolean or not isinstance(value, str)
+    }
+    if not meant:
+        return texts
+    known = set(names(values))
+    others = [text for text in compute.unique(texts).drop_null().to_pylist() if text not in known]
+    spelt = {text: meant[_key(text)] for text in others if _key(text) in meant}
+    where = compute.index_in(texts, value_set=pa.array(list(spelt), pa.string()))
+    return compute.coalesce(compute.take(pa.array(list(spelt.values()), pa.string()), where), texts)
+
+
+def _key(value: Value) -> Decimal | str:
+    """The same for every spelling of a number or boolean."""
+    text = str(value)
+    try:
+        number = Decimal(text)
+    except InvalidOperation:
+        return text.casefold()
+    return text.casefold() if number.is_nan() else number
