@@ -52,7 +52,7 @@ def import_function(name: str, what: str) -> Callable[..., Any]:
     """
     location, _, function = name.rpartition(":")
     load = _load_file if location.endswith(".py") else _load_module
-    with _blamed_on(name, what):
+    with blamed_on(name, what):
         module = load(location, name, what)
     found = getattr(module, function, None)
     if not callable(found):
@@ -60,14 +60,14 @@ def import_function(name: str, what: str) -> Callable[..., Any]:
 
     @functools.wraps(found)
     def call(*args: Any, **kwargs: Any) -> Any:
-        with _blamed_on(name, what):
+        with blamed_on(name, what):
             return found(*args, **kwargs)
 
     return call
 
 
 @contextlib.contextmanager
-def _blamed_on(name: str, what: str) -> Iterator[None]:
+def blamed_on(name: str, what: str) -> Iterator[None]:
     """An error of the user's code, in one line with the place where it was raised."""
     try:
         yield

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from accounting.errors import InvalidInput
+from workers.data.preparation import require_one_by_one
 
 Indices = npt.NDArray[np.int64]
 
@@ -92,7 +93,7 @@ class Source:
     """Data as the source has it, before any cut. test is None where the source has no test set of its own.
 
     notes say what a reader of the results has to know about the data (other pixels than the original's,
-    statistics taken from private rows, rows dropped).
+    statistics taken from private rows, rows dropped). Names and notes may be given as lists, one note by itself.
     """
 
     name: str
@@ -104,6 +105,11 @@ class Source:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise InvalidInput(f"the name of a source is {self.name!r}, but must be a string")
+        notes = (self.notes,) if isinstance(self.notes, str) else self.notes
+        for field, values in (("group_names", self.group_names), ("class_names", self.class_names), ("notes", notes)):
+            object.__setattr__(self, field, _texts(f"{field} of {self.name!r}", values))
         _check_names(f"classes of {self.name!r}", self.class_names, at_least=2)
         _check_names(f"groups of {self.name!r}", self.group_names, at_least=1)
         splits = [self.train] if self.test is None else [self.train, self.test]
@@ -121,11 +127,19 @@ class Source:
         ids = torch.cat([split.example_ids for split in splits])
         if len(ids.unique()) < len(ids):  # type: ignore[no-untyped-call]
             raise InvalidInput(f"example_ids of {self.name!r} are not unique over training and test split")
+        require_one_by_one(self.name, self.preparation, self.train.features)
 
 
 def repeated(values: Collection[str]) -> str | None:
     """The first value that occurs more than once."""
     return next((value for value, count in Counter(values).items() if count > 1), None)
+
+
+def _texts(what: str, values: Iterable[object]) -> tuple[str, ...]:
+    """Text alone is stored as text: 0 would come back as '0'."""
+    if isinstance(values, list | tuple) and all(isinstance(value, str) for value in values):
+        return tuple(str(value) for value in values)
+    raise InvalidInput(f"{what} are {values!r}, but must be a tuple of strings; put others in quotes")
 
 
 def _check_names(what: str, names: tuple[str, ...], at_least: int) -> None:
