@@ -140,6 +140,25 @@ class TestPublishedTables:
         with pytest.raises(DataCorruption, match=f"cannot read {tmp_path / file}"):
             load_source(DataSpec(name, {"root": str(tmp_path)}))
 
+    def test_a_code_that_the_census_does_not_have_is_named(self, tmp_path: Path) -> None:
+        header = "sex,age,household_position,household_size,prev_residence_place,citizenship,country_birth,edu_level,"
+        row = "male,{},1110,111,1,1,1,0,111,111,1,1\n"
+        rows = row.format(4) * 60_419 + row.format(99)
+        (tmp_path / "dutch.csv").write_text(
+            f"{header}economic_status,cur_eco_activity,marital_status,occupation\n{rows}"
+        )
+        with pytest.raises(InvalidInput, match="data source 'dutch': column 'age' has the value '99'; .*valid: 10, 11"):
+            load_source(DataSpec("dutch", {"root": str(tmp_path), "exclude": []}))
+
+    def test_a_category_that_adult_does_not_have_is_named(self, tmp_path: Path) -> None:
+        row = "39, {}, 7, Bachelors, 13, Divorced, Sales, Wife, White, Female, 0, 0, 40, Cuba, <=50K\n"
+        (tmp_path / "adult.data").write_text(row.format("Private") * 32_560 + row.format("Pirate"))
+        (tmp_path / "adult.test").write_text("|\n" + row.format("Private") * 16_281)
+        with pytest.raises(
+            InvalidInput, match="data source 'adult': column 'workclass' has the value 'Pirate'; did you"
+        ):
+            load_source(DataSpec("adult", {"root": str(tmp_path)}))
+
     def test_a_file_that_was_cut_short(self, tmp_path: Path) -> None:
         (tmp_path / "breast-cancer-wisconsin.data").write_text("1000025,5,1,1,1,2,1,3,1,1,2\n")
         with pytest.raises(DataCorruption, match="has 1 rows, but as published it has 699; fetch it again"):
@@ -259,6 +278,10 @@ class TestOwnSource:
             load_dataset(DataSpec("no_such_module:load"))
         with pytest.raises(InvalidInput, match=r"there is no file .*absent\.py"):
             load_dataset(DataSpec(f"{tmp_path}/absent.py:load"))
+
+    def test_a_key_of_a_source_without_any_is_refused(self) -> None:
+        with pytest.raises(InvalidInput, match="unknown key 'root' of data source 'digits'; it takes none"):
+            load_dataset(DataSpec("digits", {"root": "/data"}))
 
     def test_unknown_source_has_a_nearest_name(self) -> None:
         with pytest.raises(InvalidInput, match="unknown data source 'digit'; did you mean 'digits'"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -33,14 +34,15 @@ _GROUPS = {
     "race": ("Amer-Indian-Eskimo", "Asian-Pac-Islander", "Black", "Other", "White"),
     "income": _CLASSES,
 }
+_category = functools.partial(Categorical, closed=True)
 _COLUMNS: tuple[Column, ...] = (
     Numeric("age", 17, 90),
-    Categorical(
+    _category(
         "workclass",
         _words("Federal-gov Local-gov Private Self-emp-inc Self-emp-not-inc State-gov Without-pay"),
     ),
     Numeric("fnlwgt", 0, 1_500_000),
-    Categorical(
+    _category(
         "education",
         _words(
             "Preschool 1st-4th 5th-6th 7th-8th 9th 10th 11th 12th HS-grad Some-college "
@@ -48,11 +50,11 @@ _COLUMNS: tuple[Column, ...] = (
         ),
     ),
     Numeric("education-num", 1, 16),
-    Categorical(
+    _category(
         "marital-status",
         _words("Divorced Married-AF-spouse Married-civ-spouse Married-spouse-absent Never-married Separated Widowed"),
     ),
-    Categorical(
+    _category(
         "occupation",
         _words(
             "Adm-clerical Armed-Forces Craft-repair Exec-managerial Farming-fishing Handlers-cleaners "
@@ -60,12 +62,12 @@ _COLUMNS: tuple[Column, ...] = (
             "Tech-support Transport-moving"
         ),
     ),
-    Categorical("relationship", ("Husband", "Not-in-family", "Other-relative", "Own-child", "Unmarried", "Wife")),
-    Categorical("race", _GROUPS["race"]),
+    _category("relationship", ("Husband", "Not-in-family", "Other-relative", "Own-child", "Unmarried", "Wife")),
+    _category("race", _GROUPS["race"]),
     Numeric("capital-gain", 0, 99_999),
     Numeric("capital-loss", 0, 5_000),
     Numeric("hours-per-week", 1, 99),
-    Categorical(
+    _category(
         "native-country",
         _words(
             "Cambodia Canada China Columbia Cuba Dominican-Republic Ecuador El-Salvador England France Germany "

@@ -25,7 +25,7 @@ _CODES = {
 }
 """The census' codes of each unprotected attribute."""
 _COLUMNS: tuple[Column, ...] = tuple(
-    Categorical(name, tuple(str(code) for code in codes)) for name, codes in _CODES.items()
+    Categorical(name, tuple(str(code) for code in codes), closed=True) for name, codes in _CODES.items()
 )
 _CLASSES = ("0", "1")
 _GROUPS = {"sex": ("female", "male"), "occupation": _CLASSES}

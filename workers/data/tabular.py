@@ -63,10 +63,11 @@ class Numeric:
 
 @dataclass(frozen=True)
 class Categorical:
-    """A category as a one-hot row; a value outside the declared ones is all zeros."""
+    """A category as a one-hot row. A value outside the declared ones is all zeros, or refused if ``closed``."""
 
     name: str
     categories: tuple[str, ...]
+    closed: bool = False
 
     def __post_init__(self) -> None:
         if not self.categories or len(set(self.categories)) < len(self.categories):
@@ -79,7 +80,8 @@ class Categorical:
         return len(self.categories)
 
     def encode(self, values: pa.ChunkedArray) -> Rows:
-        position = positions(values, self.categories)
+        what, names = f"column {self.name!r}", self.categories
+        position = indices(values, names, what) if self.closed else positions(values, names)
         rows = np.zeros((len(position), self.width), dtype=np.float32)
         known = np.flatnonzero(position >= 0)
         rows[known, position[known]] = 1.0
