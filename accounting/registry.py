@@ -42,7 +42,8 @@ def build(
     own = named.keys() - context.keys()
     for key in params:
         if key not in own and (key in context or not takes_any_key):
-            raise InvalidInput(f"unknown key {key!r} of {subject}; {nearest(key, own)}")
+            none = "any other is valid" if takes_any_key else "it takes none"
+            raise InvalidInput(f"unknown key {key!r} of {subject}; {nearest(key, own) if own else none}")
     missing = [
         key for key, parameter in named.items() if parameter.default is parameter.empty and key in own - params.keys()
     ]

@@ -50,7 +50,8 @@ def test_entries_get_what_they_take() -> None:
         ("scald", {}, r"unknown model 'scald'; did you mean 'scaled'\? valid: .*"),
         ("scaled", {"facter": 2.0}, r"unknown key 'facter' of model 'scaled'; did you mean 'factor'\? valid: factor"),
         ("scaled", {"size": 2}, r"unknown key 'size' of model 'scaled'; valid: factor"),
-        ("anything", {"size": 2}, r"unknown key 'size' of model 'anything'; valid: "),
+        ("anything", {"size": 2}, r"unknown key 'size' of model 'anything'; any other is valid"),
+        ("damaged", {"size": 2}, r"unknown key 'size' of model 'damaged'; it takes none"),
         (
             "renamed",
             {},

@@ -79,8 +79,8 @@ def test_users_follow_their_examples() -> None:
     ("spec", "message"),
     [
         (DataSpec("counting", keep={"A": 3}), "unknown group 'A'; .*valid: a, b, c, d"),
-        (DataSpec("counting", keep={"a": 1000}), "keep of group 'a' is 1000.0, but must be at most"),
-        (DataSpec("counting", keep={"a": 0}), "keep of group 'a' is 0.0, but must be at least 1"),
+        (DataSpec("counting", keep={"a": 1000}), "keep of group 'a' is 1000, but must be a count from 1 to 40"),
+        (DataSpec("counting", keep={"a": 0}), "keep of group 'a' is 0, but must be a count from 1 to"),
         (DataSpec("counting", keep={"a": 1.5}), "at most 1.0"),
         (DataSpec("counting", keep={"a": float("nan")}), "finite"),
         (DataSpec("counting", keep={"a": True}), "keep of group 'a' is True, but must be a fraction or a count"),

@@ -271,5 +271,5 @@ class TestTable:
             load_source(DataSpec("csv", {"path": str(tmp_path / name), "label": "b"}))
 
     def test_a_missing_file_is_named(self, tmp_path: Path) -> None:
-        with pytest.raises(InvalidInput, match=f"there is no {tmp_path}/nothing.csv"):
+        with pytest.raises(InvalidInput, match=f"^data source 'csv': there is no {tmp_path}/nothing.csv"):
             load_source(DataSpec("csv", {"path": str(tmp_path / "nothing.csv"), "label": "y"}))

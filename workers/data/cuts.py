@@ -60,7 +60,8 @@ def _chosen(members: Indices, name: str, amount: float | int, seed: tuple[int, .
     if isinstance(amount, bool):
         raise InvalidInput(f"keep of group {name!r} is {amount}, but must be a fraction or a count")
     if isinstance(amount, int):
-        require_finite(f"keep of group {name!r}", amount, at_least=1, at_most=len(members))
+        if not 1 <= amount <= len(members):
+            raise InvalidInput(f"keep of group {name!r} is {amount}, but must be a count from 1 to {len(members)}")
         count = amount
     else:
         require_finite(f"keep of group {name!r}", amount, above=0.0, at_most=1.0)
