@@ -69,6 +69,53 @@ def test_seeds_give_other_cuts() -> None:
     assert ids(one)[1] != ids(other)[1]
 
 
+@settings(max_examples=50, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 5), min_size=100, max_size=130),
+    test=st.floats(0.1, 0.5),
+    public=st.floats(0.1, 0.5),
+    seed=st.integers(0, 2**31),
+)
+def test_a_user_is_in_one_split(sizes: list[int], test: float, public: float, seed: int) -> None:
+    users = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(sizes)) - 7, sizes))
+    features = np.arange(len(users), dtype=np.float32)[:, None]
+    whole = Source("owned", make_split(features, features[:, 0] % 2, user_ids=users), None, ("a", "b"), ("a", "b"))
+    spec = DataSpec("owned", test_fraction=test, public_fraction=public, split_seed=seed)
+    dataset = cut(whole, spec)
+    assert dataset.public is not None
+    splits = (dataset.train, dataset.test, dataset.public)
+    owners = [set(split.user_ids.tolist()) for split in splits if split.user_ids is not None]
+    assert sum(map(len, owners)) == len(set.union(*owners)) == len(sizes)
+    assert sorted(i for split in splits for i in split.example_ids.tolist()) == list(range(len(users)))
+    for split in splits:
+        assert torch.equal(split.example_ids, split.example_ids.sort().values)
+        assert split.user_ids is not None
+        assert split.user_ids.tolist() == users[split.example_ids].tolist()
+    for part, wanted in (
+        (dataset.test, test * len(users)),
+        (dataset.public, public * (len(users) - len(dataset.test))),
+    ):
+        assert wanted - 5 < len(part) <= round(wanted)
+    assert ids(cut(whole, spec)) == ids(dataset)
+
+
+def test_cuts_without_users_are_what_they_were() -> None:
+    labels = np.arange(20) % 2
+    rows = Source("plain", make_split(np.eye(20, dtype=np.float32), labels), None, ("a", "b"), ("a", "b"))
+    dataset = cut(rows, DataSpec("plain", public_fraction=0.25, keep={"a": 3}, split_seed=5))
+    assert ids(dataset) == [{0, 1, 5, 8, 11, 12, 17, 19}, {9, 18, 3, 7}, {10, 13, 14, 15}]
+
+
+def test_a_part_smaller_than_every_user_is_refused() -> None:
+    users = np.arange(20) % 2
+    rows = Source("two", make_split(np.eye(20, dtype=np.float32), users, user_ids=users), None, ("a", "b"), ("a", "b"))
+    message = "test_fraction is 0.2, which takes 4 of 20 examples, but each of the 2 users has more"
+    with pytest.raises(InvalidInput, match=message):
+        cut(rows, DataSpec("two"))
+    dataset = cut(rows, DataSpec("two", test_fraction=0.5))
+    assert (len(dataset.train), len(dataset.test)) == (10, 10)
+
+
 def test_users_follow_their_examples() -> None:
     train = cut(source(), DataSpec("counting", keep={"a": 3})).train
     assert train.user_ids is not None

@@ -147,7 +147,9 @@ class TestPublishedTables:
         (tmp_path / "dutch.csv").write_text(
             f"{header}economic_status,cur_eco_activity,marital_status,occupation\n{rows}"
         )
-        with pytest.raises(InvalidInput, match="data source 'dutch': column 'age' has the value '99'; .*valid: 10, 11"):
+        with pytest.raises(
+            InvalidInput, match=r"data source 'dutch': column 'age' has the value '99'; .*valid: 10, 11"
+        ):
             load_source(DataSpec("dutch", {"root": str(tmp_path), "exclude": []}))
 
     def test_a_category_that_adult_does_not_have_is_named(self, tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ class Split:
 
     features: [n, ...] in their stored type (uint8 images, float32 rows, int64 tokens). labels, groups: int64 [n],
     indices into the data set's class and group names. example_ids: int64 [n], unique within the whole data set
-    and stable: the position in the source. user_ids: int64 [n], whose example it is, where the source says so.
+    and stable: the position in the source. user_ids: int64 [n], whose example it is, where the source says so; cuts
+    keep the examples of a user together.
     """
 
     features: Tensor

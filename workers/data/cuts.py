@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from accounting.errors import InvalidInput, require_finite
 from accounting.registry import nearest
@@ -17,7 +18,8 @@ def cut(source: Source, spec: DataSpec) -> Dataset:
     """Apply the cuts of ``spec``: hold out a test set if the source has none, then the public part, then ``keep``.
 
     keep comes last, so that a count is what the training set has. Within each split, examples stay in the order
-    of the source. A larger ``keep`` of the same seed contains a smaller one.
+    of the source. A larger ``keep`` of the same seed contains a smaller one. No user has examples in two parts that
+    are cut here.
     """
     train, test = source.train, source.test
     if test is None:
@@ -34,12 +36,32 @@ def cut(source: Source, spec: DataSpec) -> Dataset:
 
 
 def _split_off(split: Split, fraction: float, seed: tuple[int, ...], name: str) -> tuple[Split, Split]:
-    """The rest and a uniformly random part of round(fraction * n) examples."""
+    """The rest and a uniformly random part of round(fraction * n) examples, or as many as whole users allow."""
     count = round(fraction * len(split))
     if not 0 < count < len(split):
         raise InvalidInput(f"{name} is {fraction}, which takes {count} of {len(split)} examples; leave both parts some")
-    order = np.random.default_rng(seed).permutation(len(split))
-    return split.select(np.sort(order[count:])), split.select(np.sort(order[:count]))
+    generator = np.random.default_rng(seed)
+    if split.user_ids is None:
+        order = generator.permutation(len(split))
+        return split.select(np.sort(order[count:])), split.select(np.sort(order[:count]))
+    users, user_of = np.unique(split.user_ids.numpy(), return_inverse=True)
+    taken = _fill(np.bincount(user_of), count, generator)
+    if not taken.any():
+        raise InvalidInput(
+            f"{name} is {fraction}, which takes {count} of {len(split)} examples, but each of the {len(users)} users "
+            "has more, and is kept in one part; set it higher, or name no users"
+        )
+    return split.select(np.flatnonzero(~taken[user_of])), split.select(np.flatnonzero(taken[user_of]))
+
+
+def _fill(sizes: Indices, count: int, generator: np.random.Generator) -> npt.NDArray[np.bool_]:
+    """Users in random order, each taken if the total of their ``sizes`` stays within ``count``."""
+    taken = np.zeros(len(sizes), dtype=bool)
+    for user in generator.permutation(len(sizes)):
+        if sizes[user] <= count:
+            taken[user] = True
+            count -= sizes[user]
+    return taken
 
 
 def _keep(train: Split, group_names: tuple[str, ...], spec: DataSpec) -> Split:
