@@ -213,7 +213,7 @@ def _nodes(stretches: Sequence[Stretch]) -> Array:
     """Nodes for every u these stretches can produce, whatever the contributions: results do not depend on the block."""
     ends = np.array([part.precisions(np.array([0.0, 1.0])) for part in stretches])
     lowest, highest = float(ends[:, 0].min()), float(ends[:, 1].max())
-    if not highest > lowest:
+    if not highest > lowest * (1.0 + 1e-9):  # nodes in between would coincide
         highest = lowest * (1.0 + 1e-6) + 1e-12
     size = int(NODES * min(max(1.0, np.sqrt(highest)), 4.0))
     nodes = np.square(np.linspace(np.sqrt(lowest), np.sqrt(highest), size))

@@ -48,6 +48,9 @@ _FLOAT_ERROR = 1e-11
 _STEP_ERROR = 1e-14
 _NEWTON_STEPS = 40
 
+LARGEST_EPSILON = 1e3
+"""Above it Renyi's bound is kept: hardly looser there, while the grid of the contour would outgrow any memory."""
+
 
 def pld_epsilons(costs: Costs, delta: float) -> tuple[Array, Array]:
     """Upper and lower epsilon [rows] at ``delta``, the worse of removing and adding the example."""
@@ -67,8 +70,8 @@ def pld_epsilons(costs: Costs, delta: float) -> tuple[Array, Array]:
 
 
 def _buckets(rdp: Array, bound: Array, delta: float) -> Iterator[tuple[NDArray[np.intp], float, float]]:
-    """Rows that share a contour, its tilt and its period. Rows that cost nothing, or are infinite, are in none."""
-    active = np.flatnonzero(np.isfinite(bound) & (bound > 0.0))
+    """Rows that share a contour, its tilt and its period. Rows that cost nothing, or too much, are in none."""
+    active = np.flatnonzero((bound > 0.0) & (bound <= LARGEST_EPSILON))
     best = best_orders(rdp[active], delta)
     tilts = 1.0 + _RETREAT * _rounded(best - 1.0, _TILT_STEP)
     for tilt in np.unique(tilts):

@@ -214,6 +214,21 @@ def test_no_noise_is_infinite_unless_the_example_never_contributed(method: str) 
     np.testing.assert_array_equal(result.lower, [np.inf, 0.0])
 
 
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("multiplier", [1e-8, 1e-5, 1e-3, 1e-2])
+def test_next_to_no_noise_costs_next_to_infinity(method: str, multiplier: float) -> None:
+    """Finite, ordered, and no less than the worst of the steps alone, whether it comes from steps or side queries."""
+    sampling = PoissonSampling(0.1)
+    steps = Trace(100, (Segment(0, 10, sampling, multiplier),))
+    queries = Trace(100, (Segment(0, 10, sampling, 1.0, (SideQuery("count", multiplier),)),))
+    least = 0.5 * multiplier**-2
+    idle, busy = individual_epsilons([0], np.array([[0.0], [1.0]]), steps, 1e-5, method).upper
+    assert idle == 0.0
+    assert least < busy < math.inf
+    both = individual_epsilons([0], np.array([[0.0], [1.0]]), queries, 1e-5, method).upper
+    assert ((least < both) & (both < math.inf)).all()
+
+
 def test_kind_follows_the_trace() -> None:
     assert _account(_contributions(1), _trace(), "rdp").kind == "estimate"
     assert _account(_contributions(1), _trace(contributions="guarantee"), "rdp").kind == "guarantee"
