@@ -187,9 +187,12 @@ class GradientEngine:
         return [(x[start : start + size], y[start : start + size]) for start in range(0, rows, max(1, size))]
 
     def _verify(self, x: Tensor, y: Tensor) -> bool:
-        """Check the model on a few examples; on one alone, nothing can be said about batches."""
+        """Check a few examples within a micro-batch; on one alone, nothing can be said about batches."""
         rows, scale = self._multiplicity, 1.0 / self._multiplicity
-        examples = min(3, len(x) // rows)
+        examples = len(x) // rows
+        compared = min(3, examples)
+        if self._micro_batch_size is not None:
+            examples = min(examples, max(compared, self._micro_batch_size))
 
         def within(count: int) -> list[Gradients]:
             some = slice(count * rows)
@@ -197,7 +200,7 @@ class GradientEngine:
                 losses = self._precise_losses(x[some], y[some])
             found = capture.backward(losses, scale)
             one = torch.ones(1, dtype=next(iter(self._parameters.values())).dtype, device=x.device)
-            indices = torch.arange(count, device=x.device)[:, None]
+            indices = torch.arange(min(compared, count), device=x.device)[:, None]
             return [{name: g.select(index).weighted_sum(one) for name, g in found.items()} for index in indices]
 
         def alone(index: int) -> Gradients:

@@ -38,13 +38,14 @@ def verify(
 ) -> bool:
     """Compare each example's gradient as computed within a batch with autograd's gradient of that example alone.
 
-    within: gradients of the first so many examples, as the engine finds them; alone: autograd's, of one of them;
-    tolerance: how far they may be apart, relative to a parameter's gradient. They differ where a parameter is also read
-    outside the forward of the module that owns it, which the engine cannot see, and where model or loss mix or reorder
-    the rows of a batch. Where a gradient is 0, as behind layers that start at 0, they are compared at displaced
-    parameters as well. Chance is taken out of these passes (`draws`); a model that draws random numbers even so is
-    compared in evaluation instead, and passes if it draws there, too. Parameters, buffers and random states are left as
-    they were. Returns whether there was something to compare: gradients that are 0 or not finite are no evidence.
+    within: gradients of the first few examples in a batch of so many, as the engine finds them; alone: autograd's, of
+    one of them; examples: how many the batch has; tolerance: how far they may be apart, relative to a parameter's
+    gradient. They differ where a parameter is also read outside the forward of the module that owns it, which the
+    engine cannot see, and where model or loss mix or reorder the rows of a batch. Where a gradient is 0, as behind
+    layers that start at 0, they are compared at displaced parameters as well. Chance is taken out of these passes
+    (`draws`); a model that draws random numbers even so is compared in evaluation instead, and passes if it draws
+    there, too. Parameters, buffers and random states are left as they were. Returns whether there was something to
+    compare: gradients that are 0 or not finite are no evidence.
 
     Raises: InvalidInput naming the parameters that disagree, or buffers that take up something of the examples.
     """
