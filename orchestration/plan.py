@@ -28,14 +28,10 @@ from orchestration.grid import GridPoint, grid
 from orchestration.published import Label
 from orchestration.sweep import SweepSpec
 from workers import clipping
-from workers.augmentation import make_augmentation
-from workers.data import DatasetDescription, describe
-from workers.gradients import check_model
-from workers.losses import build_loss
+from workers.data import Dataset, DatasetDescription, describe_dataset, load_dataset
+from workers.feasibility import Combination, check_feasible, excerpt
 from workers.mechanism import TrialMechanism, affordable_epochs
-from workers.models import build_for_shape
 from workers.optimizers import make_average, make_learning_rate_schedule, make_optimizer
-from workers.preprocessing import output_shape
 from workers.spec import Component, DataSpec, NormSpec, TrialSpec
 from workers.training import check_spec
 
@@ -44,7 +40,7 @@ _BYTES_PER_ROW = 8 + 4 + 4 + 4 + 4
 _BYTES_PER_SNAPSHOT = 8192
 """A folder, and what a file takes beside its rows."""
 _DATA = TypeAdapter(DataSpec)
-_COMPONENT = TypeAdapter(Component)
+_COMBINATION = TypeAdapter(Combination)
 
 
 @dataclass(frozen=True)
@@ -98,7 +94,8 @@ class Plan:
 
 
 def plan_sweep(sweep: SweepSpec) -> Plan:
-    """Plan every trial. Reads the data (for its size and groups) and builds each model once; trains nothing."""
+    """Plan every trial. Reads the data (for its size and groups) and tries each model on a few rows; trains nothing."""
+    _misfit.cache_clear()  # a file that a refusal named may have been mended since
     release = release_spec(sweep.release)
     planned: list[PlannedTrial] = []
     refused: list[Refusal] = []
@@ -123,8 +120,8 @@ def release_spec(release: Component) -> ReleaseSpec | None:
 def _plan_trial(point: GridPoint, sweep: SweepSpec, release: ReleaseSpec | None) -> PlannedTrial:
     trial = point.trial
     with _named("data"):
-        dataset = _description(trial.data)
-    _check_components(trial, dataset)
+        dataset, _ = _loaded(_DATA.dump_json(trial.data))
+    _check_components(trial)
     after_training = release.releases() if release and trial.is_private else ()
     mechanism = TrialMechanism.of(trial, dataset.train_size, after_training)
     if point.target_epsilon is not None:
@@ -181,35 +178,36 @@ def _account(trace: Trace, delta: float, accountant: str, group_size: int = 1) -
     return account(trace, delta, accountant, group_size)
 
 
-def _description(data: DataSpec) -> DatasetDescription:
-    return _described(_DATA.dump_json(data))
+@functools.cache
+def _loaded(data: bytes) -> tuple[DatasetDescription, Dataset]:
+    """What a data set is, and a few of its rows."""
+    dataset = load_dataset(_DATA.validate_json(data))
+    return describe_dataset(dataset), excerpt(dataset)
+
+
+def _check_components(trial: TrialSpec) -> None:
+    """Build every named component once, so that a wrong name or parameter is found before anything starts."""
+    combination = Combination(trial.model, trial.loss, trial.preprocessing, trial.augmentation)
+    reason = _misfit(_DATA.dump_json(trial.data), _COMBINATION.dump_json(combination))
+    if reason is not None:
+        raise InvalidInput(reason)
+    parameters = {"weight": nn.Parameter(torch.zeros(1))}
+    clipping.make_clipping(trial.clipping)
+    make_optimizer(trial.optimizer, parameters)
+    make_learning_rate_schedule(trial.learning_rate_schedule, total_steps=1, steps_per_epoch=1)
+    if trial.averaging is not None:
+        make_average(trial.averaging, parameters)
 
 
 @functools.cache
-def _described(data: bytes) -> DatasetDescription:
-    return describe(_DATA.validate_json(data))
-
-
-def _check_components(trial: TrialSpec, dataset: DatasetDescription) -> None:
-    """Build every named component once, so that a wrong name or parameter is found before anything starts."""
-    with _named("preprocessing"):
-        shape = output_shape(trial.preprocessing, dataset.feature_shape)
-    model = _checked_model(_COMPONENT.dump_json(trial.model), shape, len(dataset.class_names))
-    parameters = dict(model.named_parameters())
-    checks: tuple[tuple[Component | None, Callable[[Component], object]], ...] = (
-        (trial.loss, build_loss),
-        (trial.clipping, clipping.make_clipping),
-        (trial.optimizer, lambda component: make_optimizer(component, parameters)),
-        (
-            trial.learning_rate_schedule,
-            lambda component: make_learning_rate_schedule(component, total_steps=1, steps_per_epoch=1),
-        ),
-        (trial.augmentation, make_augmentation),
-        (trial.averaging, lambda component: make_average(component, parameters)),
-    )
-    for component, make in checks:
-        if component is not None:
-            make(component)
+def _misfit(data: bytes, combination: bytes) -> str | None:
+    """Why no trial of this combination can take a step; its trials share the answer, also a refusal."""
+    _, rows = _loaded(data)
+    try:
+        check_feasible(_COMBINATION.validate_json(combination), rows)
+    except DpsweepError as error:
+        return str(error)
+    return None
 
 
 @contextlib.contextmanager
@@ -219,30 +217,6 @@ def _named(axis: str) -> Iterator[None]:
         yield
     except (TypeError, ValueError) as error:
         raise InvalidInput(f"{axis}: {error}") from error
-
-
-@functools.cache
-def _checked_model(model: bytes, feature_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    built = build_for_shape(_COMPONENT.validate_json(model), feature_shape, num_classes, seed=0)
-    with _named("model"):
-        check_model(built)
-        _check_logits(built, feature_shape, num_classes)
-    return built
-
-
-def _check_logits(model: nn.Module, feature_shape: tuple[int, ...], num_classes: int) -> None:
-    """One example of zeros shows whether a model takes the features and tells the classes apart."""
-    try:
-        with torch.no_grad():
-            logits = model(torch.zeros(1, *feature_shape))
-    except (RuntimeError, IndexError, ArithmeticError) as error:
-        reason = " ".join(str(error).split())
-        raise InvalidInput(f"it does not take features of shape {feature_shape} ({reason})") from error
-    if tuple(logits.shape) != (1, num_classes):
-        raise InvalidInput(
-            f"for one example it returns the shape {tuple(logits.shape)}, but must return one logit for each "
-            f"of {num_classes} classes, {(1, num_classes)}"
-        )
 
 
 def _shard_bytes(norms: NormSpec, epochs: int, steps: int, examples: int) -> int:

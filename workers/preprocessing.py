@@ -10,6 +10,7 @@ import contextlib
 import functools
 import hashlib
 import math
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from workers.noise import NoiseSource
 from workers.spec import Component
 
 State = dict[str, Tensor]
+_CACHE: Final = "cache of frozen_features:"
 _ROWS: Final = 512
 _PIXELS: Final = 512 * 64 * 64
 """Examples are taken this many at a time, pictures so many that they have no more pixels, to bound memory."""
@@ -51,6 +53,13 @@ class Preprocessing(Protocol):
 
     def transform(self, dataset: Dataset, state: State) -> Dataset:
         """The data set with new features; labels, groups and ids are kept."""
+        ...
+
+    def rehearse(self, dataset: Dataset) -> Dataset:
+        """`transform` for a plan: features of the same shape and type, with a state that says nothing about any data.
+
+        Fits, downloads and keeps nothing; raises `InvalidInput` where a worker could not transform ``dataset``.
+        """
         ...
 
 
@@ -99,8 +108,13 @@ class DPPCA:
     def transform(self, dataset: Dataset, state: State) -> Dataset:
         projection = state["projection"]
         note = f"features projected on {self.dimensions} private principal components"
-        project = _in_blocks(_ROWS, lambda features: dataset.prepare(features).flatten(1) @ projection)
+        project = _in_blocks(_ROWS, lambda features: dataset.prepare(features).flatten(1).float() @ projection)
         return _with_features(dataset, project, note)
+
+    def rehearse(self, dataset: Dataset) -> Dataset:
+        self.output_shape(dataset.feature_shape)
+        size = math.prod(dataset.feature_shape)
+        return self.transform(dataset, {"projection": torch.randn(size, self.dimensions) / size**0.5})
 
 
 def second_moments(split: Split, dataset: Dataset) -> Tensor:
@@ -174,6 +188,9 @@ class FrozenFeatures:
     cache: str | None = None
 
     def __post_init__(self) -> None:
+        for name, value in (("network", self.network), ("weights", self.weights), ("cache", self.cache)):
+            if not isinstance(value, str) and not (name == "cache" and value is None):
+                raise InvalidInput(f"{name} of frozen_features is {value!r}, but must be text; put it in quotes")
         lookup(TRUNKS, self.network, "network")
         if self.weights != "imagenet" and not Path(self.weights).is_file():
             raise InvalidInput(f"weights of frozen_features: there is no file {Path(self.weights).absolute()}")
@@ -202,9 +219,7 @@ class FrozenFeatures:
         return {}
 
     def transform(self, dataset: Dataset, state: State) -> Dataset:
-        self.output_shape(dataset.feature_shape)
-        if dataset.train.features.dtype != torch.uint8:
-            raise InvalidInput(f"frozen_features needs pictures of bytes, but {dataset.name!r} has none")
+        self._require_pictures(dataset)
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         weights = self._weights_file()
         trunk = functools.cache(lambda: self._load_trunk(weights).to(device))
@@ -223,6 +238,25 @@ class FrozenFeatures:
             features_of = _kept_in(self.cache, fingerprint(self.network, self.size, _digest(weights)), features_of)
         note = f"features of a frozen {self.network}, weights {Path(self.weights).name}"
         return _with_features(dataset, features_of, note)
+
+    def rehearse(self, dataset: Dataset) -> Dataset:
+        """Random features: those of the network have no other shape; torchvision's own weights always fit it."""
+        self._require_pictures(dataset)
+        if self.cache is not None:
+            _require_folder(self.cache)
+        if self.weights != "imagenet":
+            self._load_trunk(Path(self.weights))
+        return _with_features(
+            dataset, lambda features: torch.randn(len(features), TRUNKS[self.network].width), "rehearsed"
+        )
+
+    def _require_pictures(self, dataset: Dataset) -> None:
+        self.output_shape(dataset.feature_shape)
+        stored = dataset.train.features.dtype
+        if stored != torch.uint8:
+            raise InvalidInput(
+                f"frozen_features needs pictures of bytes (torch.uint8), but those of {dataset.name!r} are {stored}"
+            )
 
     def _weights_file(self) -> Path:
         """The file of weights, downloaded if need be."""
@@ -255,7 +289,7 @@ class FrozenFeatures:
             raise InvalidInput(
                 f"{weights} does not hold the weights of torchvision's {self.network} ({reason}); name another file"
             ) from error
-        return TRUNKS[self.network].cut(network).eval().requires_grad_(False)
+        return TRUNKS[self.network].cut(network).float().eval().requires_grad_(False)
 
 
 def _digest(file: Path) -> str:
@@ -287,11 +321,24 @@ def _kept_in(folder: str, owner: str, change: Change) -> Change:
             stored = load_checkpoint(uri, key)
         if stored is None:
             stored = {"features": change(features)}
-            save_checkpoint(uri, key, stored)
+            try:
+                save_checkpoint(uri, key, stored)
+            except FileNotFoundError as error:
+                raise InvalidInput(f"{_CACHE} {folder!r} cannot be made ({error}); name another folder") from error
         found: Tensor = stored["features"]
         return found
 
     return kept
+
+
+def _require_folder(cache: str) -> None:
+    """Refuse a local folder that can neither be written nor be made; what a store lacks shows when it is used."""
+    if "://" in cache:
+        return
+    folder = Path(cache).absolute()
+    there = next(level for level in (folder, *folder.parents) if level.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise InvalidInput(f"{_CACHE} {cache!r} is no folder that can be written: see {there}, or name another folder")
 
 
 def _with_features(dataset: Dataset, change: Change, note: str) -> Dataset:

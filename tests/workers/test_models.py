@@ -139,12 +139,17 @@ class TestPretrained:
             build("resnet20_gn", {"initial_weights": str(tmp_path / "weights.pt")}, CIFAR)
         with pytest.raises(InvalidInput, match=r"there is no file .*absent\.pt"):
             build("resnet20_gn", {"initial_weights": str(tmp_path / "absent.pt")}, CIFAR)
-        (tmp_path / "text.pt").write_text("weights")
-        with pytest.raises(InvalidInput, match=r"torch cannot load .*text\.pt"):
-            build("resnet20_gn", {"initial_weights": str(tmp_path / "text.pt")}, CIFAR)
+        for content in ("weights", "hello world", "root:x:0:0:root:/root:/bin/bash", ""):
+            (tmp_path / "text.pt").write_text(content)
+            with pytest.raises(InvalidInput, match=r"torch cannot load .*text\.pt"):
+                build("resnet20_gn", {"initial_weights": str(tmp_path / "text.pt")}, CIFAR)
         torch.save([1, 2], tmp_path / "list.pt")
         with pytest.raises(InvalidInput, match=r"list\.pt holds a list; save a state dict"):
             build("resnet20_gn", {"initial_weights": str(tmp_path / "list.pt")}, CIFAR)
+        for content, held in (({"0.weight": 3.0}, "float under '0.weight'"), ({0: torch.ones(1)}, "Tensor under 0")):
+            torch.save(content, tmp_path / "dict.pt")
+            with pytest.raises(InvalidInput, match=rf"dict\.pt holds a {held}, but must hold named tensors alone"):
+                build("resnet20_gn", {"initial_weights": str(tmp_path / "dict.pt")}, CIFAR)
 
 
 @pytest.mark.parametrize(
@@ -164,6 +169,7 @@ class TestPretrained:
         ("mlp", {"activation": "rel"}, (4,), "unknown activation 'rel'; did you mean 'relu'"),
         ("cnn_dpsgdf", {}, (40,), "takes images"),
         ("cnn_dpsgdf", {}, (1, 8, 8), "set `padding`"),
+        ("cnn_papernot", {}, (1, 8, 8), "choose cnn_dpsgdf with `padding`, or mlp"),
         ("pca_mlp", {}, MNIST, "preprocessing"),
         ("resnet20_gn", {"groups": 5}, CIFAR, "must divide"),
         ("wide_resnet", {"depth": 12}, CIFAR, "6 k \\+ 4"),

@@ -18,7 +18,7 @@ from accounting.errors import InvalidInput
 from accounting.layout import TrialFiles
 from accounting.mechanism import GaussianRelease
 from accounting.shards import NormShards
-from workers.data import Dataset, load_dataset, make_split
+from workers.data import Dataset, Tokens, load_dataset, make_split
 from workers.data.images import IMAGENET_SCALING
 from workers.history import Progress
 from workers.noise import SeededNoise
@@ -306,3 +306,37 @@ class TestFrozenFeatures:
             preprocess(Component("frozen_features"), rows_dataset(np.zeros((4, 3))), noise())
         with pytest.raises(InvalidInput, match="8 x 8 pixels are too small for vgg16; set `size` to 32 or more"):
             output_shape(Component("frozen_features"), digits.feature_shape)
+
+    @pytest.mark.parametrize(
+        ("params", "message"),
+        [
+            ({"network": ["resnet18"]}, r"network of frozen_features is \['resnet18'\], but must be text"),
+            ({"weights": 3}, "weights of frozen_features is 3, but must be text; put it in quotes"),
+            ({"cache": 3}, "cache of frozen_features is 3, but must be text; put it in quotes"),
+            ({"weights": None}, "weights of frozen_features is None, but must be text"),
+            ({"size": 8.5}, "size of frozen_features is 8.5"),
+        ],
+    )
+    def test_parameters_of_the_wrong_type_are_named(self, params: dict[str, object], message: str) -> None:
+        with pytest.raises(InvalidInput, match=message):
+            make_preprocessing(Component("frozen_features", params))
+
+    def test_an_impossible_cache_is_named(self, hub: Path, data: DataSpec, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("no folder")
+        for cache in (tmp_path / "file", tmp_path / "file" / "below"):
+            frozen = make_preprocessing(Component("frozen_features", {"network": "resnet18", "cache": str(cache)}))
+            with pytest.raises(InvalidInput, match=r"is no folder that can be written: see .*file, or name another"):
+                frozen.rehearse(load_dataset(data))
+        component = Component("frozen_features", {"network": "resnet18", "cache": "/proc/absent"})
+        with pytest.raises(InvalidInput, match="cache of frozen_features: '/proc/absent' cannot be made"):
+            preprocess(component, load_dataset(data), noise())
+
+
+def test_a_rehearsal_has_the_shape_and_type_of_the_real_thing(digits: Dataset) -> None:
+    pca = make_preprocessing(Component("dp_pca", {"dimensions": 5}))
+    split = make_split(np.arange(48).reshape(4, 12), np.zeros(4, dtype=np.int64))
+    for dataset in (digits, Dataset("tokens", split, split, None, ("a",), ("a",), Tokens())):
+        real = pca.transform(dataset, pca.fit(dataset, noise()))
+        rehearsed = pca.rehearse(dataset)
+        assert rehearsed.train.features.shape == real.train.features.shape
+        assert rehearsed.train.features.dtype == real.train.features.dtype == torch.float32

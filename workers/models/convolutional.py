@@ -20,15 +20,13 @@ def require_image(model: str, feature_shape: tuple[int, ...]) -> tuple[int, int,
     return channels, height, width
 
 
-def flat_size(model: str, trunk: nn.Module, feature_shape: tuple[int, ...]) -> int:
+def flat_size(model: str, trunk: nn.Module, feature_shape: tuple[int, ...], advice: str) -> int:
     """Number of features that ``trunk`` makes of one example, or `InvalidInput` if the image is too small."""
     try:
         with torch.no_grad():
             return int(trunk(torch.zeros(1, *feature_shape)).numel())
     except RuntimeError as error:
-        raise InvalidInput(
-            f"{model} does not fit images of shape {feature_shape} ({error}); set `padding`, or choose mlp"
-        ) from error
+        raise InvalidInput(f"{model} does not fit images of shape {feature_shape} ({error}); {advice}") from error
 
 
 def cnn_dpsgdf(
@@ -50,7 +48,7 @@ def cnn_dpsgdf(
         nn.MaxPool2d(2),
         nn.Flatten(),
     )
-    features = flat_size("cnn_dpsgdf", trunk, feature_shape)
+    features = flat_size("cnn_dpsgdf", trunk, feature_shape, "set `padding`, or choose mlp")
     return nn.Sequential(*trunk, nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, num_classes))
 
 
@@ -93,5 +91,5 @@ def cnn_papernot(
         nn.MaxPool2d(2, stride=1),
         nn.Flatten(),
     )
-    features = flat_size("cnn_papernot", trunk, feature_shape)
+    features = flat_size("cnn_papernot", trunk, feature_shape, "choose cnn_dpsgdf with `padding`, or mlp")
     return nn.Sequential(*trunk, nn.Linear(features, 32), bounded(), nn.Linear(32, num_classes))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,15 +12,27 @@ from accounting.errors import InvalidInput
 
 
 def load_weights(path: Path) -> Mapping[str, Tensor]:
-    """The state dict that ``torch.save`` wrote into a file."""
+    """The state dict that ``torch.save`` wrote into a file.
+
+    Raises:
+        InvalidInput: no such file, or it holds anything else than named tensors.
+    """
     if not path.is_file():
         raise InvalidInput(f"there is no file {path.absolute()}; give an absolute path to the weights")
     try:
         stored = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+    except OSError as error:
+        raise InvalidInput(f"cannot read the weights {path}: {error.strerror}; give a file that can be read") from error
+    except Exception as error:  # the unpickler raises almost anything for bytes that are no pickle
         raise InvalidInput(f"torch cannot load {path}; save a state dict with torch.save") from error
     if not isinstance(stored, Mapping):
         raise InvalidInput(f"{path} holds a {type(stored).__name__}; save a state dict with torch.save")
+    for name, value in stored.items():
+        if not isinstance(name, str) or not isinstance(value, Tensor):
+            raise InvalidInput(
+                f"{path} holds a {type(value).__name__} under {name!r}, but must hold named tensors alone; "
+                "save model.state_dict() with torch.save"
+            )
     return stored
 
 

@@ -1,0 +1,114 @@
+"""Data and models as users write them, right and wrong, which the tests of plans name by import path."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from workers.data import Source, Tokens, make_split
+
+
+def tokens(examples: int = 200) -> Source:
+    """Sequences of 12 out of 50 tokens."""
+    sequences = np.random.default_rng(0).integers(0, 50, (examples, 12))
+    labels = (sequences.sum(1) > 300).astype(np.int64)
+    return Source("tokens", make_split(sequences, labels), None, ("a", "b"), ("a", "b"), Tokens())
+
+
+def pictures(side: int = 16, whole: bool = True) -> Source:
+    """Pictures of bytes, or of floats."""
+    images = np.random.default_rng(0).integers(0, 256, (60, 1, side, side), dtype=np.uint8)
+    stored = images if whole else images.astype(np.float32)
+    return Source("pictures", make_split(stored, np.arange(60) % 2), None, ("a", "b"), ("a", "b"))
+
+
+class Linear(nn.Module):
+    """Logistic regression; its children do something wrong with it."""
+
+    def __init__(self, feature_shape: tuple[int, ...], num_classes: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(math.prod(feature_shape), num_classes)
+
+    def logits(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(x.flatten(1))
+        return out
+
+    def forward(self, x: Tensor) -> object:
+        return self.logits(x)
+
+
+class Embedded(Linear):
+    """An own model of tokens."""
+
+    def __init__(self, feature_shape: tuple[int, ...], num_classes: int) -> None:
+        super().__init__((8,), num_classes)
+        self.embedding = nn.Embedding(50, 8)
+
+    def forward(self, x: Tensor) -> object:
+        return self.logits(self.embedding(x).mean(1))
+
+
+class Mixing(Linear):
+    def forward(self, x: Tensor) -> object:
+        return self.logits(x - x.mean(0))
+
+
+class Pair(Linear):
+    def forward(self, x: Tensor) -> object:
+        return self.logits(x), x
+
+
+class Named(Linear):
+    def forward(self, x: Tensor) -> object:
+        return {"logits": self.logits(x)}
+
+
+class Listed(Linear):
+    def forward(self, x: Tensor) -> object:
+        return [self.logits(x)]
+
+
+class NoAttribute(Linear):
+    def forward(self, x: Tensor) -> object:
+        return self.absent(x)
+
+
+class NoKey(Linear):
+    def forward(self, x: Tensor) -> object:
+        return {}["absent"]
+
+
+class Asserting(Linear):
+    def forward(self, x: Tensor) -> object:
+        raise AssertionError("not today")
+
+
+class Miscalled(Linear):
+    def forward(self, x: Tensor) -> object:
+        return self.linear(x, 3)
+
+
+class Detached(Linear):
+    def forward(self, x: Tensor) -> object:
+        return self.logits(x).detach()
+
+
+class Whole(Linear):
+    def forward(self, x: Tensor) -> object:
+        return self.logits(x).round().long()
+
+
+class OneRow(Linear):
+    def forward(self, x: Tensor) -> object:
+        return self.logits(x).sum(0, keepdim=True)
+
+
+class Elsewhere(Linear):
+    """On a device of its own that holds no numbers."""
+
+    def __init__(self, feature_shape: tuple[int, ...], num_classes: int) -> None:
+        super().__init__(feature_shape, num_classes)
+        self.to(torch.device("meta"))
