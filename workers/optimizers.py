@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 import torch
 from torch import Tensor, nn
 
-from accounting.errors import require_finite
+from accounting.errors import InvalidInput, require_finite
 from accounting.registry import build
 from workers.spec import Component
 
@@ -106,10 +106,21 @@ def sgd(
     nesterov: bool = False,
     weight_decay: float = 0.0,
 ) -> Optimizer:
+    require_finite("momentum", momentum, at_least=0.0, below=1.0)
+    require_finite("weight_decay", weight_decay, at_least=0.0)
+    if not isinstance(nesterov, bool):
+        raise InvalidInput(f"nesterov is {nesterov!r}, but must be true or false")
     inner = torch.optim.SGD(
         parameters.values(), lr=learning_rate, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay
     )
     return TorchOptimizer(parameters, inner)
+
+
+def _require_moments(beta1: float, beta2: float, weight_decay: float) -> None:
+    """What every Adam needs: at beta = 1 a moving average would never see a gradient."""
+    require_finite("beta1", beta1, at_least=0.0, below=1.0)
+    require_finite("beta2", beta2, at_least=0.0, below=1.0)
+    require_finite("weight_decay", weight_decay, at_least=0.0)
 
 
 def _adam(kind: type[torch.optim.Adam | torch.optim.AdamW], weight_decay: float) -> Callable[..., Optimizer]:
@@ -124,6 +135,8 @@ def _adam(kind: type[torch.optim.Adam | torch.optim.AdamW], weight_decay: float)
         epsilon: float = 1e-8,
         weight_decay: float = default,
     ) -> Optimizer:
+        _require_moments(beta1, beta2, weight_decay)
+        require_finite("epsilon", epsilon, at_least=0.0)
         inner = kind(
             parameters.values(), lr=learning_rate, betas=(beta1, beta2), eps=epsilon, weight_decay=weight_decay
         )
@@ -140,6 +153,7 @@ def adam_corrected(
     floor: float = 1e-3,
     weight_decay: float = 0.0,
 ) -> Optimizer:
+    _require_moments(beta1, beta2, weight_decay)
     require_finite("floor", floor, above=0.0)
     return BiasCorrectedAdam(parameters, learning_rate, (beta1, beta2), floor, weight_decay)
 
@@ -153,7 +167,7 @@ OPTIMIZERS: Final[Mapping[str, Callable[..., Optimizer]]] = {
 
 
 def make_optimizer(component: Component, parameters: Parameters) -> Optimizer:
-    """The optimiser a trial names. Raises: InvalidInput for unknown names, keys and impossible learning rates."""
+    """The optimiser a trial names. Raises: InvalidInput for unknown names, keys and impossible values."""
     rate = component.params.get("learning_rate", 1.0)
     require_finite(f"optimizer {component.name!r}: learning_rate", rate, at_least=0.0)
     return build(OPTIMIZERS, component.name, component.params, "optimizer", parameters=parameters)
@@ -174,7 +188,7 @@ def _cosine(
 ) -> LearningRateSchedule:
     """Half a cosine from 1 to ``end`` over the run, after a linear warm-up."""
     require_finite("warmup_epochs", warmup_epochs, at_least=0.0)
-    require_finite("end of the cosine", end, at_least=0.0)
+    require_finite("end of the cosine", end, at_least=0.0, at_most=1.0)
 
     def factor(step: int) -> float:
         progress = min(step / total_steps, 1.0)
@@ -188,7 +202,7 @@ def _cosine(
 def _step(total_steps: int, steps_per_epoch: int, factor: float, period_epochs: float) -> LearningRateSchedule:
     """factor^floor(epoch / period_epochs)."""
     require_finite("period_epochs", period_epochs, above=0.0)
-    require_finite("factor of the step schedule", factor, above=0.0)
+    require_finite("factor of the step schedule", factor, above=0.0, at_most=1.0)
     return lambda step: float(factor ** (step // (period_epochs * steps_per_epoch)))
 
 

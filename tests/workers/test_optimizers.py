@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 
 from accounting.errors import InvalidInput
 from workers.optimizers import (
+    AVERAGES,
     LEARNING_RATE_SCHEDULES,
     OPTIMIZERS,
     Optimizer,
@@ -121,13 +124,44 @@ def test_corrected_adam_takes_the_step_of_the_noiseless_gradient() -> None:
         (Component("sgd", {"learning_rate": 0.1, "momentun": 0.9}), "did you mean 'momentum'"),
         (Component("sgd"), "needs learning_rate"),
         (Component("sgd", {"learning_rate": math.nan}), "learning_rate is nan"),
-        (Component("adam", {"beta1": 2.0}), "beta"),
+        (Component("sgd", {"learning_rate": 0.1, "nesterov": "yes"}), "nesterov is 'yes', but must be true or false"),
         (Component("adam_corrected", {"floor": 0.0}), "floor is 0"),
     ],
 )
 def test_impossible_settings_are_refused_in_words(component: Component, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         make_optimizer(component, parameters())
+
+
+def numbers(factory: Callable[..., object]) -> list[str]:
+    """The numeric parameters of an optimiser, a schedule or an average that a user can set."""
+    found = inspect.signature(factory).parameters.values()
+    return [p.name for p in found if p.annotation == "float"]
+
+
+def made_schedule(component: Component, parameters: Mapping[str, nn.Parameter]) -> object:
+    return make_learning_rate_schedule(component, total_steps=100, steps_per_epoch=10)
+
+
+NUMBERS = [
+    *((make_optimizer, name, key) for name, factory in OPTIMIZERS.items() for key in numbers(factory)),
+    *((made_schedule, name, key) for name, factory in LEARNING_RATE_SCHEDULES.items() for key in numbers(factory)),
+    *((make_average, name, key) for name, factory in AVERAGES.items() for key in numbers(factory)),
+]
+NEEDED = {"sgd": {"learning_rate": 0.1}, "step": {"factor": 0.5, "period_epochs": 1.0}}
+
+
+@pytest.mark.parametrize(("make", "name", "key"), NUMBERS, ids=lambda part: part if isinstance(part, str) else "")
+def test_every_number_is_checked(make: Callable[..., object], name: str, key: str) -> None:
+    never = ["nine", "0.5", True, None, [0.5], math.nan, math.inf, -0.1]
+    if key in ("momentum", "beta1", "beta2", "decay"):
+        never += [1.0, 1.5, 5]
+    if key in ("floor", "factor", "period_epochs"):
+        never += [0, 0.0]
+    for value in never:
+        with pytest.raises(InvalidInput, match=rf"{re.escape(repr(name))}: {key}\b.* is") as caught:
+            make(Component(name, {**NEEDED.get(name, {}), key: value}), parameters())
+        assert f"is {value}, " in str(caught.value) or f"is {value!r}, " in str(caught.value)
 
 
 @pytest.mark.parametrize(
