@@ -7,12 +7,14 @@ combination of everything else, and every private trial that shares that combina
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 from typing import Any, TypeVar
 
 from accounting.errors import InvalidInput
@@ -26,6 +28,8 @@ BASELINE = "none"
 """The clipping method of a trial without privacy."""
 MAX_TRIALS = 10_000
 """Of one sweep: Ray Tune, MLflow and the report handle thousands."""
+LONGEST_KEY = 120
+"""Characters of a trial's key: it names a folder, and names of folders have at most 255."""
 
 
 @dataclass(frozen=True)
@@ -109,18 +113,24 @@ def _labelled_components(axis: Iterable[Component | None]) -> list[tuple[str, Co
     names = [_name(value) for value in values]
 
     def label(value: Component | None) -> str:
-        params = value.params if value and names.count(value.name) > 1 else {}
+        params = value.params if value and names.count(_name(value)) > 1 else {}
         return "-".join([_name(value), *(f"{key}{param}" for key, param in params.items())])
 
     return _labelled(values, label)
 
 
 def _name(component: Component | None) -> str:
-    return component.name if component else "none"
+    return _short(component.name) if component else "none"
+
+
+def _short(name: str) -> str:
+    """A name without the folders of the user's own file: file.py:function is file:function."""
+    location, _, function = name.rpartition(":")
+    return f"{PurePath(location).stem}:{function}" if location.endswith(".py") else name
 
 
 def _data_label(data: DataSpec) -> str:
-    return "-".join([data.name, *(f"{group}x{amount}" for group, amount in data.keep.items())])
+    return "-".join([_short(data.name), *(f"{group}x{amount}" for group, amount in data.keep.items())])
 
 
 _COMPONENTS = (
@@ -157,8 +167,13 @@ def _private_axes(sweep: SweepSpec) -> dict[str, list[tuple[str, Any]]]:
 
 
 def _key(first: str, choice: Choice) -> str:
-    labels = (label for label, _ in choice.values() if label)
-    return re.sub(r"[^A-Za-z0-9_.=+-]+", "_", "-".join([first, *labels]))
+    """All labels, as a name that every file system takes; a long one ends in a hash of the whole instead."""
+    whole = "-".join([first, *(label for label, _ in choice.values() if label)])
+    key = re.sub(r"[^A-Za-z0-9_.=+-]+", "_", whole)
+    if len(key) <= LONGEST_KEY:
+        return key
+    digest = hashlib.sha256(whole.encode()).hexdigest()[:12]
+    return f"{key[: LONGEST_KEY - len(digest) - 1]}-{digest}"
 
 
 def _labels(choice: Choice) -> dict[str, Label]:

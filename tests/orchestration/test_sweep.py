@@ -8,7 +8,7 @@ import pytest
 from sample_grids import SMALL, small
 
 from accounting.errors import InvalidInput
-from orchestration.grid import grid
+from orchestration.grid import LONGEST_KEY, grid
 from orchestration.sweep import parse_sweep
 from orchestration.sweep_text import read_text
 from workers.spec import Component
@@ -53,6 +53,25 @@ def test_values_that_look_alike_are_numbered() -> None:
     sweep = parse_sweep(small(data=[{"name": "digits", "split_seed": 0}, {"name": "digits", "split_seed": 1}]))
     keys = [point.trial.key for point in grid(sweep)]
     assert len(set(keys)) == len(keys)
+
+
+def test_own_files_are_labelled_without_their_folders(tmp_path: Path) -> None:
+    models = [f"{tmp_path}/models.py:narrow", f"{tmp_path}/models.py:wide", f"{tmp_path}/other/models.py:wide", "mlp"]
+    points = grid(parse_sweep(small(model=models, clipping="flat", noise="constant", seeds=0)))
+    labels = ["models:narrow", "models:wide.1", "models:wide.2", "mlp"]
+    assert [point.labels["model"] for point in points] == labels
+    assert [point.trial.model.name for point in points] == models
+    assert points[1].trial.key == "flat-models_wide.1-seed0"
+
+
+def test_long_keys_are_cut_and_stay_apart(tmp_path: Path) -> None:
+    folder = "/".join(["a" * 100] * 4)
+    models = [{"name": "resnet20_gn", "initial_weights": f"/{folder}/{name}.pt"} for name in ("one", "two")]
+    keys = [point.trial.key for point in grid(parse_sweep(small(model=models)))]
+    assert len(set(keys)) == len(keys)
+    assert max(map(len, keys)) == LONGEST_KEY == 120
+    assert all((tmp_path / key).mkdir() is None for key in keys)
+    assert keys == [point.trial.key for point in grid(parse_sweep(small(model=models)))], "resuming finds them again"
 
 
 def test_every_axis_multiplies_the_grid() -> None:
