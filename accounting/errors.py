@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
 
 
 class DpsweepError(Exception):
@@ -46,10 +47,12 @@ def require_finite(
     if isinstance(value, str | bool):  # float would take both
         raise InvalidInput(f"{name} is {value!r}, but must be a number")
     try:
-        value = float(value)
+        number = float(value)
     except (TypeError, ValueError):
         raise InvalidInput(f"{name} is {value!r}, but must be a number") from None
-    if not math.isfinite(value):
+    except OverflowError:
+        raise InvalidInput(f"{name} has too many digits, but must be at most {sys.float_info.max:.2g}") from None
+    if not math.isfinite(number):
         raise InvalidInput(f"{name} is {value}, but must be a finite number")
     violated = [
         f"{words} {bound}"
@@ -59,8 +62,8 @@ def require_finite(
             (below, "less than", operator.lt),
             (at_most, "at most", operator.le),
         )
-        if bound is not None and not holds(value, bound)
+        if bound is not None and not holds(number, bound)
     ]
     if violated:
         raise InvalidInput(f"{name} is {value}, but must be {' and '.join(violated)}")
-    return value
+    return number

@@ -59,7 +59,7 @@ def test_entries_get_what_they_take() -> None:
             r"given to arguments of these names: size, num_classes",
         ),
         ("scaled", {"factor": "x"}, r"model 'scaled': factor is 'x', but must be a number"),
-        ("scaled", {"factor": 0}, r"model 'scaled': factor is 0.0, but must be greater than 0.0"),
+        ("scaled", {"factor": 0}, r"model 'scaled': factor is 0, but must be greater than 0.0"),
         ("renamed", {"shape": "a", "classes": "b"}, r"model 'renamed': can't multiply sequence .*"),
         ("blames_itself", {}, r"model 'blames_itself' failed with factor 1.0"),
     ],

@@ -15,9 +15,9 @@ from workers.spec import Component
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"multiplicity": 0}, "multiplicity of flip_and_crop is 0.0, but must be at least 1"),
+        ({"multiplicity": 0}, "multiplicity of flip_and_crop is 0, but must be at least 1"),
         ({"multiplicity": 2.5}, "multiplicity of flip_and_crop is 2.5, but must be a whole number"),
-        ({"padding": -1}, "padding of flip_and_crop is -1.0, but must be at least 0"),
+        ({"padding": -1}, "padding of flip_and_crop is -1, but must be at least 0"),
         ({"padding": float("nan")}, "padding of flip_and_crop is nan"),
         ({"paddin": 1}, "unknown key 'paddin'"),
     ],
