@@ -11,7 +11,6 @@ import hashlib
 import json
 import logging
 import os
-import posixpath
 import re
 import socket
 import time
@@ -70,7 +69,7 @@ _OUTCOME = "dpsweep.outcome"
 _SCALARS = ("final/", "privacy/", "fairness/", "deviation/", "trials/")
 _ENTITIES_PER_BATCH, _PARAMS_OR_TAGS_PER_BATCH = 1000, 100
 logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # prints a traceback for what is raised anyway
-_LONGEST_TAG, _LONGEST_PARAM = 5000, 500
+_LONGEST_TAG, _LONGEST_PARAM, _LONGEST_NAME = 5000, 500, 250
 _MAIN_FIGURES = ("utility-fairness", "group-accuracy", "group-epsilon")
 _STATUSES: Mapping[Status, str] = {
     "running": "RUNNING",
@@ -377,8 +376,11 @@ def _shared_names(mappings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _name(text: str) -> str:
-    """The nearest name that MLflow accepts for a metric or parameter."""
-    return posixpath.normpath(re.sub(r"[^\w.\- /]", "_", text))[:250]
+    """``text`` as MLflow accepts it for a metric or parameter; where it had to change, a hash keeps it apart."""
+    parts = re.sub(r"[^\w.\- /]", "_", text).split("/")
+    name = "/".join(part if part.strip(".") else "_" * max(len(part), 1) for part in parts)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    return text if name == text[:_LONGEST_NAME] else f"{name[: _LONGEST_NAME - 9]}.{digest}"
 
 
 def _chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:

@@ -125,6 +125,21 @@ def test_a_trial_shows_parameters_scalars_series_groups_and_data(folder: Path) -
     assert [item.dataset.digest for item in run.inputs.dataset_inputs] == [DATA.digest]
 
 
+def test_every_group_has_a_series_of_its_own(folder: Path) -> None:
+    """Whatever a data set calls its groups; names that MLflow takes are kept as they are."""
+    kept = ["x", "a/b", "a_b", "Größe 8", "v1.0", "...x"]
+    changed = ["", ".", "..", "../x", "/x", "x/", "a//b", "a/./b", "a:b", "a?b", "a\nb", "__", "x" * 400, "x" * 401]
+    bounds = {"all": 1.0, **{name: 2.0 + place for place, name in enumerate([*kept, *changed])}}
+    shown = sample_trial("flat", "constant")
+    history = tuple(replace(epoch, clipping_bounds=bounds) for epoch in shown.history)
+    record(opened(folder), [tracked(replace(shown, history=history))])
+    found = one(runs_of(client_of(folder)), kind="trial").data.metrics
+    series = {name: value for name, value in found.items() if name.startswith("clipping_bound")}
+    assert sorted(series.values()) == sorted(bounds.values())
+    assert series["clipping_bound"] == 1.0
+    assert all(series[f"clipping_bound/{name}"] == bounds[name] for name in kept)
+
+
 def test_an_infinite_epsilon_is_a_tag_and_no_metric(folder: Path) -> None:
     record(opened(folder), [tracked(sample_trial("none", "none"))])
     run = one(runs_of(client_of(folder)), kind="trial")
