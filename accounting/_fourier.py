@@ -168,12 +168,16 @@ class Curve:
         """A bound on delta at ``epsilon``, which must lie within the curve's losses."""
         index = min(int(np.searchsorted(self.losses, epsilon, side="right")), len(self.losses) - 1)
         value = self.near[index] - np.exp(epsilon - self.centre) * self.far[index]
-        return float(np.clip(self._certified(value, self.additive[max(index - 1, 0)]), 0.0, 1.0))
+        certified = float(self._certified(value, self.additive[max(index - 1, 0)]))
+        trivial = 1.0 if self.bound == "upper" else 0.0
+        return trivial if math.isnan(certified) else min(max(certified, 0.0), 1.0)
 
     def epsilon_at(self, delta: float) -> Root:
         """The epsilon, at least 0, where the bound on delta equals ``delta``, rounded to the bound's side."""
         deltas = self._certified(self.near - np.exp(self.losses - self.centre) * self.far, self.additive)
-        exceeds = ~(deltas <= delta) if self.bound == "upper" else deltas > delta  # NaN never helps a bound
+        exceeds = (
+            ~(deltas <= delta) if self.bound == "upper" else (deltas > delta) & (deltas < np.inf)
+        )  # NaN never helps a bound
         index = int(np.max(np.nonzero(exceeds)[0], initial=-1)) + 1
         if index == len(deltas):
             return Root(math.inf if self.bound == "upper" else max(0.0, float(self.losses[-1])), float(self.losses[-1]))

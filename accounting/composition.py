@@ -29,6 +29,8 @@ TOLERANCE = 2e-4  # the relative gap between upper and lower that is aimed at
 MIN_DELTA = 1e-250  # below, the mass that a round may lose to infinity is not a double any more
 _ATTEMPTS = 4
 _ENOUGH = 1.5  # a gap of so many tolerances is not worth another composition
+_COARSEST = 4.0  # spacing of losses from which on a lattice shows no more than the ceiling does
+_STRONGEST = 1e6  # mean shift from which on the Gaussian's closed form has too few digits left
 _SPENT_MARGIN = 0.5  # of the distance between two directions, what the coarseness of a lattice may use up
 
 
@@ -73,16 +75,21 @@ def epsilon_of_rounds(rounds: Rounds, delta: float, tolerance: float = TOLERANCE
     if not rounds.mixtures and not rounds.pure:
         upper, lower = gaussian_epsilon(rounds.gaussian, delta)
         return CertifiedEpsilon(upper, lower, delta)
+    ceiling = _epsilon_ceiling(rounds, delta)
+    if ceiling == 0.0:
+        return CertifiedEpsilon(0.0, 0.0, delta)
     tail = _tail(rounds, delta)
     pair = [cumulants(rounds, direction, tail) for direction in DIRECTIONS]
     saddles = [saddle_at_delta(generating, math.log(delta)) for generating in pair]
     first = int(saddles[1].epsilon > saddles[0].epsilon)
-    worse = _bracket_epsilon(rounds, delta, tolerance, pair[first], pair[1 - first], saddles[first])
-    if worse.opposite_delta(worse.upper) <= delta:
+    worse = _bracket_epsilon(rounds, delta, tolerance, pair[first], pair[1 - first], saddles[first], ceiling)
+    if worse.upper == ceiling or worse.opposite_delta(worse.upper) <= delta:
         return CertifiedEpsilon(worse.upper, worse.lower, delta)
     if _is_below(rounds, worse.upper, delta, tolerance, pair[1 - first], pair[first], saddles[1 - first]):
         return CertifiedEpsilon(worse.upper, worse.lower, delta)
-    other = _bracket_epsilon(rounds, delta, tolerance, pair[1 - first], pair[first], saddles[1 - first], worse.lower)
+    other = _bracket_epsilon(
+        rounds, delta, tolerance, pair[1 - first], pair[first], saddles[1 - first], ceiling, worse.lower
+    )
     return CertifiedEpsilon(max(worse.upper, other.upper), max(worse.lower, other.lower), delta)
 
 
@@ -114,10 +121,27 @@ def delta_of_rounds(rounds: Rounds, epsilon: float, tolerance: float = TOLERANCE
 class _Bracket:
     upper: float
     lower: float
-    composed: Composed
+    composed: Composed | None
 
     def opposite_delta(self, epsilon: float) -> float:
-        return self.composed.opposite_delta(epsilon)
+        return 1.0 if self.composed is None else self.composed.opposite_delta(epsilon)
+
+
+def _epsilon_ceiling(rounds: Rounds, delta: float) -> float:
+    """An epsilon for both directions without a lattice, which shows nothing where noise is very weak or very strong.
+
+    A mixture of Gaussians is made from the Gaussian of its largest sensitivity without looking at the data: draw the
+    sensitivity, shrink the output to it, and add the noise that this removed. So all rounds together are dominated by
+    one Gaussian; the missing probabilities add to delta, and pure releases to epsilon.
+    """
+    shifts = (mixture.sensitivities[-1] * math.sqrt(count) for mixture, count in rounds.mixtures)
+    mean = math.hypot(rounds.gaussian, *shifts) * (1 + 1e-12)
+    left = (delta - math.fsum(count * mixture.missing for mixture, count in rounds.mixtures)) * (1 - 1e-3)
+    if not left > 0.0:
+        return math.inf
+    of_gaussian = gaussian_epsilon(mean, left)[0] if mean < _STRONGEST else math.inf
+    chernoff = mean * (mean / 2 + math.sqrt(-2 * math.log(left))) * (1 + 1e-9)  # Pr[N > z] <= exp(-z^2 / 2)
+    return min(of_gaussian, chernoff) + math.fsum(rounds.pure)
 
 
 def _tail(rounds: Rounds, delta: float) -> float:
@@ -153,21 +177,27 @@ def _bracket_epsilon(
     generating: Cumulants,
     other: Cumulants,
     saddle: Saddle,
+    ceiling: float,
     enough: float = 0.0,
 ) -> _Bracket:
     """Bounds on the epsilon of one direction: compose, and refine the lattice until the bounds are close.
 
-    An upper bound below ``enough`` needs no refinement: the other direction is certainly worse.
+    ``ceiling`` is an upper bound known before; it stays where the lattice has none. An upper bound below ``enough``
+    needs no refinement: the other direction is certainly worse.
     """
     tail = _tail(rounds, delta)
     spacing = spacing_for(rounds, saddle, tolerance)
-    upper, lower = math.inf, 0.0
+    upper, lower = ceiling, 0.0
     for attempt in range(_ATTEMPTS):
         aim = replace(saddle, log_delta=math.log(delta))
         plan = make_plan(generating, other, aim, spacing, tail, rounds.count)
+        if plan.spacing > _COARSEST:
+            return _Bracket(upper, lower, None)
         composed = compose(rounds, plan)
         above, below = composed.upper.epsilon_at(delta), composed.lower.epsilon_at(delta)
         upper, lower = min(upper, above.epsilon), max(lower, below.epsilon)
+        if math.isinf(above.epsilon):
+            return _Bracket(upper, lower, composed)
         gap = (upper - lower) / max(upper, 1 / (1 + saddle.tilt))
         if gap <= _ENOUGH * tolerance or upper <= enough or plan.points >= MAX_POINTS // 2 or attempt == _ATTEMPTS - 1:
             return _Bracket(upper, lower, composed)

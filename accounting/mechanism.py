@@ -22,6 +22,8 @@ Adjacency = Literal["add_remove", "zero_out"]
 ``zero_out``: one record is replaced by a null record that contributes nothing; the size is the same. This
 is the adjacency under which the batches of a reshuffled epoch stay aligned, so shuffled runs use it.
 """
+NOISE_MULTIPLIERS = (1e-6, 1e9)
+"""Of any Gaussian that is accounted for: less protects nobody, and of more nothing is left in a double."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,11 @@ def require_adjacency(sampling: Sampling, adjacency: Adjacency) -> None:
         )
 
 
+def _require_noise(name: str, value: float) -> None:
+    lowest, highest = NOISE_MULTIPLIERS
+    require_finite(name, value, at_least=lowest, at_most=highest)
+
+
 @dataclass(frozen=True)
 class SideQuery:
     """A Gaussian query on the same batch as the gradient: noise std over L2 sensitivity is ``noise_multiplier``.
@@ -106,7 +113,7 @@ class SideQuery:
     noise_multiplier: float
 
     def __post_init__(self) -> None:
-        require_finite(f"noise_multiplier of side query {self.name!r}", self.noise_multiplier, above=0.0)
+        _require_noise(f"noise_multiplier of side query {self.name!r}", self.noise_multiplier)
 
 
 @dataclass(frozen=True)
@@ -126,7 +133,8 @@ class Segment:
     def __post_init__(self) -> None:
         require_finite("start_step", self.start_step, at_least=0)
         require_finite("steps", self.steps, at_least=1)
-        require_finite("noise_multiplier", self.noise_multiplier, at_least=0.0)
+        if require_finite("noise_multiplier", self.noise_multiplier, at_least=0.0) > 0.0:
+            _require_noise("noise_multiplier", self.noise_multiplier)
 
     @property
     def stop_step(self) -> int:
@@ -170,7 +178,7 @@ class GaussianRelease:
     noise_multiplier: float
 
     def __post_init__(self) -> None:
-        require_finite(f"noise_multiplier of release {self.name!r}", self.noise_multiplier, above=0.0)
+        _require_noise(f"noise_multiplier of release {self.name!r}", self.noise_multiplier)
 
 
 @dataclass(frozen=True)

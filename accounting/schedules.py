@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 
 from accounting.errors import InvalidInput, require_finite
 from accounting.mechanism import (
+    NOISE_MULTIPLIERS,
     Release,
     Sampling,
     Segment,
@@ -40,7 +41,7 @@ def require_whole(name: str, value: float, *, at_least: int) -> int:
     return int(number)
 
 
-NEGLIGIBLE_NOISE = 1e-6
+NEGLIGIBLE_NOISE = NOISE_MULTIPLIERS[0]
 """A noise multiplier below this counts as 0: no noise, and an explicit infinity for every accountant.
 
 Float32 rounds noise much smaller than this away, where it is added to a gradient as long as the sensitivity.

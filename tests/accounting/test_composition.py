@@ -192,6 +192,42 @@ def test_extreme_parameters_stay_finite_and_tight(q: float, sigma: float, steps:
         assert_bracket(epsilon_pld(poisson(q, sigma, steps), delta, size))
 
 
+@pytest.mark.parametrize("sampling", [PoissonSampling(0.09), FixedBatchSampling(1400, 126)], ids=type)
+@pytest.mark.parametrize("size", [1, 4])
+def test_noise_too_weak_or_too_strong_for_a_lattice_is_bounded_by_the_unsampled_gaussian(
+    sampling: Sampling, size: int
+) -> None:
+    """At most that of ten unsampled Gaussians, at least that of one step in which the group takes part."""
+    last = math.inf
+    for sigma in (1e-6, 1e-5, 1e-4, 3e-4, 1e-3, 1e7, 1e9):
+        shift = size * (2.0 if sampling.displaced else 1.0) / sigma
+        claimed = epsilon_pld(trace_of([(sampling, sigma, 10)]), 1e-5, size)
+        whole = 10 * shift**2 / 2 + math.sqrt(10) * shift * math.sqrt(2 * math.log(1e5))
+        assert 0.0 <= claimed.lower <= claimed.upper <= whole * (1 + 1e-6)
+        assert claimed.upper <= last
+        last = claimed.upper
+        if shift > 1.0:  # all members join a batch with probability 0.09^4 > delta, and are then plain to see
+            assert claimed.upper >= 0.4 * shift**2
+        else:
+            assert claimed.upper == 0.0
+            assert 0.4 * math.sqrt(10) * shift < 1e-5, "delta covers all that the run tells"
+
+
+def test_a_strong_side_query_or_release_is_accounted_for() -> None:
+    queries = tuple(SideQuery(f"count {sigma}", sigma) for sigma in (1e-3, 1e-4, 1e-6))
+    for query in queries:
+        trace = Trace(1400, (Segment(0, 10, PoissonSampling(0.09), 1.0, (query,)),))
+        assert 0.4 / query.noise_multiplier**2 <= epsilon_pld(trace, 1e-5).upper < 10 / query.noise_multiplier**2
+
+
+@pytest.mark.parametrize("sigma", [1e-300, 1e-7, 1e10, 1e300, math.nan])
+def test_noise_beyond_all_use_is_refused(sigma: float) -> None:
+    makers = (SideQuery, GaussianRelease, lambda name, value: Segment(0, 1, PoissonSampling(0.1), value))
+    for make in makers:
+        with pytest.raises(InvalidInput, match=r"noise_multiplier.* is .*, but must be"):
+            make("count", sigma)
+
+
 @pytest.mark.parametrize("epsilon", [0.0, 0.7, 2.9552, 9.0, 30.0])
 def test_delta_inverts_epsilon(epsilon: float) -> None:
     trace = poisson(0.01, 1.0, 2000)
