@@ -42,10 +42,12 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
+from accounting.errors import InvalidInput
 from workers.gradients import BatchNorms, GradientEngine
 from workers.models import build_for_shape
 from workers.noise import make_noise_source
 from workers.spec import Component
+from workers.training import choose_device
 
 CLIP = 1.0
 NOISE_MULTIPLIER = 1.0
@@ -343,6 +345,22 @@ def as_row(result: Mapping[str, object]) -> str:
     return f"{result['model']:<12}{result['batch']:>6}{result['plain_ms']:>11.2f}{ratios}"
 
 
+def whole_threads(text: str) -> int:
+    """A number of threads that torch takes, or argparse's error."""
+    threads = int(text) if text.isdecimal() else 0
+    if not 1 <= threads <= 1024:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of threads; give 1 to 1024")
+    return threads
+
+
+def present_device(name: str) -> torch.device:
+    """A device that this machine has, or argparse's error."""
+    try:
+        return choose_device(name)
+    except InvalidInput as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     size = parser.add_mutually_exclusive_group()
@@ -350,11 +368,11 @@ def main() -> None:
     size.add_argument("--paper-batch", action="store_true", help="the batches of the papers: half an hour")
     parser.add_argument("--json", action="store_true", help="one JSON object per model")
     parser.add_argument("--model", action="append", choices=WORKLOADS, help="only this model (may be repeated)")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--device", type=present_device, default="cpu", help="auto, cpu, cuda or cuda:N")
+    parser.add_argument("--threads", type=whole_threads, default=torch.get_num_threads())
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    device = torch.device(options.device)
+    device = options.device
     if not options.json:
         print(f"{'model':<12}{'batch':>6}{'plain ms':>11}" + "".join(f"  {column}" for column in COLUMNS))
     for name in options.model or WORKLOADS:
