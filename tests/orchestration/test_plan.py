@@ -68,6 +68,19 @@ def test_given_noise_is_kept_and_a_budget_shortens_the_run() -> None:
     assert 0 < shorter.trace.steps < spent.trace.steps
 
 
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize("clipping", ["flat", {"name": "dpsgd_f", "count_noise_multiplier": 0.001}])
+def test_noise_that_protects_nobody_has_a_cost_all_the_same(accountant: str, clipping: object) -> None:
+    for sigma in (0.001, 0.0003, 1e-5):
+        plan = planned(
+            privacy={"noise_multiplier": sigma, "delta": 1e-5, "accountant": accountant},
+            clipping=clipping,
+            noise="constant",
+        )
+        (trial,) = plan.trials
+        assert 1e5 < trial.costs.worst_case.epsilon < float("inf")
+
+
 def test_delta_above_one_over_n_is_a_warning() -> None:
     plan = planned(privacy={**PRIVACY, "delta": 0.01})
     assert plan.refusals == ()
@@ -95,6 +108,18 @@ REFUSED = {
     "validation without public data": (
         {"noise": {"name": "validation", "factor": 0.5, "period": 1}},
         r"needs public data; set data.public_fraction above 0",
+    ),
+    "noise beyond all use": (
+        {"privacy": {"noise_multiplier": 1e300, "delta": 1e-5}},
+        r"noise_multiplier is 1e\+300, but must be at most 1000000000.0",
+    ),
+    "a side query without noise": (
+        {"clipping": {"name": "dpsgd_f", "count_noise_multiplier": 1e-300}},
+        r"noise_multiplier of side query 'group counts' is 1e-300, but must be at least 1e-06",
+    ),
+    "momentum of another kind": (
+        {"optimizer": {"name": "sgd", "learning_rate": 0.1, "momentum": "nine"}},
+        r"optimizer 'sgd': momentum is 'nine', but must be a number",
     ),
     "unknown accountant": ({"privacy": {**PRIVACY, "accountant": "pdl"}}, r"did you mean 'pld'"),
 }
