@@ -41,6 +41,11 @@ def require_whole(name: str, value: float, *, at_least: int) -> int:
     return int(number)
 
 
+def keep_whole(component: object, field: str, name: str, *, at_least: int) -> None:
+    """Check a field of a frozen dataclass and hold it as an int: 5.0 is whole, but nothing to count or index by."""
+    object.__setattr__(component, field, require_whole(name, getattr(component, field), at_least=at_least))
+
+
 NEGLIGIBLE_NOISE = NOISE_MULTIPLIERS[0]
 """A noise multiplier below this counts as 0: no noise, and an explicit infinity for every accountant.
 
@@ -76,13 +81,9 @@ class NoiseSchedule(ABC):
 
     def __post_init__(self) -> None:
         require_finite("initial_noise_multiplier", self.initial_noise_multiplier, at_least=0.0)
-        self._keep_whole("hold_before", at_least=0)
+        keep_whole(self, "hold_before", "hold_before", at_least=0)
         if self.hold_after is not None:
-            self._keep_whole("hold_after", at_least=self.hold_before)
-
-    def _keep_whole(self, name: str, at_least: int) -> None:
-        """Check the field ``name`` and hold it as an int: 5.0 is whole, but nothing to count or index by."""
-        object.__setattr__(self, name, require_whole(name, getattr(self, name), at_least=at_least))
+            keep_whole(self, "hold_after", "hold_after", at_least=self.hold_before)
 
     def noise_multiplier(self, epoch: int, validation_accuracies: Sequence[float] = ()) -> float:
         """Noise multiplier of ``epoch`` (>= 0), given the public validation accuracy after each completed epoch."""
@@ -116,7 +117,7 @@ class _DecayingSchedule(NoiseSchedule):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_finite("decay", self.decay, at_least=0.0)
-        self._keep_whole("every", at_least=1)
+        keep_whole(self, "every", "every", at_least=1)
 
     def _at(self, epoch: int, accuracies: Sequence[float]) -> float:
         return self._decayed(self.decay * (epoch // self.every))
@@ -154,7 +155,7 @@ class StepSchedule(NoiseSchedule):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_finite("factor", self.factor, above=0.0, at_most=1.0)
-        self._keep_whole("period", at_least=1)
+        keep_whole(self, "period", "period", at_least=1)
 
     def _at(self, epoch: int, accuracies: Sequence[float]) -> float:
         return float(self.initial_noise_multiplier * self.factor ** (epoch // self.period))
@@ -170,7 +171,7 @@ class _EndingSchedule(NoiseSchedule):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_finite("end_noise_multiplier", self.end_noise_multiplier, above=0.0)
-        self._keep_whole("period", at_least=1)
+        keep_whole(self, "period", "period", at_least=1)
 
     def _at(self, epoch: int, accuracies: Sequence[float]) -> float:
         remaining = self._remaining(min(epoch / self.period, 1.0))
@@ -235,9 +236,9 @@ class ValidationSchedule(NoiseSchedule):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_finite("factor", self.factor, above=0.0, at_most=1.0)
-        self._keep_whole("period", at_least=1)
+        keep_whole(self, "period", "period", at_least=1)
         require_finite("threshold", self.threshold)
-        self._keep_whole("window", at_least=1)
+        keep_whole(self, "window", "window", at_least=1)
         if self.window > self.period:
             raise InvalidInput(f"window is {self.window}, but must be at most the period {self.period}")
 

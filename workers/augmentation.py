@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from accounting.errors import InvalidInput
 from accounting.registry import build
-from accounting.schedules import require_whole
+from accounting.schedules import keep_whole
 from workers.spec import Component
 
 
@@ -39,8 +39,8 @@ class FlipAndCrop:
     padding: int = 4
 
     def __post_init__(self) -> None:
-        require_whole("multiplicity of flip_and_crop", self.multiplicity, at_least=1)
-        require_whole("padding of flip_and_crop", self.padding, at_least=0)
+        keep_whole(self, "multiplicity", "multiplicity of flip_and_crop", at_least=1)
+        keep_whole(self, "padding", "padding of flip_and_crop", at_least=0)
 
     def __call__(self, features: Tensor, generator: torch.Generator) -> Tensor:
         if features.ndim != 4:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from accounting.errors import DataCorruption, InvalidInput, require_finite
 from accounting.mechanism import GaussianRelease, Release
 from accounting.registry import build, lookup
-from accounting.schedules import require_whole
+from accounting.schedules import keep_whole
 from workers.checkpoint import fingerprint, load_checkpoint, save_checkpoint
 from workers.data.base import Dataset, Scaling, Split
 from workers.data.images import IMAGENET_SCALING
@@ -81,7 +81,7 @@ class DPPCA:
     noise_multiplier: float = 16.0
 
     def __post_init__(self) -> None:
-        require_whole("dimensions of dp_pca", self.dimensions, at_least=1)
+        keep_whole(self, "dimensions", "dimensions of dp_pca", at_least=1)
         require_finite("noise_multiplier of dp_pca", self.noise_multiplier, above=0.0)
 
     @property
@@ -195,7 +195,7 @@ class FrozenFeatures:
         if self.weights != "imagenet" and not Path(self.weights).is_file():
             raise InvalidInput(f"weights of frozen_features: there is no file {Path(self.weights).absolute()}")
         if self.size is not None:
-            require_whole("size of frozen_features", self.size, at_least=1)
+            keep_whole(self, "size", "size of frozen_features", at_least=1)
 
     @property
     def releases(self) -> tuple[Release, ...]:

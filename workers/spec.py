@@ -13,12 +13,9 @@ from typing import Any, Literal
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
 
-from accounting.calibration import NOISE_MULTIPLIERS
 from accounting.errors import InvalidInput, require_finite
 
 Params = dict[str, Any]
-
-LARGEST_NOISE = NOISE_MULTIPLIERS[1]
 
 
 @dataclass(frozen=True)
@@ -136,7 +133,6 @@ class TrialSpec:
         except PydanticSerializationError as error:
             raise InvalidInput(f"a trial is written as JSON: {error}; use numbers, text, lists and maps") from error
         require_finite("seed", spec.seed, at_least=0, below=2**63)
-        require_finite("noise multiplier", spec.noise.initial_noise_multiplier, at_least=0.0, at_most=LARGEST_NOISE)
         require_finite("execution.threads", spec.execution.threads, at_least=1, at_most=1024)
         return spec
 

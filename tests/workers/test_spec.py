@@ -11,6 +11,9 @@ from trial_specs import small_trial
 
 from accounting.errors import InvalidInput
 from accounting.mechanism import GaussianRelease
+from workers.augmentation import FlipAndCrop
+from workers.clipping.bounds import PrivateMedian
+from workers.preprocessing import DPPCA, FrozenFeatures
 from workers.spec import Component, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec
 from workers.trial import run_trial
 
@@ -20,9 +23,9 @@ from workers.trial import run_trial
     [
         ({"delta": math.nan}, "delta is None in JSON"),
         ({"delta": -1.0}, "delta is -1.0, but must be greater than 0"),
-        ({"epochs": 10**308}, "epochs is 1e\\+308, but must be at most"),
+        ({"epochs": 10**12}, "epochs is 1000000000000, but must be at most"),
         ({"seed": 2**70}, "seed is .* but must be less than"),
-        ({"noise": NoiseSpec(1e300)}, "noise multiplier is 1e\\+300, but must be at most"),
+        ({"noise": NoiseSpec(1e300)}, "noise_multiplier is 1e\\+300, but must be at most"),
         ({"noise": NoiseSpec(math.inf)}, "noise.initial_noise_multiplier is None in JSON"),
         ({"sampling": SamplingSpec("poisson", 2.5)}, "sampling.batch_size is 2.5"),  # type: ignore[arg-type]
         ({"sampling": SamplingSpec("fixed", "x")}, "sampling.batch_size is 'x'"),  # type: ignore[arg-type]
@@ -54,3 +57,17 @@ def test_a_finished_trial_refuses_other_releases(tmp_path: Path) -> None:
     for others in ((GaussianRelease("statistics", 3.0),), (*releases, *releases)):
         with pytest.raises(InvalidInput, match="a finished trial with the releases"):
             run_trial(small_trial(epochs=1), str(tmp_path), releases=others)
+
+
+@pytest.mark.parametrize(
+    ("component", "field"),
+    [
+        (DPPCA(dimensions=5.0), "dimensions"),  # type: ignore[arg-type]
+        (FlipAndCrop(multiplicity=2.0, padding=1.0), "multiplicity"),  # type: ignore[arg-type]
+        (FlipAndCrop(multiplicity=2.0, padding=1.0), "padding"),  # type: ignore[arg-type]
+        (FrozenFeatures(size=32.0), "size"),  # type: ignore[arg-type]
+        (PrivateMedian(1.0, rounds=9.0), "rounds"),  # type: ignore[arg-type]
+    ],
+)
+def test_whole_numbers_written_as_floats_count_as_such(component: object, field: str) -> None:
+    assert type(getattr(component, field)) is int

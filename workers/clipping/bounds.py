@@ -13,7 +13,7 @@ from torch import Tensor
 from accounting.errors import InvalidInput, require_finite
 from accounting.mechanism import GaussianRelease
 from accounting.registry import nearest
-from accounting.schedules import require_whole
+from accounting.schedules import keep_whole
 
 SMALLEST_BOUND, LARGEST_BOUND = 1e-8, 1e8
 """Bounds for which float32 arithmetic is safe: `workers.gradients` states its error of norms from 1e-12 on."""
@@ -42,7 +42,7 @@ class PrivateMedian:
         require_finite("noise_multiplier of a private median", self.noise_multiplier, above=0.0)
         require_finite("smallest bound", self.smallest, at_least=SMALLEST_BOUND)
         require_finite("largest bound", self.largest, above=self.smallest, at_most=LARGEST_BOUND)
-        require_whole("rounds of a private median", self.rounds, at_least=1)
+        keep_whole(self, "rounds", "rounds of a private median", at_least=1)
 
     @property
     def release(self) -> GaussianRelease:
