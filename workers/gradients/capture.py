@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -71,7 +71,8 @@ class Capture:
         edges = [edge for use in self.uses for edge in use.edges]
         if not edges or not losses.requires_grad:
             return {}
-        with capturing(self.layers, self.rows, self.examples):  # checkpointed parts run again, in the same form
+        again = capturing(self.layers, self.rows, self.examples) if self.layers else nullcontext()
+        with again:  # checkpointed parts run again, in the same form
             remaining = iter(torch.autograd.grad(losses, edges, torch.full_like(losses, scale), allow_unused=True))
         found: dict[str, list[ExampleGradients]] = {}
         for use in self.uses:

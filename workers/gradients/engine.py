@@ -283,11 +283,12 @@ class GradientEngine:
 
     def _checked(self, weights: Tensor, norms: BatchNorms) -> Tensor:
         """Weights of these examples, in the norms' dtype and on their device."""
-        allowed = [norms.norms.shape] if norms.layer_norms is None else [norms.norms.shape, norms.layer_norms.shape]
-        if weights.shape not in allowed:
+        layer_norms = norms.layer_norms
+        if weights.shape != norms.norms.shape and (layer_norms is None or weights.shape != layer_norms.shape):
+            layerwise = "" if layer_norms is None else f" or {list(layer_norms.shape)}"
             raise InvalidInput(
                 f"weigh returned weights of shape {list(weights.shape)}, but must return "
-                f"{' or '.join(str(list(shape)) for shape in allowed)}"
+                f"{list(norms.norms.shape)}{layerwise}"
             )
         return weights.to(norms.norms)
 

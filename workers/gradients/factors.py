@@ -80,7 +80,7 @@ def sum_of_squares(gradients: Tensor) -> Tensor:
 
 def _squared_norms(vectors: Tensor) -> Tensor:
     norms: Tensor = torch.linalg.vector_norm(vectors, dim=-1)
-    return norms.square_()
+    return norms.mul_(norms)
 
 
 def gram_norm_sq(activations: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
@@ -129,7 +129,7 @@ class Instantiated:
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         if self.gradients.dim() == 2:
-            return weights @ self.gradients
+            return torch.mv(self.gradients.mT, weights)
         return (weights @ self.gradients.flatten(1)).view(self.gradients.shape[1:])
 
     def instantiate(self) -> Tensor:

@@ -74,12 +74,18 @@ class OuterProduct:
     def norm_sq(self, planner: Planner) -> Tensor:
         """|g (x) a| = |g| |a| (Goodfellow 2015)."""
         of_activations, of_grads = sum_of_squares(self.activations), self.grads.squared_norms
+        squares = torch.dot(of_activations, of_activations) + torch.dot(of_grads, of_grads)
+        if float(squares) > LARGE_SQUARE**2:
+            return self._precise_norm_sq(of_activations, of_grads)
+        return of_activations.mul_(of_grads)
+
+    def _precise_norm_sq(self, of_activations: Tensor, of_grads: Tensor) -> Tensor:
+        """Where one factor is so large that what underflow took from the other counts, both are squared again."""
         norm_sq = of_activations * of_grads
-        largest = torch.maximum(of_activations, of_grads)
-        if len(largest) and float(largest.amax()) > LARGE_SQUARE:
-            rows = (largest > LARGE_SQUARE).nonzero().squeeze(1)
-            precise = [sum_of_squares(factor[rows].double()) for factor in (self.activations, self.grads.gradients)]
-            norm_sq[rows] = (precise[0] * precise[1]).to(norm_sq)
+        rows = (torch.maximum(of_activations, of_grads) > LARGE_SQUARE).nonzero().squeeze(1)
+        factors = (self.activations, self.grads.gradients)
+        of_activations, of_grads = (sum_of_squares(factor[rows].double()) for factor in factors)
+        norm_sq[rows] = (of_activations * of_grads).to(norm_sq)
         return norm_sq
 
     def prepare(self, planner: Planner) -> tuple[Tensor, ExampleGradients]:
