@@ -54,7 +54,7 @@ def narrow(feature_shape, num_classes):
 
 class Broken(nn.Linear):
     def forward(self, x):
-        if x.any():  # all is well with the planner's example of zeros
+        if len(x) > 8:  # all is well with the few examples that the planner tries
             raise RuntimeError("my layer broke")
         return super().forward(x)
 
