@@ -262,7 +262,9 @@ class Trainer:
         """The model to evaluate and keep: with averaged parameters where averaging is on."""
         if self._average is None:
             return self._model
-        shown = copy.deepcopy(self._model)
+        activations = [value for module in self._model.modules() for value in vars(module).values()]
+        kept = {id(value): value.detach() for value in activations if isinstance(value, Tensor) and not value.is_leaf}
+        shown = copy.deepcopy(self._model, kept)  # what a forward pass left on a module cannot be copied
         shown.load_state_dict({**shown.state_dict(), **self._average.values})
         return shown
 

@@ -90,6 +90,14 @@ class TestImages:
         with pytest.raises(InvalidInput, match=r"classes of 'pictures' are \['dog'\], but must be at least 2"):
             load_source(DataSpec("image_folder", params))
 
+    @pytest.mark.parametrize("name", [".ipynb_checkpoints", "__MACOSX"])
+    def test_what_other_programs_left_is_no_folder_of_pictures(self, tmp_path: Path, name: str) -> None:
+        for part in ("train", "test"):
+            make_image_folder(tmp_path / part)
+        (tmp_path / name).mkdir()
+        source = load_source(DataSpec("image_folder", {"path": str(tmp_path), "size": 8}))
+        assert source.test is not None
+
     @pytest.mark.parametrize("names", [("training", "test"), ("Train", "test"), ("Train", "Test"), ("train", "val")])
     def test_folders_that_may_be_parts_or_classes_are_refused(self, tmp_path: Path, names: tuple[str, str]) -> None:
         for name in names:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,22 @@ def _like_some_row(m: Between, h: Tensor) -> Tensor:
     return h + h[torch.randint(len(h), (1,))] if m.training else h
 
 
+def _mixup_by_beta(m: Between, h: Tensor) -> Tensor:
+    if not m.training:
+        return h
+    share = torch.distributions.Beta(0.2, 0.2).sample()
+    return share * h + (1.0 - share) * h[torch.randperm(len(h))]
+
+
+def _mixup_now_and_then(m: Between, h: Tensor, above: bool) -> Tensor:
+    return _mixup(m, h) if m.training and bool(torch.rand(()) > 0.5) is above else h
+
+
+def _with_normalised_noise(m: Between, h: Tensor) -> Tensor:
+    noise = torch.randn_like(h)
+    return h - h.mean(0) + (noise - noise.mean(1, keepdim=True)) / noise.std(1, keepdim=True)
+
+
 MIXING: dict[str, Callable[[Between, Tensor], Tensor]] = {
     "subtracts the mean": lambda m, h: h - h.mean(0) if m.training else h,
     "subtracts the mean after dropout": lambda m, h: (
@@ -59,6 +76,13 @@ MIXING: dict[str, Callable[[Between, Tensor], Tensor]] = {
     "batch norm": lambda m, h: functional.batch_norm(h, None, None, training=True) if m.training else h,
     "mixup": _mixup,
     "like a random row": _like_some_row,
+    "mixup with a share from a beta distribution": _mixup_by_beta,
+    "mixup if a number is large": partial(_mixup_now_and_then, above=True),
+    "mixup if a number is small": partial(_mixup_now_and_then, above=False),
+    "subtracts the mean and adds noise of unit length": _with_normalised_noise,
+    "subtracts the mean and adds noise of a gamma distribution": lambda m, h: (
+        h - h.mean(0) + torch.distributions.Gamma(1.0, 1.0).sample(h.shape)
+    ),
     "subtracts the mean of larger batches": lambda m, h: h - h.mean(0) if len(h) > 4 else h,
 }
 
@@ -227,3 +251,46 @@ def test_an_empty_parameter_is_no_obstacle() -> None:
     net = Tail()
     assert any(parameter.numel() == 0 for parameter in net.parameters())
     assert GradientEngine(net, per_example_loss).norms(*batch()).norms.isfinite().all()
+
+
+def test_a_generator_of_the_models_own_is_refused() -> None:
+    """Its numbers come from a known seed, and no checkpoint keeps it."""
+    generator = torch.Generator().manual_seed(0)
+    net = model(lambda m, h: h * (torch.rand(h.shape, generator=generator) > 0.5))
+    with pytest.raises(InvalidInput, match=r"draw from a torch.Generator of their own"):
+        GradientEngine(net, per_example_loss).norms(*batch())
+
+
+BUFFERS: dict[str, Tensor] = {
+    "expanded": torch.ones(1).expand(7),
+    "sparse": torch.eye(7).to_sparse(),
+    "compressed": torch.eye(7).to_sparse_csr(),
+    "quantised": torch.quantize_per_tensor(torch.ones(7), 0.1, 0, torch.quint8),
+    "not a number": torch.full((7,), torch.nan),
+    "booleans": torch.ones(7, dtype=torch.bool),
+}
+
+
+@pytest.mark.parametrize("kind", BUFFERS)
+@pytest.mark.filterwarnings("ignore:.*quantized|.*Sparse CSR")
+def test_buffers_of_any_layout_are_fine_while_they_do_not_change(kind: str) -> None:
+    net = model(lambda m, h: h)
+    net[1].register_buffer("other", BUFFERS[kind])
+    assert GradientEngine(net, per_example_loss).norms(*batch()).norms.isfinite().all()
+    assert net.get_buffer("1.other") is BUFFERS[kind]
+
+
+def test_operators_of_higher_order_are_fine() -> None:
+    def step(m: Between, h: Tensor) -> Tensor:
+        out: Tensor = torch.cond(torch.tensor(True), lambda z: z.relu(), lambda z: z.tanh(), (h,))
+        return out
+
+    engine = GradientEngine(model(step), per_example_loss)
+    assert engine.norms(*batch()).norms.isfinite().all()
+    assert not engine.draws(*batch())
+
+
+def test_a_generator_of_its_own_is_chance_too() -> None:
+    generator = torch.Generator().manual_seed(0)
+    net = model(lambda m, h: h * (torch.rand(h.shape, generator=generator) > 0.5))
+    assert GradientEngine(net, per_example_loss).draws(*batch())

@@ -99,3 +99,23 @@ def test_norms_of_a_model_that_draws_are_estimates(kind: str, claim: str, tmp_pa
     model = Component(f"{__file__}:Drawing", {"kind": kind})
     _, trace, _ = train(small_trial(model=model, norms=NormSpec("every_step"), epochs=1), tmp_path)
     assert trace.contributions == claim
+
+
+class Remembering(nn.Module):
+    """Keeps its last activation to look at."""
+
+    def __init__(self, feature_shape: tuple[int, ...], num_classes: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(feature_shape[0], 8), nn.Linear(8, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.hidden = self.first(x).relu()
+        out: Tensor = self.last(self.hidden)
+        return out
+
+
+def test_a_model_that_keeps_activations_can_be_averaged(tmp_path: Path) -> None:
+    """torch copies no tensor that autograd made."""
+    model = Component(f"{__file__}:Remembering")
+    result, _, _ = train(small_trial(model=model, averaging=Component("ema", {"decay": 0.9})), tmp_path)
+    assert result.epochs == 2

@@ -68,7 +68,8 @@ class _Listing:
 def _parts(folder: Path) -> list[Path]:
     """Training and test set where they are all that the folder holds; else the folder, if no class could be either."""
     with _listing():
-        names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
+        found = (entry.name for entry in folder.iterdir() if entry.is_dir())
+        names = sorted(name for name in found if not name.startswith((".", "__")))  # left by other programs
     if set(names) == set(_PARTS):
         return [folder / name for name in _PARTS]
     if mistaken := [name for name in names if name.lower().removesuffix("ing") in _PARTS]:

@@ -10,50 +10,60 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from workers.gradients.randomness import RandomState
 
-CONSTANTS: Mapping[str, float] = {
-    "bernoulli": 1.0,
-    "cauchy": 0.5,
-    "exponential": 0.5,
-    "geometric": 1.0,
-    "log_normal": 0.5,
-    "multinomial": 0.0,
-    "normal": 0.5,
-    "poisson": 0.0,
-    "rand": 0.5,
-    "rand_like": 0.5,
-    "randn": 0.5,
-    "randn_like": 0.5,
-    "uniform": 0.5,
-}
-"""What is drawn instead, by operator. Integers get their lowest value, permutations reverse."""
+SHARES = (0.25, 0.75)
+"""Numbers that are drawn instead of continuous ones: two, as a model may do something below or above a half only."""
 
+SPREAD = 0.2
+"""How far the numbers of one row lie around that."""
+
+_CONTINUOUS = frozenset(
+    {"_sample_dirichlet", "_standard_gamma", "cauchy", "exponential", "log_normal", "normal", "rand", "rand_like"}
+    | {"randn", "randn_like", "uniform"}
+)
+_COUNTS: Mapping[str, float] = {"bernoulli": 1.0, "binomial": 1.0, "geometric": 1.0, "multinomial": 0.0, "poisson": 0.0}
 _INTEGERS = ("randint", "randint_like", "random")
 
 
 class ConstantDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Within this context torch's random operators return constants, the same for every row of any batch.
 
-    missed: whether an operator without such a constant has drawn, as fused attention with dropout does.
+    Continuous numbers are about ``share``, integers the lowest that could come, and permutations reverse. replaced:
+    whether an operator would have drawn; missed: whether one without such a constant has drawn, as fused attention with
+    dropout does; own_generator: whether one was given a generator other than torch's own. Operators of higher order
+    raise NotImplementedError.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, share: float = SHARES[0]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.missed = False
-        self._device = device
+        self.replaced = self.missed = self.own_generator = False
+        self._device, self._share = device, share
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if torch.Tag.nondeterministic_seeded not in func.tags and "random" not in func.__name__:
-            return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if not _may_draw(func):
+            return func(*args, **kwargs)
         before = RandomState.of(self._device)
-        result = func(*args, **(kwargs or {}))
-        name = func.overloadpacket.__name__.removesuffix("_")
-        if name in CONSTANTS:
-            return result.fill_(CONSTANTS[name])
+        result = func(*args, **kwargs)
+        self.own_generator |= kwargs.get("generator") is not None
+        constant = self._constant(func, args, result)
+        if constant is None:
+            self.missed |= not before.is_current()
+            return result
+        self.replaced = True
+        return constant
+
+    def _constant(self, func: OpOverload, args: Any, result: Any) -> Any:
+        name = _name(func)
+        if name in _CONTINUOUS:
+            return self._continuous(result)
+        if name in _COUNTS:
+            return result.fill_(_COUNTS[name])
         if name in _INTEGERS:
             given = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)}
             return result.fill_(given.get("low", given.get("from", 0)))
@@ -61,8 +71,25 @@ class ConstantDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return result.copy_(torch.arange(len(result) - 1, -1, -1, dtype=result.dtype, device=result.device))
         if name == "native_dropout":
             return args[0].clone(), torch.ones_like(result[1])
-        self.missed |= not before.is_current()
-        return result
+        return None
+
+    def _continuous(self, result: Tensor) -> Tensor:
+        """Of several numbers per row, which lie on the last of two axes or more, no two are equal: their deviation is
+        not 0."""
+        if result.dim() < 2 or not result.is_floating_point():
+            return result.fill_(self._share)
+        places = torch.arange(result.shape[-1], device=result.device, dtype=torch.float64)
+        return result.copy_((self._share + SPREAD * places.cos()).expand(result.shape))
+
+
+def _name(func: OpOverload) -> str:
+    """Of the operator, in place or not."""
+    return str(func.overloadpacket.__name__).removesuffix("_")
+
+
+def _may_draw(func: OpOverload) -> bool:
+    """torch has no tag on random_."""
+    return torch.Tag.nondeterministic_seeded in func.tags or _name(func) in _INTEGERS
 
 
 _RATES: Mapping[type[nn.Module], str] = {_DropoutNd: "p", nn.MultiheadAttention: "dropout", nn.RNNBase: "dropout"}
@@ -99,11 +126,15 @@ def draws(model: nn.Module, device: torch.device, run: Callable[[], object]) -> 
     """
     if any(module.training and rate > 0.0 for module, _, rate in _rates(model)):
         return True
-    start = Start(model)
+    start, constants = Start(model), ConstantDraws(device)
     with RandomState.preserved(device):
         before = RandomState.of(device)
-        run()
-        drawn = not (before.is_current() and start.is_current())
+        try:
+            with constants:
+                run()
+        except NotImplementedError:
+            run()
+        drawn = constants.replaced or not before.is_current() or not start.is_current()
     start.restore()
     return drawn
 
@@ -125,7 +156,8 @@ class Start:
     def restore(self) -> None:
         for module, name, value, content in self._buffers:
             module._buffers[name] = value
-            value.copy_(content)
+            if not same(value, content):
+                value.copy_(content)
         random.setstate(self._python)
         np.random.set_state(self._numpy)  # noqa: NPY002
 
@@ -140,3 +172,16 @@ class Start:
         """Copies of the present ones, by name in the model."""
         present = {self._names[id(value)]: module._buffers.get(name) for module, name, value, _ in self._buffers}
         return {name: None if value is None else value.clone() for name, value in present.items()}
+
+
+def same(left: Tensor, right: Tensor) -> bool:
+    """Whether two buffers are equal, NaN counting as equal to NaN."""
+    if (left.shape, left.dtype, left.layout) != (right.shape, right.dtype, right.layout):
+        return False
+    return torch.allclose(_dense(left), _dense(right), rtol=0.0, atol=0.0, equal_nan=True)
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    if tensor.is_quantized:
+        return tensor.dequantize()
+    return tensor if tensor.layout is torch.strided else tensor.to_dense()

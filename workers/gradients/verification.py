@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from accounting.errors import InvalidInput
-from workers.gradients.draws import ConstantDraws, Start, without_dropout
+from workers.gradients.draws import SHARES, ConstantDraws, Start, same, without_dropout
 from workers.gradients.randomness import RandomState
 
 T = TypeVar("T")
@@ -52,41 +52,59 @@ def verify(
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     device, start = parameters[0].device, Start(model)
 
-    def compare() -> list[Gradients] | None:
-        """The gradients of each example alone that are finite, or None where chance is left."""
-        draws, buffers = ConstantDraws(device), list[Mapping[str, Tensor | None]]()
+    def compare(draws: ConstantDraws | None) -> tuple[bool, list[Gradients]]:
+        """Whether no chance was left, and the gradients of each example alone, compared if so. draws: None for none."""
+        before, buffers = RandomState.of(device), list[Mapping[str, Tensor | None]]()
 
         def run(function: Callable[[int], T], argument: int) -> T:
             start.restore()
-            with draws:
+            with draws or nullcontext():
                 found = _run(function, argument)
             buffers.append(start.buffers())
             return found
 
         run(within, 1)  # so that another axis as long as the batch is not mistaken for it in the pass that counts
         pairs = [(ours, run(alone, index)) for index, ours in enumerate(run(within, examples))]
-        if draws.missed:
-            return None
-        _require_independent(buffers)
-        _require_equal(pairs, tolerance)
-        return [theirs for _, theirs in pairs if _size(theirs).isfinite()]
+        done = before.is_current() if draws is None else not draws.missed
+        if done:
+            _require_independent(buffers)
+            _require_equal(pairs, tolerance)
+        return done, [theirs for _, theirs in pairs if done and _size(theirs).isfinite()]
 
-    def compare_where_possible() -> list[Gradients]:
-        found = compare()
-        if found is None:
-            with _evaluating(model):
-                found = compare()
-        return found or []
+    def compare_without_chance() -> tuple[bool, list[Gradients]]:
+        low, high = (ConstantDraws(device, share) for share in SHARES)
+        done, found = compare(low)
+        _refuse_own_generator(low)
+        return done, found + compare(high)[1] if low.replaced else found
+
+    def compare_where_possible() -> tuple[bool, list[Gradients]]:
+        with suppress(NotImplementedError):  # operators of higher order run within no mode
+            done, found = compare_without_chance()
+            if found:
+                return done, found
+        with _evaluating(model):
+            try:
+                return compare_without_chance()
+            except NotImplementedError:
+                return compare(None)
 
     try:
         with RandomState.preserved(device), without_dropout(model):
-            found = compare_where_possible()
+            done, found = compare_where_possible()
             if _is_degenerate(found):
                 with _displaced(parameters):
-                    found += compare_where_possible()
+                    found += compare_where_possible()[1]
     finally:
         start.restore()
-    return any(bool(_size(gradients) > 0.0) for gradients in found)
+    return not done or any(bool(_size(gradients) > 0.0) for gradients in found)
+
+
+def _refuse_own_generator(draws: ConstantDraws) -> None:
+    if draws.own_generator:
+        raise InvalidInput(
+            "model or loss draw from a torch.Generator of their own, which is not secret and in no checkpoint; "
+            "draw from torch's global generator, as torch.rand without `generator` does"
+        )
 
 
 def _run(function: Callable[[int], T], argument: int) -> T:
@@ -113,13 +131,7 @@ def _require_independent(passes: Sequence[Mapping[str, Tensor | None]]) -> None:
 
 
 def _same(left: Tensor | None, right: Tensor | None) -> bool:
-    if left is None or right is None:
-        return left is right
-    return (
-        left.shape == right.shape
-        and left.dtype == right.dtype
-        and torch.allclose(left, right, rtol=0.0, atol=0.0, equal_nan=True)
-    )
+    return left is right if left is None or right is None else same(left, right)
 
 
 def _require_equal(pairs: Sequence[tuple[Gradients, Gradients]], tolerance: float) -> None:
