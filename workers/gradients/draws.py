@@ -36,7 +36,7 @@ class ConstantDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Continuous numbers are about ``share``, integers the lowest that could come, and permutations reverse. replaced:
     whether an operator would have drawn; missed: whether one without such a constant has drawn, as fused attention with
     dropout does; own_generator: whether one was given a generator other than torch's own. Operators of higher order
-    raise NotImplementedError.
+    fail in it.
     """
 
     def __init__(self, device: torch.device, share: float = SHARES[0]) -> None:
@@ -132,7 +132,8 @@ def draws(model: nn.Module, device: torch.device, run: Callable[[], object]) -> 
         try:
             with constants:
                 run()
-        except NotImplementedError:
+        except RuntimeError:  # of an operator that runs within no mode; real errors come back
+            torch.compiler.reset()  # torch 2.11 would remember it
             run()
         drawn = constants.replaced or not before.is_current() or not start.is_current()
     start.restore()
