@@ -28,7 +28,7 @@ from orchestration.grid import GridPoint, grid
 from orchestration.published import Label
 from orchestration.sweep import SweepSpec
 from workers import clipping
-from workers.data import Dataset, DatasetDescription, describe_dataset, load_dataset
+from workers.data import Dataset, DatasetDescription, describe, load_dataset
 from workers.feasibility import Combination, check_feasible, excerpt
 from workers.mechanism import TrialMechanism, affordable_epochs
 from workers.optimizers import make_average, make_learning_rate_schedule, make_optimizer
@@ -182,7 +182,7 @@ def _account(trace: Trace, delta: float, accountant: str, group_size: int = 1) -
 def _loaded(data: bytes) -> tuple[DatasetDescription, Dataset]:
     """What a data set is, and a few of its rows."""
     dataset = load_dataset(_DATA.validate_json(data))
-    return describe_dataset(dataset), excerpt(dataset)
+    return describe(dataset), excerpt(dataset)
 
 
 def _check_components(trial: TrialSpec) -> None:

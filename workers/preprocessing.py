@@ -373,11 +373,6 @@ def planned_releases(component: Component | None) -> tuple[Release, ...]:
     return () if component is None else make_preprocessing(component).releases
 
 
-def output_shape(component: Component | None, feature_shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Shape of one example as the model sees it; known before any data is read."""
-    return feature_shape if component is None else make_preprocessing(component).output_shape(feature_shape)
-
-
 def preprocess(component: Component, dataset: Dataset, noise: NoiseSource) -> tuple[Dataset, State]:
     """Fit and transform at once; the state makes it repeatable by `Preprocessing.transform`."""
     preprocessing = make_preprocessing(component)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from data_folders import make_cifar_jpegs, make_fashion, make_image_folder, make_table, make_utkface
 
-from workers.data import SOURCES, Dataset, Source, Split, describe, describe_dataset, load_dataset, load_source
+from workers.data import SOURCES, Dataset, Source, Split, describe, load_dataset, load_source
 from workers.data.cuts import cut
 from workers.spec import DataSpec
 
@@ -114,7 +114,7 @@ class TestEverySource:
             assert torch.equal(one.features, other.features)
 
     def test_description_agrees(self, dataset: Dataset) -> None:
-        described = describe_dataset(dataset)
+        described = describe(dataset)
         assert described.train_size == len(dataset.train) == sum(described.group_sizes)
         assert described.test_size == len(dataset.test)
         assert described.group_names == dataset.group_names
@@ -129,8 +129,8 @@ def group_counts(dataset: Dataset) -> dict[str, int]:
     return {dataset.group_names[group]: count for group, count in counts.items()}
 
 
-def test_a_spec_is_described_without_loading_it_first() -> None:
-    described = describe(DataSpec("digits", keep={"8": 0.1}))
+def test_a_data_set_is_described() -> None:
+    described = describe(load_dataset(DataSpec("digits", keep={"8": 0.1})))
     assert described.group_sizes[8] == 13
     assert described.train_size == 1318
     assert described.feature_shape == (1, 8, 8)

@@ -25,7 +25,6 @@ from workers.noise import SeededNoise
 from workers.preprocessing import (
     PREPROCESSING,
     make_preprocessing,
-    output_shape,
     planned_releases,
     preprocess,
     second_moments,
@@ -154,11 +153,11 @@ class TestCost:
         assert planned_releases(None) == ()
 
     def test_so_is_the_shape_that_the_model_sees(self) -> None:
-        assert output_shape(None, (1, 28, 28)) == (1, 28, 28)
-        assert output_shape(Component("dp_pca"), (1, 28, 28)) == (60,)
-        assert output_shape(Component("frozen_features", {"network": "resnet50"}), (3, 32, 32)) == (2048,)
+        assert make_preprocessing(Component("dp_pca")).output_shape((1, 28, 28)) == (60,)
+        features = make_preprocessing(Component("frozen_features", {"network": "resnet50"}))
+        assert features.output_shape((3, 32, 32)) == (2048,)
         with pytest.raises(InvalidInput, match=r"needs pictures, but features have shape \(40,\)"):
-            output_shape(Component("frozen_features"), (40,))
+            make_preprocessing(Component("frozen_features")).output_shape((40,))
 
     def test_every_preprocessing_states_its_releases(self) -> None:
         assert set(PREPROCESSING) == {"dp_pca", "frozen_features"}
@@ -305,7 +304,7 @@ class TestFrozenFeatures:
         with pytest.raises(InvalidInput, match="needs pictures"):
             preprocess(Component("frozen_features"), rows_dataset(np.zeros((4, 3))), noise())
         with pytest.raises(InvalidInput, match="8 x 8 pixels are too small for vgg16; set `size` to 32 or more"):
-            output_shape(Component("frozen_features"), digits.feature_shape)
+            make_preprocessing(Component("frozen_features")).output_shape(digits.feature_shape)
 
     @pytest.mark.parametrize(
         ("params", "message"),

@@ -75,13 +75,8 @@ def load_dataset(spec: DataSpec) -> Dataset:
     return cut(load_source(spec), spec)
 
 
-def describe(spec: DataSpec) -> DatasetDescription:
-    """Sizes, groups and notes of the data set that ``spec`` gives, for planning. Loads it."""
-    return describe_dataset(load_dataset(spec))
-
-
-def describe_dataset(dataset: Dataset) -> DatasetDescription:
-    """`describe` for a data set at hand."""
+def describe(dataset: Dataset) -> DatasetDescription:
+    """Sizes, groups and notes of a data set, for planning."""
     sizes = np.bincount(dataset.train.groups.numpy(), minlength=dataset.num_groups)
     return DatasetDescription(
         name=dataset.name,
@@ -106,7 +101,6 @@ __all__ = [
     "Split",
     "Tokens",
     "describe",
-    "describe_dataset",
     "load_dataset",
     "load_source",
     "make_split",

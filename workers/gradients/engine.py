@@ -19,7 +19,7 @@ from workers.gradients.capture import Capture, capturing
 from workers.gradients.checks import check_model
 from workers.gradients.compiled import CompiledForward
 from workers.gradients.draws import draws
-from workers.gradients.factors import ExampleGradients, widen
+from workers.gradients.factors import HALF_PRECISION, ExampleGradients, widen
 from workers.gradients.layers import find_layers
 from workers.gradients.planning import Planner, ShapePlanner
 from workers.gradients.randomness import RandomState
@@ -265,7 +265,7 @@ class GradientEngine:
     @property
     def _has_half_precision(self) -> bool:
         """In frozen parts: what is trained is in single or double precision."""
-        return any(parameter.dtype in (torch.float16, torch.bfloat16) for parameter in self.model.parameters())
+        return any(parameter.dtype in HALF_PRECISION for parameter in self.model.parameters())
 
     def _precise_losses(self, x: Tensor, y: Tensor) -> Tensor:
         """Without autocast, whose rounding would hide small mistakes, unless frozen parts in half precision need it."""

@@ -19,6 +19,8 @@ from torch.nn import functional
 
 from workers.gradients.planning import Alternative, Planner
 
+HALF_PRECISION = (torch.float16, torch.bfloat16)
+
 CANCELLATION = 0.05
 """Below this share of the squared norms of its terms, a squared norm from Gram matrices has lost too many digits."""
 
@@ -65,7 +67,7 @@ class ExampleGradients(Protocol):
 
 def widen(tensor: Tensor) -> Tensor:
     """At least float32: norms of half-precision gradients are accumulated in single precision."""
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+    return tensor.float() if tensor.dtype in HALF_PRECISION else tensor
 
 
 def sum_of_squares(gradients: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from torch.nn import functional
 from workers.gradients.convolution import correlations
 from workers.gradients.factors import (
     CANCELLATION,
+    HALF_PRECISION,
     ExampleGradients,
     Instantiated,
     Method,
@@ -83,7 +84,7 @@ def standardized_convolution(
     The gradient G of the kernel's channel gives <G, unit> for the gain, and for the weight gain / divisor * G less its
     mean and, unless the divisor is sqrt(eps), less its component along unit.
     """
-    response = None if output is None or output.dtype in (torch.float16, torch.bfloat16) else output.detach()
+    response = None if output is None or output.dtype in HALF_PRECISION else output.detach()
     version = None if response is None else response._version  # modules that follow may work in place
 
     def differentiate(grad: Tensor) -> dict[str, ExampleGradients]:
