@@ -1,6 +1,7 @@
 """Connect to Ray: a cluster embedded in this machine, or one that runs already.
 
-Embedded: started for this sweep and stopped with it, without dashboard, protected by a token of its own.
+Embedded: started for this sweep and stopped with it, without dashboard, protected by a token of its own, its files in a
+folder of its own.
 Running (``auto`` or ``HOST:PORT``): this process's code is shipped to the workers, so every node runs the same
 version, and the storage is proven to be shared before anything starts.
 """
@@ -26,6 +27,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from accounting.errors import InvalidInput, StorageError
 from accounting.storage import read_bytes, write_bytes_atomically
 from orchestration.environment import EMBEDDED
+from orchestration.session import private_session
 from orchestration.sweep import AccountingSettings, ResourceSettings
 from workers.memory import ALLOCATOR
 
@@ -36,21 +38,22 @@ _OBJECT_STORE_BYTES = 128 * 2**20
 
 @contextlib.contextmanager
 def connected(address: str, log: Path, user_modules: Sequence[str] = ()) -> Iterator[None]:
-    """A connection to Ray for the length of a ``with`` block; an embedded cluster ends with it.
+    """A connection to Ray for the length of a ``with`` block; an embedded cluster and its files end with it.
 
     log: file that takes what Ray would print. user_modules: files and import names of the user's own code, which
     remote workers need too. Raises `InvalidInput` when no cluster answers at ``address`` or it wants another token.
     """
-    try:
-        with _termination_as_before():
-            if address == EMBEDDED:
-                _start_embedded()
-            else:
-                _join(address, user_modules)
-        with _logged_to(log):
-            yield
-    finally:
-        ray.shutdown()
+    with private_session() if address == EMBEDDED else contextlib.nullcontext():
+        try:
+            with _termination_as_before():
+                if address == EMBEDDED:
+                    _start_embedded()
+                else:
+                    _join(address, user_modules)
+            with _logged_to(log):
+                yield
+        finally:
+            ray.shutdown()
 
 
 @contextlib.contextmanager

@@ -1,0 +1,118 @@
+"""The folder of an embedded Ray's session: its sockets, its logs, and what its workers print.
+
+Ray lets everyone write its folders, and keeps them in ``ray`` below the folder for temporary files, for all users and
+for ever. Here they lie inside a new folder that only its owner can enter, and go with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import glob
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from accounting.errors import InvalidInput
+
+_VARIABLE = "RAY_TMPDIR"
+"""Where Ray and its workers put all their files; unset, in TMPDIR."""
+_PREFIX = "dps-"
+_SOCKET = f"{_PREFIX}12345678/ray/session_2026-01-31_12-00-00_123456_4194304/sockets/plasma_store"
+_LONGEST = 107 - len(f"/{_SOCKET}")
+"""Bytes of the longest path with room for Ray's sockets below it: the path of a socket has at most 107."""
+_PATIENCE = 10.0
+"""Seconds in which the processes of a session that was shut down end."""
+
+
+@contextlib.contextmanager
+def private_session() -> Iterator[None]:
+    """Ray started in this ``with`` block keeps its files in a new folder of mode 0700, which is removed with the block.
+
+    The folder is made in ``RAY_TMPDIR``, or else in the folder for temporary files. Those that killed drivers of this
+    user left there are removed, too, once their processes are gone. Raises: InvalidInput where no folder can be made.
+    """
+    given = os.environ.get(_VARIABLE)
+    base = Path(given or tempfile.gettempdir()).absolute()
+    _remove_abandoned(base)
+    folder, lock = _make(base)
+    os.environ[_VARIABLE] = str(folder)
+    try:
+        yield
+    finally:
+        if given is None:
+            del os.environ[_VARIABLE]
+        else:
+            os.environ[_VARIABLE] = given
+        _wait_until_unused(folder)
+        os.close(lock)
+        _remove_abandoned(base)
+
+
+def _make(base: Path) -> tuple[Path, int]:
+    """A new folder, and the handle that locks it for as long as this process lives or until it is closed."""
+    length = len(os.fsencode(base))
+    if length > _LONGEST:
+        raise InvalidInput(
+            f"the folder for temporary files, {base}, has a path of {length} bytes, but Ray's sockets leave room for "
+            f"{_LONGEST}; set {_VARIABLE} to a shorter one, such as /tmp"
+        )
+    try:
+        while True:
+            folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
+            with contextlib.suppress(BlockingIOError, FileNotFoundError):  # another start took it for abandoned
+                lock = _lock(folder)
+                if folder.exists():
+                    return folder, lock
+                os.close(lock)
+    except OSError as error:
+        raise InvalidInput(
+            f"cannot make a folder for Ray in {base}: {error.strerror}; set {_VARIABLE} to a local folder that you "
+            "can write"
+        ) from error
+
+
+def _lock(folder: Path) -> int:
+    """A handle that locks a folder of this user's; `OSError` for a link, another user's, and one that is locked."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        if os.fstat(handle).st_uid != os.geteuid():
+            raise PermissionError(errno.EPERM, "it belongs to another user")
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        raise
+    return handle
+
+
+def _remove_abandoned(base: Path) -> None:
+    """Remove this user's folders that neither a driver nor any other process of its session uses."""
+    for name in glob.glob(f"{_PREFIX}????????", root_dir=base):
+        folder = base / name
+        with contextlib.suppress(OSError):
+            lock = _lock(folder)
+            try:
+                if not _in_use(folder):
+                    shutil.rmtree(folder)
+            finally:
+                os.close(lock)
+
+
+def _wait_until_unused(folder: Path) -> None:
+    deadline = time.monotonic() + _PATIENCE
+    while _in_use(folder) and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def _in_use(folder: Path) -> bool:
+    """Whether another process has a file open in the folder, as each of a session has its log."""
+    inside, own = f"{folder.resolve()}/", f"/proc/{os.getpid()}/"
+    for handle in glob.iglob("/proc/[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):
+            if os.readlink(handle).startswith(inside) and not handle.startswith(own):
+                return True
+    return False
