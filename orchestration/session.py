@@ -12,6 +12,7 @@ import fcntl
 import glob
 import os
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ _SOCKET = f"{_PREFIX}12345678/ray/session_2026-01-31_12-00-00_123456_4194304/soc
 _LONGEST = 107 - len(f"/{_SOCKET}")
 """Bytes of the longest path with room for Ray's sockets below it: the path of a socket has at most 107."""
 _PATIENCE = 10.0
-"""Seconds in which the processes of a session that was shut down end."""
+"""Seconds to wait for the last processes of a session that was shut down."""
 
 
 @contextlib.contextmanager
@@ -48,7 +49,7 @@ def private_session() -> Iterator[None]:
             del os.environ[_VARIABLE]
         else:
             os.environ[_VARIABLE] = given
-        _wait_until_unused(folder)
+        _end_processes(folder)
         os.close(lock)
         _remove_abandoned(base)
 
@@ -96,23 +97,35 @@ def _remove_abandoned(base: Path) -> None:
         with contextlib.suppress(OSError):
             lock = _lock(folder)
             try:
-                if not _in_use(folder):
+                if not _users(folder):
                     shutil.rmtree(folder)
             finally:
                 os.close(lock)
 
 
-def _wait_until_unused(folder: Path) -> None:
+def _end_processes(folder: Path) -> None:
+    """End what a shutdown left of this process's session: Ray forgets what it started when its start is interrupted."""
     deadline = time.monotonic() + _PATIENCE
-    while _in_use(folder) and time.monotonic() < deadline:
+    while (users := _users(folder)) and time.monotonic() < deadline:
+        session = [pid for pid in users if _parent(pid) in users | {os.getpid()}]
+        for pid in session:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
         time.sleep(0.05)
 
 
-def _in_use(folder: Path) -> bool:
-    """Whether another process has a file open in the folder, as each of a session has its log."""
-    inside, own = f"{folder.resolve()}/", f"/proc/{os.getpid()}/"
+def _users(folder: Path) -> set[int]:
+    """Other processes that have a file open in the folder, as each of a session has its log."""
+    inside, found = f"{folder.resolve()}/", set()
     for handle in glob.iglob("/proc/[0-9]*/fd/*"):
         with contextlib.suppress(OSError):
-            if os.readlink(handle).startswith(inside) and not handle.startswith(own):
-                return True
-    return False
+            if os.readlink(handle).startswith(inside):
+                found.add(int(handle.split("/")[2]))
+    return found - {os.getpid()}
+
+
+def _parent(pid: int) -> int | None:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return None

@@ -159,6 +159,17 @@ def test_an_exception_in_the_driver_leaves_nothing(shared: Path, tmp_path: Path)
     assert not list(shared.iterdir())
 
 
+def test_an_interrupted_start_leaves_nothing(shared: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "log")]
+    with subprocess.Popen(command, env=environment(TMPDIR=str(shared)), stderr=subprocess.DEVNULL) as process:
+        wait_until(lambda: any(shared.rglob("logs/gcs_server.out")) or process.poll() is not None, "Ray to start")
+        below = descendants(process.pid)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE) != 0
+    assert not list(shared.iterdir())
+    wait_until(lambda: not any(map(is_alive, below)), "Ray's processes to end")
+
+
 def test_a_failing_trial_leaves_nothing(shared: Path, tmp_path: Path) -> None:
     (tmp_path / "my_models.py").write_text(BROKEN)
     (tmp_path / "sweep.yaml").write_text(small(clipping="flat", noise="constant", seeds=0, model="my_models:broken"))
