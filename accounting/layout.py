@@ -73,5 +73,10 @@ class TrialFiles:
         return self._below("private", "training.json")
 
     @property
+    def private_digests(self) -> str:
+        """sha256 of the other files below ``private/``, by name (JSON)."""
+        return self._below("private", "digests.json")
+
+    @property
     def checkpoint(self) -> str:
         return self._below("private", "checkpoint.pt")

@@ -90,13 +90,15 @@ _SNAPSHOT_COLUMNS = ("example_ids", "groups", "norms", "contributions", "losses"
 
 
 def check_contributions(contributions: Floats, where: str) -> None:
-    """Raise `InvalidInput` unless every contribution lies in [0, 1]; NaN never does."""
+    """Raise `InvalidInput`, which tells none of these private values, unless every contribution lies in [0, 1].
+
+    NaN never does.
+    """
     values = np.asarray(contributions)
-    wrong = ~((values >= 0.0) & (values <= 1.0 + ROUNDING))
-    if wrong.any():
+    if not ((values >= 0.0) & (values <= 1.0 + ROUNDING)).all():
         raise InvalidInput(
-            f"{where}: {int(wrong.sum())} contributions lie outside [0, 1], the first is {values[wrong][0]}; "
-            "a contribution is a clipped norm over the sensitivity that the noise was scaled to"
+            f"{where}: contributions lie outside [0, 1]; a contribution is a clipped norm over the sensitivity that "
+            "the noise was scaled to"
         )
 
 

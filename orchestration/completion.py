@@ -14,7 +14,7 @@ from accounting.release import ReleaseSpec, release_statistics
 from accounting.shards import Epsilons
 from accounting.traces import read_trace
 from orchestration.estimate_quality import quality_of_estimates
-from orchestration.integrity import digests
+from orchestration.integrity import note_digests
 from orchestration.plan import Costs, PlannedTrial, costs, release_spec
 from orchestration.published import IndividualStatistics, ReportEpoch
 from orchestration.results import (
@@ -69,7 +69,7 @@ def complete_trial(
         individuals=individuals,
         started=times.started,
         ended=times.ended,
-        digests=digests(files),
+        digests=note_digests(files),
     )
     write_result(files.result, result)
     return result

@@ -18,12 +18,13 @@ from accounting.errors import DataCorruption, DpsweepError
 from accounting.storage import exists
 from orchestration.completion import Times, complete_stopped, complete_trial, epsilon_so_far
 from orchestration.grid import GridPoint, grid
+from orchestration.integrity import stored_result
 from orchestration.layout import SweepFiles
 from orchestration.manifest import Manifest
 from orchestration.plan import Plan, PlannedTrial
 from orchestration.publication import SweepRecord, exact, write_reports
 from orchestration.recorder import Recorder
-from orchestration.results import StoredResult, TrialResult, read_result, shown_epoch
+from orchestration.results import StoredResult, TrialResult, shown_epoch
 from orchestration.status import State, SweepStatus, TrialStatus
 from orchestration.sweep import SweepSpec
 from orchestration.tracked import TrackedSweep, TrackedTrial, Tracker
@@ -66,7 +67,7 @@ class Conductor:
         Raises `TrackingUnavailable` when MLflow cannot be written, `DataCorruption` for a result that is damaged.
         """
         for key in self._planned:
-            result = read_result(self._files.trial(key).result)
+            result = stored_result(self._files.trial(key))
             if result is not None:
                 self._results[key] = result
                 self._status.assume(key, **_facts(result))

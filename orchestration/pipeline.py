@@ -18,14 +18,13 @@ from orchestration.cluster import check_resources, check_shared_storage, connect
 from orchestration.conductor import Conductor, initial_status
 from orchestration.environment import EMBEDDED
 from orchestration.grid import grid
-from orchestration.integrity import damages
+from orchestration.integrity import damages, stored_result
 from orchestration.layout import SweepFiles, absolute
 from orchestration.lock import exclusive
 from orchestration.manifest import open_manifest, read_manifest, write_manifest
 from orchestration.plan import Plan, plan_sweep
 from orchestration.progress import announcer, watching
 from orchestration.publication import Outcome, SweepRecord, parse_failures, write_reports
-from orchestration.results import read_result
 from orchestration.space import require_space
 from orchestration.status import SweepStatus, TrialStatus
 from orchestration.sweep import SweepSpec, parse_sweep
@@ -108,7 +107,7 @@ def accept(plan: Plan) -> Plan:
 def render_again(folder: str) -> Outcome:
     """Write the reports of a sweep anew from what is on disk, and verify every file of its trained trials.
 
-    Raises: DataCorruption with one line for each damaged file; nothing is written then.
+    Raises: DataCorruption with one line for each damaged file; no report is written then.
     """
     files = SweepFiles(absolute(folder))
     manifest = read_manifest(files)
@@ -116,7 +115,7 @@ def render_again(folder: str) -> Outcome:
         raise InvalidInput(f"{files.root} holds no sweep; name the folder that `dpsweep run` wrote")
     sweep = parse_sweep(manifest.text, files.manifest)
     points = grid(sweep)
-    found = {point.trial.key: read_result(files.trial(point.trial.key).result) for point in points}
+    found = {point.trial.key: stored_result(files.trial(point.trial.key)) for point in points}
     results = {key: result for key, result in found.items() if result is not None}
     record = SweepRecord(manifest, sweep, points, results, _earlier_failures(files))
     trained = filter(None, (record.finished(key) for key in results))

@@ -59,7 +59,7 @@ class TrialResult:
     ended: float
     """When training started and ended in the run that finished it, in seconds since 1970 UTC."""
     digests: dict[str, str] = field(default_factory=dict)
-    """sha256 of the trial's other files, by name; shards have theirs in their own manifests."""
+    """sha256 of the trial's other public files, by name: `orchestration.integrity` keeps those of private files."""
 
     @property
     def steps(self) -> int:

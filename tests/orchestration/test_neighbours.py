@@ -1,0 +1,106 @@
+"""What a sweep publishes on two data sets that differ in one row: all that differs has noise, or is made from it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import own_people
+import pytest
+from processes import dpsweep
+from public_values import Values, dependent, may_vary, published, tracked
+from sample_grids import small
+
+from orchestration.completion import Times, complete_trial
+from orchestration.layout import SweepFiles
+from orchestration.pipeline import render_again
+from orchestration.plan import plan_sweep
+from orchestration.sweep import parse_sweep
+from workers.trial import run_trial
+
+INCOME = 41_000.0
+
+
+def text(path: Path, **changes: Any) -> str:
+    """A sweep of one private trial, at epsilon 1; noise and batches come from the operating system."""
+    settings: dict[str, Any] = {
+        "data": {"name": f"{own_people.__file__}:people", "path": str(path)},
+        "model": "logistic",
+        "sampling": {"method": "poisson", "batch_size": 20},
+        "clipping": {"name": "flat", "bound": 1.0},
+        "noise": "constant",
+        "privacy": {"target_epsilon": 1, "delta": 1e-5},
+        "epochs": 1,
+        "seeds": 0,
+        "noise_source": "os_entropy",
+    }
+    return small(**settings | changes)
+
+
+def trial_on(income: float, folder: Path, **changes: Any) -> Values:
+    """What one trial publishes, trained and accounted on the rows with this income."""
+    shutil.rmtree(folder / "out", ignore_errors=True)
+    own_people.store(folder / "people.npy", income)
+    sweep = parse_sweep(text(folder / "people.npy", **changes))
+    (planned,) = plan_sweep(sweep).trials
+    files = SweepFiles(str(folder / "out")).trial(planned.spec.key)
+    run_trial(planned.spec, files.root, releases=planned.releases)
+    complete_trial(planned, files, sweep, Times(0.0, 1.0))
+    return published(folder / "out")
+
+
+def test_no_candidate_for_one_income_can_be_told_from_another(tmp_path: Path) -> None:
+    """An attacker who knows all other rows runs the sweep on each candidate and compares what has no noise."""
+
+    def fingerprint(income: float) -> Values:
+        return {place: value for place, value in trial_on(income, tmp_path).items() if not may_vary(place)}
+
+    candidates = [INCOME + 1000.0 * offset for offset in range(-4, 5)]
+    victim = fingerprint(INCOME)
+    assert len(victim) > 100
+    assert [income for income in candidates if fingerprint(income) == victim] == candidates
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "individual": {"clipping": {"name": "individual", "bound": 1.0}},
+    "median": {"clipping": {"name": "flat", "bound": {"median_multiple": 1.0}}},
+    "quantile": {"clipping": {"name": "quantile", "bound": 1.0}},
+    "dpsgd_f": {"clipping": {"name": "dpsgd_f", "bound": 1.0}},
+    "released": {"release": "private", "epochs": 2},
+    "tracked": {"norms": {"exact_examples": 10, "refreshes_per_epoch": 2}, "epochs": 2},
+    "shuffled": {"sampling": {"method": "shuffle", "batch_size": 20}},
+}
+
+
+@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
+def test_what_does_not_vary_with_the_noise_does_not_vary_with_a_row(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """The rows of the neighbours: another income, and one whose gradient is not finite."""
+    draws = [trial_on(INCOME, tmp_path, **changes) for _ in range(3)]
+    assert len(draws[0]) > 100
+    for income in (190_000.0, 1e40):
+        assert dependent(draws, trial_on(income, tmp_path, **changes)) == []
+
+
+def sweep_on(income: float, folder: Path) -> Values:
+    """What a whole sweep publishes: its files, Tune's, and MLflow's store."""
+    out = folder / "out"
+    shutil.rmtree(out, ignore_errors=True)
+    own_people.store(folder / "people.npy", income)
+    (folder / "sweep.yaml").write_text(text(folder / "people.npy"))
+    done = dpsweep("run", folder / "sweep.yaml", "--output", out, "--json")
+    assert done.returncode == 0, done.stderr
+    return published(out) | tracked(out / "mlflow.db")
+
+
+def test_a_sweep_publishes_nothing_of_a_row_that_noise_does_not_hide(tmp_path: Path) -> None:
+    draws = [sweep_on(INCOME, tmp_path) for _ in range(2)]
+    assert dependent(draws, sweep_on(190_000.0, tmp_path)) == []
+    files = SweepFiles(str(tmp_path / "out"))
+    pages = [Path(files.report), Path(files.results)]
+    render_again(files.root)
+    shown = [page.read_bytes() for page in pages]
+    for folder in [*Path(files.root).rglob("private")]:
+        shutil.rmtree(folder)
+    render_again(files.root)
+    assert [page.read_bytes() for page in pages] == shown, "the reports are made of public files"
