@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import pickle
 import re
@@ -35,7 +36,7 @@ _RUN = (
     r"^tune/.*(pkl|storage|tuner|runner_data|_session|basic-variant).*",
 )
 """Places of what tells runs apart: times, processes and random identities."""
-_MAY_VARY = re.compile("|".join((*_MODEL, *_RUN)))
+_FROM_MODEL, _OF_RUN = re.compile("|".join(_MODEL)), re.compile("|".join(_RUN))
 _COARSE = re.compile(r"accuracy|parity|odds|_gap|worst_group|bound|sensitivity|mean|median|quantiles")
 """Shares of few test examples, and noisy values that were cut off at an end: some agree by chance."""
 _IDENTITY = re.compile(r"[0-9a-f]{32}|\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d")
@@ -43,34 +44,45 @@ _IDENTITY = re.compile(r"[0-9a-f]{32}|\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d")
 
 def may_vary(place: str) -> bool:
     """Whether two runs on the same data may differ there."""
-    return _MAY_VARY.search(place) is not None
+    return bool(_FROM_MODEL.search(place) or _OF_RUN.search(place))
 
 
-def dependent(draws: list[Values], neighbour: Values) -> list[str]:
-    """Places that show more of the rows than the noise hides, given ``draws`` on one data set and one on a neighbour.
+def unexplained(runs: list[Values]) -> list[str]:
+    """Places that differ between runs though neither noise nor time gets there."""
+    places = sorted({place for run in runs for place in run})
+    return [place for place in places if len({run.get(place) for run in runs}) > 1 and not may_vary(place)]
 
-    What does not vary with the noise must not vary with the row, and nothing may vary but where noise or time gets.
-    """
-    first = draws[0]
-    places = sorted({*neighbour, *(place for draw in draws for place in draw)})
-    constant = [place for place in places if all(draw.get(place) == first.get(place) for draw in draws)]
+
+def unhidden(draws: list[Values], neighbour: Values) -> list[str]:
+    """Places of noisy values that are the same in all ``draws`` on one data set, and others on its neighbour."""
+    constant = [place for place, value in draws[0].items() if all(draw.get(place) == value for draw in draws)]
     return [
         place
-        for place in places
-        if neighbour.get(place) != first.get(place)
-        and (not may_vary(place) or (place in constant and _COARSE.search(place) is None))
-    ] + [place for place in places if place not in constant and not may_vary(place)]
+        for place in constant
+        if neighbour.get(place) != draws[0][place] and not (_OF_RUN.search(place) or _COARSE.search(place))
+    ]
+
+
+def is_public(path: Path) -> bool:
+    """Whether users other than the owner may read the file."""
+    return stat.S_IMODE(path.stat().st_mode) & 0o044 != 0 and stat.S_IMODE(path.parent.stat().st_mode) & 0o011 != 0
 
 
 def published(root: Path) -> Values:
-    """Every value in the files below ``root`` that others may read, but for pages and stores of MLflow."""
+    """Every value in the public files below ``root``, but for what pages and stores of MLflow hold."""
     found: Values = {}
-    for path in sorted(root.rglob("*")):
-        readable = path.is_file() and stat.S_IMODE(path.stat().st_mode) & 0o044
-        if readable and all(stat.S_IMODE(folder.stat().st_mode) & 0o011 for folder in _between(root, path)):
-            place = _IDENTITY.sub("ID", str(path.relative_to(root)))
-            found |= {f"{place}/{name}" if name else place: value for name, value in _content(path)}
+    for path in filter(is_public, _files(root)):
+        place = _IDENTITY.sub("ID", str(path.relative_to(root)))
+        found |= {f"{place}/{name}" if name else place: value for name, value in _content(path)}
     return found
+
+
+def shown_digests(root: Path) -> list[str]:
+    """Private files below ``root`` whose sha256 some public file holds."""
+    files = _files(root)
+    public = b"\n".join(path.read_bytes() for path in files if is_public(path))
+    private = [path for path in files if not is_public(path)]
+    return [str(path) for path in private if hashlib.sha256(path.read_bytes()).hexdigest().encode() in public]
 
 
 def tracked(store: Path) -> Values:
@@ -90,15 +102,15 @@ def tracked(store: Path) -> Values:
     return found
 
 
-def _between(root: Path, path: Path) -> Iterator[Path]:
-    """The folders from ``path`` up to ``root``, which is left out."""
-    return (folder for folder in path.parents if folder != root and folder.is_relative_to(root))
+def _files(root: Path) -> list[Path]:
+    return sorted(path for path in root.rglob("*") if path.is_file())
 
 
 def _content(path: Path) -> Iterator[tuple[str, str]]:
     match path.suffix:
         case ".json":
-            yield from _flat(json.loads(path.read_text()))
+            text = path.read_bytes()
+            yield from _flat(json.loads(text) if text[:1] in (b"{", b"[") else text.hex())
         case ".pt":
             state = torch.load(path, weights_only=True)
             yield from _flat({name: value.tolist() for name, value in state.items()})

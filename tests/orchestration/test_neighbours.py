@@ -9,7 +9,7 @@ from typing import Any
 import own_people
 import pytest
 from processes import dpsweep
-from public_values import Values, dependent, may_vary, published, tracked
+from public_values import Values, may_vary, published, shown_digests, tracked, unexplained, unhidden
 from sample_grids import small
 
 from orchestration.completion import Times, complete_trial
@@ -79,7 +79,9 @@ def test_what_does_not_vary_with_the_noise_does_not_vary_with_a_row(tmp_path: Pa
     draws = [trial_on(INCOME, tmp_path, **changes) for _ in range(3)]
     assert len(draws[0]) > 100
     for income in (190_000.0, 1e40):
-        assert dependent(draws, trial_on(income, tmp_path, **changes)) == []
+        neighbour = trial_on(income, tmp_path, **changes)
+        assert unexplained([*draws, neighbour]) == []
+        assert unhidden(draws, neighbour) == []
 
 
 def sweep_on(income: float, folder: Path) -> Values:
@@ -94,8 +96,10 @@ def sweep_on(income: float, folder: Path) -> Values:
 
 
 def test_a_sweep_publishes_nothing_of_a_row_that_noise_does_not_hide(tmp_path: Path) -> None:
-    draws = [sweep_on(INCOME, tmp_path) for _ in range(2)]
-    assert dependent(draws, sweep_on(190_000.0, tmp_path)) == []
+    first, neighbour = sweep_on(INCOME, tmp_path), sweep_on(190_000.0, tmp_path)
+    assert len([place for place in first if place.startswith(("mlflow/", "tune/"))]) > 100
+    assert unexplained([first, neighbour]) == []
+    assert shown_digests(tmp_path / "out") == []
     files = SweepFiles(str(tmp_path / "out"))
     pages = [Path(files.report), Path(files.results)]
     render_again(files.root)
