@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from accounting.errors import InvalidInput
 from workers.data.base import Dataset, Split
+from workers.gradients.modes import modes_kept
 from workers.losses import Loss
 
 BATCH_SIZE = 1024
@@ -49,20 +50,18 @@ class Predictions:
 
 
 def predict(model: nn.Module, split: Split, dataset: Dataset, loss: Loss, batch_size: int = BATCH_SIZE) -> Predictions:
-    """Predicted class and loss of every example. The model's device and mode are kept."""
+    """Predicted class and loss of every example. Device and modes of the model are kept."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    was_training = model.training
-    model.eval()
     classes: list[Tensor] = []
     losses: list[Tensor] = []
-    with torch.no_grad():
+    with modes_kept(model), torch.no_grad():
+        model.eval()
         for start in range(0, len(split), batch_size):
             batch = slice(start, start + batch_size)
             labels = split.labels[batch].to(device)
             logits = model(dataset.prepare(split.features[batch].to(device)))
             classes.append(_decide(logits).cpu())
             losses.append(loss(logits, labels).double().cpu())
-    model.train(was_training)
     return Predictions(torch.cat(classes).numpy(), torch.cat(losses).numpy())
 
 

@@ -28,6 +28,7 @@ from workers.clipping.protocol import NORM_ERROR
 from workers.data.base import Dataset
 from workers.evaluation import evaluate
 from workers.gradients import GradientEngine, ShapePlanner, TimingPlanner, WeightedSum
+from workers.gradients.modes import modes_of, set_modes
 from workers.gradients.randomness import RandomState
 from workers.history import EpochRecord
 from workers.losses import build_loss
@@ -66,6 +67,7 @@ class Trainer:
 
         self._loss = build_loss(spec.loss)
         self._model = build_model(spec.model, dataset, spec.seed).to(device)
+        self._modes = modes_of(self._model)
         self._parameters = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
         self._augmentation = make_augmentation(spec.augmentation) if spec.augmentation else None
         self._augmentation_rng = torch.Generator().manual_seed(self._entropy("augmentation", 63))
@@ -177,7 +179,7 @@ class Trainer:
 
     def step(self) -> None:
         """One step: snapshot where one is due, clip, add noise, update."""
-        sigma, step = self.noise_multiplier, self.step_count
+        sigma, step, before = self.noise_multiplier, self.step_count, RandomState.of(self._data.device)
         if self._refresh_is_due:
             self.store_norms()
             measured = self._everyone.measure()
@@ -194,6 +196,13 @@ class Trainer:
             self._exact.write(Interval.from_step(step, self._exact.measure(), sigma).extended(self._rule))
         self._update(clipped.gradients, sigma)
         self.step_count += 1
+        self._look_again(before)
+
+    def _look_again(self, before: RandomState) -> None:
+        """A model may begin to draw, or change modes, at any step: then norms may not be those of what was summed."""
+        repeatable = before.is_current() and modes_of(self._model) == self._modes
+        if not repeatable and not self._method.keeps_to_contributions:
+            self.mechanism = replace(self.mechanism, contributions="estimate")
 
     def store_norms(self) -> None:
         """Store the last snapshot of all examples: its steps end here, where norms are taken anew or training ends."""
@@ -274,7 +283,9 @@ class Trainer:
         return {
             "step_count": self.step_count,
             "initial_bound": self.initial_bound,
+            "contributions": self.mechanism.contributions,
             "model": self._model.state_dict(),
+            "modes": modes_of(self._model),
             "optimizer": self._optimizer.state(),
             "average": None if self._average is None else self._average.state(),
             "sampler": self._sampler.state(),
@@ -289,8 +300,16 @@ class Trainer:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
+        missing = sorted(self.state().keys() - state.keys())
+        if missing:
+            raise InvalidInput(
+                f"the checkpoint lacks {', '.join(missing)}: another version of dpsweep wrote it. Finish the trial "
+                "with that one, or delete the trial's folder to start anew"
+            )
         self.step_count, self.initial_bound = state["step_count"], state["initial_bound"]
+        self.mechanism = replace(self.mechanism, contributions=state["contributions"])
         self._model.load_state_dict(state["model"])
+        set_modes(self._model, state["modes"])
         self._optimizer.restore(state["optimizer"])
         if self._average is not None:
             self._average.restore(state["average"])

@@ -14,6 +14,7 @@ from torch._ops import OpOverload
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from workers.gradients.modes import modes_kept
 from workers.gradients.randomness import RandomState
 
 SHARES = (0.25, 0.75)
@@ -122,12 +123,12 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
 def draws(model: nn.Module, device: torch.device, run: Callable[[], object]) -> bool:
     """Whether ``run``, a forward pass of the model, draws random numbers of torch, numpy or Python.
 
-    Then no two passes agree. The model and all random states are left as they were.
+    Then no two passes agree. The model, its modes and all random states are left as they were.
     """
     if any(module.training and rate > 0.0 for module, _, rate in _rates(model)):
         return True
     start, constants = Start(model), ConstantDraws(device)
-    with RandomState.preserved(device):
+    with RandomState.preserved(device), modes_kept(model):
         before = RandomState.of(device)
         try:
             with constants:

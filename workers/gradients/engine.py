@@ -21,6 +21,7 @@ from workers.gradients.compiled import CompiledForward
 from workers.gradients.draws import draws
 from workers.gradients.factors import HALF_PRECISION, ExampleGradients, widen
 from workers.gradients.layers import find_layers
+from workers.gradients.modes import modes_of
 from workers.gradients.planning import Planner, ShapePlanner
 from workers.gradients.randomness import RandomState
 from workers.gradients.results import BatchNorms, WeightedSum
@@ -86,7 +87,7 @@ class GradientEngine:
         self._autocast = autocast
         self._layers = find_layers(model)
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self._verified = set[bool]()
+        self._verified = set[tuple[tuple[str, bool], ...]]()
         self._forward = CompiledForward(model, self._losses, self._layers) if compile else self._eager_forward
         self._layer_of: dict[str, int] = {}
         for index, layer in enumerate(self._layers):
@@ -179,8 +180,9 @@ class GradientEngine:
         frozen = [name for name, parameter in self._parameters.items() if not parameter.requires_grad]
         if frozen:
             raise InvalidInput(f"{', '.join(frozen)} no longer require gradients; make a new engine after freezing")
-        if self.model.training not in self._verified and self._verify(x, y):
-            self._verified.add(self.model.training)
+        modes = tuple(modes_of(self.model).items())
+        if modes not in self._verified and self._verify(x, y):
+            self._verified.add(modes)
         size = rows if self._micro_batch_size is None else self._micro_batch_size * self._multiplicity
         if 0 < rows <= size:
             return [(x, y)]

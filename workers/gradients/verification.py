@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from accounting.errors import InvalidInput
 from workers.gradients.draws import SHARES, ConstantDraws, Start, same, without_dropout
+from workers.gradients.modes import modes_kept
 from workers.gradients.randomness import RandomState
 
 T = TypeVar("T")
@@ -44,8 +45,8 @@ def verify(
     engine cannot see, and where model or loss mix or reorder the rows of a batch. Where a gradient is 0, as behind
     layers that start at 0, they are compared at displaced parameters as well. Chance is taken out of these passes
     (`draws`); a model that draws random numbers even so is compared in evaluation instead, and passes if it draws
-    there, too. Parameters, buffers and random states are left as they were. Returns whether there was something to
-    compare: gradients that are 0 or not finite are no evidence.
+    there, too. Parameters, buffers, modes and random states are left as they were. Returns whether there was something
+    to compare: gradients that are 0 or not finite are no evidence.
 
     Raises: InvalidInput naming the parameters that disagree, or buffers that take up something of the examples.
     """
@@ -89,7 +90,7 @@ def verify(
                 return compare(None)
 
     try:
-        with RandomState.preserved(device), without_dropout(model):
+        with RandomState.preserved(device), modes_kept(model), without_dropout(model):
             done, found = compare_where_possible()
             if _is_degenerate(found):
                 with _displaced(parameters):
@@ -189,11 +190,7 @@ def _displaced(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
     """Recurrent layers stay in training: cuDNN differentiates them there only, and their dropout is off anyway."""
-    training = [module for module in model.modules() if module.training and not isinstance(module, nn.RNNBase)]
-    for module in training:
-        module.training = False
-    try:
+    with modes_kept(model):
+        for module in model.modules():
+            module.training &= isinstance(module, nn.RNNBase)
         yield
-    finally:
-        for module in training:
-            module.training = True
