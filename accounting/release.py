@@ -9,14 +9,17 @@ step of adaptive composition. Putting ``ReleaseSpec.releases()`` into the planne
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtri
 
 from accounting.errors import InvalidInput, require_finite
+from accounting.keyed import KeyedStream
 from accounting.mechanism import GaussianRelease
 from accounting.rounding import release_grid
 from accounting.shards import Epsilons
@@ -85,9 +88,23 @@ class ReleasedStatistics:
     quantiles: dict[float, float]
 
 
-def os_entropy_generator() -> np.random.Generator:
-    """A generator seeded from the operating system; the noise of a real release must not be reproducible."""
-    return np.random.default_rng()
+class GaussianDraws(Protocol):
+    """Independent normal draws; `numpy.random.Generator` is one, for research."""
+
+    def normal(self, loc: float, scale: float, size: tuple[int, ...]) -> Array: ...
+
+
+class SecretDraws:
+    """From a key of the operating system that nobody keeps: the noise of a real release must not be reproducible."""
+
+    def __init__(self) -> None:
+        self._stream = KeyedStream.from_os()
+
+    def normal(self, loc: float, scale: float, size: tuple[int, ...]) -> Array:
+        """By the inverse of the distribution function, at the middles of 2^52 equal parts of (0, 1)."""
+        words = self._stream.words(math.prod(size)) >> np.uint64(12)
+        draws: Array = ndtri((words.astype(np.float64) + 0.5) * 2.0**-52).reshape(size)
+        return loc + scale * draws
 
 
 def release_statistics(
@@ -96,19 +113,20 @@ def release_statistics(
     num_groups: int,
     epsilon_bound: float,
     spec: ReleaseSpec,
-    generator: np.random.Generator | None = None,
+    generator: GaussianDraws | None = None,
 ) -> ReleasedStatistics:
     """Noisy histogram, per-group counts and means, overall mean and quantiles of epsilons [examples].
 
     Guarantee: the mechanisms of ``spec.releases()``, composed, under adding, removing or blanking one example. That
     needs ``num_groups`` and ``epsilon_bound`` to be public; the worst-case epsilon of the planned trace is a bound.
-    Values above it are counted as the bound. generator: seeded in research, None for the operating system's entropy.
+    Values above it are counted as the bound. generator: seeded in research; None draws
+    from a fresh secret key, and then the guarantee is against those who cannot break SHAKE-256 (`KeyedStream`).
 
     Raises: InvalidInput for NaN, for group labels outside [0, num_groups), and for a bound that is not positive.
     """
     require_finite("epsilon_bound", epsilon_bound, above=0.0)
     _check(epsilons, groups, num_groups)
-    rng = os_entropy_generator() if generator is None else generator
+    rng = SecretDraws() if generator is None else generator
     shares = np.minimum(epsilons / epsilon_bound, 1.0)
     bins = np.minimum((shares * spec.bins).astype(np.int64), spec.bins - 1)
     histogram = _noisy(np.bincount(bins, minlength=spec.bins), spec.histogram_noise_multiplier, rng)
@@ -138,7 +156,7 @@ def release_statistics(
 
 
 def release_mean(
-    epsilons: Array, epsilon_bound: float, noise_multiplier: float, generator: np.random.Generator | None = None
+    epsilons: Array, epsilon_bound: float, noise_multiplier: float, generator: GaussianDraws | None = None
 ) -> float:
     """The mean of epsilons [examples] by the Gaussian mechanism, as in paper A, Table 2.
 
@@ -147,7 +165,7 @@ def release_mean(
     """
     _check(epsilons, np.zeros(len(epsilons), np.int64), 1)
     require_finite("epsilon_bound", epsilon_bound, above=0.0)
-    rng = os_entropy_generator() if generator is None else generator
+    rng = SecretDraws() if generator is None else generator
     total = _noisy(np.minimum(epsilons / epsilon_bound, 1.0).sum(keepdims=True), noise_multiplier, rng)
     return float(np.clip(epsilon_bound * total[0] / max(len(epsilons), 1), 0.0, epsilon_bound))
 
@@ -158,7 +176,7 @@ def release_quantiles(
     epsilon_bound: float,
     noise_multiplier: float,
     steps: int = 20,
-    generator: np.random.Generator | None = None,
+    generator: GaussianDraws | None = None,
 ) -> dict[float, float]:
     """Quantiles of epsilons [examples], as in paper A, Table 2.
 
@@ -168,7 +186,7 @@ def release_quantiles(
     _check(epsilons, np.zeros(len(epsilons), np.int64), 1)
     require_finite("epsilon_bound", epsilon_bound, above=0.0)
     spec = ReleaseSpec(quantiles=tuple(quantiles), quantile_steps=steps, quantile_noise_multiplier=noise_multiplier)
-    rng = os_entropy_generator() if generator is None else generator
+    rng = SecretDraws() if generator is None else generator
     shares = np.minimum(epsilons / epsilon_bound, 1.0)
     return {q: epsilon_bound * _release_quantile(shares, q, len(epsilons), spec, rng) for q in spec.quantiles}
 
@@ -207,7 +225,7 @@ def _check(epsilons: Array, groups: NDArray[np.integer[Any]], num_groups: int) -
         raise InvalidInput(f"every example needs a group in [0, {num_groups}); the groups are public configuration")
 
 
-def _noisy(values: NDArray[Any], noise_multiplier: float, rng: np.random.Generator) -> Array:
+def _noisy(values: NDArray[Any], noise_multiplier: float, rng: GaussianDraws) -> Array:
     """values of sensitivity 1 plus Gaussian noise, on the public grid."""
     grid = release_grid(noise_multiplier)
     noisy: Array = np.round((values + rng.normal(0.0, noise_multiplier, values.shape)) / grid) * grid
@@ -225,9 +243,7 @@ def _mean(total: float, count: float, width: float, spec: ReleaseSpec) -> tuple[
     return mean, float(error)
 
 
-def _release_quantile(
-    shares: Array, quantile: float, count: float, spec: ReleaseSpec, rng: np.random.Generator
-) -> float:
+def _release_quantile(shares: Array, quantile: float, count: float, spec: ReleaseSpec, rng: GaussianDraws) -> float:
     """A quantile of shares [examples] in [0, 1] by noisy descent on the pinball loss (Andrew et al. 2021, eq. 1).
 
     Each step releases the number of shares below the estimate and moves the estimate against the gap. The step halves

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
@@ -26,10 +25,9 @@ import torch
 from torch import Tensor
 
 from accounting.errors import require_finite
+from accounting.keyed import KeyedStream
 from accounting.registry import lookup
 from accounting.rounding import release_grid
-
-KEY_BYTES: Final = 32
 
 BLOCK: Final = 65_536
 """Draws made at a time: few enough for what they are made from to stay in a core's cache."""
@@ -76,14 +74,14 @@ class SeededNoise:
 
 
 class KeyedNoise:
-    """Noise from a secret key: SHAKE-256 of (key, counter) gives uniform bits, Box and Muller make them Gaussian.
+    """Noise from a secret key: Box and Muller make the uniform bits of its stream Gaussian.
 
     draws: each value is the sum of this many independent draws over the square root of their number, which is
     exactly as Gaussian; with four, recovering a draw from its rounding is infeasible.
     """
 
-    def __init__(self, key: bytes, device: torch.device, draws: int = 1) -> None:
-        self._key, self._counter, self._device, self._draws = key, 0, device, draws
+    def __init__(self, stream: KeyedStream, device: torch.device, draws: int = 1) -> None:
+        self._stream, self._device, self._draws = stream, device, draws
 
     def normal(self, shape: tuple[int, ...], std: float) -> Tensor:
         return self._exact(shape, std).to(self._device, torch.float32)
@@ -102,21 +100,16 @@ class KeyedNoise:
         values, scale = torch.empty(math.prod(shape), dtype=torch.float64), std / math.sqrt(self._draws)
         with _one_thread():
             for block in torch.split(values, BLOCK // self._draws):
-                draws = _box_muller(self._uniform_words(self._draws * len(block)))[: self._draws * len(block)]
+                count = self._draws * len(block)
+                draws = _box_muller(self._stream.words(count + count % 2))[:count]
                 torch.sum(draws.view(self._draws, -1), 0, out=block).mul_(scale)
         return values.view(shape)
 
-    def _uniform_words(self, count: int) -> npt.NDArray[np.uint64]:
-        """``count``, rounded up to an even number, uniform 64-bit words; each call uses a fresh counter."""
-        stream = hashlib.shake_256(self._key + self._counter.to_bytes(8, "little"))
-        self._counter += 1
-        return np.frombuffer(stream.digest(8 * (count + count % 2)), dtype="<u8")
-
     def state(self) -> dict[str, Any]:
-        return {"key": self._key, "counter": self._counter}
+        return self._stream.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self._key, self._counter = state["key"], state["counter"]
+        self._stream.restore(state)
 
 
 def _box_muller(words: npt.NDArray[np.uint64]) -> Tensor:
@@ -143,11 +136,11 @@ def _seeded(seed: int, device: torch.device) -> NoiseSource:
 
 
 def _os_entropy(seed: int, device: torch.device) -> NoiseSource:
-    return KeyedNoise(os.urandom(KEY_BYTES), device)
+    return KeyedNoise(KeyedStream.from_os(), device)
 
 
 def _os_entropy_secure(seed: int, device: torch.device) -> NoiseSource:
-    return KeyedNoise(os.urandom(KEY_BYTES), device, draws=4)
+    return KeyedNoise(KeyedStream.from_os(), device, draws=4)
 
 
 NOISE_SOURCES: Final[Mapping[str, Callable[[int, torch.device], NoiseSource]]] = {
@@ -168,12 +161,32 @@ def derive_seed(seed: int, purpose: str) -> int:
     return int.from_bytes(digest[:8], "little") >> 1
 
 
-def entropy(noise_source: str, seed: int, purpose: str, bits: int = 8 * KEY_BYTES) -> int:
-    """Seed of other random numbers that training draws: secret like the noise, unless the run is seeded.
+def seed_torch(noise_source: str, seed: int, purpose: str) -> None:
+    """Start torch's global generators, which models draw from, as by dropout; see `start_generator`.
 
-    Amplification rests on secret batches. And one example more or less shifts what is drawn for all others, by dropout
-    or augmentation: whoever knew those numbers would see the sum move by more than that example.
+    Those of CUDA devices take no more than 64 bits.
+    """
+    secret = noise_source != "seeded"
+    torch.manual_seed(int(KeyedStream.from_os().words(1)[0]) if secret else derive_seed(seed, purpose))
+    start_generator(torch.default_generator, noise_source, seed, purpose)
+
+
+def start_generator(generator: torch.Generator, noise_source: str, seed: int, purpose: str) -> None:
+    """Start a generator of the CPU: from the trial's seed, or from a secret key unless the run is seeded.
+
+    One example more shifts what is drawn for all others of its batch: whoever knew those numbers would see the sum move
+    by more than that example. The start is secret in all its 19,937 bits, of which `torch.Generator.manual_seed` takes
+    32. But what follows from it is a Mersenne Twister's: no cryptographic stream.
     """
     if noise_source == "seeded":
-        return derive_seed(seed, purpose)
-    return int.from_bytes(os.urandom(KEY_BYTES), "little") >> (8 * KEY_BYTES - bits)
+        generator.manual_seed(derive_seed(seed, purpose))
+        return
+    state = generator.manual_seed(0).get_state()
+    words = KeyedStream.from_os().words(_TWISTER_WORDS) >> np.uint64(32)
+    state.numpy()[_TWISTER_START : _TWISTER_START + words.nbytes] = words.view(np.uint8)
+    generator.set_state(state)
+
+
+_TWISTER_START: Final = 24
+_TWISTER_WORDS: Final = 624
+"""Where torch keeps the words of a Mersenne Twister in its state, each in 64 bits, and how many they are."""

@@ -10,8 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from accounting.errors import InvalidInput, require_finite
+from accounting.keyed import KeyedStream
 from accounting.mechanism import FixedBatchSampling, PoissonSampling, Sampling, ShuffledSampling
 from accounting.registry import lookup
+from workers.noise import derive_seed
 from workers.spec import SamplingSpec
 
 Rows = npt.NDArray[np.int64]
@@ -21,7 +23,8 @@ class Sampler(Protocol):
     """Batches of rows of the training set, reproducible from `state`.
 
     Guarantee: batches are distributed as ``sampling`` says, independently of the data and of all noise, as long as
-    the seed is secret. Rows are unique within a batch and ascending, so that sums do not depend on their order.
+    the seed or key of its `RowDraws` is secret. Rows are unique within a batch and ascending, so that sums do not
+    depend on their order.
     """
 
     @property
@@ -41,22 +44,40 @@ class Sampler(Protocol):
     def restore(self, state: Mapping[str, Any]) -> None: ...
 
 
-class _Generator:
-    """The random state that the samplers share."""
+class RowDraws(Protocol):
+    """Random choices among the rows 0 .. n - 1, each independent of those before; reproducible from `state`."""
 
-    def __init__(self, dataset_size: int, batch_size: int, entropy: int) -> None:
-        require_finite("training set size", dataset_size, at_least=1)
-        if not 1 <= batch_size <= dataset_size:
-            raise InvalidInput(
-                f"batch_size is {batch_size}, but must be between 1 and the {dataset_size} training examples; "
-                "choose a smaller batch_size"
-            )
-        self._dataset_size, self._batch_size = dataset_size, batch_size
-        self._rng = np.random.Generator(np.random.PCG64(entropy))
+    def each(self, n: int, expected: int) -> Rows:
+        """Every row on its own with probability expected / n; ascending."""
+        ...
 
-    @property
-    def steps_per_epoch(self) -> int:
-        return math.ceil(self._dataset_size / self._batch_size)
+    def subset(self, n: int, count: int) -> Rows:
+        """``count`` distinct rows, every set of them equally likely; ascending."""
+        ...
+
+    def order(self, n: int) -> Rows:
+        """All rows, in every order equally likely."""
+        ...
+
+    def state(self) -> dict[str, Any]: ...
+
+    def restore(self, state: Mapping[str, Any]) -> None: ...
+
+
+class SeededRows:
+    """Research mode: numpy's PCG64, seeded by the trial."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = np.random.Generator(np.random.PCG64(seed))
+
+    def each(self, n: int, expected: int) -> Rows:
+        return np.flatnonzero(self._rng.random(n) < expected / n)
+
+    def subset(self, n: int, count: int) -> Rows:
+        return np.sort(self._rng.choice(n, count, replace=False))
+
+    def order(self, n: int) -> Rows:
+        return self._rng.permutation(n)
 
     def state(self) -> dict[str, Any]:
         return {"generator": self._rng.bit_generator.state}
@@ -65,7 +86,75 @@ class _Generator:
         self._rng.bit_generator.state = state["generator"]
 
 
-class PoissonSampler(_Generator):
+class KeyedRows:
+    """From a secret key. As likely as stated where the stream's bits are uniform: ties are drawn again, not broken."""
+
+    def __init__(self, stream: KeyedStream) -> None:
+        self._stream = stream
+
+    def each(self, n: int, expected: int) -> Rows:
+        """The probability is rounded down to a multiple of 2^-72: one byte decides for all rows but one in 256."""
+        threshold, rest = divmod((expected << 72) // n, 1 << 64)
+        first = self._stream.octets(n)
+        ties = np.flatnonzero(first == threshold)
+        joins = first < threshold
+        joins[ties] = self._stream.words(len(ties)) < rest
+        return np.flatnonzero(joins)
+
+    def subset(self, n: int, count: int) -> Rows:
+        """Those with the smallest of random numbers, whose digits to base 256 are drawn where they decide."""
+        rows, chosen = np.arange(n), list[Rows]()
+        while 0 < count < len(rows):
+            digits = self._stream.octets(len(rows))
+            last = int(np.searchsorted(np.cumsum(np.bincount(digits)), count))
+            chosen.append(rows[digits < last])
+            count -= len(chosen[-1])
+            rows = rows[digits == last]
+        return np.sort(np.concatenate([*chosen, rows[:count]]))
+
+    def order(self, n: int) -> Rows:
+        """That of random words; where two are equal, all are drawn again."""
+        words = self._stream.words(n)
+        rows = np.argsort(words)
+        return rows if (np.diff(words[rows]) > 0).all() else self.order(n)
+
+    def state(self) -> dict[str, Any]:
+        return self._stream.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._stream.restore(state)
+
+
+def make_row_draws(noise_source: str, seed: int) -> RowDraws:
+    """As secret as the noise: amplification rests on secret batches."""
+    return SeededRows(derive_seed(seed, "sampling")) if noise_source == "seeded" else KeyedRows(KeyedStream.from_os())
+
+
+class _RowSampler:
+    """What the samplers share: sizes, and where the random choices come from."""
+
+    def __init__(self, dataset_size: int, batch_size: int, draws: RowDraws) -> None:
+        require_finite("training set size", dataset_size, at_least=1)
+        if not 1 <= batch_size <= dataset_size:
+            raise InvalidInput(
+                f"batch_size is {batch_size}, but must be between 1 and the {dataset_size} training examples; "
+                "choose a smaller batch_size"
+            )
+        self._dataset_size, self._batch_size = dataset_size, batch_size
+        self._draws = draws
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return math.ceil(self._dataset_size / self._batch_size)
+
+    def state(self) -> dict[str, Any]:
+        return self._draws.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._draws.restore(state)
+
+
+class PoissonSampler(_RowSampler):
     """Each row joins each batch independently with probability batch_size / dataset_size."""
 
     @property
@@ -73,10 +162,10 @@ class PoissonSampler(_Generator):
         return PoissonSampling(self._batch_size / self._dataset_size)
 
     def next_batch(self) -> Rows:
-        return np.flatnonzero(self._rng.random(self._dataset_size) < self.sampling.sample_rate)
+        return self._draws.each(self._dataset_size, self._batch_size)
 
 
-class FixedBatchSampler(_Generator):
+class FixedBatchSampler(_RowSampler):
     """Each batch is a uniformly random subset of exactly batch_size rows."""
 
     @property
@@ -84,14 +173,14 @@ class FixedBatchSampler(_Generator):
         return FixedBatchSampling(self._dataset_size, self._batch_size)
 
     def next_batch(self) -> Rows:
-        return np.sort(self._rng.choice(self._dataset_size, self._batch_size, replace=False))
+        return self._draws.subset(self._dataset_size, self._batch_size)
 
 
-class ShuffledSampler(_Generator):
+class ShuffledSampler(_RowSampler):
     """Each epoch deals a fresh random order out in disjoint batches; the last one may be smaller."""
 
-    def __init__(self, dataset_size: int, batch_size: int, entropy: int) -> None:
-        super().__init__(dataset_size, batch_size, entropy)
+    def __init__(self, dataset_size: int, batch_size: int, draws: RowDraws) -> None:
+        super().__init__(dataset_size, batch_size, draws)
         self._remaining: Rows = np.empty(0, np.int64)
 
     @property
@@ -100,7 +189,7 @@ class ShuffledSampler(_Generator):
 
     def next_batch(self) -> Rows:
         if len(self._remaining) == 0:
-            self._remaining = self._rng.permutation(self._dataset_size)
+            self._remaining = self._draws.order(self._dataset_size)
         batch, self._remaining = np.split(self._remaining, [self._batch_size])
         return np.sort(batch)
 
@@ -112,16 +201,16 @@ class ShuffledSampler(_Generator):
         self._remaining = np.array(state["remaining"], np.int64)
 
 
-SAMPLERS: Final[Mapping[str, Callable[[int, int, int], Sampler]]] = {
+SAMPLERS: Final[Mapping[str, Callable[[int, int, RowDraws], Sampler]]] = {
     "poisson": PoissonSampler,
     "fixed": FixedBatchSampler,
     "shuffle": ShuffledSampler,
 }
 
 
-def make_sampler(spec: SamplingSpec, dataset_size: int, entropy: int) -> Sampler:
+def make_sampler(spec: SamplingSpec, dataset_size: int, draws: RowDraws) -> Sampler:
     """The sampler a trial names, over rows 0 .. dataset_size - 1."""
-    return lookup(SAMPLERS, spec.method, "sampling")(dataset_size, spec.batch_size, entropy)
+    return lookup(SAMPLERS, spec.method, "sampling")(dataset_size, spec.batch_size, draws)
 
 
 def planned_sampling(spec: SamplingSpec, dataset_size: int) -> tuple[Sampling, int]:
@@ -129,5 +218,5 @@ def planned_sampling(spec: SamplingSpec, dataset_size: int) -> tuple[Sampling, i
 
     Raises: InvalidInput for an unknown method and for a batch larger than the data.
     """
-    sampler = make_sampler(spec, dataset_size, entropy=0)
+    sampler = make_sampler(spec, dataset_size, SeededRows(0))
     return sampler.sampling, sampler.steps_per_epoch

@@ -11,7 +11,6 @@ import contextlib
 import copy
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -34,10 +33,10 @@ from workers.history import EpochRecord
 from workers.losses import build_loss
 from workers.mechanism import TrialMechanism, affordable_epochs
 from workers.models import build_model
-from workers.noise import NoiseSource, derive_seed, entropy
+from workers.noise import NoiseSource, derive_seed, seed_torch, start_generator
 from workers.optimizers import make_average, make_learning_rate_schedule, make_optimizer
 from workers.recording import Interval, NormRecorder, TrainingData, choose_rows, is_due
-from workers.sampling import make_sampler
+from workers.sampling import make_row_draws, make_sampler
 from workers.spec import TrialSpec
 
 _RECORDS: TypeAdapter[tuple[EpochRecord, ...]] = TypeAdapter(tuple[EpochRecord, ...])
@@ -62,7 +61,6 @@ class Trainer:
         self._method = make_clipping(spec.clipping)
         check_spec(spec, mechanism, 0 if dataset.public is None else len(dataset.public))
         self.total_steps = spec.epochs * mechanism.steps_per_epoch
-        self._entropy = partial(entropy, spec.noise_source, spec.seed)
         self._paid_epochs = 0
 
         self._loss = build_loss(spec.loss)
@@ -70,15 +68,17 @@ class Trainer:
         self._modes = modes_of(self._model)
         self._parameters = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
         self._augmentation = make_augmentation(spec.augmentation) if spec.augmentation else None
-        self._augmentation_rng = torch.Generator().manual_seed(self._entropy("augmentation", 63))
+        self._augmentation_rng = torch.Generator()
+        start_generator(self._augmentation_rng, spec.noise_source, spec.seed, "augmentation")
         self._engine = self._make_engine(self._augmentation.multiplicity if self._augmentation else 1)
         self._optimizer = make_optimizer(spec.optimizer, self._parameters)
         self._learning_rate = make_learning_rate_schedule(
             spec.learning_rate_schedule, self.total_steps, mechanism.steps_per_epoch
         )
         self._average = make_average(spec.averaging, self._parameters) if spec.averaging else None
-        self._sampler = make_sampler(spec.sampling, len(dataset.train), self._entropy("sampling"))
-        torch.manual_seed(self._entropy("model", 63))  # what the model draws, as by dropout
+        rows = make_row_draws(spec.noise_source, spec.seed)
+        self._sampler = make_sampler(spec.sampling, len(dataset.train), rows)
+        seed_torch(spec.noise_source, spec.seed, "model")
 
         self._data = TrainingData(dataset, device)
         self.mechanism = mechanism

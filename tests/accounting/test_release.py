@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 
 import numpy as np
 import pytest
+from scipy.stats import kstest, norm
 
 from accounting.accountants import account
 from accounting.errors import InvalidInput
+from accounting.keyed import KEY_BYTES, KeyedStream
 from accounting.mechanism import PoissonSampling, Segment, Trace
-from accounting.release import ReleaseSpec, owner_report, release_mean, release_quantiles, release_statistics
+from accounting.release import (
+    ReleaseSpec,
+    SecretDraws,
+    owner_report,
+    release_mean,
+    release_quantiles,
+    release_statistics,
+)
 from accounting.shards import Epsilons
 
 BOUND = 8.0
@@ -108,6 +118,36 @@ def test_real_releases_differ_and_seeded_ones_repeat() -> None:
     release = lambda rng: release_statistics(epsilons, groups, 4, BOUND, ReleaseSpec(), rng).histogram  # noqa: E731
     assert release(None) != release(None)
     assert release(np.random.default_rng(5)) == release(np.random.default_rng(5))
+
+
+def test_real_releases_draw_from_the_cryptographic_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the key of the operating system known, an independent SHAKE-256 gives the noise of the histogram away."""
+    key = bytes(range(KEY_BYTES))
+    monkeypatch.setattr("os.urandom", lambda count: key[:count])
+    monkeypatch.setattr(np.random, "default_rng", None)
+    bins = 200
+    spec = ReleaseSpec(bins=bins, histogram_noise_multiplier=30.0)
+    released = release_statistics(np.zeros(0), np.zeros(0, np.int64), 1, BOUND, spec)
+    stream = hashlib.shake_256(key + (0).to_bytes(8, "little")).digest(8 * bins)
+    uniform = [(int.from_bytes(stream[i : i + 8], "little") + 0.5) / 2**64 for i in range(0, 8 * bins, 8)]
+    np.testing.assert_allclose(released.histogram, 30.0 * norm.ppf(uniform), atol=30.0 * 2.0**-12)
+
+
+def test_secret_draws_are_gaussian_and_no_two_calls_share_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.urandom", bytes)
+    secret = SecretDraws()
+    first, second = secret.normal(1.0, 2.5, (400, 500)), secret.normal(1.0, 2.5, (400, 500))
+    for draws in (first, second):
+        assert draws.shape == (400, 500)
+        assert kstest((draws.ravel() - 1.0) / 2.5, "norm").pvalue > 1e-3
+    assert abs(np.corrcoef(first.ravel(), second.ravel())[0, 1]) < 5.0 / np.sqrt(first.size)
+    assert len(np.unique([first, second])) == 2 * first.size
+
+
+@pytest.mark.parametrize("words", [0, 2**64 - 1])
+def test_the_outermost_words_are_finite(words: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KeyedStream, "words", lambda self, count: np.full(count, words, np.uint64))
+    assert abs(SecretDraws().normal(0.0, 1.0, (1,))[0]) == pytest.approx(8.2095, abs=1e-4)
 
 
 def test_empty_groups_and_empty_data_are_released_too() -> None:

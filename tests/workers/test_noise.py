@@ -10,15 +10,16 @@ import torch
 from scipy.stats import binomtest, kstest, norm
 
 from accounting.errors import InvalidInput
+from accounting.keyed import KEY_BYTES
 from accounting.rounding import release_grid
 from workers.noise import (
     BLOCK,
-    KEY_BYTES,
     NOISE_SOURCES,
     NoiseSource,
     derive_seed,
-    entropy,
     make_noise_source,
+    seed_torch,
+    start_generator,
 )
 
 CPU = torch.device("cpu")
@@ -130,12 +131,57 @@ def test_secure_draws_lie_on_no_grid_of_single_draws() -> None:
 
 
 @pytest.mark.parametrize("purpose", ["sampling", "augmentation", "model"])
-def test_seeds_of_purposes_are_unrelated_and_secret_outside_research(purpose: str) -> None:
-    assert len({derive_seed(seed, purpose) for seed in range(10) for purpose in ("noise", "sampling")}) == 20
-    assert entropy("seeded", 5, purpose) == entropy("seeded", 5, purpose)
-    for secret in ("os_entropy", "os_entropy_secure"):
-        assert entropy(secret, 5, purpose) != entropy(secret, 5, purpose)
-        assert entropy(secret, 5, purpose, bits=63) < 2**63
+def test_seeds_of_purposes_are_unrelated(purpose: str) -> None:
+    seeds = {derive_seed(seed, name) for seed in range(10) for name in ("noise", purpose)}
+    assert len(seeds) == 20
+    assert max(seeds) < 2**63
+
+
+def test_seeded_generators_follow_the_seed_as_ever() -> None:
+    started = torch.Generator()
+    start_generator(started, "seeded", 5, "augmentation")
+    expected = torch.Generator().manual_seed(derive_seed(5, "augmentation"))
+    assert torch.equal(started.get_state(), expected.get_state())
+    with torch.random.fork_rng():
+        seed_torch("seeded", 5, "model")
+        assert torch.equal(torch.get_rng_state(), torch.Generator().manual_seed(derive_seed(5, "model")).get_state())
+
+
+def twister(generator: torch.Generator) -> np.random.MT19937:
+    """numpy's Mersenne Twister, which shares no code with torch's, from the words of a fresh state of torch's."""
+    twin = np.random.MT19937()
+    key = generator.get_state().numpy()[24 : 24 + 8 * 624].view("<u8")
+    twin.state = {"bit_generator": "MT19937", "state": {"key": key.astype(np.uint32), "pos": 624}}
+    return twin
+
+
+@pytest.mark.parametrize("noise_source", ["os_entropy", "os_entropy_secure"])
+def test_secret_generators_start_from_a_state_that_is_secret_in_all_its_bits(noise_source: str) -> None:
+    """From `manual_seed`, every word follows from the first, which has 32 bits."""
+    words = []
+    for _ in range(2):
+        generator = torch.Generator()
+        start_generator(generator, noise_source, 5, "augmentation")
+        twin = twister(generator)
+        words.append(twin.state["state"]["key"])
+        drawn = torch.empty(2000, dtype=torch.int32).random_(generator=generator).numpy()
+        np.testing.assert_array_equal(drawn, twin.random_raw(2000) & 0x7FFFFFFF)
+        by_seed = torch.Generator().manual_seed(int(words[-1][0]))
+        assert (twister(by_seed).state["state"]["key"][1:] != words[-1][1:]).mean() > 0.99
+    assert (words[0] != words[1]).mean() > 0.99
+    bits = np.unpackbits(np.concatenate(words).view(np.uint8))
+    assert binomtest(int(bits.sum()), len(bits)).pvalue > 1e-6
+
+
+def test_secret_models_draw_from_a_state_that_is_secret_in_all_its_bits() -> None:
+    with torch.random.fork_rng():
+        seed_torch("os_entropy", 5, "model")
+        twin = twister(torch.default_generator)
+        np.testing.assert_array_equal(
+            torch.empty(700, dtype=torch.int32).random_().numpy(), twin.random_raw(700) & 0x7FFFFFFF
+        )
+        by_seed = twister(torch.Generator().manual_seed(int(twin.state["state"]["key"][0])))
+        assert not np.array_equal(by_seed.random_raw(700), twin.random_raw(700))
 
 
 def test_unknown_source_is_named() -> None:

@@ -1,18 +1,40 @@
-"""One contract for every sampler: it realises the sampling that the trace states, and repeats itself when restored."""
+"""One contract for every sampler, from a seed or a secret key: it realises the sampling that the trace states, and
+repeats itself when restored."""
 
 from __future__ import annotations
 
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+
 import numpy as np
 import pytest
-from scipy.stats import binomtest, chi2_contingency
+from scipy.stats import binomtest, chi2_contingency, chisquare
 
 from accounting.errors import InvalidInput
+from accounting.keyed import KEY_BYTES, KeyedStream
 from accounting.mechanism import FixedBatchSampling, PoissonSampling, Sampling, ShuffledSampling
-from workers.sampling import SAMPLERS, Sampler, make_sampler, planned_sampling
+from workers.noise import NOISE_SOURCES
+from workers.sampling import (
+    SAMPLERS,
+    KeyedRows,
+    RowDraws,
+    Sampler,
+    SeededRows,
+    make_row_draws,
+    make_sampler,
+    planned_sampling,
+)
 from workers.spec import SamplingSpec
 
 SIZE, BATCH = 50, 12
 every_sampler = pytest.mark.parametrize("method", SAMPLERS)
+DRAWS: Mapping[str, Callable[[int], RowDraws]] = {
+    "seeded": SeededRows,
+    "keyed": lambda key: KeyedRows(KeyedStream(key.to_bytes(KEY_BYTES, "little"))),
+}
+every_draws = pytest.mark.parametrize("draws", DRAWS)
 STATED: dict[str, Sampling] = {
     "poisson": PoissonSampling(BATCH / SIZE),
     "fixed": FixedBatchSampling(SIZE, BATCH),
@@ -20,8 +42,8 @@ STATED: dict[str, Sampling] = {
 }
 
 
-def sampler(method: str, entropy: int = 0, size: int = SIZE, batch: int = BATCH) -> Sampler:
-    return make_sampler(SamplingSpec(method, batch), size, entropy)  # type: ignore[arg-type]
+def sampler(method: str, draws: str = "seeded", key: int = 0, size: int = SIZE, batch: int = BATCH) -> Sampler:
+    return make_sampler(SamplingSpec(method, batch), size, DRAWS[draws](key))  # type: ignore[arg-type]
 
 
 @every_sampler
@@ -31,9 +53,10 @@ def test_states_the_planned_sampling(method: str) -> None:
     assert (sampler(method).sampling, sampler(method).steps_per_epoch) == (STATED[method], 5)
 
 
+@every_draws
 @every_sampler
-def test_rows_are_distinct_ascending_and_in_range(method: str) -> None:
-    drawn = sampler(method)
+def test_rows_are_distinct_ascending_and_in_range(method: str, draws: str) -> None:
+    drawn = sampler(method, draws)
     for _ in range(50):
         rows = drawn.next_batch()
         assert rows.dtype == np.int64
@@ -41,22 +64,24 @@ def test_rows_are_distinct_ascending_and_in_range(method: str) -> None:
         assert len(rows) == 0 or (rows[0] >= 0 and rows[-1] < SIZE)
 
 
+@every_draws
 @every_sampler
-def test_a_restored_sampler_repeats_its_batches(method: str) -> None:
-    drawn = sampler(method)
+def test_a_restored_sampler_repeats_its_batches(method: str, draws: str) -> None:
+    drawn = sampler(method, draws)
     for _ in range(7):
         drawn.next_batch()
     state = drawn.state()
     expected = [drawn.next_batch() for _ in range(12)]
-    other = sampler(method, entropy=99)
+    other = sampler(method, draws, key=99)
     other.restore(state)
     for rows in expected:
         np.testing.assert_array_equal(other.next_batch(), rows)
 
 
+@every_draws
 @every_sampler
-def test_every_row_is_drawn_at_the_stated_rate(method: str) -> None:
-    drawn, steps = sampler(method, entropy=1), 2000
+def test_every_row_is_drawn_at_the_stated_rate(method: str, draws: str) -> None:
+    drawn, steps = sampler(method, draws, key=1), 2000
     counts = np.bincount(np.concatenate([drawn.next_batch() for _ in range(steps)]), minlength=SIZE)
     rate = 1 / 5 if method == "shuffle" else BATCH / SIZE
     if method == "shuffle":
@@ -65,8 +90,9 @@ def test_every_row_is_drawn_at_the_stated_rate(method: str) -> None:
         assert min(binomtest(int(count), steps, rate).pvalue for count in counts) > 1e-5
 
 
-def test_poisson_rows_join_independently() -> None:
-    drawn, steps = sampler("poisson", entropy=2), 4000
+@every_draws
+def test_poisson_rows_join_independently(draws: str) -> None:
+    drawn, steps = sampler("poisson", draws, key=2), 4000
     joined = np.zeros((steps, SIZE))
     for step in range(steps):
         joined[step, drawn.next_batch()] = 1.0
@@ -76,10 +102,11 @@ def test_poisson_rows_join_independently() -> None:
     assert sizes.var() == pytest.approx(SIZE * 0.24 * 0.76, rel=0.1)
 
 
+@every_draws
 @pytest.mark.parametrize("method", ["poisson", "fixed"])
-def test_batches_do_not_depend_on_those_before(method: str) -> None:
+def test_batches_do_not_depend_on_those_before(method: str, draws: str) -> None:
     """A row is as likely to be drawn again as any other; chi-square over (drawn before, drawn now)."""
-    drawn, steps = sampler(method, entropy=3), 4000
+    drawn, steps = sampler(method, draws, key=3), 4000
     joined = np.zeros((steps, SIZE), bool)
     for step in range(steps):
         joined[step, drawn.next_batch()] = True
@@ -88,8 +115,9 @@ def test_batches_do_not_depend_on_those_before(method: str) -> None:
     assert chi2_contingency(table).pvalue > 1e-3
 
 
-def test_pairs_of_a_fixed_batch_are_drawn_without_replacement() -> None:
-    drawn, steps = sampler("fixed", entropy=4), 4000
+@every_draws
+def test_pairs_of_a_fixed_batch_are_drawn_without_replacement(draws: str) -> None:
+    drawn, steps = sampler("fixed", draws, key=4), 4000
     together = np.zeros((SIZE, SIZE))
     for _ in range(steps):
         rows = drawn.next_batch()
@@ -100,24 +128,28 @@ def test_pairs_of_a_fixed_batch_are_drawn_without_replacement() -> None:
     assert min(binomtest(int(count), steps, rate).pvalue for count in (pairs.min(), pairs.max())) > 1e-6
 
 
-def test_poisson_batches_of_a_small_rate_are_sometimes_empty() -> None:
-    drawn = sampler("poisson", size=4, batch=1)
+@every_draws
+def test_poisson_batches_of_a_small_rate_are_sometimes_empty(draws: str) -> None:
+    drawn = sampler("poisson", draws, size=4, batch=1)
     assert min(len(drawn.next_batch()) for _ in range(50)) == 0
 
 
-def test_poisson_of_the_whole_data_takes_everybody() -> None:
-    drawn = sampler("poisson", batch=SIZE)
+@every_draws
+def test_poisson_of_the_whole_data_takes_everybody(draws: str) -> None:
+    drawn = sampler("poisson", draws, batch=SIZE)
     assert drawn.steps_per_epoch == 1
     np.testing.assert_array_equal(drawn.next_batch(), np.arange(SIZE))
 
 
-def test_fixed_batches_have_exactly_the_stated_size() -> None:
-    drawn = sampler("fixed")
+@every_draws
+def test_fixed_batches_have_exactly_the_stated_size(draws: str) -> None:
+    drawn = sampler("fixed", draws)
     assert {len(drawn.next_batch()) for _ in range(100)} == {BATCH}
 
 
-def test_a_shuffled_epoch_visits_everyone_once_in_disjoint_batches() -> None:
-    drawn = sampler("shuffle")
+@every_draws
+def test_a_shuffled_epoch_visits_everyone_once_in_disjoint_batches(draws: str) -> None:
+    drawn = sampler("shuffle", draws)
     epochs = [[drawn.next_batch() for _ in range(5)] for _ in range(3)]
     for batches in epochs:
         assert [len(rows) for rows in batches] == [12, 12, 12, 12, 2]
@@ -130,3 +162,73 @@ def test_a_shuffled_epoch_visits_everyone_once_in_disjoint_batches() -> None:
 def test_a_batch_that_does_not_fit_the_data_is_refused(method: str, batch: int) -> None:
     with pytest.raises(InvalidInput, match=f"batch_size is {batch}, .* {SIZE} training examples"):
         sampler(method, batch=batch)
+
+
+def test_seeded_batches_are_those_of_numpy() -> None:
+    """So results that were published in research mode can be repeated."""
+    for method, expected in {
+        "poisson": lambda rng: np.flatnonzero(rng.random(SIZE) < BATCH / SIZE),
+        "fixed": lambda rng: np.sort(rng.choice(SIZE, BATCH, replace=False)),
+        "shuffle": lambda rng: np.sort(rng.permutation(SIZE)[:BATCH]),
+    }.items():
+        np.testing.assert_array_equal(sampler(method, key=8).next_batch(), expected(np.random.default_rng(8)))
+
+
+class Known(KeyedStream):
+    """A stream whose bytes are given."""
+
+    def __init__(self, *calls: bytes) -> None:
+        super().__init__(b"")
+        self._calls = list(calls)
+
+    def octets(self, count: int) -> np.ndarray:
+        given = np.frombuffer(self._calls.pop(0), np.uint8)
+        assert len(given) == count
+        return given
+
+
+def words(*values: int) -> bytes:
+    return b"".join(value.to_bytes(8, "little") for value in values)
+
+
+def test_keyed_rates_are_those_stated_rounded_down() -> None:
+    """1/3 is 0.010101...: the first byte decides, then a word where the byte is 0x55 itself."""
+    ties = words(0x5555555555555554, 0x5555555555555555)
+    rows = KeyedRows(Known(bytes([0x54, 0x55, 0x55, 0x56, 0xFF, 0x00]), ties)).each(6, 2)
+    np.testing.assert_array_equal(rows, [0, 1, 5])
+    np.testing.assert_array_equal(KeyedRows(Known(bytes([255, 255]), b"")).each(2, 2), [0, 1])
+
+
+def test_ties_among_keyed_rows_are_drawn_again() -> None:
+    """Of four rows that share the byte 7, two are to be chosen: the next byte says which, for two of them again."""
+    stream = Known(bytes([7, 200, 7, 3, 7, 7]), bytes([9, 9, 1, 30]), bytes([4, 2]))
+    np.testing.assert_array_equal(KeyedRows(stream).subset(6, 3), [2, 3, 4])
+    order = KeyedRows(Known(words(5, 5, 1), words(2, 9, 1))).order(3)
+    np.testing.assert_array_equal(order, [2, 0, 1])
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 4])
+def test_every_keyed_subset_and_order_is_equally_likely(count: int) -> None:
+    rows, draws = DRAWS["keyed"](5), 6000
+    subsets = Counter(tuple(rows.subset(4, count)) for _ in range(draws))
+    assert len(subsets) == math.comb(4, count)
+    assert chisquare(list(subsets.values())).pvalue > 1e-3 or len(subsets) == 1
+    orders = Counter(tuple(rows.order(count)) for _ in range(draws))
+    assert len(orders) == math.factorial(count)
+    assert chisquare(list(orders.values())).pvalue > 1e-3 or len(orders) == 1
+
+
+@pytest.mark.parametrize("noise_source", NOISE_SOURCES)
+def test_secret_batches_come_from_the_cryptographic_stream(noise_source: str) -> None:
+    """An independent SHAKE-256 of key and counter says which rows join; no other generator is involved."""
+    draws = make_row_draws(noise_source, seed=3)
+    if noise_source == "seeded":
+        assert isinstance(draws, SeededRows)
+        return
+    state = draws.state()
+    assert state.keys() == {"key", "counter"}
+    assert len(state["key"]) == KEY_BYTES
+    assert state["key"] != make_row_draws(noise_source, seed=3).state()["key"]
+    first = hashlib.shake_256(state["key"] + (0).to_bytes(8, "little")).digest(1024)
+    expected = {row for row, byte in enumerate(first) if byte < 64}
+    assert set(draws.each(1024, 256).tolist()) == expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,14 +27,19 @@ AUGMENTED = small_trial(
 )
 
 
-def first_sum(spec: TrialSpec, folder: Path) -> Tensor:
-    """The clipped sum over all examples at the start, as `run_trial` makes its trainer."""
+def trainer_of(spec: TrialSpec, folder: Path) -> Trainer:
+    """As `run_trial` makes it."""
     torch.manual_seed(spec.seed)
     dataset = load_dataset(spec.data)
     noise = make_noise_source(spec.noise_source, spec.seed, torch.device("cpu"))
-    trainer = Trainer(spec, TrialMechanism.of(spec, len(dataset.train)), dataset, noise, TrialFiles(str(folder)))
+    return Trainer(spec, TrialMechanism.of(spec, len(dataset.train)), dataset, noise, TrialFiles(str(folder)))
+
+
+def first_sum(spec: TrialSpec, folder: Path) -> Tensor:
+    """The clipped sum over all examples at the start."""
+    trainer = trainer_of(spec, folder)
     trainer.begin()
-    gradients = trainer._clipped_sum(torch.arange(len(dataset.train))).gradients
+    gradients = trainer._clipped_sum(torch.arange(len(trainer._data))).gradients
     return torch.cat([gradient.flatten() for gradient in gradients.values()])
 
 
@@ -44,6 +50,27 @@ def test_what_training_draws_is_not_known_from_the_seed(spec: TrialSpec, noise_s
     secret = replace(spec, noise_source=noise_source)  # type: ignore[arg-type]
     assert not torch.equal(first_sum(secret, tmp_path), first_sum(secret, tmp_path))
     assert torch.equal(first_sum(spec, tmp_path), first_sum(spec, tmp_path))
+
+
+@pytest.mark.parametrize("noise_source", ["os_entropy", "os_entropy_secure"])
+def test_no_seed_of_torch_gives_away_what_training_draws(noise_source: str, tmp_path: Path) -> None:
+    """The generators of the CPU take 32 bits of a seed, as many as can be tried one after the other."""
+    state = trainer_of(replace(AUGMENTED, noise_source=noise_source), tmp_path).state()  # type: ignore[arg-type]
+    for name in ("torch", "augmentation"):
+        first = int.from_bytes(bytes(state[name][24:28].tolist()), "little")  # of a seeded state, the seed itself
+        assert not torch.equal(torch.Generator().manual_seed(first).get_state()[8:], state[name][8:])
+
+
+@pytest.mark.parametrize("noise_source", ["os_entropy", "os_entropy_secure"])
+def test_batches_come_from_a_cryptographic_stream(noise_source: str, tmp_path: Path) -> None:
+    """An independent SHAKE-256 of key and counter says who joins."""
+    trainer = trainer_of(replace(AUGMENTED, noise_source=noise_source), tmp_path)  # type: ignore[arg-type]
+    state, n = trainer.state()["sampler"], len(trainer._data)
+    first = hashlib.shake_256(state["key"] + (0).to_bytes(8, "little")).digest(n)
+    threshold = 256 * AUGMENTED.sampling.batch_size / n
+    batch = trainer._sampler.next_batch().tolist()
+    undecided = {row for row in range(n) if first[row] == int(threshold)}
+    assert set(batch) - undecided == {row for row in range(n) if first[row] < int(threshold)}
 
 
 @pytest.mark.parametrize("noise_source", ["seeded", "os_entropy"])
