@@ -196,8 +196,8 @@ class Curve:
 
     def _uncertified(self, delta: float, additive: float) -> float:
         if self.bound == "upper":
-            return (delta - self.infinity) / math.exp(self.log_scale) / (1 + self.relative) - additive
-        return delta / math.exp(self.log_scale) / max(1 - self.relative, _EPS) + additive
+            return float((delta - self.infinity) / np.exp(self.log_scale) / (1 + self.relative) - additive)
+        return float(delta / np.exp(self.log_scale) / max(1 - self.relative, _EPS) + additive)
 
 
 @dataclass(frozen=True)
@@ -250,8 +250,9 @@ def _product(
     def product(chunk: Sequence[tuple[SensitivityMixture, int]]) -> Product:
         equal = groupby(sorted(chunk, key=lambda pair: pair[1]), key=lambda pair: pair[1])
         once = ((count, (of_mixture(mixture) for mixture, _ in pairs)) for count, pairs in equal)
-        powers: list[Product] = [_times(few).power(count) for count, few in once]
-        return _times(powers)
+        with np.errstate(all="ignore"):  # each thread has its own
+            powers: list[Product] = [_times(few).power(count) for count, few in once]
+            return _times(powers)
 
     with ThreadPoolExecutor(min(_CHUNKS, os.cpu_count() or 1)) as pool:
         products: list[Product] = list(pool.map(product, chunks))

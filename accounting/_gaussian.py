@@ -8,6 +8,10 @@ import numpy as np
 from scipy import optimize, special
 
 _SLACK = 1e-9  # relative error allowed for the closed form in double precision; measured below 1e-11
+_LEAST = 1e-8  # mean shift below which the two terms of the closed form have too few digits to differ in
+_FARTHEST = 38.0  # quantile beyond which the normal tail is below the least normal double, 2e-308
+_TINY = 1e-322
+_ROOT = 1e-13  # relative, far above what the root finder leaves
 
 
 def gaussian_log_delta(mean: float, epsilon: float) -> float:
@@ -24,25 +28,52 @@ def gaussian_log_delta(mean: float, epsilon: float) -> float:
 
 
 def gaussian_delta(mean: float, epsilon: float) -> tuple[float, float]:
-    """(upper, lower) delta of the Gaussian mechanism with that mean shift."""
+    """(upper, lower) delta of the Gaussian mechanism with that mean shift.
+
+    A mean shift below `_LEAST` is dominated by that one; the lower bound is then 0.
+    """
     if mean == 0.0:
         return 0.0, 0.0
-    delta = math.exp(gaussian_log_delta(mean, epsilon))
-    return min(1.0, delta * (1 + _SLACK)), delta * (1 - _SLACK)
+    shift = max(mean, _LEAST)
+    near = epsilon / shift - shift / 2
+    if near > _FARTHEST:
+        return float(np.finfo(np.float64).tiny), 0.0
+    slack = _slack(shift, abs(near))
+    delta = math.exp(gaussian_log_delta(shift, epsilon))
+    lower = delta * (1 - slack) - _TINY if mean == shift else 0.0
+    return min(1.0, delta * (1 + slack) + _TINY), max(lower, 0.0)
 
 
 def gaussian_epsilon(mean: float, delta: float) -> tuple[float, float]:
-    """(upper, lower) epsilon at which the Gaussian mechanism with that mean shift has ``delta``; at least 0."""
+    """(upper, lower) epsilon at which the Gaussian mechanism with that mean shift has ``delta``; at least 0.
+
+    A mean shift below `_LEAST` is dominated by that one; for one so large that its epsilon has no digits left for
+    delta, the normal tail is the upper bound. The lower bound is 0 in both cases.
+    """
     if mean == 0.0:
         return 0.0, 0.0
+    shift, log_delta = max(mean, _LEAST), float(np.log(delta))
+    quantile = math.sqrt(-2 * log_delta)
+    highest = shift * (shift / 2 + quantile + 1) * (1 + _ROOT)  # Pr[N > z] <= exp(-z^2 / 2)
+    slack = _slack(shift, quantile + 1)
+    if slack >= 0.5:
+        return highest, 0.0
 
-    def root(log_delta: float) -> float:
-        if gaussian_log_delta(mean, 0.0) <= log_delta:
+    def root(wanted: float) -> float:
+        if gaussian_log_delta(shift, 0.0) <= wanted:
             return 0.0
-        high = mean * (mean / 2 + math.sqrt(-2 * log_delta)) + 1e-300  # Pr[N > z] <= exp(-z^2 / 2)
-        return float(
-            optimize.brentq(lambda e: gaussian_log_delta(mean, e) - log_delta, 0.0, high, xtol=1e-300, rtol=1e-14)
+        found = optimize.brentq(
+            lambda e: gaussian_log_delta(shift, e) - wanted, 0.0, highest, xtol=1e-300, rtol=_ROOT / 8
         )
+        return float(found)
 
-    log_delta = float(np.log(delta))
-    return root(log_delta + math.log1p(-_SLACK)), root(log_delta + math.log1p(_SLACK))
+    upper = root(log_delta + math.log1p(-slack)) * (1 + _ROOT)
+    lower = root(log_delta + math.log1p(slack)) * (1 - _ROOT) if mean == shift else 0.0
+    return upper, lower
+
+
+def _slack(mean: float, quantile: float) -> float:
+    """Bound on the relative error of the closed form: its terms nearly cancel at a small mean shift, and at a large one
+    epsilon / mean has an error of its own.
+    """
+    return _SLACK + 4e-15 * (1.0 + quantile) * (1.0 / mean + mean + quantile)

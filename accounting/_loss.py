@@ -31,6 +31,7 @@ import numpy.typing as npt
 from scipy import special
 
 from accounting._sensitivity import Array, SensitivityMixture
+from accounting.errors import InvalidInput, require_finite
 
 Direction = Literal["remove", "add"]
 Bound = Literal["upper", "lower"]
@@ -186,6 +187,10 @@ def discretise(
 
     ``tail`` is the probability that may be cut off: added to infinity_mass for the upper bound, lost for the lower.
     """
+    spacing = require_finite("spacing", spacing, at_least=1e-9, at_most=1e3)
+    tail = require_finite("tail", tail, at_least=1e-300, below=1.0)
+    if mixture.sensitivities[-1] == 0.0:
+        raise InvalidInput("the mixture never depends on the group, so that it has no loss to discretise; leave it out")
     kept = mixture.truncated(tail) if bound == "upper" else mixture.rounded_down(tail)
     offset = 0.0 if bound == "upper" else lower_offset(kept, spacing)
     return tabulate(kept, spacing, direction, tail, tail, offset).law(direction, bound)

@@ -41,7 +41,8 @@ def make_plan(
     precise = [window for window in windows if window.rounding <= _ROUNDING] or windows[:1]
     window = min(precise, key=lambda candidate: candidate.length)
     spacing = max(spacing, window.length / (MAX_POINTS - 64))
-    half = fft.next_fast_len(int(np.ceil(window.length / spacing)) // 2 + 13, real=True)
+    points = min(float(MAX_POINTS), window.length / spacing)
+    half = fft.next_fast_len(int(np.ceil(points)) // 2 + 13, real=True)
     return Plan(
         direction=generating.direction,
         spacing=spacing,

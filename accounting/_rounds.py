@@ -21,7 +21,8 @@ from accounting._sensitivity import (
     poisson_examples,
     poisson_group,
 )
-from accounting.errors import InvalidInput, require_finite
+from accounting.contributions import checked_snapshots
+from accounting.errors import InvalidInput
 from accounting.mechanism import (
     FixedBatchSampling,
     GaussianRelease,
@@ -29,8 +30,8 @@ from accounting.mechanism import (
     PureRelease,
     ShuffledSampling,
     Trace,
-    require_adjacency,
 )
+from accounting.rounds import require_group_size
 
 _GRID_POINTS = 512  # contributions of given examples are rounded up to this share of their largest
 
@@ -65,11 +66,8 @@ class _Piece:
 
 
 def rounds_of_group(trace: Trace, group_size: int = 1) -> Rounds:
-    """The rounds of a trace as ``group_size`` examples with full contributions see them.
-
-    Raises UnsupportedMechanism for reshuffled epochs under add/remove and fixed batches under zero-out.
-    """
-    require_finite("group_size", group_size, at_least=1)
+    """The rounds of a trace as ``group_size`` examples with full contributions see them."""
+    group_size = require_group_size(group_size)
     if not trace.is_private:
         return Rounds(is_private=False)
     pieces = [_Piece(s.start_step, s.stop_step, s.sampling, (s.amplitude(),) * group_size) for s in trace.segments]
@@ -80,16 +78,13 @@ def rounds_of_examples(trace: Trace, steps: Sequence[int], contributions: npt.Ar
     """The rounds as a group of given examples sees them.
 
     steps: first step of each snapshot, ascending from 0, shape [snapshots]. contributions: contribution over
-    sensitivity (c / S), at least 0, shape [members, snapshots]. Raises InvalidInput for shapes that do not match.
+    sensitivity (c / S), in [0, 1], shape [members, snapshots]. Raises InvalidInput as `checked_snapshots` does, and
+    for a group of nobody.
     """
-    table = np.asarray(contributions, dtype=np.float64)
-    starts = np.asarray(steps, dtype=np.int64)
-    if table.ndim != 2 or table.shape[1] != len(starts) or table.shape[0] == 0:
-        raise InvalidInput(
-            f"contributions have shape {table.shape}, but must be [members, snapshots] with {len(starts)} snapshots"
-        )
-    if len(starts) == 0 or starts[0] != 0 or np.any(np.diff(starts) <= 0):
-        raise InvalidInput(f"snapshot steps are {starts.tolist()}, but must ascend strictly from 0")
+    steps, table = checked_snapshots(steps, contributions, trace)
+    if len(table) == 0:
+        raise InvalidInput("contributions have no rows, but a group has at least one member; give one row per member")
+    starts = np.array(steps)
     if not trace.is_private:
         return Rounds(is_private=False)
     pieces = []
@@ -104,7 +99,7 @@ def rounds_of_examples(trace: Trace, steps: Sequence[int], contributions: npt.Ar
                     start,
                     stop,
                     segment.sampling,
-                    tuple(segment.amplitude(float(c)) for c in table[:, snapshot]),
+                    tuple(map(segment.amplitude, table[:, snapshot].tolist())),
                 )
             )
     return _rounds(trace, pieces, table.shape[0], _given_members)
@@ -113,8 +108,6 @@ def rounds_of_examples(trace: Trace, steps: Sequence[int], contributions: npt.Ar
 def _rounds(
     trace: Trace, pieces: Sequence[_Piece], group_size: int, law: Callable[[_Piece], SensitivityMixture]
 ) -> Rounds:
-    for piece in pieces:
-        require_adjacency(piece.sampling, trace.adjacency)
     counts: Counter[tuple[Any, tuple[float, ...]]] = Counter()
     example: dict[tuple[Any, tuple[float, ...]], _Piece] = {}
     for piece in pieces:

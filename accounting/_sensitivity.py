@@ -12,10 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from accounting.errors import InvalidInput, require_finite
+from accounting.errors import InvalidInput, require_finite, require_numbers
+from accounting.mechanism import FixedBatchSampling, PoissonSampling
+from accounting.rounds import require_group_size
 
 Array = npt.NDArray[np.float64]
 
+_MOST_UNITS = 10**8  # of a law on a grid
 _NEGLIGIBLE = 1e-290  # probabilities below this are never kept: doubles lose precision there
 
 
@@ -32,6 +35,8 @@ class SensitivityMixture:
     missing: float = 0.0
 
     def __post_init__(self) -> None:
+        for field in ("sensitivities", "probabilities"):
+            object.__setattr__(self, field, tuple(require_numbers(field, getattr(self, field), 1).tolist()))
         if not self.sensitivities or len(self.sensitivities) != len(self.probabilities):
             raise InvalidInput(
                 f"a mixture has {len(self.sensitivities)} sensitivities and {len(self.probabilities)} probabilities; "
@@ -58,6 +63,7 @@ class SensitivityMixture:
 
     def scaled(self, factor: float) -> SensitivityMixture:
         """The mixture with every sensitivity times ``factor``."""
+        factor = require_finite("factor", factor, above=0.0)
         return SensitivityMixture(tuple(a * factor for a in self.sensitivities), self.probabilities, self.missing)
 
     def truncated(self, tail: float) -> SensitivityMixture:
@@ -77,7 +83,8 @@ class SensitivityMixture:
 
     def _split(self, tail: float) -> tuple[int, float]:
         from_the_top = np.cumsum(self.probabilities[::-1])
-        drop = min(int(np.searchsorted(from_the_top, tail)), len(self.probabilities) - 1)
+        fewest = min(1 + (self.sensitivities[0] == 0.0), len(self.probabilities))  # one that moves the round is kept
+        drop = min(int(np.searchsorted(from_the_top, tail)), len(self.probabilities) - fewest)
         return len(self.probabilities) - drop, float(from_the_top[drop - 1]) if drop else 0.0
 
 
@@ -94,7 +101,7 @@ def mixture_from_log_weights(
 
 def poisson_group(group_size: int, sample_rate: float) -> SensitivityMixture:
     """Sensitivity of a group under Poisson sampling: Binomial(k, q), in clipping norms (paper B, Theorem 3.1)."""
-    _require_group_size(group_size)
+    group_size, sample_rate = require_group_size(group_size), PoissonSampling(sample_rate).sample_rate
     if sample_rate == 1.0:
         return SensitivityMixture((float(group_size),), (1.0,))
     drawn = np.arange(group_size)
@@ -104,9 +111,12 @@ def poisson_group(group_size: int, sample_rate: float) -> SensitivityMixture:
 
 def fixed_batch_group(group_size: int, dataset_size: int, batch_size: int) -> SensitivityMixture:
     """How many of a group a fixed batch holds: Hypergeometric(n, k, B) (paper B, Theorem 3.3, before its factor 2)."""
-    _require_group_size(group_size)
+    group_size, sampling = require_group_size(group_size), FixedBatchSampling(dataset_size, batch_size)
+    dataset_size, batch_size = sampling.dataset_size, sampling.batch_size
     if group_size > dataset_size:
-        raise InvalidInput(f"group_size is {group_size}, but the data set has {dataset_size} examples")
+        raise InvalidInput(
+            f"group_size is {group_size}, but the data set has {dataset_size} examples; ask about at most all of them"
+        )
     fewest, most = max(0, group_size + batch_size - dataset_size), min(group_size, batch_size)
     drawn = np.arange(fewest, most)
     odds = (
@@ -123,6 +133,7 @@ def poisson_examples(contributions: Sequence[float], sample_rate: float, spacing
 
     Rounding up is stochastic dominance, so the mixture dominates the group's rounds (docs/group-proof.md, Theorem 1).
     """
+    sample_rate = PoissonSampling(sample_rate).sample_rate
     probabilities = np.ones(1)
     for units in _round_up(contributions, spacing):
         moved = np.zeros(len(probabilities) + units)
@@ -155,15 +166,19 @@ def fixed_batch_examples(
 
 
 def _round_up(contributions: Sequence[float], spacing: float) -> npt.NDArray[np.int64]:
-    for contribution in contributions:
+    values = require_numbers("contributions", contributions, 1)
+    for contribution in values.tolist():
         require_finite("the contribution of a group member", contribution, at_least=0.0)
-    return np.ceil(np.asarray(contributions, dtype=np.float64) / spacing * (1.0 - 1e-15)).astype(np.int64)
+    spacing = require_finite("spacing", spacing, above=0.0)
+    units = np.ceil(values.astype(np.float64) / spacing * (1.0 - 1e-15))
+    if not units.sum() <= _MOST_UNITS:
+        raise InvalidInput(
+            f"contributions add up to {values.sum():g}, more than {_MOST_UNITS} times the spacing {spacing:g}; "
+            "give a larger spacing"
+        )
+    return units.astype(np.int64)
 
 
 def _on_grid(probabilities: Array, spacing: float) -> SensitivityMixture:
     with np.errstate(divide="ignore"):
         return mixture_from_log_weights(np.arange(len(probabilities)) * spacing, np.log(probabilities))
-
-
-def _require_group_size(group_size: int) -> None:
-    require_finite("group_size", group_size, at_least=1)

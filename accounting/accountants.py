@@ -14,16 +14,16 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import minimize_scalar
-from scipy.special import ndtri
+from scipy.special import log_expit, ndtri_exp
 
 from accounting import composition
 from accounting._gaussian import gaussian_epsilon
-from accounting.errors import InvalidInput, UnsupportedMechanism, require_finite
+from accounting.errors import InvalidInput, UnsupportedMechanism, require_finite, require_numbers
 from accounting.estimates import Kind, PrivacyEstimate
 from accounting.mechanism import GaussianRelease, Trace
 from accounting.registry import lookup
 from accounting.renyi import ORDERS, Array, epsilon_classic, epsilon_improved, pure_rdp, sampled_gaussian_rdp
-from accounting.rounds import Round, gaussian_rounds, pure_epsilons
+from accounting.rounds import Round, gaussian_rounds, pure_epsilons, require_group_size
 
 _ROUND_UP = 1.0 + 1e-9
 """Closed forms are inflated by this, far above their floating-point error."""
@@ -83,7 +83,8 @@ def epsilon_zcdp(trace: Trace, delta: float, group_size: int = 1) -> Bounds:
 
 def rho_to_epsilon(rho: float, delta: float) -> float:
     """rho-zCDP as (epsilon, delta)-DP (paper C, Proposition 1)."""
-    return rho + 2.0 * math.sqrt(rho * math.log(1.0 / delta))
+    rho, delta = require_finite("rho", rho, at_least=0.0), require_finite("delta", delta, above=0.0, below=1.0)
+    return rho + 2.0 * math.sqrt(rho * -math.log(delta))
 
 
 def epsilon_zcdp_sampled(trace: Trace, delta: float, group_size: int = 1) -> Bounds:
@@ -122,7 +123,7 @@ def epsilon_gdp(trace: Trace, delta: float, group_size: int = 1) -> Bounds:
     pure = pure_epsilons(trace, group_size)
     if not pure:
         return Bounds(*exact)
-    squares += [(2.0 * float(ndtri(1.0 / (1.0 + math.exp(epsilon))))) ** 2 for epsilon in pure]
+    squares += [(2.0 * float(ndtri_exp(log_expit(-epsilon)))) ** 2 * _ROUND_UP for epsilon in pure]
     return Bounds(gaussian_epsilon(math.sqrt(math.fsum(squares)), delta)[0], exact[1])
 
 
@@ -153,10 +154,13 @@ def strong_composition(epsilons: Sequence[float], counts: Sequence[int], delta: 
     sqrt(2 ln(1/delta) sum e^2) + sum e (exp(e) - 1)  (Dwork, Rothblum and Vadhan 2010, Theorem III.3), or the plain sum
     where that is smaller.
     """
-    each, times = np.asarray(epsilons), np.asarray(counts)
-    with np.errstate(over="ignore"):
-        composed = math.sqrt(2.0 * math.log(1.0 / delta) * (times @ each**2)) + float(times @ (each * np.expm1(each)))
-    return min(composed, float(times @ each))
+    each, times = require_numbers("epsilons", epsilons, 1), require_numbers("counts", counts, 1)
+    if len(each) != len(times) or not ((each >= 0.0).all() and (times >= 0).all()):
+        raise InvalidInput("epsilons and counts must be equally many, and at least 0")
+    delta = require_finite("delta", delta, above=0.0, below=1.0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        composed = math.sqrt(-2.0 * math.log(delta) * (times @ each**2)) + float(times @ (each * np.expm1(each)))
+    return min(float(times @ each), composed)  # the plain sum where the other overflows to NaN
 
 
 def _amplified_epsilon(part: Round, delta: float) -> float:
@@ -245,9 +249,6 @@ def account(trace: Trace, delta: float, accountant: str = "auto", group_size: in
     Raises UnsupportedMechanism when the accountant does not cover the trace, InvalidInput for an unknown accountant or
     a delta outside (0, 1).
     """
-    require_finite("delta", delta, above=0.0, below=1.0)
-    require_finite("group_size", group_size, at_least=1)
-    if group_size != int(group_size):
-        raise InvalidInput(f"group_size is {group_size}, but must be a whole number")
-    found = lookup(ACCOUNTANTS, accountant, "accountant")(trace, delta, int(group_size))
-    return replace(found, kind="estimate") if trace.noise_follows_results else found
+    delta = require_finite("delta", delta, above=0.0, below=1.0)
+    found = lookup(ACCOUNTANTS, accountant, "accountant")(trace, delta, require_group_size(group_size))
+    return found if trace.kind == "guarantee" else replace(found, kind=trace.kind)

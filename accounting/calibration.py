@@ -13,16 +13,24 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from accounting.accountants import account, total_rho
-from accounting.errors import InvalidInput, Unreachable, UnsupportedMechanism, require_finite
+from accounting.errors import (
+    InvalidInput,
+    Unreachable,
+    UnsupportedMechanism,
+    keep_finite,
+    require_finite,
+    require_whole,
+)
 from accounting.mechanism import Release, Sampling, SideQuery, Trace
 from accounting.registry import lookup
+from accounting.rounds import require_group_size
 from accounting.schedules import (
+    LARGEST_EPOCHS,
     SCHEDULES,
     DecayParameter,
     NoiseSchedule,
     make_schedule,
     planned_trace,
-    require_whole,
 )
 
 NOISE_MULTIPLIERS = (1e-2, 1e6)
@@ -60,8 +68,8 @@ class RhoBudget:
     resolution: float = 0.0
 
     def __post_init__(self) -> None:
-        require_finite("budget rho", self.limit, above=0.0)
-        require_whole("group_size", self.group_size, at_least=1)
+        keep_finite(self, "limit", "budget rho", above=0.0)
+        object.__setattr__(self, "group_size", require_group_size(self.group_size))
 
     def cost(self, trace: Trace) -> float:
         return total_rho(trace, self.group_size)
@@ -78,8 +86,9 @@ class EpsilonBudget:
     unit: str = "epsilon"
 
     def __post_init__(self) -> None:
-        require_finite("target epsilon", self.limit, above=0.0)
-        require_finite("delta", self.delta, above=0.0, below=1.0)
+        keep_finite(self, "limit", "target epsilon", above=0.0)
+        keep_finite(self, "delta", "delta", above=0.0, below=1.0)
+        object.__setattr__(self, "group_size", require_group_size(self.group_size))
 
     @property
     def resolution(self) -> float:
@@ -117,6 +126,7 @@ def epochs_within_budget(
 
 def count_within_budget(trace_of: Callable[[int], Trace], budget: Budget, at_most: int) -> int:
     """How many steps or epochs, 0 to ``at_most``, stay within ``budget``; trace_of gives the run of that length."""
+    at_most = require_whole("the longest run", at_most, at_least=0)
     return _largest_count(lambda length: budget.cost(trace_of(length)), budget.limit, at_most)
 
 
@@ -189,6 +199,9 @@ def calibrate_decay(
     Raises: Unreachable, naming how long the budget can be made to last, when no value makes it last ``epochs`` epochs.
     """
     parameter = decay_parameter(name)
+    epochs = require_whole("epochs", epochs, at_least=1, at_most=LARGEST_EPOCHS)
+    if decimals is not None:
+        decimals = require_whole("decimals", decimals, at_least=0, at_most=300)
 
     def cost(value: float, length: int) -> float:
         schedule = make_schedule(name, initial_noise_multiplier, **params, **{parameter.name: value})
@@ -223,6 +236,7 @@ def decay_parameter(name: str) -> DecayParameter:
 
 def round_up(value: float, decimals: int | None = None) -> float:
     """``value`` > 0 rounded up to so many decimals, by default to six significant digits; never below it."""
+    value = require_finite("the value to round up", value, above=0.0)
     places = _DIGITS - 1 - math.floor(math.log10(value)) if decimals is None else decimals
     rounded = round(value, places)
     return rounded if rounded >= value else round(rounded + 10.0**-places, places)

@@ -16,14 +16,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from accounting._fourier import Composed, compose, compose_upper
+from accounting._fourier import Composed, Plan, compose, compose_upper
 from accounting._gaussian import gaussian_delta, gaussian_epsilon
 from accounting._loss import DIRECTIONS
 from accounting._plan import MAX_POINTS, make_plan, spacing_for
 from accounting._rounds import Rounds, rounds_of_group
 from accounting._saddlepoint import Cumulants, Saddle, cumulants, saddle_at_delta, saddle_at_epsilon
 from accounting.errors import require_finite
-from accounting.mechanism import Trace
+from accounting.mechanism import Contributions, Trace
 
 TOLERANCE = 2e-4  # the relative gap between upper and lower that is aimed at
 MIN_DELTA = 1e-250  # below, the mass that a round may lose to infinity is not a double any more
@@ -36,40 +36,46 @@ _SPENT_MARGIN = 0.5  # of the distance between two directions, what the coarsene
 
 @dataclass(frozen=True)
 class CertifiedEpsilon:
-    """lower <= exact epsilon at ``delta`` <= upper; both are infinite for a run without noise."""
+    """lower <= exact epsilon at ``delta`` <= upper; both are infinite for a run without noise.
+
+    kind says what upper is worth for the run: an ``estimate`` where the pairs bounded here need not dominate its steps.
+    """
 
     upper: float
     lower: float
     delta: float
+    kind: Contributions = "guarantee"
 
 
 @dataclass(frozen=True)
 class CertifiedDelta:
-    """lower <= exact delta at ``epsilon`` <= upper; both are 1 for a run without noise."""
+    """lower <= exact delta at ``epsilon`` <= upper; both are 1 for a run without noise. kind is as above."""
 
     upper: float
     lower: float
     epsilon: float
+    kind: Contributions = "guarantee"
 
 
 def epsilon_pld(trace: Trace, delta: float, group_size: int = 1, tolerance: float = TOLERANCE) -> CertifiedEpsilon:
     """The epsilon of a trace at ``delta`` for a group of ``group_size`` examples, certified from both sides.
 
     The bounds hold whatever ``tolerance`` is; it is the relative gap that is aimed at. Raises InvalidInput for a delta
-    outside [1e-250, 1) and UnsupportedMechanism for a sampling that does not fit the trace's adjacency.
+    outside [1e-250, 1).
     """
-    return epsilon_of_rounds(rounds_of_group(trace, group_size), delta, tolerance)
+    return replace(epsilon_of_rounds(rounds_of_group(trace, group_size), delta, tolerance), kind=trace.kind)
 
 
 def delta_pld(trace: Trace, epsilon: float, group_size: int = 1, tolerance: float = TOLERANCE) -> CertifiedDelta:
     """The delta of a trace at ``epsilon`` >= 0 for a group of ``group_size`` examples, certified from both sides."""
-    return delta_of_rounds(rounds_of_group(trace, group_size), epsilon, tolerance)
+    return replace(delta_of_rounds(rounds_of_group(trace, group_size), epsilon, tolerance), kind=trace.kind)
 
 
+@np.errstate(all="ignore")  # what overflows on the way becomes infinite or NaN, and neither ever helps a bound
 def epsilon_of_rounds(rounds: Rounds, delta: float, tolerance: float = TOLERANCE) -> CertifiedEpsilon:
     """As `epsilon_pld`, for rounds from anywhere."""
-    require_finite("delta", delta, at_least=MIN_DELTA, below=1.0)
-    require_finite("tolerance", tolerance, above=0.0)
+    delta = require_finite("delta", delta, at_least=MIN_DELTA, below=1.0)
+    tolerance = require_finite("tolerance", tolerance, above=0.0)
     if not rounds.is_private:
         return CertifiedEpsilon(math.inf, math.inf, delta)
     if not rounds.mixtures and not rounds.pure:
@@ -93,14 +99,18 @@ def epsilon_of_rounds(rounds: Rounds, delta: float, tolerance: float = TOLERANCE
     return CertifiedEpsilon(max(worse.upper, other.upper), max(worse.lower, other.lower), delta)
 
 
+@np.errstate(all="ignore")
 def delta_of_rounds(rounds: Rounds, epsilon: float, tolerance: float = TOLERANCE) -> CertifiedDelta:
     """As `delta_pld`, for rounds from anywhere."""
-    require_finite("epsilon", epsilon, at_least=0.0)
-    require_finite("tolerance", tolerance, above=0.0)
+    epsilon = require_finite("epsilon", epsilon, at_least=0.0)
+    tolerance = require_finite("tolerance", tolerance, above=0.0)
     if not rounds.is_private:
         return CertifiedDelta(1.0, 1.0, epsilon)
     if not rounds.mixtures and not rounds.pure:
         return CertifiedDelta(*gaussian_delta(rounds.gaussian, epsilon), epsilon)
+    ceiling = _delta_ceiling(rounds, epsilon)
+    if ceiling < MIN_DELTA:
+        return CertifiedDelta(ceiling, 0.0, epsilon)
     pair = [cumulants(rounds, direction, 1e-20) for direction in DIRECTIONS]
     saddles = [saddle_at_epsilon(generating, epsilon) for generating in pair]
     tail = _tail(rounds, math.exp(max(saddle.log_delta for saddle in saddles)))
@@ -110,11 +120,14 @@ def delta_of_rounds(rounds: Rounds, epsilon: float, tolerance: float = TOLERANCE
     for generating, other in (pair, pair[::-1]):
         saddle = saddle_at_epsilon(generating, epsilon)
         spacing = spacing_for(rounds, saddle, tolerance)
-        composed = compose(rounds, make_plan(generating, other, saddle, spacing, tail, rounds.count))
+        plan = make_plan(generating, other, saddle, spacing, tail, rounds.count)
+        if not _shows_something(rounds, plan):
+            return CertifiedDelta(ceiling, lower, epsilon)
+        composed = compose(rounds, plan)
         upper, lower = max(upper, composed.upper.delta_at(epsilon)), max(lower, composed.lower.delta_at(epsilon))
         if composed.opposite_delta(epsilon) <= upper:
             break
-    return CertifiedDelta(upper, lower, epsilon)
+    return CertifiedDelta(min(ceiling, upper), lower, epsilon)
 
 
 @dataclass(frozen=True)
@@ -134,14 +147,33 @@ def _epsilon_ceiling(rounds: Rounds, delta: float) -> float:
     sensitivity, shrink the output to it, and add the noise that this removed. So all rounds together are dominated by
     one Gaussian; the missing probabilities add to delta, and pure releases to epsilon.
     """
-    shifts = (mixture.sensitivities[-1] * math.sqrt(count) for mixture, count in rounds.mixtures)
-    mean = math.hypot(rounds.gaussian, *shifts) * (1 + 1e-12)
-    left = (delta - math.fsum(count * mixture.missing for mixture, count in rounds.mixtures)) * (1 - 1e-3)
+    mean, missing = _dominating_gaussian(rounds)
+    left = (delta - missing) * (1 - 1e-3)
     if not left > 0.0:
         return math.inf
     of_gaussian = gaussian_epsilon(mean, left)[0] if mean < _STRONGEST else math.inf
     chernoff = mean * (mean / 2 + math.sqrt(-2 * math.log(left))) * (1 + 1e-9)  # Pr[N > z] <= exp(-z^2 / 2)
     return min(of_gaussian, chernoff) + math.fsum(rounds.pure)
+
+
+def _delta_ceiling(rounds: Rounds, epsilon: float) -> float:
+    """As `_epsilon_ceiling`: a delta for both directions at ``epsilon``."""
+    mean, missing = _dominating_gaussian(rounds)
+    left = epsilon * (1 - 1e-12) - math.fsum(rounds.pure) * (1 + 1e-12)
+    return min(1.0, gaussian_delta(mean, left)[0] + missing) if left >= 0.0 else 1.0
+
+
+def _dominating_gaussian(rounds: Rounds) -> tuple[float, float]:
+    """The mean shift of the Gaussian of `_epsilon_ceiling`, and what it adds to delta."""
+    shifts = (mixture.sensitivities[-1] * math.sqrt(count) for mixture, count in rounds.mixtures)
+    mean = math.hypot(rounds.gaussian, *shifts) * (1 + 1e-12)
+    return mean, math.fsum(count * mixture.missing for mixture, count in rounds.mixtures)
+
+
+def _shows_something(rounds: Rounds, plan: Plan) -> bool:
+    """Whether a lattice is fine enough to show more than the ceiling does, and holds the losses of pure releases."""
+    fits = max(rounds.pure, default=0.0) <= plan.spacing * MAX_POINTS
+    return plan.spacing <= _COARSEST and math.isfinite(plan.bottom) and fits
 
 
 def _tail(rounds: Rounds, delta: float) -> float:
@@ -167,7 +199,7 @@ def _is_below(
         return False
     aim = replace(saddle, log_delta=math.log(delta))
     plan = make_plan(generating, other, aim, spacing_for(rounds, saddle, margin), _tail(rounds, delta), rounds.count)
-    return compose_upper(rounds, plan).epsilon_at(delta).epsilon <= epsilon
+    return _shows_something(rounds, plan) and compose_upper(rounds, plan).epsilon_at(delta).epsilon <= epsilon
 
 
 def _bracket_epsilon(
@@ -191,7 +223,7 @@ def _bracket_epsilon(
     for attempt in range(_ATTEMPTS):
         aim = replace(saddle, log_delta=math.log(delta))
         plan = make_plan(generating, other, aim, spacing, tail, rounds.count)
-        if plan.spacing > _COARSEST:
+        if not _shows_something(rounds, plan):
             return _Bracket(upper, lower, None)
         composed = compose(rounds, plan)
         above, below = composed.upper.epsilon_at(delta), composed.lower.epsilon_at(delta)

@@ -31,9 +31,9 @@ from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from accounting.errors import InvalidInput
+from accounting.errors import InvalidInput, require_numbers, require_whole
 from accounting.mechanism import (
     FixedBatchSampling,
     GaussianRelease,
@@ -42,7 +42,6 @@ from accounting.mechanism import (
     Sampling,
     ShuffledSampling,
     Trace,
-    require_adjacency,
 )
 from accounting.shards import check_contributions
 
@@ -102,15 +101,15 @@ class Costs:
     unprotected: NDArray[np.bool_]
 
 
-def reduce_contributions(steps: Sequence[int], contributions: NDArray[Any], trace: Trace) -> Costs:
+def reduce_contributions(
+    steps: Sequence[int] | NDArray[np.integer[Any]], contributions: ArrayLike, trace: Trace
+) -> Costs:
     """Reduce contributions [rows, snapshots] in [0, 1], taken at ``steps``, to their `Costs` under ``trace``.
 
-    A snapshot stands for the steps up to the next one. Raises `InvalidInput` for snapshots that do not start at step
-    0 or do not increase, for NaN and for contributions outside [0, 1]; `UnsupportedMechanism` for shuffled epochs
-    under add/remove and fixed batches under zero-out.
+    A snapshot stands for the steps up to the next one. Raises `InvalidInput` as `checked_snapshots` does.
     """
-    _check_snapshots(steps, contributions)
-    values = np.minimum(np.ascontiguousarray(np.asarray(contributions, np.float64).T), 1.0)
+    steps, contributions = checked_snapshots(steps, contributions, trace)
+    values = np.minimum(np.ascontiguousarray(contributions.T), 1.0)
     releases = [release.noise_multiplier**-2 for release in trace.releases if isinstance(release, GaussianRelease)]
     precision = np.full(len(contributions), float(sum(releases)))
     unprotected = np.zeros(len(contributions), np.bool_)
@@ -130,15 +129,29 @@ def reduce_contributions(steps: Sequence[int], contributions: NDArray[Any], trac
     return Costs(spread, precision, pure, unprotected)
 
 
-def _check_snapshots(steps: Sequence[int], contributions: NDArray[Any]) -> None:
-    if contributions.ndim != 2 or contributions.shape[1] != len(steps):
+def checked_snapshots(
+    steps: Sequence[int] | NDArray[np.integer[Any]], contributions: ArrayLike, trace: Trace
+) -> tuple[list[int], Array]:
+    """The steps of snapshots [snapshots] as ints, and their contributions [examples, snapshots] as doubles.
+
+    Raises: InvalidInput for steps that are no whole numbers, do not start at 0, do not increase or lie beyond the run,
+    for shapes that do not fit, for NaN and for contributions outside [0, 1].
+    """
+    starts = [require_whole("a snapshot step", step, at_least=0) for step in require_numbers("steps", steps, 1)]
+    values = require_numbers("contributions", contributions, 2)
+    if values.shape[1] != len(starts):
         raise InvalidInput(
-            f"contributions have shape {contributions.shape}, but must be [examples, {len(steps)}], "
-            "one column per snapshot"
+            f"contributions have shape {values.shape}, but must be [examples, {len(starts)}], one column per snapshot"
         )
-    if len(steps) == 0 or steps[0] != 0 or any(later <= earlier for earlier, later in pairwise(steps)):
-        raise InvalidInput(f"snapshot steps are {list(steps)[:5]}..., but must start at 0 and increase")
-    check_contributions(contributions, "individual accounting")
+    if not starts or starts[0] != 0 or any(later <= earlier for earlier, later in pairwise(starts)):
+        raise InvalidInput(f"snapshot steps are {starts[:5]}..., but must start at 0 and increase")
+    if starts[-1] >= max(trace.steps, 1):
+        raise InvalidInput(
+            f"a snapshot was taken at step {starts[-1]}, but the trace has {trace.steps} steps; give the trace of the "
+            "run that recorded it"
+        )
+    check_contributions(values, "individual accounting")
+    return starts, np.asarray(values, np.float64)
 
 
 def _sample_rate(sampling: Sampling) -> float:
@@ -155,7 +168,6 @@ def _stretches(steps: Sequence[int], trace: Trace) -> Iterator[tuple[Sampling, l
     """Runs of segments with one sampling, cut where the noise or the snapshot changes, in step order."""
     ends = [*steps[1:], trace.steps]
     for sampling, segments in groupby(trace.segments, key=lambda segment: segment.sampling):
-        require_adjacency(sampling, trace.adjacency)
         run: list[Stretch] = []
         for segment in segments:
             slope = 1.0 / segment.noise_multiplier if segment.noise_multiplier > 0.0 else 0.0
@@ -174,11 +186,11 @@ def _shuffled_precision(stretches: Sequence[Stretch], values: Array, steps_per_e
     for part in stretches:
         precisions = part.precisions(values[part.column])
         first, last = ((step - stretches[0].start) // steps_per_epoch for step in (part.start, part.stop - 1))
-        for epoch in range(first, last + 1):
-            if epoch != current:
-                total += worst
-                worst, current = np.zeros_like(worst), epoch
-            worst = np.maximum(worst, precisions)
+        worst, total = (worst, total) if first == current else (np.zeros_like(worst), total + worst)
+        worst = np.maximum(worst, precisions)
+        if last > first:
+            worst, total = precisions, total + worst + (last - first - 1) * precisions
+        current = last
     return total + worst
 
 

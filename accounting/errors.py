@@ -5,6 +5,17 @@ from __future__ import annotations
 import math
 import operator
 import sys
+from collections.abc import Collection
+from numbers import Real
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+T = TypeVar("T")
+
+LARGEST_WHOLE = 2**53
+"""Of what is counted (steps, examples): beyond it a double no longer tells neighbouring whole numbers apart."""
 
 
 class DpsweepError(Exception):
@@ -40,16 +51,14 @@ def require_finite(
     below: float | None = None,
     at_most: float | None = None,
 ) -> float:
-    """Return ``value`` as a float, or raise `InvalidInput` naming the violated bound.
+    """Return ``value``, a number of Python or numpy, as a float, or raise `InvalidInput` naming the violated bound.
 
     NaN fails every bound, because each test is written as ``not value >= bound``.
     """
-    if isinstance(value, str | bool):  # float would take both
+    if isinstance(value, bool) or not isinstance(value, Real):
         raise InvalidInput(f"{name} is {value!r}, but must be a number")
     try:
         number = float(value)
-    except (TypeError, ValueError):
-        raise InvalidInput(f"{name} is {value!r}, but must be a number") from None
     except OverflowError:
         raise InvalidInput(f"{name} has too many digits, but must be at most {sys.float_info.max:.2g}") from None
     if not math.isfinite(number):
@@ -67,3 +76,48 @@ def require_finite(
     if violated:
         raise InvalidInput(f"{name} is {value}, but must be {' and '.join(violated)}")
     return number
+
+
+def require_whole(name: str, value: float, *, at_least: int, at_most: int = LARGEST_WHOLE) -> int:
+    """Return ``value`` as an int, or raise `InvalidInput` when it is fractional, not finite or out of bounds."""
+    number = require_finite(name, value, at_least=at_least, at_most=at_most)
+    if number != math.floor(number):
+        raise InvalidInput(f"{name} is {value}, but must be a whole number")
+    return int(value)
+
+
+def keep_whole(component: object, field: str, name: str, *, at_least: int, at_most: int = LARGEST_WHOLE) -> None:
+    """Check a field of a frozen dataclass and hold it as an int: 5.0 is whole, but nothing to count or index by."""
+    whole = require_whole(name, getattr(component, field), at_least=at_least, at_most=at_most)
+    object.__setattr__(component, field, whole)
+
+
+def keep_finite(component: object, field: str, name: str, **bounds: float) -> None:
+    """Check a field of a frozen dataclass by `require_finite` and hold it as a float."""
+    object.__setattr__(component, field, require_finite(name, getattr(component, field), **bounds))
+
+
+def require_choice(name: str, value: T, valid: Collection[T]) -> T:
+    """Return ``value``, or raise `InvalidInput` unless it is one of ``valid``."""
+    if not any(type(value) is type(choice) and value == choice for choice in valid):
+        raise InvalidInput(f"{name} is {value!r}, but must be one of {', '.join(map(repr, valid))}")
+    return value
+
+
+def require_numbers(name: str, values: npt.ArrayLike, dimensions: int) -> npt.NDArray[Any]:
+    """Return ``values``, an array or nested lists of numbers, as a numpy array, or raise `InvalidInput`.
+
+    Integers and floats keep their type; what has no elements counts as float64. Values are not checked further.
+    """
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError):  # ragged lists
+        raise InvalidInput(f"{name} must be numbers in an array of {dimensions} dimensions, not ragged lists") from None
+    if array.size == 0 and array.dtype.kind == "O":
+        array = array.astype(np.float64)
+    if array.dtype.kind not in "iuf" or array.ndim != dimensions:
+        raise InvalidInput(
+            f"{name} has shape {array.shape} and type {array.dtype}, but must be numbers in an array of "
+            f"{dimensions} dimensions"
+        )
+    return array

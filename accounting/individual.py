@@ -2,23 +2,24 @@
 
 The result for example i is output-specific individual (epsilon_i, delta)-DP (paper A, Section 3): a statement about
 adding, removing or blanking that one example, given the iterates that were released. It is a guarantee when the trace
-says that the contributions bound the true ones at every step, and an estimate otherwise.
+says that the contributions bound the true ones at every step and that noise did not follow results, an estimate
+otherwise (`Trace.individual_kind`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from accounting.contributions import Array, Costs, reduce_contributions
-from accounting.errors import InvalidInput, require_finite
+from accounting.errors import InvalidInput, require_finite, require_numbers
 from accounting.individual_pld import pld_epsilons
 from accounting.individual_rdp import rdp_epsilons
-from accounting.mechanism import Trace
+from accounting.mechanism import Contributions, Trace
 from accounting.registry import lookup
 
 METHODS: Mapping[str, Callable[[Costs, float], tuple[Array, Array]]] = {"rdp": rdp_epsilons, "pld": pld_epsilons}
@@ -39,12 +40,12 @@ class IndividualEpsilons:
     lower: Array
     delta: float
     method: str
-    kind: Literal["guarantee", "estimate"]
+    kind: Contributions
 
 
 def individual_epsilons(
     steps: Sequence[int] | NDArray[np.integer[Any]],
-    contributions: NDArray[np.floating[Any]],
+    contributions: ArrayLike,
     trace: Trace,
     delta: float,
     method: str = "rdp",
@@ -54,22 +55,21 @@ def individual_epsilons(
     contributions [examples, snapshots] lie in [0, 1]: clipped gradient norm over sensitivity. The snapshot taken at
     steps[j] stands for the steps up to steps[j + 1]. Rows do not influence each other.
 
-    Raises: InvalidInput for an unknown method, a delta outside (0, 1), snapshots that do not start at step 0, NaN or
-    contributions outside [0, 1]; UnsupportedMechanism for shuffled epochs under add/remove and for fixed batches under
-    zero-out.
+    Raises: InvalidInput for an unknown method, a delta outside (0, 1), snapshots that do not start at step 0 or lie
+    beyond the run, NaN or contributions outside [0, 1].
     """
-    require_finite("delta", delta, above=0.0, below=1.0)
+    delta = require_finite("delta", delta, above=0.0, below=1.0)
     account = lookup(METHODS, method, "individual accounting method")
-    snapshots = [int(step) for step in steps]
-    starts = range(0, max(len(contributions), 1), _ROWS)
-    blocks = [_account_block(snapshots, contributions[i : i + _ROWS], trace, delta, account) for i in starts]
+    values = require_numbers("contributions", contributions, 2)
+    starts = range(0, max(len(values), 1), _ROWS)
+    blocks = [_account_block(steps, values[i : i + _ROWS], trace, delta, account) for i in starts]
     upper, lower = (np.concatenate(columns) for columns in zip(*blocks, strict=True))
-    return IndividualEpsilons(upper, lower, delta, method, trace.contributions)
+    return IndividualEpsilons(upper, lower, delta, method, trace.individual_kind)
 
 
 def _account_block(
-    steps: Sequence[int],
-    contributions: NDArray[np.floating[Any]],
+    steps: Sequence[int] | NDArray[np.integer[Any]],
+    contributions: NDArray[Any],
     trace: Trace,
     delta: float,
     account: Callable[[Costs, float], tuple[Array, Array]],
@@ -89,12 +89,13 @@ class EstimateQuality:
     max_absolute_error: float
 
 
-def estimate_quality(estimates: Array, exact: Array) -> EstimateQuality:
+def estimate_quality(estimates: ArrayLike, exact: ArrayLike) -> EstimateQuality:
     """Compare estimates with ground truth, both of shape [examples] (paper A, Section 3.3).
 
     pearson_r is NaN when either side is constant. Raises `InvalidInput` for fewer than two examples or infinities.
     """
-    if estimates.shape != exact.shape or estimates.ndim != 1 or len(exact) < 2:
+    estimates, exact = require_numbers("estimates", estimates, 1), require_numbers("exact", exact, 1)
+    if len(estimates) != len(exact) or len(exact) < 2:
         raise InvalidInput(f"need two equal lists of at least 2 epsilons, but got {estimates.shape} and {exact.shape}")
     if not (np.isfinite(estimates).all() and np.isfinite(exact).all()):
         raise InvalidInput("estimate quality needs finite epsilons; leave examples without noise out")

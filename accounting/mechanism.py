@@ -10,11 +10,19 @@ batch_size B, steps T, sensitivity S, contribution c / S.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
-from accounting.errors import InvalidInput, UnsupportedMechanism, require_finite
+from accounting.errors import (
+    InvalidInput,
+    UnsupportedMechanism,
+    keep_finite,
+    keep_whole,
+    require_choice,
+    require_finite,
+    require_whole,
+)
 
 Adjacency = Literal["add_remove", "zero_out"]
 """``add_remove``: one data set is the other plus one record.
@@ -22,8 +30,14 @@ Adjacency = Literal["add_remove", "zero_out"]
 ``zero_out``: one record is replaced by a null record that contributes nothing; the size is the same. This
 is the adjacency under which the batches of a reshuffled epoch stay aligned, so shuffled runs use it.
 """
+Contributions = Literal["guarantee", "estimate"]
+"""What is known of single examples: bounds on what each contributed to every step, or values that come close."""
 NOISE_MULTIPLIERS = (1e-6, 1e9)
 """Of any Gaussian that is accounted for: less protects nobody, and of more nothing is left in a double."""
+SMALLEST_RATE = 1e-12
+"""Of Poisson batches: below it, 1 - q rounds away too much of q."""
+LARGEST_EPSILON = 1e12
+"""Of any pure release that is accounted for: as little noise as the smallest noise multiplier has."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +50,7 @@ class PoissonSampling:
     sample_rate: float
 
     def __post_init__(self) -> None:
-        require_finite("sample_rate", self.sample_rate, above=0.0, at_most=1.0)
+        keep_finite(self, "sample_rate", "sample_rate", at_least=SMALLEST_RATE, at_most=1.0)
 
 
 @dataclass(frozen=True)
@@ -54,8 +68,8 @@ class FixedBatchSampling:
     batch_size: int
 
     def __post_init__(self) -> None:
-        require_finite("dataset_size", self.dataset_size, at_least=1)
-        require_finite("batch_size", self.batch_size, at_least=1)
+        keep_whole(self, "dataset_size", "dataset_size", at_least=1)
+        keep_whole(self, "batch_size", "batch_size", at_least=1)
         if self.batch_size > self.dataset_size:
             raise InvalidInput(
                 f"batch_size is {self.batch_size}, but the data set has {self.dataset_size} examples; "
@@ -76,7 +90,7 @@ class ShuffledSampling:
     steps_per_epoch: int
 
     def __post_init__(self) -> None:
-        require_finite("steps_per_epoch", self.steps_per_epoch, at_least=1)
+        keep_whole(self, "steps_per_epoch", "steps_per_epoch", at_least=1)
 
 
 Sampling = PoissonSampling | FixedBatchSampling | ShuffledSampling
@@ -97,9 +111,26 @@ def require_adjacency(sampling: Sampling, adjacency: Adjacency) -> None:
         )
 
 
-def _require_noise(name: str, value: float) -> None:
+def _keep_noise(component: object, name: str) -> None:
     lowest, highest = NOISE_MULTIPLIERS
-    require_finite(name, value, at_least=lowest, at_most=highest)
+    keep_finite(component, "noise_multiplier", name, at_least=lowest, at_most=highest)
+
+
+def _require_name(what: str, name: str) -> None:
+    if not isinstance(name, str):
+        raise InvalidInput(f"the name of a {what} is {name!r}, but must be text")
+
+
+def _keep_parts(component: object, field: str, kinds: tuple[type, ...]) -> None:
+    """Check that a field holds a sequence of ``kinds``, and hold it as a tuple."""
+    parts = getattr(component, field)
+    wanted = " or ".join(kind.__name__ for kind in kinds)
+    if not isinstance(parts, Sequence):
+        raise InvalidInput(f"{field} is {parts!r}, but must be a sequence of {wanted}")
+    for part in parts:
+        if not isinstance(part, kinds):
+            raise InvalidInput(f"{field} has {part!r}, but each must be a {wanted}")
+    object.__setattr__(component, field, tuple(parts))
 
 
 @dataclass(frozen=True)
@@ -113,7 +144,8 @@ class SideQuery:
     noise_multiplier: float
 
     def __post_init__(self) -> None:
-        _require_noise(f"noise_multiplier of side query {self.name!r}", self.noise_multiplier)
+        _require_name("side query", self.name)
+        _keep_noise(self, f"noise_multiplier of side query {self.name!r}")
 
 
 @dataclass(frozen=True)
@@ -131,10 +163,17 @@ class Segment:
     side_queries: tuple[SideQuery, ...] = ()
 
     def __post_init__(self) -> None:
-        require_finite("start_step", self.start_step, at_least=0)
-        require_finite("steps", self.steps, at_least=1)
-        if require_finite("noise_multiplier", self.noise_multiplier, at_least=0.0) > 0.0:
-            _require_noise("noise_multiplier", self.noise_multiplier)
+        keep_whole(self, "start_step", "start_step of a segment", at_least=0)
+        keep_whole(self, "steps", "steps of a segment", at_least=1)
+        if not isinstance(self.sampling, Sampling):
+            raise InvalidInput(
+                f"sampling of a segment is {self.sampling!r}, but must be a PoissonSampling, FixedBatchSampling or "
+                "ShuffledSampling"
+            )
+        keep_finite(self, "noise_multiplier", "noise_multiplier", at_least=0.0)
+        if self.noise_multiplier > 0.0:
+            _keep_noise(self, "noise_multiplier")
+        _keep_parts(self, "side_queries", (SideQuery,))
 
     @property
     def stop_step(self) -> int:
@@ -178,7 +217,8 @@ class GaussianRelease:
     noise_multiplier: float
 
     def __post_init__(self) -> None:
-        _require_noise(f"noise_multiplier of release {self.name!r}", self.noise_multiplier)
+        _require_name("release", self.name)
+        _keep_noise(self, f"noise_multiplier of release {self.name!r}")
 
 
 @dataclass(frozen=True)
@@ -189,7 +229,8 @@ class PureRelease:
     epsilon: float
 
     def __post_init__(self) -> None:
-        require_finite(f"epsilon of release {self.name!r}", self.epsilon, at_least=0.0)
+        _require_name("release", self.name)
+        keep_finite(self, "epsilon", f"epsilon of release {self.name!r}", at_least=0.0, at_most=LARGEST_EPSILON)
 
 
 Release = GaussianRelease | PureRelease
@@ -203,17 +244,31 @@ class Trace:
     the true contribution at every step (norms taken at every step, or individual clipping), else ``estimate``.
     noise_follows_results says that noise was chosen from earlier results (a validation-driven schedule that reacted):
     the cost of what it chose in the end bounds nothing, so no accountant calls it a guarantee.
+
+    Raises: InvalidInput for a run that cannot have been: segments with gaps, batches from a data set of another size,
+    epochs of more batches than there are examples; UnsupportedMechanism for an adjacency that a sampling does not have.
     """
 
     dataset_size: int
     segments: tuple[Segment, ...] = ()
     releases: tuple[Release, ...] = ()
     adjacency: Adjacency = "add_remove"
-    contributions: Literal["guarantee", "estimate"] = "estimate"
+    contributions: Contributions = "estimate"
     noise_follows_results: bool = False
 
     def __post_init__(self) -> None:
-        require_finite("dataset_size", self.dataset_size, at_least=1)
+        keep_whole(self, "dataset_size", "dataset_size of a trace", at_least=1)
+        _keep_parts(self, "segments", (Segment,))
+        _keep_parts(self, "releases", get_args(Release))
+        require_choice("adjacency", self.adjacency, get_args(Adjacency))
+        require_choice("contributions", self.contributions, get_args(Contributions))
+        require_choice("noise_follows_results", self.noise_follows_results, (False, True))
+        self._require_contiguous()
+        for segment in self.segments:
+            require_adjacency(segment.sampling, self.adjacency)
+            _require_size(segment.sampling, self.dataset_size)
+
+    def _require_contiguous(self) -> None:
         expected = 0
         for segment in self.segments:
             if segment.start_step != expected:
@@ -222,6 +277,17 @@ class Trace:
                     "segments must be contiguous and start at step 0"
                 )
             expected = segment.stop_step
+        require_whole("the number of steps of a trace", expected, at_least=0)
+
+    @property
+    def kind(self) -> Contributions:
+        """What an upper bound on the cost of this trace is worth, whatever the accountant."""
+        return "estimate" if self.noise_follows_results else "guarantee"
+
+    @property
+    def individual_kind(self) -> Contributions:
+        """What one is worth that rests on the recorded contributions of single examples."""
+        return "guarantee" if self.kind == self.contributions == "guarantee" else "estimate"
 
     @property
     def steps(self) -> int:
@@ -233,12 +299,28 @@ class Trace:
 
     def until(self, step: int) -> Trace:
         """The trace of a run that stopped after ``step`` steps."""
+        step = require_whole("step", step, at_least=0)
         kept = (
             replace(segment, steps=min(segment.stop_step, step) - segment.start_step)
             for segment in self.segments
             if segment.start_step < step
         )
         return replace(self, segments=tuple(kept))
+
+
+def _require_size(sampling: Sampling, dataset_size: int) -> None:
+    """Raise `InvalidInput` when ``sampling`` cannot be one of a data set of ``dataset_size`` examples."""
+    match sampling:
+        case FixedBatchSampling(dataset_size=drawn_from) if drawn_from != dataset_size:
+            raise InvalidInput(
+                f"fixed batches are drawn from {drawn_from} examples, but the data set of the trace has "
+                f"{dataset_size}; give both the same dataset_size"
+            )
+        case ShuffledSampling(steps_per_epoch=batches) if batches > dataset_size:
+            raise InvalidInput(
+                f"steps_per_epoch is {batches}, but an epoch over {dataset_size} examples has at most as many "
+                "batches; give the data set's own size"
+            )
 
 
 def join_segments(segments: Iterable[Segment]) -> tuple[Segment, ...]:

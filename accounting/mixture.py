@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
+import numpy as np
 import numpy.typing as npt
 from scipy import optimize
 
@@ -31,8 +33,9 @@ from accounting.composition import (
     epsilon_of_rounds,
     epsilon_pld,
 )
-from accounting.errors import require_finite
+from accounting.errors import require_finite, require_numbers
 from accounting.mechanism import Trace
+from accounting.rounds import require_group_size
 
 __all__ = [
     "DIRECTIONS",
@@ -64,7 +67,7 @@ def group_epsilons(
     Guarantee: for groups of each size, (upper, delta)-DP under the trace's adjacency (paper B, Theorems 3.1 and 3.3;
     for reshuffled epochs docs/group-proof.md, Theorem 3).
     """
-    return tuple(epsilon_pld(trace, delta, size, tolerance) for size in sizes)
+    return tuple(epsilon_pld(trace, delta, size, tolerance) for size in require_numbers("sizes", sizes, 1))
 
 
 def epsilon_of_examples(
@@ -73,27 +76,30 @@ def epsilon_of_examples(
     """Epsilon of one group of given examples (a user's records, a household) with their own contributions.
 
     steps: first step of each snapshot, ascending from 0, shape [snapshots]. contributions: contribution over
-    sensitivity (c / S), at least 0, shape [members, snapshots]; a snapshot holds until the next. Guarantee under the
-    trace's adjacency if the contributions bound the members' true ones at every step (docs/group-proof.md), else an
-    estimate. lower is below the epsilon of the mixtures whose contributions are rounded up to 1/512 of the largest.
+    sensitivity (c / S), in [0, 1], shape [members, snapshots]; a snapshot holds until the next. kind: a guarantee under
+    the trace's adjacency if the contributions bound the members' true ones at every step and noise did not follow
+    results (`Trace.individual_kind`, docs/group-proof.md), else an estimate. lower is below the epsilon of the
+    mixtures whose contributions are rounded up to 1/512 of the largest.
     """
-    return epsilon_of_rounds(rounds_of_examples(trace, steps, contributions), delta, tolerance)
+    certified = epsilon_of_rounds(rounds_of_examples(trace, steps, contributions), delta, tolerance)
+    return replace(certified, kind=trace.individual_kind)
 
 
 def linear_lower_bound(trace: Trace, delta: float, group_size: int) -> float:
     """k times the epsilon of one example, which no group of k full contributors stays below (paper B, Section 4)."""
-    require_finite("group_size", group_size, at_least=1)
+    group_size = require_group_size(group_size)
     return group_size * epsilon_pld(trace, delta).lower
 
 
+@np.errstate(all="ignore")
 def vadhan_epsilon(trace: Trace, delta: float, group_size: int) -> float:
     """Group epsilon by the generic conversion, for comparison; infinite where it needs a delta below 1e-250.
 
     (eps, d)-DP for one example is (k eps, d (e^{k eps} - 1) / (e^eps - 1))-DP for k (Vadhan 2017, Lemma 2.2; paper B,
     Theorem 1.1). The smallest such eps is sought by saddle point and then certified.
     """
-    require_finite("group_size", group_size, at_least=1)
-    require_finite("delta", delta, at_least=MIN_DELTA, below=1.0)
+    group_size = require_group_size(group_size)
+    delta = require_finite("delta", delta, at_least=MIN_DELTA, below=1.0)
     rounds = rounds_of_group(trace)
     if not rounds.is_private:
         return math.inf

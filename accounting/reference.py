@@ -7,20 +7,19 @@ bound. `accounting.individual` is what to use: it is certified, and tighter.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike
 
-from accounting.contributions import Array
-from accounting.errors import InvalidInput, UnsupportedMechanism, require_finite
+from accounting.contributions import Array, checked_snapshots
+from accounting.errors import UnsupportedMechanism, require_finite
 from accounting.mechanism import PoissonSampling, Trace
 from accounting.renyi import ORDERS, sampled_gaussian_rdp
 
 
 def algorithm_2(
     steps: Sequence[int],
-    contributions: NDArray[np.floating[Any]],
+    contributions: ArrayLike,
     trace: Trace,
     delta: float,
     rounding: float = 0.01,
@@ -32,10 +31,10 @@ def algorithm_2(
 
     Raises: UnsupportedMechanism unless the run is plain Poisson-sampled DP-SGD without side queries and releases.
     """
-    require_finite("rounding", rounding, above=0.0, at_most=1.0)
-    if len(steps) != contributions.shape[1]:
-        raise InvalidInput(f"{contributions.shape[1]} columns of contributions, but {len(steps)} snapshots")
-    levels = np.clip(np.rint(np.asarray(contributions, np.float64) / rounding), 1, round(1.0 / rounding)).astype(int)
+    rounding = require_finite("rounding", rounding, at_least=1e-6, at_most=1.0)
+    delta = require_finite("delta", delta, above=0.0, below=1.0)
+    steps, values = checked_snapshots(steps, contributions, trace)
+    levels = np.clip(np.rint(values / rounding), 1, round(1.0 / rounding)).astype(int)
     rdp = np.zeros((len(levels), len(ORDERS)))
     ends = [*steps[1:], trace.steps]
     for segment in trace.segments:
@@ -48,4 +47,4 @@ def algorithm_2(
         for level in np.unique(levels):
             cost = sampled_gaussian_rdp(segment.sampling.sample_rate, segment.noise_multiplier / (level * rounding))
             rdp += ((levels == level) @ np.array(spent, np.float64))[:, None] * cost
-    return np.asarray(np.min(rdp + np.log(1.0 / delta) / (ORDERS - 1.0), axis=1))
+    return np.asarray(np.min(rdp - np.log(delta) / (ORDERS - 1.0), axis=1))

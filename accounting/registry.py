@@ -21,6 +21,8 @@ def nearest(word: str, valid: Collection[str]) -> str:
 
 def lookup(registry: Mapping[str, T], name: str, what: str) -> T:
     """The entry called ``name``, or `InvalidInput` naming the nearest valid one."""
+    if not isinstance(name, str):
+        raise InvalidInput(f"{what} is {name!r}, but must be a name; {nearest('', registry)}")
     if name not in registry:
         raise InvalidInput(f"unknown {what} {name!r}; {nearest(name, registry)}")
     return registry[name]

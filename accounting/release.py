@@ -15,16 +15,19 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtri
 
-from accounting.errors import InvalidInput, require_finite
+from accounting.errors import InvalidInput, keep_whole, require_finite, require_numbers, require_whole
 from accounting.keyed import KeyedStream
 from accounting.mechanism import GaussianRelease
 from accounting.rounding import release_grid
 from accounting.shards import Epsilons
 
 Array = NDArray[np.float64]
+
+_MOST = 10**6
+"""Bins, steps or groups of one release."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +47,12 @@ class ReleaseSpec:
     quantile_noise_multiplier: float = 100.0
 
     def __post_init__(self) -> None:
-        require_finite("bins", self.bins, at_least=1)
-        require_finite("quantile_steps", self.quantile_steps, at_least=1)
-        for quantile in self.quantiles:
-            require_finite("quantile", quantile, above=0.0, below=1.0)
+        keep_whole(self, "bins", "bins", at_least=1, at_most=_MOST)
+        keep_whole(self, "quantile_steps", "quantile_steps", at_least=1, at_most=_MOST)
+        quantiles = require_numbers("quantiles", self.quantiles, 1)
+        checked = tuple(require_finite("quantile", quantile, above=0.0, below=1.0) for quantile in quantiles)
+        object.__setattr__(self, "quantiles", checked)
+        require_finite("quantile_noise_multiplier", self.quantile_noise_multiplier, above=0.0)
         self.releases()
 
     def releases(self) -> tuple[GaussianRelease, ...]:
@@ -108,8 +113,8 @@ class SecretDraws:
 
 
 def release_statistics(
-    epsilons: Array,
-    groups: NDArray[np.integer[Any]],
+    epsilons: ArrayLike,
+    groups: ArrayLike,
     num_groups: int,
     epsilon_bound: float,
     spec: ReleaseSpec,
@@ -124,10 +129,11 @@ def release_statistics(
 
     Raises: InvalidInput for NaN, for group labels outside [0, num_groups), and for a bound that is not positive.
     """
-    require_finite("epsilon_bound", epsilon_bound, above=0.0)
-    _check(epsilons, groups, num_groups)
+    epsilon_bound = require_finite("epsilon_bound", epsilon_bound, above=0.0)
+    num_groups = require_whole("num_groups", num_groups, at_least=1, at_most=_MOST)
+    shares = _shares(epsilons, epsilon_bound)
+    groups = _labels(groups, len(shares), num_groups)
     rng = SecretDraws() if generator is None else generator
-    shares = np.minimum(epsilons / epsilon_bound, 1.0)
     bins = np.minimum((shares * spec.bins).astype(np.int64), spec.bins - 1)
     histogram = _noisy(np.bincount(bins, minlength=spec.bins), spec.histogram_noise_multiplier, rng)
     counts = _noisy(np.bincount(groups, minlength=num_groups), spec.group_count_noise_multiplier, rng)
@@ -156,22 +162,23 @@ def release_statistics(
 
 
 def release_mean(
-    epsilons: Array, epsilon_bound: float, noise_multiplier: float, generator: GaussianDraws | None = None
+    epsilons: ArrayLike, epsilon_bound: float, noise_multiplier: float, generator: GaussianDraws | None = None
 ) -> float:
     """The mean of epsilons [examples] by the Gaussian mechanism, as in paper A, Table 2.
 
     Guarantee: one Gaussian release of multiplier ``noise_multiplier`` under blanking one example (``zero_out``): the
     number of examples is public, and one example moves the sum by at most epsilon_bound.
     """
-    _check(epsilons, np.zeros(len(epsilons), np.int64), 1)
-    require_finite("epsilon_bound", epsilon_bound, above=0.0)
+    epsilon_bound = require_finite("epsilon_bound", epsilon_bound, above=0.0)
+    release = GaussianRelease("mean of epsilons", noise_multiplier)
+    shares = _shares(epsilons, epsilon_bound)
     rng = SecretDraws() if generator is None else generator
-    total = _noisy(np.minimum(epsilons / epsilon_bound, 1.0).sum(keepdims=True), noise_multiplier, rng)
-    return float(np.clip(epsilon_bound * total[0] / max(len(epsilons), 1), 0.0, epsilon_bound))
+    total = _noisy(shares.sum(keepdims=True), release.noise_multiplier, rng)
+    return float(epsilon_bound * np.clip(total[0] / max(len(shares), 1), 0.0, 1.0))
 
 
 def release_quantiles(
-    epsilons: Array,
+    epsilons: ArrayLike,
     quantiles: Sequence[float],
     epsilon_bound: float,
     noise_multiplier: float,
@@ -183,12 +190,11 @@ def release_quantiles(
     Guarantee: ``steps * len(quantiles)`` Gaussian releases of multiplier ``noise_multiplier`` under blanking one
     example (``zero_out``); the number of examples is public.
     """
-    _check(epsilons, np.zeros(len(epsilons), np.int64), 1)
-    require_finite("epsilon_bound", epsilon_bound, above=0.0)
-    spec = ReleaseSpec(quantiles=tuple(quantiles), quantile_steps=steps, quantile_noise_multiplier=noise_multiplier)
+    epsilon_bound = require_finite("epsilon_bound", epsilon_bound, above=0.0)
+    spec = ReleaseSpec(quantiles=quantiles, quantile_steps=steps, quantile_noise_multiplier=noise_multiplier)  # type: ignore[arg-type]
+    shares = _shares(epsilons, epsilon_bound)
     rng = SecretDraws() if generator is None else generator
-    shares = np.minimum(epsilons / epsilon_bound, 1.0)
-    return {q: epsilon_bound * _release_quantile(shares, q, len(epsilons), spec, rng) for q in spec.quantiles}
+    return {q: epsilon_bound * _release_quantile(shares, q, len(shares), spec, rng) for q in spec.quantiles}
 
 
 @dataclass(frozen=True)
@@ -218,11 +224,20 @@ def owner_report(epsilons: Epsilons, example_id: int, worst_case_epsilon: float)
     )
 
 
-def _check(epsilons: Array, groups: NDArray[np.integer[Any]], num_groups: int) -> None:
-    if not (epsilons >= 0.0).all():
+def _shares(epsilons: ArrayLike, bound: float) -> Array:
+    """epsilons [examples] over their bound, at most 1."""
+    values = require_numbers("epsilons", epsilons, 1)
+    if not (values >= 0.0).all():
         raise InvalidInput("an epsilon is negative or NaN; account for the trial again")
-    if len(groups) != len(epsilons) or not ((groups >= 0) & (groups < num_groups)).all():
+    return np.asarray(np.minimum(values, bound) / bound)
+
+
+def _labels(groups: ArrayLike, examples: int, num_groups: int) -> NDArray[np.int64]:
+    """Group labels [examples] as integers."""
+    labels = require_numbers("groups", groups, 1)
+    if len(labels) != examples or not ((labels >= 0) & (labels < num_groups) & (labels == np.floor(labels))).all():
         raise InvalidInput(f"every example needs a group in [0, {num_groups}); the groups are public configuration")
+    return labels.astype(np.int64)
 
 
 def _noisy(values: NDArray[Any], noise_multiplier: float, rng: GaussianDraws) -> Array:

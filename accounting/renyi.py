@@ -84,7 +84,7 @@ def _improved_terms(delta: float) -> Array:
 
 def epsilon_classic(rdp: Array, delta: float, orders: Array = ORDERS) -> float:
     """Epsilon by rdp + log(1/delta) / (alpha - 1)  (Mironov 2017, Prop. 3), the conversion of papers A and C."""
-    return float(np.min(rdp + np.log(1.0 / delta) / (orders - 1.0)))
+    return float(np.min(rdp - np.log(delta) / (orders - 1.0)))
 
 
 def _log_moments_whole(sample_rate: float, noise_multiplier: float, orders: Array) -> Array:

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
-from accounting.errors import UnsupportedMechanism
+from accounting.errors import UnsupportedMechanism, require_whole
 from accounting.mechanism import (
     FixedBatchSampling,
     GaussianRelease,
@@ -33,11 +33,17 @@ from accounting.mechanism import (
     Segment,
     ShuffledSampling,
     Trace,
-    require_adjacency,
 )
 
 DISPLACEMENT = 2.0
 """How far one example moves the sum of a fixed batch under add/remove, in units of the sensitivity."""
+LARGEST_GROUP = 10**6
+"""Of any group that is accounted for: the law of how many of it a batch holds has one entry per member."""
+
+
+def require_group_size(group_size: int) -> int:
+    """``group_size`` as an int, or `InvalidInput` unless it is a whole number from 1 to `LARGEST_GROUP`."""
+    return require_whole("group_size", group_size, at_least=1, at_most=LARGEST_GROUP)
 
 
 @dataclass(frozen=True)
@@ -55,19 +61,18 @@ def gaussian_rounds(trace: Trace, group_size: int = 1) -> tuple[Round, ...]:
     A group of ``group_size`` examples multiplies the shift of every unsampled round. Noise multipliers are positive:
     a trace without noise (`Trace.is_private` false) has no rounds and is the caller's to refuse or report.
 
-    Raises: UnsupportedMechanism for shuffled epochs under add/remove, fixed batches under zero-out, and for groups in
-    sampled rounds.
+    Raises: UnsupportedMechanism for groups in sampled rounds.
     """
+    group_size = require_group_size(group_size)
     counts: Counter[tuple[float, float]] = Counter()
     for sampling, segments in groupby(trace.segments, key=lambda segment: segment.sampling):
-        require_adjacency(sampling, trace.adjacency)
         match sampling:
             case PoissonSampling(sample_rate=sample_rate):
-                rounds = ((sample_rate, s.effective_noise_multiplier(), s.steps) for s in segments)
+                rounds = [(sample_rate, s.effective_noise_multiplier(), s.steps) for s in segments]
             case FixedBatchSampling(dataset_size=size, batch_size=batch):
-                rounds = ((batch / size, s.effective_noise_multiplier() / DISPLACEMENT, s.steps) for s in segments)
+                rounds = [(batch / size, s.effective_noise_multiplier() / DISPLACEMENT, s.steps) for s in segments]
             case ShuffledSampling(steps_per_epoch=steps_per_epoch):
-                rounds = ((1.0, sigma, 1) for sigma in _epoch_noise(segments, steps_per_epoch))
+                rounds = [(1.0, *epochs) for epochs in _epoch_noise(segments, steps_per_epoch)]
         for sample_rate, noise_multiplier, count in rounds:
             counts[sample_rate, noise_multiplier] += count
     for release in trace.releases:
@@ -82,11 +87,15 @@ def gaussian_rounds(trace: Trace, group_size: int = 1) -> tuple[Round, ...]:
 
 def pure_epsilons(trace: Trace, group_size: int = 1) -> tuple[float, ...]:
     """Epsilon of every pure release for a group of ``group_size`` examples."""
+    group_size = require_group_size(group_size)
     return tuple(group_size * release.epsilon for release in trace.releases if isinstance(release, PureRelease))
 
 
-def _epoch_noise(segments: Iterable[Segment], steps_per_epoch: int) -> Iterator[float]:
-    """The lowest effective noise multiplier of each epoch, an unfinished last one included."""
+def _epoch_noise(segments: Iterable[Segment], steps_per_epoch: int) -> Iterator[tuple[float, int]]:
+    """The lowest effective noise multiplier of each epoch, an unfinished last one included, and of how many epochs.
+
+    Only the first and the last epoch of a segment may share their steps with another one.
+    """
     lowest: dict[int, float] = {}
     first_step: int | None = None
     for segment in segments:
@@ -94,6 +103,8 @@ def _epoch_noise(segments: Iterable[Segment], steps_per_epoch: int) -> Iterator[
         first = (segment.start_step - first_step) // steps_per_epoch
         last = (segment.stop_step - 1 - first_step) // steps_per_epoch
         sigma = segment.effective_noise_multiplier()
-        for epoch in range(first, last + 1):
+        for epoch in {first, last}:
             lowest[epoch] = min(sigma, lowest.get(epoch, sigma))
-    return iter(lowest.values())
+        if last - first > 1:
+            yield sigma, last - first - 1
+    yield from ((sigma, 1) for sigma in lowest.values())

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, ClassVar
 
-from accounting.errors import InvalidInput, require_finite
+from accounting.errors import InvalidInput, keep_whole, require_finite, require_whole
 from accounting.mechanism import (
     NOISE_MULTIPLIERS,
     Release,
@@ -32,25 +32,15 @@ from accounting.mechanism import (
 )
 from accounting.registry import build
 
-
-def require_whole(name: str, value: float, *, at_least: int) -> int:
-    """Return ``value`` as an int, or raise `InvalidInput` when it is fractional, not finite or too small."""
-    number = require_finite(name, value, at_least=at_least)
-    if number != int(number):
-        raise InvalidInput(f"{name} is {value}, but must be a whole number")
-    return int(number)
-
-
-def keep_whole(component: object, field: str, name: str, *, at_least: int) -> None:
-    """Check a field of a frozen dataclass and hold it as an int: 5.0 is whole, but nothing to count or index by."""
-    object.__setattr__(component, field, require_whole(name, getattr(component, field), at_least=at_least))
-
-
 NEGLIGIBLE_NOISE = NOISE_MULTIPLIERS[0]
 """A noise multiplier below this counts as 0: no noise, and an explicit infinity for every accountant.
 
 Float32 rounds noise much smaller than this away, where it is added to a gradient as long as the sensitivity.
 """
+
+
+LARGEST_EPOCHS = 10**7
+"""Of any plan: a schedule is asked for the noise of each epoch."""
 
 
 @dataclass(frozen=True)
@@ -318,7 +308,7 @@ def planned_trace(
 
     Raises: InvalidInput when a shuffled sampling has another number of steps per epoch.
     """
-    epochs = require_whole("epochs", epochs, at_least=0)
+    epochs = require_whole("epochs", epochs, at_least=0, at_most=LARGEST_EPOCHS)
     steps_per_epoch = require_whole("steps_per_epoch", steps_per_epoch, at_least=1)
     if isinstance(sampling, ShuffledSampling) and sampling.steps_per_epoch != steps_per_epoch:
         raise InvalidInput(

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from accounting.errors import DataCorruption, InvalidInput, require_finite
+from accounting.errors import DataCorruption, InvalidInput, keep_whole, require_whole
 from accounting.manifest import PartRecord, PartStore
 from accounting.storage import open_filesystem, read_bytes, write_bytes_atomically
 from accounting.traces import read_trace, write_trace
@@ -77,7 +77,7 @@ class NormSnapshot:
     losses: Floats
 
     def __post_init__(self) -> None:
-        require_finite("step of a norm snapshot", self.step, at_least=0)
+        keep_whole(self, "step", "step of a norm snapshot", at_least=0)
         shapes = {name: np.shape(getattr(self, name)) for name in _SNAPSHOT_COLUMNS}
         if len(set(shapes.values())) != 1 or np.ndim(self.example_ids) != 1:
             raise InvalidInput(f"the columns of a norm snapshot must share one length, but have shapes {shapes}")
@@ -106,7 +106,7 @@ class NormShardWriter:
     """Writes snapshots into ``directory``, ``rows_per_part`` examples per file; there is one writer per directory."""
 
     def __init__(self, directory: str, rows_per_part: int = 65_536) -> None:
-        require_finite("rows_per_part", rows_per_part, at_least=1)
+        rows_per_part = require_whole("rows_per_part", rows_per_part, at_least=1)
         self._rows_per_part = rows_per_part
         self._store = PartStore(directory, NORM_SCHEMA)
 

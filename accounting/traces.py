@@ -55,7 +55,7 @@ _SAMPLING_COLUMNS = ("sample_rate", "dataset_size", "batch_size", "steps_per_epo
 def write_trace(path: str, trace: Trace) -> None:
     """Store a trace, with a checksum of its content."""
     run = {
-        "dataset_size": int(trace.dataset_size),
+        "dataset_size": trace.dataset_size,
         "adjacency": trace.adjacency,
         "contributions": trace.contributions,
         "noise_follows_results": trace.noise_follows_results,

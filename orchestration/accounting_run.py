@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from accounting.errors import InvalidInput, require_finite
+from accounting.errors import InvalidInput, require_finite, require_whole
 from accounting.mechanism import (
     FixedBatchSampling,
     PoissonSampling,
@@ -15,7 +15,7 @@ from accounting.mechanism import (
     SideQuery,
     Trace,
 )
-from accounting.schedules import NoiseSchedule, planned_trace, require_whole
+from accounting.schedules import NoiseSchedule, planned_trace
 
 
 @dataclass(frozen=True)

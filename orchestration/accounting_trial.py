@@ -63,13 +63,12 @@ def stored_trace(path: str) -> Trace:
 def spread_of_epsilons(files: TrialFiles, trace: Trace, delta: float, method: str) -> EpsilonSpread:
     """The distribution of per-example epsilons (upper bounds) at ``delta``, by ``method`` (``rdp`` or ``pld``)."""
     shards = _complete_shards(files, trace)
-    upper = []
-    for part in map(shards.read, shards.parts):
-        upper.append(individual_epsilons(part.steps, part.contributions, trace, delta, method).upper)
-    epsilons = np.concatenate(upper)
+    parts = map(shards.read, shards.parts)
+    found = [individual_epsilons(part.steps, part.contributions, trace, delta, method) for part in parts]
+    epsilons = np.concatenate([part.upper for part in found])
     return EpsilonSpread(
         method=method,
-        kind=trace.contributions,
+        kind=found[0].kind,
         delta=delta,
         adjacency=trace.adjacency,
         examples=len(epsilons),
@@ -96,7 +95,7 @@ def estimate_of_examples(files: TrialFiles, trace: Trace, example_ids: Sequence[
         delta=delta,
         adjacency=trace.adjacency,
         accountant="pld",
-        kind=trace.contributions,
+        kind=found.kind,
         unit=f"examples {', '.join(map(str, wanted.tolist()))}",
         group_size=len(wanted),
         lower_epsilon=found.lower,

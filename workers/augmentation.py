@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from accounting.errors import InvalidInput
+from accounting.errors import InvalidInput, keep_whole
 from accounting.registry import build
-from accounting.schedules import keep_whole
 from workers.spec import Component
 
 

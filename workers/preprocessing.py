@@ -19,10 +19,9 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor, nn
 
-from accounting.errors import DataCorruption, InvalidInput, require_finite
+from accounting.errors import DataCorruption, InvalidInput, keep_whole, require_finite
 from accounting.mechanism import GaussianRelease, Release
 from accounting.registry import build, lookup
-from accounting.schedules import keep_whole
 from workers.checkpoint import fingerprint, load_checkpoint, save_checkpoint
 from workers.data.base import Dataset, Scaling, Split
 from workers.data.images import IMAGENET_SCALING

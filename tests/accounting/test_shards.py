@@ -19,10 +19,12 @@ from accounting import storage
 from accounting.errors import DataCorruption, InvalidInput, StorageError
 from accounting.layout import TrialFiles
 from accounting.mechanism import (
+    Adjacency,
     FixedBatchSampling,
     GaussianRelease,
     PoissonSampling,
     PureRelease,
+    Sampling,
     Segment,
     ShuffledSampling,
     SideQuery,
@@ -264,16 +266,19 @@ def test_epsilons_round_trip_and_missing_parts_are_noticed(root: str) -> None:
         read_epsilons(root)
 
 
-def test_traces_round_trip_and_damage_is_noticed(root: str) -> None:
+@pytest.mark.parametrize(
+    ("sampling", "adjacency"), [(FixedBatchSampling(100, 10), "add_remove"), (ShuffledSampling(4), "zero_out")]
+)
+def test_traces_round_trip_and_damage_is_noticed(root: str, sampling: Sampling, adjacency: Adjacency) -> None:
     trace = Trace(
         np.int64(100),
         (
-            Segment(0, 5, PoissonSampling(0.1), 1.25, (SideQuery("counts", 5.0), SideQuery("median", 2.0))),
-            Segment(5, 3, FixedBatchSampling(100, 10), 0.0),
-            Segment(8, 4, ShuffledSampling(4), 0.1 + 0.2),
+            Segment(0, 5, PoissonSampling(np.float32(0.1)), 1.25, (SideQuery("counts", 5.0), SideQuery("median", 2.0))),
+            Segment(5, 3, sampling, 0.0),
+            Segment(8, 4, sampling, 0.1 + 0.2),
         ),
-        (GaussianRelease("pca", 16.0), PureRelease("selection", 0.5)),
-        "zero_out",
+        (GaussianRelease("pca", np.float32(16.0)), PureRelease("selection", 0.5)),
+        adjacency,
         "guarantee",
     )
     path = TrialFiles(root).trace

@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accounting.errors import InvalidInput, require_finite
+from accounting.errors import InvalidInput, keep_whole, require_finite
 from accounting.mechanism import GaussianRelease
 from accounting.registry import nearest
-from accounting.schedules import keep_whole
 
 SMALLEST_BOUND, LARGEST_BOUND = 1e-8, 1e8
 """Bounds for which float32 arithmetic is safe: `workers.gradients` states its error of norms from 1e-12 on."""
