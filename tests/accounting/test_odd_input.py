@@ -1,0 +1,200 @@
+"""Whatever a public function is given: a number with the right bound, or one clear error; no traceback, no warning."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import mpmath
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from accounting import accountants, calibration, composition, individual, mixture, release, schedules
+from accounting.errors import DpsweepError, InvalidInput
+from accounting.mechanism import (
+    FixedBatchSampling,
+    GaussianRelease,
+    PoissonSampling,
+    PureRelease,
+    Segment,
+    ShuffledSampling,
+    SideQuery,
+    Trace,
+)
+from accounting.reference import algorithm_2
+
+ODD = (
+    *(math.nan, math.inf, -math.inf, 0, -1, -0.5, 1e-320, 1e300, 10**400, 2**60, True, np.True_, None, "7", 1j, b"1"),
+    *([], (), [1.0], np.array([]), np.array(2.0), np.float32(0.25), np.float64(3.0), np.int64(3), np.float16(0.5)),
+    *(1.5, 800, 1e-12, 1 - 1e-16),
+)
+
+Draw = Callable[[st.SearchStrategy[Any]], Any]
+
+
+def _one_of(draw: Draw, *good: Any) -> Any:
+    """Mostly one of ``good``; now and then anything."""
+    return draw(st.sampled_from(good if draw(st.integers(0, 5)) else ODD))
+
+
+def _sampling(draw: Draw, size: Any) -> Any:
+    made: tuple[Callable[[], Any], ...] = (
+        lambda: PoissonSampling(_one_of(draw, 0.01, 0.5, 1.0, 1e-9, np.float32(0.1), 1 - 1e-12)),
+        lambda: FixedBatchSampling(size, _one_of(draw, 1, 5, np.int64(10), 10.0)),
+        lambda: ShuffledSampling(_one_of(draw, 1, np.int32(3), 10.0)),
+    )
+    return draw(st.sampled_from(made))()
+
+
+def _noise(draw: Draw) -> Any:
+    return _one_of(draw, 1.0, 0.3, 50.0, 1e-6, 1e9, np.float64(2.0), 0.0, 7)
+
+
+def _trace(draw: Draw) -> Trace:
+    size = _one_of(draw, 100, 10**6, np.int64(50), 20.0)
+    sampling = _sampling(draw, size)
+    queries = draw(st.sampled_from(((), [])))
+    if draw(st.booleans()):
+        queries = [SideQuery("counts", _noise(draw))]
+    segments = [Segment(0, _one_of(draw, 1, 10, 1000, np.int64(7), 10**9, 3.0), sampling, _noise(draw), queries)]
+    releases: list[Any] = []
+    if draw(st.integers(0, 2)) == 0:
+        releases.append(PureRelease("pure", _one_of(draw, 0.5, 1000.0, 1e12, 1e-9, np.float32(30.0))))
+        releases.append(GaussianRelease("gaussian", _noise(draw)))
+    adjacency = "zero_out" if isinstance(sampling, ShuffledSampling) else "add_remove"
+    return Trace(size, segments[: draw(st.integers(0, 3))], releases, adjacency)  # type: ignore[arg-type]
+
+
+def _delta(draw: Draw) -> Any:
+    return _one_of(draw, 1e-5, 1e-300, 0.5, np.float32(1e-6), 0.999999, 1e-240)
+
+
+def _size(draw: Draw) -> Any:
+    return _one_of(draw, 1, 2, np.int64(2), 5.0)
+
+
+def _snapshots(draw: Draw) -> tuple[Any, Any]:
+    rows = draw(st.lists(st.sampled_from((0.0, 0.5, 1.0, 1e-300, 1e-9)), min_size=1, max_size=3))
+    return [_one_of(draw, 0)], _one_of(draw, [[c] for c in rows], np.array(rows, np.float32)[:, None], [[True]], [[9]])
+
+
+def _released(draw: Draw) -> Any:
+    spec = release.ReleaseSpec(_one_of(draw, 5, 5.0), *(_noise(draw) for _ in range(3)), _one_of(draw, (), [0.5]), 3)
+    rng = np.random.default_rng(0)
+    values, labels = _one_of(draw, [1.0, math.inf], np.array([1, 2])), _one_of(draw, [0, 1], np.array([1.0, 0.0]))
+    release.release_quantiles(values, _one_of(draw, [0.5]), _one_of(draw, 5.0), _noise(draw), _one_of(draw, 3), rng)
+    release.release_statistics(values, labels, _one_of(draw, 2, 2.0), _one_of(draw, 5.0, 1e-9), spec, rng)
+    return release.release_mean(values, _one_of(draw, 5.0), _noise(draw), rng)
+
+
+def _solved(draw: Draw) -> Any:
+    budget = calibration.RhoBudget(_one_of(draw, 1.0, 0.2), _size(draw))
+    schedule = schedules.make_schedule("constant", _noise(draw))
+    sampling = ShuffledSampling(1)
+    calibration.epochs_within_budget(schedule, budget, sampling, 1, _one_of(draw, 100), max_epochs=_one_of(draw, 50))
+    return calibration.calibrate_decay(
+        _one_of(draw, "time"),
+        _one_of(draw, 10.0),
+        _one_of(draw, 5, 3.0),
+        budget,
+        lambda schedule, epochs: schedules.planned_trace(schedule, sampling, epochs, 1, 100),
+        _one_of(draw, None, 3),
+    )
+
+
+def _mixture(draw: Draw) -> Any:
+    mixture.poisson_group(_size(draw), _one_of(draw, 0.1, 1.0))
+    mixture.fixed_batch_group(_size(draw), _one_of(draw, 100), _one_of(draw, 10))
+    mixture.poisson_examples(_one_of(draw, [1.0, 0.5], np.array([0.1])), _one_of(draw, 0.1), _one_of(draw, 0.05))
+    made = mixture.SensitivityMixture(_one_of(draw, (0.0, 1.0)), _one_of(draw, [0.5, 0.5]), _one_of(draw, 0.0))
+    return mixture.discretise(made.scaled(_one_of(draw, 2.0)), _one_of(draw, 0.1), "remove", "upper").infinity_mass
+
+
+PUBLIC: dict[str, Callable[[Draw], Any]] = {
+    "account": lambda d: (
+        accountants.account(_trace(d), _delta(d), _one_of(d, *accountants.ACCOUNTANTS), _size(d)).epsilon
+    ),
+    "individual_epsilons": lambda d: individual.individual_epsilons(
+        *_snapshots(d), _trace(d), _delta(d), _one_of(d, "rdp", "pld")
+    ),
+    "epsilon_of_examples": lambda d: mixture.epsilon_of_examples(_trace(d), *_snapshots(d), _delta(d), 1e-2),
+    "group_epsilons": lambda d: mixture.group_epsilons(_trace(d), _delta(d), [_size(d)], _one_of(d, 1e-2))[0],
+    "delta_pld": lambda d: composition.delta_pld(_trace(d), _one_of(d, 1.0, 500, 1e5, 0, 1e-9), _size(d), 1e-2),
+    "linear_lower_bound": lambda d: mixture.linear_lower_bound(_trace(d), _delta(d), _size(d)),
+    "vadhan_epsilon": lambda d: mixture.vadhan_epsilon(_trace(d), _delta(d), _size(d)),
+    "total_rho": lambda d: accountants.total_rho(_trace(d), _size(d)),
+    "total_rdp": lambda d: accountants.total_rdp(_trace(d), _size(d)),
+    "rho_to_epsilon": lambda d: accountants.rho_to_epsilon(_one_of(d, 0.5, 0.0), _delta(d)),
+    "strong_composition": lambda d: accountants.strong_composition(
+        _one_of(d, [0.1], np.array([1e3])), _one_of(d, [3]), _delta(d)
+    ),
+    "algorithm_2": lambda d: algorithm_2(*_snapshots(d), _trace(d), _delta(d), _one_of(d, 0.01)),
+    "estimate_quality": lambda d: (
+        individual.estimate_quality(_one_of(d, [1.0, 2.0]), _one_of(d, np.array([1, 3]))).max_absolute_error
+    ),
+    "release": _released,
+    "calibration": _solved,
+    "mixtures": _mixture,
+}
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+@given(data=st.data())
+@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+def test_a_number_or_one_clear_error(name: str, data: st.DataObject) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            found = PUBLIC[name](data.draw)
+        except DpsweepError:
+            return
+    if hasattr(found, "upper"):
+        assert np.all(np.asarray(found.lower) <= np.asarray(found.upper))
+        found = found.lower
+    assert np.all(np.asarray(found) >= 0.0)
+
+
+@pytest.mark.parametrize(("epsilon", "size"), [(1000.0, 1), (1.0, 800), (1e12, 1)])
+@pytest.mark.parametrize("accountant", ["gdp", "rdp", "zcdp", "strong"])
+def test_pure_releases_of_any_size_cost_what_they_cost(accountant: str, epsilon: float, size: int) -> None:
+    found = accountants.account(Trace(1000, releases=(PureRelease("x", epsilon),)), 1e-5, accountant, size)
+    exact = size * epsilon + math.log1p(-1e-5 * (1 + math.exp(-min(size * epsilon, 700))))
+    assert exact * (1 - 1e-12) <= found.epsilon <= size * epsilon * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("accountant", ["auto", "pld"])
+def test_a_pure_release_that_protects_nobody_is_composed(accountant: str) -> None:
+    assert accountants.account(Trace(10, releases=(PureRelease("x", 1e3),)), 1e-5, accountant).epsilon <= 1e3
+
+
+def _gaussian_delta(mean: float, epsilon: float) -> Any:
+    """delta of N(mean, 1) against N(0, 1), with 80 digits (Balle and Wang 2018, Theorem 8)."""
+    m, e = mpmath.mpf(mean), mpmath.mpf(epsilon)
+    return mpmath.ncdf(m / 2 - e / m) - mpmath.exp(e) * mpmath.ncdf(-m / 2 - e / m)
+
+
+@pytest.mark.parametrize("sigma", [1e9, 1e7, 1e3, 1.0, 1e-2, 1e-5, 1e-6])
+def test_one_gaussian_release_with_more_digits(sigma: float) -> None:
+    trace = Trace(10, releases=(GaussianRelease("x", sigma),))
+    with mpmath.workdps(80):
+        for delta in (1e-12, 1e-5, 0.3):
+            upper = composition.epsilon_pld(trace, delta).upper
+            assert _gaussian_delta(1 / sigma, upper) <= delta
+        for epsilon in (0.0, 0.5 / sigma**2, 1 / sigma, 3 / sigma, 500.0):
+            bounds = composition.delta_pld(trace, epsilon)
+            assert bounds.lower <= _gaussian_delta(1 / sigma, epsilon) <= bounds.upper
+
+
+def test_lists_are_arrays_and_numbers_of_numpy_are_numbers() -> None:
+    trace = Trace(100, (Segment(0, 10, PoissonSampling(0.1), 1.0),))
+    listed = individual.individual_epsilons([0], [[0.5], [1]], trace, np.float64(1e-5))
+    arrays = individual.individual_epsilons(np.array([0]), np.array([[0.5], [1.0]]), trace, 1e-5)
+    np.testing.assert_array_equal(listed.upper, arrays.upper)
+    sizes = np.array([1, 2])
+    assert mixture.group_epsilons(trace, 1e-5, sizes) == mixture.group_epsilons(trace, 1e-5, [1.0, 2.0])
+    with pytest.raises(InvalidInput, match=r"group_size is 2000000.*at most 1000000"):
+        accountants.account(trace, 1e-5, group_size=2_000_000)
