@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import signal
 import sys
 from pathlib import Path
@@ -24,7 +23,6 @@ from orchestration.environment import EMBEDDED, prepare_environment
 
 if TYPE_CHECKING:
     from orchestration.publication import Outcome
-    from orchestration.sweep import SweepSpec
 
 app = typer.Typer(
     name="dpsweep",
@@ -36,6 +34,13 @@ app = typer.Typer(
 cli_accounting.register(app)
 
 SweepFile = Annotated[Path, typer.Argument(help="The sweep file (YAML).", metavar="SWEEP")]
+AllowCode = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="MODULE",
+        help="A module or file.py that the sweep may run besides those in its own folder; may be repeated.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")]
 
 
@@ -51,20 +56,25 @@ def run(
         str | None,
         typer.Option(envvar="MLFLOW_TRACKING_URI", help="MLflow (default: a SQLite store in the sweep's folder)."),
     ] = None,
+    allow_code: AllowCode = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train, account and compare every trial of a sweep."""
+    """Train, account and compare every trial of a sweep.
+
+    A sweep file is code: it runs the functions that it names in the modules beside it.
+    """
     from orchestration.sweep import parse_sweep
     from orchestration.sweep_text import read_text
+    from orchestration.user_code import permitted
 
     text = read_text(sweep)
     spec = parse_sweep(text, str(sweep))
+    code = permitted(spec, sweep.resolve().parent, allow_code or ())
     prepare_environment(address)
-    _make_importable(sweep, spec)
     from orchestration.pipeline import RunRequest, run_sweep
 
     try:
-        outcome = run_sweep(RunRequest(spec, text, output, address, resume, tracking_uri), Console(stderr=True))
+        outcome = run_sweep(RunRequest(spec, text, output, address, resume, tracking_uri, code), Console(stderr=True))
     except KeyboardInterrupt:
         print("interrupted; the same command with --resume continues where it stopped", file=sys.stderr)
         raise typer.Exit(130) from None
@@ -73,16 +83,28 @@ def run(
 
 
 @app.command()
-def plan(sweep: SweepFile, as_json: AsJson = False) -> None:
-    """Show what a sweep would do: noise, steps, worst-case epsilon and bytes of each trial; trains nothing."""
+def plan(
+    sweep: SweepFile,
+    allow_code: AllowCode = None,
+    no_code: Annotated[
+        bool, typer.Option("--no-code", help="Import nothing that the sweep names; what depends on it is left out.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a sweep would do: noise, steps, worst-case epsilon and bytes of each trial; trains nothing.
+
+    A sweep file is code: data and models of the user's own are run on a few rows, unless with --no-code.
+    """
     from orchestration.plan import plan_sweep
     from orchestration.sweep import parse_sweep
     from orchestration.sweep_text import read_text
     from orchestration.tables import plan_rows, plan_table, stdout
+    from orchestration.user_code import permitted
 
+    if no_code and allow_code:
+        raise InvalidInput("--no-code imports nothing and --allow-code allows it; give one of them")
     spec = parse_sweep(read_text(sweep), str(sweep))
-    _make_importable(sweep, spec)
-    planned = plan_sweep(spec)
+    planned = plan_sweep(spec, None if no_code else permitted(spec, sweep.resolve().parent, allow_code or ()))
     if as_json:
         _print_json(plan_rows(planned))
     else:
@@ -121,18 +143,6 @@ def main() -> None:
             raise
         print("error: the disk is full; free some space, and the same command with --resume continues", file=sys.stderr)
         sys.exit(1)
-
-
-def _make_importable(sweep_file: Path, spec: SweepSpec) -> None:
-    """Find the user's ``module:function`` in the working directory and beside the sweep file.
-
-    Processes that this one starts, an embedded cluster's workers among them, find it through PYTHONPATH.
-    """
-    if spec.user_modules:
-        found = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-        added = [folder for folder in (str(Path.cwd()), str(sweep_file.resolve().parent)) if folder not in found]
-        sys.path += added
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [*found, *added]))
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

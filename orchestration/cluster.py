@@ -16,12 +16,13 @@ import secrets
 import signal
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
+from ray.job_config import JobConfig
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from accounting.errors import InvalidInput, StorageError
@@ -29,6 +30,8 @@ from accounting.storage import read_bytes, write_bytes_atomically
 from orchestration.environment import EMBEDDED
 from orchestration.session import private_session
 from orchestration.sweep import AccountingSettings, ResourceSettings
+from orchestration.user_code import packed
+from workers.imports import NO_CODE, UserCode
 from workers.memory import ALLOCATOR
 
 _PACKAGES = ("accounting", "workers", "orchestration")
@@ -37,11 +40,12 @@ _OBJECT_STORE_BYTES = 128 * 2**20
 
 
 @contextlib.contextmanager
-def connected(address: str, log: Path, user_modules: Sequence[str] = ()) -> Iterator[None]:
+def connected(address: str, log: Path, code: UserCode = NO_CODE) -> Iterator[UserCode]:
     """A connection to Ray for the length of a ``with`` block; an embedded cluster and its files end with it.
 
-    log: file that takes what Ray would print. user_modules: files and import names of the user's own code, which
-    remote workers need too. Raises `InvalidInput` when no cluster answers at ``address`` or it wants another token.
+    log: file that takes what Ray would print. code: the user's own, which remote workers need too; what the block gets
+    is the same code as workers find it. Raises `InvalidInput` when no cluster answers at ``address`` or it wants
+    another token.
     """
     with private_session() if address == EMBEDDED else contextlib.nullcontext():
         try:
@@ -49,9 +53,9 @@ def connected(address: str, log: Path, user_modules: Sequence[str] = ()) -> Iter
                 if address == EMBEDDED:
                     _start_embedded()
                 else:
-                    _join(address, user_modules)
+                    code = _join(address, code)
             with _logged_to(log):
-                yield
+                yield code
         finally:
             ray.shutdown()
 
@@ -69,6 +73,7 @@ def _start_embedded() -> None:
     try:
         ray.init(
             address=EMBEDDED,
+            job_config=_OwnPath(),
             include_dashboard=False,
             log_to_driver=False,
             configure_logging=False,
@@ -81,17 +86,29 @@ def _start_embedded() -> None:
         ) from error
 
 
-def _join(address: str, user_modules: Sequence[str]) -> None:
+class _OwnPath(JobConfig):
+    """Workers import from their own path: Ray would put the working directory before all that is installed."""
+
+    def _runtime_env_has_working_dir(self) -> bool:
+        return True
+
+
+def _join(address: str, code: UserCode) -> UserCode:
+    """Ships dpsweep's packages and ``code``; returns the latter as workers find it."""
     _require_listener(address)
-    shipped = sorted({_module_path(name) for name in (*_PACKAGES, *user_modules)})
-    runtime = {
-        "py_modules": shipped,
-        "env_vars": {name: os.environ.get(name, value) for name, value in ALLOCATOR.items()},
-    }
+    environment = {name: os.environ.get(name, value) for name, value in ALLOCATOR.items()}
     try:
-        ray.init(address=address, log_to_driver=False, configure_logging=False, runtime_env=runtime)
+        with packed(code) as (folders, there):
+            ray.init(
+                address=address,
+                job_config=_OwnPath(),
+                log_to_driver=False,
+                configure_logging=False,
+                runtime_env={"py_modules": [*map(_package_folder, _PACKAGES), *folders], "env_vars": environment},
+            )
     except (RayError, ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
         raise _refusal(address, error) from error
+    return there
 
 
 def _require_listener(address: str) -> None:
@@ -129,15 +146,12 @@ def _no_cluster(address: str, reason: str) -> InvalidInput:
     )
 
 
-def _module_path(name: str) -> str:
-    """Where the top-level module or the file ``name`` lies, as Ray ships it: a folder or a single file."""
-    if name.endswith(".py"):
-        return str(Path(name).resolve())
-    found = importlib.util.find_spec(name.partition(".")[0])
-    if found is None or found.origin is None:
-        raise InvalidInput(f"no module {name!r} can be imported; add its folder to PYTHONPATH")
-    origin = Path(found.origin)
-    return str(origin.parent if origin.name == "__init__.py" else origin)
+def _package_folder(name: str) -> str:
+    """Where a package of this process lies, as Ray ships it."""
+    found = importlib.util.find_spec(name)
+    assert found is not None, f"{name} is a package of dpsweep"
+    assert found.origin is not None, f"{name} has an __init__.py"
+    return str(Path(found.origin).parent)
 
 
 class _LogFile(logging.FileHandler):

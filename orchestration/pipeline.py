@@ -31,13 +31,15 @@ from orchestration.sweep import SweepSpec, parse_sweep
 from orchestration.tracked import TrackingUnavailable
 from orchestration.tracking import MlflowTracker, embedded_tracking_uri
 from orchestration.trainable import train
+from workers.imports import NO_CODE, UserCode
 
 
 @dataclass(frozen=True)
 class RunRequest:
     """What the user asked for: a sweep and its text, and where to run it.
 
-    output None is runs/NAME; tracking_uri None is the SQLite store inside the sweep's folder.
+    output None is runs/NAME; tracking_uri None is the SQLite store inside the sweep's folder. code is what of the
+    user's own may be imported.
     """
 
     sweep: SweepSpec
@@ -46,6 +48,7 @@ class RunRequest:
     address: str = EMBEDDED
     resume: bool = False
     tracking_uri: str | None = None
+    code: UserCode = NO_CODE
 
 
 def run_sweep(request: RunRequest, console: Console) -> Outcome:
@@ -57,7 +60,7 @@ def run_sweep(request: RunRequest, console: Console) -> Outcome:
     sweep = request.sweep
     files = SweepFiles(absolute(request.output or f"runs/{sweep.name}"))
     manifest = open_manifest(files, sweep, request.text, request.resume)
-    plan = accept(plan_sweep(sweep))
+    plan = accept(plan_sweep(sweep, request.code))
     require_space(files, plan)
     for warning in plan.warnings:
         warn(console, warning)
@@ -66,7 +69,7 @@ def run_sweep(request: RunRequest, console: Console) -> Outcome:
     with (
         exclusive(files.local_folder),
         claimed(files.claim),
-        connected(request.address, files.log, sweep.user_modules),
+        connected(request.address, files.log, request.code) as code,
     ):
         if request.address == EMBEDDED:
             check_resources(sweep.resources, sweep.accounting)
@@ -79,7 +82,7 @@ def run_sweep(request: RunRequest, console: Console) -> Outcome:
             Conductor(sweep, plan, manifest, files, tracker, status, pool.scatter) as conductor,
             watching(console, status),
         ):
-            train(conductor.jobs(), conductor, sweep.resources, sweep.scheduler, files.tune, manifest.sweep_id)
+            train(conductor.jobs(), conductor, sweep.resources, sweep.scheduler, files.tune, manifest.sweep_id, code)
             record = conductor.finish()
         if conductor.tracking_failure:
             warn(console, f"{conductor.tracking_failure}; the same command with --resume records what is missing")

@@ -30,6 +30,7 @@ from orchestration.sweep import SweepSpec
 from workers import clipping
 from workers.data import Dataset, DatasetDescription, describe, load_dataset
 from workers.feasibility import Combination, check_feasible, excerpt
+from workers.imports import NO_CODE, UserCode, is_import_path
 from workers.mechanism import TrialMechanism, affordable_epochs
 from workers.optimizers import make_average, make_learning_rate_schedule, make_optimizer
 from workers.spec import Component, DataSpec, NormSpec, TrialSpec
@@ -93,18 +94,23 @@ class Plan:
         return [f"{' '.join(reason.split())} (trials: {', '.join(refused)})" for reason, refused in keys.items()]
 
 
-def plan_sweep(sweep: SweepSpec) -> Plan:
-    """Plan every trial. Reads the data (for its size and groups) and tries each model on a few rows; trains nothing."""
+def plan_sweep(sweep: SweepSpec, code: UserCode | None = NO_CODE) -> Plan:
+    """Plan every trial. Reads the data (for its size and groups) and tries each model on a few rows; trains nothing.
+
+    code: what of the user's own may be imported. None leaves the user's code alone: a model of theirs is not tried, as
+    a warning says, and trials on a data source of theirs are refused, because nothing is known without its size.
+    """
     _misfit.cache_clear()  # a file that a refusal named may have been mended since
     release = release_spec(sweep.release)
     planned: list[PlannedTrial] = []
     refused: list[Refusal] = []
     for point in grid(sweep):
         try:
-            planned.append(_plan_trial(point, sweep, release))
+            planned.append(_plan_trial(point, sweep, release, code))
         except DpsweepError as error:
             refused.append(Refusal(point.trial.key, str(error)))
-    return Plan(tuple(planned), tuple(refused), _warnings(planned))
+    untried = _untried(planned) if code is None else ()
+    return Plan(tuple(planned), tuple(refused), (*_warnings(planned), *untried))
 
 
 def release_spec(release: Component) -> ReleaseSpec | None:
@@ -117,10 +123,17 @@ def release_spec(release: Component) -> ReleaseSpec | None:
     return build(modes, release.name, release.params, "release")
 
 
-def _plan_trial(point: GridPoint, sweep: SweepSpec, release: ReleaseSpec | None) -> PlannedTrial:
+def _plan_trial(point: GridPoint, sweep: SweepSpec, release: ReleaseSpec | None, code: UserCode | None) -> PlannedTrial:
     trial = point.trial
+    if code is None and is_import_path(trial.data.name):
+        raise InvalidInput(
+            f"data source {trial.data.name!r} is the user's own code, which is not run here, and noise, steps and "
+            "epsilon depend on the size of the data; plan it without --no-code, or give the size to `dpsweep epsilon`"
+        )
     with _named("data"):
-        dataset, _ = _loaded(_DATA.dump_json(trial.data))
+        dataset, _ = _loaded(_DATA.dump_json(trial.data), code or NO_CODE)
+    if code is not None or not is_import_path(trial.model.name):
+        _check_combination(trial, code or NO_CODE)
     _check_components(trial)
     after_training = release.releases() if release and trial.is_private else ()
     mechanism = TrialMechanism.of(trial, dataset.train_size, after_training)
@@ -179,18 +192,22 @@ def _account(trace: Trace, delta: float, accountant: str, group_size: int = 1) -
 
 
 @functools.cache
-def _loaded(data: bytes) -> tuple[DatasetDescription, Dataset]:
+def _loaded(data: bytes, code: UserCode) -> tuple[DatasetDescription, Dataset]:
     """What a data set is, and a few of its rows."""
-    dataset = load_dataset(_DATA.validate_json(data))
+    dataset = load_dataset(_DATA.validate_json(data), code)
     return describe(dataset), excerpt(dataset)
 
 
-def _check_components(trial: TrialSpec) -> None:
-    """Build every named component once, so that a wrong name or parameter is found before anything starts."""
+def _check_combination(trial: TrialSpec, code: UserCode) -> None:
+    """Try data, preprocessing, model, loss and augmentation together."""
     combination = Combination(trial.model, trial.loss, trial.preprocessing, trial.augmentation)
-    reason = _misfit(_DATA.dump_json(trial.data), _COMBINATION.dump_json(combination))
+    reason = _misfit(_DATA.dump_json(trial.data), _COMBINATION.dump_json(combination), code)
     if reason is not None:
         raise InvalidInput(reason)
+
+
+def _check_components(trial: TrialSpec) -> None:
+    """Build every other component once, so that a wrong name or parameter is found before anything starts."""
     parameters = {"weight": nn.Parameter(torch.zeros(1))}
     clipping.make_clipping(trial.clipping)
     make_optimizer(trial.optimizer, parameters)
@@ -200,11 +217,11 @@ def _check_components(trial: TrialSpec) -> None:
 
 
 @functools.cache
-def _misfit(data: bytes, combination: bytes) -> str | None:
+def _misfit(data: bytes, combination: bytes, code: UserCode) -> str | None:
     """Why no trial of this combination can take a step; its trials share the answer, also a refusal."""
-    _, rows = _loaded(data)
+    _, rows = _loaded(data, code)
     try:
-        check_feasible(_COMBINATION.validate_json(combination), rows)
+        check_feasible(_COMBINATION.validate_json(combination), rows, code)
     except DpsweepError as error:
         return str(error)
     return None
@@ -238,4 +255,13 @@ def _warnings(trials: list[PlannedTrial]) -> tuple[str, ...]:
         f"delta is {delta:g}, but with {size} training examples it should be well below 1/n = {1.0 / size:.2g}: "
         "a mechanism that publishes a random example whole would pass"
         for size, delta in worst.items()
+    )
+
+
+def _untried(trials: list[PlannedTrial]) -> tuple[str, ...]:
+    names = sorted({trial.spec.model.name for trial in trials if is_import_path(trial.spec.model.name)})
+    return tuple(
+        f"model {name!r} is the user's own code, which is not run here: it was not tried on rows of the data, nor the "
+        "preprocessing, loss and augmentation that it is combined with"
+        for name in names
     )

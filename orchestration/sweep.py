@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from accounting.errors import InvalidInput, require_finite
 from accounting.registry import nearest
 from orchestration.sweep_text import parse_text, shortly
+from workers.imports import is_import_path
 from workers.spec import (
     BudgetSpec,
     Component,
@@ -225,10 +226,10 @@ class SweepSpec(Settings):
     execution: Execution = ExecutionSpec()
 
     @property
-    def user_modules(self) -> tuple[str, ...]:
-        """The modules and files of the user's own ``module:function`` components."""
-        names = [*(data.name for data in self.data), *(model.name for model in self.model)]
-        return tuple(sorted({name.rpartition(":")[0] for name in names if ":" in name}))
+    def own_components(self) -> tuple[tuple[str, str], ...]:
+        """The user's own ``module:function`` components: what each is, and its name."""
+        named = [*(("data source", data.name) for data in self.data), *(("model", model.name) for model in self.model)]
+        return tuple(sorted({(what, name) for what, name in named if is_import_path(name)}))
 
     @model_validator(mode="after")
     def _selection_is_accounted(self) -> Self:

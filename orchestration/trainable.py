@@ -18,6 +18,8 @@ from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 from accounting.errors import DpsweepError, StorageError
 from accounting.mechanism import Release
 from orchestration.sweep import ResourceSettings, SchedulerSettings
+from orchestration.user_code import unpacked
+from workers.imports import NO_CODE, UserCode
 from workers.spec import TrialSpec
 from workers.trial import Progress, run_trial
 
@@ -44,11 +46,11 @@ class TrainingObserver(Protocol):
     def failed(self, key: str, error: str) -> None: ...
 
 
-def train_trial(config: Mapping[str, Any], jobs: Mapping[str, TrainingJob]) -> None:
+def train_trial(config: Mapping[str, Any], jobs: Mapping[str, TrainingJob], code: UserCode) -> None:
     """What a Tune worker runs: one trial, reporting after every epoch."""
     job = jobs[config["key"]]
     try:
-        run_trial(job.spec, job.root, releases=job.releases, on_progress=_report)
+        run_trial(job.spec, job.root, code=unpacked(code), releases=job.releases, on_progress=_report)
     except StorageError:
         raise
     except DpsweepError as error:
@@ -82,8 +84,11 @@ def train(
     scheduler: SchedulerSettings,
     tune_folder: str,
     name: str,
+    code: UserCode = NO_CODE,
 ) -> None:
     """Train every job and return when all have ended; what became of each is told to ``observer`` as it happens.
+
+    code: what of the user's own the workers may import, as `connected` gives it.
 
     Tune starts a trial again whose worker died while it ran, but gives up on one whose worker died before it ran. Those
     start again here, without the others for a scheduler to compare them with.
@@ -94,7 +99,7 @@ def train(
         callback = _ObserverCallback(observer, retries)
         by_key = {job.spec.key: job for job in jobs}
         trainable = tune.with_resources(
-            tune.with_parameters(train_trial, jobs=by_key), {"cpu": resources.cpus, "gpu": resources.gpus}
+            tune.with_parameters(train_trial, jobs=by_key, code=code), {"cpu": resources.cpus, "gpu": resources.gpus}
         )
         tuner = tune.Tuner(
             trainable,

@@ -19,6 +19,7 @@ from accounting.errors import DpsweepError, InvalidInput
 from workers.augmentation import make_augmentation
 from workers.data.base import Dataset
 from workers.gradients import GradientEngine
+from workers.imports import UserCode
 from workers.losses import build_loss
 from workers.models import build_model
 from workers.preprocessing import make_preprocessing
@@ -47,7 +48,7 @@ def excerpt(dataset: Dataset) -> Dataset:
     return replace(dataset, train=train, test=test, public=None)
 
 
-def check_feasible(combination: Combination, dataset: Dataset) -> None:
+def check_feasible(combination: Combination, dataset: Dataset, code: UserCode) -> None:
     """Take the gradients of a few examples (those of `excerpt`) on the CPU, as a training step does.
 
     Raises: InvalidInput naming the component that does not fit the others.
@@ -58,7 +59,7 @@ def check_feasible(combination: Combination, dataset: Dataset) -> None:
             with _blamed_on("preprocessing", combination.preprocessing, dataset.train.features):
                 dataset = make_preprocessing(combination.preprocessing).rehearse(dataset)
         x, y, copies = _batch(combination.augmentation, dataset)
-        model, loss = build_model(combination.model, dataset, seed=0), build_loss(combination.loss)
+        model, loss = build_model(combination.model, dataset, 0, code), build_loss(combination.loss)
         with _blamed_on("model", combination.model, x):
             logits = _checked_logits(model.cpu(), x, dataset.num_classes)
         with _blamed_on("loss", combination.loss, logits):

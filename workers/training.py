@@ -30,6 +30,7 @@ from workers.gradients import GradientEngine, ShapePlanner, TimingPlanner, Weigh
 from workers.gradients.modes import modes_of, set_modes
 from workers.gradients.randomness import RandomState
 from workers.history import EpochRecord
+from workers.imports import NO_CODE, UserCode
 from workers.losses import build_loss
 from workers.mechanism import TrialMechanism, affordable_epochs
 from workers.models import build_model
@@ -54,7 +55,13 @@ class Trainer:
     """The state of a run and its single steps. `state` and `restore` make it continue bit for bit."""
 
     def __init__(
-        self, spec: TrialSpec, mechanism: TrialMechanism, dataset: Dataset, noise: NoiseSource, files: TrialFiles
+        self,
+        spec: TrialSpec,
+        mechanism: TrialMechanism,
+        dataset: Dataset,
+        noise: NoiseSource,
+        files: TrialFiles,
+        code: UserCode = NO_CODE,
     ) -> None:
         device = choose_device(spec.execution.device)
         self._spec, self._dataset, self._noise = spec, dataset, noise
@@ -64,7 +71,7 @@ class Trainer:
         self._paid_epochs = 0
 
         self._loss = build_loss(spec.loss)
-        self._model = build_model(spec.model, dataset, spec.seed).to(device)
+        self._model = build_model(spec.model, dataset, spec.seed, code).to(device)
         self._modes = modes_of(self._model)
         self._parameters = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
         self._augmentation = make_augmentation(spec.augmentation) if spec.augmentation else None

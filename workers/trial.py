@@ -20,6 +20,7 @@ from accounting.storage import exists
 from workers.checkpoint import fingerprint, forget_checkpoint, load_checkpoint, save_checkpoint
 from workers.data import Dataset, load_dataset
 from workers.history import Progress, TrainingResult, read_training_result
+from workers.imports import NO_CODE, UserCode
 from workers.mechanism import TrialMechanism
 from workers.noise import make_noise_source
 from workers.preprocessing import make_preprocessing
@@ -36,14 +37,15 @@ def run_trial(
     spec: TrialSpec,
     root: str,
     *,
+    code: UserCode = NO_CODE,
     releases: tuple[Release, ...] = (),
     on_progress: OnProgress | None = None,
 ) -> TrainingResult:
     """Train ``spec`` below ``root``, or continue where an earlier call was interrupted.
 
     A trial that has finished is not run again: its stored result is returned. ``releases`` are made from the same
-    data outside training; they go into the trace. ``on_progress`` is called after every epoch; what it raises ends
-    the call, and the trial can be resumed.
+    data outside training; they go into the trace. ``code`` is what of the user's own may be imported. ``on_progress``
+    is called after every epoch; what it raises ends the call, and the trial can be resumed.
 
     Raises:
         InvalidInput: an impossible spec, ``root`` holds another trial, memory does not suffice, or torch has no
@@ -57,7 +59,7 @@ def run_trial(
         forget_checkpoint(files.checkpoint)
         return read_training_result(files.training)
     with _reproducible(spec.execution, spec.seed), _explained(spec.execution):
-        return _train(spec, files, releases, on_progress or _ignore)
+        return _train(spec, files, code, releases, on_progress or _ignore)
 
 
 def _ignore(progress: Progress) -> None:
@@ -137,8 +139,10 @@ def _explained(execution: ExecutionSpec) -> Iterator[None]:
         raise
 
 
-def _train(spec: TrialSpec, files: TrialFiles, releases: tuple[Release, ...], report: OnProgress) -> TrainingResult:
-    dataset = load_dataset(spec.data)
+def _train(
+    spec: TrialSpec, files: TrialFiles, code: UserCode, releases: tuple[Release, ...], report: OnProgress
+) -> TrainingResult:
+    dataset = load_dataset(spec.data, code)
     mechanism = TrialMechanism.of(spec, len(dataset.train), releases)
     owner = fingerprint(spec.to_json(), mechanism, _digest(dataset))
     stored = load_checkpoint(files.checkpoint, owner)
@@ -148,7 +152,7 @@ def _train(spec: TrialSpec, files: TrialFiles, releases: tuple[Release, ...], re
         preprocessing = make_preprocessing(spec.preprocessing)
         fitted = fitted if stored else preprocessing.fit(dataset, noise)
         dataset = preprocessing.transform(dataset, fitted)
-    trainer = Trainer(spec, mechanism, dataset, noise, files)
+    trainer = Trainer(spec, mechanism, dataset, noise, files, code)
 
     def save() -> None:
         save_checkpoint(files.checkpoint, owner, {"preprocessing": fitted, "trainer": trainer.state()})

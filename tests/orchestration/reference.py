@@ -13,15 +13,16 @@ from accounting.shards import Epsilons, read_epsilons
 from orchestration.layout import SweepFiles
 from orchestration.plan import plan_sweep
 from orchestration.sweep import SweepSpec
+from workers.imports import NO_CODE, UserCode
 from workers.trial import run_trial
 
 
-def run_undisturbed(sweep: SweepSpec, folder: Path) -> SweepFiles:
+def run_undisturbed(sweep: SweepSpec, folder: Path, code: UserCode = NO_CODE) -> SweepFiles:
     """Train and account every trial of the plan in this process."""
     files = SweepFiles(str(folder))
-    for planned in plan_sweep(sweep).trials:
+    for planned in plan_sweep(sweep, code).trials:
         root = files.trial(planned.spec.key).root
-        run_trial(planned.spec, root, releases=planned.releases)
+        run_trial(planned.spec, root, code=code, releases=planned.releases)
         if planned.spec.is_private:
             account_trial(AccountingJob(root, planned.spec.delta, sweep.accounting.individual))
     return files

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from processes import COMMAND, PATIENCE, environment
+from processes import PATIENCE, dpsweep, environment
 from reference import assert_same_trial, run_undisturbed
 from sample_grids import small
 
 from orchestration.layout import SweepFiles
 from orchestration.sweep import parse_sweep
+from orchestration.user_code import permitted
 
 NODES = """
 import json, sys, time
@@ -82,31 +84,24 @@ def address() -> Iterator[str]:
         process.wait(PATIENCE)
 
 
-def run_on(address: str, folder: Path, sweep: str, **changes: str) -> subprocess.CompletedProcess[str]:
-    """Run ``sweep`` on the cluster, with ``folder`` among the places that modules come from."""
+def run_on(
+    address: str, folder: Path, sweep: str, *options: object, **changes: str
+) -> subprocess.CompletedProcess[str]:
+    """Run ``sweep`` on the cluster, with ``my_models`` beside it."""
     (folder / "sweep.yaml").write_text(sweep)
     (folder / "my_models.py").write_text(MY_MODELS)
-    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return subprocess.run(
-        [*COMMAND, "run", str(folder / "sweep.yaml"), "--output", str(folder / "out"), "--address", address, "--json"],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        env=environment(**{**CLOSED, **changes}, PYTHONPATH=path),
-        check=False,
-    )
+    arguments = ("run", folder / "sweep.yaml", "--output", folder / "out", "--address", address, "--json", *options)
+    return dpsweep(*arguments, **{**CLOSED, **changes})
 
 
-def test_three_nodes_give_the_results_of_one_process(
-    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_three_nodes_give_the_results_of_one_process(address: str, tmp_path: Path) -> None:
     done, files = run_on(address, tmp_path, SWEEP), SweepFiles(str(tmp_path / "out"))
     assert done.returncode == 0, done.stderr
     trials = json.loads(done.stdout)["trials"]
     assert [trial["status"] for trial in trials] == ["finished"] * 7
 
-    monkeypatch.syspath_prepend(str(tmp_path))
-    undisturbed = run_undisturbed(parse_sweep(SWEEP), tmp_path / "undisturbed")
+    reference = parse_sweep(SWEEP)
+    undisturbed = run_undisturbed(reference, tmp_path / "undisturbed", permitted(reference, tmp_path))
     for trial in trials:
         assert_same_trial(files.trial(trial["key"]), undisturbed.trial(trial["key"]), trial["private"])
 
@@ -142,3 +137,51 @@ def test_a_trial_that_fails_fails_alone(address: str, tmp_path: Path) -> None:
     assert found["flat-my_models_narrow-seed0"]["status"] == "finished"
     assert "my layer broke" in found["flat-my_models_broken-seed0"]["error"]
     assert (tmp_path / "out" / "report.html").is_file()
+
+
+WHERE = """
+import os
+import sys
+from torch import nn
+{helper}
+
+def where(feature_shape, num_classes, note):
+    with open(note, "a") as out:
+        print(__file__, helper.__file__, os.environ.get("PYTHONPATH", ""), sep="|", file=out)
+    return nn.Sequential(nn.Flatten(), nn.Linear(feature_shape[-1] ** 2, num_classes))
+"""
+
+
+@pytest.mark.parametrize("form", ["module", "file"])
+def test_allowed_code_from_elsewhere_reaches_the_workers(address: str, tmp_path: Path, form: str) -> None:
+    """The workers have their own copy of it, and not by PYTHONPATH; a resumed sweep needs the allowance again."""
+    elsewhere, folder, note = tmp_path / "elsewhere", tmp_path / "sweeps", tmp_path / "note"
+    package = elsewhere / "elsewhere_models"
+    package.mkdir(parents=True)
+    folder.mkdir()
+    (package / "__init__.py").touch()
+    (package / "helper.py").touch()
+    (package / "nets.py").write_text(WHERE.replace("{helper}", "from elsewhere_models import helper"))
+    (elsewhere / "alone.py").write_text(WHERE.replace("{helper}", "helper = os"))
+    location, allowed = {
+        "module": ("elsewhere_models.nets", "elsewhere_models"),
+        "file": ("../elsewhere/alone.py", str(elsewhere / "alone.py")),
+    }[form]
+    sweep = small(clipping="flat", noise="constant", seeds=0, model={"name": f"{location}:where", "note": str(note)})
+    path = {"PYTHONPATH": f"{elsewhere}:{os.environ.get('PYTHONPATH', '')}"}
+    refused = run_on(address, folder, sweep, **path)
+    assert refused.returncode == 2
+    assert "add --allow-code" in refused.stderr
+    assert not note.exists()
+    done = run_on(address, folder, sweep, "--allow-code", allowed, **path)
+    assert done.returncode == 0, done.stderr
+    (trial,) = json.loads(done.stdout)["trials"]
+    assert trial["status"] == "finished", trial["error"]
+    here, there = note.read_text().splitlines()[0], note.read_text().splitlines()[-1]
+    assert here.startswith(str(elsewhere))
+    assert "py_modules_files" in there.split("|")[0], there
+    assert str(elsewhere) not in there
+    shutil.rmtree(folder / "out" / "trials" / trial["key"])
+    resumed = run_on(address, folder, sweep, "--allow-code", allowed, "--resume", **path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert run_on(address, folder, sweep, "--resume", **path).returncode == 2

@@ -14,6 +14,7 @@ from torch import nn
 
 from orchestration.plan import Plan, plan_sweep
 from orchestration.sweep import parse_sweep
+from orchestration.user_code import permitted
 
 DIGITS = {"name": "digits"}
 TOKENS = {"name": "own_models:tokens"}
@@ -26,7 +27,8 @@ def planned(**changes: object) -> Plan:
     few = {"clipping": "flat", "noise": "constant", "seeds": 0}
     privacy = {"noise_multiplier": 2.0, "delta": 1e-5, "accountant": "rdp"}
     batch = {"method": "poisson", "batch_size": 16}
-    return plan_sweep(parse_sweep(small(**{"data": DIGITS, "sampling": batch, "privacy": privacy, **few, **changes})))
+    sweep = parse_sweep(small(**{"data": DIGITS, "sampling": batch, "privacy": privacy, **few, **changes}))
+    return plan_sweep(sweep, permitted(sweep, Path(__file__).parent))
 
 
 def reason(**changes: object) -> str:

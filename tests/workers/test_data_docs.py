@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from own_code import allowed
 
 from workers.data import SOURCES, load_source
 from workers.losses import LOSSES
@@ -29,7 +30,8 @@ def test_every_name_is_documented(name: str) -> None:
 def test_the_example_of_an_own_source_loads(tmp_path: Path) -> None:
     (code,) = blocks("python")
     (tmp_path / "my_module.py").write_text(code)
-    assert len(load_source(DataSpec(f"{tmp_path}/my_module.py:two_moons", {"examples": 30})).train) == 30
+    spec = DataSpec(f"{tmp_path}/my_module.py:two_moons", {"examples": 30})
+    assert len(load_source(spec, allowed(tmp_path / "my_module.py")).train) == 30
 
 
 def test_the_example_of_a_table_loads_without_a_caveat(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from data_folders import (
     make_cifar_jpegs,
     make_fashion,
 )
+from own_code import allowed
 from PIL import Image
 
 from accounting.errors import DataCorruption, InvalidInput
@@ -255,13 +256,13 @@ class TestOwnSource:
         return path
 
     def test_by_file(self, file: Path) -> None:
-        dataset = load_dataset(DataSpec(f"{file}:two_moons", {"examples": 60}, keep={"b": 5}))
+        dataset = load_dataset(DataSpec(f"{file}:two_moons", {"examples": 60}, keep={"b": 5}), allowed(file))
         assert dataset.train.groups.bincount()[1] == 5
         assert dataset.feature_shape == (2,)
 
     def test_by_module(self, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.syspath_prepend(str(file.parent))
-        assert len(load_dataset(DataSpec("my_data:two_moons")).train) == 32
+        assert len(load_dataset(DataSpec("my_data:two_moons"), allowed("my_data")).train) == 32
 
     @pytest.mark.parametrize(
         ("function", "message"),
@@ -269,17 +270,17 @@ class TestOwnSource:
     )
     def test_mistakes_are_named(self, file: Path, function: str, message: str) -> None:
         with pytest.raises(InvalidInput, match=message):
-            load_dataset(DataSpec(f"{file}:{function}"))
+            load_dataset(DataSpec(f"{file}:{function}"), allowed(file))
 
     def test_unknown_key_is_named(self, file: Path) -> None:
         with pytest.raises(InvalidInput, match=r"unknown key 'exmples'.*did you mean 'examples'"):
-            load_dataset(DataSpec(f"{file}:two_moons", {"exmples": 3}))
+            load_dataset(DataSpec(f"{file}:two_moons", {"exmples": 3}), allowed(file))
 
     def test_unknown_places_are_named(self, tmp_path: Path) -> None:
-        with pytest.raises(InvalidInput, match=r"no module 'no_such_module'.*PYTHONPATH"):
-            load_dataset(DataSpec("no_such_module:load"))
+        with pytest.raises(InvalidInput, match=r"no module 'no_such_module' can be imported here; install it"):
+            load_dataset(DataSpec("no_such_module:load"), allowed("no_such_module"))
         with pytest.raises(InvalidInput, match=r"there is no file .*absent\.py"):
-            load_dataset(DataSpec(f"{tmp_path}/absent.py:load"))
+            load_dataset(DataSpec(f"{tmp_path}/absent.py:load"), allowed(tmp_path / "absent.py"))
 
     def test_a_key_of_a_source_without_any_is_refused(self) -> None:
         with pytest.raises(InvalidInput, match="unknown key 'root' of data source 'digits'; it takes none"):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from own_code import allowed
 from torch import Tensor
 
 from accounting.errors import InvalidInput
@@ -121,4 +122,4 @@ class TestPreparation:
         )
         name = f"{tmp_path}/mine.py:load"
         with pytest.raises(InvalidInput, match=f"^data source '{name}': the preparation of 'mine' gives an example"):
-            load_dataset(DataSpec(name))
+            load_dataset(DataSpec(name), allowed(tmp_path / "mine.py"))

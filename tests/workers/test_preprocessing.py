@@ -12,6 +12,7 @@ import torch
 import torchvision
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from own_code import allowed
 from trial_specs import small_trial
 
 from accounting.errors import InvalidInput
@@ -200,6 +201,10 @@ def pictures(examples=12, side=16):
 """
 
 
+def load_own(data: DataSpec) -> Dataset:
+    return load_dataset(data, allowed(data.name.rpartition(":")[0]))
+
+
 class TestFrozenFeatures:
     @pytest.fixture
     def data(self, tmp_path: Path) -> DataSpec:
@@ -219,7 +224,7 @@ class TestFrozenFeatures:
 
     def test_are_those_of_the_network_and_each_of_one_example(self, data: DataSpec, weights: Path) -> None:
         component = Component("frozen_features", {"network": "resnet18", "weights": str(weights), "size": 32})
-        dataset = load_dataset(data)
+        dataset = load_own(data)
         featured, _ = preprocess(component, dataset, noise())
         assert featured.feature_shape == (512,)
         one = replace(dataset, train=dataset.train.select(np.array([4])))
@@ -246,12 +251,13 @@ class TestFrozenFeatures:
         def interrupt(progress: Progress) -> None:
             raise KeyboardInterrupt
 
-        result = run_trial(spec, str(tmp_path / "whole"))
+        code = allowed(tmp_path / "mine.py")
+        result = run_trial(spec, str(tmp_path / "whole"), code=code)
         assert result.parameters == 2 * 512 + 2
         assert "features of a frozen resnet18, weights imagenet" in result.notes
         with pytest.raises(KeyboardInterrupt):
-            run_trial(spec, str(tmp_path / "resumed"), on_progress=interrupt)
-        again = run_trial(spec, str(tmp_path / "resumed"))
+            run_trial(spec, str(tmp_path / "resumed"), code=code, on_progress=interrupt)
+        again = run_trial(spec, str(tmp_path / "resumed"), code=code)
         assert (again.history, again.evaluation) == (result.history, result.evaluation)
         whole, resumed = (TrialFiles(str(tmp_path / name)) for name in ("whole", "resumed"))
         assert Path(whole.model).read_bytes() == Path(resumed.model).read_bytes()
@@ -261,7 +267,7 @@ class TestFrozenFeatures:
         assert NormShards(whole.norms).examples == 30
 
     def test_a_cache_spares_the_network_and_is_private(self, hub: Path, data: DataSpec, tmp_path: Path) -> None:
-        dataset, cache = load_dataset(data), tmp_path / "cache"
+        dataset, cache = load_own(data), tmp_path / "cache"
         component = Component("frozen_features", {"network": "resnet18", "cache": str(cache)})
         computed, _ = preprocess(component, dataset, noise())
         kept = sorted(cache.iterdir())
@@ -282,7 +288,7 @@ class TestFrozenFeatures:
         published = torchvision.models.ResNet50_Weights.DEFAULT.url
         file = hub / published.rpartition("/")[2]
         with pytest.raises(InvalidInput) as caught:
-            preprocess(Component("frozen_features", {"network": "resnet50"}), load_dataset(data), noise())
+            preprocess(Component("frozen_features", {"network": "resnet50"}), load_own(data), noise())
         assert f"the weights of resnet50 are not at {file}, and {published} cannot be downloaded" in str(caught.value)
         assert "put the file there, or name another by `weights`" in str(caught.value)
 
@@ -291,10 +297,10 @@ class TestFrozenFeatures:
         component = Component("frozen_features", {"network": "resnet18", "weights": str(path)})
         path.write_bytes(b"")
         with pytest.raises(InvalidInput, match=f"torch cannot load {path}"):
-            preprocess(component, load_dataset(data), noise())
+            preprocess(component, load_own(data), noise())
         torch.save(torch.nn.Linear(2, 2).state_dict(), path)
         with pytest.raises(InvalidInput, match=f"{path} does not hold the weights of torchvision's resnet18"):
-            preprocess(component, load_dataset(data), noise())
+            preprocess(component, load_own(data), noise())
 
     def test_mistakes_are_named(self, digits: Dataset, weights: Path) -> None:
         with pytest.raises(InvalidInput, match="unknown network 'vgg17'; did you mean 'vgg16'"):
@@ -325,10 +331,10 @@ class TestFrozenFeatures:
         for cache in (tmp_path / "file", tmp_path / "file" / "below"):
             frozen = make_preprocessing(Component("frozen_features", {"network": "resnet18", "cache": str(cache)}))
             with pytest.raises(InvalidInput, match=r"is no folder that can be written: see .*file, or name another"):
-                frozen.rehearse(load_dataset(data))
+                frozen.rehearse(load_own(data))
         component = Component("frozen_features", {"network": "resnet18", "cache": "/proc/absent"})
         with pytest.raises(InvalidInput, match="cache of frozen_features: '/proc/absent' cannot be made"):
-            preprocess(component, load_dataset(data), noise())
+            preprocess(component, load_own(data), noise())
 
 
 def test_a_rehearsal_has_the_shape_and_type_of_the_real_thing(digits: Dataset) -> None:

@@ -20,7 +20,7 @@ from workers.data.idx import fashion_mnist, mnist
 from workers.data.images import image_folder
 from workers.data.table import table
 from workers.data.utkface import utkface
-from workers.imports import import_function, is_import_path, with_checked_types
+from workers.imports import NO_CODE, UserCode, import_function, is_import_path, with_checked_types
 from workers.spec import DataSpec
 
 _SOURCES: Mapping[str, Callable[..., Source]] = {
@@ -56,23 +56,24 @@ class DatasetDescription:
     notes: tuple[str, ...]
 
 
-def load_source(spec: DataSpec) -> Source:
-    """The uncut source: a registered one, or the user's ``module:function(**params) -> Source``."""
+def load_source(spec: DataSpec, code: UserCode = NO_CODE) -> Source:
+    """The uncut source: a registered one, or ``module:function(**params) -> Source`` of the user's ``code``."""
     if not is_import_path(spec.name):
         return build(SOURCES, spec.name, spec.params, "data source")
-    source = build({spec.name: import_function(spec.name, "data source")}, spec.name, spec.params, "data source")
+    source = build({spec.name: import_function(spec.name, "data source", code)}, spec.name, spec.params, "data source")
     if not isinstance(source, Source):
         raise InvalidInput(f"data source {spec.name!r} returned {type(source).__name__}, but must return a Source")
     return source
 
 
-def load_dataset(spec: DataSpec) -> Dataset:
+def load_dataset(spec: DataSpec, code: UserCode = NO_CODE) -> Dataset:
     """Load and cut. Equal specs give equal data sets, on every machine.
 
     Raises:
-        InvalidInput: unknown source, key or group; impossible cut; data not found (says where it was looked for).
+        InvalidInput: unknown source, key or group; impossible cut; data not found (says where it was looked for); a
+            source of the user's own that is not in ``code``.
     """
-    return cut(load_source(spec), spec)
+    return cut(load_source(spec, code), spec)
 
 
 def describe(dataset: Dataset) -> DatasetDescription:

@@ -10,7 +10,7 @@ from torch import nn
 from accounting.errors import InvalidInput
 from accounting.registry import build
 from workers.data.base import Dataset
-from workers.imports import import_function, is_import_path, with_checked_types
+from workers.imports import NO_CODE, UserCode, import_function, is_import_path, with_checked_types
 from workers.models.convolutional import cnn_dpsgdf, cnn_papernot
 from workers.models.dense import cancer_net, logistic, mlp, pca_mlp
 from workers.models.residual import resnet20_gn, wide_resnet, wrn16_4
@@ -33,22 +33,25 @@ MODELS: Mapping[str, Callable[..., nn.Module]] = {name: with_checked_types(make)
 """Factories take any of feature_shape (one prepared example) and num_classes, then the user's parameters."""
 
 
-def build_model(component: Component, dataset: Dataset, seed: int) -> nn.Module:
+def build_model(component: Component, dataset: Dataset, seed: int, code: UserCode = NO_CODE) -> nn.Module:
     """The model, on the CPU, mapping prepared features [b, ...] to logits [b, num_classes].
 
     Initialisation depends only on ``seed``; the global random state is left as it was. The user's own model is
-    ``module:function(feature_shape, num_classes, **params) -> nn.Module``.
+    ``module:function(feature_shape, num_classes, **params) -> nn.Module``, of a module in ``code``.
 
     Raises:
-        InvalidInput: unknown model or key, or a model that does not fit the features.
+        InvalidInput: unknown model or key, a model that does not fit the features, or one of the user's own that is
+            not in ``code``.
     """
-    return build_for_shape(component, dataset.feature_shape, dataset.num_classes, seed)
+    return build_for_shape(component, dataset.feature_shape, dataset.num_classes, seed, code)
 
 
-def build_for_shape(component: Component, feature_shape: tuple[int, ...], num_classes: int, seed: int) -> nn.Module:
+def build_for_shape(
+    component: Component, feature_shape: tuple[int, ...], num_classes: int, seed: int, code: UserCode = NO_CODE
+) -> nn.Module:
     """`build_model` for features of a known shape."""
     name = component.name
-    registry = {name: import_function(name, "model")} if is_import_path(name) else MODELS
+    registry = {name: import_function(name, "model", code)} if is_import_path(name) else MODELS
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = build(registry, name, component.params, "model", feature_shape=feature_shape, num_classes=num_classes)
