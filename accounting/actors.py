@@ -153,7 +153,7 @@ def _collect(job: AccountingJob, part: int, reference: Any) -> PartResult:
         raise error.cause if isinstance(error.cause, DpsweepError) else error from None
     except ray.exceptions.RayError as error:
         raise AccountingFailed(
-            f"{job.root}: part {part} was lost after {RESTARTS} restarts ({error}); "
+            f"{job.root}: part {part} was lost after {RESTARTS} restarts ({type(error).__name__}); "
             "give the actors more memory, or run again"
         ) from error
     return result

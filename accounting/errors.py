@@ -1,13 +1,21 @@
-"""Errors a user can act on: each says the value, the bound and the next step."""
+"""Errors a user can act on, and what of an error may be published.
+
+The text of a `DpsweepError` that dpsweep itself raises is public: it names configuration, files, columns and shapes,
+and says the value, the bound and the next step. Values of the data stand in its cause, a `PrivateDetail`. The text of
+any other exception may hold anything, so of these only type and place are public.
+"""
 
 from __future__ import annotations
 
 import math
 import operator
 import sys
-from collections.abc import Collection
+import traceback
+from collections.abc import Collection, Iterator
 from numbers import Real
-from typing import Any, TypeVar
+from pathlib import PurePath
+from types import FrameType
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +27,7 @@ LARGEST_WHOLE = 2**53
 
 
 class DpsweepError(Exception):
-    """Base class of every error that dpsweep raises on purpose."""
+    """Base class of every error that dpsweep raises on purpose; its text never quotes the data."""
 
 
 class InvalidInput(DpsweepError, ValueError):
@@ -40,6 +48,84 @@ class DataCorruption(DpsweepError):
 
 class StorageError(DpsweepError):
     """The storage refused a write or a read (disk full, no permission, connection lost); nothing was committed."""
+
+
+class PrivateDetail(Exception):
+    """Values of the data, as the cause of an error whose own text leaves them out."""
+
+
+_OWN: Final = frozenset({"accounting", "workers", "orchestration"})
+_WRAPPERS: Final = frozenset({"contextlib", "functools", "pydantic"})
+_LIBRARIES: Final = frozenset({"torch", "numpy", "scipy"})
+"""They hand on no data of the user's code to what dpsweep says of layers and shapes."""
+
+
+def public_text(error: BaseException) -> str:
+    """What may be published of an error that was just caught.
+
+    The text of a `DpsweepError`, unless code that is not dpsweep's raised it or called what did, with values that it
+    may quote. Of any other exception its type and place: function, file without folders, and line.
+    """
+    if isinstance(error, DpsweepError) and _is_own(error):
+        return str(error)
+    return f"{type(error).__name__}{_place(error)}"
+
+
+def private_text(error: BaseException) -> str | None:
+    """The whole text and traceback of an error, its causes included; None where `public_text` has left nothing out."""
+    if all(isinstance(each, DpsweepError) and _is_own(each) for each in _with_causes(error)):
+        return None
+    return "".join(traceback.format_exception(error))
+
+
+def full_text(error: BaseException) -> str:
+    """The text of an error and of what caused it, on one line; for research on data that are not private."""
+    told = public_text(error)
+    for each in _with_causes(error):
+        told += "" if str(each) in told else f": {each}"
+    return " ".join(told.split())
+
+
+def without_locals(error: DpsweepError) -> DpsweepError:
+    """The error to be kept for its texts, without what the frames of its causes hold, such as rows and models."""
+    for each in _with_causes(error):
+        traceback.clear_frames(each.__traceback__)
+    return error
+
+
+def _with_causes(error: BaseException) -> Iterator[BaseException]:
+    found: BaseException | None = error
+    while found is not None:
+        yield found
+        found = found.__cause__
+
+
+def _is_own(error: BaseException) -> bool:
+    """Whether dpsweep's own code raised the error, on no call of other code but by a library."""
+    callers = (_package(frame) for frame, _ in _frames(error))
+    return next((name for name in callers if name not in _OWN | _WRAPPERS), "torch") in _LIBRARIES
+
+
+def _place(error: BaseException) -> str:
+    """Where the user's code failed, or dpsweep's where none of it ran."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f" ({PurePath(error.filename).name}:{error.lineno})"
+    frames = list(_frames(error))
+    beyond = (_OWN | _WRAPPERS | _LIBRARIES, _WRAPPERS | _LIBRARIES, frozenset[str]())
+    found = (at for passed in beyond for at in frames if _package(at[0]) not in passed)
+    if (place := next(found, None)) is None:
+        return ""
+    frame, line = place
+    return f" in {frame.f_code.co_name} ({PurePath(frame.f_code.co_filename).name}:{line})"
+
+
+def _frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
+    """Each frame that the error passed and its line, the one that raised it first."""
+    return reversed(list(traceback.walk_tb(error.__traceback__)))
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 def require_finite(

@@ -78,5 +78,10 @@ class TrialFiles:
         return self._below("private", "digests.json")
 
     @property
+    def error(self) -> str:
+        """Text and traceback of the error that ended the trial, or its last attempt; of them, little is public."""
+        return self._below("private", "error.txt")
+
+    @property
     def checkpoint(self) -> str:
         return self._below("private", "checkpoint.pt")

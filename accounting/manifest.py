@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from accounting.errors import DataCorruption
+from accounting.errors import DataCorruption, PrivateDetail
 from accounting.storage import append_bytes, exists, list_files, read_bytes, write_bytes_atomically
 
 MANIFEST = "manifest.jsonl"
@@ -148,9 +148,9 @@ class PartStore:
             values: dict[str, Any] = json.loads(line)
             record = PartRecord(**values)
         except (ValueError, TypeError):
-            raise self._corrupt(uri, f"its {place} is damaged") from None
+            raise self._corrupt(uri, f"its {place} is damaged") from PrivateDetail(f"{line[:80]!r}")
         if record.to_line() != line + b"\n":
-            raise self._corrupt(uri, f"its {place} is damaged")
+            raise self._corrupt(uri, f"its {place} is damaged") from PrivateDetail(f"{line[:80]!r}")
         return record
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from accounting.errors import DataCorruption, InvalidInput, keep_whole, require_whole
+from accounting.errors import DataCorruption, InvalidInput, PrivateDetail, keep_whole, require_whole
 from accounting.manifest import PartRecord, PartStore
 from accounting.storage import open_filesystem, read_bytes, write_bytes_atomically
 from accounting.traces import read_trace, write_trace
@@ -95,11 +95,12 @@ def check_contributions(contributions: Floats, where: str) -> None:
     NaN never does.
     """
     values = np.asarray(contributions)
-    if not ((values >= 0.0) & (values <= 1.0 + ROUNDING)).all():
+    wrong = ~((values >= 0.0) & (values <= 1.0 + ROUNDING))
+    if wrong.any():
         raise InvalidInput(
             f"{where}: contributions lie outside [0, 1]; a contribution is a clipped norm over the sensitivity that "
             "the noise was scaled to"
-        )
+        ) from PrivateDetail(f"{int(wrong.sum())} contributions, the first is {values[wrong][0]}")
 
 
 class NormShardWriter:

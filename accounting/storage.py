@@ -88,6 +88,13 @@ def exists(uri: str) -> bool:
         return bool(filesystem.get_file_info(path).type != fs.FileType.NotFound)
 
 
+def delete(uri: str) -> None:
+    """Delete a file, if it is there."""
+    filesystem, path = open_filesystem(uri)
+    with _named_errors("delete", uri), contextlib.suppress(FileNotFoundError):
+        filesystem.delete_file(path)
+
+
 def list_files(uri: str) -> tuple[str, ...]:
     """The files below a folder, as sorted paths relative to it; temporary files of unfinished writes are left out."""
     filesystem, path = open_filesystem(uri)

@@ -95,6 +95,8 @@ def plan(
 
     A sweep file is code: data and models of the user's own are run on a few rows, unless with --no-code.
     """
+    from orchestration.failures import record_refusals
+    from orchestration.layout import SweepFiles, absolute, default_output
     from orchestration.plan import plan_sweep
     from orchestration.sweep import parse_sweep
     from orchestration.sweep_text import read_text
@@ -113,6 +115,8 @@ def plan(
         print(f"warning: {warning}", file=sys.stderr)
     for reason in planned.reasons():
         print(f"refused: {reason}", file=sys.stderr)
+    if where := record_refusals(planned.refusals, SweepFiles(absolute(default_output(spec.name)))):
+        print(where, file=sys.stderr)
     raise typer.Exit(2 if planned.refusals else 0)
 
 

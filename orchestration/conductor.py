@@ -6,7 +6,6 @@ and what is recorded in MLflow in another, the recorder's.
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -14,9 +13,10 @@ from types import TracebackType
 from typing import Self
 
 from accounting.actors import Scatter
-from accounting.errors import DataCorruption, DpsweepError
+from accounting.errors import DataCorruption
 from accounting.storage import exists
 from orchestration.completion import Times, complete_stopped, complete_trial, epsilon_so_far
+from orchestration.failures import forget_failure, record_failure
 from orchestration.grid import GridPoint, grid
 from orchestration.integrity import stored_result
 from orchestration.layout import SweepFiles
@@ -89,7 +89,7 @@ class Conductor:
     def jobs(self) -> list[TrainingJob]:
         """The trials that are still to be trained."""
         return [
-            TrainingJob(planned.spec, self._files.trial(key).root, planned.releases)
+            TrainingJob(planned.spec, self._files.trial(key).root, planned.releases, self._sweep.disclosure)
             for key, planned in self._planned.items()
             if self._status[key].state == "pending"
         ]
@@ -145,16 +145,15 @@ class Conductor:
     def _complete(self, key: str) -> None:
         try:
             result = self._account(key)
-        except DpsweepError as error:
-            self.failed(key, str(error))
-        except Exception:
-            self.failed(key, traceback.format_exc(limit=-4).strip())
+        except Exception as error:
+            self.failed(key, record_failure(error, self._files.trial(key), self._sweep.disclosure))
         else:
             self._results[key] = result
             self._change(key, **_facts(result))
 
     def _account(self, key: str) -> StoredResult:
         planned, files, status = self._planned[key], self._files.trial(key), self._status[key]
+        forget_failure(files)
         times = Times(status.started or 0.0, status.trained or 0.0)
         if exists(files.training):
             return complete_trial(planned, files, self._sweep, times, self._scatter)

@@ -13,6 +13,11 @@ def absolute(location: str) -> str:
     return location if "://" in location else str(Path(location).expanduser().resolve())
 
 
+def default_output(name: str) -> str:
+    """Where a sweep of this name is written unless the user says otherwise."""
+    return f"runs/{name}"
+
+
 @dataclass(frozen=True)
 class SweepFiles:
     """Paths below a sweep's root, which is an absolute local path or an object-store URI."""
@@ -43,6 +48,11 @@ class SweepFiles:
     def private_report(self) -> str:
         """The same report with the exact statistics of training examples: for the owner of the data only."""
         return self._below("private", "report.html")
+
+    @property
+    def error(self) -> str:
+        """Text and tracebacks of the errors for which the plan of the sweep was refused."""
+        return str(self.local_folder / "private" / "error.txt")
 
     @property
     def tune(self) -> str:

@@ -17,9 +17,10 @@ from orchestration.claim import claimed
 from orchestration.cluster import check_resources, check_shared_storage, connected
 from orchestration.conductor import Conductor, initial_status
 from orchestration.environment import EMBEDDED
+from orchestration.failures import record_refusals
 from orchestration.grid import grid
 from orchestration.integrity import damages, stored_result
-from orchestration.layout import SweepFiles, absolute
+from orchestration.layout import SweepFiles, absolute, default_output
 from orchestration.lock import exclusive
 from orchestration.manifest import open_manifest, read_manifest, write_manifest
 from orchestration.plan import Plan, plan_sweep
@@ -58,9 +59,9 @@ def run_sweep(request: RunRequest, console: Console) -> Outcome:
     sweep, and for a cluster or storage that cannot be used.
     """
     sweep = request.sweep
-    files = SweepFiles(absolute(request.output or f"runs/{sweep.name}"))
+    files = SweepFiles(absolute(request.output or default_output(sweep.name)))
     manifest = open_manifest(files, sweep, request.text, request.resume)
-    plan = accept(plan_sweep(sweep, request.code))
+    plan = accept(plan_sweep(sweep, request.code), files)
     require_space(files, plan)
     for warning in plan.warnings:
         warn(console, warning)
@@ -100,10 +101,11 @@ def warn(console: Console, warning: str) -> None:
     console.print(f"warning: {warning}", style="yellow", soft_wrap=True, highlight=False)
 
 
-def accept(plan: Plan) -> Plan:
+def accept(plan: Plan, files: SweepFiles) -> Plan:
     """The plan, if every trial can run; else `InvalidInput` with one line per reason."""
+    where = record_refusals(plan.refusals, files)
     if plan.refusals:
-        raise InvalidInput("\n".join(plan.reasons()))
+        raise InvalidInput("\n".join(filter(None, (*plan.reasons(), where))))
     return plan
 
 

@@ -18,12 +18,13 @@ from torch import nn
 
 from accounting.accountants import account
 from accounting.calibration import calibrate_noise_multiplier
-from accounting.errors import DpsweepError, InvalidInput, Unreachable
+from accounting.errors import DpsweepError, InvalidInput, Unreachable, private_text, public_text, without_locals
 from accounting.estimates import PrivacyEstimate
 from accounting.mechanism import Release, Trace
 from accounting.registry import build
 from accounting.release import ReleaseSpec
 from accounting.schedules import with_initial
+from orchestration.failures import shown
 from orchestration.grid import GridPoint, grid
 from orchestration.published import Label
 from orchestration.sweep import SweepSpec
@@ -74,10 +75,14 @@ class PlannedTrial:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A trial that cannot run, and why."""
+    """A trial that cannot run, and why.
+
+    hidden: text and traceback that the reason leaves out because they may quote the data; for the private folder.
+    """
 
     key: str
     reason: str
+    hidden: str | None = None
 
 
 @dataclass(frozen=True)
@@ -107,8 +112,8 @@ def plan_sweep(sweep: SweepSpec, code: UserCode | None = NO_CODE) -> Plan:
     for point in grid(sweep):
         try:
             planned.append(_plan_trial(point, sweep, release, code))
-        except DpsweepError as error:
-            refused.append(Refusal(point.trial.key, str(error)))
+        except (Exception, SystemExit) as error:  # user code raises what it likes, and its text may quote the data
+            refused.append(Refusal(point.trial.key, shown(error, sweep.disclosure), private_text(error)))
     untried = _untried(planned) if code is None else ()
     return Plan(tuple(planned), tuple(refused), (*_warnings(planned), *untried))
 
@@ -203,7 +208,7 @@ def _check_combination(trial: TrialSpec, code: UserCode) -> None:
     combination = Combination(trial.model, trial.loss, trial.preprocessing, trial.augmentation)
     reason = _misfit(_DATA.dump_json(trial.data), _COMBINATION.dump_json(combination), code)
     if reason is not None:
-        raise InvalidInput(reason)
+        raise reason.with_traceback(None)
 
 
 def _check_components(trial: TrialSpec) -> None:
@@ -217,13 +222,13 @@ def _check_components(trial: TrialSpec) -> None:
 
 
 @functools.cache
-def _misfit(data: bytes, combination: bytes, code: UserCode) -> str | None:
+def _misfit(data: bytes, combination: bytes, code: UserCode) -> DpsweepError | None:
     """Why no trial of this combination can take a step; its trials share the answer, also a refusal."""
     _, rows = _loaded(data, code)
     try:
         check_feasible(_COMBINATION.validate_json(combination), rows, code)
     except DpsweepError as error:
-        return str(error)
+        return without_locals(error)
     return None
 
 
@@ -233,7 +238,7 @@ def _named(axis: str) -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError) as error:
-        raise InvalidInput(f"{axis}: {error}") from error
+        raise InvalidInput(f"{axis}: {public_text(error)}") from error
 
 
 def _shard_bytes(norms: NormSpec, epochs: int, steps: int, examples: int) -> int:

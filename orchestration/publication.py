@@ -71,7 +71,7 @@ class SweepRecord:
 
     @property
     def disclosure(self) -> Disclosure:
-        return _DISCLOSURES[self.sweep.release.name]
+        return self.sweep.disclosure
 
     @property
     def failed(self) -> bool:
@@ -114,7 +114,11 @@ class SweepRecord:
             shown=self.trial(point),
             params={**_params(spec, point.labels), **(_found(result.training) if result else {})},
             dataset=_dataset(spec.data, result.training) if result else None,
-            tags={"baseline": point.baseline or "", "research_mode": str(spec.noise_source == "seeded")},
+            tags={
+                "baseline": point.baseline or "",
+                "research_mode": str(spec.noise_source == "seeded"),
+                **({"sensitive": "true"} if self.disclosure == "raw" else {}),
+            },
             started=timed.started if timed else None,
             ended=timed.ended if timed else None,
         )
@@ -128,9 +132,6 @@ class Outcome:
     files: SweepFiles
     tracking_uri: str
     seconds: float
-
-
-_DISCLOSURES: Mapping[str, Disclosure] = {"none": "none", "private": "private", "raw": "raw"}
 
 
 def _params(spec: TrialSpec, labels: Mapping[str, Label]) -> dict[str, Label]:

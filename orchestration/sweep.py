@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from accounting.errors import InvalidInput, require_finite
 from accounting.registry import nearest
+from orchestration.published import Disclosure
 from orchestration.sweep_text import parse_text, shortly
 from workers.imports import is_import_path
 from workers.spec import (
@@ -198,6 +199,9 @@ class BaselineSettings(Settings):
     optimizer: Named | None = None
 
 
+_DISCLOSURES: Mapping[str, Disclosure] = {"none": "none", "private": "private", "raw": "raw"}
+
+
 class SweepSpec(Settings):
     """A whole sweep file. Fields typed ``Axis`` hold one value or a list of them."""
 
@@ -224,6 +228,11 @@ class SweepSpec(Settings):
     scheduler: SchedulerSettings = SchedulerSettings()
     resources: ResourceSettings = ResourceSettings()
     execution: Execution = ExecutionSpec()
+
+    @property
+    def disclosure(self) -> Disclosure:
+        """What may leave ``private/``: by the mode of ``release``."""
+        return _DISCLOSURES[self.release.name]
 
     @property
     def own_components(self) -> tuple[tuple[str, str], ...]:

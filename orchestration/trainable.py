@@ -3,20 +3,25 @@
 Tune starts trials, restarts those whose worker died, and applies a metric-driven scheduler where the sweep asks for
 one. It keeps no state that matters: a trial continues from its own checkpoint, and its ``result.json`` says that it
 is complete. An exception inside a trial is therefore a result and not retried; a lost worker is.
+
+Tune stores and prints what a trial raises and reports: that is only what may be published of an error.
 """
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ray import tune
+from ray.exceptions import RayTaskError
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 
-from accounting.errors import DpsweepError, StorageError
+from accounting.errors import StorageError
+from accounting.layout import TrialFiles
 from accounting.mechanism import Release
+from orchestration.failures import record_failure
+from orchestration.published import Disclosure
 from orchestration.sweep import ResourceSettings, SchedulerSettings
 from orchestration.user_code import unpacked
 from workers.imports import NO_CODE, UserCode
@@ -26,11 +31,19 @@ from workers.trial import Progress, run_trial
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """One trial to train: its spec, the folder or URI it writes to, and the releases made besides training."""
+    """One trial to train: its spec, the folder or URI it writes to, and the releases made besides training.
+
+    disclosure: of the sweep; it decides what is shown of an error.
+    """
 
     spec: TrialSpec
     root: str
     releases: tuple[Release, ...] = ()
+    disclosure: Disclosure = "none"
+
+    def failure(self, error: BaseException) -> str:
+        """What is shown of the error that ended this trial; its text goes to the trial's private folder."""
+        return record_failure(error, TrialFiles(self.root), self.disclosure)
 
 
 class TrainingObserver(Protocol):
@@ -48,15 +61,23 @@ class TrainingObserver(Protocol):
 
 def train_trial(config: Mapping[str, Any], jobs: Mapping[str, TrainingJob], code: UserCode) -> None:
     """What a Tune worker runs: one trial, reporting after every epoch."""
-    job = jobs[config["key"]]
+    failure = _attempt(jobs[config["key"]], code)
+    if isinstance(failure, StorageError):
+        raise failure
+    if failure is not None:
+        tune.report({"error": failure, **_UNMEASURED})
+
+
+def _attempt(job: TrainingJob, code: UserCode) -> str | StorageError | None:
+    """Train; what may be published of the error that ended it, if any, and nothing that leads to its text."""
     try:
         run_trial(job.spec, job.root, code=unpacked(code), releases=job.releases, on_progress=_report)
-    except StorageError:
-        raise
-    except DpsweepError as error:
-        tune.report({"error": str(error), **_UNMEASURED})
-    except Exception:
-        tune.report({"error": traceback.format_exc(limit=-4).strip(), **_UNMEASURED})
+    except BaseException as error:  # whatever user code raises: Tune would store its text
+        if isinstance(error, SystemExit) and error.code == 0:
+            raise  # so Tune ends the thread of a trial that its scheduler stopped
+        failure = job.failure(error)
+        return StorageError(failure) if isinstance(error, StorageError) else failure
+    return None
 
 
 _UNMEASURED = {"test_accuracy": None, "public_accuracy": None}
@@ -96,8 +117,8 @@ def train(
     for retries in range(resources.max_failures, -1, -1):
         if not jobs:
             return
-        callback = _ObserverCallback(observer, retries)
         by_key = {job.spec.key: job for job in jobs}
+        callback = _ObserverCallback(observer, retries, by_key)
         trainable = tune.with_resources(
             tune.with_parameters(train_trial, jobs=by_key, code=code), {"cpu": resources.cpus, "gpu": resources.gpus}
         )
@@ -158,8 +179,8 @@ _SCHEDULERS = {"fifo": _fifo, "asha": _asha}
 class _ObserverCallback(tune.Callback):
     """Tune's events in this project's words."""
 
-    def __init__(self, observer: TrainingObserver, retries: int) -> None:
-        self._observer, self._retries = observer, retries
+    def __init__(self, observer: TrainingObserver, retries: int, jobs: Mapping[str, TrainingJob]) -> None:
+        self._observer, self._retries, self._jobs = observer, retries, jobs
         self.lost_before_start: list[str] = []
 
     def __getstate__(self) -> dict[str, Any]:
@@ -186,5 +207,15 @@ class _ObserverCallback(tune.Callback):
         if trial.num_failures <= self._retries:
             self.lost_before_start.append(_trial_name(trial))
             return
-        reason = trial.get_error() or "the reason could not be stored; is the disk full?"
-        self._observer.failed(_trial_name(trial), f"its worker was lost too often: {reason}")
+        error, key = _stored_error(trial), _trial_name(trial)
+        reason = self._jobs[key].failure(error) if error else "the reason could not be stored; is the disk full?"
+        self._observer.failed(key, f"its worker was lost too often: {reason}")
+
+
+def _stored_error(trial: Any) -> Exception | None:
+    """Why Tune gave up on a trial: what the trial raised itself, where it did."""
+    error: Exception | None = trial.get_pickled_error()
+    if error is None:
+        text = trial.get_error()
+        return tune.TuneError(text) if text else None
+    return error.cause if isinstance(error, RayTaskError) else error

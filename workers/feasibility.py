@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from accounting.errors import DpsweepError, InvalidInput
+from accounting.errors import DpsweepError, InvalidInput, public_text
 from workers.augmentation import make_augmentation
 from workers.data.base import Dataset
 from workers.gradients import GradientEngine
-from workers.imports import UserCode
+from workers.imports import UserCode, blamed_on
 from workers.losses import build_loss
 from workers.models import build_model
 from workers.preprocessing import make_preprocessing
@@ -70,14 +70,17 @@ def check_feasible(combination: Combination, dataset: Dataset, code: UserCode) -
 
 @contextlib.contextmanager
 def _blamed_on(what: str, component: Component, features: Tensor) -> Iterator[None]:
-    """An error names the component, once, and what it was given; a user's own model raises what it likes."""
+    """An error names the component, once, and what it was given; a user's own model raises what it likes.
+
+    What that says may quote the rows: it is the cause, and only type and place are told.
+    """
     subject = f"{what} {component.name!r}"
     try:
         yield
-    except DpsweepError as error:
-        raise error if str(error).startswith(subject) else InvalidInput(f"{subject}: {error}") from error
-    except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    except (Exception, SystemExit) as error:
+        reason = public_text(error)
+        if isinstance(error, DpsweepError) and reason == str(error):
+            raise error if reason.startswith(subject) else InvalidInput(f"{subject}: {reason}") from error
         raise InvalidInput(
             f"{subject} cannot take features of shape {tuple(features.shape[1:])} and type {features.dtype} ({reason})"
             f"{'' if features.is_floating_point() else _EMBED}"
@@ -86,7 +89,8 @@ def _blamed_on(what: str, component: Component, features: Tensor) -> Iterator[No
 
 def _batch(augmentation: Component | None, dataset: Dataset) -> tuple[Tensor, Tensor, int]:
     """Prepared examples, their labels, and how many rows are one example."""
-    x, y = dataset.prepare(dataset.train.features), dataset.train.labels
+    with blamed_on(dataset.name, "the preparation of"):
+        x, y = dataset.prepare(dataset.train.features), dataset.train.labels
     if augmentation is None:
         return x, y, 1
     augment = make_augmentation(augmentation)

@@ -11,7 +11,6 @@ import hashlib
 import importlib
 import importlib.util
 import sys
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 from pydantic import ValidationError, validate_call
 
-from accounting.errors import DpsweepError, InvalidInput
+from accounting.errors import DpsweepError, InvalidInput, public_text
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -80,7 +79,7 @@ def split_import_path(name: str, what: str) -> tuple[str, str]:
 def import_function(name: str, what: str, code: UserCode) -> Callable[..., Any]:
     """The function that ``name`` points to; ``what`` says in errors what it was wanted for.
 
-    What it raises when called becomes an `InvalidInput` that names the line of the user's code.
+    What it raises when called becomes an `InvalidInput` that names the line of the user's code, and does not quote it.
 
     Raises:
         InvalidInput: ``code`` does not have the module or file (nothing is imported then), it cannot be imported, or
@@ -118,15 +117,14 @@ def module_file(folder: Path, location: str) -> Path | None:
 
 @contextlib.contextmanager
 def blamed_on(name: str, what: str) -> Iterator[None]:
-    """An error of the user's code, in one line with the place where it was raised."""
+    """An error of the user's code, in one line with type and place; its text, which may quote data, is the cause."""
     try:
         yield
-    except DpsweepError:
-        raise
     except (Exception, SystemExit) as error:
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise InvalidInput(f"{what} {name!r} failed with {reason} ({place.filename}:{place.lineno})") from error
+        found = public_text(error)
+        if isinstance(error, DpsweepError) and found == str(error):
+            raise
+        raise InvalidInput(f"{what} {name!r} failed with {found}") from error
 
 
 def _load(module: UserModule, name: str, what: str) -> ModuleType:

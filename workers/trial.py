@@ -134,7 +134,7 @@ def _explained(execution: ExecutionSpec) -> Iterator[None]:
         if isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in reason:
             raise InvalidInput(
                 f"memory of device {execution.device!r} does not suffice at execution.micro_batch_size: "
-                f"{json.dumps(execution.micro_batch_size)} (null is the whole batch at once); set it lower ({reason})"
+                f"{json.dumps(execution.micro_batch_size)} (null is the whole batch at once); set it lower"
             ) from error
         raise
 

@@ -135,7 +135,8 @@ def test_a_trial_that_fails_fails_alone(address: str, tmp_path: Path) -> None:
     found = {trial["key"]: trial for trial in outcome["trials"]}
     assert outcome["failed"] == 1
     assert found["flat-my_models_narrow-seed0"]["status"] == "finished"
-    assert "my layer broke" in found["flat-my_models_broken-seed0"]["error"]
+    assert "Error in " in found["flat-my_models_broken-seed0"]["error"]
+    assert "my layer broke" not in done.stdout + done.stderr
     assert (tmp_path / "out" / "report.html").is_file()
 
 

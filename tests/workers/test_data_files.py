@@ -66,7 +66,7 @@ class TestIdx:
             load_source(DataSpec("fashion_mnist", {"root": str(tmp_path)}))
         (raw / "t10k-labels-idx1-ubyte").write_bytes(idx_bytes(np.full(20, 12, np.uint8)))
         (raw / "t10k-images-idx3-ubyte").write_bytes(idx_bytes(np.zeros((20, 28, 28), np.uint8)))
-        with pytest.raises(InvalidInput, match="labels of 'fashion_mnist' range from 12 to 12"):
+        with pytest.raises(InvalidInput, match="labels of 'fashion_mnist' must index its 10 names"):
             load_source(DataSpec("fashion_mnist", {"root": str(tmp_path)}))
 
 
@@ -92,9 +92,9 @@ class TestCifar:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ({"image_jpeg": b"?"}, "row 3: the picture cannot be decoded"),
-            ({"image_jpeg": jpeg_bytes(16)[:400]}, "row 3: the picture cannot be decoded"),
-            ({"image_jpeg": jpeg_bytes(16)}, r"row 3: the picture has shape \(3, 16, 16\)"),
+            ({"image_jpeg": b"?"}, "holds a picture that cannot be decoded"),
+            ({"image_jpeg": jpeg_bytes(16)[:400]}, "holds a picture that cannot be decoded"),
+            ({"image_jpeg": jpeg_bytes(16)}, r"holds a picture whose shape is not \(3, 32, 32\)"),
             ({"image_jpeg": None}, "a picture without image_jpeg or label"),
             ({"label": None}, "a picture without image_jpeg or label"),
         ],
@@ -149,7 +149,7 @@ class TestPublishedTables:
             f"{header}economic_status,cur_eco_activity,marital_status,occupation\n{rows}"
         )
         with pytest.raises(
-            InvalidInput, match=r"data source 'dutch': column 'age' has the value '99'; .*valid: 10, 11"
+            InvalidInput, match=r"data source 'dutch': column 'age' has a value that is neither declared"
         ):
             load_source(DataSpec("dutch", {"root": str(tmp_path), "exclude": []}))
 
@@ -158,7 +158,7 @@ class TestPublishedTables:
         (tmp_path / "adult.data").write_text(row.format("Private") * 32_560 + row.format("Pirate"))
         (tmp_path / "adult.test").write_text("|\n" + row.format("Private") * 16_281)
         with pytest.raises(
-            InvalidInput, match="data source 'adult': column 'workclass' has the value 'Pirate'; did you"
+            InvalidInput, match="data source 'adult': column 'workclass' has a value that is neither declared"
         ):
             load_source(DataSpec("adult", {"root": str(tmp_path)}))
 

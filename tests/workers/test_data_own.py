@@ -96,8 +96,8 @@ class TestPreparation:
     @pytest.mark.parametrize(
         ("preparation", "message"),
         [
-            (lambda features: features.foo(), r"failed with AttributeError: .*'foo' \(.*test_data_own\.py:\d+\)"),
-            (None, "failed with TypeError: 'NoneType' object is not callable"),
+            (lambda features: features.foo(), r"failed with AttributeError in <lambda> \(test_data_own\.py:\d+\)"),
+            (None, "failed with TypeError in "),
             (lambda features: features.numpy(), "returns ndarray, but must return a tensor"),
             (
                 lambda features: features.flatten(),

@@ -20,7 +20,7 @@ from workers.data.idx import fashion_mnist, mnist
 from workers.data.images import image_folder
 from workers.data.table import table
 from workers.data.utkface import utkface
-from workers.imports import NO_CODE, UserCode, import_function, is_import_path, with_checked_types
+from workers.imports import NO_CODE, UserCode, blamed_on, import_function, is_import_path, with_checked_types
 from workers.spec import DataSpec
 
 _SOURCES: Mapping[str, Callable[..., Source]] = {
@@ -37,7 +37,9 @@ _SOURCES: Mapping[str, Callable[..., Source]] = {
     "parquet": table,
     "utkface": utkface,
 }
-SOURCES: Mapping[str, Callable[..., Source]] = {name: with_checked_types(load) for name, load in _SOURCES.items()}
+SOURCES: Mapping[str, Callable[..., Source]] = {
+    name: blamed_on(name, "data source")(with_checked_types(load)) for name, load in _SOURCES.items()
+}
 """Data sources by name; parameters are the functions' own."""
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from accounting.errors import InvalidInput
+from accounting.errors import InvalidInput, PrivateDetail
 from workers.data.preparation import require_one_by_one
 
 Indices = npt.NDArray[np.int64]
@@ -140,19 +140,19 @@ def _texts(what: str, values: Iterable[object]) -> tuple[str, ...]:
     """Text alone is stored as text: 0 would come back as '0'."""
     if isinstance(values, list | tuple) and all(isinstance(value, str) for value in values):
         return tuple(str(value) for value in values)
-    raise InvalidInput(f"{what} are {values!r}, but must be a tuple of strings; put others in quotes")
+    raise InvalidInput(f"{what} must be a tuple of strings; put others in quotes") from PrivateDetail(repr(values))
 
 
 def _check_names(what: str, names: tuple[str, ...], at_least: int) -> None:
     if len(names) < at_least or repeated(names) is not None:
-        raise InvalidInput(f"{what} are {list(names)}, but must be at least {at_least}, all different")
+        raise InvalidInput(f"{what} must be at least {at_least}, all different") from PrivateDetail(repr(names))
 
 
 def _check_indices(what: str, values: Tensor, names: tuple[str, ...]) -> None:
     if len(values) and not 0 <= int(values.min()) <= int(values.max()) < len(names):
         raise InvalidInput(
-            f"{what} range from {int(values.min())} to {int(values.max())}, but must index its {len(names)} names"
-        )
+            f"{what} must index its {len(names)} names: be whole numbers from 0 to {len(names) - 1}"
+        ) from PrivateDetail(f"they range from {int(values.min())} to {int(values.max())}")
 
 
 def not_private(what: Sequence[str]) -> tuple[str, ...]:
@@ -228,5 +228,7 @@ def encode(values: Sequence[str], names: Sequence[str], what: str) -> Indices:
     position = {name: index for index, name in enumerate(names)}
     unknown = sorted(set(values) - set(names))
     if unknown:
-        raise InvalidInput(f"{what} are not declared: {', '.join(map(repr, unknown))}; valid: {', '.join(names)}")
+        raise InvalidInput(
+            f"some {what} are not among those declared; declare them, or correct them"
+        ) from PrivateDetail(f"{', '.join(map(repr, unknown))}; declared: {', '.join(names)}")
     return np.fromiter((position[value] for value in values), dtype=np.int64, count=len(values))

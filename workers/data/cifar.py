@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from accounting.errors import DataCorruption
+from accounting.errors import DataCorruption, PrivateDetail
 from workers.data.base import Preparation, Source, make_split, pixels
 from workers.data.files import UNREADABLE, locate, reading
 from workers.data.images import colours
@@ -76,17 +76,20 @@ def _read_jpegs(path: Path) -> tuple[Tensor, npt.NDArray[np.int64]]:
         raise DataCorruption(f"{path} holds no pictures; replace the file")
     if any(column.null_count for column in table.columns):
         raise DataCorruption(f"{path} has a picture without image_jpeg or label; replace the file")
-    pictures = np.stack([_decode(jpeg.as_py(), f"{path}, row {row}") for row, jpeg in enumerate(table["image_jpeg"])])
+    pictures = np.stack([_decode(jpeg.as_py(), path, row) for row, jpeg in enumerate(table["image_jpeg"])])
     return torch.from_numpy(pictures), table["label"].to_numpy().astype(np.int64)
 
 
-def _decode(jpeg: bytes, place: str) -> npt.NDArray[np.uint8]:
+def _decode(jpeg: bytes, path: Path, row: int) -> npt.NDArray[np.uint8]:
     """[3, 32, 32]"""
     try:
         with Image.open(io.BytesIO(jpeg)) as picture:
-            pixels = np.asarray(colours(picture, place)).transpose(2, 0, 1)
+            pixels = np.asarray(colours(picture, f"{path}, row {row}")).transpose(2, 0, 1)
     except UNREADABLE as error:
-        raise DataCorruption(f"{place}: the picture cannot be decoded; replace the file") from error
+        error.add_note(f"row {row}")
+        raise DataCorruption(f"{path} holds a picture that cannot be decoded; replace the file") from error
     if pixels.shape != (3, 32, 32):
-        raise DataCorruption(f"{place}: the picture has shape {pixels.shape}, but must have (3, 32, 32)")
+        raise DataCorruption(
+            f"{path} holds a picture whose shape is not (3, 32, 32); replace the file"
+        ) from PrivateDetail(f"shape {pixels.shape} in row {row}")
     return pixels

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from accounting.errors import InvalidInput, require_finite
+from accounting.errors import InvalidInput, PrivateDetail, require_finite
 from accounting.registry import nearest
 from workers.data.base import Dataset, Indices, Source, Split
 from workers.spec import DataSpec
@@ -44,11 +44,11 @@ def _split_off(split: Split, fraction: float, seed: tuple[int, ...], name: str) 
     if split.user_ids is None:
         order = generator.permutation(len(split))
         return split.select(np.sort(order[count:])), split.select(np.sort(order[:count]))
-    users, user_of = np.unique(split.user_ids.numpy(), return_inverse=True)
+    _, user_of = np.unique(split.user_ids.numpy(), return_inverse=True)
     taken = _fill(np.bincount(user_of), count, generator)
     if not taken.any():
         raise InvalidInput(
-            f"{name} is {fraction}, which takes {count} of {len(split)} examples, but each of the {len(users)} users "
+            f"{name} is {fraction}, which takes {count} of {len(split)} examples, but each user "
             "has more, and is kept in one part; set it higher, or name no users"
         )
     return split.select(np.flatnonzero(~taken[user_of])), split.select(np.flatnonzero(taken[user_of]))
@@ -83,7 +83,9 @@ def _chosen(members: Indices, name: str, amount: float | int, seed: tuple[int, .
         raise InvalidInput(f"keep of group {name!r} is {amount}, but must be a fraction or a count")
     if isinstance(amount, int):
         if not 1 <= amount <= len(members):
-            raise InvalidInput(f"keep of group {name!r} is {amount}, but must be a count from 1 to {len(members)}")
+            raise InvalidInput(
+                f"keep of group {name!r} is {amount}, but must be a count from 1 to the size of the group"
+            ) from PrivateDetail(f"the group has {len(members)} examples")
         count = amount
     else:
         require_finite(f"keep of group {name!r}", amount, above=0.0, at_most=1.0)

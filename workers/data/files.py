@@ -57,14 +57,18 @@ def require_path(path: str) -> Path:
 
 
 @contextlib.contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """What goes wrong while ``path`` is read and decoded becomes one line that names it."""
+def reading(path: Path, shown: Path | None = None) -> Iterator[None]:
+    """What goes wrong while ``path`` is read and decoded becomes one line that names it, or ``shown``.
+
+    What the library says of it may quote the content, and is the cause.
+    """
     try:
         yield
     except UNREADABLE as error:
-        raise DataCorruption(
-            f"cannot read {path}: {' '.join(str(error).split())}; correct or replace the file"
-        ) from error
+        number = getattr(error, "errno", None)
+        reason = os.strerror(number) if isinstance(number, int) else type(error).__name__
+        error.add_note(f"file: {path}")
+        raise DataCorruption(f"cannot read {shown or path}: {reason}; correct or replace the file") from error
 
 
 def require_rows(path: Path, rows: int, published: int) -> None:

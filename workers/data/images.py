@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from accounting.errors import InvalidInput
+from accounting.errors import InvalidInput, PrivateDetail
 from workers.data.base import Source, Split, encode, make_split, not_private, pixels, repeated
 from workers.data.files import reading, require_path
 
@@ -111,12 +111,14 @@ def _groups(path: Path, folder: Path, files: list[Path]) -> list[str]:
     if not {"file", "group"} <= set(table.column_names):
         raise InvalidInput(f"{found} has columns {', '.join(table.column_names)}, but needs file and group")
     if repeat := repeated(table["file"].to_pylist()):
-        raise InvalidInput(f"{found} gives more than one group for {repeat!r}; keep one line")
+        raise InvalidInput(f"{found} has several lines for one file; keep one") from PrivateDetail(repeat)
     by_file = dict(zip(table["file"].to_pylist(), table["group"].to_pylist(), strict=True))
     grouped = {file: by_file.get(file.relative_to(folder).as_posix()) for file in files}
     missing = [file for file, group in grouped.items() if group is None]
     if missing:
-        raise InvalidInput(f"{found} gives no group for {len(missing)} pictures, first {missing[0]}")
+        raise InvalidInput(f"{found} gives no group for some pictures; add their lines") from PrivateDetail(
+            f"{len(missing)} pictures, first {missing[0]}"
+        )
     return [str(group) for group in grouped.values()]
 
 
@@ -134,15 +136,14 @@ def _refuse_links(files: Sequence[Path]) -> None:
         first = seen.setdefault(file.resolve(), file)
         if first is not file:
             raise InvalidInput(
-                f"{first} and {file} are one picture, by a link; keep one of them, "
-                "as whoever is there twice is protected half as well"
-            )
+                "two pictures are one, by a link; keep one of them, as whoever is there twice is protected half as well"
+            ) from PrivateDetail(f"{first} and {file}")
 
 
 def _read_image(file: Path, size: int) -> Tensor:
     from torchvision.transforms.functional import pil_to_tensor, resize  # late: importing torchvision takes seconds
 
-    with reading(file), Image.open(file) as picture:
+    with reading(file, file.with_stem("*")), Image.open(file) as picture:
         pixels: Tensor = pil_to_tensor(resize(colours(picture, str(file)), [size, size]))
     return pixels
 
@@ -151,7 +152,7 @@ def colours(picture: Image.Image, place: str) -> Image.Image:
     """The picture as 8-bit RGB, or `InvalidInput` where that would lose what it shows; ``place`` says where it is."""
     if picture.mode not in _EIGHT_BIT:
         raise InvalidInput(
-            f"{place} has pixels of mode {picture.mode}, but must have one of 8 bit ({', '.join(_EIGHT_BIT)}); "
+            f"a picture has pixels of mode {picture.mode}, but must have one of 8 bit ({', '.join(_EIGHT_BIT)}); "
             "scale them to 0..255 and store it again"
-        )
+        ) from PrivateDetail(place)
     return picture.convert("RGB")

@@ -14,7 +14,7 @@ import pyarrow.csv as csv
 import pyarrow.parquet as parquet
 from pydantic import FiniteFloat
 
-from accounting.errors import InvalidInput
+from accounting.errors import InvalidInput, PrivateDetail
 from accounting.registry import lookup, nearest
 from workers.data.base import Source, Split, make_split, not_private, repeated
 from workers.data.files import reading, require_path
@@ -228,9 +228,8 @@ def _complete(rows: pa.Table) -> pa.Table:
         missing = {name: rows.num_rows - len(complete_rows(rows.select([name]))) for name in rows.column_names}
         worst = max(missing, key=missing.__getitem__)
         raise InvalidInput(
-            f"no row is complete; column {worst!r} has no value in {missing[worst]} of {rows.num_rows} rows: "
-            "leave it out of `features`"
-        )
+            f"no row is complete; column {worst!r} lacks most values: leave it out of `features`"
+        ) from PrivateDetail(f"it has no value in {missing[worst]} of {rows.num_rows} rows")
     return complete
 
 
@@ -246,7 +245,9 @@ def _learnt_range(values: pa.ChunkedArray, name: str) -> Numeric:
     found = numbers(values, name)
     low, high = float(found.min()), float(found.max())
     if not math.isfinite(high - low):
-        raise InvalidInput(f"column {name!r} has values from {low} to {high}; declare its range, which cuts them")
+        raise InvalidInput(
+            f"column {name!r} has values too large for a range taken from the rows; declare its range, which cuts them"
+        ) from PrivateDetail(f"values from {low} to {high}")
     return Numeric(name, low, high if high > low else low + max(1.0, 1e-9 * abs(low)))
 
 
@@ -254,9 +255,9 @@ def _learnt_categories(values: pa.ChunkedArray, name: str) -> Categorical:
     found = _distinct(values)
     if len(found) > _MOST_CATEGORIES:
         raise InvalidInput(
-            f"column {name!r} has {len(found)} distinct texts such as {found[0]!r}, more than {_MOST_CATEGORIES}; "
-            "leave it out of `features`, declare its `categories`, or correct it where it should hold only numbers"
-        )
+            f"column {name!r} has more than {_MOST_CATEGORIES} distinct texts; leave it out of `features`, declare its "
+            "`categories`, or correct it where it should hold only numbers"
+        ) from PrivateDetail(f"{len(found)} distinct texts such as {found[0]!r}")
     return Categorical(name, found)
 
 

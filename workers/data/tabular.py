@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as compute
 
-from accounting.errors import InvalidInput
+from accounting.errors import InvalidInput, PrivateDetail
 from accounting.registry import nearest
 
 Rows = npt.NDArray[np.float32]
@@ -99,7 +99,7 @@ def numbers(values: pa.ChunkedArray, name: str) -> npt.NDArray[np.float64]:
         return np.asarray(values.cast(pa.float64(), safe=False).to_numpy(), dtype=np.float64)
     except pa.ArrowException as error:
         raise InvalidInput(
-            f"column {name!r} has a range but holds more than numbers ({error}); declare its categories, or correct it"
+            f"column {name!r} has a range but holds more than numbers; declare its categories, or correct it"
         ) from error
 
 
@@ -126,7 +126,9 @@ def indices(values: pa.ChunkedArray, names: Sequence[str], what: str) -> npt.NDA
     found = positions(values, names)
     if (found < 0).any():
         stranger = str(values[int(np.flatnonzero(found < 0)[0])])
-        raise InvalidInput(f"{what} has the value {stranger!r}; {nearest(stranger, names)}")
+        raise InvalidInput(
+            f"{what} has a value that is neither declared nor in the rows that they are taken from; declare or mend it"
+        ) from PrivateDetail(f"the value {stranger!r}; {nearest(stranger, names)}")
     return found
 
 

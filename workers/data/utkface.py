@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from accounting.errors import InvalidInput
+from accounting.errors import InvalidInput, PrivateDetail
 from accounting.registry import lookup
 from workers.data.base import Indices, Source, make_split, repeated
 from workers.data.files import locate
@@ -64,9 +64,9 @@ def utkface(
     files = sorted(pictures, key=lambda file: file.relative_to(folder).as_posix())
     if repeat := repeated([file.name for file in files]):
         raise InvalidInput(
-            f"data source 'utkface': {folder} holds {repeat!r} more than once; keep one of each picture, "
+            f"data source 'utkface': {folder} holds a picture more than once; keep one of each, "
             "as whoever is there twice is protected half as well"
-        )
+        ) from PrivateDetail(repeat)
     group_of = {lookup(_RACE_CODES, race, "race"): group for group, race in enumerate(races)}
     parsed = [_parse(file) for file in files]
     ids = np.array([i for i, face in enumerate(parsed) if face is not None and face.race in group_of], dtype=np.int64)

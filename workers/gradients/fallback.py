@@ -12,7 +12,7 @@ from torch._C._functorch import is_batchedtensor
 from torch.func import functional_call, vmap
 from torch.utils import _pytree as pytree
 
-from accounting.errors import InvalidInput
+from accounting.errors import InvalidInput, public_text
 from workers.gradients.layers import Layer
 
 
@@ -139,7 +139,9 @@ def _one_after_the_other(
             for row in range(len(tensors[0]))
         ]
     except RuntimeError as error:
-        raise InvalidInput(f"{layer.described} does not run on one row of the batch at a time: {error}") from error
+        raise InvalidInput(
+            f"{layer.described} does not run on one row of the batch at a time: {public_text(error)}"
+        ) from error
     return {index: torch.stack([output[index] for output in outputs]) for index in outputs[0]}
 
 

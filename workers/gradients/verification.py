@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from accounting.errors import InvalidInput
+from accounting.errors import InvalidInput, public_text
 from workers.gradients.draws import SHARES, ConstantDraws, Start, same, without_dropout
 from workers.gradients.modes import modes_kept
 from workers.gradients.randomness import RandomState
@@ -118,8 +118,8 @@ def _run(function: Callable[[int], T], argument: int) -> T:
         raise
     except ValueError as error:  # as of batch norms, which need several rows
         raise InvalidInput(
-            f"model or loss do not run on one example, or a few: {error}; they must treat the rows of a batch "
-            "independently"
+            f"model or loss do not run on one example, or a few: {public_text(error)}; they must treat the rows "
+            "of a batch independently"
         ) from error
 
 

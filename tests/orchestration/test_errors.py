@@ -1,0 +1,226 @@
+"""Text of errors that may quote the data stays in private folders: elsewhere type and place are shown."""
+
+from __future__ import annotations
+
+import json
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import dpsweep
+from sample_grids import small
+
+from orchestration.cli import main
+from orchestration.layout import SweepFiles
+
+CANARY = "kanarienvogel"
+"""A value of the data."""
+KEY = "flat-seed0"
+OWN_CODE = """
+import math
+import os
+import numpy as np
+import torch
+from torch import nn
+from accounting.errors import InvalidInput, StorageError
+from workers.data import Source, make_split
+
+WORD = "kanarien" "vogel"
+
+class Model(nn.Module):
+    def __init__(self, feature_shape, num_classes, how):
+        super().__init__()
+        self.linear, self.how = nn.Linear(math.prod(feature_shape), num_classes), how
+
+    def forward(self, x):
+        if len(x) > int(os.environ.get("ROWS", "8")) and not os.path.exists(os.environ.get("MENDED", "")):
+            HOW[self.how]()
+        return self.linear(x.flatten(1))
+
+def raises():
+    try:
+        raise KeyError(f"first {WORD}")
+    except KeyError as error:
+        raise ValueError(f"bad row {WORD}") from error
+
+def raises_ours():
+    raise InvalidInput(f"bad row {WORD}")
+
+def raises_storage():
+    raise StorageError(f"bad row {WORD}")
+
+def exits():
+    raise SystemExit(f"bad row {WORD}")
+
+def interrupts():
+    raise KeyboardInterrupt(f"bad row {WORD}")
+
+HOW = {f.__name__: f for f in (raises, raises_ours, raises_storage, exits, interrupts)}
+
+def rows(how):
+    HOW[how]()
+
+def named():
+    split = make_split(np.zeros((60, 4), np.float32), np.arange(60) % 2)
+    return Source("own", split, None, (WORD, WORD), ("a", "b"))
+
+class Prepared:
+    def __call__(self, features):
+        raises()
+
+def prepared():
+    split = make_split(np.zeros((60, 4), np.float32), np.arange(60) % 2)
+    return Source("own", split, None, ("a", "b"), ("a", "b"), Prepared())
+"""
+
+
+def write(folder: Path, **changes: object) -> Path:
+    (folder / "own_code.py").write_text(OWN_CODE)
+    file = folder / "sweep.yaml"
+    file.write_text(small(**{"clipping": "flat", "noise": "constant", "seeds": 0, **changes}))
+    return file
+
+
+def leaks(root: Path) -> list[Path]:
+    """Files outside private folders that hold the value."""
+    files = (path for path in root.rglob("*") if path.is_file() and "private" not in path.relative_to(root).parts)
+    return [path for path in files if CANARY.encode() in path.read_bytes()]
+
+
+def assert_private(file: Path) -> None:
+    assert CANARY in file.read_text()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+
+
+def run(folder: Path, *options: str, **changes: object) -> tuple[dict[str, dict[str, Any]], str]:
+    """The trials as the results show them, and everything that was printed."""
+    file = write(folder, **changes)
+    done = dpsweep("run", file, "--output", folder / "out", "--json", *options, MENDED=str(folder / "mended"))
+    assert done.stdout, done.stderr
+    return {trial["key"]: trial for trial in json.loads(done.stdout)["trials"]}, done.stdout + done.stderr
+
+
+RAISED = {
+    "raises": "ValueError",
+    "raises_ours": "InvalidInput",
+    "raises_storage": "StorageError",
+    "exits": "SystemExit",
+    "interrupts": "KeyboardInterrupt",
+}
+"""Type of what the model raises, by the function that raises it."""
+MODELS = [{"name": "own_code:Model", "how": how} for how in RAISED]
+
+
+def test_errors_in_training_show_type_and_place_until_they_are_mended(tmp_path: Path) -> None:
+    files = SweepFiles(str(tmp_path / "out"))
+    trials, printed = run(tmp_path, model=MODELS)
+    assert CANARY not in printed
+    assert leaks(tmp_path / "out") == []
+    for how, name in RAISED.items():
+        (key,) = [key for key in trials if key.endswith(f"-how{how}-seed0")]
+        shown = trials[key]["error"]
+        assert f"{name} in {how} (own_code.py:" in shown
+        assert shown.endswith("see private/error.txt in the trial's folder")
+        assert shown in printed
+        assert_private(Path(files.trial(key).error))
+    (tmp_path / "mended").touch()
+    trials, _ = run(tmp_path, "--resume", model=MODELS)
+    assert {trial["status"] for trial in trials.values()} == {"finished"}
+    assert not any(Path(files.trial(key).error).exists() for key in trials)
+    assert leaks(tmp_path / "out") == []
+
+
+def test_raw_research_shows_the_text_and_is_tagged(tmp_path: Path) -> None:
+    trials, _ = run(tmp_path, model=MODELS[0], release="raw")
+    assert f"bad row {CANARY}" in trials[KEY]["error"]
+    assert b"sensitive" in (tmp_path / "out" / "mlflow.db").read_bytes()
+    assert_private(Path(SweepFiles(str(tmp_path / "out")).trial(KEY).error))
+
+
+def column(folder: Path, line: str, header: str = "x,y", **params: object) -> dict[str, object]:
+    rows = "".join(f"{line.format(i=i)}\n" for i in range(1200))
+    file = folder / f"rows{len(list(folder.glob('*.csv')))}.csv"
+    file.write_text(f"{header}\n{rows}")
+    return {"name": "csv", "path": str(file), "label": "y", **params}
+
+
+def plan_cases(folder: Path) -> dict[str, tuple[dict[str, object], str]]:
+    """What cannot be planned, and what is told of it."""
+    return {
+        "raised": ({"data": {"name": "own_code:rows", "how": "raises"}}, "ValueError in raises (own_code.py:"),
+        "ours": (
+            {"data": {"name": "own_code:rows", "how": "raises_ours"}},
+            "InvalidInput in raises_ours (own_code.py:",
+        ),
+        "exit": ({"data": {"name": "own_code:rows", "how": "exits"}}, "SystemExit in exits (own_code.py:"),
+        "refused by us": ({"data": "own_code:named"}, "InvalidInput in named (own_code.py:"),
+        "preparation": ({"data": "own_code:prepared"}, "InvalidInput in prepared (own_code.py:"),
+        "model": (
+            {"model": {"name": "own_code:Model", "how": "raises"}},
+            "ValueError in raises (own_code.py:",
+        ),
+        "many texts": ({"data": column(folder, CANARY + "{i},1")}, "column 'x' has more than 1000 distinct texts"),
+        "one class": ({"data": column(folder, "{i}," + CANARY)}, "' must be at least 2, all different"),
+        "another class": (
+            {"data": column(folder, "{i}," + CANARY, classes=["a", "b"])},
+            "label column 'y' has a value that is neither declared",
+        ),
+        "no number": (
+            {"data": column(folder, CANARY + ",1", ranges={"x": [0, 1]}, classes=[0, 1])},
+            "column 'x' has a range but holds more than numbers",
+        ),
+        "no table": ({"data": column(folder, CANARY + ",1,2")}, "cannot read"),
+    }
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "raised",
+        "ours",
+        "exit",
+        "refused by us",
+        "preparation",
+        "model",
+        "many texts",
+        "one class",
+        "another class",
+        "no number",
+        "no table",
+    ],
+)
+def test_an_error_of_the_plan_shows_type_and_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], case: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    changes, shown = plan_cases(tmp_path)[case]
+    for name, value in {"ROWS": "2", "PYTHONPATH": ""}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "argv", ["dpsweep", "plan", str(write(tmp_path, **changes))])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    printed = capfd.readouterr()
+    assert ended.value.code == 2
+    assert shown in printed.err
+    assert CANARY not in printed.out + printed.err
+    private = tmp_path / "runs" / "small" / "private" / "error.txt"
+    assert str(private) in printed.err
+    assert_private(private)
+    assert leaks(tmp_path / "runs") == []
+
+
+def test_a_refused_run_shows_type_and_place_and_a_later_plan_forgets_it(tmp_path: Path) -> None:
+    file = write(tmp_path, data={"name": "own_code:rows", "how": "raises"})
+    done = dpsweep("run", file, "--output", tmp_path / "out")
+    assert done.returncode == 2
+    assert "ValueError in raises (own_code.py:" in done.stderr
+    assert CANARY not in done.stdout + done.stderr
+    assert_private(tmp_path / "out" / "private" / "error.txt")
+    assert leaks(tmp_path / "out") == []
+    done = dpsweep("run", write(tmp_path, epochs=1), "--output", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "out" / "private" / "error.txt").exists()
