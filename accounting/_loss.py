@@ -270,7 +270,7 @@ def output_range(mixture: SensitivityMixture, direction: Direction, tail: float,
     low, high = 0.0, float(shifts[-1]) + reach
     for _ in range(12):
         middle = (low + high) / 2
-        if float(probabilities @ special.ndtr(shifts - middle)) > tail:
+        if float(np.sum(probabilities * special.ndtr(shifts - middle))) > tail:
             low = middle
         else:
             high = middle
@@ -291,7 +291,7 @@ def lower_offset(mixture: SensitivityMixture, spacing: float) -> float:
     outputs = np.linspace(-8.0, 40.0, 1024)
     shifts, probabilities = np.asarray(mixture.sensitivities), np.asarray(mixture.probabilities)
     for _ in range(2):  # the end of the first cell: half a spacing above the barycentre of all below it
-        below_p = probabilities @ special.ndtr(outputs - shifts[:, None])
+        below_p = np.sum(probabilities[:, None] * special.ndtr(outputs - shifts[:, None]), axis=0)
         distance = loss_at(mixture, outputs) - spacing / 2 - np.log(below_p / special.ndtr(outputs))
         index = int(np.argmax(distance > 0.0))
         if index == 0:

@@ -162,7 +162,7 @@ def fixed_batch_examples(
         subsets = np.where(share <= 1.0, share * taken + (1.0 - share) * subsets, 0.0)
     drawn = fixed_batch_group(size, dataset_size, batch_size)
     rows = np.asarray(drawn.sensitivities, dtype=np.int64)
-    return _on_grid(np.asarray(drawn.probabilities) @ subsets[rows], spacing)
+    return _on_grid(np.sum(np.asarray(drawn.probabilities)[:, None] * subsets[rows], axis=0), spacing)
 
 
 def _round_up(contributions: Sequence[float], spacing: float) -> npt.NDArray[np.int64]:

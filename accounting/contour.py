@@ -24,6 +24,11 @@ _LOG_PRECISION = 40.0
 UNKNOWN = 1e6
 """An error of log A that makes every bound built on it useless, as it should."""
 
+NODE_ERROR = 2e-12
+"""Rounding of a moment at a node, relative to the moment at the real point; see `node_log_moments`."""
+
+_BLOCK_ENTRIES = 1 << 15
+
 _SINC_LATER = 0.21724
 """The largest |sin(y)/y| for y >= pi."""
 
@@ -66,14 +71,10 @@ def moment_table(sample_rate: float, precisions: Array, contour: Contour, direct
     """Tabulate log A for one sampling rate."""
     exponents = EXPONENTS[direction](contour.points)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        log_ratio, members, log_density = _integration_grid(sample_rate, np.sqrt(precisions), exponents)
+        roots = np.sqrt(precisions)
+        log_ratio, members, log_density = _integration_grid(sample_rate, roots, exponents, float(roots.max()))
         tilted = np.exp(exponents[0].real * log_ratio + log_density)
-        rotation = np.exp(1j * (exponents[1] - exponents[0]).imag * log_ratio)
-        moments = np.empty((len(precisions), contour.size), np.complex128)
-        running = tilted.astype(np.complex128)
-        for k in range(contour.size):
-            moments[:, k] = running.sum(axis=1)
-            running *= rotation
+        moments = _moments(tilted, log_ratio, exponents)
         powers = [(tilted * members**k).sum(axis=1) for k in (2, 3, 4)]
         suprema = _cell_suprema(sample_rate, precisions, exponents[0].real, np.array(powers))
         errors = _linearity_errors(np.diff(precisions), exponents, np.abs(moments), suprema)
@@ -82,15 +83,47 @@ def moment_table(sample_rate: float, precisions: Array, contour: Contour, direct
     return MomentTable(np.where(known, log_moments, 0.0), np.where(known, errors, UNKNOWN))
 
 
-def _integration_grid(sample_rate: float, roots: Array, exponents: Complex) -> tuple[Array, Array, Array]:
+def node_log_moments(sample_rate: float, precisions: Array, widest: float, contour: Contour, direction: str) -> Complex:
+    """log A [nodes, points] at nodes whose sqrt(u) is at most ``widest``, on any branch.
+
+    Each A errs by at most `NODE_ERROR` times A at the first point: rotating `contour.size` times is what rounds most.
+    A row does not depend on the other nodes.
+    """
+    exponents = EXPONENTS[direction](contour.points)
+    roots, log_moments = np.sqrt(precisions), np.empty((len(precisions), contour.size), np.complex128)
+    points = _integration_grid(sample_rate, roots[:1], exponents, widest)[0].size
+    block = max(1, _BLOCK_ENTRIES // points)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        for start in range(0, len(roots), block):
+            log_ratio, _, log_density = _integration_grid(sample_rate, roots[start : start + block], exponents, widest)
+            tilted = np.exp(exponents[0].real * log_ratio + log_density)
+            log_moments[start : start + block] = np.log(_moments(tilted, log_ratio, exponents))
+    return log_moments
+
+
+def _moments(tilted: Array, log_ratio: Array, exponents: Complex) -> Complex:
+    """Sums [nodes, points] of ``tilted`` [nodes, grid], turned by i (Im z) log G for every exponent z."""
+    rotation = np.exp(1j * (exponents[1] - exponents[0]).imag * log_ratio)
+    moments = np.empty((len(tilted), len(exponents)), np.complex128)
+    running = tilted.astype(np.complex128)
+    for k in range(len(exponents)):
+        moments[:, k] = running.sum(axis=1)
+        running *= rotation
+    return moments
+
+
+def _integration_grid(
+    sample_rate: float, roots: Array, exponents: Complex, widest: float
+) -> tuple[Array, Array, Array]:
     """log G [nodes, grid], p [nodes, grid] and the log weight of each grid point under the normal law [grid].
 
+    The grid serves every sqrt(u) up to ``widest``.
     G^z is analytic for |Im x| <= d with s d <= pi/2; there |G^z| <= G^Re(z) e^(|Im z| s d), times sec(s d / 2)^|Re z|
     when Re z < 0, and the normal density grows by e^(d^2/2). So the trapezoidal rule with step h errs by less than
     2 exp(growth - 2 pi d / h). Left of the grid G^z is at most max(1, (1-q)^Re z); right of it, G^a is at most 2^a
     times the larger of 1 and q^a M^a, whose normal mass is centred at a s and within A_a.
     """
-    real, top, widest = exponents[0].real, float(np.abs(exponents.imag).max()), float(roots.max())
+    real, top = exponents[0].real, float(np.abs(exponents.imag).max())
     left = np.sqrt(2.0 * (_LOG_PRECISION - min(real, 0.0) * -np.log1p(-sample_rate)))
     right = max(real, 0.0) * widest + np.sqrt(2.0 * (_LOG_PRECISION + max(real, 0.0) * np.log(2.0)))
     strip = min(0.5 * np.pi / max(widest, 1e-300), 6.0)
@@ -177,7 +210,9 @@ def decay_bound(sample_rate: float, precisions: Array, exponent: float, layers: 
         most = np.maximum(low * right - 0.5 * low**2, high * right - 0.5 * high**2)
         most = np.where((right > low) & (right < high), 0.5 * right**2, most)
         (least_ratio, least_member), (most_ratio, most_member) = (_ratio(sample_rate, v) for v in (least, most))
-        grid_ratio, _, log_weight = _integration_grid(sample_rate, roots[1:], np.array([exponent + 0j]))
+        grid_ratio, _, log_weight = _integration_grid(
+            sample_rate, roots[1:], np.array([exponent + 0j]), float(roots.max())
+        )
         largest = np.log(np.exp(exponent * grid_ratio + log_weight).sum(axis=1, keepdims=True))
         log_tilt = np.minimum(exponent * least_ratio, exponent * most_ratio) - largest
         log_normal = -0.5 * np.maximum(left**2, right**2) - 0.5 * np.log(2.0 * np.pi)

@@ -25,13 +25,14 @@ A'^2 <= (E sqrt(g L L g))^2 <= A A''.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy import sparse
 
 from accounting.errors import InvalidInput, require_numbers, require_whole
 from accounting.mechanism import (
@@ -49,6 +50,12 @@ Array = NDArray[np.float64]
 
 NODES = 256
 """Nodes per sampling rate, uniform in sqrt(u), for a largest sqrt(u) of at most 1; more in proportion above."""
+
+FINE_STEP = 1.0 / 512.0
+"""Relative distance, in sqrt(u), of the nodes that steps are rounded to."""
+
+_FINE_SPAN = 64.0
+"""The largest sqrt(u) over the smallest such node but the first."""
 
 _BLOCK_ENTRIES = 1 << 18
 
@@ -79,12 +86,14 @@ class Stretch:
 class SampledSteps:
     """Steps with one sampling rate: weights [rows, nodes] say for how many steps each node stands.
 
-    precisions [nodes] are increasing; the first may be 0. The weights of a row sum to the number of steps.
+    precisions [nodes] are increasing; the first may be 0. The weights of a row sum to the number of steps. They are
+    sparse rows, because the product of such a row with a table is one sum in the order of the nodes: its bits depend
+    neither on the other rows nor on threads, as those of a dense product do.
     """
 
     sample_rate: float
     precisions: Array
-    weights: Array
+    weights: sparse.csr_array
 
 
 @dataclass(frozen=True)
@@ -92,41 +101,65 @@ class Costs:
     """Sufficient statistic of a block of examples.
 
     precision [rows] is the summed u of unsampled Gaussians (full batches, shuffled epochs, releases); pure are the
-    epsilons of pure releases; unprotected [rows] marks examples that contributed to a step without noise.
+    epsilons of pure releases.
     """
 
     sampled: tuple[SampledSteps, ...]
     precision: Array
     pure: tuple[float, ...]
-    unprotected: NDArray[np.bool_]
 
 
-def reduce_contributions(
-    steps: Sequence[int] | NDArray[np.integer[Any]], contributions: ArrayLike, trace: Trace
-) -> Costs:
-    """Reduce contributions [rows, snapshots] in [0, 1], taken at ``steps``, to their `Costs` under ``trace``.
+Spread = Callable[[float, Sequence[Stretch], Array], SampledSteps]
+"""Reduces the stretches with one sampling rate, given contributions [snapshots, rows]."""
 
-    A snapshot stands for the steps up to the next one. Raises `InvalidInput` as `checked_snapshots` does.
+
+@dataclass(frozen=True)
+class RecordedContributions:
+    """Contributions values [rows, snapshots] in [0, 1], taken at ``steps`` of the run of ``trace``.
+
+    A snapshot stands for the steps up to the next one. `checked` makes them from what a caller gives.
     """
-    steps, contributions = checked_snapshots(steps, contributions, trace)
-    values = np.minimum(np.ascontiguousarray(contributions.T), 1.0)
-    releases = [release.noise_multiplier**-2 for release in trace.releases if isinstance(release, GaussianRelease)]
-    precision = np.full(len(contributions), float(sum(releases)))
-    unprotected = np.zeros(len(contributions), np.bool_)
-    sampled: dict[float, list[Stretch]] = {}
-    for sampling, stretches in _stretches(steps, trace):
-        for part in stretches:
-            if part.slope == 0.0:
-                unprotected |= part.offset + values[part.column] > 0.0
-        if isinstance(sampling, ShuffledSampling):
-            precision += _shuffled_precision(stretches, values, sampling.steps_per_epoch)
-        elif (sample_rate := _sample_rate(sampling)) == 1.0:
-            precision += sum(part.steps * part.precisions(values[part.column]) for part in stretches)
-        else:
-            sampled.setdefault(sample_rate, []).extend(stretches)
-    pure = tuple(release.epsilon for release in trace.releases if isinstance(release, PureRelease))
-    spread = tuple(_spread(sample_rate, stretches, values) for sample_rate, stretches in sampled.items())
-    return Costs(spread, precision, pure, unprotected)
+
+    steps: Sequence[int]
+    values: Array
+    trace: Trace
+
+    @staticmethod
+    def checked(
+        steps: Sequence[int] | NDArray[np.integer[Any]], values: ArrayLike, trace: Trace
+    ) -> RecordedContributions:
+        """Raises `InvalidInput` as `checked_snapshots` does."""
+        return RecordedContributions(*checked_snapshots(steps, values, trace), trace)
+
+    def of(self, rows: NDArray[np.intp] | slice) -> RecordedContributions:
+        return replace(self, values=self.values[rows])
+
+    def unprotected(self) -> NDArray[np.bool_]:
+        """Which examples [rows] contributed to a step without noise."""
+        found = np.zeros(len(self.values), np.bool_)
+        for _, stretches in _stretches(self.steps, self.trace):
+            for part in stretches:
+                if part.slope == 0.0:
+                    found |= part.offset + self.values[:, part.column] > 0.0
+        return found
+
+    def costs(self, spread: Spread) -> Costs:
+        """The costs of each example, sampled steps reduced by ``spread``."""
+        values = np.minimum(np.ascontiguousarray(np.asarray(self.values, np.float64).T), 1.0)
+        trace = self.trace
+        releases = [release.noise_multiplier**-2 for release in trace.releases if isinstance(release, GaussianRelease)]
+        precision = np.full(len(self.values), float(sum(releases)))
+        sampled: dict[float, list[Stretch]] = {}
+        for sampling, stretches in _stretches(self.steps, trace):
+            if isinstance(sampling, ShuffledSampling):
+                precision += _shuffled_precision(stretches, values, sampling.steps_per_epoch)
+            elif (sample_rate := _sample_rate(sampling)) == 1.0:
+                precision += sum(part.steps * part.precisions(values[part.column]) for part in stretches)
+            else:
+                sampled.setdefault(sample_rate, []).extend(stretches)
+        pure = tuple(release.epsilon for release in trace.releases if isinstance(release, PureRelease))
+        parts = tuple(spread(sample_rate, stretches, values) for sample_rate, stretches in sampled.items())
+        return Costs(parts, precision, pure)
 
 
 def checked_snapshots(
@@ -194,17 +227,15 @@ def _shuffled_precision(stretches: Sequence[Stretch], values: Array, steps_per_e
     return total + worst
 
 
-def _spread(sample_rate: float, stretches: Sequence[Stretch], values: Array) -> SampledSteps:
+def spread_linearly(sample_rate: float, stretches: Sequence[Stretch], values: Array) -> SampledSteps:
     """Histogram of the stretches over nodes, each step linearly over the two nodes beside its u."""
     nodes = _nodes(stretches)
-    column, steps, slope, offset, side = (
-        np.array([getattr(part, name) for part in stretches]) for name in ("column", "steps", "slope", "offset", "side")
-    )
+    column, steps, slope, offset, side = _fields(stretches)
     rows, size = values.shape[1], len(nodes)
     roots, widths = np.sqrt(nodes), np.diff(nodes)
     spacing = (roots[-1] - roots[0]) / (size - 1)
-    weights = np.zeros((rows, size))
-    block = max(1, _BLOCK_ENTRIES // len(stretches))
+    blocks = [sparse.csr_array((0, size))]
+    block = max(1, _BLOCK_ENTRIES // max(len(stretches), size))
     for start in range(0, rows, block):
         part = values[column, start : start + block].T
         precisions = np.square(slope * (offset + part)) + side
@@ -215,19 +246,65 @@ def _spread(sample_rate: float, stretches: Sequence[Stretch], values: Array) -> 
         shape = (len(part), size)
         counts = np.bincount(slots, np.broadcast_to(steps, part.shape).ravel(), part.shape[0] * size).reshape(shape)
         raised = np.bincount(slots, upper.ravel(), part.shape[0] * size).reshape(shape)
-        target = weights[start : start + block]
-        target += counts - raised
-        target[:, 1:] += raised[:, :-1]
-    return SampledSteps(sample_rate, nodes, np.maximum(weights, 0.0))
+        weights = counts - raised
+        weights[:, 1:] += raised[:, :-1]
+        blocks.append(sparse.csr_array(np.maximum(weights, 0.0)))
+    return SampledSteps(sample_rate, nodes, sparse.csr_array(sparse.vstack(blocks)))
+
+
+def round_up(sample_rate: float, stretches: Sequence[Stretch], values: Array) -> SampledSteps:
+    """Each step at the next node above its u. A larger u dominates: noise that is added to it gives the smaller one."""
+    return _rounded(sample_rate, stretches, values, lambda nodes, u: np.searchsorted(nodes, u, side="left"))
+
+
+def round_down(sample_rate: float, stretches: Sequence[Stretch], values: Array) -> SampledSteps:
+    """Each step at the next node below its u, which the step dominates; see `round_up`."""
+    return _rounded(sample_rate, stretches, values, lambda nodes, u: np.searchsorted(nodes, u, side="right") - 1)
+
+
+def _rounded(
+    sample_rate: float,
+    stretches: Sequence[Stretch],
+    values: Array,
+    nearest: Callable[[Array, Array], NDArray[np.intp]],
+) -> SampledSteps:
+    nodes = _fine_nodes(stretches)
+    column, steps, slope, offset, side = _fields(stretches)
+    precisions = np.square(slope * (offset + values[column].T)) + side
+    indices = np.clip(nearest(nodes, precisions), 0, len(nodes) - 1)
+    rows = np.broadcast_to(np.arange(values.shape[1])[:, None], indices.shape)
+    counts = np.broadcast_to(steps.astype(np.float64), indices.shape)
+    shape = (values.shape[1], len(nodes))
+    weights = sparse.csr_array((counts.ravel(), (rows.ravel(), indices.ravel())), shape)
+    weights.sum_duplicates()
+    return SampledSteps(sample_rate, nodes, weights)
+
+
+def _fields(stretches: Sequence[Stretch]) -> tuple[NDArray[Any], ...]:
+    names = ("column", "steps", "slope", "offset", "side")
+    return tuple(np.array([getattr(part, name) for part in stretches]) for name in names)
 
 
 def _nodes(stretches: Sequence[Stretch]) -> Array:
     """Nodes for every u these stretches can produce, whatever the contributions: results do not depend on the block."""
-    ends = np.array([part.precisions(np.array([0.0, 1.0])) for part in stretches])
-    lowest, highest = float(ends[:, 0].min()), float(ends[:, 1].max())
+    lowest, highest = _ends(stretches)
     if not highest > lowest * (1.0 + 1e-9):  # nodes in between would coincide
         highest = lowest * (1.0 + 1e-6) + 1e-12
     size = int(NODES * min(max(1.0, np.sqrt(highest)), 4.0))
     nodes = np.square(np.linspace(np.sqrt(lowest), np.sqrt(highest), size))
     nodes[0], nodes[-1] = lowest, highest
     return nodes
+
+
+def _fine_nodes(stretches: Sequence[Stretch]) -> Array:
+    """The least u that these stretches can produce, and nodes from the largest one down that are `FINE_STEP` apart."""
+    lowest, highest = _ends(stretches)
+    count = int(np.log(_FINE_SPAN) / FINE_STEP)
+    nodes = highest * np.exp(-2.0 * FINE_STEP * np.arange(count))[::-1]
+    return np.append([lowest], nodes[nodes > lowest])
+
+
+def _ends(stretches: Sequence[Stretch]) -> tuple[float, float]:
+    """The least and the largest u that these stretches can produce."""
+    ends = np.array([part.precisions(np.array([0.0, 1.0])) for part in stretches])
+    return float(ends[:, 0].min()), float(ends[:, 1].max())

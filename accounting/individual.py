@@ -15,15 +15,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from accounting.contributions import Array, Costs, reduce_contributions
+from accounting.contributions import Array, RecordedContributions
 from accounting.errors import InvalidInput, require_finite, require_numbers
 from accounting.individual_pld import pld_epsilons
 from accounting.individual_rdp import rdp_epsilons
 from accounting.mechanism import Contributions, Trace
 from accounting.registry import lookup
 
-METHODS: Mapping[str, Callable[[Costs, float], tuple[Array, Array]]] = {"rdp": rdp_epsilons, "pld": pld_epsilons}
-"""Costs, delta -> (upper, lower); both methods are certified, ``pld`` is tight."""
+METHODS: Mapping[str, Callable[[RecordedContributions, float], tuple[Array, Array]]] = {
+    "rdp": rdp_epsilons,
+    "pld": pld_epsilons,
+}
+"""Contributions, delta -> (upper, lower); both methods are certified, ``pld`` is tight."""
 
 _ROWS = 1 << 16
 
@@ -60,23 +63,21 @@ def individual_epsilons(
     """
     delta = require_finite("delta", delta, above=0.0, below=1.0)
     account = lookup(METHODS, method, "individual accounting method")
-    values = require_numbers("contributions", contributions, 2)
-    starts = range(0, max(len(values), 1), _ROWS)
-    blocks = [_account_block(steps, values[i : i + _ROWS], trace, delta, account) for i in starts]
+    recorded = RecordedContributions.checked(steps, contributions, trace)
+    starts = range(0, max(len(recorded.values), 1), _ROWS)
+    blocks = [_account_block(recorded.of(slice(i, i + _ROWS)), delta, account) for i in starts]
     upper, lower = (np.concatenate(columns) for columns in zip(*blocks, strict=True))
     return IndividualEpsilons(upper, lower, delta, method, trace.individual_kind)
 
 
 def _account_block(
-    steps: Sequence[int] | NDArray[np.integer[Any]],
-    contributions: NDArray[Any],
-    trace: Trace,
+    recorded: RecordedContributions,
     delta: float,
-    account: Callable[[Costs, float], tuple[Array, Array]],
+    account: Callable[[RecordedContributions, float], tuple[Array, Array]],
 ) -> tuple[Array, Array]:
-    costs = reduce_contributions(steps, contributions, trace)
-    upper, lower = account(costs, delta)
-    return np.where(costs.unprotected, np.inf, upper), np.where(costs.unprotected, np.inf, lower)
+    upper, lower = account(recorded, delta)
+    unprotected = recorded.unprotected()
+    return np.where(unprotected, np.inf, upper), np.where(unprotected, np.inf, lower)
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,6 @@ def estimate_quality(estimates: ArrayLike, exact: ArrayLike) -> EstimateQuality:
         raise InvalidInput("estimate quality needs finite epsilons; leave examples without noise out")
     errors = np.abs(estimates - exact)
     centred = estimates - estimates.mean(), exact - exact.mean()
-    spread = float(np.linalg.norm(centred[0]) * np.linalg.norm(centred[1]))
-    correlation = float(centred[0] @ centred[1]) / spread if spread > 0.0 else float("nan")
+    spread = float(np.sqrt(np.sum(np.square(centred[0])) * np.sum(np.square(centred[1]))))
+    correlation = float(np.sum(centred[0] * centred[1])) / spread if spread > 0.0 else float("nan")
     return EstimateQuality(len(exact), correlation, float(errors.mean()), float(errors.max()))

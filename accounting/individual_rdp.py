@@ -1,4 +1,4 @@
-"""Individual accounting by Renyi DP: a matrix product of step weights and the RDP of each node."""
+"""Individual accounting by Renyi DP: the product of step weights and the RDP of each node."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from accounting.contributions import Array, Costs, SampledSteps
+from accounting.contributions import Array, Costs, RecordedContributions, SampledSteps, spread_linearly
 from accounting.renyi import ORDERS, epsilon_improved, pure_rdp, sampled_gaussian_rdp
 
 _TABLE_ERROR = 4e-9
 """Relative error of a table entry, twice that of `accounting.renyi`; subtracted on the way down."""
 
 
-def rdp_epsilons(costs: Costs, delta: float) -> tuple[Array, Array]:
+def rdp_epsilons(contributions: RecordedContributions, delta: float) -> tuple[Array, Array]:
     """Upper and lower epsilon [rows] at ``delta`` by the improved conversion; covers both directions of add/remove.
 
     upper bounds exact evaluation from above because RDP is convex in a step's precision (`accounting.contributions`).
     """
+    costs = contributions.costs(spread_linearly)
     upper = _rdp(costs, [_table(part) for part in costs.sampled])
     lower = _rdp(costs, [_lower_table(part) for part in costs.sampled])
     return epsilon_improved(upper, delta), epsilon_improved(lower, delta)

@@ -13,6 +13,7 @@ from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.rdp import RdpAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import brentq
 from scipy.stats import norm
 
 from accounting.accountants import account
@@ -298,6 +299,50 @@ def test_few_or_wide_steps_are_never_understated(sample_rate: float, sigma: floa
     assert optimistic <= result.upper[0] <= 1.05 * pessimistic
     assert result.lower[0] <= pessimistic
     assert result.upper[0] < individual_epsilons([0], np.ones((1, 1)), trace, DELTA, "rdp").upper[0]
+
+
+@pytest.mark.parametrize(("sample_rate", "sigma"), [(0.1, 0.7), (0.1, 1.0), (0.001, 0.6)])
+def test_two_steps_are_bracketed_within_a_hundredth(sample_rate: float, sigma: float) -> None:
+    trace = _trace(PoissonSampling(sample_rate), sigma, 2)
+    result = individual_epsilons([0], np.ones((1, 1)), trace, DELTA, "pld")
+    exact = _two_step_epsilon(sample_rate, sigma)
+    assert 0.985 * exact <= result.lower[0] <= exact <= result.upper[0] <= 1.01 * exact
+
+
+def _two_step_epsilon(sample_rate: float, sigma: float) -> float:
+    """By quadrature over the outputs of the first step, and the closed form of the second one's divergence."""
+    x = np.linspace(-12.0 * sigma, 1.0 + 12.0 * sigma, 40_001)
+    log_ratio = np.log1p(sample_rate * np.expm1((2.0 * x - 1.0) / (2.0 * sigma**2)))
+    absent = norm.pdf(x, scale=sigma) * (x[1] - x[0])
+    present = absent * np.exp(log_ratio)
+
+    def delta(epsilon: float) -> float:
+        removed = float(np.sum(present * _one_step_remove(sample_rate, sigma, epsilon - log_ratio)))
+        added = float(np.sum(absent * _one_step_add(sample_rate, sigma, epsilon + log_ratio)))
+        return max(removed, added)
+
+    return float(brentq(lambda epsilon: delta(epsilon) - DELTA, 1e-6, 20.0, xtol=1e-9))
+
+
+def _output_at(sample_rate: float, sigma: float, log_ratio: np.ndarray) -> np.ndarray:
+    """The output of one step with this log P/Q; minus infinity where the ratio is always larger."""
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        excess = np.exp(log_ratio) - (1.0 - sample_rate)
+        return np.where(excess > 0.0, sigma**2 * np.log(np.maximum(excess, 0.0) / sample_rate) + 0.5, -np.inf)
+
+
+def _one_step_remove(sample_rate: float, sigma: float, epsilon: np.ndarray) -> np.ndarray:
+    """E_Q[(P/Q - e^eps)_+] over E_P of the whole, for any real epsilon."""
+    x = _output_at(sample_rate, sigma, epsilon)
+    present = (1.0 - sample_rate) * norm.sf(x / sigma) + sample_rate * norm.sf((x - 1.0) / sigma)
+    return np.asarray(present - np.exp(epsilon) * norm.sf(x / sigma))
+
+
+def _one_step_add(sample_rate: float, sigma: float, epsilon: np.ndarray) -> np.ndarray:
+    """E_P[(Q/P - e^eps)_+] for any real epsilon."""
+    x = _output_at(sample_rate, sigma, -epsilon)
+    present = (1.0 - sample_rate) * norm.cdf(x / sigma) + sample_rate * norm.cdf((x - 1.0) / sigma)
+    return np.asarray(norm.cdf(x / sigma) - np.where(np.isfinite(x), np.exp(epsilon) * present, 0.0))
 
 
 def test_pld_agrees_with_dp_accounting_on_a_random_sample() -> None:
