@@ -9,7 +9,7 @@ own size, and the error of the transform (relative to the largest entry) is rela
 Error terms, each a bound (docs/accounting.md, "What certified means"):
 
 - infinity: union bound over the rounds of the mass that the discretisation put at +infinity (upper only).
-- lost: mass above the window may be missing from the sum (upper only): at most M(theta) exp(-theta top).
+- lost: mass above the window may be missing from the sum (upper only): by a Chernoff bound at a further tilt.
 - aliasing: mass outside the window may be counted inside it (lower only): Chernoff bounds at two further tilts.
 - transform: an FFT output errs by at most 4 eps log2(N) times the sum of its inputs; T rounds add up.
 - masses: a round's edges err by E in all (tilted); an edge's error moves mass between the cells beside it, and within
@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import fft
 
-from accounting._loss import Bound, Direction, LatticeLoss, lower_offset, tabulate
+from accounting._loss import MAX_ATOMS, Bound, Direction, LatticeLoss, lower_offset, tabulate
 from accounting._rounds import Rounds
 from accounting._saddlepoint import log_peak
 from accounting._sensitivity import Array, SensitivityMixture
@@ -190,9 +190,10 @@ class Curve:
         return Root(max(0.0, epsilon), epsilon)
 
     def _certified(self, value: Array | float, additive: Array | float) -> Array:
-        if self.bound == "upper":
-            return np.asarray(np.exp(self.log_scale) * (value + additive) * (1 + self.relative) + self.infinity)
-        return np.asarray(np.exp(self.log_scale) * (value - additive) * max(0.0, 1 - self.relative))
+        with np.errstate(over="ignore", invalid="ignore"):  # infinity and NaN certify nothing
+            if self.bound == "upper":
+                return np.asarray(np.exp(self.log_scale) * (value + additive) * (1 + self.relative) + self.infinity)
+            return np.asarray(np.exp(self.log_scale) * (value - additive) * max(0.0, 1 - self.relative))
 
     def _uncertified(self, delta: float, additive: float) -> float:
         if self.bound == "upper":
@@ -234,7 +235,9 @@ def compose_upper(rounds: Rounds, plan: Plan) -> Curve:
     """`compose` without the lower bound and the other direction, at less than half the price."""
 
     def of_mixture(mixture: SensitivityMixture) -> _Factor:
-        table = tabulate(mixture.truncated(plan.tail), plan.spacing, plan.direction, plan.tail, plan.floor)
+        table = tabulate(
+            mixture.truncated(plan.tail).pooled(MAX_ATOMS, "upper"), plan.spacing, plan.direction, plan.tail, plan.floor
+        )
         return _factors((table.law(plan.direction, "upper"),), plan)[0]
 
     return _curve(_product(rounds, of_mixture, lambda eps: _randomised_response(eps, plan).upper), plan, "upper")
@@ -264,7 +267,8 @@ def _times(products: Iterable[Product]) -> Product:
 
 
 def _factors_of(mixture: SensitivityMixture, plan: Plan) -> _Factors:
-    kept, rounded = mixture.truncated(plan.tail), mixture.rounded_down(plan.tail)
+    kept = mixture.truncated(plan.tail).pooled(MAX_ATOMS, "upper")
+    rounded = mixture.rounded_down(plan.tail).pooled(MAX_ATOMS, "lower")
     table = tabulate(kept, plan.spacing, plan.direction, plan.tail, plan.floor)
     offset = lower_offset(rounded, plan.spacing)
     shared = kept == rounded and offset == 0.0
@@ -342,7 +346,7 @@ def _log_mgf(law: LatticeLoss, tilt: float) -> float:
 def _log_sum(exponents: Array) -> float:
     """log sum(exp(exponents)), without overflow or underflow."""
     peak = float(np.max(exponents))
-    return peak + float(np.log(np.sum(np.exp(exponents - peak))))
+    return peak + float(np.log(np.sum(np.exp(exponents - peak)))) if peak > -math.inf else peak
 
 
 def transform_error(rounds: int, tilt: float, spacing: float, points: int) -> float:
@@ -372,14 +376,16 @@ def _curve(total: _Factor, plan: Plan, bound: Bound) -> Curve:
     losses, near, far = losses[asked], near[asked], far[asked]
     top = (lowest + offset + points) * spacing
     per_epsilon = transform_error(total.rounds, theta, spacing, points)
-    lost = 0.0
+    lost: Array | float = 0.0
     if bound == "lower":
         peak = np.exp(log_peak(theta))
         above = np.exp(np.minimum(0.0, total.log_up - total.log_mgf - plan.up * (losses + points * spacing)))
         below = np.exp(min(0.0, total.log_down - total.log_mgf + plan.down * (lowest + offset) * spacing))
         per_epsilon = per_epsilon + peak * (above + below)
     else:
-        lost = float(np.exp(-theta * (top - centre) + min(0.0, total.log_up - total.log_mgf - plan.up * top)))
+        beyond = np.maximum(top - losses, np.log1p(1 / theta))  # where exp(-theta u) (1 - exp(-u)) is largest above it
+        tail = min(0.0, total.log_up - total.log_mgf - plan.up * top)
+        lost = np.exp(-theta * (losses - centre + beyond) + tail) * -np.expm1(-beyond)
     relative = np.expm1(min(total.rounding, 700.0)) + 16 * _EPS * (
         total.rounds + abs(total.log_mgf) + theta * abs(centre) + points
     )

@@ -37,6 +37,9 @@ Direction = Literal["remove", "add"]
 Bound = Literal["upper", "lower"]
 DIRECTIONS: tuple[Direction, Direction] = ("remove", "add")
 
+MAX_POINTS = 1 << 21  # of a table or a transform: 16 MiB a column
+MAX_ATOMS = 2048  # sensitivities that are tabulated; of more, neighbours are taken together
+
 _EPS = float(np.finfo(np.float64).eps)
 _SQRT_HALF_PI = float(np.sqrt(np.pi / 2))
 _SQRT_HALF = float(np.sqrt(0.5))
@@ -158,13 +161,18 @@ def tabulate(
 ) -> LossTable:
     """Invert the loss on the lattice points that the direction's first measure reaches.
 
-    At most ``tail`` of it has a greater loss than the last point, at most ``floor`` a smaller one than the first.
+    At most ``tail`` of it has a greater loss than the last point, at most ``floor`` a smaller one than the first, or
+    more where the table would otherwise pass MAX_POINTS: an upper bound rounds such losses up, a lower one loses them.
     Points are ``(i + offset) * spacing``. Both bounds share a table; so do both directions, but the other direction
     then loses more to infinity. ``mixture`` is used as given: truncate it first.
     """
     lowest, highest = output_range(mixture, direction, tail, floor)
     first, last = loss_at(mixture, np.array([lowest, highest]))
     bottom, top = int(np.floor(first / spacing - offset)), int(np.ceil(last / spacing - offset))
+    if direction == "remove":
+        bottom = max(bottom, top - MAX_POINTS)
+    else:
+        top = min(top, bottom + MAX_POINTS)
     start = bottom + offset
     losses = np.asarray((start + np.arange(max(top - bottom, 1) + 1)) * spacing, dtype=np.float64)
     active, log_active = _without_zero(mixture, losses)
@@ -318,12 +326,15 @@ def _invert(shifts: Array, log_atoms: Array, targets: Array, lowest: float, high
 
     The left side is convex and increasing, so Newton's method converges from wherever the table puts it.
     """
+    if len(shifts) == 0:
+        return np.full_like(targets, np.inf)
     if len(shifts) == 1:
         return np.asarray((targets - log_atoms[0]) / shifts[0])
     table = np.linspace(lowest - 1.0, highest + 1.0, 2048)
     values = _log_sum(log_atoms[:, None] + shifts[:, None] * table)
     outputs = np.interp(targets, values, table)
     outputs = np.where(targets < values[0], table[0] + (targets - values[0]) / shifts[0], outputs)
+    before = np.inf
     for _ in range(_NEWTON_STEPS):
         total, slope = np.zeros_like(targets), np.zeros_like(targets)
         for shift, log_atom in zip(shifts, log_atoms, strict=True):
@@ -332,8 +343,10 @@ def _invert(shifts: Array, log_atoms: Array, targets: Array, lowest: float, high
             slope += shift * term
         step = np.log(total) * total / slope
         outputs = outputs - step
-        if np.all(np.abs(step) <= 4 * _EPS * (1.0 + np.abs(outputs))):
-            break
+        largest = float(np.max(np.abs(step)))
+        if np.all(np.abs(step) <= 4 * _EPS * (1.0 + np.abs(outputs))) or before / 2 <= largest < 1e-9:
+            break  # converged, or only rounding is left
+        before = largest
     return outputs
 
 

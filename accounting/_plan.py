@@ -8,10 +8,12 @@ import numpy as np
 from scipy import fft
 
 from accounting._fourier import Plan, transform_error
+from accounting._loss import MAX_POINTS
 from accounting._rounds import Rounds
 from accounting._saddlepoint import Cumulants, Saddle, chernoff_tilt, log_peak
 
-MAX_POINTS = 1 << 21
+_MOST_WORK = 1 << 24  # entries of a table times its sensitivities
+_FEWEST = 1 << 15  # entries that any table may have
 _ALIASING = 1e-5  # wanted error of delta, relative, from everything outside the window
 _ROUNDING = 1e-5  # wanted error of delta, relative, from the transform
 _FLOOR = 1e-7  # probability that any of the rounds has a loss below its table
@@ -32,7 +34,7 @@ def spacing_for(rounds: Rounds, saddle: Saddle, tolerance: float) -> float:
 def make_plan(
     generating: Cumulants, other: Cumulants, saddle: Saddle, spacing: float, tail: float, rounds: int
 ) -> Plan:
-    """A plan around ``saddle``; the spacing grows if the window would otherwise need more than MAX_POINTS.
+    """A plan around ``saddle``; the spacing grows if window or tables would otherwise be too long.
 
     A tilt below the saddle point's narrows the window, since rare large losses weigh less, until the transform's
     rounding error, which is relative to exp(K(theta) - theta epsilon), becomes a noticeable part of delta.
@@ -40,7 +42,8 @@ def make_plan(
     windows = [_window(generating, saddle, share * saddle.tilt, rounds, spacing) for share in _SHARES]
     precise = [window for window in windows if window.rounding <= _ROUNDING] or windows[:1]
     window = min(precise, key=lambda candidate: candidate.length)
-    spacing = max(spacing, window.length / (MAX_POINTS - 64))
+    affordable = min(max(_MOST_WORK // generating.atoms, _FEWEST), MAX_POINTS) - 64
+    spacing = max(spacing, (window.length + max(generating.highest, 0.0)) / affordable)
     points = min(float(MAX_POINTS), window.length / spacing)
     half = fft.next_fast_len(int(np.ceil(points)) // 2 + 13, real=True)
     return Plan(

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import optimize
 
-from accounting._loss import Direction, loss_at, output_range
+from accounting._loss import MAX_ATOMS, Direction, loss_at, output_range
 from accounting._rounds import Rounds
 from accounting._sensitivity import Array, SensitivityMixture
 
 _POINTS = 128
 _ROWS = 128  # rounds that are tabulated; of more, neighbours in order of strength share a table
-_TILTS = (1e-4, 1e7)
+_TILTS = (1e-4, 1e14)
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,13 @@ class Cumulants:
     counts: Array  # [rounds]
     gaussian: float
     pure: Array  # [pure releases]
+    atoms: int  # sensitivities of the mixture that has most
+
+    @property
+    def highest(self) -> float:
+        """The greatest loss of a tabulated round."""
+        sign = 1.0 if self.direction == "remove" else -1.0
+        return float(np.max(sign * self.losses, initial=-np.inf))
 
     def __call__(self, tilt: float) -> tuple[float, float, float]:
         # E_P[e^{z L}] = E_Q[e^{(1 + z) L}], and E_Q[e^{-z L}] in the add direction.
@@ -61,13 +68,15 @@ def cumulants(rounds: Rounds, direction: Direction, tail: float) -> Cumulants:
     """Quadrature tables of all rounds; ``tail`` is the probability cut off the outputs on either side."""
     mixtures, counts = _representatives(rounds.mixtures)
     log_weights, losses = np.empty((2, len(mixtures), _POINTS))
+    atoms = 1
     for row, mixture in enumerate(mixtures):
-        kept = mixture.truncated(tail)
+        kept = mixture.truncated(tail).pooled(MAX_ATOMS, "upper")
+        atoms = max(atoms, len(kept.sensitivities))
         low, high = output_range(kept, direction, tail, tail)
         outputs = np.linspace(low, high, _POINTS)
         losses[row] = loss_at(kept, outputs)
         log_weights[row] = -(outputs**2) / 2 + np.log((high - low) / (_POINTS - 1) / np.sqrt(2 * np.pi))
-    return Cumulants(direction, log_weights, losses, counts, rounds.gaussian, np.asarray(rounds.pure))
+    return Cumulants(direction, log_weights, losses, counts, rounds.gaussian, np.asarray(rounds.pure), atoms)
 
 
 def _representatives(mixtures: Sequence[tuple[SensitivityMixture, int]]) -> tuple[list[SensitivityMixture], Array]:
@@ -114,7 +123,7 @@ def chernoff_tilt(generating: Cumulants, saddle: Saddle) -> float | None:
 
 def log_peak(tilt: float) -> float:
     """log of the maximum over u of exp(-tilt u) (1 - exp(-u))."""
-    return float(tilt * np.log(tilt) - (1 + tilt) * np.log1p(tilt))
+    return float(-tilt * np.log1p(1 / tilt) - np.log1p(tilt))
 
 
 def _at(generating: Cumulants, tilt: float) -> Saddle:
@@ -127,9 +136,13 @@ def _at(generating: Cumulants, tilt: float) -> Saddle:
 
 def _solve(increasing: Callable[[float], float]) -> float:
     """The tilt where an increasing function crosses zero, or the nearer end of the allowed range."""
+
+    def at(log_tilt: float) -> float:
+        return increasing(float(np.exp(log_tilt)))
+
     low, high = np.log(_TILTS[0]), np.log(_TILTS[1])
-    if increasing(_TILTS[0]) >= 0.0:
+    if not at(low) < 0.0:
         return _TILTS[0]
-    if increasing(_TILTS[1]) <= 0.0:
+    if not at(high) > 0.0:
         return _TILTS[1]
-    return float(np.exp(optimize.brentq(lambda log_tilt: increasing(float(np.exp(log_tilt))), low, high, xtol=1e-3)))
+    return float(np.exp(optimize.brentq(at, low, high, xtol=1e-3)))

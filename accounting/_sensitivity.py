@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,9 @@ Array = npt.NDArray[np.float64]
 
 _MOST_UNITS = 10**8  # of a law on a grid
 _NEGLIGIBLE = 1e-290  # probabilities below this are never kept: doubles lose precision there
+_SMALL = 1 / 64  # of the largest contribution, below which another has a finer grid
+_SUMS = 1024  # sums of large and small contributions that are told apart
+_SUMS_OF_SMALL = 32  # of them, sums of small contributions beside each sum of large ones
 
 
 @dataclass(frozen=True)
@@ -81,11 +85,39 @@ class SensitivityMixture:
         probabilities = (*self.probabilities[: kept - 1], self.probabilities[kept - 1] + dropped + self.missing)
         return SensitivityMixture(self.sensitivities[:kept], probabilities)
 
+    def pooled(self, limit: int, bound: Literal["upper", "lower"]) -> SensitivityMixture:
+        """The mixture with at most about ``limit`` sensitivities: neighbours share the largest (upper) or the least.
+
+        So the result dominates this mixture (upper), or this mixture dominates it (lower).
+        """
+        if len(self.sensitivities) <= limit:
+            return self
+        values = np.asarray(self.sensitivities)
+        firsts = _cells(values, limit)
+        shared = {"upper": np.append(firsts[1:], len(values)) - 1, "lower": firsts}[bound]
+        probabilities = np.add.reduceat(np.asarray(self.probabilities), firsts)
+        return SensitivityMixture(tuple(values[shared].tolist()), tuple(probabilities.tolist()), self.missing)
+
     def _split(self, tail: float) -> tuple[int, float]:
         from_the_top = np.cumsum(self.probabilities[::-1])
         fewest = min(1 + (self.sensitivities[0] == 0.0), len(self.probabilities))  # one that moves the round is kept
         drop = min(int(np.searchsorted(from_the_top, tail)), len(self.probabilities) - fewest)
         return len(self.probabilities) - drop, float(from_the_top[drop - 1]) if drop else 0.0
+
+
+def _cells(values: Array, limit: int) -> npt.NDArray[np.intp]:
+    """Where cells of equal width start among ascending ``values``, the first value alone: at most limit + 1 cells.
+
+    The width is the least, to a part in 2^40, with which no more than that are occupied.
+    """
+    span = float(values[-1] - values[0])
+    fine, coarse = 0.0, span / limit
+    for _ in range(40):
+        width = (fine + coarse) / 2 or coarse
+        occupied = 1 + int(np.count_nonzero(np.diff(np.ceil((values - values[0]) / width))))
+        fine, coarse = (width, coarse) if occupied > limit + 1 else (fine, width)
+    changes = np.diff(np.ceil((values - values[0]) / coarse))
+    return np.asarray(np.concatenate(([0], np.flatnonzero(changes) + 1)), dtype=np.intp)
 
 
 def mixture_from_log_weights(
@@ -131,9 +163,24 @@ def fixed_batch_group(group_size: int, dataset_size: int, batch_size: int) -> Se
 def poisson_examples(contributions: Sequence[float], sample_rate: float, spacing: float) -> SensitivityMixture:
     """Sum of c_j B_j over independent B_j ~ Bernoulli(q), each c_j rounded up to a multiple of ``spacing``.
 
-    Rounding up is stochastic dominance, so the mixture dominates the group's rounds (docs/group-proof.md, Theorem 1).
+    Contributions below `_SMALL` of the largest have a grid of their own, as much finer as they are smaller, and the sum
+    of both kinds is rounded up again where it takes too many values. Rounding up is stochastic dominance, so the
+    mixture dominates the group's rounds (docs/group-proof.md, Theorem 1).
     """
     sample_rate = PoissonSampling(sample_rate).sample_rate
+    smallest = _SMALL * max(contributions)
+    small = [c for c in contributions if 0.0 < c < smallest]
+    large = [c for c in contributions if not 0.0 < c < smallest]
+    if not small:
+        return _poisson_on_grid(contributions, sample_rate, spacing)
+    coarse = _poisson_on_grid(large, sample_rate, spacing)
+    fine = poisson_examples(small, sample_rate, spacing * max(small) / max(large))
+    limit = max(_SUMS, len(coarse.sensitivities))
+    beside = max(_SUMS_OF_SMALL, limit // len(coarse.sensitivities))
+    return _sum(coarse, fine.pooled(beside, "upper")).pooled(limit, "upper")
+
+
+def _poisson_on_grid(contributions: Sequence[float], sample_rate: float, spacing: float) -> SensitivityMixture:
     probabilities = np.ones(1)
     for units in _round_up(contributions, spacing):
         moved = np.zeros(len(probabilities) + units)
@@ -141,6 +188,14 @@ def poisson_examples(contributions: Sequence[float], sample_rate: float, spacing
         moved[units:] += sample_rate * probabilities
         probabilities = moved
     return _on_grid(probabilities, spacing)
+
+
+def _sum(first: SensitivityMixture, second: SensitivityMixture) -> SensitivityMixture:
+    """The law of the sum of two independent sensitivities."""
+    sums = np.add.outer(first.sensitivities, second.sensitivities).ravel()
+    log_weights = np.add.outer(np.log(first.probabilities), np.log(second.probabilities)).ravel()
+    values, places = np.unique(sums, return_inverse=True)
+    return mixture_from_log_weights(values, np.log(np.bincount(places, weights=np.exp(log_weights))))
 
 
 def fixed_batch_examples(

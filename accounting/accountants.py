@@ -34,6 +34,8 @@ class Bounds(NamedTuple):
 
     upper: float
     lower: float | None = None
+    method: str | None = None
+    """What gave the upper bound, where that is not the accountant asked for."""
 
 
 def total_rdp(trace: Trace, group_size: int = 1) -> Array:
@@ -71,9 +73,12 @@ def epsilon_rdp_classic(trace: Trace, delta: float, group_size: int = 1) -> Boun
 
 
 def epsilon_pld(trace: Trace, delta: float, group_size: int = 1) -> Bounds:
-    """Privacy loss distributions, composed with certified error: tight for every trace and group size."""
+    """Privacy loss distributions, composed with certified error, for every trace and group size.
+
+    Where they certify less than Renyi DP or one dominating Gaussian, the bound is theirs and carries their name.
+    """
     certified = composition.epsilon_pld(trace, delta, group_size)
-    return Bounds(certified.upper, certified.lower)
+    return Bounds(certified.upper, certified.lower, certified.method)
 
 
 def epsilon_zcdp(trace: Trace, delta: float, group_size: int = 1) -> Bounds:
@@ -192,8 +197,9 @@ class Accountant:
 
     def __call__(self, trace: Trace, delta: float, group_size: int = 1) -> PrivacyEstimate:
         unit = "example" if group_size == 1 else f"group of {group_size}"
-        upper, lower = self._best(trace, delta, group_size) if trace.is_private else Bounds(math.inf, math.inf)
-        return PrivacyEstimate(upper, delta, trace.adjacency, self.name, self.kind, unit, group_size, lower)
+        best = self._best(trace, delta, group_size) if trace.is_private else Bounds(math.inf, math.inf)
+        name = best.method or self.name
+        return PrivacyEstimate(best.upper, delta, trace.adjacency, name, self.kind, unit, group_size, best.lower)
 
     def _best(self, trace: Trace, delta: float, group_size: int) -> Bounds:
         """The method's bounds, or less where adding the epsilons of pure releases to the rest is tighter."""
@@ -203,7 +209,8 @@ class Accountant:
             return composed
         gaussian = tuple(release for release in trace.releases if isinstance(release, GaussianRelease))
         rest = self.bounds(replace(trace, releases=gaussian), delta, group_size)
-        return Bounds(min(composed.upper, rest.upper + sum(pure)), composed.lower)
+        added = Bounds(rest.upper + sum(pure), composed.lower, rest.method)
+        return min(composed, added, key=lambda bounds: bounds.upper)
 
 
 _METHODS = (

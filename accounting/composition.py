@@ -16,10 +16,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from accounting._ceilings import Method, gaussian_ceiling, gaussian_delta_ceiling, renyi_ceiling, total_variation
 from accounting._fourier import Composed, Plan, compose, compose_upper
 from accounting._gaussian import gaussian_delta, gaussian_epsilon
-from accounting._loss import DIRECTIONS
-from accounting._plan import MAX_POINTS, make_plan, spacing_for
+from accounting._loss import DIRECTIONS, MAX_POINTS
+from accounting._plan import make_plan, spacing_for
 from accounting._rounds import Rounds, rounds_of_group
 from accounting._saddlepoint import Cumulants, Saddle, cumulants, saddle_at_delta, saddle_at_epsilon
 from accounting.errors import require_finite
@@ -30,7 +31,7 @@ MIN_DELTA = 1e-250  # below, the mass that a round may lose to infinity is not a
 _ATTEMPTS = 4
 _ENOUGH = 1.5  # a gap of so many tolerances is not worth another composition
 _COARSEST = 4.0  # spacing of losses from which on a lattice shows no more than the ceiling does
-_STRONGEST = 1e6  # mean shift from which on the Gaussian's closed form has too few digits left
+_STEEPEST = 40.0  # change of a tilted law's logarithm between two nodes from which on the same holds
 _SPENT_MARGIN = 0.5  # of the distance between two directions, what the coarseness of a lattice may use up
 
 
@@ -38,12 +39,14 @@ _SPENT_MARGIN = 0.5  # of the distance between two directions, what the coarsene
 class CertifiedEpsilon:
     """lower <= exact epsilon at ``delta`` <= upper; both are infinite for a run without noise.
 
-    kind says what upper is worth for the run: an ``estimate`` where the pairs bounded here need not dominate its steps.
+    method: what gave the upper bound, ``pld`` unless the law of the loss, on a lattice, certifies less than others do.
+    kind: what upper is worth for the run, an ``estimate`` where the pairs bounded here need not dominate its steps.
     """
 
     upper: float
     lower: float
     delta: float
+    method: Method = "pld"
     kind: Contributions = "guarantee"
 
 
@@ -81,22 +84,32 @@ def epsilon_of_rounds(rounds: Rounds, delta: float, tolerance: float = TOLERANCE
     if not rounds.mixtures and not rounds.pure:
         upper, lower = gaussian_epsilon(rounds.gaussian, delta)
         return CertifiedEpsilon(upper, lower, delta)
-    ceiling = _epsilon_ceiling(rounds, delta)
-    if ceiling == 0.0:
+    if total_variation(rounds) <= delta:
         return CertifiedEpsilon(0.0, 0.0, delta)
+    ceiling = gaussian_ceiling(rounds, delta)
+    upper, lower = _epsilon_on_lattices(rounds, delta, tolerance, ceiling.epsilon)
+    bounds = [CertifiedEpsilon(upper, lower, delta, ceiling.method if upper == ceiling.epsilon else "pld")]
+    if upper > lower * (1 + 2 * _ENOUGH * tolerance):
+        renyi = renyi_ceiling(rounds, delta)
+        bounds.append(CertifiedEpsilon(renyi.epsilon, lower, delta, renyi.method))
+    return min(bounds, key=lambda bound: bound.upper)
+
+
+def _epsilon_on_lattices(rounds: Rounds, delta: float, tolerance: float, ceiling: float) -> tuple[float, float]:
+    """(upper, lower) epsilon of the worse direction; upper is ``ceiling`` where lattices certify less."""
     tail = _tail(rounds, delta)
     pair = [cumulants(rounds, direction, tail) for direction in DIRECTIONS]
     saddles = [saddle_at_delta(generating, math.log(delta)) for generating in pair]
     first = int(saddles[1].epsilon > saddles[0].epsilon)
     worse = _bracket_epsilon(rounds, delta, tolerance, pair[first], pair[1 - first], saddles[first], ceiling)
     if worse.upper == ceiling or worse.opposite_delta(worse.upper) <= delta:
-        return CertifiedEpsilon(worse.upper, worse.lower, delta)
+        return worse.upper, worse.lower
     if _is_below(rounds, worse.upper, delta, tolerance, pair[1 - first], pair[first], saddles[1 - first]):
-        return CertifiedEpsilon(worse.upper, worse.lower, delta)
+        return worse.upper, worse.lower
     other = _bracket_epsilon(
         rounds, delta, tolerance, pair[1 - first], pair[first], saddles[1 - first], ceiling, worse.lower
     )
-    return CertifiedEpsilon(max(worse.upper, other.upper), max(worse.lower, other.lower), delta)
+    return max(worse.upper, other.upper), max(worse.lower, other.lower)
 
 
 @np.errstate(all="ignore")
@@ -108,9 +121,6 @@ def delta_of_rounds(rounds: Rounds, epsilon: float, tolerance: float = TOLERANCE
         return CertifiedDelta(1.0, 1.0, epsilon)
     if not rounds.mixtures and not rounds.pure:
         return CertifiedDelta(*gaussian_delta(rounds.gaussian, epsilon), epsilon)
-    ceiling = _delta_ceiling(rounds, epsilon)
-    if ceiling < MIN_DELTA:
-        return CertifiedDelta(ceiling, 0.0, epsilon)
     pair = [cumulants(rounds, direction, 1e-20) for direction in DIRECTIONS]
     saddles = [saddle_at_epsilon(generating, epsilon) for generating in pair]
     tail = _tail(rounds, math.exp(max(saddle.log_delta for saddle in saddles)))
@@ -121,13 +131,14 @@ def delta_of_rounds(rounds: Rounds, epsilon: float, tolerance: float = TOLERANCE
         saddle = saddle_at_epsilon(generating, epsilon)
         spacing = spacing_for(rounds, saddle, tolerance)
         plan = make_plan(generating, other, saddle, spacing, tail, rounds.count)
-        if not _shows_something(rounds, plan):
-            return CertifiedDelta(ceiling, lower, epsilon)
+        if _is_too_coarse(rounds, plan):
+            upper = 1.0
+            break
         composed = compose(rounds, plan)
         upper, lower = max(upper, composed.upper.delta_at(epsilon)), max(lower, composed.lower.delta_at(epsilon))
         if composed.opposite_delta(epsilon) <= upper:
             break
-    return CertifiedDelta(min(ceiling, upper), lower, epsilon)
+    return CertifiedDelta(min(upper, total_variation(rounds), gaussian_delta_ceiling(rounds, epsilon)), lower, epsilon)
 
 
 @dataclass(frozen=True)
@@ -140,45 +151,16 @@ class _Bracket:
         return 1.0 if self.composed is None else self.composed.opposite_delta(epsilon)
 
 
-def _epsilon_ceiling(rounds: Rounds, delta: float) -> float:
-    """An epsilon for both directions without a lattice, which shows nothing where noise is very weak or very strong.
-
-    A mixture of Gaussians is made from the Gaussian of its largest sensitivity without looking at the data: draw the
-    sensitivity, shrink the output to it, and add the noise that this removed. So all rounds together are dominated by
-    one Gaussian; the missing probabilities add to delta, and pure releases to epsilon.
-    """
-    mean, missing = _dominating_gaussian(rounds)
-    left = (delta - missing) * (1 - 1e-3)
-    if not left > 0.0:
-        return math.inf
-    of_gaussian = gaussian_epsilon(mean, left)[0] if mean < _STRONGEST else math.inf
-    chernoff = mean * (mean / 2 + math.sqrt(-2 * math.log(left))) * (1 + 1e-9)  # Pr[N > z] <= exp(-z^2 / 2)
-    return min(of_gaussian, chernoff) + math.fsum(rounds.pure)
-
-
-def _delta_ceiling(rounds: Rounds, epsilon: float) -> float:
-    """As `_epsilon_ceiling`: a delta for both directions at ``epsilon``."""
-    mean, missing = _dominating_gaussian(rounds)
-    left = epsilon * (1 - 1e-12) - math.fsum(rounds.pure) * (1 + 1e-12)
-    return min(1.0, gaussian_delta(mean, left)[0] + missing) if left >= 0.0 else 1.0
-
-
-def _dominating_gaussian(rounds: Rounds) -> tuple[float, float]:
-    """The mean shift of the Gaussian of `_epsilon_ceiling`, and what it adds to delta."""
-    shifts = (mixture.sensitivities[-1] * math.sqrt(count) for mixture, count in rounds.mixtures)
-    mean = math.hypot(rounds.gaussian, *shifts) * (1 + 1e-12)
-    return mean, math.fsum(count * mixture.missing for mixture, count in rounds.mixtures)
-
-
-def _shows_something(rounds: Rounds, plan: Plan) -> bool:
-    """Whether a lattice is fine enough to show more than the ceiling does, and holds the losses of pure releases."""
-    fits = max(rounds.pure, default=0.0) <= plan.spacing * MAX_POINTS
-    return plan.spacing <= _COARSEST and math.isfinite(plan.bottom) and fits
-
-
 def _tail(rounds: Rounds, delta: float) -> float:
     """Probability that each round may lose to infinity: together a negligible share of delta."""
     return max(delta * 1e-8 / rounds.count, 1e-300)
+
+
+def _is_too_coarse(rounds: Rounds, plan: Plan) -> bool:
+    """Whether the lattice certifies no more than the ceilings do, or does not hold the losses of pure releases."""
+    holds_pure = max(rounds.pure, default=0.0) <= plan.spacing * MAX_POINTS
+    coarse = plan.spacing > _COARSEST or plan.spacing * plan.tilt > _STEEPEST
+    return coarse or not math.isfinite(plan.bottom) or not holds_pure
 
 
 def _is_below(
@@ -197,9 +179,12 @@ def _is_below(
     margin = _SPENT_MARGIN * (1 - saddle.epsilon / max(epsilon, saddle.epsilon, 1e-300))
     if not margin > tolerance:
         return False
-    aim = replace(saddle, log_delta=math.log(delta))
-    plan = make_plan(generating, other, aim, spacing_for(rounds, saddle, margin), _tail(rounds, delta), rounds.count)
-    return _shows_something(rounds, plan) and compose_upper(rounds, plan).epsilon_at(delta).epsilon <= epsilon
+    for looked_at in (saddle, saddle_at_epsilon(generating, epsilon)):
+        aim, spacing = replace(looked_at, log_delta=math.log(delta)), spacing_for(rounds, looked_at, margin)
+        plan = make_plan(generating, other, aim, spacing, _tail(rounds, delta), rounds.count)
+        if not _is_too_coarse(rounds, plan):
+            return compose_upper(rounds, plan).epsilon_at(delta).epsilon <= epsilon
+    return False
 
 
 def _bracket_epsilon(
@@ -223,7 +208,7 @@ def _bracket_epsilon(
     for attempt in range(_ATTEMPTS):
         aim = replace(saddle, log_delta=math.log(delta))
         plan = make_plan(generating, other, aim, spacing, tail, rounds.count)
-        if not _shows_something(rounds, plan):
+        if _is_too_coarse(rounds, plan):
             return _Bracket(upper, lower, None)
         composed = compose(rounds, plan)
         above, below = composed.upper.epsilon_at(delta), composed.lower.epsilon_at(delta)
@@ -231,7 +216,8 @@ def _bracket_epsilon(
         if math.isinf(above.epsilon):
             return _Bracket(upper, lower, composed)
         gap = (upper - lower) / max(upper, 1 / (1 + saddle.tilt))
-        if gap <= _ENOUGH * tolerance or upper <= enough or plan.points >= MAX_POINTS // 2 or attempt == _ATTEMPTS - 1:
+        finest = plan.spacing > spacing or plan.points >= MAX_POINTS // 2
+        if gap <= _ENOUGH * tolerance or upper <= enough or finest or attempt == _ATTEMPTS - 1:
             return _Bracket(upper, lower, composed)
         spacing = plan.spacing * float(np.clip(0.8 * np.sqrt(tolerance / gap), 0.1, 0.7))
         saddle = saddle_at_epsilon(generating, max(above.nearest, 0.0))

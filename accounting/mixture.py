@@ -79,7 +79,7 @@ def epsilon_of_examples(
     sensitivity (c / S), in [0, 1], shape [members, snapshots]; a snapshot holds until the next. kind: a guarantee under
     the trace's adjacency if the contributions bound the members' true ones at every step and noise did not follow
     results (`Trace.individual_kind`, docs/group-proof.md), else an estimate. lower is below the epsilon of the
-    mixtures whose contributions are rounded up to 1/512 of the largest.
+    mixtures whose contributions are rounded up (docs/group-proof.md).
     """
     certified = epsilon_of_rounds(rounds_of_examples(trace, steps, contributions), delta, tolerance)
     return replace(certified, kind=trace.individual_kind)
