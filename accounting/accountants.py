@@ -16,11 +16,11 @@ import numpy as np
 from scipy.optimize import minimize_scalar
 from scipy.special import log_expit, ndtri_exp
 
-from accounting import composition
-from accounting._gaussian import gaussian_epsilon
 from accounting.errors import InvalidInput, UnsupportedMechanism, require_finite, require_numbers
 from accounting.estimates import Kind, PrivacyEstimate
+from accounting.gaussian import gaussian_epsilon
 from accounting.mechanism import GaussianRelease, Trace
+from accounting.pld import composition
 from accounting.registry import lookup
 from accounting.renyi import ORDERS, Array, epsilon_classic, epsilon_improved, pure_rdp, sampled_gaussian_rdp
 from accounting.rounds import Round, gaussian_rounds, pure_epsilons, require_group_size

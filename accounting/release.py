@@ -21,8 +21,8 @@ from scipy.special import ndtri
 from accounting.errors import InvalidInput, keep_whole, require_finite, require_numbers, require_whole
 from accounting.keyed import KeyedStream
 from accounting.mechanism import GaussianRelease
+from accounting.records.shards import Epsilons
 from accounting.rounding import release_grid
-from accounting.shards import Epsilons
 
 Array = NDArray[np.float64]
 

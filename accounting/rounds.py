@@ -12,7 +12,7 @@ q N(1, sigma^2), in both directions: the sampled Gaussian mechanism with rate q 
   epoch is one Gaussian, at worst that of its lowest noise: one round with q = 1 per epoch (paper C, Theorem 2).
 
 For accountants that need one example's rate and noise at a time (Renyi, concentrated, strong composition). What groups
-see, mixtures with all plain Gaussians taken together, is `accounting._rounds`.
+see, mixtures with all plain Gaussians taken together, is `accounting.pld.group_rounds`.
 
 Independent side queries on the same batch are part of the same Gaussian (`Segment.effective_noise_multiplier`).
 """

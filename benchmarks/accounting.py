@@ -34,10 +34,10 @@ from numpy.typing import NDArray
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this file's own folder would shadow the package accounting
 
 from accounting.accountants import account
-from accounting.composition import epsilon_pld
 from accounting.events import reference_epsilon_pld
-from accounting.individual import individual_epsilons
+from accounting.individual.epsilons import individual_epsilons
 from accounting.mechanism import PoissonSampling, Segment, Trace
+from accounting.pld.composition import epsilon_pld
 from accounting.schedules import make_schedule, planned_trace
 
 T = TypeVar("T")

@@ -10,28 +10,28 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from accounting.actors import AccountingPool
 from accounting.errors import DataCorruption, InvalidInput
-from accounting.storage import exists, read_bytes
-from orchestration.claim import claimed
-from orchestration.cluster import check_resources, check_shared_storage, connected
-from orchestration.conductor import Conductor, initial_status
-from orchestration.environment import EMBEDDED
-from orchestration.failures import record_refusals
-from orchestration.grid import grid
-from orchestration.integrity import damages, stored_result
-from orchestration.layout import SweepFiles, absolute, default_output
-from orchestration.lock import exclusive
-from orchestration.manifest import open_manifest, read_manifest, write_manifest
-from orchestration.plan import Plan, plan_sweep
-from orchestration.progress import announcer, watching
-from orchestration.publication import Outcome, SweepRecord, parse_failures, write_reports
-from orchestration.space import require_space
-from orchestration.status import SweepStatus, TrialStatus
-from orchestration.sweep import SweepSpec, parse_sweep
-from orchestration.tracked import TrackingUnavailable
-from orchestration.tracking import MlflowTracker, embedded_tracking_uri
-from orchestration.trainable import train
+from accounting.parallel import AccountingPool
+from accounting.records.files import exists, read_bytes
+from orchestration.commands.progress import announcer, watching
+from orchestration.comparison.record import Outcome, SweepRecord, parse_failures, write_reports
+from orchestration.execution.cluster import check_resources, check_shared_storage, connected
+from orchestration.execution.coordinator import Conductor, initial_status
+from orchestration.execution.disk_space import require_space
+from orchestration.execution.environment import EMBEDDED
+from orchestration.execution.tune import train
+from orchestration.records.claim import claimed
+from orchestration.records.failures import record_refusals
+from orchestration.records.integrity import damages, stored_result
+from orchestration.records.layout import SweepFiles, absolute, default_output
+from orchestration.records.lock import exclusive
+from orchestration.records.manifest import open_manifest, read_manifest, write_manifest
+from orchestration.records.status import SweepStatus, TrialStatus
+from orchestration.sweeps.grid import grid
+from orchestration.sweeps.plan import Plan, plan_sweep
+from orchestration.sweeps.schema import SweepSpec, parse_sweep
+from orchestration.tracking.mlflow import MlflowTracker, embedded_tracking_uri
+from orchestration.tracking.protocol import TrackingUnavailable
 from workers.imports import NO_CODE, UserCode
 
 

@@ -11,8 +11,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from orchestration.cli import app
-from orchestration.sweep import parse_sweep
+from orchestration.commands.main import app
+from orchestration.sweeps.schema import parse_sweep
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accounting.shards import NormShardWriter, NormSnapshot
+from accounting.records.shards import NormShardWriter, NormSnapshot
 from workers.clipping import ClipRule, Examples
 from workers.data.base import Dataset
 from workers.gradients import BatchNorms, GradientEngine

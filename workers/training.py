@@ -18,9 +18,9 @@ from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from accounting.errors import InvalidInput, require_finite
-from accounting.layout import TrialFiles
 from accounting.mechanism import Trace
-from accounting.shards import NormShardWriter
+from accounting.records.layout import TrialFiles
+from accounting.records.shards import NormShardWriter
 from workers.augmentation import make_augmentation
 from workers.clipping import ClippingState, ClipRule, Examples, Setting, make_clipping, released_bound
 from workers.clipping.protocol import NORM_ERROR

@@ -13,10 +13,10 @@ from dataclasses import asdict
 import torch
 
 from accounting.errors import DataCorruption, InvalidInput
-from accounting.layout import TrialFiles
 from accounting.mechanism import Release
-from accounting.shards import read_bytes, read_trace, write_bytes_atomically, write_trace
-from accounting.storage import exists
+from accounting.records.files import exists
+from accounting.records.layout import TrialFiles
+from accounting.records.shards import read_bytes, read_trace, write_bytes_atomically, write_trace
 from workers.checkpoint import fingerprint, forget_checkpoint, load_checkpoint, save_checkpoint
 from workers.data import Dataset, load_dataset
 from workers.history import Progress, TrainingResult, read_training_result

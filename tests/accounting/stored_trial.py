@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from accounting.layout import TrialFiles
 from accounting.mechanism import PoissonSampling, Segment, SideQuery, Trace
-from accounting.shards import NormShardWriter, NormSnapshot, write_trace
+from accounting.records.layout import TrialFiles
+from accounting.records.shards import NormShardWriter, NormSnapshot, write_trace
 
 
 def snapshot(step: int, examples: int, seed: int = 0) -> NormSnapshot:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from accounting import accountants, calibration, composition, individual, mixture, release, schedules
 from accounting.errors import DpsweepError, InvalidInput
+from accounting.individual.algorithm_2 import algorithm_2
 from accounting.mechanism import (
     FixedBatchSampling,
     GaussianRelease,
@@ -25,7 +26,6 @@ from accounting.mechanism import (
     SideQuery,
     Trace,
 )
-from accounting.reference import algorithm_2
 
 ODD = (
     *(math.nan, math.inf, -math.inf, 0, -1, -0.5, 1e-320, 1e300, 10**400, 2**60, True, np.True_, None, "7", 1j, b"1"),

@@ -13,6 +13,7 @@ from accounting.accountants import account
 from accounting.errors import InvalidInput
 from accounting.keyed import KEY_BYTES, KeyedStream
 from accounting.mechanism import PoissonSampling, Segment, Trace
+from accounting.records.shards import Epsilons
 from accounting.release import (
     ReleaseSpec,
     SecretDraws,
@@ -21,7 +22,6 @@ from accounting.release import (
     release_quantiles,
     release_statistics,
 )
-from accounting.shards import Epsilons
 
 BOUND = 8.0
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestration.tracking import embedded_tracking_uri
+from orchestration.tracking.mlflow import embedded_tracking_uri
 
-from mlflow import MlflowClient  # isort: skip  (after orchestration.tracking, which keeps it quiet)
+from mlflow import MlflowClient  # isort: skip  (after orchestration.tracking.mlflow, which keeps it quiet)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -6,7 +6,7 @@ import math
 import random
 import statistics
 
-from orchestration.published import (
+from orchestration.records.published import (
     EstimateQuality,
     GroupEpsilon,
     Histogram,

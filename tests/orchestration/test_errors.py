@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import dpsweep
-from sample_grids import small
 
-from orchestration.cli import main
-from orchestration.layout import SweepFiles
+from orchestration.commands.main import main
+from orchestration.records.layout import SweepFiles
+from tests.orchestration.processes import dpsweep
+from tests.orchestration.sample_grids import small
 
 CANARY = "kanarienvogel"
 """A value of the data."""

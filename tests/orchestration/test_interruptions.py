@@ -9,13 +9,23 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
-from processes import PATIENCE, able_to_write, descendants, dpsweep, is_alive, kill, start, training_workers, wait_until
-from reference import assert_same_trial, run_undisturbed
-from sample_grids import small
 
-from accounting.storage import exists
-from orchestration.layout import SweepFiles
-from orchestration.sweep import parse_sweep
+from accounting.records.files import exists
+from orchestration.records.layout import SweepFiles
+from orchestration.sweeps.schema import parse_sweep
+from tests.orchestration.processes import (
+    PATIENCE,
+    able_to_write,
+    descendants,
+    dpsweep,
+    is_alive,
+    kill,
+    start,
+    training_workers,
+    wait_until,
+)
+from tests.orchestration.reference import assert_same_trial, run_undisturbed
+from tests.orchestration.sample_grids import small
 
 EPOCHS = 40
 SWEEP = small(

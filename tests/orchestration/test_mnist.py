@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from processes import dpsweep
+
+from tests.orchestration.processes import dpsweep
 
 MNIST = Path(__file__).parents[2] / "sweeps" / "mnist.yaml"
 

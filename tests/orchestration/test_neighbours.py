@@ -6,17 +6,17 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import own_people
 import pytest
-from processes import dpsweep
-from public_values import Values, may_vary, published, shown_digests, tracked, unexplained, unhidden
-from sample_grids import small
 
-from orchestration.completion import Times, complete_trial
-from orchestration.layout import SweepFiles
+from orchestration.execution.completion import Times, complete_trial
 from orchestration.pipeline import render_again
-from orchestration.plan import plan_sweep
-from orchestration.sweep import parse_sweep
+from orchestration.records.layout import SweepFiles
+from orchestration.sweeps.plan import plan_sweep
+from orchestration.sweeps.schema import parse_sweep
+from tests.orchestration import own_people
+from tests.orchestration.processes import dpsweep
+from tests.orchestration.public_values import Values, may_vary, published, shown_digests, tracked, unexplained, unhidden
+from tests.orchestration.sample_grids import small
 from workers.trial import run_trial
 
 INCOME = 41_000.0

@@ -12,18 +12,18 @@ from typing import Any
 import mlflow
 import numpy as np
 import pytest
-from processes import dpsweep
-from sample_grids import small
 
 from accounting.errors import DataCorruption, InvalidInput
-from accounting.layout import TrialFiles
-from accounting.shards import NormShards, read_epsilons
-from accounting.traces import read_trace
-from orchestration.layout import SweepFiles
-from orchestration.manifest import open_manifest
+from accounting.records.layout import TrialFiles
+from accounting.records.shards import NormShards, read_epsilons
+from accounting.records.traces import read_trace
 from orchestration.pipeline import render_again
-from orchestration.results import TrialResult, read_result, read_statistics
-from orchestration.sweep import parse_sweep
+from orchestration.records.layout import SweepFiles
+from orchestration.records.manifest import open_manifest
+from orchestration.records.results import TrialResult, read_result, read_statistics
+from orchestration.sweeps.schema import parse_sweep
+from tests.orchestration.processes import dpsweep
+from tests.orchestration.sample_grids import small
 
 TRIALS = 7
 MY_MODEL = """

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from accounting.accountants import account
-from accounting.layout import TrialFiles
-from accounting.shards import read_trace
+from accounting.records.layout import TrialFiles
+from accounting.records.shards import read_trace
 from workers.spec import TrialSpec
 from workers.training import Trainer
 from workers.trial import run_trial

@@ -22,9 +22,9 @@ import torch
 from scipy.stats import beta
 from torch import Tensor, nn
 
-from accounting.composition import delta_pld
-from accounting.layout import TrialFiles
 from accounting.mechanism import Trace
+from accounting.pld.composition import delta_pld
+from accounting.records.layout import TrialFiles
 from workers.data.base import Dataset, make_split
 from workers.mechanism import TrialMechanism
 from workers.noise import SeededNoise

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from resumption import Killed, assert_same_trial, kill_at, run_with_deaths, stored_bytes
-from trial_specs import TUMOURS, TUMOURS_READ_ONCE, small_trial
 
 from accounting.errors import DataCorruption, InvalidInput
-from accounting.layout import TrialFiles
 from accounting.mechanism import GaussianRelease
+from accounting.records.layout import TrialFiles
+from tests.workers.resumption import Killed, assert_same_trial, kill_at, run_with_deaths, stored_bytes
+from tests.workers.trial_specs import TUMOURS, TUMOURS_READ_ONCE, small_trial
 from workers.history import Progress
 from workers.spec import Component, NormSpec, SamplingSpec, TrialSpec
 from workers.trial import run_trial

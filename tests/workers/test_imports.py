@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from own_code import allowed
 
 from accounting.errors import InvalidInput
+from tests.workers.own_code import allowed
 from workers.imports import NO_CODE, UserCode, UserModule, import_function
 
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from resumption import assert_same_trial, run_with_deaths
 from torch import Tensor, nn
-from trial_runs import norms_of, train
-from trial_specs import small_trial
 
 from accounting.errors import InvalidInput
-from accounting.layout import TrialFiles
-from accounting.shards import read_trace
+from accounting.records.layout import TrialFiles
+from accounting.records.shards import read_trace
+from tests.workers.resumption import assert_same_trial, run_with_deaths
+from tests.workers.trial_runs import norms_of, train
+from tests.workers.trial_specs import small_trial
 from workers.checkpoint import load_checkpoint, save_checkpoint
 from workers.data import load_dataset
 from workers.evaluation import evaluate

@@ -12,13 +12,13 @@ import torch
 import torchvision
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from own_code import allowed
-from trial_specs import small_trial
 
 from accounting.errors import InvalidInput
-from accounting.layout import TrialFiles
 from accounting.mechanism import GaussianRelease
-from accounting.shards import NormShards
+from accounting.records.layout import TrialFiles
+from accounting.records.shards import NormShards
+from tests.workers.own_code import allowed
+from tests.workers.trial_specs import small_trial
 from workers.data import Dataset, Tokens, load_dataset, make_split
 from workers.data.images import IMAGENET_SCALING
 from workers.history import Progress

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from resumption import assert_same_trial, run_with_deaths, stored_bytes
-from trial_specs import DROPOUT_NET, TUMOURS, TUMOURS_READ_ONCE, small_trial
 
-from accounting.actors import AccountingJob, account_trial
+from accounting.parallel import AccountingJob, account_trial
 from accounting.schedules import SCHEDULES, make_schedule
+from tests.workers.resumption import assert_same_trial, run_with_deaths, stored_bytes
+from tests.workers.trial_specs import DROPOUT_NET, TUMOURS, TUMOURS_READ_ONCE, small_trial
 from workers.clipping import CLIPPING
 from workers.history import TrainingResult
 from workers.noise import NOISE_SOURCES

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trial_specs import small_trial
 
 from accounting.errors import InvalidInput
 from accounting.mechanism import GaussianRelease
+from tests.workers.trial_specs import small_trial
 from workers.augmentation import FlipAndCrop
 from workers.clipping.bounds import PrivateMedian
 from workers.preprocessing import DPPCA, FrozenFeatures

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from accounting.accountants import account
-from accounting.layout import TrialFiles
-from accounting.shards import read_trace
+from accounting.records.layout import TrialFiles
+from accounting.records.shards import read_trace
 
 FOLDER = Path(__file__).parent
 
@@ -30,13 +30,13 @@ sys.meta_path.insert(0, Absent)
 
 for package in (importlib.import_module("accounting"), importlib.import_module("workers")):
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-        if module.name != "accounting.actors":
+        if module.name != "accounting.parallel":
             importlib.import_module(module.name)
 
 from accounting.accountants import account
-from accounting.layout import TrialFiles
-from accounting.shards import read_trace
-from trial_specs import small_trial
+from accounting.records.layout import TrialFiles
+from accounting.records.shards import read_trace
+from tests.workers.trial_specs import small_trial
 from workers.trial import run_trial
 
 run_trial(small_trial(), sys.argv[1])

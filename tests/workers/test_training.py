@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from trial_runs import TRAIN_SIZE, norms_of, train
-from trial_specs import TUMOURS, small_trial
 
 from accounting.errors import InvalidInput
-from accounting.layout import TrialFiles
+from accounting.records.layout import TrialFiles
+from tests.workers.trial_runs import TRAIN_SIZE, norms_of, train
+from tests.workers.trial_specs import TUMOURS, small_trial
 from workers.data import load_dataset
 from workers.history import Progress, read_training_result
 from workers.mechanism import TrialMechanism

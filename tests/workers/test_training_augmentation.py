@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from trial_runs import train
-from trial_specs import small_trial
 
+from tests.workers.trial_runs import train
+from tests.workers.trial_specs import small_trial
 from workers.augmentation import FlipAndCrop
 from workers.data import load_dataset
 from workers.gradients import GradientEngine

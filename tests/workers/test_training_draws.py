@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torchvision.ops import StochasticDepth
-from trial_runs import train
-from trial_specs import DROPOUT_NET, TUMOURS, small_trial
 
-from accounting.layout import TrialFiles
+from accounting.records.layout import TrialFiles
+from tests.workers.trial_runs import train
+from tests.workers.trial_specs import DROPOUT_NET, TUMOURS, small_trial
 from workers.data import load_dataset
 from workers.mechanism import TrialMechanism
 from workers.noise import make_noise_source

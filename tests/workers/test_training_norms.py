@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from trial_runs import TRAIN_SIZE, norms_of, train
-from trial_specs import DROPOUT_NET, TUMOURS, small_trial
 
-from accounting.shards import NormShards
+from accounting.records.shards import NormShards
+from tests.workers.trial_runs import TRAIN_SIZE, norms_of, train
+from tests.workers.trial_specs import DROPOUT_NET, TUMOURS, small_trial
 from workers import clipping
 from workers.mechanism import TrialMechanism
 from workers.spec import Component, ExecutionSpec, NormSpec

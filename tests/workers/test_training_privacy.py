@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from trial_runs import TRAIN_SIZE, norms_of, train
-from trial_specs import TUMOURS, small_trial
 
 from accounting.accountants import account, total_rho
 from accounting.mechanism import GaussianRelease
 from accounting.schedules import make_schedule, planned_trace
+from tests.workers.trial_runs import TRAIN_SIZE, norms_of, train
+from tests.workers.trial_specs import TUMOURS, small_trial
 from workers import clipping
 from workers.mechanism import TrialMechanism, affordable_epochs
 from workers.sampling import planned_sampling

@@ -8,14 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from data_folders import make_cifar_jpegs, make_fashion, make_image_folder, make_table, make_utkface
 from torch import Tensor, nn
 from torch.nn import functional
-from trial_specs import TUMOURS, small_trial
 
 from accounting.errors import InvalidInput
-from accounting.layout import TrialFiles
-from accounting.shards import NormShards, read_trace
+from accounting.records.layout import TrialFiles
+from accounting.records.shards import NormShards, read_trace
+from tests.workers.data_folders import make_cifar_jpegs, make_fashion, make_image_folder, make_table, make_utkface
+from tests.workers.trial_specs import TUMOURS, small_trial
 from workers.losses import LOSSES
 from workers.models import MODELS
 from workers.optimizers import OPTIMIZERS

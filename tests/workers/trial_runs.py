@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from trial_specs import TUMOURS
 
-from accounting.layout import TrialFiles
 from accounting.mechanism import Trace
-from accounting.shards import NormShards, PartNorms, read_trace
+from accounting.records.layout import TrialFiles
+from accounting.records.shards import NormShards, PartNorms, read_trace
+from tests.workers.trial_specs import TUMOURS
 from workers.data import load_dataset
 from workers.history import TrainingResult
 from workers.spec import TrialSpec

@@ -1,0 +1,50 @@
+"""Algorithm 2 of paper A as published: a reference for comparison, never a bound.
+
+It rounds each contribution to the *nearest* multiple of r, which can under-state a cost, and converts by Mironov's
+bound. `accounting.individual.epsilons` is what to use: it is certified, and tighter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from accounting.errors import UnsupportedMechanism, require_finite
+from accounting.individual.contributions import Array, checked_snapshots
+from accounting.mechanism import PoissonSampling, Trace
+from accounting.renyi import ORDERS, sampled_gaussian_rdp
+
+
+def algorithm_2(
+    steps: Sequence[int],
+    contributions: ArrayLike,
+    trace: Trace,
+    delta: float,
+    rounding: float = 0.01,
+) -> Array:
+    """epsilon_i [examples] as paper A publishes it, from contributions [examples, snapshots] in units of C.
+
+    An estimate under add/remove. Each contribution is rounded to the nearest of r, 2r, ..., 1 (``rounding`` is r); 0
+    rounds to r. epsilon = min over alpha of rho + log(1/delta) / (alpha - 1) (paper A, Lemma A.2).
+
+    Raises: UnsupportedMechanism unless the run is plain Poisson-sampled DP-SGD without side queries and releases.
+    """
+    rounding = require_finite("rounding", rounding, at_least=1e-6, at_most=1.0)
+    delta = require_finite("delta", delta, above=0.0, below=1.0)
+    steps, values = checked_snapshots(steps, contributions, trace)
+    levels = np.clip(np.rint(values / rounding), 1, round(1.0 / rounding)).astype(int)
+    rdp = np.zeros((len(levels), len(ORDERS)))
+    ends = [*steps[1:], trace.steps]
+    for segment in trace.segments:
+        if not isinstance(segment.sampling, PoissonSampling) or segment.side_queries or trace.releases:
+            raise UnsupportedMechanism("Algorithm 2 covers Poisson-sampled DP-SGD without side queries and releases")
+        spent = [
+            max(0, min(stop, segment.stop_step) - max(start, segment.start_step))
+            for start, stop in zip(steps, ends, strict=True)
+        ]
+        for level in np.unique(levels):
+            cost = sampled_gaussian_rdp(segment.sampling.sample_rate, segment.noise_multiplier / (level * rounding))
+            rdp += ((levels == level) @ np.array(spent, np.float64))[:, None] * cost
+    return np.asarray(np.min(rdp - np.log(delta) / (ORDERS - 1.0), axis=1))

@@ -1,0 +1,237 @@
+"""Moments E_Q[(P/Q)^z] of the sampled Gaussian mechanism along a vertical line in the complex plane, with error bounds.
+
+Notation: x is standard normal, u = s^2 the effective precision, M = exp(s x - u/2), G = 1 - q + q M the likelihood
+ratio P/Q, p = q M / G in [0, 1], and A_z(u) = E[G^z]. See `accounting.individual.pld` for what the moments are for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Complex = NDArray[np.complex128]
+
+EXPONENTS: Mapping[str, Callable[[Complex], Complex]] = {"remove": lambda z: z, "add": lambda z: 1.0 - z}
+"""The exponent of P/Q that belongs to z for each direction: (P, Q) on removing an example, (Q, P) on adding it."""
+
+_LOG_PRECISION = 40.0
+"""Truncation and discretisation of the integrals over x are below exp(-40) = 4e-18, relative to A at the real point."""
+
+UNKNOWN = 1e6
+"""An error of log A that makes every bound built on it useless, as it should."""
+
+NODE_ERROR = 2e-12
+"""Rounding of a moment at a node, relative to the moment at the real point; see `node_log_moments`."""
+
+_BLOCK_ENTRIES = 1 << 15
+
+_SINC_LATER = 0.21724
+"""The largest |sin(y)/y| for y >= pi."""
+
+
+@dataclass(frozen=True)
+class Contour:
+    """The points tilt + i k spacing, k = 0 .. size - 1, with tilt > 1."""
+
+    tilt: float
+    spacing: float
+    size: int
+
+    @property
+    def frequencies(self) -> Array:
+        return np.asarray(self.spacing * np.arange(self.size), np.float64)
+
+    @property
+    def points(self) -> Complex:
+        return np.asarray(self.tilt + 1j * self.frequencies, np.complex128)
+
+    @property
+    def end(self) -> float:
+        """The first frequency left out."""
+        return self.spacing * self.size
+
+
+@dataclass(frozen=True)
+class MomentTable:
+    """log A at each node and point of a contour, on the branch that is real at the first point; [nodes, points].
+
+    errors [nodes, points] bound how far log A is from linear in u within either cell beside a node; where nothing is
+    known log A is 0 and its error `UNKNOWN`.
+    """
+
+    log_moments: Complex
+    errors: Array
+
+
+def moment_table(sample_rate: float, precisions: Array, contour: Contour, direction: str) -> MomentTable:
+    """Tabulate log A for one sampling rate."""
+    exponents = EXPONENTS[direction](contour.points)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        roots = np.sqrt(precisions)
+        log_ratio, members, log_density = _integration_grid(sample_rate, roots, exponents, float(roots.max()))
+        tilted = np.exp(exponents[0].real * log_ratio + log_density)
+        moments = _moments(tilted, log_ratio, exponents)
+        powers = [(tilted * members**k).sum(axis=1) for k in (2, 3, 4)]
+        suprema = _cell_suprema(sample_rate, precisions, exponents[0].real, np.array(powers))
+        errors = _linearity_errors(np.diff(precisions), exponents, np.abs(moments), suprema)
+        log_moments = np.log(np.abs(moments)) + 1j * np.unwrap(np.angle(moments), axis=1)
+    known = np.isfinite(log_moments) & (errors < UNKNOWN)
+    return MomentTable(np.where(known, log_moments, 0.0), np.where(known, errors, UNKNOWN))
+
+
+def node_log_moments(sample_rate: float, precisions: Array, widest: float, contour: Contour, direction: str) -> Complex:
+    """log A [nodes, points] at nodes whose sqrt(u) is at most ``widest``, on any branch.
+
+    Each A errs by at most `NODE_ERROR` times A at the first point: rotating `contour.size` times is what rounds most.
+    A row does not depend on the other nodes.
+    """
+    exponents = EXPONENTS[direction](contour.points)
+    roots, log_moments = np.sqrt(precisions), np.empty((len(precisions), contour.size), np.complex128)
+    points = _integration_grid(sample_rate, roots[:1], exponents, widest)[0].size
+    block = max(1, _BLOCK_ENTRIES // points)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        for start in range(0, len(roots), block):
+            log_ratio, _, log_density = _integration_grid(sample_rate, roots[start : start + block], exponents, widest)
+            tilted = np.exp(exponents[0].real * log_ratio + log_density)
+            log_moments[start : start + block] = np.log(_moments(tilted, log_ratio, exponents))
+    return log_moments
+
+
+def _moments(tilted: Array, log_ratio: Array, exponents: Complex) -> Complex:
+    """Sums [nodes, points] of ``tilted`` [nodes, grid], turned by i (Im z) log G for every exponent z."""
+    rotation = np.exp(1j * (exponents[1] - exponents[0]).imag * log_ratio)
+    moments = np.empty((len(tilted), len(exponents)), np.complex128)
+    running = tilted.astype(np.complex128)
+    for k in range(len(exponents)):
+        moments[:, k] = running.sum(axis=1)
+        running *= rotation
+    return moments
+
+
+def _integration_grid(
+    sample_rate: float, roots: Array, exponents: Complex, widest: float
+) -> tuple[Array, Array, Array]:
+    """log G [nodes, grid], p [nodes, grid] and the log weight of each grid point under the normal law [grid].
+
+    The grid serves every sqrt(u) up to ``widest``.
+    G^z is analytic for |Im x| <= d with s d <= pi/2; there |G^z| <= G^Re(z) e^(|Im z| s d), times sec(s d / 2)^|Re z|
+    when Re z < 0, and the normal density grows by e^(d^2/2). So the trapezoidal rule with step h errs by less than
+    2 exp(growth - 2 pi d / h). Left of the grid G^z is at most max(1, (1-q)^Re z); right of it, G^a is at most 2^a
+    times the larger of 1 and q^a M^a, whose normal mass is centred at a s and within A_a.
+    """
+    real, top = exponents[0].real, float(np.abs(exponents.imag).max())
+    left = np.sqrt(2.0 * (_LOG_PRECISION - min(real, 0.0) * -np.log1p(-sample_rate)))
+    right = max(real, 0.0) * widest + np.sqrt(2.0 * (_LOG_PRECISION + max(real, 0.0) * np.log(2.0)))
+    strip = min(0.5 * np.pi / max(widest, 1e-300), 6.0)
+    growth = 0.5 * strip**2 + top * widest * strip - min(real, 0.0) * -np.log(np.cos(0.5 * widest * strip))
+    step = 2.0 * np.pi * strip / (growth + _LOG_PRECISION)
+    x = np.arange(-left, right + step, step)
+    log_ratio, members = _ratio(sample_rate, roots[:, None] * x - 0.5 * np.square(roots)[:, None])
+    return log_ratio, members, np.log(step) - 0.5 * np.log(2.0 * np.pi) - 0.5 * x**2
+
+
+def _ratio(sample_rate: float, log_m: Array) -> tuple[Array, Array]:
+    """log G and p where log M is ``log_m``, without cancellation for M near 1 and overflow for large M."""
+    excess = sample_rate * np.expm1(np.minimum(log_m, 30.0))
+    log_ratio = np.where(
+        log_m <= 30.0, np.log1p(excess), np.logaddexp(np.log1p(-sample_rate), np.log(sample_rate) + log_m)
+    )
+    return log_ratio, np.exp(np.minimum(np.log(sample_rate) + log_m - log_ratio, 0.0))
+
+
+def _cell_suprema(sample_rate: float, precisions: Array, exponent: float, powers: Array) -> Array:
+    """Upper bounds [3, cells] of E[p^k G^e], k = 2, 3, 4, over each cell of u, for real e outside [0, 1].
+
+    For e > 1, x -> x^k (1 - q + q x)^(e-k) is convex, so h_k(u) = E[p^k G^e] grows with u. For e < 0, by Ito's formula
+    and dropping a negative term, h_k' <= k(k-1)/2 h_k + (k-e)(k-e+1)/2 h_(k+2). There h_(k+2) is at most h_k, because
+    p <= 1, and, because G >= 1-q, at most q^(k+2) e^((k+2)(k+1)u/2) (1-q)^(e-k-2). Each of the two integrates over
+    the cell to a bound.
+    """
+    if exponent > 1.0:
+        return powers[:, 1:]
+    k, width = np.array([[2.0], [3.0], [4.0]]), np.diff(precisions)
+    own, next_but_one = 0.5 * k * (k - 1.0), 0.5 * (k - exponent) * (k - exponent + 1.0)
+    beyond = (
+        (k + 2.0) * np.log(sample_rate)
+        + 0.5 * (k + 2.0) * (k + 1.0) * precisions[1:]
+        + (exponent - k - 2.0) * np.log1p(-sample_rate)
+    )
+    first = powers[:, :-1] * np.exp((own + next_but_one) * width)
+    second = (powers[:, :-1] + next_but_one * np.exp(beyond) * width) * np.exp(own * width)
+    return np.asarray(np.minimum.accumulate(np.fmin(first, second), axis=0))
+
+
+def _linearity_errors(widths: Array, exponents: Complex, moduli: Array, suprema: Array) -> Array:
+    """Bound on |log A - chord| beside each node: width^2/8 times the largest |(log A)''| of the cell.
+
+    A' = z(z-1)/2 E[p^2 G^z]; A'' = z(z-1)/4 E[(2 p^2 + 4(z-2) p^3 + (z-2)(z-3) p^4) G^z]; (log A)'' = A''/A - (A'/A)^2.
+    """
+    z, width = exponents[None, :], widths[:, None]
+    second, third, fourth = suprema[:, :, None]
+    slope = 0.5 * np.abs(z * (z - 1.0)) * second
+    bend = 2.0 * second + 4.0 * np.abs(z - 2.0) * third + np.abs((z - 2.0) * (z - 3.0)) * fourth
+    floor = moduli[:-1] - width * slope
+    curvature = 0.25 * np.abs(z * (z - 1.0)) * bend / floor + np.square(slope / floor)
+    cells = np.where(floor > 0.0, 0.125 * width**2 * curvature, np.inf)
+    return np.asarray(np.maximum(np.pad(cells, ((1, 0), (0, 0))), np.pad(cells, ((0, 1), (0, 0)))))
+
+
+@dataclass(frozen=True)
+class DecayBound:
+    """Proves |A_(e + i w)| <= A_e exp(-decay) for every |w| from some frequency on, in every cell of u.
+
+    The privacy loss under the tilted law G^e N(x) / A_e has a density, and that is at least a stack of uniform layers,
+    nested intervals. A layer of mass m and length l takes m (1 - |sin(w l/2) / (w l/2)|) off the modulus.
+    masses and lengths have shape [cells, layers].
+    """
+
+    masses: Array
+    lengths: Array
+
+    def node_decay(self, frequency: float) -> Array:
+        """decay for |w| >= frequency, the smaller of the two cells beside each node; shape [nodes]."""
+        y = np.clip(0.5 * frequency * self.lengths, 1e-12, np.pi)
+        cells = (self.masses * np.maximum(1.0 - np.maximum(np.sin(y) / y, _SINC_LATER), 0.0)).sum(axis=1)
+        return np.asarray(np.minimum(np.append(cells[:1], cells), np.append(cells, cells[-1:])))
+
+
+def decay_bound(sample_rate: float, precisions: Array, exponent: float, layers: int = 128) -> DecayBound:
+    """Layers below the density of the loss, for every u of a cell at once: each factor at its worst corner."""
+    roots = np.sqrt(precisions)
+    low, high = roots[:-1, None], roots[1:, None]
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        x = np.linspace(-6.0, 6.0 + max(exponent, 0.0) * float(roots.max()), layers + 1)
+        left, right = x[:-1], x[1:]
+        least = np.minimum(low * left - 0.5 * low**2, high * left - 0.5 * high**2)
+        most = np.maximum(low * right - 0.5 * low**2, high * right - 0.5 * high**2)
+        most = np.where((right > low) & (right < high), 0.5 * right**2, most)
+        (least_ratio, least_member), (most_ratio, most_member) = (_ratio(sample_rate, v) for v in (least, most))
+        grid_ratio, _, log_weight = _integration_grid(
+            sample_rate, roots[1:], np.array([exponent + 0j]), float(roots.max())
+        )
+        largest = np.log(np.exp(exponent * grid_ratio + log_weight).sum(axis=1, keepdims=True))
+        log_tilt = np.minimum(exponent * least_ratio, exponent * most_ratio) - largest
+        log_normal = -0.5 * np.maximum(left**2, right**2) - 0.5 * np.log(2.0 * np.pi)
+        heights = np.exp(log_tilt + log_normal) / (high * most_member)
+        lengths = low * least_member * np.diff(x)
+    heights = np.nan_to_num(_unimodal(heights), nan=0.0, posinf=0.0)
+    order = np.argsort(-heights, axis=1)
+    stacked = np.cumsum(np.take_along_axis(lengths, order, axis=1), axis=1)
+    falling = np.take_along_axis(heights, order, axis=1)
+    drops = falling - np.append(falling[:, 1:], np.zeros_like(falling[:, :1]), axis=1)
+    return DecayBound(drops * stacked, stacked)
+
+
+def _unimodal(heights: Array) -> Array:
+    """The largest function below ``heights`` [cells, layers] that rises to its peak and falls from there."""
+    columns = np.arange(heights.shape[1])
+    peak = heights.argmax(axis=1)[:, None]
+    rising = np.where(columns <= peak, heights, np.inf)[:, ::-1]
+    falling = np.where(columns >= peak, heights, np.inf)
+    rising = np.minimum.accumulate(rising, axis=1)[:, ::-1]
+    falling = np.minimum.accumulate(falling, axis=1)
+    return np.asarray(np.where(columns <= peak, rising, falling))

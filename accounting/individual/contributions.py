@@ -1,0 +1,310 @@
+"""What single examples contributed, reduced to weights on a few nodes of effective precision.
+
+For one example, a step is the sampled Gaussian mechanism with effective precision
+
+    u = (moved / sigma)^2 + sum over side queries of (displaced / sigma_side)^2,
+
+the inverse square of its effective noise multiplier; side queries always count in full. ``moved`` is how far the
+example moves the clipped sum over its sensitivity, ``displaced`` how often a full contribution changes place:
+
+- Poisson sampling: moved is the contribution c, and displaced is 1, under either adjacency.
+- Fixed batches under ``add_remove``: an example that joins a batch displaces another, whose contribution is only known
+  to be at most 1. moved is 1 + c and displaced is 2; at c = 1 this is the factor 2 of paper B, Theorem 3.3. Under
+  ``zero_out`` they are refused: the rest of the batch tells whether the example is in it, so nothing is amplified.
+- Shuffled epochs under ``zero_out``: the example is in one batch of the epoch. For every order of the data the epoch is
+  one Gaussian, at worst that of the step with the largest u (paper C, Theorem 2).
+
+The sum of log E_Q[(P/Q)^z] over steps is all that Renyi and privacy-loss accounting need. As a function of u it is
+smooth, so a step is spread linearly over the two nodes beside its u. For real z = alpha > 1 this only rounds up:
+log A_alpha is convex in u. Proof: M_u = exp(B_u - u/2), the likelihood ratio as a function of Brownian time u, is a
+martingale; A(u) = E[g(M_u)] with g(m) = (1 - q + q m)^alpha; A' = E[L g], A'' = E[L L g] with L = (m^2/2) d^2/dm^2.
+With p = q m / (1 - q + q m) in [0, 1], L g = alpha (alpha-1) p^2 g / 2 and g L L g - (L g)^2 =
+alpha (alpha-1) p^2 g^2 (1-p) (2 + (4 alpha - 6) p) / 4 >= 0. So L L g >= 0, and by Cauchy-Schwarz
+A'^2 <= (E sqrt(g L L g))^2 <= A A''.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import sparse
+
+from accounting.errors import InvalidInput, require_numbers, require_whole
+from accounting.mechanism import (
+    FixedBatchSampling,
+    GaussianRelease,
+    PoissonSampling,
+    PureRelease,
+    Sampling,
+    ShuffledSampling,
+    Trace,
+)
+from accounting.records.shards import check_contributions
+
+Array = NDArray[np.float64]
+
+NODES = 256
+"""Nodes per sampling rate, uniform in sqrt(u), for a largest sqrt(u) of at most 1; more in proportion above."""
+
+FINE_STEP = 1.0 / 512.0
+"""Relative distance, in sqrt(u), of the nodes that steps are rounded to."""
+
+_FINE_SPAN = 64.0
+"""The largest sqrt(u) over the smallest such node but the first."""
+
+_BLOCK_ENTRIES = 1 << 18
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """The steps [start, stop) in which snapshot ``column`` is current: u = (slope (offset + c))^2 + side.
+
+    slope is 1/sigma; it is 0 where there was no noise, and examples that contributed there are unprotected.
+    """
+
+    column: int
+    start: int
+    stop: int
+    slope: float
+    offset: float
+    side: float
+
+    @property
+    def steps(self) -> int:
+        return self.stop - self.start
+
+    def precisions(self, contributions: Array) -> Array:
+        return np.square(self.slope * (self.offset + contributions)) + self.side
+
+
+@dataclass(frozen=True)
+class SampledSteps:
+    """Steps with one sampling rate: weights [rows, nodes] say for how many steps each node stands.
+
+    precisions [nodes] are increasing; the first may be 0. The weights of a row sum to the number of steps. They are
+    sparse rows, because the product of such a row with a table is one sum in the order of the nodes: its bits depend
+    neither on the other rows nor on threads, as those of a dense product do.
+    """
+
+    sample_rate: float
+    precisions: Array
+    weights: sparse.csr_array
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Sufficient statistic of a block of examples.
+
+    precision [rows] is the summed u of unsampled Gaussians (full batches, shuffled epochs, releases); pure are the
+    epsilons of pure releases.
+    """
+
+    sampled: tuple[SampledSteps, ...]
+    precision: Array
+    pure: tuple[float, ...]
+
+
+Spread = Callable[[float, Sequence[Stretch], Array], SampledSteps]
+"""Reduces the stretches with one sampling rate, given contributions [snapshots, rows]."""
+
+
+@dataclass(frozen=True)
+class RecordedContributions:
+    """Contributions values [rows, snapshots] in [0, 1], taken at ``steps`` of the run of ``trace``.
+
+    A snapshot stands for the steps up to the next one. `checked` makes them from what a caller gives.
+    """
+
+    steps: Sequence[int]
+    values: Array
+    trace: Trace
+
+    @staticmethod
+    def checked(
+        steps: Sequence[int] | NDArray[np.integer[Any]], values: ArrayLike, trace: Trace
+    ) -> RecordedContributions:
+        """Raises `InvalidInput` as `checked_snapshots` does."""
+        return RecordedContributions(*checked_snapshots(steps, values, trace), trace)
+
+    def of(self, rows: NDArray[np.intp] | slice) -> RecordedContributions:
+        return replace(self, values=self.values[rows])
+
+    def unprotected(self) -> NDArray[np.bool_]:
+        """Which examples [rows] contributed to a step without noise."""
+        found = np.zeros(len(self.values), np.bool_)
+        for _, stretches in _stretches(self.steps, self.trace):
+            for part in stretches:
+                if part.slope == 0.0:
+                    found |= part.offset + self.values[:, part.column] > 0.0
+        return found
+
+    def costs(self, spread: Spread) -> Costs:
+        """The costs of each example, sampled steps reduced by ``spread``."""
+        values = np.minimum(np.ascontiguousarray(np.asarray(self.values, np.float64).T), 1.0)
+        trace = self.trace
+        releases = [release.noise_multiplier**-2 for release in trace.releases if isinstance(release, GaussianRelease)]
+        precision = np.full(len(self.values), float(sum(releases)))
+        sampled: dict[float, list[Stretch]] = {}
+        for sampling, stretches in _stretches(self.steps, trace):
+            if isinstance(sampling, ShuffledSampling):
+                precision += _shuffled_precision(stretches, values, sampling.steps_per_epoch)
+            elif (sample_rate := _sample_rate(sampling)) == 1.0:
+                precision += sum(part.steps * part.precisions(values[part.column]) for part in stretches)
+            else:
+                sampled.setdefault(sample_rate, []).extend(stretches)
+        pure = tuple(release.epsilon for release in trace.releases if isinstance(release, PureRelease))
+        parts = tuple(spread(sample_rate, stretches, values) for sample_rate, stretches in sampled.items())
+        return Costs(parts, precision, pure)
+
+
+def checked_snapshots(
+    steps: Sequence[int] | NDArray[np.integer[Any]], contributions: ArrayLike, trace: Trace
+) -> tuple[list[int], Array]:
+    """The steps of snapshots [snapshots] as ints, and their contributions [examples, snapshots] as doubles.
+
+    Raises: InvalidInput for steps that are no whole numbers, do not start at 0, do not increase or lie beyond the run,
+    for shapes that do not fit, for NaN and for contributions outside [0, 1].
+    """
+    starts = [require_whole("a snapshot step", step, at_least=0) for step in require_numbers("steps", steps, 1)]
+    values = require_numbers("contributions", contributions, 2)
+    if values.shape[1] != len(starts):
+        raise InvalidInput(
+            f"contributions have shape {values.shape}, but must be [examples, {len(starts)}], one column per snapshot"
+        )
+    if not starts or starts[0] != 0 or any(later <= earlier for earlier, later in pairwise(starts)):
+        raise InvalidInput(f"snapshot steps are {starts[:5]}..., but must start at 0 and increase")
+    if starts[-1] >= max(trace.steps, 1):
+        raise InvalidInput(
+            f"a snapshot was taken at step {starts[-1]}, but the trace has {trace.steps} steps; give the trace of the "
+            "run that recorded it"
+        )
+    check_contributions(values, "individual accounting")
+    return starts, np.asarray(values, np.float64)
+
+
+def _sample_rate(sampling: Sampling) -> float:
+    match sampling:
+        case PoissonSampling(sample_rate=sample_rate):
+            return sample_rate
+        case FixedBatchSampling(dataset_size=dataset_size, batch_size=batch_size):
+            return batch_size / dataset_size
+        case ShuffledSampling():
+            return 1.0
+
+
+def _stretches(steps: Sequence[int], trace: Trace) -> Iterator[tuple[Sampling, list[Stretch]]]:
+    """Runs of segments with one sampling, cut where the noise or the snapshot changes, in step order."""
+    ends = [*steps[1:], trace.steps]
+    for sampling, segments in groupby(trace.segments, key=lambda segment: segment.sampling):
+        run: list[Stretch] = []
+        for segment in segments:
+            slope = 1.0 / segment.noise_multiplier if segment.noise_multiplier > 0.0 else 0.0
+            side = sum(((1 + sampling.displaced) / query.noise_multiplier) ** 2 for query in segment.side_queries)
+            for column, (first, last) in enumerate(zip(steps, ends, strict=True)):
+                start, stop = max(first, segment.start_step), min(last, segment.stop_step)
+                if start < stop:
+                    run.append(Stretch(column, start, stop, slope, sampling.displaced, side))
+        yield sampling, run
+
+
+def _shuffled_precision(stretches: Sequence[Stretch], values: Array, steps_per_epoch: int) -> Array:
+    """Sum over epochs, an unfinished last one included, of the largest u within the epoch; shape [rows]."""
+    total, worst = np.zeros(values.shape[1]), np.zeros(values.shape[1])
+    current = 0
+    for part in stretches:
+        precisions = part.precisions(values[part.column])
+        first, last = ((step - stretches[0].start) // steps_per_epoch for step in (part.start, part.stop - 1))
+        worst, total = (worst, total) if first == current else (np.zeros_like(worst), total + worst)
+        worst = np.maximum(worst, precisions)
+        if last > first:
+            worst, total = precisions, total + worst + (last - first - 1) * precisions
+        current = last
+    return total + worst
+
+
+def spread_linearly(sample_rate: float, stretches: Sequence[Stretch], values: Array) -> SampledSteps:
+    """Histogram of the stretches over nodes, each step linearly over the two nodes beside its u."""
+    nodes = _nodes(stretches)
+    column, steps, slope, offset, side = _fields(stretches)
+    rows, size = values.shape[1], len(nodes)
+    roots, widths = np.sqrt(nodes), np.diff(nodes)
+    spacing = (roots[-1] - roots[0]) / (size - 1)
+    blocks = [sparse.csr_array((0, size))]
+    block = max(1, _BLOCK_ENTRIES // max(len(stretches), size))
+    for start in range(0, rows, block):
+        part = values[column, start : start + block].T
+        precisions = np.square(slope * (offset + part)) + side
+        cells = ((np.sqrt(precisions) - roots[0]) / spacing).astype(np.intp)
+        np.clip(cells, 0, size - 2, out=cells)
+        upper = np.clip((precisions - nodes[cells]) / widths[cells], 0.0, 1.0) * steps
+        slots = (cells + size * np.arange(len(part))[:, None]).ravel()
+        shape = (len(part), size)
+        counts = np.bincount(slots, np.broadcast_to(steps, part.shape).ravel(), part.shape[0] * size).reshape(shape)
+        raised = np.bincount(slots, upper.ravel(), part.shape[0] * size).reshape(shape)
+        weights = counts - raised
+        weights[:, 1:] += raised[:, :-1]
+        blocks.append(sparse.csr_array(np.maximum(weights, 0.0)))
+    return SampledSteps(sample_rate, nodes, sparse.csr_array(sparse.vstack(blocks)))
+
+
+def round_up(sample_rate: float, stretches: Sequence[Stretch], values: Array) -> SampledSteps:
+    """Each step at the next node above its u. A larger u dominates: noise that is added to it gives the smaller one."""
+    return _rounded(sample_rate, stretches, values, lambda nodes, u: np.searchsorted(nodes, u, side="left"))
+
+
+def round_down(sample_rate: float, stretches: Sequence[Stretch], values: Array) -> SampledSteps:
+    """Each step at the next node below its u, which the step dominates; see `round_up`."""
+    return _rounded(sample_rate, stretches, values, lambda nodes, u: np.searchsorted(nodes, u, side="right") - 1)
+
+
+def _rounded(
+    sample_rate: float,
+    stretches: Sequence[Stretch],
+    values: Array,
+    nearest: Callable[[Array, Array], NDArray[np.intp]],
+) -> SampledSteps:
+    nodes = _fine_nodes(stretches)
+    column, steps, slope, offset, side = _fields(stretches)
+    precisions = np.square(slope * (offset + values[column].T)) + side
+    indices = np.clip(nearest(nodes, precisions), 0, len(nodes) - 1)
+    rows = np.broadcast_to(np.arange(values.shape[1])[:, None], indices.shape)
+    counts = np.broadcast_to(steps.astype(np.float64), indices.shape)
+    shape = (values.shape[1], len(nodes))
+    weights = sparse.csr_array((counts.ravel(), (rows.ravel(), indices.ravel())), shape)
+    weights.sum_duplicates()
+    return SampledSteps(sample_rate, nodes, weights)
+
+
+def _fields(stretches: Sequence[Stretch]) -> tuple[NDArray[Any], ...]:
+    names = ("column", "steps", "slope", "offset", "side")
+    return tuple(np.array([getattr(part, name) for part in stretches]) for name in names)
+
+
+def _nodes(stretches: Sequence[Stretch]) -> Array:
+    """Nodes for every u these stretches can produce, whatever the contributions: results do not depend on the block."""
+    lowest, highest = _ends(stretches)
+    if not highest > lowest * (1.0 + 1e-9):  # nodes in between would coincide
+        highest = lowest * (1.0 + 1e-6) + 1e-12
+    size = int(NODES * min(max(1.0, np.sqrt(highest)), 4.0))
+    nodes = np.square(np.linspace(np.sqrt(lowest), np.sqrt(highest), size))
+    nodes[0], nodes[-1] = lowest, highest
+    return nodes
+
+
+def _fine_nodes(stretches: Sequence[Stretch]) -> Array:
+    """The least u that these stretches can produce, and nodes from the largest one down that are `FINE_STEP` apart."""
+    lowest, highest = _ends(stretches)
+    count = int(np.log(_FINE_SPAN) / FINE_STEP)
+    nodes = highest * np.exp(-2.0 * FINE_STEP * np.arange(count))[::-1]
+    return np.append([lowest], nodes[nodes > lowest])
+
+
+def _ends(stretches: Sequence[Stretch]) -> tuple[float, float]:
+    """The least and the largest u that these stretches can produce."""
+    ends = np.array([part.precisions(np.array([0.0, 1.0])) for part in stretches])
+    return float(ends[:, 0].min()), float(ends[:, 1].max())

@@ -1,0 +1,229 @@
+"""From a spectrum to epsilon, for many examples at once: which rows share a contour, and where delta is met on it.
+
+See `accounting.individual.pld` for the formula. Everything a row's result depends on is a function of that row alone,
+so that it has the same bits whichever rows are accounted beside it.
+
+Where the spectrum falls slowly, it is damped by one more Gaussian mechanism of precision v: K gains v z (z-1) / 2.
+The damped delta_v is not below delta, as one more mechanism only costs. It is above it by at most twice the effect:
+with N ~ N(-v/2, v) independent of the loss L and y = L - eps,
+
+    E_N[(e^(L+N) - e^eps)_+] - (e^L - e^eps)_+ = e^eps int_0^v e^(y/2) phi(y / sqrt(t)) e^(-t/8) / (2 sqrt(t)) dt
+
+by the vega of Black and Scholes, phi the standard normal density. exp(-y^2 / 2t) grows with t, so this is at most
+e^eps v e^(y/2) phi_v(y) with the density phi_v of N(0, v), whose transform along Re z = a gives
+
+    E_Q[e^eps v e^(y/2) phi_v(y)] = (1/2 pi) int v e^(v/8) exp(K(z) + v z (z-1) / 2 + eps (1 - z)) dw.
+
+So delta(eps) is at least the damped integral with 1 / (z (z-1)) replaced by 1 / (z (z-1)) - v e^(v/8). The trapezoidal
+rule adds the aliases of delta_v, bounded by `aliasing`, and subtracts those of a density, which is safe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from accounting.individual.contour import Complex, Contour
+from accounting.individual.contributions import Array, Costs, SampledSteps
+from accounting.renyi import ORDERS, best_orders
+
+_TILT_STEP, _PERIOD_STEP, _REACH_STEP = 1.25, 2.0, 2.0**0.5
+"""Examples whose tilt, less one, period and largest sqrt(u) agree within these factors share a contour."""
+
+_RETREAT = 0.7
+"""The tilt, less one, over the best Renyi order, less one: orders in between bound the aliasing."""
+
+NEGLIGIBLE = 1e-6
+"""Aliasing and truncation are made about this small, relative to delta."""
+
+LOOSE = 1e-2
+"""Bounds that are further apart than this, relative, are computed again in a slower way."""
+
+FLOAT_ERROR = 1e-11
+"""Rounding of a term, relative, but for that of the moments."""
+
+_DAMPING = 20.0
+"""The terms left out are damped by at least exp(-20) = 2e-9."""
+
+_NEWTON_STEPS = 40
+
+LARGEST_EPSILON = 1e3
+"""Above it Renyi's bound is kept: hardly looser there, while the grid of the contour would outgrow any memory."""
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Rows with one tilt and period; of each part's nodes none of them reaches those from ``stops`` on."""
+
+    rows: NDArray[np.intp]
+    tilt: float
+    period: float
+    stops: tuple[int, ...]
+
+
+def buckets(costs: Costs, rdp: Array, bound: Array, delta: float) -> Iterator[Bucket]:
+    """Every row that costs something, but not too much, in one bucket, which is chosen by that row alone.
+
+    rdp [rows, orders] and bound [rows] are the Renyi results of the rows.
+    """
+    active = np.flatnonzero((bound > 0.0) & (bound <= LARGEST_EPSILON))
+    tilts = 1.0 + _RETREAT * _rounded(best_orders(rdp[active], delta) - 1.0, _TILT_STEP)
+    periods = np.empty(len(active))
+    for tilt in np.unique(tilts):
+        at = tilts == tilt
+        periods[at] = _periods(rdp[active[at]], bound[active[at]], delta, tilt)
+    periods = _PERIOD_STEP**0.5 * _rounded(periods, _PERIOD_STEP)
+    stops = [_stops(part)[active] for part in costs.sampled]
+    keys, inverse = np.unique(np.column_stack([tilts, periods, *stops]), axis=0, return_inverse=True)
+    for number, (tilt, period, *last) in enumerate(keys.tolist()):
+        yield Bucket(active[inverse.ravel() == number], tilt, period, tuple(map(int, last)))
+
+
+def _rounded(values: Array, factor: float) -> Array:
+    """The nearest power of ``factor``."""
+    return np.asarray(factor ** np.round(np.log(values) / np.log(factor)))
+
+
+def _periods(rdp: Array, bound: Array, delta: float, tilt: float) -> Array:
+    """P so long that delta(eps + m P), weighted, is negligible beside delta(eps); shape [rows].
+
+    To the left delta(eps - m P) <= 1; to the right delta(eps + m P) <= exp((b-1) (rdp_b - eps - m P)) for b > tilt.
+    """
+    wanted = -np.log(delta * NEGLIGIBLE)
+    higher = ORDERS[1.1 * tilt < ORDERS]
+    log_tails = (higher - 1.0) * (rdp[:, 1.1 * tilt < ORDERS] - 0.8 * bound[:, None])
+    right = (log_tails + wanted) / (higher - tilt)
+    return np.asarray(np.maximum(wanted / (tilt - 1.0), right.min(axis=1, initial=np.inf)))
+
+
+def _stops(part: SampledSteps) -> NDArray[np.intp]:
+    """A number of nodes, at least 2, beyond which each row has no weight; one of few numbers. Shape [rows]."""
+    weights, roots = part.weights, np.sqrt(part.precisions)
+    reach = np.zeros(weights.shape[0], np.intp)
+    reached = np.diff(weights.indptr) > 0
+    reach[reached] = weights.indices[weights.indptr[1:][reached] - 1]
+    levels = roots[-1] * _REACH_STEP ** -np.arange(40.0)[::-1]
+    stops = np.append(np.searchsorted(roots, levels[:-1], side="right"), len(roots))
+    return np.asarray(np.maximum(stops[np.searchsorted(stops, reach, side="right")], 2))
+
+
+def select(costs: Costs, rows: NDArray[np.intp]) -> Costs:
+    sampled = tuple(SampledSteps(p.sample_rate, p.precisions, p.weights[rows]) for p in costs.sampled)
+    return Costs(sampled, costs.precision[rows], costs.pure)
+
+
+def without_nodes_from(stops: tuple[int, ...], costs: Costs) -> Costs:
+    """The same costs without the nodes from ``stops`` on, which no row reaches."""
+    sampled = []
+    for part, stop in zip(costs.sampled, stops, strict=True):
+        matrix = part.weights
+        weights = sparse.csr_array((matrix.data, matrix.indices, matrix.indptr), (matrix.shape[0], stop))
+        sampled.append(SampledSteps(part.sample_rate, part.precisions[:stop], weights))
+    return Costs(tuple(sampled), costs.precision, costs.pure)
+
+
+def aliasing(contour: Contour, rdp: Array, epsilons: Array) -> Array:
+    """Bound [rows] on what the trapezoidal rule adds to delta at or above ``epsilons``: see `_periods`."""
+    period = 2.0 * np.pi / contour.spacing
+    higher = ORDERS[1.001 * contour.tilt < ORDERS]
+    log_tails = (higher - 1.0) * (rdp[:, 1.001 * contour.tilt < ORDERS] - epsilons[:, None])
+    right = log_tails + _log_series((higher - contour.tilt) * period)
+    left = _log_series(np.array((contour.tilt - 1.0) * period))
+    return np.asarray(np.exp(left) + np.exp(right.min(axis=1, initial=np.inf)))
+
+
+def damping(contour: Contour) -> float:
+    """The precision v of a Gaussian mechanism that makes all frequencies beyond the contour negligible."""
+    return 2.0 * _DAMPING / contour.end**2
+
+
+def upper_kernel(contour: Contour) -> Complex:
+    """What exp(K) is multiplied by at each point, half at the first one: the contour's other half is its conjugate."""
+    z = contour.points
+    return np.asarray(np.where(np.arange(contour.size) == 0, 0.5, 1.0) / (z * (z - 1.0)))
+
+
+def lower_kernel(contour: Contour, v: float) -> Complex:
+    """The kernel of a lower bound where exp(K) is damped by a precision v."""
+    z = contour.points
+    return np.asarray(upper_kernel(contour) * (1.0 - v * np.exp(0.125 * v) * z * (z - 1.0)))
+
+
+def left_out(contour: Contour, size: int, v: float) -> float:
+    """Sum of |kernel| from term ``size`` on, damped by v, relative to exp(K) at the real point; for both kernels.
+
+    1/|z (z-1)| sums to at most (1 + 1/size) / (spacing end); the damping falls at least geometrically.
+    """
+    end = contour.spacing * size
+    bump = v * np.exp(0.125 * v) + (np.exp(0.125 * v) / (end * contour.spacing))
+    plain = (1.0 + 1.0 / size) / (contour.spacing * end)
+    return float(np.exp(-0.5 * v * end**2) * (plain + (bump if v > 0.0 else 0.0)))
+
+
+@dataclass(frozen=True)
+class Curve:
+    """eps -> log(delta(eps) / delta), the sum of columns [points, rows] with an error [rows] added."""
+
+    contour: Contour
+    columns: Complex
+    error: Array
+    scale: float | Array
+
+    def __call__(self, epsilons: Array) -> tuple[Array, Array]:
+        """Values and slopes, both [rows], by Horner's rule in exp(-i spacing eps)."""
+        turn = np.exp(-1j * self.contour.spacing * epsilons)
+        total, derivative = np.zeros_like(turn), np.zeros_like(turn)
+        for column in self.columns[::-1]:
+            derivative = derivative * turn + total
+            total = total * turn + column
+        value = total.real + self.error
+        slope = (derivative * turn).imag * self.contour.spacing / value + 1.0 - self.contour.tilt
+        return self.scale + np.log(value) + (1.0 - self.contour.tilt) * epsilons, slope
+
+    def root(self, stop: Array) -> Array:
+        """Where the curve falls below zero on [0, stop]: Newton's method, kept inside a shrinking bracket.
+
+        0 where it is below zero already at 0; ``stop`` where it is still above zero there.
+        """
+        left, right = np.zeros_like(stop), stop.copy()
+        epsilons, settled = stop.copy(), np.zeros(len(stop), np.bool_)
+        for _ in range(_NEWTON_STEPS):
+            value, slope = self(epsilons)
+            left = np.where(value > 0.0, epsilons, left)
+            right = np.where(value > 0.0, right, epsilons)
+            moved = epsilons - value / slope
+            moved = np.where((moved >= left) & (moved <= right), moved, 0.5 * (left + right))
+            moved = np.where(settled, epsilons, moved)
+            settled |= np.abs(moved - epsilons) <= 1e-10 * stop
+            epsilons = moved
+            if settled.all():
+                break
+        return epsilons
+
+
+def _log_series(rate: Array) -> Array:
+    """log of the sum over m >= 1 of exp(-rate m)."""
+    return np.asarray(-rate - np.log(-np.expm1(-rate)))
+
+
+def log_pure_moment(epsilon: float, z: Complex) -> Complex:
+    """log E_Q[(P/Q)^z] of randomised response, which dominates every (epsilon, 0)-DP release; symmetric in z, 1 - z."""
+    share = 1.0 / (1.0 + np.exp(-epsilon))
+    log_moment = np.log(share * np.exp((z - 1.0) * epsilon) + (1.0 - share) * np.exp(-(z - 1.0) * epsilon))
+    return np.asarray(log_moment.real + 1j * log_moment.imag)
+
+
+def certified_upper(curve: Curve, stop: Array) -> Array:
+    """An epsilon [rows] at which the curve is checked to be at most zero; infinity where none was found."""
+    upper = curve.root(stop) * (1.0 + 1e-9) + 1e-12
+    return np.where(curve(upper)[0] <= 0.0, upper, np.inf)
+
+
+def certified_lower(curve: Curve, stop: Array, least: Array) -> Array:
+    """An epsilon [rows], not below ``least``, at which the curve is checked to be at least zero; else 0."""
+    lower = curve.root(stop) * (1.0 - 1e-9) - 1e-12
+    return np.where((curve(lower)[0] >= 0.0) & (lower >= least), np.maximum(lower, 0.0), 0.0)

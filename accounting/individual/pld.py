@@ -1,0 +1,184 @@
+"""Individual accounting by exact composition of privacy losses, for many examples at once.
+
+For the dominating pair (P, Q) of a whole run, with K(z) = sum over steps of log E_Q[(P/Q)^z] and any line Re z = a > 1,
+
+    delta(eps) = E_Q[(P/Q - e^eps)_+] = (1/2 pi) int exp(K(z) + eps (1 - z)) / (z (z - 1)) dw,   z = a + i w,
+
+and for the pair (Q, P) the same with K(1 - z). With a near the best Renyi order this is the saddle point: the integrand
+is a short bump, and everything is relative to the Renyi bound on delta. No privacy loss is discretised.
+
+Why the result is certified:
+- The trapezoidal rule with step w_1 equals, by Poisson summation, sum over m of e^((a-1) m P) delta(eps + m P) with
+  P = 2 pi / w_1. All terms are non-negative, so aliasing only ever adds; the lower companion subtracts a Renyi bound
+  on the other terms.
+- K is linear in the step weights except for a bounded error per node (`contour.MomentTable`).
+- Frequencies left out are bounded by a proven decay of every factor (`contour.DecayBound`) and 1/w^2.
+- Floating point is bounded by `FLOAT_ERROR` per term, and by one rounding per step in K.
+All of this is added to delta. The final epsilon is checked, not interpolated; where Renyi's bound is better, that is
+returned. After few steps K decays slowly: the spectrum is damped (`accounting.individual.inversion`). Far out K is not
+linear enough in the step weights, though: what this leaves loose is accounted again by `accounting.individual.rounded`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accounting.individual.contour import EXPONENTS, Complex, Contour, DecayBound, decay_bound, moment_table
+from accounting.individual.contributions import Array, Costs, RecordedContributions, spread_linearly
+from accounting.individual.inversion import (
+    FLOAT_ERROR,
+    LARGEST_EPSILON,
+    LOOSE,
+    NEGLIGIBLE,
+    Curve,
+    aliasing,
+    buckets,
+    certified_lower,
+    certified_upper,
+    damping,
+    left_out,
+    log_pure_moment,
+    lower_kernel,
+    select,
+    upper_kernel,
+    without_nodes_from,
+)
+from accounting.individual.rdp import rdp_upper
+from accounting.individual.rounded import rounded_epsilons
+from accounting.renyi import ORDERS, epsilon_improved
+
+_SIZES = (16, 32, 64, 128, 256)
+_CUTS = (3, 4, 5, 6, 7, 8)
+_STEP_ERROR = 1e-14
+
+_FEW_STEPS = 256
+"""After at most so many steps, examples whose bounds are loose are accounted again with rounded steps."""
+
+
+def pld_epsilons(contributions: RecordedContributions, delta: float) -> tuple[Array, Array]:
+    """Upper and lower epsilon [rows] at ``delta``, the worse of removing and adding the example."""
+    costs = contributions.costs(spread_linearly)
+    rdp = rdp_upper(costs)
+    bound = epsilon_improved(rdp, delta)
+    upper, lower = _interpolated_epsilons(costs, rdp, bound, delta)
+    few = contributions.trace.steps <= _FEW_STEPS
+    loose = np.flatnonzero((upper - lower > LOOSE * upper) & (bound <= LARGEST_EPSILON))
+    if few and len(loose):
+        above, below = rounded_epsilons(contributions.of(loose), rdp[loose], bound[loose], delta)
+        upper[loose] = np.minimum(upper[loose], above)
+        lower[loose] = np.maximum(lower[loose], below)
+    return upper, np.minimum(lower, upper)
+
+
+def _interpolated_epsilons(costs: Costs, rdp: Array, bound: Array, delta: float) -> tuple[Array, Array]:
+    below = np.zeros_like(bound)
+    above = {direction: np.where(bound > 0.0, np.inf, 0.0) for direction in EXPONENTS}
+    for bucket in buckets(costs, rdp, bound, delta):
+        rows = bucket.rows
+        own = without_nodes_from(bucket.stops, select(costs, rows))
+        for direction in EXPONENTS:
+            group = _Group(own, rdp[rows], bound[rows], delta, bucket.tilt, bucket.period, direction)
+            for members, upper, lower in group.solve():
+                at = rows[members]
+                above[direction][at] = upper
+                below[at] = np.maximum(below[at], lower)
+    return np.minimum(np.maximum.reduce(list(above.values())), bound), below
+
+
+def _log_decay(costs: Costs, bounds: Sequence[DecayBound], frequency: float) -> Array:
+    """Proven fall [rows] of log |exp(K)| from the real point to every frequency from the given one on."""
+    decay = 0.5 * costs.precision * frequency**2
+    for part, bound in zip(costs.sampled, bounds, strict=True):
+        decay = decay + part.weights @ bound.node_decay(frequency)
+    return np.asarray(decay)
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Rows that share a contour, in one direction. rdp [rows, orders] and bound [rows] are their Renyi results."""
+
+    costs: Costs
+    rdp: Array
+    bound: Array
+    delta: float
+    tilt: float
+    period: float
+    direction: str
+
+    def solve(self) -> Iterator[tuple[NDArray[np.intp], Array, Array]]:
+        """Rows, and their certified upper and lower epsilons: infinity and 0 where nothing can be certified."""
+        for rows, contour, v in self._contours():
+            members = replace(self, costs=select(self.costs, rows), rdp=self.rdp[rows], bound=self.bound[rows])
+            yield rows, *members._solve(contour, v)
+
+    def _decay_bounds(self) -> list[DecayBound]:
+        real = float(EXPONENTS[self.direction](np.array([self.tilt + 0j]))[0].real)
+        return [decay_bound(part.sample_rate, part.precisions, real) for part in self.costs.sampled]
+
+    def _contours(self) -> Iterator[tuple[NDArray[np.intp], Contour, float]]:
+        """Rows that need equally many points, their contour and its damping, which only the longest one needs."""
+        bounds = self._decay_bounds()
+        rows = np.arange(len(self.bound))
+        for size in _SIZES:
+            contour = Contour(self.tilt, 2.0 * np.pi / self.period, size)
+            enough = _log_decay(self.costs, bounds, contour.end)[rows] >= -np.log(NEGLIGIBLE)
+            if enough.any():
+                yield rows[enough], contour, 0.0
+            rows = rows[~enough]
+            if len(rows) == 0:
+                return
+        yield rows, contour, damping(contour)
+
+    def _solve(self, contour: Contour, v: float) -> tuple[Array, Array]:
+        scale = np.log(contour.spacing / np.pi) - np.log(self.delta)
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            exponent, slack = self._exponent(contour, v)
+            terms, error = self._terms(contour, v, exponent, slack, upper_kernel(contour))
+            upper = certified_upper(Curve(contour, terms, error, scale), self.bound)
+            nearly = 0.9 * upper
+            added = aliasing(contour, self.rdp + 0.5 * v * ORDERS, nearly) / self.delta
+            if v > 0.0:
+                terms, error = self._terms(contour, v, exponent, slack, lower_kernel(contour, v))
+            below = Curve(contour, terms, -error, scale - np.log1p(added))
+            lower = certified_lower(below, np.minimum(upper, self.bound), nearly)
+        return upper, lower
+
+    def _exponent(self, contour: Contour, v: float) -> tuple[Complex, Array]:
+        """K [rows, points], damped by v, and a bound on its error."""
+        z = contour.points
+        exponent = (self.costs.precision[:, None] + v) * (0.5 * z * (z - 1.0))
+        for epsilon in self.costs.pure:
+            exponent = exponent + log_pure_moment(epsilon, z)
+        slack = np.full(exponent.shape, FLOAT_ERROR)
+        for part in self.costs.sampled:
+            table = moment_table(part.sample_rate, part.precisions, contour, self.direction)
+            columns = np.hstack([table.log_moments.real, table.log_moments.imag, table.errors])
+            real, imaginary, errors = np.split(part.weights @ columns, 3, axis=1)
+            exponent = exponent + (real + 1j * imaginary)
+            slack += errors + _STEP_ERROR * part.weights.sum(axis=1)[:, None]
+        return exponent, slack
+
+    def _terms(
+        self, contour: Contour, v: float, exponent: Complex, slack: Array, kernel: Complex
+    ) -> tuple[Complex, Array]:
+        """Terms [points, rows] of the trapezoidal rule without e^(eps (1-z)), and a bound [rows] on their error.
+
+        Each row ends where the error of the terms kept and of those dropped is least: far out the terms are
+        negligible, but the error of K may not be.
+        """
+        terms = kernel * np.exp(exponent)
+        errors = np.cumsum(np.abs(terms) * np.expm1(np.minimum(slack, 700.0)), axis=1)
+        bounds, peak = self._decay_bounds(), exponent[:, 0].real
+        sizes = np.array([contour.size * eighths // 8 for eighths in _CUTS])
+        totals = np.empty((len(sizes), len(peak)))
+        for total, size in zip(totals, sizes.tolist(), strict=True):
+            decay = _log_decay(self.costs, bounds, contour.spacing * size)
+            total[:] = errors[:, size - 1] + np.exp(peak - decay) * left_out(contour, size, v)
+        best = np.argmin(np.where(np.isnan(totals), np.inf, totals), axis=0)
+        kept = np.arange(contour.size)[:, None] < sizes[best]
+        error = np.take_along_axis(totals, best[None, :], axis=0)[0]
+        return np.where(kept, np.ascontiguousarray(terms.T), 0.0), error

@@ -1,0 +1,127 @@
+"""Individual accounting by exact composition after few steps, where the spectrum falls slowly.
+
+The formula is that of `accounting.individual.pld`. Two things make it hold for any number of steps:
+
+- Each step's effective precision u is rounded to a node, up for the upper bound and down for the lower one. A larger
+  u dominates (the smaller one is its post-processing), also under composition, so no error has to be bounded.
+- The spectrum is damped (`accounting.individual.inversion`) until nothing beyond the contour matters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accounting.individual.contour import EXPONENTS, NODE_ERROR, Complex, Contour, node_log_moments
+from accounting.individual.contributions import Array, Costs, RecordedContributions, SampledSteps, round_down, round_up
+from accounting.individual.inversion import (
+    FLOAT_ERROR,
+    LOOSE,
+    Bucket,
+    Curve,
+    aliasing,
+    buckets,
+    certified_lower,
+    certified_upper,
+    damping,
+    left_out,
+    log_pure_moment,
+    lower_kernel,
+    select,
+    upper_kernel,
+)
+from accounting.renyi import ORDERS
+
+_SIZES = (512, 2048)
+"""Points of a contour; the next number is for the rows that the one before leaves loose."""
+
+_ROWS = 1 << 20
+"""Points times rows that are held at once."""
+
+
+def rounded_epsilons(
+    contributions: RecordedContributions, rdp: Array, bound: Array, delta: float
+) -> tuple[Array, Array]:
+    """Upper and lower epsilon [rows] at ``delta``: infinity and 0 where nothing can be certified.
+
+    rdp [rows, orders] and bound [rows] are the Renyi results of the rows. Covers both directions of add/remove.
+    """
+    up, down = contributions.costs(round_up), contributions.costs(round_down)
+    upper, lower = np.full_like(bound, np.inf), np.zeros_like(bound)
+    for bucket in buckets(up, rdp, bound, delta):
+        rows = bucket.rows
+        for size in _SIZES:
+            above, below = np.zeros(len(rows)), np.zeros(len(rows))
+            for direction in EXPONENTS:
+                inversion = _inversion(up, down, replace(bucket, rows=rows), size, direction)
+                for part in np.array_split(np.arange(len(rows)), -(-len(rows) * size // _ROWS)):
+                    at = rows[part]
+                    pair = inversion.solve(select(up, at), select(down, at), rdp[at], bound[at], delta)
+                    above[part], below[part] = np.maximum(above[part], pair[0]), np.maximum(below[part], pair[1])
+            upper[rows], lower[rows] = np.minimum(upper[rows], above), np.maximum(lower[rows], below)
+            rows = rows[~(upper[rows] - lower[rows] <= LOOSE * upper[rows])]
+            if len(rows) == 0:
+                break
+    return upper, lower
+
+
+def _inversion(up: Costs, down: Costs, bucket: Bucket, size: int, direction: str) -> _Inversion:
+    contour = Contour(bucket.tilt, 2.0 * np.pi / bucket.period, size)
+    parts = zip(up.sampled, down.sampled, bucket.stops, strict=True)
+    tables = tuple(_table(one, other, bucket.rows, stop, contour, direction) for one, other, stop in parts)
+    return _Inversion(contour, damping(contour), tables)
+
+
+def _table(
+    up: SampledSteps, down: SampledSteps, rows: NDArray[np.intp], stop: int, contour: Contour, direction: str
+) -> Array:
+    """Real and imaginary parts [nodes, 2 points] of log A at the nodes that the rows reach, 0 at the others."""
+    reached = np.union1d(up.weights[rows].indices, down.weights[rows].indices)
+    table = np.zeros((len(up.precisions), 2 * contour.size))
+    widest = float(np.sqrt(up.precisions[stop - 1]))
+    found = node_log_moments(up.sample_rate, up.precisions[reached], widest, contour, direction)
+    table[reached] = np.hstack([found.real, found.imag])
+    return table
+
+
+@dataclass(frozen=True)
+class _Inversion:
+    """One contour in one direction, the precision v of damping, and the `_table` of each part of the costs."""
+
+    contour: Contour
+    damping: float
+    tables: Sequence[Array]
+
+    def solve(self, up: Costs, down: Costs, rdp: Array, bound: Array, delta: float) -> tuple[Array, Array]:
+        """Upper and lower epsilon [rows] of costs rounded up and down."""
+        contour, v = self.contour, self.damping
+        scale = np.log(contour.spacing / np.pi) - np.log(delta)
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            upper = certified_upper(Curve(contour, *self._terms(up, upper_kernel(contour)), scale), bound)
+            nearly = 0.9 * upper
+            added = aliasing(contour, rdp + 0.5 * v * ORDERS, nearly) / delta
+            terms, error = self._terms(down, lower_kernel(contour, v))
+            below = Curve(contour, terms, -error, scale - np.log1p(added))
+            return upper, certified_lower(below, np.minimum(upper, bound), nearly)
+
+    def _terms(self, costs: Costs, kernel: Complex) -> tuple[Complex, Array]:
+        """Terms [points, rows] of the trapezoidal rule without e^(eps (1-z)), and a bound [rows] on their error.
+
+        Rounding errs by at most the peak exp(K(a)) times (1 + NODE_ERROR)^steps - 1.
+        """
+        contour, v = self.contour, self.damping
+        z, steps = contour.points, np.zeros(len(costs.precision))
+        exponent = (costs.precision[:, None] + v) * (0.5 * z * (z - 1.0))
+        for epsilon in costs.pure:
+            exponent = exponent + log_pure_moment(epsilon, z)
+        for part, table in zip(costs.sampled, self.tables, strict=True):
+            real, imaginary = np.split(part.weights @ table, 2, axis=1)
+            exponent = exponent + (real + 1j * imaginary)
+            steps += part.weights.sum(axis=1)
+        terms = kernel * np.exp(exponent)
+        damped = np.sum(np.abs(kernel) * np.exp(-0.5 * v * contour.frequencies**2))
+        error = np.expm1(FLOAT_ERROR + NODE_ERROR * steps) * damped + left_out(contour, contour.size, v)
+        return np.ascontiguousarray(terms.T), np.exp(exponent[:, 0].real) * error

@@ -1,0 +1,113 @@
+"""Bounds on a run's epsilon and delta that need no lattice, for where a lattice certifies little or nothing.
+
+All hold for both directions. Where sensitivities are cut off (`SensitivityMixture.truncated`), the missing probability
+M of all rounds adds to delta in one direction and -log(1 - M) to epsilon in the other, because the law that is kept,
+times 1 - M, is a part of the true one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from scipy import special
+
+from accounting.gaussian import gaussian_delta, gaussian_epsilon
+from accounting.pld.group_rounds import Rounds
+from accounting.renyi import ORDERS, epsilon_improved, gaussian_rdp, pure_rdp, sampled_gaussian_rdp
+
+Method = Literal["pld", "gdp", "rdp"]
+"""What gave an upper bound: the law of the loss, one dominating Gaussian, or Renyi divergences."""
+
+_ROUND_UP = 1 + 1e-9
+_STRONGEST = 1e6  # mean shift from which on the Gaussian's closed form has too few digits left
+_CUTS = (0.0, 1e-8, 0.5)  # shares of delta that the sensitivities cut off may use up
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """An upper bound on epsilon, and the method that gave it."""
+
+    epsilon: float
+    method: Method
+
+
+def total_variation(rounds: Rounds) -> float:
+    """An upper bound on delta at epsilon 0: total variation distances add up over the rounds.
+
+    Of a mixture it is at most the mean over its sensitivities a of that of N(a, 1) from N(0, 1), 2 Phi(a/2) - 1.
+    """
+    parts = [special.erf(rounds.gaussian / math.sqrt(8)), *np.tanh(np.asarray(rounds.pure) / 2)]
+    for mixture, count in rounds.mixtures:
+        shifted = special.erf(np.asarray(mixture.sensitivities) / math.sqrt(8))
+        parts.append(count * (float(shifted @ np.asarray(mixture.probabilities)) + mixture.missing))
+    return math.fsum(parts) * _ROUND_UP
+
+
+def gaussian_ceiling(rounds: Rounds, delta: float) -> Ceiling:
+    """The epsilon of one Gaussian that dominates all rounds.
+
+    A mixture of Gaussians is made from the Gaussian of its largest sensitivity without looking at the data: draw the
+    sensitivity, shrink the output to it, and add the noise that this removed. Pure releases add to epsilon.
+    """
+    return Ceiling(_least(rounds, delta, _of_one_gaussian), "gdp")
+
+
+def gaussian_delta_ceiling(rounds: Rounds, epsilon: float) -> float:
+    """The delta at ``epsilon`` of one Gaussian that dominates all rounds; the missing probabilities add to it."""
+    missing = math.fsum(count * mixture.missing for mixture, count in rounds.mixtures)
+    left = epsilon * (1 - 1e-12) - math.fsum(rounds.pure) * (1 + 1e-12)
+    return min(1.0, gaussian_delta(_dominating_mean(rounds), left)[0] + missing) if left >= 0.0 else 1.0
+
+
+def renyi_ceiling(rounds: Rounds, delta: float) -> Ceiling:
+    """Renyi DP with the improved conversion, each mixture as the sampled Gaussian mechanism that dominates it.
+
+    A random sensitivity is stochastically at most its largest value times whether it is positive at all, so the
+    mixture is dominated by the Gaussian of the largest sensitivity, sampled at the rate of a positive one
+    (docs/group-proof.md, "Vector to scalar").
+    """
+    return Ceiling(_least(rounds, delta, _of_renyi), "rdp")
+
+
+def _least(rounds: Rounds, delta: float, bound: Callable[[Rounds, float], float]) -> float:
+    return min(bound(kept, left) + more for kept, left, more in _cut(rounds, delta))
+
+
+def _cut(rounds: Rounds, delta: float) -> Iterator[tuple[Rounds, float, float]]:
+    """The rounds without their rarest, largest sensitivities, the delta that is left, and what adds to epsilon."""
+    total = sum(count for _, count in rounds.mixtures)
+    for share in _CUTS:
+        kept = tuple((mixture.truncated(share * delta / total), count) for mixture, count in rounds.mixtures)
+        missing = math.fsum(count * mixture.missing for mixture, count in kept) * _ROUND_UP
+        if missing < delta:
+            yield Rounds(kept, rounds.gaussian, rounds.pure), delta - missing, -math.log1p(-missing)
+        if all(len(mixture.sensitivities) <= 2 for mixture, _ in rounds.mixtures):
+            return
+
+
+def _of_one_gaussian(rounds: Rounds, delta: float) -> float:
+    mean = _dominating_mean(rounds)
+    exact = gaussian_epsilon(mean, delta)[0] if mean < _STRONGEST else math.inf
+    chernoff = mean * (mean / 2 + math.sqrt(-2 * math.log(delta))) * _ROUND_UP  # Pr[N > z] <= exp(-z^2 / 2)
+    return min(exact, chernoff) + math.fsum(rounds.pure)
+
+
+def _dominating_mean(rounds: Rounds) -> float:
+    shifts = (mixture.sensitivities[-1] * math.sqrt(count) for mixture, count in rounds.mixtures)
+    return math.hypot(rounds.gaussian, *shifts) * (1 + 1e-12)
+
+
+def _of_renyi(rounds: Rounds, delta: float) -> float:
+    total = gaussian_rdp(1 / rounds.gaussian) if rounds.gaussian else np.zeros_like(ORDERS)
+    for mixture, count in rounds.mixtures:
+        if mixture.sensitivities[-1] > 0.0:
+            first = int(mixture.sensitivities[0] == 0.0)
+            rate = math.fsum(mixture.probabilities[first:]) / (1 - mixture.missing) if first else 1.0
+            total = total + count * sampled_gaussian_rdp(min(rate, 1.0), 1 / mixture.sensitivities[-1])
+    for epsilon in rounds.pure:
+        total = total + pure_rdp(epsilon)
+    return float(epsilon_improved(total, delta)) * _ROUND_UP

@@ -1,0 +1,224 @@
+"""Certified privacy of a whole trace: upper and lower bounds on epsilon or delta.
+
+Guarantee: for a group of ``group_size`` examples under the trace's adjacency, the run is (upper, delta)-DP, with every
+step's output visible and later steps chosen adaptively. lower is certainly not above the exact epsilon of the rounds'
+dominating pairs, so the gap bounds what the numerics cost.
+
+Method: each round's loss is discretised upwards and downwards on one lattice (`accounting.pld.loss.discretise`), the
+rounds compose in the frequency domain (`accounting.pld.fourier`, which lists the error terms), and an approximate
+answer (`accounting.pld.saddlepoint`) only decides where to look. Formulas and error analysis: docs/accounting.md.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from accounting.errors import require_finite
+from accounting.gaussian import gaussian_delta, gaussian_epsilon
+from accounting.mechanism import Contributions, Trace
+from accounting.pld.ceilings import Method, gaussian_ceiling, gaussian_delta_ceiling, renyi_ceiling, total_variation
+from accounting.pld.fourier import Composed, Plan, compose, compose_upper
+from accounting.pld.group_rounds import Rounds, rounds_of_group
+from accounting.pld.lattice import make_plan, spacing_for
+from accounting.pld.loss import DIRECTIONS, MAX_POINTS
+from accounting.pld.saddlepoint import Cumulants, Saddle, cumulants, saddle_at_delta, saddle_at_epsilon
+
+TOLERANCE = 2e-4  # the relative gap between upper and lower that is aimed at
+MIN_DELTA = 1e-250  # below, the mass that a round may lose to infinity is not a double any more
+_ATTEMPTS = 4
+_ENOUGH = 1.5  # a gap of so many tolerances is not worth another composition
+_COARSEST = 4.0  # spacing of losses from which on a lattice shows no more than the ceiling does
+_STEEPEST = 40.0  # change of a tilted law's logarithm between two nodes from which on the same holds
+_SPENT_MARGIN = 0.5  # of the distance between two directions, what the coarseness of a lattice may use up
+
+
+@dataclass(frozen=True)
+class CertifiedEpsilon:
+    """lower <= exact epsilon at ``delta`` <= upper; both are infinite for a run without noise.
+
+    method: what gave the upper bound, ``pld`` unless the law of the loss, on a lattice, certifies less than others do.
+    kind: what upper is worth for the run, an ``estimate`` where the pairs bounded here need not dominate its steps.
+    """
+
+    upper: float
+    lower: float
+    delta: float
+    method: Method = "pld"
+    kind: Contributions = "guarantee"
+
+
+@dataclass(frozen=True)
+class CertifiedDelta:
+    """lower <= exact delta at ``epsilon`` <= upper; both are 1 for a run without noise. kind is as above."""
+
+    upper: float
+    lower: float
+    epsilon: float
+    kind: Contributions = "guarantee"
+
+
+def epsilon_pld(trace: Trace, delta: float, group_size: int = 1, tolerance: float = TOLERANCE) -> CertifiedEpsilon:
+    """The epsilon of a trace at ``delta`` for a group of ``group_size`` examples, certified from both sides.
+
+    The bounds hold whatever ``tolerance`` is; it is the relative gap that is aimed at. Raises InvalidInput for a delta
+    outside [1e-250, 1).
+    """
+    return replace(epsilon_of_rounds(rounds_of_group(trace, group_size), delta, tolerance), kind=trace.kind)
+
+
+def delta_pld(trace: Trace, epsilon: float, group_size: int = 1, tolerance: float = TOLERANCE) -> CertifiedDelta:
+    """The delta of a trace at ``epsilon`` >= 0 for a group of ``group_size`` examples, certified from both sides."""
+    return replace(delta_of_rounds(rounds_of_group(trace, group_size), epsilon, tolerance), kind=trace.kind)
+
+
+@np.errstate(all="ignore")  # what overflows on the way becomes infinite or NaN, and neither ever helps a bound
+def epsilon_of_rounds(rounds: Rounds, delta: float, tolerance: float = TOLERANCE) -> CertifiedEpsilon:
+    """As `epsilon_pld`, for rounds from anywhere."""
+    delta = require_finite("delta", delta, at_least=MIN_DELTA, below=1.0)
+    tolerance = require_finite("tolerance", tolerance, above=0.0)
+    if not rounds.is_private:
+        return CertifiedEpsilon(math.inf, math.inf, delta)
+    if not rounds.mixtures and not rounds.pure:
+        upper, lower = gaussian_epsilon(rounds.gaussian, delta)
+        return CertifiedEpsilon(upper, lower, delta)
+    if total_variation(rounds) <= delta:
+        return CertifiedEpsilon(0.0, 0.0, delta)
+    ceiling = gaussian_ceiling(rounds, delta)
+    upper, lower = _epsilon_on_lattices(rounds, delta, tolerance, ceiling.epsilon)
+    bounds = [CertifiedEpsilon(upper, lower, delta, ceiling.method if upper == ceiling.epsilon else "pld")]
+    if upper > lower * (1 + 2 * _ENOUGH * tolerance):
+        renyi = renyi_ceiling(rounds, delta)
+        bounds.append(CertifiedEpsilon(renyi.epsilon, lower, delta, renyi.method))
+    return min(bounds, key=lambda bound: bound.upper)
+
+
+def _epsilon_on_lattices(rounds: Rounds, delta: float, tolerance: float, ceiling: float) -> tuple[float, float]:
+    """(upper, lower) epsilon of the worse direction; upper is ``ceiling`` where lattices certify less."""
+    tail = _tail(rounds, delta)
+    pair = [cumulants(rounds, direction, tail) for direction in DIRECTIONS]
+    saddles = [saddle_at_delta(generating, math.log(delta)) for generating in pair]
+    first = int(saddles[1].epsilon > saddles[0].epsilon)
+    worse = _bracket_epsilon(rounds, delta, tolerance, pair[first], pair[1 - first], saddles[first], ceiling)
+    if worse.upper == ceiling or worse.opposite_delta(worse.upper) <= delta:
+        return worse.upper, worse.lower
+    if _is_below(rounds, worse.upper, delta, tolerance, pair[1 - first], pair[first], saddles[1 - first]):
+        return worse.upper, worse.lower
+    other = _bracket_epsilon(
+        rounds, delta, tolerance, pair[1 - first], pair[first], saddles[1 - first], ceiling, worse.lower
+    )
+    return max(worse.upper, other.upper), max(worse.lower, other.lower)
+
+
+@np.errstate(all="ignore")
+def delta_of_rounds(rounds: Rounds, epsilon: float, tolerance: float = TOLERANCE) -> CertifiedDelta:
+    """As `delta_pld`, for rounds from anywhere."""
+    epsilon = require_finite("epsilon", epsilon, at_least=0.0)
+    tolerance = require_finite("tolerance", tolerance, above=0.0)
+    if not rounds.is_private:
+        return CertifiedDelta(1.0, 1.0, epsilon)
+    if not rounds.mixtures and not rounds.pure:
+        return CertifiedDelta(*gaussian_delta(rounds.gaussian, epsilon), epsilon)
+    pair = [cumulants(rounds, direction, 1e-20) for direction in DIRECTIONS]
+    saddles = [saddle_at_epsilon(generating, epsilon) for generating in pair]
+    tail = _tail(rounds, math.exp(max(saddle.log_delta for saddle in saddles)))
+    pair = [cumulants(rounds, direction, tail) for direction in DIRECTIONS]
+    pair.sort(key=lambda generating: -saddle_at_epsilon(generating, epsilon).log_delta)
+    upper, lower = 0.0, 0.0
+    for generating, other in (pair, pair[::-1]):
+        saddle = saddle_at_epsilon(generating, epsilon)
+        spacing = spacing_for(rounds, saddle, tolerance)
+        plan = make_plan(generating, other, saddle, spacing, tail, rounds.count)
+        if _is_too_coarse(rounds, plan):
+            upper = 1.0
+            break
+        composed = compose(rounds, plan)
+        upper, lower = max(upper, composed.upper.delta_at(epsilon)), max(lower, composed.lower.delta_at(epsilon))
+        if composed.opposite_delta(epsilon) <= upper:
+            break
+    return CertifiedDelta(min(upper, total_variation(rounds), gaussian_delta_ceiling(rounds, epsilon)), lower, epsilon)
+
+
+@dataclass(frozen=True)
+class _Bracket:
+    upper: float
+    lower: float
+    composed: Composed | None
+
+    def opposite_delta(self, epsilon: float) -> float:
+        return 1.0 if self.composed is None else self.composed.opposite_delta(epsilon)
+
+
+def _tail(rounds: Rounds, delta: float) -> float:
+    """Probability that each round may lose to infinity: together a negligible share of delta."""
+    return max(delta * 1e-8 / rounds.count, 1e-300)
+
+
+def _is_too_coarse(rounds: Rounds, plan: Plan) -> bool:
+    """Whether the lattice certifies no more than the ceilings do, or does not hold the losses of pure releases."""
+    holds_pure = max(rounds.pure, default=0.0) <= plan.spacing * MAX_POINTS
+    coarse = plan.spacing > _COARSEST or plan.spacing * plan.tilt > _STEEPEST
+    return coarse or not math.isfinite(plan.bottom) or not holds_pure
+
+
+def _is_below(
+    rounds: Rounds,
+    epsilon: float,
+    delta: float,
+    tolerance: float,
+    generating: Cumulants,
+    other: Cumulants,
+    saddle: Saddle,
+) -> bool:
+    """Whether one direction's epsilon is certainly at most ``epsilon``, on the coarsest lattice that shows it.
+
+    Not tried where the approximate answer is so close that it would take the finest lattice.
+    """
+    margin = _SPENT_MARGIN * (1 - saddle.epsilon / max(epsilon, saddle.epsilon, 1e-300))
+    if not margin > tolerance:
+        return False
+    for looked_at in (saddle, saddle_at_epsilon(generating, epsilon)):
+        aim, spacing = replace(looked_at, log_delta=math.log(delta)), spacing_for(rounds, looked_at, margin)
+        plan = make_plan(generating, other, aim, spacing, _tail(rounds, delta), rounds.count)
+        if not _is_too_coarse(rounds, plan):
+            return compose_upper(rounds, plan).epsilon_at(delta).epsilon <= epsilon
+    return False
+
+
+def _bracket_epsilon(
+    rounds: Rounds,
+    delta: float,
+    tolerance: float,
+    generating: Cumulants,
+    other: Cumulants,
+    saddle: Saddle,
+    ceiling: float,
+    enough: float = 0.0,
+) -> _Bracket:
+    """Bounds on the epsilon of one direction: compose, and refine the lattice until the bounds are close.
+
+    ``ceiling`` is an upper bound known before; it stays where the lattice has none. An upper bound below ``enough``
+    needs no refinement: the other direction is certainly worse.
+    """
+    tail = _tail(rounds, delta)
+    spacing = spacing_for(rounds, saddle, tolerance)
+    upper, lower = ceiling, 0.0
+    for attempt in range(_ATTEMPTS):
+        aim = replace(saddle, log_delta=math.log(delta))
+        plan = make_plan(generating, other, aim, spacing, tail, rounds.count)
+        if _is_too_coarse(rounds, plan):
+            return _Bracket(upper, lower, None)
+        composed = compose(rounds, plan)
+        above, below = composed.upper.epsilon_at(delta), composed.lower.epsilon_at(delta)
+        upper, lower = min(upper, above.epsilon), max(lower, below.epsilon)
+        if math.isinf(above.epsilon):
+            return _Bracket(upper, lower, composed)
+        gap = (upper - lower) / max(upper, 1 / (1 + saddle.tilt))
+        finest = plan.spacing > spacing or plan.points >= MAX_POINTS // 2
+        if gap <= _ENOUGH * tolerance or upper <= enough or finest or attempt == _ATTEMPTS - 1:
+            return _Bracket(upper, lower, composed)
+        spacing = plan.spacing * float(np.clip(0.8 * np.sqrt(tolerance / gap), 0.1, 0.7))
+        saddle = saddle_at_epsilon(generating, max(above.nearest, 0.0))
+    raise AssertionError("unreachable: the last attempt returns")

@@ -1,0 +1,403 @@
+"""Composition of lattice losses in the frequency domain, with every error accounted for.
+
+All rounds' laws live on one lattice of N points, circularly. Each law w is tilted, w_i exp(theta l_i) / M(theta), so
+that the composed, tilted law is centred where delta is decided; then delta, however small, is a sum of numbers of its
+own size, and the error of the transform (relative to the largest entry) is relative to delta. In tilted terms
+
+    delta(eps) = M(theta) sum_{l > eps} exp(-theta l) (1 - exp(eps - l)) W(l).
+
+Error terms, each a bound (docs/accounting.md, "What certified means"):
+
+- infinity: union bound over the rounds of the mass that the discretisation put at +infinity (upper only).
+- lost: mass above the window may be missing from the sum (upper only): by a Chernoff bound at a further tilt.
+- aliasing: mass outside the window may be counted inside it (lower only): Chernoff bounds at two further tilts.
+- transform: an FFT output errs by at most 4 eps log2(N) times the sum of its inputs; T rounds add up.
+- masses: a round's edges err by E in all (tilted); an edge's error moves mass between the cells beside it, and within
+  a cell between its nodes, so the round's law is off by at most the factor 1 + 2 (1 + theta) (exp(theta h) - 1) E.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Protocol, Self, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from scipy import fft
+
+from accounting.pld.group_rounds import Rounds
+from accounting.pld.loss import MAX_ATOMS, Bound, Direction, LatticeLoss, lower_offset, tabulate
+from accounting.pld.saddlepoint import log_peak
+from accounting.pld.sensitivity import Array, SensitivityMixture
+
+Spectrum = npt.NDArray[np.complex128]
+
+_EPS = float(np.finfo(np.float64).eps)
+_OPPOSITE: dict[Direction, Direction] = {"remove": "add", "add": "remove"}
+_CHUNKS = 8  # fixed, so that the order of products, and with it every bit, is independent of the machine's cores
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to compose: lattice ``spacing`` and ``points``, the window's first loss ``bottom``, and the tilts.
+
+    tilt: theta. up, down: how far above and below theta the Chernoff bounds of the aliasing look. centre: the epsilon
+    of interest. tail: probability that a round may lose to infinity. floor: probability of the least losses, which a
+    round may round up (or, for the lower bound, lose). opposite: tilt at which to bound the other direction, None where
+    no Chernoff bound is good enough.
+    """
+
+    direction: Direction
+    spacing: float
+    points: int
+    bottom: float
+    tilt: float
+    up: float
+    down: float
+    centre: float
+    tail: float
+    floor: float
+    opposite: float | None
+
+
+@dataclass(frozen=True)
+class _Factor:
+    """A product of tilted spectra and what is known about it; factors multiply."""
+
+    spectrum: Spectrum
+    rounds: int
+    offset: float  # of the lattice, in spacings: what the laws' starts have beyond whole numbers
+    log_mgf: float  # at the tilt
+    log_up: float  # at tilt + up
+    log_down: float  # at tilt - down
+    infinity: float
+    rounding: float  # bound on the relative error of all masses
+
+    def __mul__(self, other: _Factor) -> _Factor:
+        return _Factor(
+            self.spectrum * other.spectrum,
+            self.rounds + other.rounds,
+            self.offset + other.offset,
+            self.log_mgf + other.log_mgf,
+            self.log_up + other.log_up,
+            self.log_down + other.log_down,
+            self.infinity + other.infinity,
+            self.rounding + other.rounding,
+        )
+
+    def power(self, count: int) -> _Factor:
+        """``count``-fold composition with itself, by squaring."""
+        spectrum, square, remaining = None, self.spectrum, count
+        while remaining:
+            if remaining & 1:
+                spectrum = square if spectrum is None else spectrum * square
+            remaining >>= 1
+            square = square * square if remaining else square
+        assert spectrum is not None
+        scaled = (self.offset, self.log_mgf, self.log_up, self.log_down, self.infinity, self.rounding)
+        return _Factor(spectrum, count * self.rounds, *(count * value for value in scaled))
+
+
+@dataclass(frozen=True)
+class _Factors:
+    """Both bounds' factors, and log E[exp(opposite tilt * loss)] of the other direction's upper bound."""
+
+    upper: _Factor
+    lower: _Factor
+    log_opposite: float = 0.0
+    opposite_infinity: float = 0.0
+
+    def __mul__(self, other: _Factors) -> _Factors:
+        return _Factors(
+            self.upper * other.upper,
+            self.lower * other.lower,
+            self.log_opposite + other.log_opposite,
+            self.opposite_infinity + other.opposite_infinity,
+        )
+
+    def power(self, count: int) -> _Factors:
+        return _Factors(
+            self.upper.power(count), self.lower.power(count), count * self.log_opposite, count * self.opposite_infinity
+        )
+
+
+class _Composable(Protocol):
+    def __mul__(self, other: Self) -> Self: ...
+
+    def power(self, count: int) -> Self: ...
+
+
+Product = TypeVar("Product", bound=_Composable)
+
+
+@dataclass(frozen=True)
+class Root:
+    """A bound on epsilon, and the loss of the curve nearest to where delta is met (the next centre to try)."""
+
+    epsilon: float
+    nearest: float
+
+
+@dataclass(frozen=True)
+class Curve:
+    """delta as a function of epsilon for one direction and bound, certified; scaled by exp(log_scale).
+
+    ``near[j]`` and ``far[j]`` are the sums over losses from ``losses[j]`` on of the composed law times 1 and times
+    exp(centre - loss); delta(eps) / scale = near - exp(eps - centre) far, summed from the first loss above eps.
+    """
+
+    bound: Bound
+    losses: Array
+    near: Array
+    far: Array
+    centre: float
+    tilt: float
+    log_scale: float
+    infinity: float
+    additive: Array  # error in units of the scale, at epsilon = losses[j]; falls with j
+    relative: float
+
+    def delta_at(self, epsilon: float) -> float:
+        """A bound on delta at ``epsilon``, which must lie within the curve's losses."""
+        index = min(int(np.searchsorted(self.losses, epsilon, side="right")), len(self.losses) - 1)
+        value = self.near[index] - np.exp(epsilon - self.centre) * self.far[index]
+        certified = float(self._certified(value, self.additive[max(index - 1, 0)]))
+        trivial = 1.0 if self.bound == "upper" else 0.0
+        return trivial if math.isnan(certified) else min(max(certified, 0.0), 1.0)
+
+    def epsilon_at(self, delta: float) -> Root:
+        """The epsilon, at least 0, where the bound on delta equals ``delta``, rounded to the bound's side."""
+        deltas = self._certified(self.near - np.exp(self.losses - self.centre) * self.far, self.additive)
+        exceeds = (
+            ~(deltas <= delta) if self.bound == "upper" else (deltas > delta) & (deltas < np.inf)
+        )  # NaN never helps a bound
+        index = int(np.max(np.nonzero(exceeds)[0], initial=-1)) + 1
+        if index == len(deltas):
+            return Root(math.inf if self.bound == "upper" else max(0.0, float(self.losses[-1])), float(self.losses[-1]))
+        if index == 0:
+            return Root(max(0.0, float(self.losses[0])) if self.bound == "upper" else 0.0, float(self.losses[0]))
+        ratio = (self.near[index] - self._uncertified(delta, float(self.additive[index - 1]))) / self.far[index]
+        low, high = float(self.losses[index - 1]), float(self.losses[index])
+        worst = high if self.bound == "upper" else low
+        epsilon = min(max(self.centre + math.log(ratio), low), high) if ratio > 0.0 else worst
+        return Root(max(0.0, epsilon), epsilon)
+
+    def _certified(self, value: Array | float, additive: Array | float) -> Array:
+        with np.errstate(over="ignore", invalid="ignore"):  # infinity and NaN certify nothing
+            if self.bound == "upper":
+                return np.asarray(np.exp(self.log_scale) * (value + additive) * (1 + self.relative) + self.infinity)
+            return np.asarray(np.exp(self.log_scale) * (value - additive) * max(0.0, 1 - self.relative))
+
+    def _uncertified(self, delta: float, additive: float) -> float:
+        if self.bound == "upper":
+            return float((delta - self.infinity) / np.exp(self.log_scale) / (1 + self.relative) - additive)
+        return float(delta / np.exp(self.log_scale) / max(1 - self.relative, _EPS) + additive)
+
+
+@dataclass(frozen=True)
+class Composed:
+    """Certified curves of one direction, and a Chernoff bound on the other direction's delta."""
+
+    upper: Curve
+    lower: Curve
+    opposite_tilt: float | None
+    log_opposite: float
+    opposite_infinity: float
+
+    def opposite_delta(self, epsilon: float) -> float:
+        """An upper bound on the other direction's delta: E[(1 - exp(eps - L))+] <= E[exp(t (L - eps))] peak(t)."""
+        if self.opposite_tilt is None:
+            return 1.0
+        exponent = self.log_opposite - self.opposite_tilt * epsilon + log_peak(self.opposite_tilt)
+        return float(np.exp(min(exponent, 0.0))) + self.opposite_infinity
+
+
+def compose(rounds: Rounds, plan: Plan) -> Composed:
+    """Compose all rounds under the plan, from above and below; the result is certified whatever the plan."""
+    total = _product(rounds, lambda mixture: _factors_of(mixture, plan), lambda eps: _randomised_response(eps, plan))
+    return Composed(
+        upper=_curve(total.upper, plan, "upper"),
+        lower=_curve(total.lower, plan, "lower"),
+        opposite_tilt=plan.opposite,
+        log_opposite=total.log_opposite,
+        opposite_infinity=total.opposite_infinity,
+    )
+
+
+def compose_upper(rounds: Rounds, plan: Plan) -> Curve:
+    """`compose` without the lower bound and the other direction, at less than half the price."""
+
+    def of_mixture(mixture: SensitivityMixture) -> _Factor:
+        table = tabulate(
+            mixture.truncated(plan.tail).pooled(MAX_ATOMS, "upper"), plan.spacing, plan.direction, plan.tail, plan.floor
+        )
+        return _factors((table.law(plan.direction, "upper"),), plan)[0]
+
+    return _curve(_product(rounds, of_mixture, lambda eps: _randomised_response(eps, plan).upper), plan, "upper")
+
+
+def _product(
+    rounds: Rounds, of_mixture: Callable[[SensitivityMixture], Product], of_pure: Callable[[float], Product]
+) -> Product:
+    """The product of all rounds' factors, on all cores."""
+    mixtures = rounds.mixtures + (((SensitivityMixture((rounds.gaussian,), (1.0,)), 1),) if rounds.gaussian else ())
+    chunks = [mixtures[start :: min(_CHUNKS, len(mixtures))] for start in range(min(_CHUNKS, len(mixtures)))]
+
+    def product(chunk: Sequence[tuple[SensitivityMixture, int]]) -> Product:
+        equal = groupby(sorted(chunk, key=lambda pair: pair[1]), key=lambda pair: pair[1])
+        once = ((count, (of_mixture(mixture) for mixture, _ in pairs)) for count, pairs in equal)
+        with np.errstate(all="ignore"):  # each thread has its own
+            powers: list[Product] = [_times(few).power(count) for count, few in once]
+            return _times(powers)
+
+    with ThreadPoolExecutor(min(_CHUNKS, os.cpu_count() or 1)) as pool:
+        products: list[Product] = list(pool.map(product, chunks))
+    return _times([*products, *map(of_pure, rounds.pure)])
+
+
+def _times(products: Iterable[Product]) -> Product:
+    return functools.reduce(operator.mul, products)
+
+
+def _factors_of(mixture: SensitivityMixture, plan: Plan) -> _Factors:
+    kept = mixture.truncated(plan.tail).pooled(MAX_ATOMS, "upper")
+    rounded = mixture.rounded_down(plan.tail).pooled(MAX_ATOMS, "lower")
+    table = tabulate(kept, plan.spacing, plan.direction, plan.tail, plan.floor)
+    offset = lower_offset(rounded, plan.spacing)
+    shared = kept == rounded and offset == 0.0
+    lower_table = table if shared else tabulate(rounded, plan.spacing, plan.direction, plan.tail, plan.floor, offset)
+    upper, lower = _factors((table.law(plan.direction, "upper"), lower_table.law(plan.direction, "lower")), plan)
+    if plan.opposite is None:
+        return _Factors(upper, lower, math.inf)
+    opposite = table.law(_OPPOSITE[plan.direction], "upper")
+    return _Factors(upper, lower, _log_mgf(opposite, plan.opposite), opposite.infinity_mass)
+
+
+def _randomised_response(epsilon: float, plan: Plan) -> _Factors:
+    """Losses +-epsilon with odds exp(epsilon), which dominates every (epsilon, 0)-DP mechanism (Kairouz et al., 2015).
+
+    Upper: each atom spread over its two nodes, keeping its mass under both measures. Lower: rounded down a node.
+    """
+    spacing, start = plan.spacing, int(np.floor(-epsilon / plan.spacing)) - 1
+    spread, rounded = np.zeros((2, int(np.ceil(epsilon / spacing)) - start + 3))
+    for loss in (-epsilon, epsilon):
+        mass, node = 1 / (1 + np.exp(-loss)), int(np.floor(loss / spacing))
+        raised = mass * np.expm1(node * spacing - loss) / np.expm1(-spacing)
+        spread[node - start : node - start + 2] += (mass - raised, raised)
+        rounded[int(np.floor(loss / spacing - 0.5)) - start] += mass
+    rounding = 8 * _EPS * (1 + epsilon / spacing) * np.ones_like(spread) * spread
+    upper = LatticeLoss(spacing, start, spread, 0.0, rounding)
+    lower = LatticeLoss(spacing, start + 0.5, rounded, 0.0, rounding)
+    log_opposite = math.inf if plan.opposite is None else _log_mgf(upper, plan.opposite)
+    from_above, from_below = _factors((upper, lower), plan)
+    return _Factors(from_above, from_below, log_opposite)
+
+
+def _factors(laws: Sequence[LatticeLoss], plan: Plan) -> list[_Factor]:
+    """The factors of tilted laws, with their spectra on the ring from one transform (faster than one each)."""
+    with np.errstate(divide="ignore"):
+        exponents = [np.log(law.probabilities) + plan.tilt * law.losses for law in laws]
+    totals = [_log_sum(exponent) for exponent in exponents]
+    tilted = (np.exp(exponent - total) for exponent, total in zip(exponents, totals, strict=True))
+    rings = [_ring(law.start, weights, plan.points) for law, weights in zip(laws, tilted, strict=True)]
+    spectra = fft.rfft(np.array(rings))
+    return [_factor(*parts, plan) for parts in zip(laws, exponents, totals, spectra, strict=True)]
+
+
+def _ring(start: float, weights: Array, points: int) -> Array:
+    """Lay ``weights``, the first at node floor(start), around a ring of so many points."""
+    first = int(np.floor(start)) % points
+    laps = -(-(first + len(weights)) // points)
+    ring = np.zeros(laps * points)
+    ring[first : first + len(weights)] = weights
+    return np.asarray(ring.reshape(laps, points).sum(axis=0))
+
+
+def _factor(law: LatticeLoss, exponents: Array, log_total: float, spectrum: Spectrum, plan: Plan) -> _Factor:
+    losses = law.losses
+    with np.errstate(divide="ignore"):
+        log_rounding = np.log(law.rounding)
+    moved = min(1.0, 2 * float(np.expm1(plan.tilt * plan.spacing)))  # an edge's error moves mass by one cell
+    rounding = float(np.exp(_log_sum(log_rounding + plan.tilt * losses) - log_total)) * (1 + plan.tilt) * moved
+    return _Factor(
+        spectrum=spectrum,
+        rounds=1,
+        offset=law.start - float(np.floor(law.start)),
+        log_mgf=log_total,
+        log_up=_log_sum(exponents + plan.up * losses),
+        log_down=_log_sum(exponents - plan.down * losses),
+        infinity=law.infinity_mass,
+        rounding=rounding,
+    )
+
+
+def _log_mgf(law: LatticeLoss, tilt: float) -> float:
+    with np.errstate(divide="ignore"):
+        return _log_sum(np.log(law.probabilities) + tilt * law.losses)
+
+
+def _log_sum(exponents: Array) -> float:
+    """log sum(exp(exponents)), without overflow or underflow."""
+    peak = float(np.max(exponents))
+    return peak + float(np.log(np.sum(np.exp(exponents - peak)))) if peak > -math.inf else peak
+
+
+def transform_error(rounds: int, tilt: float, spacing: float, points: int) -> float:
+    """Bound on the transforms' error of delta, in units of exp(K(tilt) - tilt epsilon).
+
+    Every entry of the composed, tilted law errs by at most rounds * 4 eps log2(points), and delta sums the entries
+    with weights exp(-tilt u) (1 - exp(-u)) at distances u = h, 2 h, ... above epsilon.
+    """
+    entry = 4 * _EPS * np.log2(points) * (rounds + 2)
+    return float(entry * (1 / (tilt * (1 + tilt) * spacing) + 1.0))
+
+
+def _curve(total: _Factor, plan: Plan, bound: Bound) -> Curve:
+    """Invert the spectrum, cut the ring open at the window's bottom and sum from the top."""
+    theta, spacing, points, centre = plan.tilt, plan.spacing, plan.points, plan.centre
+    ring = fft.irfft(total.spectrum, points)
+    offset = total.offset
+    lowest = int(np.ceil(plan.bottom / spacing - offset))
+    losses = np.asarray((lowest + offset + np.arange(points)) * spacing, dtype=np.float64)
+    law = np.roll(ring, -(lowest % points))
+    reach = min(40 / theta, 600 / (1 + theta)) + 2 * spacing  # where exp(theta (centre - loss)) is a double
+    kept = losses >= centre - reach
+    losses, law = losses[kept], law[kept]
+    near = np.cumsum((np.exp(-theta * (losses - centre)) * law)[::-1])[::-1]
+    far = np.cumsum((np.exp(-(theta + 1) * (losses - centre)) * law)[::-1])[::-1]
+    asked = losses <= centre + reach
+    losses, near, far = losses[asked], near[asked], far[asked]
+    top = (lowest + offset + points) * spacing
+    per_epsilon = transform_error(total.rounds, theta, spacing, points)
+    lost: Array | float = 0.0
+    if bound == "lower":
+        peak = np.exp(log_peak(theta))
+        above = np.exp(np.minimum(0.0, total.log_up - total.log_mgf - plan.up * (losses + points * spacing)))
+        below = np.exp(min(0.0, total.log_down - total.log_mgf + plan.down * (lowest + offset) * spacing))
+        per_epsilon = per_epsilon + peak * (above + below)
+    else:
+        beyond = np.maximum(top - losses, np.log1p(1 / theta))  # where exp(-theta u) (1 - exp(-u)) is largest above it
+        tail = min(0.0, total.log_up - total.log_mgf - plan.up * top)
+        lost = np.exp(-theta * (losses - centre + beyond) + tail) * -np.expm1(-beyond)
+    relative = np.expm1(min(total.rounding, 700.0)) + 16 * _EPS * (
+        total.rounds + abs(total.log_mgf) + theta * abs(centre) + points
+    )
+    return Curve(
+        bound=bound,
+        losses=losses,
+        near=near,
+        far=far,
+        centre=centre,
+        tilt=theta,
+        log_scale=total.log_mgf - theta * centre,
+        infinity=total.infinity,
+        additive=np.exp(-theta * (losses - centre)) * per_epsilon + lost,
+        relative=float(relative),
+    )

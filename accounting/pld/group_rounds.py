@@ -1,0 +1,167 @@
+"""From a trace to the random sensitivities of its rounds, for a group of equal or of given examples.
+
+Everything that is a plain Gaussian mechanism, however many times, is one Gaussian: sensitivities over noise add in
+quadrature. The rest is a list of distinct mixtures with counts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from accounting.errors import InvalidInput
+from accounting.individual.contributions import checked_snapshots
+from accounting.mechanism import (
+    FixedBatchSampling,
+    GaussianRelease,
+    PoissonSampling,
+    PureRelease,
+    ShuffledSampling,
+    Trace,
+)
+from accounting.pld.sensitivity import (
+    SensitivityMixture,
+    fixed_batch_examples,
+    fixed_batch_group,
+    poisson_examples,
+    poisson_group,
+)
+from accounting.rounds import require_group_size
+
+_GRID_POINTS = 512  # contributions of given examples are rounded up to this share of their largest
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """What a trace does to one group: a product of independent (adaptively chosen) dominating pairs.
+
+    mixtures: subsampled rounds and how often each occurs. gaussian: mean shift, in noise standard deviations, of all
+    plain Gaussian mechanisms together. pure: the epsilons of pure-DP releases. is_private: false without noise.
+    """
+
+    mixtures: tuple[tuple[SensitivityMixture, int], ...] = ()
+    gaussian: float = 0.0
+    pure: tuple[float, ...] = ()
+    is_private: bool = True
+
+    @property
+    def count(self) -> int:
+        """Number of rounds that a lattice has to discretise."""
+        return sum(count for _, count in self.mixtures) + len(self.pure) + (self.gaussian > 0.0)
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Steps over which the group's amplitudes (`Segment.amplitude`, per member) stay the same."""
+
+    start: int
+    stop: int
+    sampling: Any
+    amplitudes: tuple[float, ...]
+
+
+def rounds_of_group(trace: Trace, group_size: int = 1) -> Rounds:
+    """The rounds of a trace as ``group_size`` examples with full contributions see them."""
+    group_size = require_group_size(group_size)
+    if not trace.is_private:
+        return Rounds(is_private=False)
+    pieces = [_Piece(s.start_step, s.stop_step, s.sampling, (s.amplitude(),) * group_size) for s in trace.segments]
+    return _rounds(trace, pieces, group_size, _equal_members)
+
+
+def rounds_of_examples(trace: Trace, steps: Sequence[int], contributions: npt.ArrayLike) -> Rounds:
+    """The rounds as a group of given examples sees them.
+
+    steps: first step of each snapshot, ascending from 0, shape [snapshots]. contributions: contribution over
+    sensitivity (c / S), in [0, 1], shape [members, snapshots]. Raises InvalidInput as `checked_snapshots` does, and
+    for a group of nobody.
+    """
+    steps, table = checked_snapshots(steps, contributions, trace)
+    if len(table) == 0:
+        raise InvalidInput("contributions have no rows, but a group has at least one member; give one row per member")
+    starts = np.array(steps)
+    if not trace.is_private:
+        return Rounds(is_private=False)
+    pieces = []
+    for segment in trace.segments:
+        first = int(np.searchsorted(starts, segment.start_step, side="right")) - 1
+        last = int(np.searchsorted(starts, segment.stop_step, side="left"))
+        for snapshot in range(first, last):
+            start = max(int(starts[snapshot]), segment.start_step)
+            stop = min(int(starts[snapshot + 1]) if snapshot + 1 < len(starts) else trace.steps, segment.stop_step)
+            pieces.append(
+                _Piece(
+                    start,
+                    stop,
+                    segment.sampling,
+                    tuple(map(segment.amplitude, table[:, snapshot].tolist())),
+                )
+            )
+    return _rounds(trace, pieces, table.shape[0], _given_members)
+
+
+def _rounds(
+    trace: Trace, pieces: Sequence[_Piece], group_size: int, law: Callable[[_Piece], SensitivityMixture]
+) -> Rounds:
+    counts: Counter[tuple[Any, tuple[float, ...]]] = Counter()
+    example: dict[tuple[Any, tuple[float, ...]], _Piece] = {}
+    for piece in pieces:
+        if not isinstance(piece.sampling, ShuffledSampling) and any(piece.amplitudes):
+            counts[piece.sampling, piece.amplitudes] += piece.stop - piece.start
+            example[piece.sampling, piece.amplitudes] = piece
+    shuffled = [piece for piece in pieces if isinstance(piece.sampling, ShuffledSampling)]
+    mixtures, squares = [], [_shuffled_square(shuffled)]
+    for key, count in counts.items():
+        mixture = law(example[key])
+        if mixture.is_gaussian:
+            squares.append(count * mixture.sensitivities[0] ** 2)
+        else:
+            mixtures.append((mixture, count))
+    gaussians = [r.noise_multiplier for r in trace.releases if isinstance(r, GaussianRelease)]
+    squares.extend((group_size / multiplier) ** 2 for multiplier in gaussians)
+    pure = tuple(group_size * r.epsilon for r in trace.releases if isinstance(r, PureRelease) and r.epsilon > 0.0)
+    return Rounds(tuple(mixtures), float(np.sqrt(sum(squares))), pure)
+
+
+def _equal_members(piece: _Piece) -> SensitivityMixture:
+    group_size = len(piece.amplitudes)
+    laws: Mapping[type, Callable[[Any], SensitivityMixture]] = {
+        PoissonSampling: lambda sampling: poisson_group(group_size, sampling.sample_rate),
+        FixedBatchSampling: lambda s: fixed_batch_group(group_size, s.dataset_size, s.batch_size),
+    }
+    return laws[type(piece.sampling)](piece.sampling).scaled(piece.amplitudes[0])
+
+
+def _given_members(piece: _Piece) -> SensitivityMixture:
+    spacing = max(piece.amplitudes) / _GRID_POINTS
+    laws: Mapping[type, Callable[[Any], SensitivityMixture]] = {
+        PoissonSampling: lambda s: poisson_examples(piece.amplitudes, s.sample_rate, spacing),
+        FixedBatchSampling: lambda s: fixed_batch_examples(piece.amplitudes, s.dataset_size, s.batch_size, spacing),
+    }
+    return laws[type(piece.sampling)](piece.sampling)
+
+
+def _shuffled_square(pieces: Iterable[_Piece]) -> float:
+    """Squared mean shift of all reshuffled epochs: one Gaussian per epoch, as if all members met its least noise.
+
+    Given the order of an epoch, its batches are Gaussians whose squared shifts add up to at most the square of the sum
+    of the members' largest amplitudes; orders mix by quasi-convexity (docs/group-proof.md, Theorem 3). An epoch that a
+    change of noise, or the end of the run, cuts in two counts once.
+    """
+    whole, partial = 0.0, dict[tuple[int, int], npt.NDArray[np.float64]]()
+    run_start, run_stop, length = 0, -1, 0
+    for piece in pieces:
+        if piece.start != run_stop or piece.sampling.steps_per_epoch != length:
+            run_start, length = piece.start, piece.sampling.steps_per_epoch
+        run_stop = piece.stop
+        amplitudes = np.asarray(piece.amplitudes)
+        first, last = (piece.start - run_start) // length, (piece.stop - 1 - run_start) // length
+        whole += max(0, last - first - 1) * float(amplitudes.sum()) ** 2
+        for epoch in {first, last}:
+            partial[run_start, epoch] = np.maximum(partial.get((run_start, epoch), 0.0), amplitudes)
+    return whole + sum(float(largest.sum()) ** 2 for largest in partial.values())

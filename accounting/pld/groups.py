@@ -1,0 +1,127 @@
+"""Privacy of groups: every size in one call, groups of given examples, and the published comparisons.
+
+Building blocks for other accountants: `poisson_group`, `fixed_batch_group`, `poisson_examples` and
+`fixed_batch_examples` give a `SensitivityMixture` (scale it by 1 / noise multiplier); `discretise` gives the certified
+law of its loss on a lattice (guarantees: `accounting.pld.loss`). Proofs: docs/group-proof.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+from scipy import optimize
+
+from accounting.errors import require_finite, require_numbers
+from accounting.mechanism import Trace
+from accounting.pld.composition import (
+    MIN_DELTA,
+    TOLERANCE,
+    CertifiedEpsilon,
+    delta_pld,
+    epsilon_of_rounds,
+    epsilon_pld,
+)
+from accounting.pld.group_rounds import rounds_of_examples, rounds_of_group
+from accounting.pld.loss import DIRECTIONS, Bound, Direction, LatticeLoss, LossTable, discretise, tabulate
+from accounting.pld.saddlepoint import cumulants, saddle_at_epsilon
+from accounting.pld.sensitivity import (
+    SensitivityMixture,
+    fixed_batch_examples,
+    fixed_batch_group,
+    poisson_examples,
+    poisson_group,
+)
+from accounting.rounds import require_group_size
+
+__all__ = [
+    "DIRECTIONS",
+    "Bound",
+    "Direction",
+    "LatticeLoss",
+    "LossTable",
+    "SensitivityMixture",
+    "discretise",
+    "epsilon_of_examples",
+    "fixed_batch_examples",
+    "fixed_batch_group",
+    "group_epsilons",
+    "linear_lower_bound",
+    "poisson_examples",
+    "poisson_group",
+    "tabulate",
+    "vadhan_epsilon",
+]
+
+_CONFIRMATIONS = 9  # epsilons tried above the saddle point's, first 0.05 % apart and then doubling
+
+
+def group_epsilons(
+    trace: Trace, delta: float, sizes: Sequence[int], tolerance: float = TOLERANCE
+) -> tuple[CertifiedEpsilon, ...]:
+    """Epsilon as a function of the group's size, certified from both sides, in the order of ``sizes``.
+
+    Guarantee: for groups of each size, (upper, delta)-DP under the trace's adjacency (paper B, Theorems 3.1 and 3.3;
+    for reshuffled epochs docs/group-proof.md, Theorem 3).
+    """
+    return tuple(epsilon_pld(trace, delta, size, tolerance) for size in require_numbers("sizes", sizes, 1))
+
+
+def epsilon_of_examples(
+    trace: Trace, steps: Sequence[int], contributions: npt.ArrayLike, delta: float, tolerance: float = TOLERANCE
+) -> CertifiedEpsilon:
+    """Epsilon of one group of given examples (a user's records, a household) with their own contributions.
+
+    steps: first step of each snapshot, ascending from 0, shape [snapshots]. contributions: contribution over
+    sensitivity (c / S), in [0, 1], shape [members, snapshots]; a snapshot holds until the next. kind: a guarantee under
+    the trace's adjacency if the contributions bound the members' true ones at every step and noise did not follow
+    results (`Trace.individual_kind`, docs/group-proof.md), else an estimate. lower is below the epsilon of the
+    mixtures whose contributions are rounded up (docs/group-proof.md).
+    """
+    certified = epsilon_of_rounds(rounds_of_examples(trace, steps, contributions), delta, tolerance)
+    return replace(certified, kind=trace.individual_kind)
+
+
+def linear_lower_bound(trace: Trace, delta: float, group_size: int) -> float:
+    """k times the epsilon of one example, which no group of k full contributors stays below (paper B, Section 4)."""
+    group_size = require_group_size(group_size)
+    return group_size * epsilon_pld(trace, delta).lower
+
+
+@np.errstate(all="ignore")
+def vadhan_epsilon(trace: Trace, delta: float, group_size: int) -> float:
+    """Group epsilon by the generic conversion, for comparison; infinite where it needs a delta below 1e-250.
+
+    (eps, d)-DP for one example is (k eps, d (e^{k eps} - 1) / (e^eps - 1))-DP for k (Vadhan 2017, Lemma 2.2; paper B,
+    Theorem 1.1). The smallest such eps is sought by saddle point and then certified.
+    """
+    group_size = require_group_size(group_size)
+    delta = require_finite("delta", delta, at_least=MIN_DELTA, below=1.0)
+    rounds = rounds_of_group(trace)
+    if not rounds.is_private:
+        return math.inf
+    curves = [cumulants(rounds, direction, 1e-280) for direction in DIRECTIONS]
+
+    def log_excess(epsilon: float) -> float:
+        worst = max(saddle_at_epsilon(curve, epsilon).log_delta for curve in curves)
+        return worst + _log_growth(epsilon, group_size) - math.log(delta)
+
+    low, high = 1e-9, math.log(delta / MIN_DELTA) / max(group_size - 1, 1) + 1e-9
+    if log_excess(high) > 0.0:
+        return math.inf
+    epsilon = float(optimize.brentq(log_excess, low, high, xtol=1e-9)) if log_excess(low) > 0.0 else low
+    for attempt in range(_CONFIRMATIONS):
+        wanted = math.log(delta) - _log_growth(epsilon, group_size)
+        if wanted > math.log(MIN_DELTA) and delta_pld(trace, epsilon, tolerance=1e-3).upper <= math.exp(wanted):
+            return group_size * epsilon
+        epsilon *= 1 + 0.0005 * 2**attempt
+    return math.inf
+
+
+def _log_growth(epsilon: float, group_size: int) -> float:
+    """log((exp(k eps) - 1) / (exp(eps) - 1)) without overflow."""
+    grown = group_size * epsilon
+    return grown - epsilon + math.log(-math.expm1(-grown)) - math.log(-math.expm1(-epsilon))

@@ -1,0 +1,369 @@
+"""Certified discretisation of the privacy loss of one round onto a lattice of losses.
+
+The round is a `SensitivityMixture`: ``Q = N(0, 1)`` and ``P = sum_j p_j N(a_j, 1)``, whose loss
+``L(x) = log P(x)/Q(x) = log sum_j p_j exp(a_j x - a_j^2 / 2)`` increases in x. Direction ``"remove"`` is the pair
+(P, Q), direction ``"add"`` the pair (Q, P). `discretise` gives the law of the loss under the first of the pair:
+
+- ``bound="upper"``: on losses i h. Each cell between two nodes keeps its mass under both of the pair, spread onto
+  the two nodes ("connect the dots", Doroshenko et al. 2022). Spreading a likelihood ratio makes the pair more
+  informative, so the discrete pair dominates the true one; the error is of second order in h.
+- ``bound="lower"``: on losses (i + 1/2) h, shifted for rounds finer than the lattice (`lower_offset`). Each cell is
+  merged into its barycentre, which is a post-processing, and the barycentres are then moved onto the nodes by pooling
+  mass with neighbours (again second order). The true pair dominates the discrete one.
+
+The other measure of the discrete pair is exp(-loss) times the law. Laws of one spacing lie on one lattice but for
+a shift that is the fraction of ``start``, so laws of different rounds convolve and their shifts add.
+
+    >>> from accounting.pld.groups import discretise, poisson_group
+    >>> law = discretise(poisson_group(1, 0.01).scaled(1 / 0.8), spacing=1e-3, direction="remove", bound="upper")
+    >>> round(float(law.probabilities.sum() + law.infinity_mass), 9)
+    1.0
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+from scipy import special
+
+from accounting.errors import InvalidInput, require_finite
+from accounting.pld.sensitivity import Array, SensitivityMixture
+
+Direction = Literal["remove", "add"]
+Bound = Literal["upper", "lower"]
+DIRECTIONS: tuple[Direction, Direction] = ("remove", "add")
+
+MAX_POINTS = 1 << 21  # of a table or a transform: 16 MiB a column
+MAX_ATOMS = 2048  # sensitivities that are tabulated; of more, neighbours are taken together
+
+_EPS = float(np.finfo(np.float64).eps)
+_SQRT_HALF_PI = float(np.sqrt(np.pi / 2))
+_SQRT_HALF = float(np.sqrt(0.5))
+_SQRT_TWO_PI = float(np.sqrt(2 * np.pi))
+_NEWTON_STEPS = 60
+
+
+@dataclass(frozen=True)
+class LatticeLoss:
+    """Law of a loss on the lattice: ``probabilities[i]`` at loss ``(start + i) * spacing``, shape [nodes].
+
+    ``infinity_mass`` sits at +infinity. A lower bound's law may sum to less than 1: what is absent counts as loss
+    -infinity. ``rounding[i]`` bounds the floating-point error of the mass of the cell at node i.
+    """
+
+    spacing: float
+    start: float
+    probabilities: Array
+    infinity_mass: float
+    rounding: Array
+
+    @property
+    def losses(self) -> Array:
+        return np.asarray((self.start + np.arange(len(self.probabilities))) * self.spacing, dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class _Cells:
+    """Masses between neighbouring lattice losses ``edge[i] < edge[i + 1]``, ascending in the direction's loss.
+
+    numerator: mass under the pair's first measure; denominator: exp(edge[i]) times the mass under the second, so that
+    denominator <= numerator <= exp(h) denominator. above / below: numerator mass beyond the last / first edge.
+    """
+
+    start: float
+    numerator: Array
+    denominator: Array
+    above: float
+    below: float
+    rounding: Array
+
+
+@dataclass(frozen=True)
+class LossTable:
+    """The loss of ``mixture`` inverted on a lattice: ``L(outputs[i]) = (start + i) * spacing``; arrays are [edges].
+
+    mills_q and mills_p are signed Mills ratios at the outputs: the tail of Q (of P) beyond the output, on the side
+    away from the mean, over its density; of P, the average over the atoms given the output.
+    """
+
+    mixture: SensitivityMixture
+    spacing: float
+    start: float
+    outputs: Array
+    mills_q: Array
+    mills_p: Array
+
+    def law(self, direction: Direction, bound: Bound) -> LatticeLoss:
+        """The law of the loss in one direction; see the module's description for what it guarantees."""
+        cells = self._remove_cells() if direction == "remove" else self._add_cells()
+        return _spread(cells, self.spacing) if bound == "upper" else _merge(cells, self.spacing)
+
+    def _remove_cells(self) -> _Cells:
+        losses = self._log_ratios
+        density = np.exp(losses - self.outputs**2 / 2) / _SQRT_TWO_PI
+        p, q, p_atoms, q_atoms = density * self.mills_p, density * self.mills_q, self._p_atoms, self._q_atoms
+        return _Cells(
+            start=self.start,
+            numerator=p[:-1] - p[1:] + p_atoms[1:-1],
+            denominator=q[:-1] - np.exp(-self.spacing) * q[1:] + _scaled(q_atoms[1:-1], losses[:-1]),
+            above=max(0.0, p[-1] + p_atoms[-1]) + self.mixture.missing,
+            below=max(0.0, p_atoms[0] - p[0]),
+            rounding=self._rounding(p, q),
+        )
+
+    def _add_cells(self) -> _Cells:
+        losses = self._log_ratios
+        density = np.exp(-(self.outputs**2) / 2) / _SQRT_TWO_PI
+        p, q, p_atoms, q_atoms = density * self.mills_p, density * self.mills_q, self._p_atoms, self._q_atoms
+        denominator = np.exp(-self.spacing) * p[:-1] - p[1:] + _scaled(p_atoms[1:-1], -losses[1:])
+        return _Cells(
+            start=-(self.start + len(losses) - 1),
+            numerator=(q[:-1] - q[1:] + q_atoms[1:-1])[::-1],
+            denominator=denominator[::-1],
+            above=max(0.0, q_atoms[0] - q[0]),
+            below=max(0.0, q[-1] + q_atoms[-1]),
+            rounding=self._rounding(p, q)[::-1],
+        )
+
+    @cached_property
+    def _log_ratios(self) -> Array:
+        return np.asarray((self.start + np.arange(len(self.outputs))) * self.spacing, dtype=np.float64)
+
+    @cached_property
+    def _p_atoms(self) -> Array:
+        return self._atoms(np.asarray(self.mixture.sensitivities), np.asarray(self.mixture.probabilities))
+
+    @cached_property
+    def _q_atoms(self) -> Array:
+        return self._atoms(np.zeros(1), np.ones(1))
+
+    def _atoms(self, means: Array, probabilities: Array) -> Array:
+        """Mass of the Gaussians by the gap between edges that holds their mean; shape [edges + 1].
+
+        Signed Mills ratios give the nearer tail, negative left of the mean, so the gap with the mean lacks mass one.
+        """
+        gaps = np.searchsorted(self.outputs, means, side="left")
+        return np.bincount(gaps, weights=probabilities, minlength=len(self.outputs) + 1).astype(np.float64)
+
+    def _rounding(self, p: Array, q: Array) -> Array:
+        """Bound on the floating-point error of the cells' masses: a few ulps of the tails times their exponents."""
+        finite = np.where(np.isfinite(self.outputs), self.outputs, 0.0)
+        ulps = 8 * _EPS * (2.0 + finite**2 + np.abs(self._log_ratios)) * (np.abs(p) + np.abs(q))
+        return np.asarray(ulps[:-1] + ulps[1:])
+
+
+def tabulate(
+    mixture: SensitivityMixture, spacing: float, direction: Direction, tail: float, floor: float, offset: float = 0.0
+) -> LossTable:
+    """Invert the loss on the lattice points that the direction's first measure reaches.
+
+    At most ``tail`` of it has a greater loss than the last point, at most ``floor`` a smaller one than the first, or
+    more where the table would otherwise pass MAX_POINTS: an upper bound rounds such losses up, a lower one loses them.
+    Points are ``(i + offset) * spacing``. Both bounds share a table; so do both directions, but the other direction
+    then loses more to infinity. ``mixture`` is used as given: truncate it first.
+    """
+    lowest, highest = output_range(mixture, direction, tail, floor)
+    first, last = loss_at(mixture, np.array([lowest, highest]))
+    bottom, top = int(np.floor(first / spacing - offset)), int(np.ceil(last / spacing - offset))
+    if direction == "remove":
+        bottom = max(bottom, top - MAX_POINTS)
+    else:
+        top = min(top, bottom + MAX_POINTS)
+    start = bottom + offset
+    losses = np.asarray((start + np.arange(max(top - bottom, 1) + 1)) * spacing, dtype=np.float64)
+    active, log_active = _without_zero(mixture, losses)
+    shifts, log_atoms = _atoms_of(mixture)
+    outputs = np.full_like(losses, -np.inf)
+    outputs[active] = _invert(shifts, log_atoms, log_active, lowest, highest)
+    own = _signed_mills(outputs)
+    absent = np.exp(np.log(mixture.zero_probability) - losses) if mixture.zero_probability else np.zeros_like(losses)
+    average = np.minimum(absent, 1.0) * own
+    for shift, log_atom in zip(shifts, log_atoms, strict=True):
+        weight = np.exp(log_atom + shift * outputs[active] - losses[active])
+        average[active] += weight * _signed_mills(outputs[active] - shift)
+    return LossTable(mixture, spacing, start, outputs, own, average)
+
+
+def discretise(
+    mixture: SensitivityMixture, spacing: float, direction: Direction, bound: Bound, tail: float = 1e-20
+) -> LatticeLoss:
+    """The law of one round's privacy loss on the lattice of ``spacing``, bounding the true loss from ``bound``.
+
+    ``tail`` is the probability that may be cut off: added to infinity_mass for the upper bound, lost for the lower.
+    """
+    spacing = require_finite("spacing", spacing, at_least=1e-9, at_most=1e3)
+    tail = require_finite("tail", tail, at_least=1e-300, below=1.0)
+    if mixture.sensitivities[-1] == 0.0:
+        raise InvalidInput("the mixture never depends on the group, so that it has no loss to discretise; leave it out")
+    kept = mixture.truncated(tail) if bound == "upper" else mixture.rounded_down(tail)
+    offset = 0.0 if bound == "upper" else lower_offset(kept, spacing)
+    return tabulate(kept, spacing, direction, tail, tail, offset).law(direction, bound)
+
+
+def _spread(cells: _Cells, spacing: float) -> LatticeLoss:
+    """Connect the dots: keep each cell's mass under both measures on its two nodes (Doroshenko et al., 2022)."""
+    raised = np.clip((cells.numerator - cells.denominator) / -np.expm1(-spacing), 0.0, cells.numerator)
+    masses = np.zeros(len(cells.numerator) + 1)
+    masses[1:] += raised
+    masses[:-1] += cells.numerator - raised
+    masses[0] += cells.below
+    rounding = np.append(cells.rounding, 0.0)
+    rounding[1:] += cells.rounding
+    return LatticeLoss(spacing, cells.start, np.maximum(masses, 0.0), cells.above, rounding)
+
+
+def _merge(cells: _Cells, spacing: float) -> LatticeLoss:
+    """Merge each cell into its barycentre and move the barycentres onto the nodes in the middle of the cells.
+
+    A barycentre above its node lifts some mass from the node below, one below its node lowers some from the node
+    above, so that every node ends on its own barycentre: pooling, a post-processing. Where a neighbour has too little
+    to give, the cell gives up mass (barycentre above) or is rounded down one node (below); both only lower the loss.
+    """
+    numerator = np.maximum(cells.numerator, 0.0)
+    excess = numerator - np.exp(spacing / 2) * cells.denominator
+    up, down = np.maximum(excess, 0.0) / np.expm1(spacing), np.maximum(-excess, 0.0) / -np.expm1(-spacing)
+    pools_up, pools_down = np.ones(len(up), dtype=bool), np.ones(len(up), dtype=bool)
+    pools_up[0] = pools_down[-1] = False
+    while True:
+        lifted, lowered = np.where(pools_up, up, 0.0), np.where(pools_down, down, 0.0)
+        masses = numerator + lifted + lowered
+        masses[:-1] -= lifted[1:]
+        masses[1:] -= lowered[:-1]
+        masses -= np.where(pools_up, 0.0, np.maximum(excess, 0.0))
+        rounded_down = ~pools_down & (excess < 0.0)
+        masses[rounded_down] -= numerator[rounded_down]
+        masses[:-1][rounded_down[1:]] += numerator[1:][rounded_down[1:]]
+        poor = masses < 0.0
+        blamed_up, blamed_down = pools_up & (up > 0), pools_down & (down > 0)
+        blamed_up[1:] &= poor[:-1]
+        blamed_down[:-1] &= poor[1:]
+        if not np.any(blamed_up[1:]) and not np.any(blamed_down[:-1]):
+            break
+        pools_up[1:] &= ~blamed_up[1:]
+        pools_down[:-1] &= ~blamed_down[:-1]
+    masses = np.maximum(masses, 0.0)
+    masses[-1] += cells.above
+    return LatticeLoss(spacing, cells.start + 0.5, masses, 0.0, cells.rounding)
+
+
+def _atoms_of(mixture: SensitivityMixture) -> tuple[Array, Array]:
+    """Nonzero sensitivities a_j and log(p_j) - a_j^2 / 2: the loss is the log-sum of the lines through them."""
+    shifts, probabilities = np.asarray(mixture.sensitivities), np.asarray(mixture.probabilities)
+    moving = shifts > 0.0
+    return shifts[moving], np.log(probabilities[moving]) - shifts[moving] ** 2 / 2
+
+
+def loss_at(mixture: SensitivityMixture, outputs: Array) -> Array:
+    """L(x) = log P(x) / Q(x) at each output."""
+    shifts, log_atoms = _atoms_of(mixture)
+    lines = log_atoms[:, None] + shifts[:, None] * outputs
+    if mixture.zero_probability:
+        lines = np.vstack((lines, np.full_like(outputs, np.log(mixture.zero_probability))))
+    return _log_sum(lines)
+
+
+def output_range(mixture: SensitivityMixture, direction: Direction, tail: float, floor: float) -> tuple[float, float]:
+    """Outputs that hold the direction's first measure but for ``tail`` of the greatest losses, ``floor`` of the least.
+
+    A little wide, never tight.
+    """
+    reach, short = np.sqrt(-2 * np.log((tail, floor))).tolist()  # Pr[N(0, 1) > z] <= exp(-z^2 / 2) / 2
+    if direction == "add":
+        return -reach, short
+    shifts, probabilities = np.asarray(mixture.sensitivities), np.asarray(mixture.probabilities)
+    low, high = 0.0, float(shifts[-1]) + reach
+    for _ in range(12):
+        middle = (low + high) / 2
+        if float(np.sum(probabilities * special.ndtr(shifts - middle))) > tail:
+            low = middle
+        else:
+            high = middle
+    return float(shifts[0]) - short, high
+
+
+def lower_offset(mixture: SensitivityMixture, spacing: float) -> float:
+    """Where on the lattice, in spacings, a lower bound's table should start.
+
+    Rounds much finer than the lattice have nearly all their mass in one cell at the least log ratio, log p_0. Their
+    lower bound is tight only if that cell's barycentre is a node, so the lattice is shifted to make it one.
+    """
+    if not mixture.zero_probability:
+        return 0.0
+    least = float(np.log(mixture.zero_probability))
+    if float(loss_at(mixture, np.zeros(1))[0]) > least + 8 * spacing:
+        return 0.0
+    outputs = np.linspace(-8.0, 40.0, 1024)
+    shifts, probabilities = np.asarray(mixture.sensitivities), np.asarray(mixture.probabilities)
+    for _ in range(2):  # the end of the first cell: half a spacing above the barycentre of all below it
+        below_p = np.sum(probabilities[:, None] * special.ndtr(outputs - shifts[:, None]), axis=0)
+        distance = loss_at(mixture, outputs) - spacing / 2 - np.log(below_p / special.ndtr(outputs))
+        index = int(np.argmax(distance > 0.0))
+        if index == 0:
+            return 0.0
+        outputs = np.linspace(outputs[index - 1], outputs[index], 1024)
+    end = float(loss_at(mixture, outputs[:1])[0]) / spacing
+    return end - float(np.floor(end))
+
+
+def _without_zero(mixture: SensitivityMixture, losses: Array) -> tuple[npt.NDArray[np.bool_], Array]:
+    """Which losses the mixture reaches, and log(exp(loss) - p_0) there: the log-sum of the nonzero atoms alone.
+
+    Without its constant term the log-sum has slope at least the smallest sensitivity, so inverting it is well posed.
+    """
+    if not mixture.zero_probability:
+        return np.ones(len(losses), dtype=bool), losses
+    below = np.log(mixture.zero_probability) - losses
+    active = below < 0.0
+    return active, losses[active] + np.log(-np.expm1(below[active]))
+
+
+def _invert(shifts: Array, log_atoms: Array, targets: Array, lowest: float, highest: float) -> Array:
+    """Solve log sum_j exp(log_atoms_j + shifts_j x) = target for each target, ascending; shape [targets].
+
+    The left side is convex and increasing, so Newton's method converges from wherever the table puts it.
+    """
+    if len(shifts) == 0:
+        return np.full_like(targets, np.inf)
+    if len(shifts) == 1:
+        return np.asarray((targets - log_atoms[0]) / shifts[0])
+    table = np.linspace(lowest - 1.0, highest + 1.0, 2048)
+    values = _log_sum(log_atoms[:, None] + shifts[:, None] * table)
+    outputs = np.interp(targets, values, table)
+    outputs = np.where(targets < values[0], table[0] + (targets - values[0]) / shifts[0], outputs)
+    before = np.inf
+    for _ in range(_NEWTON_STEPS):
+        total, slope = np.zeros_like(targets), np.zeros_like(targets)
+        for shift, log_atom in zip(shifts, log_atoms, strict=True):
+            term = np.exp(log_atom + shift * outputs - targets)
+            total += term
+            slope += shift * term
+        step = np.log(total) * total / slope
+        outputs = outputs - step
+        largest = float(np.max(np.abs(step)))
+        if np.all(np.abs(step) <= 4 * _EPS * (1.0 + np.abs(outputs))) or before / 2 <= largest < 1e-9:
+            break  # converged, or only rounding is left
+        before = largest
+    return outputs
+
+
+def _log_sum(lines: Array) -> Array:
+    """log sum(exp(lines)) over the first axis."""
+    peaks = lines.max(axis=0)
+    return np.asarray(peaks + np.log(np.exp(lines - peaks).sum(axis=0)))
+
+
+def _scaled(masses: Array, exponents: Array) -> Array:
+    """masses * exp(exponents), evaluated only where there is mass."""
+    result = np.zeros_like(masses)
+    there = masses > 0.0
+    result[there] = np.exp(np.log(masses[there]) + exponents[there])
+    return result
+
+
+def _signed_mills(gaps: Array) -> Array:
+    """Pr[N > z] / density(z) for z >= 0, and -Pr[N < z] / density(z) for z < 0; never over- or underflows."""
+    return np.copysign(_SQRT_HALF_PI * special.erfcx(np.abs(gaps) * _SQRT_HALF), gaps)

@@ -1,0 +1,148 @@
+"""A quick, uncertified first answer that tells the certified composition where to look.
+
+The cumulant generating function K of the composed loss is summed over the rounds by quadrature over the outputs;
+delta(epsilon) = (1 / 2 pi i) integral exp(K(z) - z epsilon) / (z (z + 1)) dz is then approximated at its saddle point
+(Alghamdi et al., "The saddle-point method in differential privacy", 2023). Nothing here enters a guarantee: the
+tilt, lattice and window chosen from it are checked afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import optimize
+
+from accounting.pld.group_rounds import Rounds
+from accounting.pld.loss import MAX_ATOMS, Direction, loss_at, output_range
+from accounting.pld.sensitivity import Array, SensitivityMixture
+
+_POINTS = 128
+_ROWS = 128  # rounds that are tabulated; of more, neighbours in order of strength share a table
+_TILTS = (1e-4, 1e14)
+
+
+@dataclass(frozen=True)
+class Cumulants:
+    """K(z) = log E[exp(z loss)] of a composed loss in one direction, and its first two derivatives."""
+
+    direction: Direction
+    log_weights: Array  # [rounds, points]: log density of Q at the outputs plus log of their spacing
+    losses: Array  # [rounds, points]: log P / Q at the outputs
+    counts: Array  # [rounds]
+    gaussian: float
+    pure: Array  # [pure releases]
+    atoms: int  # sensitivities of the mixture that has most
+
+    @property
+    def highest(self) -> float:
+        """The greatest loss of a tabulated round."""
+        sign = 1.0 if self.direction == "remove" else -1.0
+        return float(np.max(sign * self.losses, initial=-np.inf))
+
+    def __call__(self, tilt: float) -> tuple[float, float, float]:
+        # E_P[e^{z L}] = E_Q[e^{(1 + z) L}], and E_Q[e^{-z L}] in the add direction.
+        sign, power = (1.0, 1.0 + tilt) if self.direction == "remove" else (-1.0, -tilt)
+        exponents = self.log_weights + power * self.losses
+        peaks = exponents.max(axis=1, keepdims=True)
+        weights = np.exp(exponents - peaks)
+        totals = weights.sum(axis=1)
+        means = (weights * self.losses).sum(axis=1) / totals
+        squares = (weights * (self.losses - means[:, None]) ** 2).sum(axis=1) / totals
+        value = float(self.counts @ (np.log(totals) + peaks[:, 0]))
+        first, second = float(sign * (self.counts @ means)), float(self.counts @ squares)
+        half = self.gaussian**2 / 2
+        value, first, second = value + half * tilt * (1 + tilt), first + half * (1 + 2 * tilt), second + 2 * half
+        if len(self.pure):
+            odds = np.exp(-np.abs(self.pure * (1 + 2 * tilt)))
+            signs = np.sign(1 + 2 * tilt)
+            log_sum = np.maximum((1 + tilt) * self.pure, -tilt * self.pure) + np.log1p(odds)
+            value += float(np.sum(log_sum - np.log1p(np.exp(-self.pure)) - self.pure))
+            first += float(np.sum(signs * self.pure * (1 - odds) / (1 + odds)))
+            second += float(np.sum(self.pure**2 * 4 * odds / (1 + odds) ** 2))
+        return value, first, second
+
+
+def cumulants(rounds: Rounds, direction: Direction, tail: float) -> Cumulants:
+    """Quadrature tables of all rounds; ``tail`` is the probability cut off the outputs on either side."""
+    mixtures, counts = _representatives(rounds.mixtures)
+    log_weights, losses = np.empty((2, len(mixtures), _POINTS))
+    atoms = 1
+    for row, mixture in enumerate(mixtures):
+        kept = mixture.truncated(tail).pooled(MAX_ATOMS, "upper")
+        atoms = max(atoms, len(kept.sensitivities))
+        low, high = output_range(kept, direction, tail, tail)
+        outputs = np.linspace(low, high, _POINTS)
+        losses[row] = loss_at(kept, outputs)
+        log_weights[row] = -(outputs**2) / 2 + np.log((high - low) / (_POINTS - 1) / np.sqrt(2 * np.pi))
+    return Cumulants(direction, log_weights, losses, counts, rounds.gaussian, np.asarray(rounds.pure), atoms)
+
+
+def _representatives(mixtures: Sequence[tuple[SensitivityMixture, int]]) -> tuple[list[SensitivityMixture], Array]:
+    """At most about `_ROWS` of many mixtures, each the middle one of its neighbours in strength, and their counts."""
+    ordered = sorted(mixtures, key=lambda pair: (pair[0].probabilities, pair[0].sensitivities))
+    stride = -(-len(ordered) // _ROWS) if ordered else 1
+    blocks = [ordered[start : start + stride] for start in range(0, len(ordered), stride)]
+    counts = np.array([sum(count for _, count in block) for block in blocks], dtype=np.float64)
+    return [block[len(block) // 2][0] for block in blocks], counts
+
+
+@dataclass(frozen=True)
+class Saddle:
+    """Where the composition should look: ``tilt`` z > 0 at ``epsilon``, and log(delta) there, approximately."""
+
+    tilt: float
+    epsilon: float
+    log_delta: float
+
+
+def saddle_at_delta(generating: Cumulants, log_delta: float) -> Saddle:
+    """The saddle whose delta is the wanted one; at epsilon 0 if delta is reached below."""
+    found = _solve(lambda tilt: log_delta - _at(generating, tilt).log_delta)
+    saddle = _at(generating, found)
+    return saddle if saddle.epsilon > 0.0 else saddle_at_epsilon(generating, 0.0)
+
+
+def saddle_at_epsilon(generating: Cumulants, epsilon: float) -> Saddle:
+    found = _at(generating, _solve(lambda tilt: _at(generating, tilt).epsilon - epsilon))
+    return Saddle(found.tilt, epsilon, found.log_delta)
+
+
+def chernoff_tilt(generating: Cumulants, saddle: Saddle) -> float | None:
+    """A tilt whose Chernoff bound shows delta at the saddle's epsilon to be well below the saddle's.
+
+    Failing that the tilt of the best bound, or None where even that one is above.
+    """
+    tilts = saddle.tilt * np.geomspace(1 / 16, 256.0, 25)
+    bounds = np.array([generating(tilt)[0] - tilt * saddle.epsilon + log_peak(tilt) for tilt in tilts])
+    enough = np.nonzero(bounds < saddle.log_delta - 1.0)[0]
+    best = int(enough[0] if len(enough) else np.argmin(bounds))
+    return float(tilts[best]) if bounds[best] < saddle.log_delta else None
+
+
+def log_peak(tilt: float) -> float:
+    """log of the maximum over u of exp(-tilt u) (1 - exp(-u))."""
+    return float(-tilt * np.log1p(1 / tilt) - np.log1p(tilt))
+
+
+def _at(generating: Cumulants, tilt: float) -> Saddle:
+    value, first, second = generating(tilt)
+    epsilon = first - 1 / tilt - 1 / (1 + tilt)
+    curvature = second + tilt**-2 + (1 + tilt) ** -2
+    log_delta = value - tilt * epsilon - np.log(tilt) - np.log1p(tilt) - np.log(2 * np.pi * curvature) / 2
+    return Saddle(tilt, epsilon, float(log_delta))
+
+
+def _solve(increasing: Callable[[float], float]) -> float:
+    """The tilt where an increasing function crosses zero, or the nearer end of the allowed range."""
+
+    def at(log_tilt: float) -> float:
+        return increasing(float(np.exp(log_tilt)))
+
+    low, high = np.log(_TILTS[0]), np.log(_TILTS[1])
+    if not at(low) < 0.0:
+        return _TILTS[0]
+    if not at(high) > 0.0:
+        return _TILTS[1]
+    return float(np.exp(optimize.brentq(at, low, high, xtol=1e-3)))

@@ -1,0 +1,183 @@
+"""Write-once Arrow parts under a manifest that commits them.
+
+A part counts when, and only when, ``manifest.jsonl`` lists it; the line is added after the part is durable. Each line
+holds the part's step (none for results of a whole run), number, rows, first and last example id, bytes and sha256.
+Readers verify length and sha256 before they decode, because Arrow does not notice a flipped byte. Both are private:
+they depend on the rows without noise, so no error, which a sweep may publish, quotes them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from accounting.errors import DataCorruption, PrivateDetail
+from accounting.records.files import append_bytes, exists, list_files, read_bytes, write_bytes_atomically
+
+MANIFEST = "manifest.jsonl"
+
+
+@dataclass(frozen=True, order=True)
+class PartRecord:
+    """One line of the manifest. first and last are None for a part without rows."""
+
+    step: int | None
+    part: int
+    rows: int
+    first: int | None
+    last: int | None
+    num_bytes: int
+    sha256: str
+
+    @property
+    def path(self) -> str:
+        """The file, relative to the folder of the manifest."""
+        name = f"part-{self.part:05d}.arrow"
+        return name if self.step is None else f"step={self.step:08d}/{name}"
+
+    def to_line(self) -> bytes:
+        return json.dumps(asdict(self), separators=(",", ":")).encode() + b"\n"
+
+
+class PartStore:
+    """The parts of one folder. There is one writer per folder; every reader sees committed parts only."""
+
+    def __init__(self, directory: str, schema: pa.Schema) -> None:
+        """Read the manifest. Raises `DataCorruption` when a line before the last is damaged."""
+        self.directory = directory.rstrip("/")
+        self._schema = schema
+        self._torn = b""
+        self.records = {record.path: record for record in self._load()}
+
+    @property
+    def uncommitted(self) -> tuple[str, ...]:
+        """Part files that no manifest line covers: an interrupted write, to be replayed by resuming the trial."""
+        names = list_files(self.directory)
+        return tuple(name for name in names if name.endswith(".arrow") and name not in self.records)
+
+    def write(self, parts: Iterable[tuple[int | None, int, pa.Table]]) -> None:
+        """Write the tables (step, part, rows), which have the store's schema, and commit them together.
+
+        Replaying a committed part with equal bytes does nothing; unequal bytes raise `DataCorruption`.
+        """
+        fresh: list[PartRecord] = []
+        for step, part, table in parts:
+            data = _encode(table)
+            record = _describe(step, part, table, data)
+            committed = self.records.get(record.path)
+            if committed is None:
+                write_bytes_atomically(self._uri(record), data, private=True)
+                fresh.append(record)
+            elif committed != record:
+                raise DataCorruption(
+                    f"{self._uri(record)} was committed with other rows than a replay produced: the run does not "
+                    "repeat itself; delete the trial's folder and start anew"
+                )
+        if fresh:
+            self._commit(fresh)
+
+    def replace(self, parts: Iterable[tuple[int | None, int, pa.Table]]) -> None:
+        """Write the tables as they come and commit exactly these in the end, in place of what was there.
+
+        For results that can be computed again: a crash in between leaves parts that the old manifest refuses.
+        """
+        records: list[PartRecord] = []
+        for step, part, table in parts:
+            data = _encode(table)
+            records.append(_describe(step, part, table, data))
+            write_bytes_atomically(self._uri(records[-1]), data, private=True)
+        lines = b"".join(record.to_line() for record in records)
+        write_bytes_atomically(f"{self.directory}/{MANIFEST}", lines, private=True)
+        self._torn, self.records = b"", {record.path: record for record in records}
+
+    def read(self, record: PartRecord) -> pa.Table:
+        """The rows of a committed part, verified by length, sha256, schema and row count."""
+        uri = self._uri(record)
+        try:
+            data = read_bytes(uri)
+        except FileNotFoundError:
+            raise self._corrupt(uri, "the manifest lists it, but it is missing") from None
+        if len(data) != record.num_bytes:
+            raise self._corrupt(uri, "its length differs from the manifest")
+        if hashlib.sha256(data).hexdigest() != record.sha256:
+            raise self._corrupt(uri, "its sha256 differs from the manifest")
+        table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
+        if not table.schema.equals(self._schema) or _describe(record.step, record.part, table, data) != record:
+            raise self._corrupt(uri, "its rows differ from what the manifest says")
+        return table
+
+    def _uri(self, record: PartRecord) -> str:
+        return f"{self.directory}/{record.path}"
+
+    def _corrupt(self, uri: str, reason: str) -> DataCorruption:
+        return DataCorruption(
+            f"{uri}: {reason}; restore the file from a backup, or delete the trial's folder and run the trial again"
+        )
+
+    def _commit(self, fresh: list[PartRecord]) -> None:
+        uri = f"{self.directory}/{MANIFEST}"
+        if self._torn:
+            kept = b"".join(record.to_line() for record in self.records.values())
+            write_bytes_atomically(uri, kept, private=True)
+            self._torn = b""
+        append_bytes(uri, b"".join(record.to_line() for record in fresh), private=True)
+        self.records |= {record.path: record for record in fresh}
+
+    def _load(self) -> list[PartRecord]:
+        uri = f"{self.directory}/{MANIFEST}"
+        content = read_bytes(uri) if exists(uri) else b""
+        *lines, tail = content.split(b"\n")
+        records = [self._parse(line, f"line {number}", uri) for number, line in enumerate(lines, start=1)]
+        if tail and _is_cut(tail):
+            self._torn = tail
+        elif tail:
+            raise self._corrupt(uri, "its last line is damaged")
+        if len({record.path for record in records}) != len(records):
+            raise self._corrupt(uri, "it lists a part twice")
+        return records
+
+    def _parse(self, line: bytes, place: str, uri: str) -> PartRecord:
+        try:
+            values: dict[str, Any] = json.loads(line)
+            record = PartRecord(**values)
+        except (ValueError, TypeError):
+            raise self._corrupt(uri, f"its {place} is damaged") from PrivateDetail(f"{line[:80]!r}")
+        if record.to_line() != line + b"\n":
+            raise self._corrupt(uri, f"its {place} is damaged") from PrivateDetail(f"{line[:80]!r}")
+        return record
+
+
+_LINE = re.compile(
+    rb'\{"step":(?:null|\d+),"part":\d+,"rows":\d+,"first":(?:null|-?\d+),"last":(?:null|-?\d+),'
+    rb'"num_bytes":\d+,"sha256":"[0-9a-f]{64}"\}'
+)
+
+
+def _is_cut(tail: bytes) -> bool:
+    """Whether ``tail``, which no newline ends, is the beginning of a line, as a crash while appending leaves it.
+
+    A whole line followed by something else than its newline is damage, not an unfinished commit.
+    """
+    whole = _LINE.match(tail)
+    return whole is None or whole.end() == len(tail)
+
+
+def _encode(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd"))
+    with pa.ipc.new_file(sink, table.schema, options=options) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue().to_pybytes())
+
+
+def _describe(step: int | None, part: int, table: pa.Table, data: bytes) -> PartRecord:
+    ids: np.ndarray[Any, np.dtype[np.int64]] = table.column("example_id").to_numpy()
+    first, last = (int(ids[0]), int(ids[-1])) if len(ids) else (None, None)
+    return PartRecord(step, part, table.num_rows, first, last, len(data), hashlib.sha256(data).hexdigest())

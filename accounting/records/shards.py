@@ -1,0 +1,294 @@
+"""Norm shards, traces and per-example epsilons as Arrow files: the only place that spells their columns.
+
+A norm snapshot at step s holds, for every training example, what its gradient contributes from step s up to the next
+snapshot. Part p holds the same examples in every snapshot, so that one part can be accounted for on its own.
+Everything here except the trace is derived from single examples, is private, and is stored so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from accounting.errors import DataCorruption, InvalidInput, PrivateDetail, keep_whole, require_whole
+from accounting.records.files import open_filesystem, read_bytes, write_bytes_atomically
+from accounting.records.parts import PartRecord, PartStore
+from accounting.records.traces import read_trace, write_trace
+
+__all__ = [
+    "Epsilons",
+    "NormShardWriter",
+    "NormShards",
+    "NormSnapshot",
+    "PartNorms",
+    "open_filesystem",
+    "read_bytes",
+    "read_epsilons",
+    "read_trace",
+    "write_bytes_atomically",
+    "write_epsilons",
+    "write_trace",
+]
+
+Floats = npt.NDArray[np.floating[Any]]
+Integers = npt.NDArray[np.integer[Any]]
+
+NORM_SCHEMA = pa.schema(
+    [
+        ("example_id", pa.int64()),
+        ("group", pa.int32()),
+        ("norm", pa.float32()),
+        ("contribution", pa.float32()),
+        ("loss", pa.float32()),
+    ]
+)
+EPSILON_SCHEMA = pa.schema(
+    [
+        ("example_id", pa.int64()),
+        ("group", pa.int32()),
+        ("epsilon", pa.float64()),
+        ("epsilon_lower", pa.float64()),
+        ("loss", pa.float32()),
+    ]
+)
+
+ROUNDING = 1e-6
+"""A contribution may pass 1 by this much through the rounding of 32-bit arithmetic; it is then stored as 1."""
+
+
+@dataclass(frozen=True)
+class NormSnapshot:
+    """Gradient norms of every training example before ``step``; all arrays have shape [examples].
+
+    contributions are what an example adds to the clipped sum over that sum's sensitivity, in [0, 1]; norms are the
+    gradient norms before clipping. A norm may be non-finite: what counts for privacy is its contribution.
+    """
+
+    step: int
+    example_ids: Integers
+    groups: Integers
+    norms: Floats
+    contributions: Floats
+    losses: Floats
+
+    def __post_init__(self) -> None:
+        keep_whole(self, "step", "step of a norm snapshot", at_least=0)
+        shapes = {name: np.shape(getattr(self, name)) for name in _SNAPSHOT_COLUMNS}
+        if len(set(shapes.values())) != 1 or np.ndim(self.example_ids) != 1:
+            raise InvalidInput(f"the columns of a norm snapshot must share one length, but have shapes {shapes}")
+        if len(np.unique(self.example_ids)) != len(self.example_ids):
+            raise InvalidInput(f"example ids repeat in the snapshot at step {self.step}; give every record its own")
+        check_contributions(self.contributions, f"snapshot at step {self.step}")
+
+
+_SNAPSHOT_COLUMNS = ("example_ids", "groups", "norms", "contributions", "losses")
+
+
+def check_contributions(contributions: Floats, where: str) -> None:
+    """Raise `InvalidInput`, which tells none of these private values, unless every contribution lies in [0, 1].
+
+    NaN never does.
+    """
+    values = np.asarray(contributions)
+    wrong = ~((values >= 0.0) & (values <= 1.0 + ROUNDING))
+    if wrong.any():
+        raise InvalidInput(
+            f"{where}: contributions lie outside [0, 1]; a contribution is a clipped norm over the sensitivity that "
+            "the noise was scaled to"
+        ) from PrivateDetail(f"{int(wrong.sum())} contributions, the first is {values[wrong][0]}")
+
+
+class NormShardWriter:
+    """Writes snapshots into ``directory``, ``rows_per_part`` examples per file; there is one writer per directory."""
+
+    def __init__(self, directory: str, rows_per_part: int = 65_536) -> None:
+        rows_per_part = require_whole("rows_per_part", rows_per_part, at_least=1)
+        self._rows_per_part = rows_per_part
+        self._store = PartStore(directory, NORM_SCHEMA)
+
+    def write(self, snapshot: NormSnapshot) -> None:
+        """Store and commit a snapshot.
+
+        Replaying a committed snapshot writes nothing when its bytes are equal and raises `DataCorruption` when they
+        are not. Raises `StorageError`, with nothing committed, when the storage refuses.
+        """
+        table = pa.table(
+            {
+                "example_id": np.asarray(snapshot.example_ids, np.int64),
+                "group": np.asarray(snapshot.groups, np.int32),
+                "norm": np.asarray(snapshot.norms, np.float32),
+                "contribution": _round_up_to_float32(snapshot.contributions),
+                "loss": np.asarray(snapshot.losses, np.float32),
+            },
+            schema=NORM_SCHEMA,
+        )
+        starts = range(0, max(table.num_rows, 1), self._rows_per_part)
+        self._store.write(
+            (snapshot.step, part, table.slice(start, self._rows_per_part)) for part, start in enumerate(starts)
+        )
+
+
+def _round_up_to_float32(contributions: Floats) -> npt.NDArray[np.float32]:
+    """The nearest 32-bit values that are not below the given ones: storing must not make an example cheaper."""
+    stored = np.asarray(contributions).astype(np.float32)
+    below = stored < np.asarray(contributions)
+    return np.minimum(np.where(below, np.nextafter(stored, np.float32(2.0)), stored), np.float32(1.0))
+
+
+@dataclass(frozen=True)
+class PartNorms:
+    """One range of examples across all snapshots.
+
+    example_ids and groups have shape [rows]; steps [snapshots]; norms, contributions and losses [rows, snapshots].
+    """
+
+    part: int
+    example_ids: npt.NDArray[np.int64]
+    groups: npt.NDArray[np.int32]
+    steps: npt.NDArray[np.int64]
+    norms: npt.NDArray[np.float32]
+    contributions: npt.NDArray[np.float32]
+    losses: npt.NDArray[np.float32]
+
+
+class NormShards:
+    """The committed norm shards of a trial. Every read is verified; damage is a `DataCorruption` naming the file."""
+
+    def __init__(self, directory: str) -> None:
+        """Read the manifest. Raises `DataCorruption` unless there is a snapshot at step 0 and all are complete."""
+        self._store = PartStore(directory, NORM_SCHEMA)
+        self._records: dict[int, dict[int, PartRecord]] = {}
+        for record in self._store.records.values():
+            self._records.setdefault(record.part, {})[record.step or 0] = record
+        self.steps = tuple(sorted({step for records in self._records.values() for step in records}))
+        self.parts = tuple(sorted(self._records))
+        self._require_complete(directory)
+
+    @property
+    def uncommitted(self) -> tuple[str, ...]:
+        """Part files without a manifest line: training was interrupted, and resuming it will replay them."""
+        return self._store.uncommitted
+
+    @property
+    def examples(self) -> int:
+        return sum(records[self.steps[0]].rows for records in self._records.values())
+
+    def require_complete(self, examples: int) -> None:
+        """Raise `DataCorruption` when training was interrupted while it wrote, or when some of ``examples`` lack."""
+        if self.uncommitted:
+            raise DataCorruption(
+                f"{self._store.directory} holds shards that were never committed, such as {self.uncommitted[0]}: "
+                "training was interrupted; resume the trial before accounting for it"
+            )
+        if self.examples != examples:
+            raise DataCorruption(
+                f"{self._store.directory} holds {self.examples} examples, but the trace says {examples}; restore the "
+                "missing shards or run the trial again"
+            )
+
+    def read(self, part: int) -> PartNorms:
+        """One part across all snapshots. Raises `DataCorruption` for missing, cut, altered or mismatched files."""
+        if part not in self._records:
+            raise DataCorruption(f"{self._store.directory} has no part {part}; it has parts {self.parts}")
+        rows = self._records[part][self.steps[0]].rows
+        norms, contributions, losses = (np.empty((rows, len(self.steps)), np.float32) for _ in range(3))
+        ids, groups = np.empty(0, np.int64), np.empty(0, np.int32)
+        for column, (step, table) in enumerate(self._snapshots(part)):
+            found = table.column("example_id").to_numpy()
+            if column == 0:
+                ids, groups = found, table.column("group").to_numpy()
+            if not np.array_equal(found, ids):
+                raise self._mismatch(step, part)
+            for target, name in ((norms, "norm"), (contributions, "contribution"), (losses, "loss")):
+                target[:, column] = table.column(name).to_numpy()
+        return PartNorms(part, ids, groups, np.array(self.steps), norms, contributions, losses)
+
+    def _snapshots(self, part: int) -> Iterator[tuple[int, pa.Table]]:
+        for step in self.steps:
+            yield step, self._store.read(self._records[part][step])
+
+    def _require_complete(self, directory: str) -> None:
+        if not self.parts:
+            raise DataCorruption(f"{directory} holds no committed norm shards; run or resume the trial first")
+        if self.steps[0] != 0:
+            raise DataCorruption(
+                f"{directory}: the first snapshot is at step {self.steps[0]}, so the steps before it would go "
+                "uncounted; restore the snapshot at step 0 or run the trial again"
+            )
+        if self.parts != tuple(range(len(self.parts))):
+            raise DataCorruption(f"{directory}: parts are {self.parts}, so one is missing; resume the trial")
+        for part, records in self._records.items():
+            for step in self.steps:
+                if step not in records or records[step].rows != records[0].rows:
+                    raise self._mismatch(step, part)
+
+    def _mismatch(self, step: int, part: int) -> DataCorruption:
+        return DataCorruption(
+            f"{self._store.directory}: the snapshot at step {step} lacks part {part} or holds other examples there "
+            "than the first snapshot; resume the trial, or delete its folder and run it again"
+        )
+
+
+@dataclass(frozen=True)
+class Epsilons:
+    """Per-example privacy of a run; arrays have shape [examples].
+
+    upper is the certified bound, lower its companion from below, losses the loss at the last snapshot. kind is
+    ``guarantee`` or ``estimate`` (see `accounting.mechanism.Trace`), and holds for all examples alike.
+    """
+
+    example_ids: npt.NDArray[np.int64]
+    groups: npt.NDArray[np.int32]
+    upper: npt.NDArray[np.float64]
+    lower: npt.NDArray[np.float64]
+    losses: npt.NDArray[np.float32]
+    delta: float
+    method: str
+    kind: Literal["guarantee", "estimate"]
+
+    @staticmethod
+    def concatenate(parts: Sequence[Epsilons]) -> Epsilons:
+        """Merge parts in the given order. Raises `InvalidInput` when they claim different things."""
+        claims = {(part.delta, part.method, part.kind) for part in parts}
+        if len(claims) != 1:
+            raise InvalidInput(f"parts claim different (delta, method, kind): {sorted(claims)}; account them again")
+        return replace(
+            parts[0],
+            example_ids=np.concatenate([part.example_ids for part in parts]),
+            groups=np.concatenate([part.groups for part in parts]),
+            upper=np.concatenate([part.upper for part in parts]),
+            lower=np.concatenate([part.lower for part in parts]),
+            losses=np.concatenate([part.losses for part in parts]),
+        )
+
+
+def write_epsilons(directory: str, parts: Iterable[Epsilons]) -> None:
+    """Store parts, in order, as they come; the last step commits them together and replaces earlier results."""
+    PartStore(directory, EPSILON_SCHEMA).replace((None, part, _to_table(rows)) for part, rows in enumerate(parts))
+
+
+def read_epsilons(directory: str) -> Epsilons:
+    """All committed parts, in part order, verified. Raises `DataCorruption` when a part is missing or damaged."""
+    store = PartStore(directory, EPSILON_SCHEMA)
+    records = sorted(store.records.values(), key=lambda record: record.part)
+    if not records or [record.part for record in records] != list(range(len(records))):
+        raise DataCorruption(f"{directory}: a part of the epsilons is missing; account the trial again")
+    return Epsilons.concatenate([_from_table(store.read(record)) for record in records])
+
+
+def _to_table(epsilons: Epsilons) -> pa.Table:
+    claim = {"delta": repr(float(epsilons.delta)), "method": epsilons.method, "kind": epsilons.kind}
+    columns = (epsilons.example_ids, epsilons.groups, epsilons.upper, epsilons.lower, epsilons.losses)
+    return pa.table(dict(zip(EPSILON_SCHEMA.names, columns, strict=True)), schema=EPSILON_SCHEMA.with_metadata(claim))
+
+
+def _from_table(table: pa.Table) -> Epsilons:
+    claim = {key.decode(): value.decode() for key, value in table.schema.metadata.items()}
+    ids, groups, upper, lower, losses = (column.to_numpy() for column in table.columns)
+    kind: Literal["guarantee", "estimate"] = "guarantee" if claim["kind"] == "guarantee" else "estimate"
+    return Epsilons(ids, groups, upper, lower, losses, float(claim["delta"]), claim["method"], kind)

@@ -1,0 +1,116 @@
+"""Traces as Arrow files: one row per segment; what belongs to the whole run is in the schema's metadata."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import pyarrow as pa
+
+from accounting.errors import DataCorruption
+from accounting.mechanism import (
+    FixedBatchSampling,
+    GaussianRelease,
+    PoissonSampling,
+    PureRelease,
+    Sampling,
+    Segment,
+    ShuffledSampling,
+    SideQuery,
+    Trace,
+)
+from accounting.records.files import read_bytes, write_bytes_atomically
+
+_SAMPLINGS: Mapping[str, type[Sampling]] = {
+    "poisson": PoissonSampling,
+    "fixed": FixedBatchSampling,
+    "shuffled": ShuffledSampling,
+}
+_RELEASES: Mapping[str, Callable[..., GaussianRelease | PureRelease]] = {
+    "gaussian": GaussianRelease,
+    "pure": PureRelease,
+}
+_SAMPLING_NAMES = {kind: name for name, kind in _SAMPLINGS.items()}
+_RELEASE_NAMES = {GaussianRelease: "gaussian", PureRelease: "pure"}
+
+_SCHEMA = pa.schema(
+    [
+        ("start_step", pa.int64()),
+        ("steps", pa.int64()),
+        ("noise_multiplier", pa.float64()),
+        ("sampling", pa.string()),
+        ("sample_rate", pa.float64()),
+        ("dataset_size", pa.int64()),
+        ("batch_size", pa.int64()),
+        ("steps_per_epoch", pa.int64()),
+        ("side_queries", pa.list_(pa.struct([("name", pa.string()), ("noise_multiplier", pa.float64())]))),
+    ]
+)
+_SAMPLING_COLUMNS = ("sample_rate", "dataset_size", "batch_size", "steps_per_epoch")
+
+
+def write_trace(path: str, trace: Trace) -> None:
+    """Store a trace, with a checksum of its content."""
+    run = {
+        "dataset_size": trace.dataset_size,
+        "adjacency": trace.adjacency,
+        "contributions": trace.contributions,
+        "noise_follows_results": trace.noise_follows_results,
+        "releases": [{"release": _RELEASE_NAMES[type(release)], **asdict(release)} for release in trace.releases],
+    }
+    table = pa.Table.from_pylist([_segment_row(segment) for segment in trace.segments], schema=_SCHEMA)
+    table = table.replace_schema_metadata({"run": json.dumps(run), "sha256": _checksum(table.to_pylist(), run)})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    write_bytes_atomically(path, sink.getvalue().to_pybytes())
+
+
+def read_trace(path: str) -> Trace:
+    """The stored trace. Raises FileNotFoundError when there is none, `DataCorruption` when it is damaged."""
+    data = read_bytes(path)
+    try:
+        table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
+        table.validate(full=True)  # so that decoding altered lengths and offsets cannot leave the buffers
+        rows, run = table.to_pylist(), json.loads(table.schema.metadata[b"run"])
+        intact = table.schema.metadata[b"sha256"].decode() == _checksum(rows, run)
+    except (pa.ArrowException, ValueError, KeyError, TypeError, OSError):
+        intact = False
+    if not intact:
+        raise DataCorruption(f"{path} is damaged; restore it from a backup, or run the trial again")
+    releases = [dict(release) for release in run.pop("releases")]
+    return Trace(
+        segments=tuple(_segment(row) for row in rows),
+        releases=tuple(_RELEASES[release.pop("release")](**release) for release in releases),
+        **run,
+    )
+
+
+def _segment_row(segment: Segment) -> dict[str, Any]:
+    sampling = asdict(segment.sampling)
+    return {
+        "start_step": segment.start_step,
+        "steps": segment.steps,
+        "noise_multiplier": segment.noise_multiplier,
+        "sampling": _SAMPLING_NAMES[type(segment.sampling)],
+        **{name: sampling.get(name) for name in _SAMPLING_COLUMNS},
+        "side_queries": [asdict(query) for query in segment.side_queries],
+    }
+
+
+def _segment(row: dict[str, Any]) -> Segment:
+    given = {name: row[name] for name in _SAMPLING_COLUMNS if row[name] is not None}
+    return Segment(
+        start_step=row["start_step"],
+        steps=row["steps"],
+        sampling=_SAMPLINGS[row["sampling"]](**given),
+        noise_multiplier=row["noise_multiplier"],
+        side_queries=tuple(SideQuery(**query) for query in row["side_queries"]),
+    )
+
+
+def _checksum(rows: list[dict[str, Any]], run: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps([rows, run], sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,355 @@
+"""`dpsweep epsilon` and `dpsweep calibrate`: the accountants as calculators.
+
+Both raise `InvalidInput`, `UnsupportedMechanism` or `Unreachable`, which `orchestration.commands.main.main` turns into
+one line.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from accounting.accountants import account
+from accounting.calibration import (
+    Budget,
+    EpsilonBudget,
+    RhoBudget,
+    calibrate_decay,
+    decay_parameter,
+    length_within_budget,
+    noise_multiplier_within_budget,
+    round_up,
+)
+from accounting.errors import InvalidInput, require_finite
+from accounting.estimates import PrivacyEstimate
+from accounting.mechanism import GaussianRelease, PureRelease, Release, Trace
+from accounting.records.layout import TrialFiles
+from accounting.registry import lookup
+from accounting.schedules import NoiseSchedule, make_schedule, parse_schedule, split_schedule, with_initial
+from orchestration.commands.plots import write_epsilon_plot
+from orchestration.commands.run_shape import RunShape, delta_warning
+from orchestration.commands.stored_trial import (
+    PRIVATE,
+    QUANTILES,
+    EpsilonSpread,
+    estimate_of_examples,
+    spread_of_epsilons,
+    steps_per_epoch,
+    stored_trace,
+)
+
+Sampling = Annotated[Literal["poisson", "fixed", "shuffle"], typer.Option(help="How batches are drawn.")]
+Noise = Annotated[float | None, typer.Option(help="Noise std over sensitivity: the initial one of a schedule.")]
+Schedule = Annotated[str, typer.Option(help="name or name:key=value,... (constant, time, exponential, step, ...).")]
+SampleRate = Annotated[float | None, typer.Option(help="Poisson sampling probability; an epoch is 1/q steps.")]
+DatasetSize = Annotated[int | None, typer.Option(help="Number of training examples.")]
+BatchSize = Annotated[int | None, typer.Option(help="Examples per batch (expected, for Poisson).")]
+Steps = Annotated[int | None, typer.Option(help="Length of the run in steps.")]
+Epochs = Annotated[int | None, typer.Option(help="Length of the run in epochs (steps per epoch are rounded up).")]
+Method = Annotated[str, typer.Option(help="rdp, rdp-classic, pld, gdp, zcdp, zcdp-sampled, strong or auto.")]
+SideNoise = Annotated[list[float] | None, typer.Option(help="Noise multiplier of a side query on every batch.")]
+Releases = Annotated[list[str] | None, typer.Option(help="A release on all the data: gaussian:SIGMA or pure:EPSILON.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+def epsilon(
+    delta: Annotated[float, typer.Option(help="Failure probability of the guarantee, well below 1/n.")],
+    noise_multiplier: Noise = None,
+    schedule: Schedule = "constant",
+    sampling: Sampling = "poisson",
+    sample_rate: SampleRate = None,
+    dataset_size: DatasetSize = None,
+    batch_size: BatchSize = None,
+    steps: Steps = None,
+    epochs: Epochs = None,
+    accountant: Method = "auto",
+    group_size: Annotated[str, typer.Option(help="Size of the protected group, or several: 1,2,4.")] = "1",
+    side_noise_multiplier: SideNoise = None,
+    release: Releases = None,
+    trial: Annotated[str | None, typer.Option(help="Folder or URI of a trial: account for what was run.")] = None,
+    trace: Annotated[str | None, typer.Option(help="The same from a trace.arrow alone.")] = None,
+    individual: Annotated[
+        Literal["rdp", "pld"] | None, typer.Option(help="With --trial: how the epsilons of single examples spread.")
+    ] = None,
+    examples: Annotated[
+        str | None, typer.Option(help="With --trial: ids of records, such as 3,17, to account for together.")
+    ] = None,
+    as_json: Json = False,
+    plot: Annotated[Path | None, typer.Option(help="Write epsilon over epochs and group sizes to this HTML.")] = None,
+) -> None:
+    """What a run, planned or stored, costs in privacy: for one example, for groups, for given examples."""
+    planned = (noise_multiplier, sample_rate, dataset_size, batch_size, steps, epochs, side_noise_multiplier, release)
+    ran = _ran(trial, trace, planned, individual or examples)
+    if ran is None:
+        shape = _shape(sampling, sample_rate, dataset_size, batch_size, side_noise_multiplier, release)
+        ran = shape.trace(parse_schedule(schedule, _required_noise(noise_multiplier)), epochs=epochs, steps=steps)
+        run = {"sampling": sampling, "schedule": schedule, "noise_multiplier": noise_multiplier, "steps": ran.steps}
+        _warn(delta_warning(delta, dataset_size))
+    else:
+        run = {"trial": trial, "trace": trace, "steps": ran.steps}
+        _warn(delta_warning(delta, ran.dataset_size))
+    sizes = _whole_numbers("--group-size", group_size, 1)
+    estimates = [account(ran, delta, accountant, size) for size in sizes]
+    answers = [estimate.as_dict() for estimate in estimates]
+    tables = []
+    if trial is not None and examples is not None:
+        ids = _whole_numbers("--examples", examples, 0)
+        estimates.append(estimate_of_examples(TrialFiles(trial), ran, ids, delta))
+        answers.append(estimates[-1].as_dict() | {"sensitive": PRIVATE})
+    if trial is not None and individual is not None:
+        spread = spread_of_epsilons(TrialFiles(trial), ran, delta, individual)
+        answers.append(spread.as_dict())
+        tables.append(_spread_table(spread))
+    if plot is not None:
+        write_epsilon_plot(plot, ran, steps_per_epoch(ran), delta, accountant, sizes)
+    if as_json:
+        objects = [answer | run for answer in answers]
+        typer.echo(json.dumps(objects if len(objects) > 1 else objects[0]))
+        return
+    for shown in (_table(estimates), *tables):
+        Console().print(shown)
+    if individual or examples:
+        typer.echo(f"note: {PRIVATE}")
+    if plot is not None:
+        typer.echo(f"plot: {plot}")
+
+
+def _ran(trial: str | None, trace: str | None, planned: Sequence[object], of_examples: str | None) -> Trace | None:
+    """The trace that was stored, or None where the flags describe a run instead."""
+    if of_examples and trial is None:
+        raise InvalidInput("--individual and --examples need --trial: they read its recorded contributions")
+    if trial is None and trace is None:
+        return None
+    if trial is not None and trace is not None:
+        raise InvalidInput("give either --trial or --trace, not both")
+    if any(value not in (None, [], ()) for value in planned):
+        raise InvalidInput(
+            "--trial and --trace say what was run: drop the flags that describe noise, batches and length"
+        )
+    return stored_trace(TrialFiles(trial).trace if trial is not None else str(trace))
+
+
+def calibrate(
+    solve: Annotated[
+        Literal["noise-multiplier", "decay", "epochs", "steps"], typer.Option(help="The quantity to solve for.")
+    ] = "noise-multiplier",
+    target_epsilon: Annotated[float | None, typer.Option(help="Epsilon to meet (needs --delta).")] = None,
+    budget_rho: Annotated[float | None, typer.Option(help="zCDP budget to meet, instead of an epsilon.")] = None,
+    delta: Annotated[float | None, typer.Option(help="Failure probability of the guarantee.")] = None,
+    noise_multiplier: Noise = None,
+    schedule: Schedule = "constant",
+    sampling: Sampling = "poisson",
+    sample_rate: SampleRate = None,
+    dataset_size: DatasetSize = None,
+    batch_size: BatchSize = None,
+    steps: Steps = None,
+    epochs: Epochs = None,
+    accountant: Method = "auto",
+    group_size: Annotated[int, typer.Option(help="Size of the protected group.")] = 1,
+    side_noise_multiplier: SideNoise = None,
+    release: Releases = None,
+    digits: Annotated[int | None, typer.Option(help="Round a decay up to so many decimals.")] = None,
+    as_json: Json = False,
+) -> None:
+    """The noise, decay or length with which a run meets a privacy target."""
+    shape = _shape(sampling, sample_rate, dataset_size, batch_size, side_noise_multiplier, release)
+    budget = _budget(target_epsilon, budget_rho, delta, accountant, group_size)
+    question = Question(shape, schedule, noise_multiplier, epochs, steps, budget, digits)
+    value, trace = _SOLVERS[solve](question)
+    _warn(None if delta is None else delta_warning(delta, dataset_size))
+    name = solve.replace("-", "_")
+    cost = budget.cost(trace)
+    answer = {
+        "solve": solve,
+        "value": value,
+        name: value,
+        budget.unit: cost,
+        "target": budget.limit,
+        "delta": delta,
+        "adjacency": trace.adjacency,
+        "group_size": group_size,
+        "accountant": accountant if target_epsilon is not None else "zcdp",
+        "sampling": sampling,
+        "schedule": schedule,
+        "steps": trace.steps,
+    }
+    if as_json:
+        typer.echo(json.dumps(answer))
+    else:
+        typer.echo(f"{solve}: {value}  ({budget.unit} {cost:.6g} of {budget.limit:g}, {trace.steps} steps)")
+
+
+@dataclass(frozen=True)
+class Question:
+    """What to solve, with the flags that fix the rest of the run."""
+
+    shape: RunShape
+    schedule: str
+    noise_multiplier: float | None
+    epochs: int | None
+    steps: int | None
+    budget: Budget
+    digits: int | None
+
+
+Solver = Callable[[Question], tuple[float, Trace]]
+"""The answer, and the run with it."""
+
+
+def _solve_noise(question: Question) -> tuple[float, Trace]:
+    if question.noise_multiplier is not None:
+        raise InvalidInput("--noise-multiplier is what is being solved for: drop it, or choose another --solve")
+    schedule = parse_schedule(question.schedule, 1.0)
+
+    def trace_of(noise_multiplier: float) -> Trace:
+        return question.shape.trace(
+            with_initial(schedule, noise_multiplier), epochs=question.epochs, steps=question.steps
+        )
+
+    found = noise_multiplier_within_budget(trace_of, question.budget)
+    return found, trace_of(found)
+
+
+def _solve_decay(question: Question) -> tuple[float, Trace]:
+    if question.epochs is None or question.steps is not None:
+        raise InvalidInput("solving for the decay needs --epochs, how long the budget shall last, and no --steps")
+    name, params = split_schedule(question.schedule)
+
+    def trace_of(schedule: NoiseSchedule, epochs: int) -> Trace:
+        return question.shape.trace(schedule, epochs=epochs)
+
+    sigma = _required_noise(question.noise_multiplier)
+    parameter = decay_parameter(name).name
+    if parameter in params:
+        raise InvalidInput(f"{parameter!r} of schedule {name!r} is what is being solved for: drop it")
+    found = calibrate_decay(name, sigma, question.epochs, question.budget, trace_of, question.digits, **params)
+    return found, trace_of(make_schedule(name, sigma, **params, **{parameter: found}), question.epochs)
+
+
+def _solve_length(unit: Literal["epochs", "steps"], at_most: int) -> Solver:
+    def solve(question: Question) -> tuple[float, Trace]:
+        if question.epochs is not None or question.steps is not None:
+            raise InvalidInput("the length of the run is what is being solved for: drop --epochs and --steps")
+        schedule = parse_schedule(question.schedule, _required_noise(question.noise_multiplier))
+
+        def trace_of(length: int) -> Trace:
+            return question.shape.trace(schedule, **{unit: length})
+
+        found = length_within_budget(trace_of, question.budget, at_most)
+        return found, trace_of(found)
+
+    return solve
+
+
+_SOLVERS: Mapping[str, Solver] = {
+    "noise-multiplier": _solve_noise,
+    "decay": _solve_decay,
+    "epochs": _solve_length("epochs", at_most=1_000_000),
+    "steps": _solve_length("steps", at_most=100_000_000),
+}
+
+
+def register(app: typer.Typer) -> None:
+    """Add both commands to the command line."""
+    app.command("epsilon")(epsilon)
+    app.command("calibrate")(calibrate)
+
+
+def _shape(
+    sampling: str,
+    sample_rate: float | None,
+    dataset_size: int | None,
+    batch_size: int | None,
+    side_noise_multipliers: list[float] | None,
+    releases: list[str] | None,
+) -> RunShape:
+    return RunShape(
+        sampling,
+        sample_rate,
+        dataset_size,
+        batch_size,
+        tuple(side_noise_multipliers or ()),
+        tuple(_release(text) for text in releases or ()),
+    )
+
+
+_RELEASES: Mapping[str, Callable[[str, float], Release]] = {"gaussian": GaussianRelease, "pure": PureRelease}
+
+
+def _release(text: str) -> Release:
+    kind, _, amount = text.partition(":")
+    try:
+        return lookup(_RELEASES, kind, "release")(text, float(amount))
+    except ValueError as error:
+        raise InvalidInput(f"--release is {text!r}, but must be gaussian:SIGMA or pure:EPSILON ({error})") from None
+
+
+def _required_noise(noise_multiplier: float | None) -> float:
+    if noise_multiplier is None:
+        raise InvalidInput("--noise-multiplier is missing: noise std over sensitivity, initial value of the schedule")
+    return require_finite("--noise-multiplier", noise_multiplier, at_least=0.0)
+
+
+def _budget(
+    target_epsilon: float | None, rho: float | None, delta: float | None, accountant: str, group_size: int
+) -> Budget:
+    if (target_epsilon is None) == (rho is None):
+        raise InvalidInput("give the target as exactly one of --target-epsilon and --budget-rho")
+    if rho is not None:
+        return RhoBudget(rho, group_size)
+    if delta is None:
+        raise InvalidInput("--target-epsilon needs --delta, the failure probability, well below 1/n")
+    return EpsilonBudget(target_epsilon or 0.0, delta, accountant, group_size)
+
+
+def _whole_numbers(flag: str, text: str, at_least: int) -> list[int]:
+    items = [item.strip() for item in text.split(",")]
+    wrong = [item for item in items if not item.isdecimal() or int(item) < at_least]
+    if wrong:
+        raise InvalidInput(f"{flag} has {wrong[0]!r}, but needs whole numbers of at least {at_least}, such as 1,2,4")
+    return [int(item) for item in items]
+
+
+def _warn(sentence: str | None) -> None:
+    if sentence is not None:
+        typer.echo(f"warning: {sentence}", err=True)
+
+
+def _table(estimates: Sequence[PrivacyEstimate]) -> Table:
+    table = Table("unit", "epsilon", "at least", "delta", "accountant", "adjacency", "kind")
+    for estimate in estimates:
+        lower = estimate.lower_epsilon
+        table.add_row(
+            estimate.unit,
+            _shown(estimate.epsilon),
+            f"{lower:.4f}" if lower is not None and estimate.is_private else "",
+            f"{estimate.delta:g}",
+            estimate.accountant,
+            estimate.adjacency,
+            estimate.kind,
+        )
+    return table
+
+
+def _spread_table(spread: EpsilonSpread) -> Table:
+    names = {0.0: "smallest", 0.5: "median", 1.0: "largest"}
+    title = f"{spread.examples} single examples, by individual {spread.method}: {spread.kind}, {spread.adjacency}"
+    table = Table("statistic", "epsilon", title=title, title_justify="left")
+    for level, value in zip(QUANTILES, spread.quantiles, strict=True):
+        table.add_row(names.get(level, f"{level:.0%} quantile"), _shown(value))
+    table.add_row("mean", _shown(spread.mean))
+    return table
+
+
+def _shown(epsilon: float) -> str:
+    """Four decimals, rounded up."""
+    if not epsilon < float("inf"):
+        return "infinite"
+    return f"{round_up(epsilon, 4) if epsilon > 0.0 else 0.0:.4f}"

@@ -1,0 +1,171 @@
+"""The command ``dpsweep``.
+
+Exit codes: 0 when all is well, 1 when a trial failed or a store cannot be trusted, 2 for input that cannot be used
+(one line for each mistake, nothing started), 130 when interrupted.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from accounting.errors import DpsweepError, InvalidInput, Unreachable, UnsupportedMechanism
+from orchestration.commands import calculator as cli_accounting
+from orchestration.execution.environment import EMBEDDED, prepare_environment
+
+if TYPE_CHECKING:
+    from orchestration.comparison.record import Outcome
+
+app = typer.Typer(
+    name="dpsweep",
+    help="Sweeps of differentially private training: how private, for whom, at what cost in fairness.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+cli_accounting.register(app)
+
+SweepFile = Annotated[Path, typer.Argument(help="The sweep file (YAML).", metavar="SWEEP")]
+AllowCode = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="MODULE",
+        help="A module or file.py that the sweep may run besides those in its own folder; may be repeated.",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")]
+
+
+@app.command()
+def run(
+    sweep: SweepFile,
+    output: Annotated[str | None, typer.Option(help="Folder or URI of the sweep (default: runs/NAME).")] = None,
+    address: Annotated[
+        str, typer.Option(help="Ray: 'local' starts an embedded cluster; 'auto' or HOST:PORT joins a running one.")
+    ] = EMBEDDED,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the sweep that the folder holds.")] = False,
+    tracking_uri: Annotated[
+        str | None,
+        typer.Option(envvar="MLFLOW_TRACKING_URI", help="MLflow (default: a SQLite store in the sweep's folder)."),
+    ] = None,
+    allow_code: AllowCode = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train, account and compare every trial of a sweep.
+
+    A sweep file is code: it runs the functions that it names in the modules beside it.
+    """
+    from orchestration.sweeps.schema import parse_sweep
+    from orchestration.sweeps.text import read_text
+    from orchestration.sweeps.user_code import permitted
+
+    text = read_text(sweep)
+    spec = parse_sweep(text, str(sweep))
+    code = permitted(spec, sweep.resolve().parent, allow_code or ())
+    prepare_environment(address)
+    from orchestration.pipeline import RunRequest, run_sweep
+
+    try:
+        outcome = run_sweep(RunRequest(spec, text, output, address, resume, tracking_uri, code), Console(stderr=True))
+    except KeyboardInterrupt:
+        print("interrupted; the same command with --resume continues where it stopped", file=sys.stderr)
+        raise typer.Exit(130) from None
+    _print_outcome(outcome, as_json)
+    raise typer.Exit(1 if outcome.record.failed else 0)
+
+
+@app.command()
+def plan(
+    sweep: SweepFile,
+    allow_code: AllowCode = None,
+    no_code: Annotated[
+        bool, typer.Option("--no-code", help="Import nothing that the sweep names; what depends on it is left out.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a sweep would do: noise, steps, worst-case epsilon and bytes of each trial; trains nothing.
+
+    A sweep file is code: data and models of the user's own are run on a few rows, unless with --no-code.
+    """
+    from orchestration.commands.tables import plan_rows, plan_table, stdout
+    from orchestration.records.failures import record_refusals
+    from orchestration.records.layout import SweepFiles, absolute, default_output
+    from orchestration.sweeps.plan import plan_sweep
+    from orchestration.sweeps.schema import parse_sweep
+    from orchestration.sweeps.text import read_text
+    from orchestration.sweeps.user_code import permitted
+
+    if no_code and allow_code:
+        raise InvalidInput("--no-code imports nothing and --allow-code allows it; give one of them")
+    spec = parse_sweep(read_text(sweep), str(sweep))
+    planned = plan_sweep(spec, None if no_code else permitted(spec, sweep.resolve().parent, allow_code or ()))
+    if as_json:
+        _print_json(plan_rows(planned))
+    else:
+        stdout().print(plan_table(planned))
+    for warning in planned.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    for reason in planned.reasons():
+        print(f"refused: {reason}", file=sys.stderr)
+    if where := record_refusals(planned.refusals, SweepFiles(absolute(default_output(spec.name)))):
+        print(where, file=sys.stderr)
+    raise typer.Exit(2 if planned.refusals else 0)
+
+
+@app.command()
+def report(
+    folder: Annotated[str, typer.Argument(help="Folder or URI that `dpsweep run` wrote.", metavar="DIR")],
+    as_json: AsJson = False,
+) -> None:
+    """Write the report of a sweep again, from what is on disk."""
+    from orchestration.pipeline import render_again
+
+    _print_outcome(render_again(folder), as_json)
+
+
+def main() -> None:
+    """Entry point of the command: turns errors that a user can act on into one line each."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        app()
+    except (InvalidInput, Unreachable, UnsupportedMechanism) as error:
+        _complain(error)
+        sys.exit(2)
+    except DpsweepError as error:
+        _complain(error)
+        sys.exit(1)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        print("error: the disk is full; free some space, and the same command with --resume continues", file=sys.stderr)
+        sys.exit(1)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _complain(error: DpsweepError) -> None:
+    for line in str(error).splitlines():
+        print(f"error: {line}", file=sys.stderr)
+
+
+def _print_outcome(outcome: Outcome, as_json: bool) -> None:
+    from orchestration.commands.tables import outcome_object, print_outcome
+
+    if as_json:
+        _print_json(outcome_object(outcome))
+    else:
+        print_outcome(outcome)
+
+
+def _print_json(value: object) -> None:
+    print(json.dumps(value, indent=2, allow_nan=False))

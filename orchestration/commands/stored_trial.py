@@ -1,0 +1,127 @@
+"""What a stored trial cost: its trace, and the epsilons of its examples from their recorded contributions.
+
+Everything derived from the norm shards is private data of the training examples.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from accounting.errors import InvalidInput
+from accounting.estimates import Kind, PrivacyEstimate
+from accounting.individual.epsilons import individual_epsilons
+from accounting.mechanism import FixedBatchSampling, PoissonSampling, Segment, Trace
+from accounting.pld.groups import epsilon_of_examples
+from accounting.records.layout import TrialFiles
+from accounting.records.shards import NormShards, read_trace
+
+QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
+PRIVATE = "computed from single training examples: private data, not to be published"
+
+
+@dataclass(frozen=True)
+class EpsilonSpread:
+    """How the epsilons of single examples spread, as exact order statistics: ``quantiles`` at `QUANTILES`."""
+
+    method: str
+    kind: Kind
+    delta: float
+    adjacency: str
+    examples: int
+    mean: float
+    quantiles: tuple[float, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; an infinite epsilon is None."""
+        return {
+            "unit": "each example",
+            "accountant": f"individual {self.method}",
+            "kind": self.kind,
+            "delta": self.delta,
+            "adjacency": self.adjacency,
+            "examples": self.examples,
+            "mean": _finite(self.mean),
+            "quantiles": {f"{level:g}": _finite(value) for level, value in zip(QUANTILES, self.quantiles, strict=True)},
+            "sensitive": PRIVATE,
+        }
+
+
+def stored_trace(path: str) -> Trace:
+    """The trace in ``path``. Raises InvalidInput where there is none, DataCorruption where it is damaged."""
+    try:
+        return read_trace(path)
+    except FileNotFoundError:
+        raise InvalidInput(f"{path} does not exist; give the folder of a trial that has trained") from None
+
+
+def spread_of_epsilons(files: TrialFiles, trace: Trace, delta: float, method: str) -> EpsilonSpread:
+    """The distribution of per-example epsilons (upper bounds) at ``delta``, by ``method`` (``rdp`` or ``pld``)."""
+    shards = _complete_shards(files, trace)
+    parts = map(shards.read, shards.parts)
+    found = [individual_epsilons(part.steps, part.contributions, trace, delta, method) for part in parts]
+    epsilons = np.concatenate([part.upper for part in found])
+    return EpsilonSpread(
+        method=method,
+        kind=found[0].kind,
+        delta=delta,
+        adjacency=trace.adjacency,
+        examples=len(epsilons),
+        mean=float(epsilons.mean()),
+        quantiles=tuple(np.quantile(epsilons, QUANTILES, method="higher").tolist()),
+    )
+
+
+def estimate_of_examples(files: TrialFiles, trace: Trace, example_ids: Sequence[int], delta: float) -> PrivacyEstimate:
+    """What the run reveals at ``delta`` about these records together, by their own contributions."""
+    wanted = np.array(sorted(set(example_ids)), dtype=np.int64)
+    shards = _complete_shards(files, trace)
+    rows: dict[int, npt.NDArray[np.float32]] = {}
+    for part in map(shards.read, shards.parts):
+        for row in np.flatnonzero(np.isin(part.example_ids, wanted)).tolist():
+            rows[int(part.example_ids[row])] = part.contributions[row]
+    unknown = [example for example in wanted.tolist() if example not in rows]
+    if unknown:
+        raise InvalidInput(f"--examples has {unknown[0]}, but {files.root} trained on no example of this id")
+    contributions = np.array([rows[example] for example in wanted.tolist()])
+    found = epsilon_of_examples(trace, shards.steps, contributions, delta)
+    return PrivacyEstimate(
+        epsilon=found.upper,
+        delta=delta,
+        adjacency=trace.adjacency,
+        accountant="pld",
+        kind=found.kind,
+        unit=f"examples {', '.join(map(str, wanted.tolist()))}",
+        group_size=len(wanted),
+        lower_epsilon=found.lower,
+    )
+
+
+def steps_per_epoch(trace: Trace) -> int:
+    """Steps in which a run sees as many examples as there are, by the sampling of its first segment."""
+    return _epoch_of(trace.segments[0]) if trace.segments else 1
+
+
+def _epoch_of(segment: Segment) -> int:
+    match segment.sampling:
+        case PoissonSampling(sample_rate=rate):
+            return math.ceil(1.0 / rate * (1.0 - 1e-12))
+        case FixedBatchSampling(dataset_size=size, batch_size=batch):
+            return math.ceil(size / batch)
+        case shuffled:
+            return shuffled.steps_per_epoch
+
+
+def _complete_shards(files: TrialFiles, trace: Trace) -> NormShards:
+    shards = NormShards(files.norms)
+    shards.require_complete(trace.dataset_size)
+    return shards
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

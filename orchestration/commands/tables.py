@@ -1,0 +1,150 @@
+"""What the commands print: plans and outcomes, as tables for people and as plain values for programs."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from orchestration.comparison.record import Outcome, rows
+from orchestration.report.prose import number, percent, points
+from orchestration.sweeps.plan import Plan, PlannedTrial
+
+_STYLES = {"failed": "red", "stopped": "yellow", "pending": "yellow"}
+
+
+def plan_rows(plan: Plan) -> dict[str, Any]:
+    """The plan as ``dpsweep plan --json`` prints it."""
+    refused = [{"key": refusal.key, "refused": refusal.reason} for refusal in plan.refusals]
+    return {"trials": [*map(_planned_row, plan.trials), *refused], "warnings": list(plan.warnings)}
+
+
+def _planned_row(planned: PlannedTrial) -> dict[str, Any]:
+    return {
+        "key": planned.spec.key,
+        "labels": planned.labels,
+        "target_epsilon": planned.target_epsilon,
+        "noise_multiplier": planned.spec.noise.initial_noise_multiplier,
+        "steps": planned.trace.steps,
+        **planned.costs.worst_case.as_dict(),
+        "train_size": planned.dataset.train_size,
+        "shard_bytes": planned.shard_bytes,
+        "refused": None,
+    }
+
+
+def plan_table(plan: Plan) -> Table:
+    shown = _table("trial", "noise multiplier", "steps", "epsilon", "accountant", "norm shards")
+    for planned in plan.trials:
+        worst = planned.costs.worst_case
+        shown.add_row(
+            planned.spec.key,
+            f"{planned.spec.noise.initial_noise_multiplier:.4f}" if planned.spec.is_private else "none",
+            str(planned.trace.steps),
+            number(worst.epsilon, 4) if worst.is_private else "not private",
+            worst.accountant if worst.is_private else "",
+            _size(planned.shard_bytes),
+        )
+    for refusal in plan.refusals:
+        shown.add_row(refusal.key, "refused", style="red")
+    return shown
+
+
+def outcome_object(outcome: Outcome) -> dict[str, Any]:
+    """The outcome as ``dpsweep run --json`` prints it."""
+    record = outcome.record
+    return {
+        "sweep": record.sweep.name,
+        "output": outcome.files.root,
+        "report": outcome.files.report,
+        "private_report": outcome.files.private_report,
+        "tracking_uri": outcome.tracking_uri,
+        "delta": record.sweep.privacy.delta,
+        "release": record.disclosure,
+        "seconds": round(outcome.seconds, 3),
+        "failed": sum(row["status"] == "failed" for row in rows(record)),
+        "trials": rows(record),
+    }
+
+
+def print_outcome(outcome: Outcome) -> None:
+    """The table of trials, and the two lines to copy."""
+    console = stdout()
+    console.print(_outcome_table(outcome))
+    for row in rows(outcome.record):
+        if row["error"]:
+            console.print(
+                f"{row['key']} {row['status']}: {row['error']}",
+                style=_STYLES[row["status"]],
+                soft_wrap=True,
+                highlight=False,
+            )
+    python = _this_python()
+    console.print("Open the report:", style="bold")
+    console.print(f"  {python} -m webbrowser {_as_uri(outcome.files.report)}", soft_wrap=True, highlight=False)
+    console.print("Open MLflow:", style="bold")
+    console.print(
+        f"  {python} -m mlflow ui --backend-store-uri {outcome.tracking_uri}"
+        if "://" in outcome.tracking_uri and not outcome.tracking_uri.startswith("http")
+        else f"  {outcome.tracking_uri}",
+        soft_wrap=True,
+        highlight=False,
+    )
+
+
+def _outcome_table(outcome: Outcome) -> Table:
+    shown = _table("trial", "epsilon", "median εᵢ", "accuracy", "change", "worst group", "time")
+    for row in rows(outcome.record):
+        if "epsilon" not in row:
+            shown.add_row(row["key"], row["status"], style=_STYLES[row["status"]])
+            continue
+        shown.add_row(
+            row["key"],
+            number(row["epsilon"]) if row["private"] else "not private",
+            number(row["median_example_epsilon"]),
+            percent(row["accuracy"]),
+            points(row["accuracy_change"]),
+            f"{row['worst_group']}: {percent(row['worst_group_accuracy'])}",
+            f"{row['seconds']:.1f} s",
+            style=_STYLES.get(row["status"]),
+        )
+    return shown
+
+
+def _table(*columns: str) -> Table:
+    """A table whose first column gives way in a narrow terminal; no value is ever cut."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    first, *others = columns
+    table.add_column(first, overflow="fold")
+    for column in others:
+        table.add_column(column, no_wrap=True)
+    return table
+
+
+def stdout() -> Console:
+    """The standard output; as wide as the tables where it is no terminal."""
+    console = Console()
+    return console if console.is_terminal else Console(width=160)
+
+
+def _this_python() -> str:
+    """The running interpreter, so that the lines to copy work where no environment is activated."""
+    executable, here = Path(sys.executable), Path.cwd()
+    return shlex.quote(str(executable.relative_to(here) if executable.is_relative_to(here) else executable))
+
+
+def _as_uri(location: str) -> str:
+    return location if "://" in location else f"file://{location}"
+
+
+def _size(size: int) -> str:
+    if size == 0:
+        return "0"
+    power = min(int(math.log(size, 1024)), 4)
+    return f"{size / 1024**power:.1f} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"

@@ -1,0 +1,209 @@
+"""Settings: trials that differ only in their seed, averaged and compared. Pure."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from orchestration.records.published import Histogram, Label, ReportGroup, ReportTrial
+
+NON_PRIVATE = "non-private"
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean, standard deviation (0 for a single value) and range of one number over seeds."""
+
+    mean: float
+    deviation: float
+    low: float
+    high: float
+    count: int
+
+
+def spread(values: Iterable[float | None]) -> Spread | None:
+    """The spread of the finite values; None without any."""
+    finite = [value for value in values if value is not None and math.isfinite(value)]
+    if not finite:
+        return None
+    deviation = statistics.stdev(finite) if len(finite) > 1 else 0.0
+    return Spread(statistics.fmean(finite), deviation, min(finite), max(finite), len(finite))
+
+
+def worst_group(trial: ReportTrial) -> ReportGroup | None:
+    """The group of the test data that the trial's model serves worst."""
+    groups = [group for group in trial.quality.groups if math.isfinite(group.accuracy)] if trial.quality else []
+    return min(groups, key=lambda group: group.accuracy, default=None)
+
+
+def epsilon(trial: ReportTrial) -> float | None:
+    return trial.privacy.epsilon if trial.privacy else None
+
+
+def accuracy(trial: ReportTrial) -> float | None:
+    return trial.quality.accuracy if trial.quality else None
+
+
+def accuracy_change(trial: ReportTrial) -> float | None:
+    return trial.quality.accuracy_change if trial.quality else None
+
+
+def worst_group_accuracy(trial: ReportTrial) -> float | None:
+    group = worst_group(trial)
+    return group.accuracy if group else None
+
+
+def unequal_cost(trial: ReportTrial) -> float | None:
+    """Largest minus smallest accuracy change over groups: 0 when all groups pay the same for privacy (paper D)."""
+    if trial.quality is None:
+        return None
+    changes = [group.accuracy_change for group in trial.quality.groups if group.accuracy_change is not None]
+    return max(changes) - min(changes) if len(changes) > 1 else None
+
+
+def median_epsilon(trial: ReportTrial) -> float | None:
+    """Median epsilon_i: as published, or read off the published histogram, which costs nothing more."""
+    individuals = trial.individuals
+    if individuals is None:
+        return None
+    if individuals.median is not None:
+        return individuals.median
+    if 0.5 in individuals.quantiles:
+        return individuals.quantiles[0.5]
+    return _histogram_median(individuals.histogram) if individuals.histogram else None
+
+
+def _histogram_median(histogram: Histogram) -> float | None:
+    counts = [max(count, 0.0) for count in histogram.counts]
+    half, before = sum(counts) / 2.0, 0.0
+    for low, high, count in zip(histogram.edges, histogram.edges[1:], counts, strict=False):
+        if count > 0.0 and before + count >= half:
+            return low + (high - low) * (half - before) / count
+        before += count
+    return None
+
+
+def worst_over_median(trial: ReportTrial) -> float | None:
+    """How many times more the worst case claims than the median example paid."""
+    worst, median = epsilon(trial), median_epsilon(trial)
+    return worst / median if worst is not None and median is not None and median > 0.0 else None
+
+
+def group_value(name: str, value: Callable[[ReportGroup], float | None]) -> Callable[[ReportTrial], float | None]:
+    """The given value of the test group called ``name``, as a function of the trial."""
+
+    def of_trial(trial: ReportTrial) -> float | None:
+        groups = trial.quality.groups if trial.quality else ()
+        return next((value(group) for group in groups if group.name == name), None)
+
+    return of_trial
+
+
+def group_epsilon(name: str) -> Callable[[ReportTrial], float | None]:
+    """Mean epsilon_i of the training group called ``name``, as a function of the trial."""
+
+    def of_trial(trial: ReportTrial) -> float | None:
+        groups = trial.individuals.groups if trial.individuals else ()
+        return next((group.mean for group in groups if group.name == name), None)
+
+    return of_trial
+
+
+def group_epsilon_error(name: str) -> Callable[[ReportTrial], float | None]:
+    """Standard error of `group_epsilon` as published, as a function of the trial."""
+
+    def of_trial(trial: ReportTrial) -> float | None:
+        groups = trial.individuals.groups if trial.individuals else ()
+        return next((group.standard_error for group in groups if group.name == name), None)
+
+    return of_trial
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Finished trials that share all labels but the seed. ``clipping`` and ``schedule`` are "" where unlabelled."""
+
+    name: str
+    labels: Mapping[str, Label]
+    trials: tuple[ReportTrial, ...]
+
+    @property
+    def clipping(self) -> str:
+        return NON_PRIVATE if self.is_baseline else str(self.labels.get("clipping", ""))
+
+    @property
+    def schedule(self) -> str:
+        return "" if self.is_baseline else str(self.labels.get("schedule", ""))
+
+    @property
+    def is_baseline(self) -> bool:
+        return all(trial.is_baseline for trial in self.trials)
+
+    @property
+    def name_without_schedule(self) -> str:
+        return " · ".join(part for part in self.name.split(" · ") if part != self.schedule)
+
+    def error_over_seeds(self, error: Callable[[ReportTrial], float | None]) -> float:
+        """Standard error of a mean over seeds whose values have independent standard errors; 0 where unknown."""
+        known = [found for trial in self.trials if (found := error(trial)) is not None and math.isfinite(found)]
+        return math.hypot(*known) / len(known) if known else 0.0
+
+    def over_seeds(self, value: Callable[[ReportTrial], float | None]) -> Spread | None:
+        return spread(value(trial) for trial in self.trials)
+
+
+def setting_name(trial: ReportTrial) -> str:
+    """Labels without the seed, as a phrase: "flat · exponential · epsilon 3"; a baseline is called non-private."""
+    labels = {key: value for key, value in trial.setting.items() if value not in ("", "none", NON_PRIVATE)}
+    if trial.is_baseline:
+        labels.pop("schedule", None)  # without noise, its schedule means nothing
+    plain = [str(labels.pop(key)) for key in ("clipping", "schedule") if key in labels]
+    named = [
+        f"{key.replace('_', ' ')} {value:g}" if isinstance(value, float) else f"{key.replace('_', ' ')} {value}"
+        for key, value in labels.items()
+    ]
+    return " · ".join([*([NON_PRIVATE] if trial.is_baseline else []), *plain, *named]) or "trial"
+
+
+def finished_settings(trials: Iterable[ReportTrial]) -> tuple[Setting, ...]:
+    """Group the finished trials by setting: baselines first, then in the order of the sweep."""
+    grouped: dict[str, list[ReportTrial]] = {}
+    for trial in trials:
+        if trial.status == "finished":
+            grouped.setdefault(setting_name(trial), []).append(trial)
+    settings = [Setting(name, members[0].setting, tuple(members)) for name, members in grouped.items()]
+    return tuple(sorted(settings, key=lambda setting: not setting.is_baseline))
+
+
+def group_names(trials: Iterable[ReportTrial]) -> tuple[str, ...]:
+    """Names of all test groups, worst served first: by mean accuracy over all given trials."""
+    accuracies: dict[str, list[float]] = {}
+    for trial in trials:
+        for group in trial.quality.groups if trial.quality else ():
+            accuracies.setdefault(group.name, []).append(group.accuracy if math.isfinite(group.accuracy) else 0.0)
+    return tuple(sorted(accuracies, key=lambda name: statistics.fmean(accuracies[name])))
+
+
+def pareto_front(costs: Sequence[tuple[float, ...]]) -> tuple[int, ...]:
+    """Indices of the points that no other point beats: none is as small everywhere and smaller somewhere."""
+
+    def beats(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+        return all(a <= b for a, b in zip(one, other, strict=True)) and one != other
+
+    return tuple(i for i, cost in enumerate(costs) if not any(beats(other, cost) for other in costs))
+
+
+def best_trade_offs(settings: Sequence[Setting]) -> tuple[Setting, ...]:
+    """The private settings on the Pareto front of epsilon, accuracy and accuracy of the worst-served group.
+
+    Epsilons are compared to two significant digits, because trials calibrated to one target differ by rounding.
+    """
+    private = [setting for setting in settings if not setting.is_baseline]
+    costed = []
+    for setting in private:
+        cost, total, worst = map(setting.over_seeds, (epsilon, accuracy, worst_group_accuracy))
+        if cost and total:
+            costed.append((setting, (float(f"{cost.mean:.2g}"), -total.mean, -(worst or total).mean)))
+    return tuple(costed[i][0] for i in pareto_front([cost for _, cost in costed]))

@@ -1,0 +1,183 @@
+"""From a trial that has trained, or was stopped, to its result: account, summarise, release, store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from accounting.accountants import account
+from accounting.estimates import PrivacyEstimate
+from accounting.mechanism import Segment, Trace
+from accounting.parallel import AccountingJob, Scatter, account_in_process, account_trial
+from accounting.records.layout import TrialFiles
+from accounting.records.shards import Epsilons
+from accounting.records.traces import read_trace
+from accounting.release import ReleaseSpec, release_statistics
+from orchestration.execution.estimate_quality import quality_of_estimates
+from orchestration.records.integrity import note_digests
+from orchestration.records.published import IndividualStatistics, ReportEpoch
+from orchestration.records.results import (
+    StoppedTrial,
+    TrialResult,
+    claimed,
+    epsilon_after,
+    exact_statistics,
+    read_statistics,
+    released_statistics,
+    write_result,
+    write_statistics,
+)
+from orchestration.sweeps.plan import Costs, PlannedTrial, costs, release_spec
+from orchestration.sweeps.schema import SweepSpec
+from workers.checkpoint import forget_checkpoint
+from workers.history import Progress, read_training_result
+
+
+@dataclass(frozen=True)
+class Times:
+    """When the trial started and ended training, in seconds since 1970 UTC."""
+
+    started: float
+    ended: float
+
+
+def complete_trial(
+    planned: PlannedTrial, files: TrialFiles, sweep: SweepSpec, times: Times, scatter: Scatter = account_in_process
+) -> TrialResult:
+    """Account a trained trial and write its ``result.json``, last: from then on the trial is complete.
+
+    Can be repeated after an interruption at any point: accounting is idempotent, and statistics that were released
+    with noise once are reused, because releasing them again would cost privacy again.
+    """
+    trace, training = read_trace(files.trace), read_training_result(files.training)
+    found, bound = _costs(trace, planned, sweep), bounding_trace(trace, planned.trace) or trace
+    individuals = _individuals(planned, files, sweep, found.worst_case, scatter) if trace.is_private else None
+    result = TrialResult(
+        key=planned.spec.key,
+        labels=planned.labels,
+        baseline=planned.baseline,
+        target_epsilon=planned.target_epsilon,
+        spec=planned.spec,
+        worst_case=found.worst_case,
+        others=found.others,
+        groups=found.groups,
+        epsilons=tuple(
+            min(epsilon_after(bound, record.step, planned.spec.delta), found.worst_case.epsilon)
+            for record in training.history
+        ),
+        training=training,
+        individuals=individuals,
+        started=times.started,
+        ended=times.ended,
+        digests=note_digests(files),
+    )
+    write_result(files.result, result)
+    return result
+
+
+def complete_stopped(
+    planned: PlannedTrial,
+    files: TrialFiles,
+    sweep: SweepSpec,
+    times: Times,
+    progress: Progress,
+    history: tuple[ReportEpoch, ...],
+) -> StoppedTrial:
+    """Account what a trial had run when the scheduler stopped it, and write that as its result.
+
+    Its examples are not accounted one by one: the norms of the last steps before the stop were not stored. The worst
+    case bounds each of them. The checkpoint goes, and with it the key of the noise.
+    """
+    found = _costs(progress.trace, planned, sweep)
+    stopped = StoppedTrial(
+        key=planned.spec.key,
+        labels=planned.labels,
+        spec=planned.spec,
+        trace=progress.trace,
+        worst_case=found.worst_case,
+        others=found.others,
+        groups=found.groups,
+        epoch=progress.epoch,
+        evaluation=progress.evaluation,
+        history=history,
+        started=times.started,
+        ended=times.ended,
+    )
+    write_result(files.result, stopped)
+    forget_checkpoint(files.checkpoint)
+    return stopped
+
+
+def epsilon_so_far(planned: PlannedTrial, trace: Trace) -> float:
+    """A bound on what ``trace``, the run up to now, has cost; see `bounding_trace` for where it is no guarantee."""
+    bound = bounding_trace(trace, planned.trace)
+    if bound is None:
+        return epsilon_after(trace, trace.steps, planned.spec.delta)
+    return min(epsilon_after(bound, bound.steps, planned.spec.delta), planned.costs.worst_case.epsilon)
+
+
+def _costs(trace: Trace, planned: PlannedTrial, sweep: SweepSpec) -> Costs:
+    bound = bounding_trace(trace, planned.trace)
+    return costs(bound, planned.spec.delta, sweep) if bound else _estimated(costs(trace, planned.spec.delta, sweep))
+
+
+def bounding_trace(trace: Trace, plan: Trace) -> Trace | None:
+    """What to account for so that the cost is a guarantee for the run of ``trace``; None when nothing is known to be.
+
+    A schedule that follows results chooses noise from what was released before, and the cost of what it chose in the
+    end bounds nothing. The plan, made without results, has the lowest noise that such a schedule can reach at every
+    step, so every step of the run is dominated by that of the plan, whatever was seen before. A run that a budget let
+    go on for longer than its plan has no such bound.
+    """
+    bound = replace(plan.until(trace.steps), contributions=trace.contributions)
+    if bound == trace:
+        return trace
+    frame = replace(trace, segments=(), noise_follows_results=False)
+    same = replace(bound, segments=()) == frame and bound.steps == trace.steps
+    return bound if same and all(map(_is_no_dearer, _steps(trace), _steps(bound))) else None
+
+
+def _steps(trace: Trace) -> Iterator[Segment]:
+    return (segment for segment in trace.segments for _ in range(segment.steps))
+
+
+def _is_no_dearer(step: Segment, other: Segment) -> bool:
+    alike = step.sampling == other.sampling and step.side_queries == other.side_queries
+    return alike and step.noise_multiplier >= other.noise_multiplier
+
+
+def _estimated(found: Costs) -> Costs:
+    def lowered(estimates: tuple[PrivacyEstimate, ...]) -> tuple[PrivacyEstimate, ...]:
+        return tuple(replace(estimate, kind="estimate") for estimate in estimates)
+
+    return Costs(lowered((found.worst_case,))[0], lowered(found.others), lowered(found.groups))
+
+
+def _individuals(
+    planned: PlannedTrial, files: TrialFiles, sweep: SweepSpec, worst: PrivacyEstimate, scatter: Scatter
+) -> IndividualStatistics | None:
+    """Account every example, keep the exact statistics private, and return what the sweep discloses."""
+    job = AccountingJob(files.root, planned.spec.delta, sweep.accounting.individual)
+    epsilons = account_trial(job, scatter)
+    names, release = planned.dataset.group_names, release_spec(sweep.release)
+    exact = exact_statistics(epsilons, names, worst)
+    if planned.spec.norms.exact_examples > 0:
+        exact = replace(exact, estimates=quality_of_estimates(files, epsilons, read_trace(files.trace), worst.epsilon))
+    write_statistics(files.private_summary, exact, private=True)
+    if release is not None:
+        return _released_once(files, epsilons, names, worst, release)
+    return exact if sweep.release.name == "raw" else None
+
+
+def _released_once(
+    files: TrialFiles, epsilons: Epsilons, group_names: tuple[str, ...], worst: PrivacyEstimate, release: ReleaseSpec
+) -> IndividualStatistics:
+    """Statistics with noise from the operating system's entropy; drawn and stored once, then read back."""
+    stored = read_statistics(files.released, "restore it from a backup: releasing again would cost privacy again")
+    if stored is not None:
+        return stored
+    drawn = release_statistics(epsilons.upper, epsilons.groups, len(group_names), worst.epsilon, release)
+    cost = account(Trace(len(epsilons.upper), releases=release.releases()), worst.delta).epsilon
+    statistics = released_statistics(drawn, group_names, claimed(epsilons, worst), cost)
+    write_statistics(files.released, statistics, private=False)
+    return statistics

@@ -1,0 +1,193 @@
+"""Follows the trials of one run: accounts each as its training ends, has it recorded, and closes the sweep.
+
+Training is told about in Tune's thread, and never waits: accounting happens one trial at a time in a thread of its own,
+and what is recorded in MLflow in another, the recorder's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+from accounting.errors import DataCorruption
+from accounting.parallel import Scatter
+from accounting.records.files import exists
+from orchestration.comparison.record import SweepRecord, exact, write_reports
+from orchestration.execution.completion import Times, complete_stopped, complete_trial, epsilon_so_far
+from orchestration.execution.tune import TrainingJob
+from orchestration.records.failures import forget_failure, record_failure
+from orchestration.records.integrity import stored_result
+from orchestration.records.layout import SweepFiles
+from orchestration.records.manifest import Manifest
+from orchestration.records.results import StoredResult, TrialResult, shown_epoch
+from orchestration.records.status import State, SweepStatus, TrialStatus
+from orchestration.sweeps.grid import GridPoint, grid
+from orchestration.sweeps.plan import Plan, PlannedTrial
+from orchestration.sweeps.schema import SweepSpec
+from orchestration.tracking.protocol import TrackedSweep, TrackedTrial, Tracker
+from orchestration.tracking.recorder import Recorder
+from workers.trial import Progress
+
+
+class Conductor:
+    """A `TrainingObserver` that brings every trained trial to its result. Use it as a context manager.
+
+    Leaving the block by an exception closes the sweep's MLflow runs as killed; nothing is lost, and the sweep can
+    be resumed.
+    """
+
+    def __init__(
+        self,
+        sweep: SweepSpec,
+        plan: Plan,
+        manifest: Manifest,
+        files: SweepFiles,
+        tracker: Tracker,
+        status: SweepStatus,
+        scatter: Scatter,
+    ) -> None:
+        self._sweep, self._manifest, self._files, self._tracker = sweep, manifest, files, tracker
+        self._planned: Mapping[str, PlannedTrial] = {planned.spec.key: planned for planned in plan.trials}
+        self._points: Mapping[str, GridPoint] = {
+            point.trial.key: replace(point, trial=self._planned[point.trial.key].spec) for point in grid(sweep)
+        }
+        self._results: dict[str, StoredResult] = {}
+        self._progress: dict[str, Progress] = {}
+        self._status, self._scatter = status, scatter
+        self._recorder = Recorder(tracker, self._tracked)
+        self._accountant = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dpsweep-accounting")
+        self._completions: list[Future[None]] = []
+
+    def __enter__(self) -> Self:
+        """Take up what an earlier run left (results, and trials trained but not accounted), and open MLflow's runs.
+
+        Raises `TrackingUnavailable` when MLflow cannot be written, `DataCorruption` for a result that is damaged.
+        """
+        for key in self._planned:
+            result = stored_result(self._files.trial(key))
+            if result is not None:
+                self._results[key] = result
+                self._status.assume(key, **_facts(result))
+        self._record().data(exact(self._files))  # damage to what the report needs shows before anything is trained
+        self._tracker.open_sweep(self._tracked_sweep())
+        self._recorder.start()
+        for key in self._planned:
+            if key not in self._results and exists(self._files.trial(key).training):
+                self.ended(key)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._accountant.shutdown(wait=True, cancel_futures=kind is not None)
+        if kind is not None:
+            self._recorder.abandon()
+
+    def jobs(self) -> list[TrainingJob]:
+        """The trials that are still to be trained."""
+        return [
+            TrainingJob(planned.spec, self._files.trial(key).root, planned.releases, self._sweep.disclosure)
+            for key, planned in self._planned.items()
+            if self._status[key].state == "pending"
+        ]
+
+    def progressed(self, key: str, progress: Progress) -> None:
+        epsilon = epsilon_so_far(self._planned[key], progress.trace)
+        # a lost worker repeats some epochs
+        seen = [epoch for epoch in self._status[key].history if epoch.step < progress.step]
+        self._progress[key] = progress
+        self._change(
+            key,
+            state="training",
+            epoch=progress.epoch,
+            step=progress.step,
+            accuracy=progress.evaluation.accuracy,
+            epsilon=epsilon,
+            history=(*seen, shown_epoch(progress, epsilon)),
+        )
+
+    def started(self, key: str) -> None:
+        self._change(key, state="training")
+
+    def ended(self, key: str) -> None:
+        self._change(key, state="accounting")
+        self._completions.append(self._accountant.submit(self._complete, key))
+
+    def failed(self, key: str, error: str) -> None:
+        self._change(key, state="failed", error=error)
+
+    @property
+    def tracking_failure(self) -> str | None:
+        """Why MLflow does not hold everything; results and reports on disk are complete all the same."""
+        return str(self._recorder.failure) if self._recorder.failure else None
+
+    def finish(self) -> SweepRecord:
+        """Wait for the last accounting, write the reports, and record all trials, now compared with their baselines."""
+        for completion in self._completions:
+            completion.result()
+        record = self._record()
+        page = write_reports(self._files, record)
+
+        def publish(tracker: Tracker) -> None:
+            tracker.log_report(page, record.data())
+            tracker.close("FAILED" if record.failed else "FINISHED")
+
+        self._recorder.finish(self._points, publish)
+        return record
+
+    def _change(self, key: str, **changes: object) -> None:
+        self._status.change(key, **changes)
+        self._recorder.changed(key)
+
+    def _complete(self, key: str) -> None:
+        try:
+            result = self._account(key)
+        except Exception as error:
+            self.failed(key, record_failure(error, self._files.trial(key), self._sweep.disclosure))
+        else:
+            self._results[key] = result
+            self._change(key, **_facts(result))
+
+    def _account(self, key: str) -> StoredResult:
+        planned, files, status = self._planned[key], self._files.trial(key), self._status[key]
+        forget_failure(files)
+        times = Times(status.started or 0.0, status.trained or 0.0)
+        if exists(files.training):
+            return complete_trial(planned, files, self._sweep, times, self._scatter)
+        progress = self._progress.get(key)
+        if progress is None or progress.step == progress.total_steps:
+            raise DataCorruption(f"the trial ended, but {files.training} is not there; is the storage shared?")
+        return complete_stopped(planned, files, self._sweep, times, progress, status.history)
+
+    def _tracked(self, key: str) -> TrackedTrial:
+        return self._record().tracked(self._points[key])
+
+    def _record(self) -> SweepRecord:
+        statuses = {trial.key: trial for trial in self._status.trials}
+        return SweepRecord(self._manifest, self._sweep, tuple(self._points.values()), dict(self._results), statuses)
+
+    def _tracked_sweep(self) -> TrackedSweep:
+        return TrackedSweep(
+            sweep_id=self._manifest.sweep_id,
+            name=self._sweep.name,
+            spec=self._manifest.text,
+            manifest=self._manifest.provenance(),
+        )
+
+
+def initial_status(plan: Plan) -> list[TrialStatus]:
+    return [TrialStatus(planned.spec.key, total_steps=planned.trace.steps) for planned in plan.trials]
+
+
+def _facts(result: StoredResult) -> dict[str, object]:
+    """What the status of a trial that is over shows."""
+    state: State = "finished" if isinstance(result, TrialResult) else "stopped"
+    return {
+        "state": state,
+        "step": result.steps,
+        "accuracy": result.evaluation.accuracy,
+        "epsilon": result.worst_case.epsilon,
+    }

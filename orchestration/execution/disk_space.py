@@ -1,0 +1,37 @@
+"""Room on the disk, asked for before anything starts: a disk that fills up in the middle costs hours, not seconds."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from accounting.errors import InvalidInput
+from accounting.records.files import exists
+from orchestration.records.layout import SweepFiles
+from orchestration.sweeps.plan import Plan
+
+REPORTS_AND_TRACKING = 64 * 2**20
+"""Bytes for the two reports, MLflow's store and artifacts, and logs; a quickstart writes about half of it."""
+MODELS_AND_CHECKPOINTS = 4 * 2**20
+"""Bytes per trial beside its norm shards, for a small model."""
+
+
+def require_space(files: SweepFiles, plan: Plan) -> None:
+    """Refuse a sweep whose remaining trials do not fit on the disk that its folder is on.
+
+    An upper bound for shards (before compression), a rough one for the rest. Object stores are not asked.
+    Raises: InvalidInput with what is needed, what is free, and the next step.
+    """
+    if "://" in files.root:
+        return
+    pending = [trial for trial in plan.trials if not exists(files.trial(trial.spec.key).result)]
+    if not pending:
+        return
+    needed = REPORTS_AND_TRACKING + sum(MODELS_AND_CHECKPOINTS + trial.shard_bytes for trial in pending)
+    folder = Path(files.root)
+    free = shutil.disk_usage(next(parent for parent in (folder, *folder.parents) if parent.exists())).free
+    if free < needed:
+        raise InvalidInput(
+            f"{files.root} has {free / 2**20:.0f} MiB free, but the sweep may write {needed / 2**20:.0f} MiB; free "
+            "some space, choose another --output, or refresh norms less often (norms.refreshes_per_epoch)"
+        )

@@ -1,0 +1,221 @@
+"""Training under Ray Tune: the only module that imports ray.tune.
+
+Tune starts trials, restarts those whose worker died, and applies a metric-driven scheduler where the sweep asks for
+one. It keeps no state that matters: a trial continues from its own checkpoint, and its ``result.json`` says that it
+is complete. An exception inside a trial is therefore a result and not retried; a lost worker is.
+
+Tune stores and prints what a trial raises and reports: that is only what may be published of an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ray import tune
+from ray.exceptions import RayTaskError
+from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
+
+from accounting.errors import StorageError
+from accounting.mechanism import Release
+from accounting.records.layout import TrialFiles
+from orchestration.records.failures import record_failure
+from orchestration.records.published import Disclosure
+from orchestration.sweeps.schema import ResourceSettings, SchedulerSettings
+from orchestration.sweeps.user_code import unpacked
+from workers.imports import NO_CODE, UserCode
+from workers.spec import TrialSpec
+from workers.trial import Progress, run_trial
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """One trial to train: its spec, the folder or URI it writes to, and the releases made besides training.
+
+    disclosure: of the sweep; it decides what is shown of an error.
+    """
+
+    spec: TrialSpec
+    root: str
+    releases: tuple[Release, ...] = ()
+    disclosure: Disclosure = "none"
+
+    def failure(self, error: BaseException) -> str:
+        """What is shown of the error that ended this trial; its text goes to the trial's private folder."""
+        return record_failure(error, TrialFiles(self.root), self.disclosure)
+
+
+class TrainingObserver(Protocol):
+    """Told what happens to trials, in the driver, in the order of events."""
+
+    def started(self, key: str) -> None: ...
+
+    def progressed(self, key: str, progress: Progress) -> None: ...
+
+    def ended(self, key: str) -> None:
+        """The trial trained to its end, or the scheduler stopped it early."""
+
+    def failed(self, key: str, error: str) -> None: ...
+
+
+def train_trial(config: Mapping[str, Any], jobs: Mapping[str, TrainingJob], code: UserCode) -> None:
+    """What a Tune worker runs: one trial, reporting after every epoch."""
+    failure = _attempt(jobs[config["key"]], code)
+    if isinstance(failure, StorageError):
+        raise failure
+    if failure is not None:
+        tune.report({"error": failure, **_UNMEASURED})
+
+
+def _attempt(job: TrainingJob, code: UserCode) -> str | StorageError | None:
+    """Train; what may be published of the error that ended it, if any, and nothing that leads to its text."""
+    try:
+        run_trial(job.spec, job.root, code=unpacked(code), releases=job.releases, on_progress=_report)
+    except BaseException as error:  # whatever user code raises: Tune would store its text
+        if isinstance(error, SystemExit) and error.code == 0:
+            raise  # so Tune ends the thread of a trial that its scheduler stopped
+        failure = job.failure(error)
+        return StorageError(failure) if isinstance(error, StorageError) else failure
+    return None
+
+
+_UNMEASURED = {"test_accuracy": None, "public_accuracy": None}
+"""Tune wants the metric of its scheduler in every result."""
+
+
+def _report(progress: Progress) -> None:
+    """Without its epoch, the scheduler passes over a result: nothing is gained by stopping a trial after its last."""
+    public = progress.public_evaluation
+    epoch = {"epoch": progress.epoch} if progress.step < progress.total_steps else {}
+    tune.report(
+        {
+            "progress": progress,
+            "test_accuracy": progress.evaluation.accuracy,
+            "public_accuracy": public.accuracy if public else None,
+            **epoch,
+        }
+    )
+
+
+def train(
+    jobs: Sequence[TrainingJob],
+    observer: TrainingObserver,
+    resources: ResourceSettings,
+    scheduler: SchedulerSettings,
+    tune_folder: str,
+    name: str,
+    code: UserCode = NO_CODE,
+) -> None:
+    """Train every job and return when all have ended; what became of each is told to ``observer`` as it happens.
+
+    code: what of the user's own the workers may import, as `connected` gives it.
+
+    Tune starts a trial again whose worker died while it ran, but gives up on one whose worker died before it ran. Those
+    start again here, without the others for a scheduler to compare them with.
+    """
+    for retries in range(resources.max_failures, -1, -1):
+        if not jobs:
+            return
+        by_key = {job.spec.key: job for job in jobs}
+        callback = _ObserverCallback(observer, retries, by_key)
+        trainable = tune.with_resources(
+            tune.with_parameters(train_trial, jobs=by_key, code=code), {"cpu": resources.cpus, "gpu": resources.gpus}
+        )
+        tuner = tune.Tuner(
+            trainable,
+            param_space={"key": tune.grid_search(list(by_key))},
+            tune_config=tune.TuneConfig(
+                scheduler=_SCHEDULERS[scheduler.name](scheduler),
+                max_concurrent_trials=resources.max_concurrent,
+                reuse_actors=True,
+                trial_name_creator=_trial_name,
+                trial_dirname_creator=_trial_name,
+            ),
+            run_config=tune.RunConfig(
+                name=name,
+                storage_path=tune_folder,
+                verbose=0,
+                failure_config=tune.FailureConfig(max_failures=retries),
+                callbacks=[callback],
+            ),
+        )
+        _fit(tuner, tune_folder)
+        jobs = [by_key[key] for key in callback.lost_before_start]
+
+
+def _fit(tuner: tune.Tuner, tune_folder: str) -> None:
+    try:
+        tuner.fit()
+    except EOFError as error:  # Tune reads back state files that a full disk has cut short
+        raise StorageError(
+            f"{tune_folder} holds a file that was cut short; is the disk full? Free some space, and the same command "
+            "with --resume continues"
+        ) from error
+
+
+def _trial_name(trial: Any) -> str:
+    return str(trial.config["key"])
+
+
+def _asha(settings: SchedulerSettings) -> TrialScheduler:
+    return ASHAScheduler(
+        time_attr="epoch",
+        metric=settings.metric,
+        mode="max",
+        max_t=10**9,
+        grace_period=settings.grace_epochs,
+        reduction_factor=settings.reduction_factor,
+    )
+
+
+def _fifo(settings: SchedulerSettings) -> TrialScheduler:
+    return FIFOScheduler()  # type: ignore[no-untyped-call]
+
+
+_SCHEDULERS = {"fifo": _fifo, "asha": _asha}
+
+
+class _ObserverCallback(tune.Callback):
+    """Tune's events in this project's words."""
+
+    def __init__(self, observer: TrainingObserver, retries: int, jobs: Mapping[str, TrainingJob]) -> None:
+        self._observer, self._retries, self._jobs = observer, retries, jobs
+        self.lost_before_start: list[str] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Tune pickles its callbacks for `Tuner.restore`, which is not used: trials resume from their own files."""
+        return {}
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._observer.started(_trial_name(trial))
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        if "progress" in result:
+            self._observer.progressed(_trial_name(trial), result["progress"])
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        key, error = _trial_name(trial), trial.last_result.get("error")
+        if error is not None:
+            self._observer.failed(key, error)
+        else:
+            self._observer.ended(key)
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        if trial.num_failures <= self._retries:
+            self.lost_before_start.append(_trial_name(trial))
+            return
+        error, key = _stored_error(trial), _trial_name(trial)
+        reason = self._jobs[key].failure(error) if error else "the reason could not be stored; is the disk full?"
+        self._observer.failed(key, f"its worker was lost too often: {reason}")
+
+
+def _stored_error(trial: Any) -> Exception | None:
+    """Why Tune gave up on a trial: what the trial raised itself, where it did."""
+    error: Exception | None = trial.get_pickled_error()
+    if error is None:
+        text = trial.get_error()
+        return tune.TuneError(text) if text else None
+    return error.cause if isinstance(error, RayTaskError) else error

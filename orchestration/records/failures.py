@@ -1,0 +1,56 @@
+"""What is shown of errors, and where the rest goes: text that may quote the data stays in a private folder."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from accounting.errors import StorageError, full_text, private_text, public_text
+from accounting.records.files import delete, write_bytes_atomically
+from accounting.records.layout import TrialFiles
+from orchestration.records.layout import SweepFiles
+from orchestration.records.published import Disclosure
+
+if TYPE_CHECKING:
+    from orchestration.sweeps.plan import Refusal
+
+_SHOWN: Mapping[Disclosure, Callable[[BaseException], str]] = {
+    "none": public_text,
+    "private": public_text,
+    "raw": full_text,
+}
+
+
+def shown(error: BaseException, disclosure: Disclosure) -> str:
+    """What an error that was just caught says in reports, in MLflow, on the terminal and in Tune's state."""
+    return _SHOWN[disclosure](error)
+
+
+def record_failure(error: BaseException, files: TrialFiles, disclosure: Disclosure) -> str:
+    """What is shown of the error that ended a trial; text and traceback that this leaves out go to ``files.error``."""
+    text, hidden = shown(error, disclosure), private_text(error)
+    if hidden is None:
+        return text
+    try:
+        write_bytes_atomically(files.error, hidden.encode(), private=True)
+    except StorageError:
+        return text  # such as a full disk, which this error tells already
+    return f"{text}; see {files.error.removeprefix(files.root.rstrip('/') + '/')} in the trial's folder"
+
+
+def forget_failure(files: TrialFiles) -> None:
+    """What an earlier attempt at the trial left no longer holds."""
+    delete(files.error)
+
+
+def record_refusals(refusals: Sequence[Refusal], files: SweepFiles) -> str | None:
+    """Where the texts behind the refusals of a plan are, if there are any; those of an earlier plan are deleted."""
+    hidden = [f"{refusal.key}\n{refusal.hidden}" for refusal in refusals if refusal.hidden]
+    if not hidden:
+        with contextlib.suppress(StorageError):
+            delete(files.error)
+        return None
+    files.local_folder.mkdir(parents=True, exist_ok=True)
+    write_bytes_atomically(files.error, "\n".join(hidden).encode(), private=True)
+    return f"the texts of these errors, which may quote the data, are in {files.error}"

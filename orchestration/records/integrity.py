@@ -1,0 +1,107 @@
+"""Whether the files of a trained trial are still those that it wrote.
+
+A digest has no noise: who knows all rows but one can tell from the digest of a private file which guess of that row
+is true. Digests of private files are therefore private files themselves; only those of public files are in the result.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from accounting.errors import DataCorruption
+from accounting.records.files import exists, list_files, read_bytes
+from accounting.records.layout import TrialFiles
+from accounting.records.parts import MANIFEST
+from accounting.records.shards import NormShards, read_epsilons
+from orchestration.records.results import StoredResult, TrialResult, read_result, write_result
+from orchestration.records.sealed import read_sealed, write_sealed
+
+_PRIVATE = "private/"
+
+
+def note_digests(files: TrialFiles) -> dict[str, str]:
+    """Store the sha256 of every private file of a trained trial in ``private/``; returns those of its public files.
+
+    By name. The result has its own checksum, and shards have theirs in their manifests.
+    """
+    names = [name for name in list_files(files.root) if not name.startswith(_PRIVATE) or not name.endswith(".arrow")]
+    digests = {name: _digest(uri) for name in names if (uri := f"{files.root}/{name}") != files.result}
+    return _keep_private(digests, files)
+
+
+def stored_result(files: TrialFiles) -> StoredResult | None:
+    """The trial's result; None while it is not over. Raises `DataCorruption` when it is damaged.
+
+    A result of an earlier version, which shows the digests of private files, is replaced by one that does not.
+    """
+    result = read_result(files.result)
+    if not isinstance(result, TrialResult) or not any(name.startswith(_PRIVATE) for name in result.digests):
+        return result
+    result = replace(result, digests=_keep_private(result.digests, files))
+    write_result(files.result, result)
+    return result
+
+
+def damages(files: TrialFiles, result: TrialResult) -> Iterator[str]:
+    """One line for each damaged file: what is wrong with it, and what to do. Reads everything that is there.
+
+    What its owner deleted as a whole, such as all norms, is not missed.
+    """
+    private: dict[str, str] = {}
+    try:
+        private = _private_digests(files)
+    except DataCorruption as error:
+        yield str(error)
+    altered = [
+        name for name, digest in (result.digests | private).items() if _is_altered(f"{files.root}/{name}", digest)
+    ]
+    for name in altered:
+        yield (
+            f"{files.root}/{name}: its sha256 differs from the one noted when training ended; restore the file from a "
+            "backup, or delete the trial's folder and resume the sweep"
+        )
+    for directory, read in (
+        (files.norms, _read_norms),
+        (files.exact_norms, _read_norms),
+        (files.epsilons, read_epsilons),
+    ):
+        manifest = f"{directory}/{MANIFEST}"
+        if exists(manifest) and manifest.removeprefix(f"{files.root}/") not in altered:
+            try:
+                read(directory)
+            except DataCorruption as error:
+                yield str(error)
+
+
+def _keep_private(digests: Mapping[str, str], files: TrialFiles) -> dict[str, str]:
+    """Store the digests of private files where those are; returns the others."""
+    own = files.private_digests.removeprefix(f"{files.root}/")
+    private = {name: digest for name, digest in digests.items() if name.startswith(_PRIVATE) and name != own}
+    write_sealed(files.private_digests, json.dumps(private).encode(), private=True)
+    return {name: digest for name, digest in digests.items() if not name.startswith(_PRIVATE)}
+
+
+def _private_digests(files: TrialFiles) -> dict[str, str]:
+    """Empty where the owner deleted all that is private. Raises `DataCorruption` when they are damaged or missing."""
+    next_step = f"delete {files.result} and resume, which rebuilds both"
+    content = read_sealed(files.private_digests, next_step)
+    if content is None and list_files(files.private):
+        raise DataCorruption(f"{files.private_digests} is missing; restore it from a backup, or {next_step}")
+    return {} if content is None else dict(json.loads(content))
+
+
+def _read_norms(directory: str) -> None:
+    shards = NormShards(directory)
+    for part in shards.parts:
+        shards.read(part)
+
+
+def _is_altered(uri: str, digest: str) -> bool:
+    return exists(uri) and _digest(uri) != digest
+
+
+def _digest(uri: str) -> str:
+    return hashlib.sha256(read_bytes(uri)).hexdigest()

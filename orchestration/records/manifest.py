@@ -1,0 +1,134 @@
+"""The manifest of a sweep: what was submitted, by which versions, from which code, on which hardware."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from accounting.errors import DataCorruption, InvalidInput
+from orchestration.records.layout import SweepFiles
+from orchestration.records.sealed import read_sealed, write_sealed
+from orchestration.sweeps.schema import SweepSpec
+
+_PACKAGES = ("dpsweep", "ray", "torch", "torchvision", "dp-accounting", "pyarrow", "mlflow", "numpy", "scikit-learn")
+_MAY_CHANGE = frozenset({"resources"})
+"""Keys of a sweep that say only how it is run, so a resumed sweep may have others."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """sweep_id is unique to the sweep; sweep is the whole specification with every default written out."""
+
+    sweep_id: str
+    text: str
+    sweep: dict[str, Any]
+    created: str
+    versions: dict[str, str]
+    git: dict[str, str]
+    hardware: dict[str, str | int]
+
+    def provenance(self) -> dict[str, str]:
+        """Everything but the sweep itself, in flat words."""
+        flat = {
+            f"{section}.{key}": str(value)
+            for section in ("versions", "git", "hardware")
+            for key, value in getattr(self, section).items()
+        }
+        return {"sweep_id": self.sweep_id, "created": self.created, **flat}
+
+
+def open_manifest(files: SweepFiles, sweep: SweepSpec, text: str, resume: bool) -> Manifest:
+    """A new manifest for a new sweep, or with ``resume`` the one of the sweep that is there.
+
+    Nothing is written yet. Raises `InvalidInput` when the folder holds a sweep and ``resume`` is not given, and when
+    the sweep to resume is not the one that the folder holds.
+    """
+    stored = read_manifest(files)
+    if stored is None:
+        return _new_manifest(sweep, text)
+    if not resume:
+        raise InvalidInput(
+            f"{files.root} holds a sweep already; continue it with --resume, or choose another folder with --output"
+        )
+    changed = [key for key in _differences(stored.sweep, _plain(sweep)) if key.split(".")[0] not in _MAY_CHANGE]
+    if changed:
+        raise InvalidInput(
+            f"cannot resume {files.root}: the sweep file changed in {', '.join(changed)}; "
+            "restore these, or run the changed sweep in another folder with --output"
+        )
+    return stored
+
+
+def read_manifest(files: SweepFiles) -> Manifest | None:
+    """The stored manifest, if any. Raises `DataCorruption` when it is damaged."""
+    next_step = "restore it, or run in another folder"
+    content = read_sealed(files.manifest, next_step)
+    try:
+        return None if content is None else Manifest(**json.loads(content))
+    except TypeError as error:
+        raise DataCorruption(f"{files.manifest} is no manifest of this version of dpsweep; {next_step}") from error
+
+
+def write_manifest(files: SweepFiles, manifest: Manifest) -> None:
+    write_sealed(files.manifest, json.dumps(asdict(manifest)).encode())
+
+
+def _new_manifest(sweep: SweepSpec, text: str) -> Manifest:
+    return Manifest(
+        sweep_id=uuid.uuid4().hex,
+        text=text,
+        sweep=_plain(sweep),
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        versions={"python": platform.python_version(), **dict(_versions())},
+        git=_git_state(),
+        hardware={
+            "machine": platform.machine(),
+            "system": platform.platform(),
+            "cpus": os.cpu_count() or 1,
+        },
+    )
+
+
+def _plain(sweep: SweepSpec) -> dict[str, Any]:
+    plain: dict[str, Any] = json.loads(sweep.model_dump_json())
+    return plain
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    for package in _PACKAGES:
+        try:
+            yield package, importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            yield package, "not installed"
+
+
+def _git_state() -> dict[str, str]:
+    """Commit of the code that runs, and whether it had changes; empty outside a git checkout."""
+    folder = Path(__file__).parent
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(folder), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+    try:
+        return {"commit": git("rev-parse", "HEAD"), "dirty": str(bool(git("status", "--porcelain", "-uno"))).lower()}
+    except (OSError, subprocess.SubprocessError):
+        return {}
+
+
+def _differences(before: Any, after: Any, place: str = "") -> Iterator[str]:
+    """Dotted places where two plain structures differ."""
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        for key in sorted({*before, *after}):
+            yield from _differences(before.get(key), after.get(key), f"{place}.{key}" if place else key)
+    elif before != after:
+        yield place

@@ -1,0 +1,398 @@
+"""The pictures of the report, as plotly figures. Pure: from `ReportData` to figures."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import plotly.graph_objects as go
+
+from orchestration.comparison.settings import (
+    Setting,
+    accuracy,
+    best_trade_offs,
+    epsilon,
+    finished_settings,
+    group_epsilon,
+    group_epsilon_error,
+    group_names,
+    group_value,
+    spread,
+    worst_group_accuracy,
+)
+from orchestration.records.published import ReportData, ReportEpoch, ReportGroup, ReportTrial
+from orchestration.report.style import BAND, FONT, INK, MUTED, RULE, Style, style_of
+
+HISTOGRAM = "histogram of "
+"""The names of histograms begin so; what follows says of what."""
+
+Value = Callable[[ReportTrial], float | None]
+
+
+def figures(data: ReportData) -> dict[str, go.Figure]:
+    """Every picture that the data allow, by name; a picture without data is left out."""
+    settings = finished_settings(data.trials)
+    style = style_of(settings)
+    names = group_names(data.trials)
+    drawn = {
+        "utility-fairness": _trade_off(settings, style, accuracy, "accuracy on test data", log=False),
+        "privacy-utility": _privacy(settings, style, accuracy, "accuracy on test data"),
+        "privacy-fairness": _privacy(settings, style, worst_group_accuracy, "accuracy of the worst-served group"),
+        "group-accuracy": _by_group(
+            settings, style, names, lambda name: group_value(name, lambda group: group.accuracy), ".0%"
+        ),
+        "group-change": _by_group(
+            settings,
+            style,
+            names,
+            lambda name: group_value(name, _change_in_points),
+            "~g",
+        ),
+        "group-epsilon": _by_group(
+            settings, style, names, group_epsilon, ".3~g", group_epsilon_error, limits=_possible(settings)
+        ),
+        "who-pays": _who_pays(settings, style, names),
+        **_histograms(settings, style),
+        "noise": _noise(settings, style),
+        "clipping": _clipping_bounds(settings, style),
+    }
+    return {name: figure for name, figure in drawn.items() if figure is not None and figure.data}
+
+
+def _trade_off(settings: Sequence[Setting], style: Style, x: Value, x_title: str, log: bool) -> go.Figure:
+    return _scatter(settings, style, x, worst_group_accuracy, x_title, "accuracy of the worst-served group", log)
+
+
+def _privacy(settings: Sequence[Setting], style: Style, y: Value, y_title: str) -> go.Figure | None:
+    """The value against the worst-case epsilon; None when all private settings cost the same."""
+    private = [setting for setting in settings if not setting.is_baseline]
+    costs = {f"{cost.mean:.2g}" for cost in (setting.over_seeds(epsilon) for setting in private) if cost}
+    if len(costs) < 2:
+        return None
+    figure = _scatter(private, style, epsilon, y, "worst-case ε (log scale)", y_title, log=True)
+    for baseline in (setting for setting in settings if setting.is_baseline):
+        level = baseline.over_seeds(y)
+        if level:
+            figure.add_hline(level.mean, line={"color": MUTED, "width": 1, "dash": "dot"})
+            figure.add_annotation(
+                x=0, xref="paper", xanchor="left", y=level.mean, yanchor="bottom", text=baseline.name, showarrow=False
+            )
+    return figure
+
+
+def _scatter(
+    settings: Sequence[Setting], style: Style, x: Value, y: Value, x_title: str, y_title: str, log: bool
+) -> go.Figure:
+    """One marker per setting at its mean over seeds, whiskers over their range, a faint dot per seed."""
+    figure = _figure(height=430)
+    front = best_trade_offs(settings)
+    for setting in settings:
+        across, up = setting.over_seeds(x), setting.over_seeds(y)
+        if across is None or up is None:
+            continue
+        seeds = [(x(trial), y(trial)) for trial in setting.trials] if len(setting.trials) > 1 else []
+        look = {"color": style.colour(setting), "symbol": style.symbol(setting)}
+        figure.add_scatter(
+            x=[point[0] for point in seeds],
+            y=[point[1] for point in seeds],
+            mode="markers",
+            marker={**look, "size": 6, "opacity": 0.35},
+            hoverinfo="skip",
+            meta=_meta(setting),
+        )
+        ring = {"color": INK, "width": 2.5} if setting in front else {"color": "white", "width": 1}
+        figure.add_scatter(
+            x=[across.mean],
+            y=[up.mean],
+            error_x=_whiskers(across.mean, across.low, across.high, style.colour(setting)),
+            error_y=_whiskers(up.mean, up.low, up.high, style.colour(setting)),
+            mode="markers",
+            marker={**look, "size": 15, "line": ring if not setting.is_baseline else {"width": 2.5}},
+            name=setting.name,
+            hovertemplate=f"<b>{_plain(setting.name)}</b><br>{x_title}: %{{x}}<br>{y_title}: %{{y}}<extra></extra>",
+            meta=_meta(setting),
+        )
+    figure.update_xaxes(title_text=x_title, type="log" if log else "linear", tickformat=".3~g" if log else ".0%")
+    figure.update_xaxes(dtick="D2" if log else None)
+    figure.update_yaxes(title_text=y_title, tickformat=".0%", rangemode="nonnegative")
+    return figure
+
+
+def _by_group(
+    settings: Sequence[Setting],
+    style: Style,
+    names: Sequence[str],
+    value: Callable[[str], Value],
+    tickformat: str,
+    error: Callable[[str], Value] = lambda name: lambda trial: None,
+    limits: tuple[float, float] | None = None,
+) -> go.Figure:
+    """One row per group, one marker per setting: the mean over seeds, with whiskers over their range.
+
+    error: standard error of a value; whiskers reach at least as far as that of the mean. Rows and the places in them
+    are the same for every value, so that pictures can be read across. limits: of the axis, beyond which no value lies.
+    """
+    figure = _figure(height=60 + len(names) * max(26, 7 * len(settings)))
+    for row in range(0, len(names), 2):
+        figure.add_hrect(row - 0.5, row + 0.5, fillcolor=BAND, line_width=0, layer="below")
+    for place, setting in enumerate(settings):
+        offset = 0.8 * ((place + 0.5) / len(settings) - 0.5)
+        known = [
+            (row, name, found, setting.error_over_seeds(error(name)))
+            for row, name in enumerate(names)
+            if (found := setting.over_seeds(value(name)))
+        ]
+        if not known:
+            continue
+        figure.add_scatter(
+            x=[found.mean for _, _, found, _ in known],
+            y=[row + offset for row, *_ in known],
+            error_x={
+                "type": "data",
+                "symmetric": False,
+                "array": [max(found.high - found.mean, least) for _, _, found, least in known],
+                "arrayminus": [max(found.mean - found.low, least) for _, _, found, least in known],
+                "thickness": 1.2,
+                "width": 0,
+                "color": style.colour(setting),
+            },
+            mode="markers",
+            marker={"color": style.colour(setting), "symbol": style.symbol(setting), "size": 7.5},
+            name=setting.name,
+            text=[_plain(name) for _, name, *_ in known],
+            hovertemplate=f"<b>{_plain(setting.name)}</b><br>%{{text}}: %{{x}}<extra></extra>",
+            meta=_meta(setting),
+        )
+    figure.update_xaxes(tickformat=tickformat, zeroline=tickformat == "~g", side="top", range=limits)
+    figure.update_yaxes(
+        tickvals=list(range(len(names))),
+        ticktext=[_plain(name) for name in names],
+        range=[len(names) - 0.5, -0.5],
+        showgrid=False,
+    )
+    return figure
+
+
+def _who_pays(settings: Sequence[Setting], style: Style, names: Sequence[str]) -> go.Figure:
+    """Mean epsilon_i of a group against the accuracy it gets: one marker per group and setting."""
+    figure = _figure(height=430)
+    named: set[str] = set()
+    for setting in settings:
+        points = [
+            (name, served.mean, paid.mean, setting.error_over_seeds(group_epsilon_error(name)))
+            for name in names
+            if (served := setting.over_seeds(group_value(name, lambda group: group.accuracy)))
+            and (paid := setting.over_seeds(group_epsilon(name)))
+        ]
+        dearest = max(points, key=lambda point: point[2], default=None)
+        labelled = {dearest[0]} if dearest and setting.clipping not in named else set()
+        named.add(setting.clipping)
+        figure.add_scatter(
+            x=[served for _, served, *_ in points],
+            y=[paid for _, _, paid, _ in points],
+            error_y={"array": [error for *_, error in points], "thickness": 0.8, "width": 0},
+            mode="markers+text",
+            marker={"color": style.colour(setting), "symbol": style.symbol(setting), "size": 9, "opacity": 0.85},
+            text=[_plain(name) if name in labelled else "" for name, *_ in points],
+            textposition="middle right",
+            textfont={"size": 11, "color": style.colour(setting)},
+            customdata=[_plain(name) for name, *_ in points],
+            hovertemplate=f"<b>{_plain(setting.name)}</b><br>%{{customdata}}: accuracy %{{x}}, mean ε %{{y:.3~g}}"
+            "<extra></extra>",
+            name=setting.name,
+            meta=_meta(setting),
+        )
+    figure.update_xaxes(title_text="accuracy of the group on test data", tickformat=".0%")
+    figure.update_yaxes(title_text="mean ε<sub>i</sub> of the group's training examples", range=_possible(settings))
+    figure.data = [trace for trace in figure.data if len(trace.x)]
+    return figure
+
+
+def _histograms(settings: Sequence[Setting], style: Style) -> dict[str, go.Figure]:
+    """How epsilon_i spreads over the training examples, with the worst case; schedules of a setting share a picture."""
+    drawn: dict[str, go.Figure] = {}
+    for setting in settings:
+        for edges, shares in _pooled_histograms(setting):
+            figure = drawn.setdefault(HISTOGRAM + setting.name_without_schedule, _figure(height=250))
+            figure.add_scatter(
+                x=edges,
+                y=[*shares, shares[-1]],
+                mode="lines",
+                line={"color": style.colour(setting), "width": 2, "dash": style.dash(setting), "shape": "hv"},
+                fill="tozeroy",
+                fillcolor=_faded(style.colour(setting), 0.12),
+                name=setting.name,
+                hovertemplate=f"<b>{_plain(setting.name)}</b><br>ε from %{{x:.3~g}}: %{{y:.1%}}<extra></extra>",
+                meta=_meta(setting),
+            )
+            worst = setting.over_seeds(epsilon)
+            if worst is not None:
+                _mark_worst_case(figure, worst.high)
+    for figure in drawn.values():
+        figure.update_xaxes(title_text="ε<sub>i</sub>", rangemode="tozero")
+        figure.update_yaxes(title_text="share of examples", tickformat=".0%", rangemode="tozero")
+    return drawn
+
+
+def _pooled_histograms(setting: Setting) -> list[tuple[list[float], list[float]]]:
+    """Edges and shares of examples, averaged over the seeds whose edges agree to a percent."""
+    pools: list[tuple[list[float], list[list[float]]]] = []
+    for trial in setting.trials:
+        histogram = trial.individuals.histogram if trial.individuals else None
+        counts = [max(count, 0.0) for count in histogram.counts] if histogram else []
+        if histogram is None or sum(counts) <= 0.0:
+            continue
+        shares = [count / sum(counts) for count in counts]
+        for edges, members in pools:
+            if len(edges) == len(histogram.edges) and math.isclose(edges[-1], histogram.edges[-1], rel_tol=0.01):
+                members.append(shares)
+                break
+        else:
+            pools.append((list(histogram.edges), [shares]))
+    return [(edges, [statistics.fmean(column) for column in zip(*members, strict=True)]) for edges, members in pools]
+
+
+def _mark_worst_case(figure: go.Figure, worst: float) -> None:
+    if any(math.isclose(shape.x0, worst, rel_tol=0.01) for shape in figure.layout.shapes):
+        return
+    figure.add_vline(worst, line={"color": INK, "width": 1.5})
+    figure.add_annotation(
+        x=worst, y=1, yref="paper", xanchor="right", yanchor="bottom", text=f"worst case {worst:#.3g}"
+    )
+    figure.update_annotations(showarrow=False, font={"size": 12, "color": INK})
+
+
+def _noise(settings: Sequence[Setting], style: Style) -> go.Figure:
+    """Noise multiplier per epoch: one line per setting, of its first seed."""
+    figure = _figure(height=360)
+    for setting in settings:
+        history = setting.trials[0].history
+        if setting.is_baseline or not history:
+            continue
+        _line(figure, setting, style, history, [epoch.noise_multiplier for epoch in history], setting.name)
+    figure.update_xaxes(title_text="epoch")
+    figure.update_yaxes(title_text="noise multiplier σ", rangemode="tozero")
+    return figure
+
+
+def _clipping_bounds(settings: Sequence[Setting], style: Style) -> go.Figure:
+    """Clipping bounds per epoch: one line per setting, or per group where a method clips groups apart.
+
+    Bounds of groups follow noisy counts and jump; the groups clipped the loosest and the tightest stand out.
+    """
+    figure = _figure(height=360)
+    named: set[str] = set()
+    for setting in settings:
+        history = setting.trials[0].history
+        bounds = {
+            name: [epoch.clipping_bounds.get(name) for epoch in history]
+            for name in dict.fromkeys(name for epoch in history for name in epoch.clipping_bounds)
+        }
+        means = {name: found.mean for name, values in bounds.items() if (found := spread(values))}
+        extremes = {max(means, key=means.__getitem__), min(means, key=means.__getitem__)} if means else set()
+        for name, values in bounds.items():
+            whose = setting.name if len(bounds) == 1 else f"{setting.name}: {name}"
+            bold = name in extremes
+            _line(
+                figure,
+                setting,
+                style,
+                history,
+                values,
+                whose,
+                width=2.0 if bold else 1.0,
+                opacity=1.0 if bold else 0.25,
+            )
+            if bold and len(bounds) > 1:
+                _label_end(figure, name, history[-1].epoch, means[name], style.colour(setting))
+        named.add(setting.clipping)
+    figure.update_xaxes(title_text="epoch")
+    figure.update_yaxes(title_text="clipping bound C", rangemode="tozero")
+    return figure
+
+
+def _label_end(figure: go.Figure, text: str, x: float, y: float, colour: str) -> None:
+    figure.add_annotation(
+        x=x, y=y, text=_plain(text), xanchor="left", xshift=4, showarrow=False, font={"size": 12, "color": colour}
+    )
+
+
+def _line(
+    figure: go.Figure,
+    setting: Setting,
+    style: Style,
+    history: Sequence[ReportEpoch],
+    values: Sequence[float | None],
+    name: str,
+    width: float = 2.0,
+    opacity: float = 1.0,
+) -> None:
+    figure.add_scatter(
+        x=[epoch.epoch for epoch in history],
+        y=list(values),
+        mode="lines" if len(history) > 1 else "markers",
+        line={"color": style.colour(setting), "dash": style.dash(setting), "width": width},
+        opacity=opacity,
+        name=name,
+        hovertemplate=f"<b>{_plain(name)}</b><br>epoch %{{x}}: %{{y:.4~g}}<extra></extra>",
+        meta=_meta(setting),
+    )
+
+
+def _figure(height: int) -> go.Figure:
+    figure = go.Figure()
+    figure.update_layout(
+        template="none",
+        height=height,
+        showlegend=False,
+        autosize=True,
+        margin={"l": 12, "r": 14, "t": 18, "b": 12},
+        font={"family": FONT, "size": 13, "color": INK},
+        hoverlabel={"font": {"family": FONT, "size": 13}},
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+    )
+    axis = {"gridcolor": RULE, "linecolor": RULE, "zeroline": False, "automargin": True, "ticks": ""}
+    titled = {"title": {"font": {"size": 13, "color": MUTED}, "standoff": 10}, "tickfont": {"color": MUTED}}
+    figure.update_xaxes(**axis, **titled, zerolinecolor=INK, zerolinewidth=1)
+    figure.update_yaxes(**axis, **titled)
+    return figure
+
+
+def _whiskers(mean: float, low: float, high: float, colour: str) -> dict[str, Any]:
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": [high - mean],
+        "arrayminus": [mean - low],
+        "color": colour,
+        "thickness": 1.2,
+        "width": 0,
+    }
+
+
+def _possible(settings: Sequence[Setting]) -> tuple[float, float] | None:
+    """Where any mean epsilon_i lies: between nothing and the largest worst case. The noise of a release may not."""
+    costs = [cost.high for setting in settings if (cost := setting.over_seeds(epsilon))]
+    return (0.0, 1.04 * max(costs)) if costs else None
+
+
+def _change_in_points(group: ReportGroup) -> float | None:
+    return None if group.accuracy_change is None else 100.0 * group.accuracy_change
+
+
+def _meta(setting: Setting) -> dict[str, str]:
+    """What the page's key shows and hides traces by."""
+    return {"clipping": setting.clipping, "schedule": setting.schedule}
+
+
+def _plain(text: str) -> str:
+    """Text as text: plotly reads a few HTML tags and %{...} templates in its labels."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("%{", "% {")
+
+
+def _faded(colour: str, opacity: float) -> str:
+    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return f"rgba({red},{green},{blue},{opacity})"

@@ -1,0 +1,99 @@
+"""Pieces of HTML that the report is put together from. Arguments called text are escaped here; html is passed on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from orchestration.comparison.settings import Setting
+from orchestration.report.style import INK, Style
+
+Cell = tuple[str, str]
+"""HTML of a table cell, and its class: "n" for numbers, "" for words."""
+
+_SHAPES = {
+    "circle": '<circle cx="6" cy="6" r="4.6"/>',
+    "circle-open": '<circle cx="6" cy="6" r="4" fill="none" stroke-width="2"/>',
+    "diamond": '<path d="M6 .4 11.6 6 6 11.6.4 6Z"/>',
+    "square": '<path d="M1.5 1.5h9v9h-9Z"/>',
+    "triangle-up": '<path d="M6 1 11.4 10.5H.6Z"/>',
+    "triangle-down": '<path d="M6 11 11.4 1.5H.6Z"/>',
+    "cross": '<path d="M4 .8h4V4h3.2v4H8v3.2H4V8H.8V4H4Z"/>',
+    "x": '<path d="M6 4 9 1l2 2-3 3 3 3-2 2-3-3-3 3-2-2 3-3-3-3 2-2Z"/>',
+    "star": '<path d="M6 .4 7.6 4.3l4.1.3-3.2 2.7 1 4.1L6 9.2l-3.5 2.2 1-4.1L.3 4.6l4.1-.3Z"/>',
+    "hexagon": '<path d="M6 .6 10.7 3.3v5.4L6 11.4 1.3 8.7V3.3Z"/>',
+    "pentagon": '<path d="M6 .6 11.4 4.6 9.3 11H2.7L.6 4.6Z"/>',
+}
+_DASHES = {"solid": "", "dash": "6 3", "dot": "2 2", "dashdot": "6 2 2 2", "longdash": "9 3", "longdashdot": "9 2 2 2"}
+
+
+def section(title: str, *html: str) -> str:
+    return f"<section><h2>{escape(title)}</h2>{''.join(html)}</section>"
+
+
+def note(text: str, look: str = "withheld") -> str:
+    return f'<div class="{look}"><p>{escape(text)}</p></div>'
+
+
+def panel(name: str, title: str, drawn: Mapping[str, Any], missing: str = "") -> str:
+    """A picture under its title; without data, the reason why it is missing, or nothing at all."""
+    heading = f'<p class="plot-title">{escape(title)}</p>' if title else ""
+    if name not in drawn:
+        return f"<div>{heading}{note(missing)}</div>" if missing else ""
+    height = drawn[name]["layout"]["height"]
+    return (
+        f'<div>{heading}<div class="plot" role="img" aria-label="{escape(title)}: a chart" '
+        f'data-figure="{escape(name)}" style="height:{height}px"></div></div>'
+    )
+
+
+def table(heads: Iterable[tuple[str, str]], rows: Iterable[Sequence[Cell]], looks: Sequence[str] = ()) -> str:
+    """heads: text and class of each column; looks: the class of each row."""
+    head = "".join(f'<th scope="col" class="{look}">{escape(text)}</th>' for text, look in heads)
+    body = []
+    for place, row in enumerate(rows):
+        cells = "".join(f'<td class="{look}">{html}</td>' for html, look in row)
+        body.append(f'<tr class="{looks[place] if looks else ""}">{cells}</tr>')
+    rows_shown = f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody>"
+    return f'<div class="scroll" tabindex="0"><table>{rows_shown}</table></div>'
+
+
+def named(setting: Setting, style: Style) -> str:
+    """The setting's name behind its marker."""
+    return _marker(style.colour(setting), style.symbol(setting)) + escape(setting.name)
+
+
+def key(settings: Iterable[Setting], style: Style) -> str:
+    """What colours, symbols and dashes mean; its buttons show and hide."""
+    drawn = list(settings)
+    clippings = dict.fromkeys(setting.clipping for setting in drawn)
+    schedules = dict.fromkeys(setting.schedule for setting in drawn if setting.schedule)
+    colours = [_button("clipping", name, _marker(style.colours[name], "circle"), name or "all") for name in clippings]
+    symbols = [_button("schedule", name, _line(*style.looks[name]), name) for name in schedules]
+    divider = '<span class="divider"></span>' if colours and symbols else ""
+    return f'<div class="key" role="group" aria-label="Key">{"".join(colours)}{divider}{"".join(symbols)}</div>'
+
+
+def _button(kind: str, value: str, picture: str, text: str) -> str:
+    return (
+        f'<button type="button" aria-pressed="true" data-kind="{kind}" data-value="{escape(value)}" '
+        f'title="show or hide">{picture}{escape(text)}</button>'
+    )
+
+
+def _marker(colour: str, symbol: str) -> str:
+    return _swatch(12, colour, _SHAPES.get(symbol, _SHAPES["circle"]))
+
+
+def _line(symbol: str, dash: str) -> str:
+    stroke = f'<path d="M16 6H40" stroke-width="2" stroke-dasharray="{_DASHES[dash]}"/>'
+    return _swatch(40, INK, _SHAPES.get(symbol, _SHAPES["circle"]) + stroke)
+
+
+def _swatch(width: int, colour: str, shapes: str) -> str:
+    """A picture beside the words that say the same."""
+    return (
+        f'<svg class="swatch" aria-hidden="true" width="{width}" height="12" fill="{colour}" stroke="{colour}" '
+        f'stroke-width="0">{shapes}</svg>'
+    )

@@ -1,0 +1,240 @@
+"""One self-contained HTML page that tells what a sweep found: pure, from `ReportData` to text.
+
+The page needs neither network nor server: plotly.js is inlined once, figures are JSON inside it. Names and messages
+come from users and are escaped; pictures repeat what tables say, so the page also reads on paper.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from importlib.resources import files
+from string import Template
+from typing import Any
+
+from plotly.offline import get_plotlyjs
+
+from orchestration.comparison.settings import (
+    Setting,
+    accuracy,
+    epsilon,
+    finished_settings,
+    spread,
+    worst_group_accuracy,
+    worst_over_median,
+)
+from orchestration.records.published import (
+    GroupEpsilon,
+    Histogram,
+    IndividualStatistics,
+    ReportData,
+    ReportEpoch,
+    ReportGroup,
+    ReportPrivacy,
+    ReportQuality,
+    ReportTrial,
+)
+from orchestration.report.figures import HISTOGRAM, figures
+from orchestration.report.html import key, note, panel, section
+from orchestration.report.prose import (
+    MEANINGS,
+    SENSITIVE,
+    WITHHELD,
+    headline,
+    number,
+    percent,
+    seconds,
+)
+from orchestration.report.style import Style, style_of
+from orchestration.report.tables import estimates_table, group_sizes_table, settings_table, trials_table
+
+__all__ = [
+    "GroupEpsilon",
+    "Histogram",
+    "IndividualStatistics",
+    "ReportData",
+    "ReportEpoch",
+    "ReportGroup",
+    "ReportPrivacy",
+    "ReportQuality",
+    "ReportTrial",
+    "render",
+]
+
+
+def render(data: ReportData) -> str:
+    """The page as one HTML document without any reference to the network."""
+    settings = finished_settings(data.trials)
+    style = style_of(settings)
+    drawn = {name: json.loads(figure.to_json()) for name, figure in figures(data).items()}
+    sections = (
+        _opening(data, settings),
+        _results(data, settings, style, drawn),
+        _groups(data, settings, style, drawn),
+        _individuals(data, settings, style, drawn),
+        _over_time(settings, style, drawn),
+        section("All trials", trials_table(data.trials)),
+        _meanings(data),
+    )
+    template = Template(files("orchestration.report").joinpath("template.html").read_text(encoding="utf-8"))
+    return template.substitute(
+        title=escape(f"{data.name} – dpsweep report"),
+        body=_subscripts("\n".join(part for part in sections if part)),
+        plotly=get_plotlyjs().replace("</script", "<\\/script"),
+        figures=_script_safe({name: {"data": made["data"], "layout": made["layout"]} for name, made in drawn.items()}),
+    )
+
+
+def _script_safe(value: Any) -> str:
+    """JSON that no HTML parser can mistake for the end of a script element."""
+    text = json.dumps(value, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _opening(data: ReportData, settings: Sequence[Setting]) -> str:
+    description = f"<p>{escape(data.description)}</p>" if data.description else ""
+    done = sum(trial.status == "finished" for trial in data.trials)
+    byline = [f"{done} of {len(data.trials)} trials finished", f"δ = {data.delta:g}", _date(data.created)]
+    if data.wall_seconds is not None:
+        byline.insert(1, seconds(data.wall_seconds))
+    sentences = headline(data, settings) if data.trials else ["This sweep has no trials."]
+    warning = note(SENSITIVE, "withheld sensitive") if data.disclosure == "raw" else ""
+    notes = "".join(note(text) for text in data.notes)
+    return (
+        f'<header><p class="eyebrow">Differentially private training · sweep report</p><h1>{escape(data.name)}</h1>'
+        f'{description}<p class="byline">{" · ".join(escape(part) for part in byline if part)}</p>{warning}{notes}'
+        f'<ul class="lead">{"".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)}</ul>'
+        f"{_tiles(settings)}</header>"
+    )
+
+
+def _date(created: str) -> str:
+    """An ISO date as people write it; any other text as it is."""
+    return re.sub(r"^(\d{4}-\d\d-\d\d)T(\d\d:\d\d)[:.\d]*(\+00:00|Z)$", r"\1 \2 UTC", created)
+
+
+def _subscripts(html: str) -> str:
+    return html.replace("εᵢ", "ε<sub>i</sub>")
+
+
+def _tiles(settings: Sequence[Setting]) -> str:
+    private = [setting for setting in settings if not setting.is_baseline]
+    baseline = spread(accuracy(trial) for setting in settings if setting.is_baseline for trial in setting.trials)
+
+    def best(value: Callable[[ReportTrial], float | None]) -> float | None:
+        return max((found.mean for setting in private if (found := setting.over_seeds(value))), default=None)
+
+    costs = [cost for setting in private if (cost := setting.over_seeds(epsilon))]
+    low, high = min((c.low for c in costs), default=None), max((c.high for c in costs), default=None)
+    span = number(high) if number(low) == number(high) else f"{number(low)} – {number(high)}"
+    ratio = best(worst_over_median)
+    tiles = [
+        (span, "worst-case ε of the private trials"),
+        (percent(best(accuracy)), f"best private accuracy; baseline {percent(baseline.mean if baseline else None)}"),
+        (percent(best(worst_group_accuracy)), "best accuracy of a worst-served group under privacy"),
+        (f"{ratio:.1f}×" if ratio else "withheld", "worst-case ε over the median εᵢ, at most"),
+    ]
+    if not costs:
+        return ""
+    cells = "".join(f'<div class="tile"><b>{escape(big)}</b><span>{escape(small)}</span></div>' for big, small in tiles)
+    return f'<div class="tiles">{cells}</div>'
+
+
+def _results(data: ReportData, settings: Sequence[Setting], style: Style, drawn: Mapping[str, Any]) -> str:
+    if not settings:
+        return ""
+    caption = (
+        "Each marker is a setting, averaged over its seeds (faint dots); whiskers span the seeds. A dark ring marks "
+        "the Pareto front."
+    )
+    titles = {
+        "utility-fairness": "Utility and fairness",
+        "privacy-utility": "Privacy and utility",
+        "privacy-fairness": "Privacy and fairness",
+    }
+    panels = [panel(name, title, drawn) for name, title in titles.items()]
+    if "privacy-utility" not in drawn and any(not setting.is_baseline for setting in settings):
+        caption += " All private settings cost the same worst-case ε, so privacy needs no axis."
+    return section(
+        "Privacy, utility, fairness",
+        key(settings, style),
+        f'<figure><div class="panels">{"".join(panels)}</div><figcaption>{caption}</figcaption></figure>',
+        settings_table(settings, style),
+        group_sizes_table(settings, style),
+    )
+
+
+def _groups(data: ReportData, settings: Sequence[Setting], style: Style, drawn: Mapping[str, Any]) -> str:
+    if "group-accuracy" not in drawn:
+        return ""
+    panels = [
+        panel("group-accuracy", "Accuracy on test data", drawn),
+        panel("group-change", "Change against the baseline, in points", drawn,
+               missing="No finished private trial has a non-private baseline with the same data, model and seed. "
+                       "Add “none” to the clipping methods of the sweep."),
+        panel("group-epsilon", "What its training examples paid: mean εᵢ", drawn, missing=WITHHELD[data.disclosure]),
+    ]  # fmt: skip
+    return section(
+        "Who is served, who pays",
+        "<p>Groups from worst to best served. The same settings side by side: how well each group is served, what "
+        "privacy cost it in accuracy, and what its training examples paid in privacy.</p>",
+        key(settings, style),
+        f'<figure><div class="panels">{"".join(panels)}</div><figcaption>Markers are means over seeds; whiskers '
+        f"span them, and for εᵢ at least a standard error. {_release_words(data, settings)}</figcaption></figure>",
+        panel("who-pays", "Accuracy of a group against its mean εᵢ", drawn),
+    )
+
+
+def _individuals(data: ReportData, settings: Sequence[Setting], style: Style, drawn: Mapping[str, Any]) -> str:
+    if not any(not setting.is_baseline for setting in settings):
+        return ""
+    names = [name for name in drawn if name.startswith(HISTOGRAM)]
+    if not names:
+        return section("What single examples paid", note(WITHHELD[data.disclosure]))
+    panels = "".join(panel(name, name.removeprefix(HISTOGRAM), drawn) for name in names)
+    return section(
+        "What single examples paid",
+        "<p>Histograms of εᵢ over all training examples, one line per setting. The vertical line is the worst case, "
+        "which the guarantee claims for everybody.</p>",
+        key([setting for setting in settings if not setting.is_baseline], style),
+        f'<figure><div class="panels">{panels}</div><figcaption>{_release_words(data, settings)}</figcaption></figure>',
+        estimates_table(settings, style),
+    )
+
+
+def _release_words(data: ReportData, settings: Sequence[Setting]) -> str:
+    """How the published εᵢ came to be: exact or released with DP, and whether they are guarantees."""
+    found = [trial.individuals for setting in settings for trial in setting.trials if trial.individuals]
+    if not found:
+        return ""
+    kinds = " and ".join(sorted({f"{individuals.kind.replace('_', ' ')}s" for individuals in found}))
+    costs = sorted({individuals.release_epsilon for individuals in found if individuals.release_epsilon is not None})
+    cost = f" at ε = {', '.join(number(cost) for cost in costs)}, inside each trial's total" if costs else ""
+    how = {"raw": "exact", "private": f"released with differential privacy{cost}"}
+    ways = " and ".join(how[way] for way in sorted({individuals.disclosure for individuals in found}))
+    return f"Statistics of εᵢ are {ways}; the εᵢ themselves are {kinds}."
+
+
+def _over_time(settings: Sequence[Setting], style: Style, drawn: Mapping[str, Any]) -> str:
+    panels = [
+        panel("noise", "Noise multiplier", drawn),
+        panel("clipping", "Clipping bounds", drawn),
+    ]
+    if not any(panels):
+        return ""
+    return section(
+        "Noise and clipping over time",
+        key([setting for setting in settings if not setting.is_baseline], style),
+        f'<figure><div class="panels wide">{"".join(panels)}</div><figcaption>First seed of each setting. Bounds are '
+        "shown where they are public: configured, or derived from noisy counts. Methods that clip groups apart have a "
+        "line per group; individual thresholds are private.</figcaption></figure>",
+    )
+
+
+def _meanings(data: ReportData) -> str:
+    words = "".join(f"<dt>{escape(term)}</dt><dd>{escape(meaning)}</dd>" for term, meaning in MEANINGS)
+    facts = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in data.provenance.items())
+    provenance = f"<h3>Where the numbers come from</h3><dl>{facts}</dl>" if facts else ""
+    return section("What the numbers mean", f'<dl class="prose">{words}</dl>', provenance)

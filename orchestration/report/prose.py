@@ -1,0 +1,241 @@
+"""The words of the report: its headline, its explanations, its number formats. Pure; every string is plain text.
+
+Markup is added by `orchestration.report.page`, which escapes whatever comes from here.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from orchestration.comparison.settings import (
+    Setting,
+    Spread,
+    accuracy,
+    accuracy_change,
+    epsilon,
+    group_epsilon,
+    group_epsilon_error,
+    group_names,
+    group_value,
+    median_epsilon,
+    worst_group,
+    worst_group_accuracy,
+    worst_over_median,
+)
+from orchestration.records.published import Disclosure, ReportData
+
+MISSING = "–"
+
+WITHHELD: dict[Disclosure, str] = {
+    "none": "Withheld. What training examples paid follows from their gradients, so even an average over a group of "
+    "them is private data. The owner of the data finds the exact numbers in private/report.html beside this page. To "
+    "show them here, write “release: private” in the sweep (statistics with calibrated noise, their cost inside the "
+    "target) or “release: raw” (exact; the report and its MLflow runs become sensitive), and run it again.",
+    "private": "Not released. No finished trial of this sweep published these statistics.",
+    "raw": "Not available. No finished trial of this sweep has these statistics.",
+}
+
+SENSITIVE = (
+    "Sensitive. This page shows exact statistics of the training examples, which no differential-privacy guarantee "
+    "covers. Treat it like the training data."
+)
+
+MEANINGS = (
+    (
+        "Worst-case ε",
+        "With δ, bounds what the published model can reveal about any one training record, whoever it "
+        "belongs to and whatever an attacker knows. A guarantee, unless its row says estimate. It is that of one "
+        "trial: all trials train on the same records, so publishing several adds up.",
+    ),
+    (
+        "ε of one example, εᵢ",
+        "The same bound for record i alone, given this run: records with small gradients pay less than "
+        "the worst case. A guarantee where contributions were known at every step (or clipped individually); an "
+        "estimate where norms were refreshed less often. It is private: tell it only to the owner of record i.",
+    ),
+    (
+        "ε of a group of k",
+        "The bound for any k records together, such as one person's, from a mixture-of-Gaussians analysis of "
+        "each step; tighter than k-fold group privacy.",
+    ),
+    (
+        "Neighbouring data sets",
+        "add_remove: one data set is the other plus one record. zero_out: one record is replaced by an empty "
+        "one; used for reshuffled epochs. Epsilons under different adjacencies must not be compared.",
+    ),
+    (
+        "Accuracy, loss, groups",
+        "Computed on held-out test data, which the guarantee does not cover: the models do not depend on it, "
+        "this page does.",
+    ),
+    (
+        "Change against the baseline",
+        "Private minus non-private accuracy, same data, model and seed, in percentage points. What is shown of the "
+        "non-private baseline, and so of this change, no guarantee protects. Privacy is "
+        "fair, in the sense of equal cost, when all groups change alike; unequal cost is the largest minus the "
+        "smallest change.",
+    ),
+    (
+        "Mean and spread",
+        "Averages over seeds; ± is one standard deviation, whiskers reach from the lowest to the highest seed.",
+    ),
+    (
+        "Pareto front",
+        "The private settings that none beats in worst-case ε (two significant digits), accuracy and accuracy "
+        "of the worst-served group at once.",
+    ),
+    (
+        "One model or many",
+        "Each row is the cost of publishing that one model. Publishing several costs the sum at most; choosing one by "
+        "its results on private data costs more than its row says.",
+    ),
+)
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    if value is None or math.isnan(value):
+        return MISSING
+    if math.isinf(value):
+        return "∞"
+    return f"{value:,.0f}" if abs(value) >= 10**digits else f"{value:#.{digits}g}".rstrip(".")
+
+
+def percent(value: float | None) -> str:
+    return MISSING if value is None or not math.isfinite(value) else f"{100 * value:.1f}%"
+
+
+def points(value: float | None) -> str:
+    """A signed difference of two shares, in percentage points."""
+    return MISSING if value is None or not math.isfinite(value) else f"{100 * value:+.1f}".replace("-", "−")
+
+
+def seconds(value: float | None) -> str:
+    if value is None or not math.isfinite(value):
+        return MISSING
+    minutes, rest = divmod(round(value), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{value:.1f} s"
+
+
+def percent_spread(found: Spread | None) -> str:
+    if found is None or found.count == 1:
+        return percent(found.mean if found else None)
+    return f"{100 * found.mean:.1f} ± {100 * found.deviation:.1f}%"
+
+
+def points_spread(found: Spread | None) -> str:
+    if found is None or found.count == 1:
+        return points(found.mean if found else None)
+    return f"{points(found.mean)} ± {100 * found.deviation:.1f}"
+
+
+def headline(data: ReportData, settings: Sequence[Setting]) -> list[str]:
+    """What the sweep found, in sentences: best trade-offs, what single examples paid, what went wrong."""
+    return [*_trade_offs(data, settings), *_individuals(data, settings), *_failures(data)]
+
+
+def _trade_offs(data: ReportData, settings: Sequence[Setting]) -> list[str]:
+    private = [setting for setting in settings if not setting.is_baseline]
+    ranked = sorted(
+        ((found.mean, setting) for setting in private if (found := setting.over_seeds(accuracy))),
+        key=lambda pair: -pair[0],
+    )
+    if not ranked:
+        return ["No private trial has finished, so there is no trade-off to show yet."] if data.trials else []
+    total, best = ranked[0]
+    change, cost = best.over_seeds(accuracy_change), best.over_seeds(epsilon)
+    against = f", {_below(change.mean)} the non-private baseline" if change else ""
+    price = f"at ε = {number(cost.mean if cost else None)}, δ = {data.delta:g}"
+    which = "private" if len(ranked) == 1 else "most accurate private"
+    sentences = [f"The {which} setting, {best.name}, reaches {percent(total)} on test data{against}, {price}."]
+    return [*sentences, *_fairest(best, [setting for _, setting in ranked])]
+
+
+def _fairest(best: Setting, private: Sequence[Setting]) -> list[str]:
+    served = [(found.mean, setting) for setting in private if (found := setting.over_seeds(worst_group_accuracy))]
+    if not served:
+        return []
+    worst, fairest = max(served, key=lambda pair: pair[0])
+    names = sorted({group.name for trial in fairest.trials if (group := worst_group(trial))})
+    whom = f"group {' or '.join(names)} gets {percent(worst)}"
+    if len(private) == 1:
+        return [f"Of its groups it serves one worst: {whom}."]
+    if fairest is best:
+        return [f"It also serves its worst group best: {whom}."]
+    other, total = best.over_seeds(worst_group_accuracy), fairest.over_seeds(accuracy)
+    return [
+        f"The setting {fairest.name} serves its worst group best: {whom}, against "
+        f"{percent(other.mean if other else None)} under {best.name}; its accuracy is "
+        f"{percent(total.mean if total else None)} overall."
+    ]
+
+
+def _individuals(data: ReportData, settings: Sequence[Setting]) -> list[str]:
+    private = [setting for setting in settings if not setting.is_baseline]
+    ratios = [(found.mean, setting) for setting in private if (found := setting.over_seeds(worst_over_median))]
+    if not ratios:
+        return ["What single training examples paid is withheld; see below for why."] if private else []
+    ratio, setting = max(ratios, key=lambda pair: pair[0])
+    median, cost = setting.over_seeds(median_epsilon), setting.over_seeds(epsilon)
+    low = min(ratio for ratio, _ in ratios)
+    paid = f"εᵢ = {number(median.mean if median else None)} of {number(cost.mean if cost else None)}"
+    span = f" ({low:.1f} to {ratio:.1f} times over all settings)" if len(ratios) > 1 else ""
+    sentence = (
+        f"The worst case overstates what most examples paid: under {setting.name} the median example paid {paid}, "
+        f"{ratio:.1f} times less{span}."
+    )
+    return [sentence, *_correlations(private)]
+
+
+def _correlations(private: Sequence[Setting]) -> list[str]:
+    known = [(value, setting.name) for setting in private if (value := group_correlation(setting)) is not None]
+    if not known:
+        return []
+    strongest, name = max(known, key=lambda pair: abs(pair[0]))
+    who = "worse" if strongest < 0 else "better"
+    r = f"{strongest:.2f}".replace("-", "−")
+    return [f"Groups served {who} paid more: their accuracy and mean εᵢ correlate with r = {r} ({name})."]
+
+
+def group_correlation(setting: Setting) -> float | None:
+    """Pearson's r between accuracy and mean epsilon_i over at least three groups; None where it is undefined.
+
+    Groups so small that the noise of a release drowns their mean (a standard error above a tenth of the worst case)
+    are left out.
+    """
+    cost = setting.over_seeds(epsilon)
+    tolerable = 0.1 * cost.mean if cost else 0.0
+    pairs = [
+        (served.mean, paid.mean)
+        for name in group_names(setting.trials)
+        if (served := setting.over_seeds(group_value(name, lambda group: group.accuracy)))
+        and (paid := setting.over_seeds(group_epsilon(name)))
+        and setting.error_over_seeds(group_epsilon_error(name)) <= tolerable
+    ]
+    if len(pairs) < 3 or any(max(values) == min(values) for values in zip(*pairs, strict=True)):
+        return None
+    return statistics.correlation([served for served, _ in pairs], [paid for _, paid in pairs])
+
+
+def _failures(data: ReportData) -> list[str]:
+    failed = sum(trial.status == "failed" for trial in data.trials)
+    stopped = sum(trial.status == "stopped" for trial in data.trials)
+    waiting = sum(trial.status in ("pending", "running") for trial in data.trials)
+    sentences = []
+    if failed:
+        subject = f"{failed} trials failed and are" if failed > 1 else "1 trial failed and is"
+        sentences.append(f"{subject} in no average; the table of trials says why.")
+    if stopped:
+        subject = f"{stopped} trials, which are" if stopped > 1 else "1 trial, which is"
+        sentences.append(f"The scheduler stopped {subject} in no average; the table of trials says when.")
+    if waiting:
+        sentences.append(f"{waiting} of {len(data.trials)} trials have not finished; dpsweep run --resume continues.")
+    return sentences
+
+
+def _below(change: float) -> str:
+    return f"{abs(100 * change):.1f} points {'below' if change < 0 else 'above'}"

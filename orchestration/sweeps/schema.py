@@ -1,0 +1,294 @@
+"""A sweep file: YAML -> `SweepSpec`, with one line per mistake. Pure: reads no data, starts nothing."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import fields
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from accounting.errors import InvalidInput, require_finite
+from accounting.registry import nearest
+from orchestration.records.published import Disclosure
+from orchestration.sweeps.text import parse_text, shortly
+from workers.imports import is_import_path
+from workers.spec import (
+    BudgetSpec,
+    Component,
+    DataSpec,
+    ExecutionSpec,
+    NormSpec,
+    SamplingSpec,
+)
+
+T = TypeVar("T")
+
+
+def _check_keys(mapping: Mapping[Any, Any], valid: Collection[str]) -> None:
+    for key in mapping:
+        if key not in valid:
+            raise InvalidInput(f"unknown key {str(key)!r}; {nearest(str(key), valid)}")
+
+
+def _component(value: object) -> Component:
+    """``flat`` or ``{name: flat, bound: 1.0}``; the parameters are checked where the component is built."""
+    match value:
+        case Component():
+            return value
+        case str():
+            return Component(value)
+        case {"name": str(name), **params}:
+            return Component(name, {str(key): param for key, param in params.items()})
+    raise InvalidInput(f"expected a name, or a mapping with a name and parameters, but got {shortly(value)}")
+
+
+def _data(value: object) -> object:
+    """Keys that are not about cutting the data are parameters of the source."""
+    component = _component(value)
+    cuts = {field.name for field in fields(DataSpec)} - {"name", "params"}
+    for key in component.params:
+        if key not in cuts and difflib.get_close_matches(key, cuts, n=1, cutoff=0.8):
+            raise InvalidInput(f"unknown key {key!r}; {nearest(key, cuts)}, and the parameters of the source")
+    chosen = {key: param for key, param in component.params.items() if key in cuts}
+    params = {key: param for key, param in component.params.items() if key not in cuts}
+    return {"name": component.name, "params": params, **chosen}
+
+
+def _known_keys_of(dataclass_type: type[Any]) -> Callable[[object], object]:
+    valid = [field.name for field in fields(dataclass_type)]
+
+    def check(value: object) -> object:
+        if isinstance(value, Mapping):
+            _check_keys(value, valid)
+        return value
+
+    return check
+
+
+def _within(**bounds: Mapping[str, float]) -> AfterValidator:
+    """The bounds of a section's numbers, as `require_finite` takes them; a word in place of a number has none."""
+
+    def check(section: T) -> T:
+        for name, bound in bounds.items():
+            value = getattr(section, name)
+            if isinstance(value, int | float):
+                require_finite(name, value, **bound)
+        return section
+
+    return AfterValidator(check)
+
+
+def _as_tuple(value: object) -> object:
+    return tuple(value) if isinstance(value, (list, tuple)) else (value,)
+
+
+def _quantity(value: float) -> float:
+    """Ray counts resources in ten-thousandths."""
+    if 0.0 < value < 1e-4:
+        raise InvalidInput(f"{value} is less than 0.0001, the least that Ray reserves; give more, or 0 where it may be")
+    return value
+
+
+def _gpus(value: float) -> float:
+    """Ray shares one GPU among trials, but gives several only whole."""
+    if value > 1.0 and not value.is_integer():
+        raise InvalidInput(f"{value} GPUs cannot be reserved; give a fraction of one, or a whole number of them")
+    return value
+
+
+Named = Annotated[Component, BeforeValidator(_component)]
+Several = Annotated[tuple[T, ...], BeforeValidator(_as_tuple)]
+Axis = Annotated[Several[T], Field(min_length=1)]
+Quantity = Annotated[float, AfterValidator(_quantity)]
+Data = Annotated[
+    DataSpec,
+    BeforeValidator(_data),
+    _within(
+        test_fraction={"above": 0.0, "below": 1.0},
+        public_fraction={"at_least": 0.0, "below": 1.0},
+        split_seed={"at_least": 0},
+    ),
+]
+Sampling = Annotated[SamplingSpec, BeforeValidator(_known_keys_of(SamplingSpec)), _within(batch_size={"at_least": 1})]
+Budget = Annotated[
+    BudgetSpec, BeforeValidator(_known_keys_of(BudgetSpec)), _within(rho={"above": 0.0}, epsilon={"above": 0.0})
+]
+Norms = Annotated[
+    NormSpec,
+    BeforeValidator(_known_keys_of(NormSpec)),
+    _within(refreshes_per_epoch={"above": 0.0}, rows_per_part={"at_least": 1}, exact_examples={"at_least": 0}),
+]
+Execution = Annotated[
+    ExecutionSpec,
+    BeforeValidator(_known_keys_of(ExecutionSpec)),
+    _within(
+        micro_batch_size={"at_least": 1},
+        threads={"at_least": 1, "at_most": 1024},
+        checkpoint_every_epochs={"above": 0.0},
+    ),
+]
+
+
+class Settings(BaseModel):
+    """A section of a sweep file: frozen; an unknown key is an error that names the nearest valid one."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, value: object) -> object:
+        if isinstance(value, Mapping):
+            _check_keys(value, cls.model_fields)
+        return value
+
+
+class PrivacySettings(Settings):
+    """How private every private trial is: calibrated to a target, or with noise multipliers as given."""
+
+    delta: float = Field(gt=0.0, lt=1.0)
+    target_epsilon: Axis[Annotated[float, Field(gt=0.0)]] | None = None
+    noise_multiplier: Axis[Annotated[float, Field(ge=0.0)]] | None = None
+    budget: Budget | None = None
+    accountant: str = "auto"
+    """The accountant that calibration meets the target with, and whose worst case the comparison shows."""
+
+    @model_validator(mode="after")
+    def _one_level(self) -> Self:
+        if (self.target_epsilon is None) == (self.noise_multiplier is None):
+            raise InvalidInput("give exactly one of target_epsilon (calibrated) and noise_multiplier (as given)")
+        return self
+
+
+class AccountingSettings(Settings):
+    individual: Literal["rdp", "pld"] = "rdp"
+    """Accountant of the per-example epsilons."""
+    also: Several[str] = ()
+    """Accountants reported beside privacy.accountant."""
+    group_sizes: Several[Annotated[int, Field(ge=1, le=10_000)]] = (1,)
+    """Sizes of groups whose worst-case epsilon is reported."""
+    actors: int = Field(default=2, ge=1, le=1024)
+    """How many accounting actors share the parts of a trial."""
+    cpus: Quantity = Field(default=0.0, ge=0.0)
+    """CPUs that each of them reserves; 0 shares those of the trials that train."""
+
+
+class SchedulerSettings(Settings):
+    """fifo trains every trial to its end; asha stops trials on a metric, which is a selection that costs privacy."""
+
+    name: Literal["fifo", "asha"] = "fifo"
+    metric: Literal["public_accuracy", "test_accuracy"] = "public_accuracy"
+    grace_epochs: int = Field(default=1, ge=1)
+    reduction_factor: int = Field(default=3, ge=2)
+    accept_unaccounted_selection: bool = False
+
+
+class ResourceSettings(Settings):
+    cpus: Quantity = Field(default=1.0, gt=0.0)
+    gpus: Annotated[Quantity, AfterValidator(_gpus)] = Field(default=0.0, ge=0.0)
+    max_concurrent: int | None = Field(default=None, ge=1)
+    max_failures: int = Field(default=3, ge=0)
+    """How often a trial whose worker died is continued from its checkpoint."""
+
+
+class BaselineSettings(Settings):
+    """What the non-private trials use instead: without clipping, gradients are longer and want smaller steps."""
+
+    optimizer: Named | None = None
+
+
+_DISCLOSURES: Mapping[str, Disclosure] = {"none": "none", "private": "private", "raw": "raw"}
+
+
+class SweepSpec(Settings):
+    """A whole sweep file. Fields typed ``Axis`` hold one value or a list of them."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    data: Axis[Data]
+    model: Axis[Named]
+    preprocessing: Axis[Named | None] = (None,)
+    loss: Axis[Named] = (Component("cross_entropy"),)
+    optimizer: Axis[Named] = (Component("sgd", {"learning_rate": 0.1}),)
+    learning_rate_schedule: Axis[Named] = (Component("constant"),)
+    augmentation: Axis[Named | None] = (None,)
+    averaging: Axis[Named | None] = (None,)
+    sampling: Axis[Sampling]
+    epochs: Axis[Annotated[int, Field(ge=1, le=1_000_000)]]
+    clipping: Axis[Named]
+    noise: Axis[Named] = (Component("constant"),)
+    seeds: Axis[Annotated[int, Field(ge=0, lt=2**63)]] = (0,)
+    privacy: PrivacySettings
+    baseline: BaselineSettings = BaselineSettings()
+    norms: Norms = NormSpec()
+    noise_source: Literal["seeded", "os_entropy", "os_entropy_secure"] = "seeded"
+    accounting: AccountingSettings = AccountingSettings()
+    release: Named = Component("none")
+    scheduler: SchedulerSettings = SchedulerSettings()
+    resources: ResourceSettings = ResourceSettings()
+    execution: Execution = ExecutionSpec()
+
+    @property
+    def disclosure(self) -> Disclosure:
+        """What may leave ``private/``: by the mode of ``release``."""
+        return _DISCLOSURES[self.release.name]
+
+    @property
+    def own_components(self) -> tuple[tuple[str, str], ...]:
+        """The user's own ``module:function`` components: what each is, and its name."""
+        named = [*(("data source", data.name) for data in self.data), *(("model", model.name) for model in self.model)]
+        return tuple(sorted({(what, name) for what, name in named if is_import_path(name)}))
+
+    @model_validator(mode="after")
+    def _selection_is_accounted(self) -> Self:
+        scheduler = self.scheduler
+        public = scheduler.metric == "public_accuracy" and all(data.public_fraction > 0.0 for data in self.data)
+        if scheduler.name != "fifo" and not public and not scheduler.accept_unaccounted_selection:
+            raise InvalidInput(
+                f"scheduler {scheduler.name} selects trials by {scheduler.metric}, which costs privacy that no "
+                "accountant here counts; set data.public_fraction and metric: public_accuracy, or "
+                "accept_unaccounted_selection: true"
+            )
+        return self
+
+
+def parse_sweep(text: str, origin: str = "sweep") -> SweepSpec:
+    """The sweep in a YAML text; ``origin`` names it in errors."""
+    try:
+        content = parse_text(text)
+    except InvalidInput as error:
+        raise InvalidInput(f"{origin}: {error}") from error
+    if not isinstance(content, Mapping):
+        raise InvalidInput(f"{origin}: expected a mapping with keys {', '.join(SweepSpec.model_fields)}")
+    try:
+        return SweepSpec.model_validate_json(json.dumps(content), strict=True)
+    except ValidationError as error:
+        raise InvalidInput("\n".join(f"{origin}: {line}" for line in _error_lines(error, content))) from error
+
+
+def _error_lines(error: ValidationError, content: Mapping[str, Any]) -> Iterator[str]:
+    """One line for each place of the sweep that is wrong: where, what is expected, what is there."""
+    wrong: dict[str, list[str]] = {}
+    for item in error.errors(include_url=False, include_context=False):
+        message = item["msg"].removeprefix("Value error, ")
+        if item["type"] not in ("value_error", "missing"):
+            message = f"{message}, but got {shortly(item['input'])}"
+        missing = [str(item["loc"][-1])] if item["type"] == "missing" else []
+        wrong.setdefault(".".join([*_place(item["loc"], content), *missing]), []).append(message)
+    for place, messages in wrong.items():
+        line = "; or ".join(dict.fromkeys(messages))
+        yield f"{place}: {line}" if place else line
+
+
+def _place(location: tuple[int | str, ...], content: Any) -> Iterator[str]:
+    """The keys and list positions that lead there as the user wrote them, without pydantic's steps in between."""
+    for part in location:
+        inside: dict[int | str, Any] = {}
+        if isinstance(content, Mapping):
+            inside = {str(key): value for key, value in content.items()}
+        elif isinstance(content, list):
+            inside = dict(enumerate(content))
+        if part in inside:
+            content = inside[part]
+            yield str(part)

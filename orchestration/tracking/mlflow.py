@@ -1,0 +1,400 @@
+"""MLflow: the only module that imports it.
+
+One run for the sweep; one level below, a run for each trial and a run for each setting that averages its seeds. The
+driver is the only writer, and initialises an embedded store: several processes that open a fresh SQLite store at once
+mostly fail. Runs are found again by their tags, so a resumed sweep continues its runs and never duplicates them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import socket
+import time
+import urllib.request
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+# MLflow reads these when it is imported: no telemetry, no chatter about migrations, no minutes of silent retries (the
+# recorder tries again by itself).
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+os.environ.setdefault("DO_NOT_TRACK", "true")
+os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
+
+import sqlalchemy
+from mlflow import MlflowClient
+from mlflow.entities import Dataset, DatasetInput, Metric, Param, Run, RunTag
+
+from accounting.errors import DpsweepError
+from orchestration.comparison.settings import Setting, finished_settings, setting_name, spread
+from orchestration.records.published import ReportData, Status
+from orchestration.report.figures import figures
+from orchestration.tracking.protocol import (
+    RunStatus,
+    TrackedDataset,
+    TrackedSweep,
+    TrackedTrial,
+    Tracker,
+    TrackingUnavailable,
+    epoch_metrics,
+    final_metrics,
+    group_table,
+)
+
+__all__ = [
+    "MlflowTracker",
+    "TrackedDataset",
+    "TrackedSweep",
+    "TrackedTrial",
+    "Tracker",
+    "TrackingUnavailable",
+    "embedded_tracking_uri",
+]
+
+T = TypeVar("T")
+
+_SWEEP, _KIND, _TRIAL, _SETTING, _GROUPS = (
+    f"dpsweep.{name}" for name in ("sweep", "kind", "trial_key", "setting", "groups_digest")
+)
+_PARENT, _NOTE = "mlflow.parentRunId", "mlflow.note.content"
+_OUTCOME = "dpsweep.outcome"
+_SCALARS = ("final/", "privacy/", "fairness/", "deviation/", "trials/")
+_ENTITIES_PER_BATCH, _PARAMS_OR_TAGS_PER_BATCH = 1000, 100
+logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # prints a traceback for what is raised anyway
+_LONGEST_TAG, _LONGEST_PARAM, _LONGEST_NAME = 5000, 500, 250
+_MAIN_FIGURES = ("utility-fairness", "group-accuracy", "group-epsilon")
+_STATUSES: Mapping[Status, str] = {
+    "running": "RUNNING",
+    "finished": "FINISHED",
+    "stopped": "FINISHED",  # as intended: MLflow shows a killed run like a failed one; the outcome is in a tag
+    "failed": "FAILED",
+}
+_DEFAULT_PORTS = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306, "mssql": 1433}
+
+
+def embedded_tracking_uri(folder: Path | str) -> str:
+    """The SQLite store inside ``folder``."""
+    return f"sqlite:///{Path(folder).resolve() / 'mlflow.db'}"
+
+
+class MlflowTracker:
+    """A `Tracker` on any MLflow tracking URI: ``sqlite:///``, ``postgresql://``, ``http://``.
+
+    artifact_root: absolute path or URI for artifacts where no server decides that (database URIs), used when the
+    experiment is created. Raises `TrackingUnavailable` at once when MLflow cannot be reached.
+    """
+
+    def __init__(self, tracking_uri: str, *, experiment: str = "dpsweep", artifact_root: str | None = None) -> None:
+        self._where = _without_password(tracking_uri)
+        with self._reported("cannot use"):
+            _probe(tracking_uri)
+            self._client = MlflowClient(tracking_uri=tracking_uri)
+            location = None if _is_server(tracking_uri) else artifact_root
+            self._experiment = _experiment_id(self._client, experiment, location)
+        self._sweep_id = self._parent = ""
+        self._runs: dict[tuple[str, str], str] = {}
+        self._trials: dict[str, TrackedTrial] = {}
+        self._points: dict[str, set[tuple[str, int]]] = {}
+        """Points of series that a run holds, as (name, step), by run."""
+
+    def open_sweep(self, sweep: TrackedSweep) -> str:
+        self._sweep_id = sweep.sweep_id
+        with self._reported("cannot open the sweep in"):
+            self._runs = {}
+            for run in self._runs_of_sweep():
+                self._adopt(run)
+            self._parent = self._runs.get(("sweep", "")) or self._create("sweep", "", sweep.name)
+            self._client.update_run(self._parent, status="RUNNING")
+            self._write(self._parent, tags={**sweep.tags, _NOTE: sweep.description})
+            self._client.log_text(self._parent, sweep.spec, "sweep.yaml")
+            self._client.log_dict(self._parent, dict(sweep.manifest), "manifest.json")
+        return self._parent
+
+    def log_trial(self, trial: TrackedTrial) -> str:
+        if trial.shown.status not in _STATUSES:
+            return self._runs.get(("trial", trial.shown.key), "")
+        with self._reported(f"cannot record trial {trial.shown.key} in"):
+            run = self._trial_run(trial)
+            self._write(run.info.run_id, run, params=_params(trial), tags=_tags(trial))
+            self._log_epochs(run, trial)
+            self._log_final(run, final_metrics(trial.shown))
+            self._log_groups(run, trial)
+            if trial.dataset is not None and not (run.inputs and run.inputs.dataset_inputs):
+                self._client.log_inputs(run.info.run_id, [DatasetInput(_dataset(trial.dataset))])
+            self._end(run, _STATUSES[trial.shown.status], trial.ended)
+        self._trials[trial.shown.key] = trial
+        return str(run.info.run_id)
+
+    def log_report(self, page: str, data: ReportData) -> None:
+        with self._reported("cannot attach the report in"):
+            self._client.log_text(self._parent, page, "report.html")
+            drawn = figures(data)
+            for name in (name for name in _MAIN_FIGURES if name in drawn):
+                self._client.log_figure(
+                    self._parent, drawn[name], f"figures/{name}.html", save_kwargs={"include_plotlyjs": True}
+                )
+            if data.disclosure == "raw":
+                self._write(self._parent, tags={"sensitive": "true"})
+
+    def close(self, status: RunStatus = "FINISHED") -> None:
+        with self._reported("cannot close the sweep in"):
+            for setting in finished_settings(trial.shown for trial in self._trials.values()):
+                if len(setting.trials) > 1:
+                    self._log_average(setting)
+            counts = {f"trials/{name}": float(self._count(name)) for name in ("finished", "stopped", "failed")}
+            self._log_final(self._client.get_run(self._parent), counts)
+            for run_id in self._runs.values():
+                if run_id != self._parent:
+                    self._interrupt(self._client.get_run(run_id))
+            self._client.set_terminated(self._parent, status)
+
+    def _count(self, status: Status) -> int:
+        return sum(trial.shown.status == status for trial in self._trials.values())
+
+    def _runs_of_sweep(self) -> Iterator[Run]:
+        """All runs of the sweep, oldest first."""
+        found: list[Run] = []
+        token = None
+        while True:
+            page = self._client.search_runs(
+                [self._experiment], f"tags.`{_SWEEP}` = '{self._sweep_id}'", page_token=token
+            )
+            found += page
+            token = page.token
+            if not token:
+                return iter(sorted(found, key=lambda run: int(run.info.start_time)))
+
+    def _adopt(self, run: Run) -> None:
+        """Take up a run that an earlier driver left, and end it for now if that driver was killed."""
+        kind = run.data.tags.get(_KIND, "")
+        key = (kind, run.data.tags.get(_SETTING if kind == "average" else _TRIAL, ""))
+        if key in self._runs:
+            self._client.delete_run(run.info.run_id)  # two drivers at once: the older run stays
+            return
+        self._runs[key] = run.info.run_id
+        self._interrupt(run)
+
+    def _interrupt(self, run: Run) -> None:
+        """End a run that nobody continues for now."""
+        if run.info.status == "RUNNING":
+            self._write(run.info.run_id, tags={_OUTCOME: "interrupted"})
+            self._client.set_terminated(run.info.run_id, "KILLED")
+
+    def _create(self, kind: str, key: str, name: str, started: float | None = None) -> str:
+        """A new run that is complete in its identity from the first moment, so that a killed driver finds it again."""
+        tags = {_SWEEP: self._sweep_id, _KIND: kind}
+        if kind != "sweep":
+            tags |= {_PARENT: self._parent, _SETTING if kind == "average" else _TRIAL: key}
+        run = self._client.create_run(self._experiment, _milliseconds(started), tags, name)
+        self._runs[kind, key] = run.info.run_id
+        return str(run.info.run_id)
+
+    def _trial_run(self, trial: TrackedTrial) -> Run:
+        """The run of the trial. One with other parameters (they cannot be changed) makes way for a new one."""
+        key = trial.shown.key
+        run_id = self._runs.get(("trial", key))
+        if run_id is not None:
+            run = self._client.get_run(run_id)
+            params = _params(trial)
+            if all(params.get(name, value) == value for name, value in run.data.params.items()):
+                if run.info.status != "RUNNING" and trial.shown.status == "running":
+                    self._client.update_run(run_id, status="RUNNING")
+                return run
+            self._client.delete_run(run_id)
+        seed = f" · seed {trial.shown.labels['seed']}" if "seed" in trial.shown.labels else ""
+        return self._client.get_run(self._create("trial", key, setting_name(trial.shown) + seed, trial.started))
+
+    def _log_epochs(self, run: Run, trial: TrackedTrial) -> None:
+        """Append what is not recorded yet of the series: epochs may be new, and series too once the trial has ended."""
+        history, run_id = trial.shown.history, run.info.run_id
+        recorded = self._points.pop(run_id, None)  # forgotten if writing fails: it may have succeeded in part
+        if recorded is None:
+            recorded = self._recorded_points(run)
+        start = trial.started or time.time()
+        span = max((trial.ended or time.time()) - start, 0.0)
+        metrics = [
+            Metric(_name(name), value, int(1000 * (start + span * (place + 1) / len(history))), epoch.step)
+            for place, epoch in enumerate(history)
+            for name, value in epoch_metrics(epoch).items()
+            if (_name(name), epoch.step) not in recorded
+        ]
+        for chunk in _chunks(metrics, _ENTITIES_PER_BATCH):
+            self._client.log_batch(run_id, metrics=chunk)
+        self._points[run_id] = recorded | {(metric.key, metric.step) for metric in metrics}
+
+    def _recorded_points(self, run: Run) -> set[tuple[str, int]]:
+        series = (name for name in run.data.metrics if not name.startswith(_SCALARS))
+        histories = (self._client.get_metric_history(run.info.run_id, name) for name in series)
+        return {(metric.key, metric.step) for history in histories for metric in history}
+
+    def _log_final(self, run: Run, values: Mapping[str, float]) -> None:
+        """Write the scalars that are new or have changed, at step 0."""
+        now = int(1000 * time.time())
+        changed = [
+            Metric(_name(name), value, now, 0)
+            for name, value in values.items()
+            if run.data.metrics.get(_name(name)) != value
+        ]
+        for chunk in _chunks(changed, _ENTITIES_PER_BATCH):
+            self._client.log_batch(run.info.run_id, metrics=chunk)
+
+    def _log_groups(self, run: Run, trial: TrackedTrial) -> None:
+        """The table of groups; log_table appends to a table that is there, so a changed one is written over it."""
+        table = group_table(trial.shown)
+        content = {"columns": list(table), "data": [list(row) for row in zip(*table.values(), strict=True)]}
+        digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()
+        if not content["data"] or run.data.tags.get(_GROUPS) == digest:
+            return
+        if "mlflow.loggedArtifacts" in run.data.tags:
+            self._client.log_dict(run.info.run_id, content, "groups.json")
+        else:
+            self._client.log_table(run.info.run_id, table, "groups.json")
+        self._write(run.info.run_id, tags={_GROUPS: digest})
+
+    def _log_average(self, setting: Setting) -> None:
+        """The run of a setting: means over its seeds under the trials' names, deviations under ``deviation/``."""
+        name = f"{setting.name} · mean of {len(setting.trials)} seeds"
+        run_id = self._runs.get(("average", setting.name)) or self._create("average", setting.name, name)
+        members = [self._trials[trial.key] for trial in setting.trials]
+        found = [final_metrics(member.shown) for member in members]
+        values: dict[str, float] = {}
+        for metric in _shared_names(found):
+            over = spread(each[metric] for each in found)
+            if over is not None:
+                values |= {metric: over.mean, f"deviation/{metric}": over.deviation}
+        run = self._client.get_run(run_id)
+        tags = {**_shared([_tags(member) for member in members]), "seeds": str(len(members)), "mlflow.runName": name}
+        self._write(run_id, run, params=_shared([_params(member) for member in members]), tags=tags)
+        self._log_final(run, values)
+        self._end(run, "FINISHED", None)
+
+    def _write(
+        self,
+        run_id: str,
+        run: Run | None = None,
+        params: Mapping[str, str] | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> None:
+        """Write the parameters and tags that ``run``, if given, does not have yet."""
+        known = {**run.data.params} if run else {}
+        tagged = {**run.data.tags} if run else {}
+        new = [Param(key, value) for key, value in (params or {}).items() if key not in known]
+        changed = [RunTag(key, value) for key, value in (tags or {}).items() if tagged.get(key, "") != value]
+        for some in _chunks(new, _PARAMS_OR_TAGS_PER_BATCH):
+            self._client.log_batch(run_id, params=some)
+        for some_tags in _chunks(changed, _PARAMS_OR_TAGS_PER_BATCH):
+            self._client.log_batch(run_id, tags=some_tags)
+
+    def _end(self, run: Run, status: str, ended: float | None) -> None:
+        if status != "RUNNING" and run.info.status != status:
+            self._client.set_terminated(run.info.run_id, status, _milliseconds(ended))
+
+    @contextmanager
+    def _reported(self, doing: str) -> Iterator[None]:
+        """Turn whatever a store or artifact repository raises (each its own kind) into one clear error."""
+        try:
+            yield
+        except DpsweepError:
+            raise
+        except Exception as error:
+            reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+            raise TrackingUnavailable(f"{doing} MLflow at {self._where}: {reason}") from error
+
+
+def _probe(tracking_uri: str) -> None:
+    """Fail within seconds where MLflow itself would retry for minutes."""
+    parts = urlsplit(tracking_uri)
+    scheme = parts.scheme.split("+")[0]
+    proxied = scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(parts.hostname or "")
+    if parts.hostname and scheme in _DEFAULT_PORTS and not proxied:
+        socket.create_connection((parts.hostname, parts.port or _DEFAULT_PORTS[scheme]), timeout=10).close()
+    if not _is_server(tracking_uri):
+        if scheme == "sqlite":
+            Path(tracking_uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+        try:
+            sqlalchemy.create_engine(tracking_uri, poolclass=sqlalchemy.pool.NullPool).connect().close()
+        except ModuleNotFoundError as error:
+            raise TrackingUnavailable(
+                f"the MLflow store {_without_password(tracking_uri)} needs the driver {error.name!r}: install it, or "
+                "name an installed one, as in postgresql+psycopg2://"
+            ) from error
+
+
+def _is_server(tracking_uri: str) -> bool:
+    return urlsplit(tracking_uri).scheme.split("+")[0] not in ("sqlite", "postgresql", "mysql", "mssql")
+
+
+def _experiment_id(client: MlflowClient, name: str, artifact_location: str | None) -> str:
+    experiment = client.get_experiment_by_name(name)
+    if experiment is None:
+        return str(client.create_experiment(name, artifact_location))
+    if experiment.lifecycle_stage == "deleted":
+        client.restore_experiment(experiment.experiment_id)
+    return str(experiment.experiment_id)
+
+
+def _params(trial: TrackedTrial) -> dict[str, str]:
+    """Labels and everything else that was set; numbers are written as numbers."""
+    return {_name(key): str(value)[:_LONGEST_PARAM] for key, value in {**trial.shown.labels, **trial.params}.items()}
+
+
+def _tags(trial: TrackedTrial) -> dict[str, str]:
+    shown = trial.shown
+    tags = {**trial.tags, _OUTCOME: shown.status}
+    if shown.privacy is not None:
+        tags |= {"private": str(shown.privacy.is_private).lower()}
+        tags |= {"accountant": shown.privacy.accountant, "adjacency": shown.privacy.adjacency}
+        tags |= {"epsilon_kind": shown.privacy.kind}
+    if shown.individuals is not None:
+        tags |= {"epsilon_i_kind": shown.individuals.kind, "disclosure": shown.individuals.disclosure}
+        tags |= {"sensitive": "true"} if shown.individuals.disclosure == "raw" else {}
+    remarks = [*([f"{shown.status.capitalize()}: {shown.error}"] if shown.error else []), *shown.notes]
+    return {key: value[:_LONGEST_TAG] for key, value in {**tags, _NOTE: "\n\n".join(remarks)}.items()}
+
+
+def _dataset(dataset: TrackedDataset) -> Dataset:
+    profile = json.dumps(dict(dataset.profile))
+    return Dataset(dataset.name, dataset.digest[:36], "dpsweep", json.dumps({"name": dataset.source}), None, profile)
+
+
+def _shared(mappings: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """The entries that all mappings have in common."""
+    first, *others = mappings
+    return {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
+
+
+def _shared_names(mappings: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [name for name in mappings[0] if all(name in other for other in mappings)]
+
+
+def _name(text: str) -> str:
+    """``text`` as MLflow accepts it for a metric or parameter; where it had to change, a hash keeps it apart."""
+    parts = re.sub(r"[^\w.\- /]", "_", text).split("/")
+    name = "/".join(part if part.strip(".") else "_" * max(len(part), 1) for part in parts)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    return text if name == text[:_LONGEST_NAME] else f"{name[: _LONGEST_NAME - 9]}.{digest}"
+
+
+def _chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    remaining = list(items)
+    while remaining:
+        yield remaining[:size]
+        remaining = remaining[size:]
+
+
+def _milliseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else int(1000 * seconds)
+
+
+def _without_password(uri: str) -> str:
+    """The URI as it may be shown in messages and logs."""
+    parts = urlsplit(uri)
+    return uri.replace(f":{parts.password}@", ":***@") if parts.password else uri

@@ -1,0 +1,135 @@
+"""What a tracker records, as data; and which numbers of a trial become which metrics. Pure; imports no MLflow.
+
+Metrics are scalars under ``final/`` (what the model reaches), ``privacy/`` (what it costs) and ``fairness/`` (whom it
+serves), and per-epoch series without such a prefix. Vectors over groups are tables, never a metric per group.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from accounting.errors import DpsweepError
+from orchestration.comparison.settings import median_epsilon, unequal_cost, worst_group_accuracy
+from orchestration.records.published import Label, ReportData, ReportEpoch, ReportTrial
+
+RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
+
+
+class TrackingUnavailable(DpsweepError):
+    """MLflow cannot be reached or refuses to write; results on disk are complete all the same."""
+
+
+@dataclass(frozen=True)
+class TrackedSweep:
+    """A sweep as its parent run shows it. ``sweep_id`` is unique to the sweep and the same when it is resumed.
+
+    spec: the sweep's YAML.
+    """
+
+    sweep_id: str
+    name: str
+    spec: str
+    manifest: Mapping[str, object] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    description: str = ""
+
+
+@dataclass(frozen=True)
+class TrackedDataset:
+    """Training data by name and digest, never by content. ``digest``: at most 36 characters."""
+
+    name: str
+    digest: str
+    source: str
+    profile: Mapping[str, int | float | str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TrackedTrial:
+    """A trial as its run shows it.
+
+    params: flat; numbers where a number is meant (``epochs: 30``, ``noise.initial_noise_multiplier: 1.3``). More of
+    them may come while the trial runs, but none may change. started and ended: seconds since 1970.
+    """
+
+    shown: ReportTrial
+    params: Mapping[str, Label] = field(default_factory=dict)
+    dataset: TrackedDataset | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+    started: float | None = None
+    ended: float | None = None
+
+
+class Tracker(Protocol):
+    """Where a sweep is recorded. Every method is idempotent, and may raise `TrackingUnavailable`."""
+
+    def open_sweep(self, sweep: TrackedSweep) -> str:
+        """Start or continue the sweep; runs that a killed driver left RUNNING are closed. Returns the run's id."""
+
+    def log_trial(self, trial: TrackedTrial) -> str:
+        """Bring the trial's run up to date: call it while the trial runs, and when it ended. Returns the run's id."""
+
+    def log_report(self, page: str, data: ReportData) -> None:
+        """Attach the rendered page and its main figures to the sweep's run."""
+
+    def close(self, status: RunStatus = "FINISHED") -> None:
+        """Write the averages over seeds and end the sweep's run; no run of the sweep is RUNNING afterwards."""
+
+
+def final_metrics(trial: ReportTrial) -> dict[str, float]:
+    """The scalars of a trial by metric name; only finite ones: an infinite epsilon is the tag ``private=false``.
+
+    What a stopped trial had reached is no final value: its series say it. What it had cost by then is final.
+    """
+    values: dict[str, float | None] = {}
+    if trial.quality is not None and trial.status == "finished":
+        values |= {
+            "final/accuracy": trial.quality.accuracy,
+            "final/loss": trial.quality.loss,
+            "fairness/worst_group_accuracy": worst_group_accuracy(trial),
+            "fairness/accuracy_change": trial.quality.accuracy_change,
+            "fairness/unequal_cost": unequal_cost(trial),
+            **{f"fairness/{name}": value for name, value in trial.quality.fairness.items()},
+        }
+    if trial.privacy is not None and trial.privacy.is_private:
+        values |= {"privacy/epsilon": trial.privacy.epsilon, "privacy/delta": trial.privacy.delta}
+        values |= {f"privacy/epsilon_group_of_{k}": value for k, value in trial.privacy.group_epsilons.items() if k > 1}
+    if trial.individuals is not None:
+        values |= {
+            "privacy/mean_epsilon_i": trial.individuals.mean,
+            "privacy/median_epsilon_i": median_epsilon(trial),
+            "privacy/release_epsilon": trial.individuals.release_epsilon,
+            **{f"privacy/epsilon_i_quantile_{q:g}": value for q, value in trial.individuals.quantiles.items()},
+        }
+    values["final/wall_seconds"] = trial.wall_seconds  # last: MLflow's comparison shows the first metric first
+    return {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
+
+
+def epoch_metrics(epoch: ReportEpoch) -> dict[str, float]:
+    """What one epoch adds to the series of a trial."""
+    bounds = {
+        "clipping_bound" if name == "all" else f"clipping_bound/{name}": bound
+        for name, bound in epoch.clipping_bounds.items()
+    }
+    finite = {name: value for name, value in {**epoch.metrics, **bounds}.items() if math.isfinite(value)}
+    return {**finite, "epoch": float(epoch.epoch), "noise_multiplier": epoch.noise_multiplier}
+
+
+def group_table(trial: ReportTrial) -> dict[str, list[str | float | None]]:
+    """Columns over the groups of the test data: how each is served; what its training examples paid, if published."""
+    groups = trial.quality.groups if trial.quality else ()
+    table: dict[str, list[str | float | None]] = {
+        "group": [group.name for group in groups],
+        "test_examples": [group.test_examples for group in groups],
+        "accuracy": [group.accuracy for group in groups],
+        "loss": [group.loss for group in groups],
+        "accuracy_change": [group.accuracy_change for group in groups],
+    }
+    if trial.individuals is not None and trial.individuals.groups:
+        paid = {group.name: group for group in trial.individuals.groups}
+        table["mean_epsilon_i"] = [paid[group.name].mean if group.name in paid else None for group in groups]
+        table["standard_error"] = [paid[group.name].standard_error if group.name in paid else None for group in groups]
+    return table

@@ -1,0 +1,77 @@
+"""The same bits whatever the number of BLAS threads, the block of rows and the part that an example is accounted in."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from accounting.individual import epsilons as individual
+from accounting.individual.epsilons import IndividualEpsilons, individual_epsilons
+from accounting.mechanism import PoissonSampling, Segment, SideQuery, Trace
+
+DELTA = 1e-5
+ROWS = 333
+METHOD_STEPS = [("rdp", 600), ("pld", 600), ("pld", 3)]
+
+
+def _epsilons(method: str, steps: int, rows: slice = slice(None)) -> IndividualEpsilons:
+    rng = np.random.default_rng(0)
+    levels = np.minimum(rng.lognormal(-1.0, 0.8, (ROWS, 1)) * rng.lognormal(0.0, 0.3, (ROWS, 3)), 1.0)
+    middle = steps // 2
+    segments = (
+        Segment(0, middle, PoissonSampling(0.05), 1.0),
+        Segment(middle, steps - middle, PoissonSampling(0.02), 0.9, (SideQuery("counts", 6.0),)),
+    )
+    starts = [0, steps // 3, 2 * steps // 3]
+    kept = levels[:: 1 if steps > 100 else 60][rows]
+    return individual_epsilons(starts, kept, Trace(60_000, segments), DELTA, method)
+
+
+def digest(method: str, steps: int) -> str:
+    found = _epsilons(method, steps)
+    return hashlib.sha256(found.upper.tobytes() + found.lower.tobytes()).hexdigest()
+
+
+def _digest_with(threads: int, method: str, steps: int) -> str:
+    root = Path(__file__).resolve().parents[3]
+    code = f"from tests.accounting.individual.test_bits import digest; print(digest({method!r}, {steps}))"
+    counts = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(root), **counts},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize(("method", "steps"), METHOD_STEPS)
+def test_threads_change_no_bit(method: str, steps: int) -> None:
+    assert len({_digest_with(threads, method, steps) for threads in (1, 2, 4)}) == 1
+
+
+@pytest.mark.parametrize(("method", "steps"), METHOD_STEPS[:2])
+@pytest.mark.parametrize("block", [1, 7, 50])
+def test_blocks_change_no_bit(method: str, steps: int, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = slice(0, 3 * block)
+    whole = _epsilons(method, steps)
+    monkeypatch.setattr(individual, "_ROWS", block)
+    parts = _epsilons(method, steps, rows)
+    np.testing.assert_array_equal(parts.upper, whole.upper[rows])
+    np.testing.assert_array_equal(parts.lower, whole.lower[rows])
+
+
+@pytest.mark.parametrize(("method", "steps"), METHOD_STEPS)
+def test_parts_change_no_bit(method: str, steps: int) -> None:
+    whole = _epsilons(method, steps)
+    for rows in (slice(0, 1), slice(3, 5), slice(None, None, -1)):
+        part = _epsilons(method, steps, rows)
+        np.testing.assert_array_equal(part.upper, whole.upper[rows])
+        np.testing.assert_array_equal(part.lower, whole.lower[rows])

@@ -1,0 +1,166 @@
+"""`pld` over the whole range of what a trace may be: its cost, and its bounds against dp-accounting and quadrature."""
+
+import json
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from dp_accounting.pld import privacy_loss_distribution
+from scipy import integrate, stats
+
+from accounting.accountants import account
+from accounting.mechanism import PoissonSampling, Segment, Trace
+from accounting.pld.composition import delta_pld, epsilon_pld
+from accounting.pld.groups import SensitivityMixture, epsilon_of_examples, poisson_examples, poisson_group
+
+CASES = [  # sample rate, noise multiplier, steps, delta, group size
+    (1e-7, 0.3, 1000, 1e-5, 1),
+    (1e-8, 0.3, 1000, 1e-5, 1),
+    (1e-6, 0.3, 1000, 1e-8, 1),
+    (1e-8, 5.0, 1000, 1e-8, 1),
+    (1e-10, 1.5, 1_000_000, 1e-8, 1),
+    (1e-12, 1e-3, 10**9, 1e-6, 1),
+    (2.6e-17, 12.0, 48_765, 1.2e-6, 1),
+    (1e-99, 29.0, 1_433_635, 3.7e-4, 16),
+    (1.7e-11, 0.147, 2_664_926, 0.0276, 1),
+    (2.7e-10, 0.14, 224_325, 6.8e-6, 1),
+    (1e-5, 1.7e7, 4_384_126, 1e-9, 1),
+    (1e-3, 0.02, 6_818_677_418, 0.7, 1),
+    (3.4e-6, 3.7, 1, 5.9e-195, 361),
+    (0.3, 1.0, 100, 1e-6, 10_000),
+    (3.7e-11, 0.21, 837, 8.3e-9, 6),
+    (0.5, 1e9, 10**12, 1e-250, 1),
+    (9.860142e-10, 0.009615, 6_704_120, 6.41e-4, 1),
+]
+
+MEASURE = """
+import json, resource, sys, time
+from accounting.accountants import account
+from accounting.mechanism import PoissonSampling, Segment, Trace
+for rate, sigma, steps, delta, size in json.loads(sys.argv[1]):
+    start = time.process_time()
+    trace = Trace(50_000, (Segment(0, steps, PoissonSampling(rate), sigma),))
+    claimed = account(trace, delta, "pld", size)
+    spent = time.process_time() - start
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(json.dumps([claimed.epsilon, claimed.lower_epsilon, claimed.accountant, spent, peak]))
+"""
+
+
+def poisson(rate: float, sigma: float, steps: int) -> Trace:
+    return Trace(50_000, (Segment(0, steps, PoissonSampling(rate), sigma),))
+
+
+def test_every_trace_is_answered_in_a_gibibyte_and_ten_seconds_and_not_above_renyi() -> None:
+    command = [sys.executable, "-W", "error", "-c", MEASURE, json.dumps(CASES)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(answers) == len(CASES)
+    for case, (upper, lower, accountant, seconds, kibibytes) in zip(CASES, answers, strict=True):
+        rate, sigma, steps, delta, size = case
+        assert 0.0 <= lower <= upper < math.inf, case
+        assert accountant in ("pld", "gdp", "rdp"), case
+        assert seconds < 10.0, case
+        assert kibibytes < 1 << 20, case
+        if size == 1:
+            assert upper <= account(poisson(rate, sigma, steps), delta, "rdp").epsilon * (1 + 1e-8), case
+
+
+@pytest.mark.parametrize(
+    ("rate", "sigma", "steps", "delta", "interval", "rel"),
+    [(1e-8, 5.0, 1000, 1e-8, 1e-10, 0.06), (1e-4, 5.0, 1000, 1e-4, 1e-7, 1e-3), (1e-6, 0.3, 1000, 1e-8, 1e-3, 1e-2)],
+)
+def test_tiny_sample_rates_agree_with_dp_accounting(
+    rate: float, sigma: float, steps: int, delta: float, interval: float, rel: float
+) -> None:
+    """The peer's pessimistic estimate; at a rate of 1e-8 its tails alone cost it 5 %."""
+    peer = privacy_loss_distribution.from_gaussian_mechanism(
+        sigma, sampling_prob=rate, value_discretization_interval=interval
+    )
+    theirs = peer.self_compose(steps).get_epsilon_for_delta(delta)
+    claimed = account(poisson(rate, sigma, steps), delta, "pld")
+    assert claimed.accountant == "pld"
+    assert claimed.lower_epsilon <= theirs * (1 + 1e-6)
+    assert claimed.epsilon == pytest.approx(theirs, rel=rel)
+
+
+@pytest.mark.parametrize(("rate", "sigma", "epsilon"), [(1e-7, 0.3, 1e-3), (1e-6, 1.0, 1e-6), (1e-4, 2.0, 1e-4)])
+def test_one_step_at_a_tiny_rate_is_not_under_stated(rate: float, sigma: float, epsilon: float) -> None:
+    """delta(eps) = q Phi-bar((c - 1)/s) - (e^eps - 1 + q) Phi-bar(c/s) where the loss at c is eps."""
+    growth = math.expm1(epsilon)
+    cut = sigma**2 * math.log((growth + rate) / rate) + 0.5
+    norm = stats.norm(0, sigma)
+    exact = float(rate * norm.sf(cut - 1) - (growth + rate) * norm.sf(cut))
+    claimed = epsilon_pld(poisson(rate, sigma, 1), exact)
+    assert claimed.lower <= epsilon * (1 + 1e-6)
+    assert epsilon * (1 - 1e-6) <= claimed.upper
+
+
+def test_delta_above_the_total_variation_costs_nothing() -> None:
+    step = 2 * stats.norm.cdf(0.5 / 5.0) - 1
+    assert account(poisson(1e-8, 5.0, 1000), 1e-5 * step * 1.001, "pld").epsilon == 0.0
+    barely = account(poisson(1e-8, 5.0, 1), 1e-8 * step * 0.9, "pld")
+    assert barely.epsilon > 0.0
+
+
+def test_a_bound_that_is_not_of_a_loss_distribution_says_so() -> None:
+    weak = account(poisson(0.2, 1e-5, 1000), 1e-6, "pld")
+    assert (weak.accountant, weak.kind) == ("gdp", "guarantee")
+    many = account(poisson(2.7e-10, 0.14, 224_325), 6.8e-6, "pld")
+    assert many.epsilon <= account(poisson(2.7e-10, 0.14, 224_325), 6.8e-6, "rdp").epsilon * (1 + 1e-8)
+
+
+@pytest.mark.parametrize("rate", [1e-30, 1e-99])
+def test_delta_of_a_rate_below_all_doubles_near_1(rate: float) -> None:
+    claimed = delta_pld(poisson(rate, 1.0, 10), 0.5)
+    assert 0.0 <= claimed.lower <= claimed.upper <= 1e-15
+
+
+def test_pooled_mixtures_are_on_their_side() -> None:
+    mixture = poisson_group(3000, 0.3).scaled(0.1)
+    for epsilon_side, bound in ((1, "upper"), (-1, "lower")):
+        pooled = mixture.pooled(100, bound)
+        assert len(pooled.sensitivities) <= 101
+        assert math.fsum(pooled.probabilities) == pytest.approx(1.0)
+        for value in (0.0, 80.0, 90.0, 91.03, 100.0):  # Pr[sensitivity > value]
+            above = [sum(p for a, p in zip(m.sensitivities, m.probabilities, strict=True) if a > value + 1e-9)
+                     for m in (pooled, mixture)]  # fmt: skip
+            assert epsilon_side * (above[0] - above[1]) >= -1e-12
+
+
+def exact_delta(mixture: SensitivityMixture, epsilon: float) -> float:
+    atoms, weights = np.asarray(mixture.sensitivities), np.asarray(mixture.probabilities)
+
+    def excess(x: float) -> float:
+        return max(float(weights @ stats.norm.pdf(x - atoms)) - math.exp(epsilon) * stats.norm.pdf(x), 0.0)
+
+    return float(integrate.quad(excess, -12, 14, limit=500, epsabs=1e-14)[0])
+
+
+def test_members_of_small_contribution_cost_little() -> None:
+    """A thousand members of a millionth each beside one: their sum's law is binomial, enumerated here."""
+    contributions = np.array([1.0] + [1e-6] * 1000)[:, None]
+    many = epsilon_of_examples(poisson(0.01, 1.0, 1000), [0], contributions, 1e-5)
+    alone = epsilon_pld(poisson(0.01, 1.0, 1000), 1e-5)
+    assert alone.lower <= many.upper <= 1.01 * alone.upper
+    values = np.concatenate([np.arange(60) * 1e-3, 1.0 + np.arange(60) * 1e-3])
+    counts = stats.binom.pmf(np.arange(60), 1000, 0.01)
+    law = SensitivityMixture(tuple(values), tuple(np.concatenate([0.99 * counts, 0.01 * counts]) / counts.sum()))
+    delta = exact_delta(law, 0.5)
+    members = np.array([1.0] + [1e-3] * 1000)[:, None]
+    claimed = epsilon_of_examples(poisson(0.01, 1.0, 1), [0], members, delta)
+    assert 0.5 * (1 - 1e-6) <= claimed.upper <= 0.5 * 1.01
+
+
+def test_the_law_of_small_and_large_members_is_rounded_up() -> None:
+    members = [1.0, 0.4, 1e-3, 3.3e-5, 2e-9]
+    mixture = poisson_examples(members, 0.3, 1 / 512)
+    subsets = [(sum(c for i, c in enumerate(members) if code >> i & 1), code.bit_count()) for code in range(32)]
+    for value in (0.0, 1e-9, 3e-5, 1e-3, 0.4, 1.0, 1.001, 1.4):
+        exact = sum(0.3**drawn * 0.7 ** (5 - drawn) for total, drawn in subsets if total > value * (1 + 1e-12))
+        ours = sum(p for a, p in zip(mixture.sensitivities, mixture.probabilities, strict=True) if a > value)
+        assert ours >= exact * (1 - 1e-12)
+    assert mixture.sensitivities[-1] <= 1.4 + 2 / 512 + 2e-3

@@ -1,0 +1,258 @@
+"""One round against numerical integration, and the laws of group sensitivities against enumeration."""
+
+import itertools
+import math
+
+import mpmath
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from accounting.errors import InvalidInput
+from accounting.mechanism import FixedBatchSampling, PoissonSampling, Segment, ShuffledSampling, SideQuery, Trace
+from accounting.pld.composition import epsilon_pld
+from accounting.pld.groups import (
+    DIRECTIONS,
+    LatticeLoss,
+    SensitivityMixture,
+    discretise,
+    epsilon_of_examples,
+    fixed_batch_examples,
+    fixed_batch_group,
+    group_epsilons,
+    linear_lower_bound,
+    poisson_examples,
+    poisson_group,
+    vadhan_epsilon,
+)
+
+MIXTURES = {
+    "subsampled": poisson_group(1, 0.01).scaled(1 / 0.8),
+    "tiny rate": poisson_group(1, 1e-5).scaled(1.0),
+    "group": poisson_group(4, 0.1).scaled(1 / 0.7),
+    "wide group": poisson_group(8, 0.05).scaled(1 / 0.3),
+    "almost plain": poisson_group(1, 0.99).scaled(1 / 2),
+    "plain": poisson_group(2, 1.0).scaled(1 / 3),
+    "fixed batch": fixed_batch_group(3, 20, 5).scaled(2 / 1.5),
+    "given examples": poisson_examples([0.3, 0.7, 0.21], 0.3, 0.1).scaled(1 / 0.9),
+}
+
+
+def hockey_stick(mixture: SensitivityMixture, epsilon: float, direction: str) -> float:
+    """max(0, P - e^eps Q) integrated with mpmath at 30 digits; the set where it is positive is a half-line."""
+    with mpmath.workdps(30):
+        atoms = list(zip(mixture.sensitivities, mixture.probabilities, strict=True))
+
+        def ratio(x: mpmath.mpf) -> mpmath.mpf:
+            return mpmath.fsum(p * mpmath.exp(a * x - mpmath.mpf(a) ** 2 / 2) for a, p in atoms)
+
+        def upper_tail(x: mpmath.mpf) -> mpmath.mpf:
+            return mpmath.fsum(p * mpmath.ncdf(a - x) for a, p in atoms)
+
+        sign = 1 if direction == "remove" else -1
+        target = mpmath.exp(sign * epsilon)
+        low, high = mpmath.mpf(-60), mpmath.mpf(200)
+        if ratio(low) >= target:
+            cut = low
+        else:
+            for _ in range(120):
+                middle = (low + high) / 2
+                low, high = (middle, high) if ratio(middle) < target else (low, middle)
+            cut = high
+        growth = mpmath.exp(epsilon)
+        if direction == "remove":
+            return float(upper_tail(cut) - growth * mpmath.ncdf(-cut))
+        return float(max(0, mpmath.ncdf(cut) - growth * (1 - upper_tail(cut)))) if cut > -60 else 0.0
+
+
+def delta_of(law: LatticeLoss, epsilon: float) -> float:
+    above = law.losses > epsilon
+    return law.infinity_mass + float(law.probabilities[above] @ -np.expm1(epsilon - law.losses[above]))
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_discretised_losses_bracket_the_exact_divergence(name: str, direction: str) -> None:
+    mixture = MIXTURES[name]
+    scale = 1e-5 if name == "tiny rate" else 1.0
+    upper, lower = (discretise(mixture, 1e-2 * scale, direction, bound) for bound in ("upper", "lower"))
+    for epsilon in (0.0, 0.013, 0.5, 2.0, 6.0):
+        exact = hockey_stick(mixture, epsilon * scale, direction)
+        assert delta_of(upper, epsilon * scale) >= exact * (1 - 1e-10) - upper.rounding.sum()
+        assert delta_of(lower, epsilon * scale) <= exact * (1 + 1e-10) + lower.rounding.sum()
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_upper_bound_is_exact_on_the_lattice(direction: str) -> None:
+    law = discretise(MIXTURES["group"], 1e-2, direction, "upper")
+    for epsilon in (0.0, 0.05, 0.1):
+        assert delta_of(law, epsilon) == pytest.approx(hockey_stick(MIXTURES["group"], epsilon, direction), rel=1e-9)
+
+
+def test_both_bounds_converge_quadratically() -> None:
+    exact = hockey_stick(MIXTURES["group"], 0.505, "remove")
+    for bound in ("upper", "lower"):
+        coarse, fine = (
+            abs(delta_of(discretise(MIXTURES["group"], h, "remove", bound), 0.505) - exact) for h in (0.02, 0.005)
+        )
+        assert fine < coarse / 8 or fine < 1e-12
+
+
+@pytest.mark.parametrize("bound", ["upper", "lower"])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_truncated_groups_stay_on_their_side(direction: str, bound: str) -> None:
+    mixture = poisson_group(30, 0.05).scaled(1.0)
+    law = discretise(mixture, 1e-2, direction, bound, tail=1e-4)  # cuts many sensitivities off
+    exact = hockey_stick(mixture, 0.5, direction)
+    assert delta_of(law, 0.5) >= exact if bound == "upper" else delta_of(law, 0.5) <= exact
+    assert delta_of(law, 0.5) == pytest.approx(exact, rel=0.02)
+
+
+def test_dual_measure_has_mass_one() -> None:
+    law = discretise(MIXTURES["wide group"], 1e-2, "remove", "upper")
+    assert float(law.probabilities @ np.exp(-law.losses)) == pytest.approx(1.0, abs=1e-9)
+    assert law.infinity_mass < 1e-18
+
+
+@given(size=st.integers(1, 300), rate=st.floats(1e-6, 0.999))
+@settings(max_examples=40, deadline=None)
+def test_poisson_groups_are_binomial(size: int, rate: float) -> None:
+    mixture = poisson_group(size, rate)
+    expected = stats.binom.pmf(np.asarray(mixture.sensitivities), size, rate)
+    np.testing.assert_allclose(mixture.probabilities, expected, rtol=1e-9)
+    assert 0.0 <= mixture.missing < 1e-280
+
+
+@given(data=st.data(), dataset_size=st.integers(1, 400))
+@settings(max_examples=40, deadline=None)
+def test_fixed_batch_groups_are_hypergeometric(data: st.DataObject, dataset_size: int) -> None:
+    size = data.draw(st.integers(1, dataset_size))
+    batch = data.draw(st.integers(1, dataset_size))
+    mixture = fixed_batch_group(size, dataset_size, batch)
+    expected = stats.hypergeom.pmf(np.asarray(mixture.sensitivities), dataset_size, size, batch)
+    np.testing.assert_allclose(mixture.probabilities, expected, rtol=1e-7)
+
+
+CONTRIBUTIONS = (0.31, 0.7, 0.25, 1.0)
+
+
+def test_given_examples_enumerated_poisson() -> None:
+    mixture = poisson_examples(CONTRIBUTIONS, 0.3, 0.05)
+    expected: dict[int, float] = {}
+    for drawn in itertools.product((0, 1), repeat=4):
+        units = sum(b * math.ceil(c / 0.05 - 1e-9) for b, c in zip(drawn, CONTRIBUTIONS, strict=True))
+        expected[units] = expected.get(units, 0.0) + 0.3 ** sum(drawn) * 0.7 ** (4 - sum(drawn))
+    assert [round(a / 0.05) for a in mixture.sensitivities] == sorted(expected)
+    np.testing.assert_allclose(mixture.probabilities, [expected[u] for u in sorted(expected)], rtol=1e-12)
+
+
+def test_given_examples_enumerated_without_replacement() -> None:
+    mixture = fixed_batch_examples(CONTRIBUTIONS, 7, 3, 0.05)
+    expected: dict[int, float] = {}
+    for batch in itertools.combinations(range(7), 3):
+        units = sum(math.ceil(CONTRIBUTIONS[i] / 0.05 - 1e-9) for i in batch if i < 4)
+        expected[units] = expected.get(units, 0.0) + 1 / math.comb(7, 3)
+    assert [round(a / 0.05) for a in mixture.sensitivities] == sorted(expected)
+    np.testing.assert_allclose(mixture.probabilities, [expected[u] for u in sorted(expected)], rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "adjacency"),
+    [(PoissonSampling(0.02), "add_remove"), (FixedBatchSampling(5000, 100), "add_remove")],
+)
+def test_equal_members_are_a_group(sampling, adjacency) -> None:  # type: ignore[no-untyped-def]
+    trace = Trace(5000, (Segment(0, 50, sampling, 1.2, (SideQuery("counts", 9.0),)),), adjacency=adjacency)
+    members = epsilon_of_examples(trace, [0, 20], np.ones((3, 2)), 1e-5)
+    group = epsilon_pld(trace, 1e-5, 3)
+    assert members.upper == pytest.approx(group.upper, rel=1e-3)
+    assert members.lower <= group.upper
+    assert group.lower <= members.upper
+
+
+def test_given_examples_against_brute_force_on_the_plane() -> None:
+    """Two members whose gradients point in different directions cost no more than the scalar mixture says."""
+    contributions, rate, sigma, epsilon = (1.0, 0.6), 0.3, 1.1, 0.4
+    trace = Trace(10, (Segment(0, 1, PoissonSampling(rate), sigma),))
+    axis = np.linspace(-9, 11, 801) / 1.0
+    x, y = np.meshgrid(axis, axis, indexing="ij")
+    normal = stats.norm(0, sigma).pdf
+    shifts = ((0.0, 0.0), (contributions[0], 0.0), (0.0, contributions[1]), contributions)
+    weights = ((1 - rate) ** 2, rate * (1 - rate), rate * (1 - rate), rate**2)
+    p = sum(w * normal(x - a) * normal(y - b) for w, (a, b) in zip(weights, shifts, strict=True))
+    q = normal(x) * normal(y)
+    delta = max(
+        float(np.maximum(first - np.exp(epsilon) * second, 0).sum() * (axis[1] - axis[0]) ** 2)
+        for first, second in ((p, q), (q, p))
+    )
+    assert epsilon_of_examples(trace, [0], np.array(contributions)[:, None], delta).upper >= epsilon
+    # along one line, the triangle inequality is an equality and the claim tight
+    line = np.linspace(-9, 11, 200_001)
+    p = sum(w * normal(line - sum(s)) for w, s in zip(weights, shifts, strict=True))
+    q = normal(line)
+    delta = max(
+        float(np.maximum(first - np.exp(epsilon) * second, 0).sum() * (line[1] - line[0]))
+        for first, second in ((p, q), (q, p))
+    )
+    claimed = epsilon_of_examples(trace, [0], np.array(contributions)[:, None], delta)
+    assert claimed.upper == pytest.approx(epsilon, rel=5e-3)
+    assert claimed.upper >= epsilon * (1 - 1e-6)
+
+
+def test_a_fixed_batch_member_displaces_a_record_that_may_contribute_fully() -> None:
+    """A member with a zero gradient still changes the batch: somebody else is left out. Enumerated for n = 2, B = 1."""
+    sigma, epsilon = 1.3, 0.2
+    trace = Trace(2, (Segment(0, 1, FixedBatchSampling(2, 1), sigma),))
+    line = np.linspace(-12, 12, 200_001)
+    normal = stats.norm(0, sigma).pdf
+    with_member, without = (normal(line) + normal(line - 1.0)) / 2, normal(line - 1.0)  # the other record gives 1
+    delta = float(np.maximum(with_member - math.exp(epsilon) * without, 0).sum() * (line[1] - line[0]))
+    assert epsilon_of_examples(trace, [0], [[0.0]], delta).upper >= epsilon * (1 - 1e-6)
+
+
+def test_shuffled_members_meet_in_one_batch() -> None:
+    trace = Trace(100, (Segment(0, 40, ShuffledSampling(10), 4.0),), adjacency="zero_out")
+    members = epsilon_of_examples(trace, [0], [[1.0], [0.5]], 1e-5)
+    alone = Trace(100, (Segment(0, 40, ShuffledSampling(10), 4.0 / 1.5),), adjacency="zero_out")
+    assert members.upper == pytest.approx(epsilon_pld(alone, 1e-5).upper, rel=1e-9)
+
+
+def test_members_of_a_shuffled_epoch_pay_for_peaks_at_different_steps() -> None:
+    trace = Trace(100, (Segment(0, 10, ShuffledSampling(10), 4.0),), adjacency="zero_out")
+    apart = epsilon_of_examples(trace, [0, 5], [[1.0, 0.0], [0.0, 1.0]], 1e-5)
+    together = epsilon_of_examples(trace, [0], [[1.0], [1.0]], 1e-5)
+    assert apart.upper == pytest.approx(together.upper, rel=1e-9)
+
+
+def test_examples_that_contribute_nothing_lose_nothing() -> None:
+    trace = Trace(100, (Segment(0, 40, PoissonSampling(0.1), 1.0),))
+    claimed = epsilon_of_examples(trace, [0], [[0.0], [0.0]], 1e-5)
+    assert claimed.upper == claimed.lower == 0.0
+
+
+def test_published_comparisons_bracket_the_group() -> None:
+    trace = Trace(50_000, (Segment(0, 2000, PoissonSampling(0.01), 1.0),))
+    tight = group_epsilons(trace, 1e-6, (1, 2, 4))
+    for size, claimed in zip((1, 2, 4), tight, strict=True):
+        assert linear_lower_bound(trace, 1e-6, size) <= claimed.upper
+        assert vadhan_epsilon(trace, 1e-6, size) >= claimed.lower
+    assert vadhan_epsilon(trace, 1e-6, 64) == math.inf
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: SensitivityMixture((), ()),
+        lambda: SensitivityMixture((1.0, 1.0), (0.5, 0.5)),
+        lambda: SensitivityMixture((-1.0,), (1.0,)),
+        lambda: SensitivityMixture((float("nan"),), (1.0,)),
+        lambda: SensitivityMixture((0.0, 1.0), (0.5, 0.4)),
+        lambda: poisson_group(0, 0.1),
+        lambda: fixed_batch_group(5, 4, 2),
+        lambda: poisson_examples([float("nan")], 0.1, 0.1),
+    ],
+)
+def test_impossible_mixtures_are_refused(build) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(InvalidInput):
+        build()

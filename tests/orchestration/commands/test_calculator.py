@@ -1,0 +1,311 @@
+"""The calculator commands: every documented example as written, and one clear line for every impossible request."""
+
+import json
+import shlex
+
+import numpy as np
+import pytest
+
+from accounting.accountants import account
+from accounting.individual.epsilons import individual_epsilons
+from accounting.mechanism import (
+    FixedBatchSampling,
+    GaussianRelease,
+    PoissonSampling,
+    Segment,
+    ShuffledSampling,
+    SideQuery,
+    Trace,
+)
+from accounting.pld.groups import epsilon_of_examples
+from accounting.records.layout import TrialFiles
+from accounting.records.shards import NormShardWriter, NormSnapshot, write_trace
+from accounting.schedules import make_schedule
+from orchestration.commands import main as cli
+from orchestration.commands.run_shape import RunShape
+
+
+@pytest.fixture
+def dpsweep(monkeypatch, capsys):
+    """Runs a command line as a user would: (exit code, stdout, stderr)."""
+
+    def run(line):
+        monkeypatch.setattr("sys.argv", ["dpsweep", *shlex.split(line)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        captured = capsys.readouterr()
+        return ended.value.code or 0, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def answer(dpsweep):
+    """The JSON that a command line prints."""
+
+    def run(line):
+        code, out, err = dpsweep(f"{line} --json")
+        assert (code, err) == (0, "")
+        return json.loads(out)
+
+    return run
+
+
+class TestDocumentedExamples:
+    @pytest.mark.parametrize(("accountant", "epsilon"), [("zcdp", 21.55), ("gdp", 19.13)])
+    def test_shuffled(self, answer, accountant, epsilon):
+        line = "epsilon --noise-multiplier 6 --sampling shuffle --epochs 400 --delta 1e-5 --accountant"
+        printed = answer(f"{line} {accountant}")
+        assert printed["epsilon"] == pytest.approx(epsilon, abs=5e-3)
+        expected = {"delta": 1e-5, "accountant": accountant, "adjacency": "zero_out", "kind": "guarantee"}
+        assert expected.items() <= printed.items()
+        assert printed["group_size"] == 1
+
+    def test_group(self, answer):
+        line = "epsilon --noise-multiplier 1.0 --sampling poisson --sample-rate 0.01 --steps 2000 --delta 1e-6"
+        printed = answer(f"{line} --accountant pld --group-size 4")
+        assert printed["epsilon"] == pytest.approx(14.535, abs=2e-3)
+        assert (printed["group_size"], printed["unit"], printed["adjacency"]) == (4, "group of 4", "add_remove")
+
+    def test_schedule(self, answer):
+        line = "epsilon --noise-multiplier 1.4 --schedule exponential:decay=0.004 --sampling poisson --sample-rate 0.02"
+        printed = answer(f"{line} --epochs 100 --delta 1e-5 --accountant pld")
+        assert printed["steps"] == 5000
+        assert printed["epsilon"] == pytest.approx(7.6248, rel=2e-4)
+
+    def test_fixed_batches_and_several_groups(self, answer):
+        line = "epsilon --noise-multiplier 4 --sampling fixed --dataset-size 10000 --batch-size 200 --steps 1000"
+        printed = answer(f"{line} --delta 1e-5 --accountant pld --group-size 1,2,4")
+        assert [estimate["group_size"] for estimate in printed] == [1, 2, 4]
+        assert 2.0 < printed[1]["epsilon"] / printed[0]["epsilon"] < printed[2]["epsilon"] / printed[0]["epsilon"]
+
+    def test_decay(self, answer):
+        line = "calibrate --schedule time --noise-multiplier 10 --sampling shuffle --budget-rho 0.78125 --epochs 60"
+        printed = answer(f"{line} --solve decay")
+        assert round(printed["decay"], 3) == 0.019
+        assert printed["value"] == printed["decay"]
+        assert answer(f"{line} --solve decay --digits 3")["decay"] == 0.019
+        assert printed["rho"] <= printed["target"] == 0.78125
+
+    def test_noise(self, answer):
+        line = "calibrate --target-epsilon 3 --delta 1e-5 --sampling poisson --sample-rate 0.01 --epochs 50"
+        printed = answer(f"{line} --accountant pld --solve noise-multiplier")
+        assert printed["noise_multiplier"] == pytest.approx(1.2107, rel=1e-3)
+        assert 3.0 * (1.0 - 1e-3) < printed["epsilon"] <= 3.0
+
+
+class TestMore:
+    def test_length(self, answer):
+        noise = "--noise-multiplier 10 --schedule exponential:decay=0.01"
+        assert answer(f"calibrate --solve epochs --budget-rho 0.78125 --sampling shuffle {noise}")["epochs"] == 71
+        steps = answer(
+            "calibrate --solve steps --target-epsilon 2 --delta 1e-5 --sample-rate 0.01 --noise-multiplier 1 "
+            "--accountant rdp"
+        )
+        assert steps["steps"] == steps["value"] > 500
+        assert steps["epsilon"] <= 2.0
+
+    def test_side_queries_and_releases_cost(self, answer):
+        line = "epsilon --noise-multiplier 2 --sample-rate 0.01 --steps 500 --delta 1e-5 --accountant rdp"
+        bare = answer(line)["epsilon"]
+        assert answer(f"{line} --side-noise-multiplier 5")["epsilon"] > bare
+        twice = answer(f"{line} --side-noise-multiplier 5 --side-noise-multiplier 5")["epsilon"]
+        assert twice > answer(f"{line} --side-noise-multiplier 5")["epsilon"]
+        assert answer(f"{line} --release gaussian:16")["epsilon"] > bare
+        assert bare < answer(f"{line} --release pure:0.1")["epsilon"] <= bare + 0.1
+
+    def test_no_noise_is_an_explicit_infinity(self, answer, dpsweep):
+        line = "epsilon --noise-multiplier 0 --sampling shuffle --epochs 4 --delta 1e-5"
+        printed = answer(line)
+        assert (printed["epsilon"], printed["private"]) == (None, False)
+        assert "infinite" in dpsweep(line)[1]
+
+    def test_table(self, dpsweep):
+        line = "epsilon --noise-multiplier 6 --sampling shuffle --epochs 400 --delta 1e-5 --accountant zcdp"
+        code, out, _ = dpsweep(f"{line} --group-size 1,2")
+        assert code == 0
+        assert "21.5507" in out
+        assert "group of 2" in out
+
+    def test_plot(self, dpsweep, tmp_path):
+        target = tmp_path / "epsilon.html"
+        line = "epsilon --noise-multiplier 6 --sampling shuffle --epochs 40 --delta 1e-5 --accountant gdp --plot"
+        assert dpsweep(f"{line} {target}")[0] == 0
+        page = target.read_text()
+        assert "group size k" in page
+        assert "cdn.plot.ly" not in page.split("<body>")[0]
+
+    def test_warns_of_a_large_delta(self, dpsweep):
+        line = "epsilon --noise-multiplier 6 --dataset-size 1000 --batch-size 10 --epochs 1 --delta 1e-2 --accountant"
+        code, _, err = dpsweep(f"{line} rdp")
+        assert code == 0
+        assert err.startswith("warning: delta is 0.01, but should be well below 1/n = 0.001")
+
+
+EPSILON = "epsilon --delta 1e-5"
+SHUFFLE = f"{EPSILON} --noise-multiplier 6 --sampling shuffle"
+CALIBRATE = "calibrate --sampling shuffle"
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        (f"{EPSILON} --noise-multiplier nan --sampling shuffle --epochs 4", "--noise-multiplier is nan"),
+        (f"{EPSILON} --noise-multiplier -1 --sampling shuffle --epochs 4", "must be at least 0"),
+        (f"{EPSILON} --sampling shuffle --epochs 4", "--noise-multiplier is missing"),
+        (f"{SHUFFLE}", "exactly one of --steps and --epochs"),
+        (f"{SHUFFLE} --epochs 4 --steps 4", "exactly one of --steps and --epochs"),
+        (f"{SHUFFLE} --epochs 0", "--epochs is 0"),
+        (f"{SHUFFLE} --steps 40", "--dataset-size and --batch-size"),
+        (f"{SHUFFLE} --epochs 4 --sample-rate 0.1", "drop it"),
+        (f"{SHUFFLE} --epochs 4 --accountant zcpd", "did you mean 'zcdp'"),
+        (f"{SHUFFLE} --epochs 4 --schedule tiem:decay=1", "did you mean 'time'"),
+        (f"{SHUFFLE} --epochs 4 --schedule time", "needs decay"),
+        (f"{SHUFFLE} --epochs 4 --group-size 0", "'0'"),
+        (f"{SHUFFLE} --epochs 4 --group-size 1,x", "'x'"),
+        (f"{SHUFFLE} --epochs 4 --release laplace:1", "unknown release 'laplace'"),
+        (f"{SHUFFLE} --epochs 4 --release gaussian:nan", "is nan"),
+        (f"{SHUFFLE} --epochs 4 --release gaussian", "gaussian:SIGMA"),
+        (f"{EPSILON} --noise-multiplier 1 --epochs 4", "Poisson batches need --sample-rate"),
+        (f"{EPSILON} --noise-multiplier 1 --epochs 4 --sample-rate 2", "--sample-rate is 2"),
+        (f"{EPSILON} --noise-multiplier 1 --epochs 4 --sample-rate 0.1 --batch-size 3", "not both"),
+        (f"{EPSILON} --noise-multiplier 1 --epochs 4 --dataset-size 10 --batch-size 30", "batch_size is 30"),
+        (f"{EPSILON} --noise-multiplier 1 --epochs 4 --sample-rate 0.1 --dataset-size 0", "dataset_size is 0"),
+        (f"{EPSILON} --noise-multiplier 1 --epochs 4 --sampling fixed", "--sampling fixed needs --dataset-size"),
+        (f"{EPSILON} --noise-multiplier 1 --epochs 4 --sample-rate 0.1 --accountant gdp", "use the accountant 'pld'"),
+        ("epsilon --delta 2 --noise-multiplier 1 --sampling shuffle --epochs 4", "delta is 2"),
+        (f"{CALIBRATE} --epochs 4", "exactly one of --target-epsilon and --budget-rho"),
+        (f"{CALIBRATE} --epochs 4 --target-epsilon 3", "needs --delta"),
+        (f"{CALIBRATE} --epochs 4 --target-epsilon 0 --delta 1e-5", "target epsilon is 0"),
+        (f"{CALIBRATE} --epochs 4 --budget-rho 1 --noise-multiplier 3", "being solved for"),
+        (f"{CALIBRATE} --epochs 4 --budget-rho 1 --noise-multiplier 3 --solve epochs", "drop --epochs"),
+        (f"{CALIBRATE} --budget-rho 1 --noise-multiplier 3 --solve decay --schedule time", "needs --epochs"),
+        (
+            f"{CALIBRATE} --budget-rho 1 --noise-multiplier 3 --solve decay --schedule time:decay=1 --epochs 3",
+            "being solved for",
+        ),
+        (f"{CALIBRATE} --budget-rho 1 --noise-multiplier 3 --solve decay --epochs 3", "no decay to solve for"),
+        (
+            f"{CALIBRATE} --budget-rho 1 --noise-multiplier 3 --solve decay --schedule time --epochs 300",
+            "it lasts between 1 and 17",
+        ),
+        (
+            f"{CALIBRATE} --target-epsilon 0.1 --delta 1e-5 --epochs 4 --release gaussian:1 --accountant gdp",
+            "unreachable: even noise multiplier 1e+06 costs epsilon",
+        ),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(dpsweep, line, complaint):
+    code, out, err = dpsweep(line)
+    assert (code, out) == (2, "")
+    assert complaint in err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+
+
+@pytest.fixture
+def trial(tmp_path):
+    """The folder of a small trial with three snapshots of 50 examples, ids 1, 4, 7, ..."""
+    root = tmp_path / "trial"
+    contributions = np.random.default_rng(0).uniform(0.1, 1.0, (3, 50))
+    write_trace(TrialFiles(str(root)).trace, TRACE)
+    writer = NormShardWriter(TrialFiles(str(root)).norms, 16)
+    for step, values in zip((0, 40, 80), contributions, strict=True):
+        ids = np.arange(50) * 3 + 1
+        writer.write(NormSnapshot(step, ids, np.zeros(50, int), values, values, values))
+    return root, contributions.T
+
+
+TRACE = Trace(50, (Segment(0, 60, PoissonSampling(0.05), 1.5), Segment(60, 60, PoissonSampling(0.05), 1.2)))
+
+
+class TestStoredTrials:
+    def test_worst_case_is_that_of_the_trace(self, answer, trial):
+        printed = answer(f"epsilon --trial {trial[0]} --delta 1e-5 --accountant pld --group-size 1,2")
+        expected = [account(TRACE, 1e-5, "pld", size) for size in (1, 2)]
+        assert [p["epsilon"] for p in printed] == [e.epsilon for e in expected]
+        assert [p["kind"] for p in printed] == ["guarantee", "guarantee"]
+        alone = answer(f"epsilon --trace {trial[0]}/trace.arrow --delta 1e-5 --accountant pld")
+        assert (alone["epsilon"], alone["steps"]) == (expected[0].epsilon, 120)
+
+    @pytest.mark.parametrize("method", ["rdp", "pld"])
+    def test_single_examples(self, answer, trial, method):
+        root, contributions = trial
+        spread = answer(f"epsilon --trial {root} --delta 1e-5 --individual {method}")[1]
+        exact = individual_epsilons([0, 40, 80], contributions, TRACE, 1e-5, method).upper
+        assert spread["mean"] == pytest.approx(exact.mean(), rel=1e-6)
+        assert spread["quantiles"]["1"] == pytest.approx(exact.max(), rel=1e-6)
+        assert spread["quantiles"]["0"] == pytest.approx(exact.min(), rel=1e-6)
+        assert (spread["kind"], spread["adjacency"], spread["examples"]) == ("estimate", "add_remove", 50)
+        assert "private data" in spread["sensitive"]
+
+    def test_records_together(self, answer, trial):
+        root, contributions = trial
+        worst, pair = answer(f"epsilon --trial {root} --delta 1e-5 --accountant pld --group-size 2 --examples 148,4")
+        exact = epsilon_of_examples(TRACE, [0, 40, 80], contributions[[1, 49]], 1e-5).upper
+        assert pair["epsilon"] == pytest.approx(exact, rel=1e-5)
+        assert pair["epsilon"] < worst["epsilon"]
+        assert (pair["unit"], pair["group_size"], pair["kind"]) == ("examples 4, 148", 2, "estimate")
+        assert "private data" in pair["sensitive"]
+
+    def test_table_and_plot(self, dpsweep, trial, tmp_path):
+        line = f"epsilon --trial {trial[0]} --delta 1e-5 --individual rdp --examples 4 --plot {tmp_path / 'p.html'}"
+        code, out, _ = dpsweep(line)
+        assert code == 0
+        assert all(word in out for word in ("examples 4", "median", "largest", "private data", "estimate"))
+        assert (tmp_path / "p.html").exists()
+
+    @pytest.mark.parametrize(
+        ("line", "complaint"),
+        [
+            ("--trial {0}/none", "trace.arrow does not exist"),
+            ("--trial {0} --examples 2", "trained on no example of this id"),
+            ("--trial {0} --examples 1,x", "--examples has 'x'"),
+            ("--trial {0} --noise-multiplier 0", "drop the flags"),
+            ("--trial {0} --trace {0}/trace.arrow", "not both"),
+            ("--trace {0}/trace.arrow --individual rdp", "need --trial"),
+        ],
+    )
+    def test_bad_requests(self, dpsweep, trial, line, complaint):
+        code, out, err = dpsweep(f"epsilon --delta 1e-5 {line.format(trial[0])}")
+        assert (code, out) == (2, "")
+        assert complaint in err
+        assert err.count("\n") == 1
+
+    def test_damaged_shards_are_named(self, dpsweep, trial):
+        part = next((trial[0] / "private" / "norms").rglob("*.arrow"))
+        part.write_bytes(part.read_bytes()[:-1])
+        code, out, err = dpsweep(f"epsilon --trial {trial[0]} --delta 1e-5 --individual rdp")
+        assert (code, out) == (1, "")
+        assert part.name in err
+        assert err.count("\n") == 1
+
+
+class TestRunShape:
+    schedule = make_schedule("constant", 2.0)
+
+    @pytest.mark.parametrize(
+        ("shape", "sampling", "steps_per_epoch"),
+        [
+            (RunShape("poisson", sample_rate=0.02), PoissonSampling(0.02), 50),
+            (RunShape("poisson", sample_rate=0.03), PoissonSampling(0.03), 34),
+            (RunShape("poisson", dataset_size=105, batch_size=10), PoissonSampling(10 / 105), 11),
+            (RunShape("fixed", dataset_size=105, batch_size=10), FixedBatchSampling(105, 10), 11),
+            (RunShape("shuffle"), ShuffledSampling(1), 1),
+            (RunShape("shuffle", dataset_size=105, batch_size=10), ShuffledSampling(11), 11),
+        ],
+    )
+    def test_sampling_and_epoch(self, shape, sampling, steps_per_epoch):
+        assert shape.mechanism() == (sampling, steps_per_epoch)
+        assert shape.trace(self.schedule, epochs=3).steps == 3 * steps_per_epoch
+
+    def test_steps_end_within_an_epoch(self):
+        trace = RunShape("poisson", sample_rate=0.02).trace(make_schedule("time", 2.0, decay=1.0), steps=60)
+        assert [(segment.steps, segment.noise_multiplier) for segment in trace.segments] == [(50, 2.0), (10, 1.0)]
+
+    def test_queries_and_releases_enter_the_trace(self):
+        release = GaussianRelease("pca", 16.0)
+        shape = RunShape("shuffle", side_noise_multipliers=(5.0,), releases=(release,))
+        trace = shape.trace(self.schedule, epochs=1)
+        assert trace.segments[0].side_queries == (SideQuery("side query 1", 5.0),)
+        assert trace.releases == (release,)

@@ -1,0 +1,111 @@
+"""The command's surface: exit codes, one line per mistake, nothing started; plans for people and programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestration.commands.main import main
+from tests.orchestration.processes import dpsweep
+from tests.orchestration.sample_grids import small
+
+PRIVACY = {"target_epsilon": 5, "delta": 1e-5, "accountant": "rdp"}
+
+
+def run_main(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    """The exit code of the command, run in this process."""
+    monkeypatch.setattr(sys, "argv", ["dpsweep", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0)
+
+
+def write(folder: Path, **changes: object) -> Path:
+    file = folder / "sweep.yaml"
+    file.write_text(small(**{"privacy": PRIVACY, "seeds": 0, **changes}))
+    return file
+
+
+def test_a_plan_is_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_main(monkeypatch, "plan", write(tmp_path)) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (row,) = [line for line in lines if "dpsgd_f-exponential-seed0" in line]
+    assert "5.000" in row
+    assert "KiB" in row
+
+
+def test_a_plan_is_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write(tmp_path, privacy={**PRIVACY, "delta": 0.01})
+    assert run_main(monkeypatch, "plan", file, "--json") == 0
+    printed = capsys.readouterr()
+    plan = json.loads(printed.out)
+    assert [trial["private"] for trial in plan["trials"]] == [False, True, True, True, True]
+    assert plan["trials"][0]["epsilon"] is None
+    assert plan["trials"][1]["noise_multiplier"] > 0.0
+    assert "1/n" in plan["warnings"][0]
+    assert "warning: " in printed.err
+
+
+def test_a_plan_tells_which_trials_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write(tmp_path, sampling=[{"method": "poisson", "batch_size": size} for size in (128, 4096)])
+    assert run_main(monkeypatch, "plan", file) == 2
+    printed = capsys.readouterr()
+    assert len([line for line in printed.err.splitlines() if line.startswith("refused: ")]) == 1
+    assert "batch_size is 4096" in printed.err
+    assert "flat-constant-poisson128-seed0" in printed.out
+
+
+MISTAKES = {
+    "no file": (None, "cannot read the sweep file"),
+    "unknown key": ({"epoch": 3}, "did you mean 'epochs'?"),
+    "missing data": ({"data": {"name": "image_folder", "path": "/nowhere"}}, "/nowhere"),
+}
+
+
+@pytest.mark.parametrize(("changes", "message"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_a_mistake_starts_nothing(tmp_path: Path, changes: dict[str, object] | None, message: str) -> None:
+    file = tmp_path / "missing.yaml" if changes is None else write(tmp_path, **changes)
+    output = tmp_path / "out"
+    done = dpsweep("run", file, "--output", output)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert message in line
+    assert done.stdout == ""
+    assert not output.exists()
+
+
+def test_resources_that_this_machine_lacks_are_a_mistake(tmp_path: Path) -> None:
+    """Ray would wait for them without end."""
+    done = dpsweep("run", write(tmp_path, resources={"cpus": 4096}), "--output", tmp_path / "out")
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "reserve 4096 CPUs, but this machine has " in line
+    assert "lower resources.cpus" in line
+
+
+def test_an_address_without_a_cluster_is_a_mistake(tmp_path: Path) -> None:
+    done = dpsweep("run", write(tmp_path), "--output", tmp_path / "out", "--address", "127.0.0.1:1")
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "no Ray cluster answers at '127.0.0.1:1'" in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_report_needs_a_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = dpsweep("report", tmp_path)
+    assert done.returncode == 2
+    assert "holds no sweep" in done.stderr
+
+
+def test_every_command_explains_itself(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("run", "plan", "report", "epsilon", "calibrate"):
+        assert run_main(monkeypatch, command, "--help") == 0
+        assert f"dpsweep {command}" in capsys.readouterr().out

@@ -1,0 +1,188 @@
+"""The same sweep on three nodes: same models and epsilons; storage and user code reach every node."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestration.records.layout import SweepFiles
+from orchestration.sweeps.schema import parse_sweep
+from orchestration.sweeps.user_code import permitted
+from tests.orchestration.processes import PATIENCE, dpsweep, environment
+from tests.orchestration.reference import assert_same_trial, run_undisturbed
+from tests.orchestration.sample_grids import small
+
+NODES = """
+import json, sys, time
+from ray.cluster_utils import Cluster
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+for _ in range(2):
+    cluster.add_node(num_cpus=1)
+cluster.wait_for_nodes()
+print(cluster.address, flush=True)
+sys.stdin.read()
+cluster.shutdown()
+"""
+"""A head without work and two workers, each with a scheduler and object store of its own, until stdin closes."""
+CLOSED = {
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": "a1" * 32,
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # on 127.0.0.1 only
+}
+"""A cluster that wants a token and is not to be reached from elsewhere."""
+
+QUICKSTART = Path(__file__).parents[3] / "sweeps" / "quickstart.yaml"
+SWEEP = small(
+    clipping=["none", "flat", "dpsgd_f", "individual"],
+    model="my_models:narrow",
+    seeds=0,
+    epochs=3,
+    release="private",
+    accounting={"individual": "rdp"},
+)
+MY_MODELS = """
+import math
+from torch import nn
+
+def narrow(feature_shape, num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(feature_shape), 8), nn.Tanh(), nn.Linear(8, num_classes))
+
+class Broken(nn.Linear):
+    def forward(self, x):
+        if len(x) > 8:  # all is well with the few examples that the planner tries
+            raise RuntimeError("my layer broke")
+        return super().forward(x)
+
+def broken(feature_shape, num_classes):
+    return nn.Sequential(nn.Flatten(), Broken(math.prod(feature_shape), num_classes))
+"""
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", NODES],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=environment(**CLOSED),
+    )
+    assert process.stdout is not None
+    assert process.stdin is not None
+    try:
+        yield next(line.strip() for line in process.stdout if ":" in line)
+    finally:
+        process.stdin.close()
+        process.wait(PATIENCE)
+
+
+def run_on(
+    address: str, folder: Path, sweep: str, *options: object, **changes: str
+) -> subprocess.CompletedProcess[str]:
+    """Run ``sweep`` on the cluster, with ``my_models`` beside it."""
+    (folder / "sweep.yaml").write_text(sweep)
+    (folder / "my_models.py").write_text(MY_MODELS)
+    arguments = ("run", folder / "sweep.yaml", "--output", folder / "out", "--address", address, "--json", *options)
+    return dpsweep(*arguments, **{**CLOSED, **changes})
+
+
+def test_three_nodes_give_the_results_of_one_process(address: str, tmp_path: Path) -> None:
+    done, files = run_on(address, tmp_path, SWEEP), SweepFiles(str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    trials = json.loads(done.stdout)["trials"]
+    assert [trial["status"] for trial in trials] == ["finished"] * 7
+
+    reference = parse_sweep(SWEEP)
+    undisturbed = run_undisturbed(reference, tmp_path / "undisturbed", permitted(reference, tmp_path))
+    for trial in trials:
+        assert_same_trial(files.trial(trial["key"]), undisturbed.trial(trial["key"]), trial["private"])
+
+
+def test_the_quickstart_as_it_is_shipped(address: str, tmp_path: Path) -> None:
+    done = run_on(address, tmp_path, QUICKSTART.read_text())
+    assert done.returncode == 0, done.stderr
+    trials = json.loads(done.stdout)["trials"]
+    assert [trial["status"] for trial in trials] == ["finished"] * 14
+    private = [trial for trial in trials if trial["private"]]
+    assert len(private) == 12
+    assert all(7.9 < trial["epsilon"] <= 8.0 for trial in private)
+    assert all(trial["median_example_epsilon"] < trial["epsilon"] for trial in private)
+    fairest = max(private, key=lambda trial: trial["worst_group_accuracy"])
+    assert fairest["labels"]["clipping"] == "dpsgd_f"
+
+
+def test_another_token_is_refused_in_words(address: str, tmp_path: Path) -> None:
+    done = run_on(address, tmp_path, SWEEP, RAY_AUTH_TOKEN="b2" * 32)
+    assert done.returncode == 2
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert f"the Ray cluster at '{address}' wants a token" in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_trial_that_fails_fails_alone(address: str, tmp_path: Path) -> None:
+    sweep = small(clipping="flat", noise="constant", seeds=0, model=["my_models:narrow", "my_models:broken"])
+    done = run_on(address, tmp_path, sweep)
+    assert done.returncode == 1, done.stderr
+    outcome = json.loads(done.stdout)
+    found = {trial["key"]: trial for trial in outcome["trials"]}
+    assert outcome["failed"] == 1
+    assert found["flat-my_models_narrow-seed0"]["status"] == "finished"
+    assert "Error in " in found["flat-my_models_broken-seed0"]["error"]
+    assert "my layer broke" not in done.stdout + done.stderr
+    assert (tmp_path / "out" / "report.html").is_file()
+
+
+WHERE = """
+import os
+import sys
+from torch import nn
+{helper}
+
+def where(feature_shape, num_classes, note):
+    with open(note, "a") as out:
+        print(__file__, helper.__file__, os.environ.get("PYTHONPATH", ""), sep="|", file=out)
+    return nn.Sequential(nn.Flatten(), nn.Linear(feature_shape[-1] ** 2, num_classes))
+"""
+
+
+@pytest.mark.parametrize("form", ["module", "file"])
+def test_allowed_code_from_elsewhere_reaches_the_workers(address: str, tmp_path: Path, form: str) -> None:
+    """The workers have their own copy of it, and not by PYTHONPATH; a resumed sweep needs the allowance again."""
+    elsewhere, folder, note = tmp_path / "elsewhere", tmp_path / "sweeps", tmp_path / "note"
+    package = elsewhere / "elsewhere_models"
+    package.mkdir(parents=True)
+    folder.mkdir()
+    (package / "__init__.py").touch()
+    (package / "helper.py").touch()
+    (package / "nets.py").write_text(WHERE.replace("{helper}", "from elsewhere_models import helper"))
+    (elsewhere / "alone.py").write_text(WHERE.replace("{helper}", "helper = os"))
+    location, allowed = {
+        "module": ("elsewhere_models.nets", "elsewhere_models"),
+        "file": ("../elsewhere/alone.py", str(elsewhere / "alone.py")),
+    }[form]
+    sweep = small(clipping="flat", noise="constant", seeds=0, model={"name": f"{location}:where", "note": str(note)})
+    path = {"PYTHONPATH": f"{elsewhere}:{os.environ.get('PYTHONPATH', '')}"}
+    refused = run_on(address, folder, sweep, **path)
+    assert refused.returncode == 2
+    assert "add --allow-code" in refused.stderr
+    assert not note.exists()
+    done = run_on(address, folder, sweep, "--allow-code", allowed, **path)
+    assert done.returncode == 0, done.stderr
+    (trial,) = json.loads(done.stdout)["trials"]
+    assert trial["status"] == "finished", trial["error"]
+    here, there = note.read_text().splitlines()[0], note.read_text().splitlines()[-1]
+    assert here.startswith(str(elsewhere))
+    assert "py_modules_files" in there.split("|")[0], there
+    assert str(elsewhere) not in there
+    shutil.rmtree(folder / "out" / "trials" / trial["key"])
+    resumed = run_on(address, folder, sweep, "--allow-code", allowed, "--resume", **path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert run_on(address, folder, sweep, "--resume", **path).returncode == 2

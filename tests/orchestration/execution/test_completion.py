@@ -1,0 +1,81 @@
+"""What a completed trial claims when its noise followed results: a bound on every run that it could have been."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from accounting.mechanism import PoissonSampling, Segment, SideQuery, Trace
+from accounting.records.traces import read_trace
+from orchestration.execution.completion import Times, bounding_trace, complete_trial
+from orchestration.records.layout import SweepFiles
+from orchestration.records.results import TrialResult
+from orchestration.sweeps.plan import PlannedTrial, plan_sweep
+from orchestration.sweeps.schema import parse_sweep
+from tests.orchestration.sample_grids import small
+from workers.trial import run_trial
+
+FOLLOWING = {"name": "validation", "factor": 0.5, "period": 1, "threshold": -2.0}
+"""The noise would halve after any epoch whose accuracy did not improve by more than -2: it never does."""
+
+
+def completed(folder: Path, **changes: object) -> tuple[PlannedTrial, Trace, TrialResult]:
+    settings = {"clipping": {"name": "flat", "bound": 1.0}, "noise": FOLLOWING, "seeds": 0}
+    data = {"name": "digits", "keep": {8: 0.1}, "public_fraction": 0.1}
+    sweep = parse_sweep(small(**{"data": data, **settings, **changes}))
+    (planned,) = plan_sweep(sweep).trials
+    files = SweepFiles(str(folder)).trial(planned.spec.key)
+    run_trial(planned.spec, files.root, releases=planned.releases)
+    result = complete_trial(planned, files, sweep, Times(0.0, 1.0))
+    return planned, read_trace(files.trace), result
+
+
+def test_noise_that_followed_results_costs_what_was_planned(tmp_path: Path) -> None:
+    planned, trace, result = completed(tmp_path, epochs=3)
+    assert {segment.noise_multiplier for segment in trace.segments} == {planned.spec.noise.initial_noise_multiplier}
+    assert len(planned.trace.segments) == 3
+    assert result.worst_case == planned.costs.worst_case
+    assert result.worst_case.kind == "guarantee"
+    assert result.worst_case.epsilon == pytest.approx(5.0, rel=1e-3)
+
+
+def test_a_run_longer_than_its_plan_is_an_estimate(tmp_path: Path) -> None:
+    privacy = {"noise_multiplier": 4.0, "delta": 1e-5, "budget": {"rho": 0.2}}
+    planned, trace, result = completed(
+        tmp_path, epochs=4, privacy=privacy, sampling={"method": "shuffle", "batch_size": 128}
+    )
+    assert trace.steps > planned.trace.steps
+    assert result.worst_case.kind == "estimate"
+    assert result.worst_case.epsilon > 0.0
+
+
+PLAN = Trace(100, (Segment(0, 4, PoissonSampling(0.1), 2.0), Segment(4, 4, PoissonSampling(0.1), 1.0)))
+
+
+def test_the_plan_bounds_only_what_it_dominates() -> None:
+    noisier = replace(PLAN, segments=(Segment(0, 8, PoissonSampling(0.1), 2.0),))
+    assert bounding_trace(PLAN, PLAN) == PLAN
+    assert bounding_trace(PLAN.until(5), PLAN) == PLAN.until(5)
+    assert bounding_trace(noisier, PLAN) == PLAN
+    assert bounding_trace(replace(noisier, contributions="guarantee"), PLAN) == replace(PLAN, contributions="guarantee")
+    asking = Segment(0, 8, PoissonSampling(0.1), 2.0, (SideQuery("counts", 1.0),))
+    for segments in (
+        (Segment(0, 8, PoissonSampling(0.1), 1.5),),
+        (Segment(0, 8, PoissonSampling(0.2), 2.0),),
+        (Segment(0, 9, PoissonSampling(0.1), 2.0),),
+        (asking,),
+    ):
+        assert bounding_trace(replace(PLAN, segments=segments), PLAN) is None
+    assert bounding_trace(replace(noisier, adjacency="zero_out"), PLAN) is None
+
+
+def test_noise_that_decays_to_nothing_ends_in_an_infinite_epsilon(tmp_path: Path) -> None:
+    """Also a schedule that starts with noise may reach multipliers that count as none."""
+    privacy = {"noise_multiplier": 1.0, "delta": 1e-5}
+    _, trace, result = completed(tmp_path, epochs=3, noise={"name": "exponential", "decay": 20.0}, privacy=privacy)
+    assert trace.segments[-1].noise_multiplier == 0.0
+    assert result.worst_case.epsilon == math.inf
+    assert result.individuals is None

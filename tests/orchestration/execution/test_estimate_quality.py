@@ -1,0 +1,56 @@
+"""The quality of estimated epsilons, measured on examples whose norms were taken at every step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from accounting.parallel import AccountingJob, account_trial
+from accounting.records.layout import TrialFiles
+from accounting.records.traces import read_trace
+from orchestration.execution.estimate_quality import quality_of_estimates
+from orchestration.records.published import EstimateQuality
+from orchestration.sweeps.plan import plan_sweep
+from orchestration.sweeps.schema import parse_sweep
+from tests.orchestration.sample_grids import small
+from workers.trial import run_trial
+
+WORST = 1e9
+
+
+def quality(folder: Path, **norms: object) -> EstimateQuality:
+    """A short run with the given norms, judged by 40 examples tracked exactly."""
+    sweep = parse_sweep(
+        small(
+            clipping={"name": "flat", "bound": 4.0},
+            noise="constant",
+            seeds=0,
+            epochs=4,
+            privacy={"noise_multiplier": 1.0, "delta": 1e-5, "accountant": "rdp"},
+            norms={"exact_examples": 40, **norms},
+        )
+    )
+    spec = plan_sweep(sweep).trials[0].spec
+    files = TrialFiles(str(folder))
+    run_trial(spec, files.root)
+    epsilons = account_trial(AccountingJob(files.root, spec.delta, "rdp"))
+    shuffled = replace(epsilons, example_ids=epsilons.example_ids[::-1], upper=epsilons.upper[::-1])
+    found = quality_of_estimates(files, shuffled, read_trace(files.trace), WORST)
+    assert found == quality_of_estimates(files, epsilons, read_trace(files.trace), WORST)
+    return found
+
+
+def test_norms_of_every_step_leave_nothing_to_estimate(tmp_path: Path) -> None:
+    found = quality(tmp_path, refreshes_per_epoch="every_step")
+    assert found.examples == 40
+    assert found.correlation == pytest.approx(1.0, abs=1e-9)
+    assert found.largest_error == pytest.approx(0.0, abs=1e-9)
+
+
+def test_norms_of_every_epoch_estimate_well_but_not_exactly(tmp_path: Path) -> None:
+    found = quality(tmp_path, refreshes_per_epoch=1)
+    assert found.correlation is not None
+    assert 0.5 < found.correlation < 1.0
+    assert 0.0 < found.mean_error < found.largest_error

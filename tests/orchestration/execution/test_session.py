@@ -1,0 +1,257 @@
+"""The files of an embedded Ray are for their owner only, and go with it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestration.execution.session import _LONGEST
+from tests.orchestration.processes import PATIENCE, descendants, dpsweep, environment, is_alive, kill, start, wait_until
+from tests.orchestration.sample_grids import small
+
+SCRIPT = """
+import os, sys
+from pathlib import Path
+os.umask(0)
+from orchestration.execution.environment import EMBEDDED, prepare_environment
+prepare_environment(EMBEDDED)
+import ray
+from orchestration.execution.cluster import connected
+def speak():
+    print("row of a patient", flush=True)
+with connected(EMBEDDED, Path(sys.argv[1])):
+    ray.get(ray.remote(num_cpus=0)(speak).remote())
+    print("ready", flush=True)
+    if sys.stdin.read() == "fail":
+        raise ZeroDivisionError
+"""
+"""A driver whose worker prints something, and that lives until its stdin closes."""
+NOBODY = 65534
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+BROKEN = """
+import math
+from torch import nn
+
+class Broken(nn.Linear):
+    def forward(self, x):
+        if len(x) > 8:  # all is well with the few examples that the planner tries
+            raise RuntimeError("my layer broke")
+        return super().forward(x)
+
+def broken(feature_shape, num_classes):
+    return nn.Sequential(nn.Flatten(), Broken(math.prod(feature_shape), num_classes))
+"""
+
+
+@contextlib.contextmanager
+def folder_for_all(name_bytes: int = 0) -> Iterator[Path]:
+    """A folder for temporary files like /tmp, which everyone may write; ``name_bytes`` long, if that is longer."""
+    folder = Path(tempfile.mkdtemp(prefix="t", dir="/tmp", suffix="x" * max(0, name_bytes - len("/tmp/t12345678"))))
+    folder.chmod(0o1777)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    with folder_for_all() as folder:
+        yield folder
+
+
+def said_by(log: Path) -> Path:
+    """What the driver with this log wrote to stderr."""
+    return log.with_suffix(".stderr")
+
+
+@contextlib.contextmanager
+def driver(shared: Path, log: Path) -> Iterator[subprocess.Popen[str]]:
+    """The script, once its worker has printed; it is ended with the block."""
+    with (
+        said_by(log).open("w") as said,
+        subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, str(log)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=said,
+            text=True,
+            env=environment(TMPDIR=str(shared)),
+        ) as process,
+    ):
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n", said_by(log).read_text()
+        yield process
+        process.communicate(timeout=PATIENCE)
+
+
+def as_nobody(command: str, folder: Path) -> str:
+    """What another user's shell prints who tries ``command`` with ``folder`` as $1."""
+    done = subprocess.run(
+        ["/bin/sh", "-c", command, "sh", str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        cwd="/",
+        user=NOBODY,
+        group=NOBODY,
+        extra_groups=[],
+        check=False,
+    )
+    return done.stdout
+
+
+def test_the_folder_is_private_and_holds_what_workers_print(shared: Path, tmp_path: Path) -> None:
+    with driver(shared, tmp_path / "log"):
+        (folder,) = shared.iterdir()
+        found = folder.lstat()
+        assert stat.S_ISDIR(found.st_mode)
+        assert (stat.S_IMODE(found.st_mode), found.st_uid) == (0o700, os.geteuid())
+        printed = [path.read_text() for path in folder.rglob("logs/worker-*.out")]
+        assert any("row of a patient" in text for text in printed), printed
+        assert len([path for path in folder.rglob("sockets/*") if path.is_socket()]) == 2
+    assert not list(shared.iterdir())
+
+
+@needs_root
+def test_another_user_reaches_nothing(shared: Path, tmp_path: Path) -> None:
+    with driver(shared, tmp_path / "log"):
+        (folder,) = shared.iterdir()
+        assert as_nobody('echo "$1"/*', shared) == f"{folder}\n", "another user sees the folder"
+        assert as_nobody('find "$1" -mindepth 1', folder) == ""
+        (sockets,) = folder.rglob("sockets")
+        as_nobody(
+            'mv "$1" "$1.moved"; mv "$1/raylet" "$1/moved"; ln -s / "$1/planted"; mv "$1/../../.." "$1/.."', sockets
+        )
+        as_nobody('rm -rf "$1"; mv "$1" "$1.moved"; chmod 777 "$1"', folder)
+        assert sorted(path.name for path in sockets.iterdir()) == ["plasma_store", "raylet"]
+    assert not list(shared.iterdir())
+
+
+def test_links_planted_in_advance_are_not_followed(shared: Path, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "precious").write_text("precious")
+    planted = [shared / "ray", shared / "dps-aaaaaaaa"]
+    for link in planted:
+        link.symlink_to(victim)
+    with driver(shared, tmp_path / "log"):
+        assert [path.name for path in victim.iterdir()] == ["precious"]
+    assert [path.name for path in victim.iterdir()] == ["precious"]
+    assert sorted(shared.iterdir()) == sorted(planted)
+
+
+def test_an_exception_in_the_driver_leaves_nothing(shared: Path, tmp_path: Path) -> None:
+    with driver(shared, tmp_path / "log") as process:
+        assert len(list(shared.iterdir())) == 1
+        process.communicate("fail", timeout=PATIENCE)
+    assert "ZeroDivisionError" in said_by(tmp_path / "log").read_text()
+    assert not list(shared.iterdir())
+
+
+def test_an_interrupted_start_leaves_nothing(shared: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "log")]
+    with subprocess.Popen(command, env=environment(TMPDIR=str(shared)), stderr=subprocess.DEVNULL) as process:
+        wait_until(lambda: any(shared.rglob("logs/gcs_server.out")) or process.poll() is not None, "Ray to start")
+        below = descendants(process.pid)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE) != 0
+    assert not list(shared.iterdir())
+    wait_until(lambda: not any(map(is_alive, below)), "Ray's processes to end")
+
+
+def test_a_failing_trial_leaves_nothing(shared: Path, tmp_path: Path) -> None:
+    (tmp_path / "my_models.py").write_text(BROKEN)
+    (tmp_path / "sweep.yaml").write_text(small(clipping="flat", noise="constant", seeds=0, model="my_models:broken"))
+    home = tmp_path / "home"
+    home.mkdir()
+    done = dpsweep(*("run", tmp_path / "sweep.yaml", "--output", tmp_path / "out"), TMPDIR=str(shared), HOME=str(home))
+    assert done.returncode == 1, done.stderr
+    assert "my layer broke" in done.stderr + done.stdout
+    assert not list(shared.iterdir())
+    assert not (home / "ray_results").exists()
+
+
+def test_sigterm_leaves_nothing(shared: Path, tmp_path: Path) -> None:
+    (tmp_path / "sweep.yaml").write_text(small(epochs=100))
+    command = ("run", tmp_path / "sweep.yaml", "--output", tmp_path / "out")
+    process = start(*command, log=tmp_path / "log", TMPDIR=str(shared))
+    trained = tmp_path / "out" / "trials"
+    wait_until(lambda: trained.exists() or process.poll() is not None, "a trial to train")
+    assert [path.name[:4] for path in shared.iterdir()] == ["dps-"]
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(PATIENCE) == 130, (tmp_path / "log").read_text()
+    assert not list(shared.iterdir())
+
+
+def test_what_a_killed_driver_left_goes_at_the_next_start(shared: Path, tmp_path: Path) -> None:
+    with driver(shared, tmp_path / "running"):
+        (running,) = shared.iterdir()
+        with driver(shared, tmp_path / "killed") as killed:
+            (left,) = set(shared.iterdir()) - {running}
+            below = descendants(killed.pid)
+            kill(killed.pid)
+        agents = [pid for pid in below if is_alive(pid)]
+        assert agents, "Ray's agents take a minute to notice"
+        with driver(shared, tmp_path / "next"):
+            assert left.exists() or not any(map(is_alive, agents)), "removed while processes still use it"
+        for pid in filter(is_alive, agents):
+            with contextlib.suppress(ProcessLookupError):
+                kill(pid)
+        wait_until(lambda: not any(map(is_alive, agents)), "the agents to end")
+        with driver(shared, tmp_path / "next"):
+            assert not left.exists()
+            assert running.exists()
+            assert len(list(shared.iterdir())) == 2
+        assert [running] == list(shared.iterdir())
+    assert not list(shared.iterdir())
+
+
+@needs_root
+def test_what_others_left_stays(shared: Path, tmp_path: Path) -> None:
+    theirs = shared / "dps-bbbbbbbb"
+    theirs.mkdir()
+    os.chown(theirs, NOBODY, NOBODY)
+    with driver(shared, tmp_path / "log"):
+        assert theirs.exists()
+    assert list(shared.iterdir()) == [theirs]
+
+
+def test_the_longest_folder_for_temporary_files_works(tmp_path: Path) -> None:
+    with folder_for_all(_LONGEST) as folder:
+        assert len(os.fsencode(folder)) == _LONGEST
+        with driver(folder, tmp_path / "log"):
+            assert len(list(folder.iterdir())) == 1
+        assert not list(folder.iterdir())
+
+
+def test_a_longer_one_is_refused(tmp_path: Path) -> None:
+    with folder_for_all(_LONGEST + 1) as folder:
+        assert f"path of {_LONGEST + 1} bytes, but Ray's sockets leave room for {_LONGEST}" in refusal(tmp_path, folder)
+        assert not list(folder.iterdir())
+
+
+def test_one_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    assert "cannot make a folder for Ray in /absent: No such file" in refusal(tmp_path, Path("/absent"))
+
+
+def refusal(tmp_path: Path, folder: Path) -> str:
+    """The only line of a run with RAY_TMPDIR=folder, which leaves no output."""
+    (tmp_path / "sweep.yaml").write_text(small())
+    done = dpsweep("run", tmp_path / "sweep.yaml", "--output", tmp_path / "out", RAY_TMPDIR=str(folder))
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert "set RAY_TMPDIR to a" in line
+    assert not (tmp_path / "out").exists()
+    return line

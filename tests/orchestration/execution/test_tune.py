@@ -1,0 +1,91 @@
+"""Trials that a scheduler stops: neither finished nor failed, at the cost that they had when they were stopped."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import pytest
+
+from accounting.accountants import account
+from accounting.records.files import exists
+from orchestration.records.layout import SweepFiles
+from orchestration.records.results import StoppedTrial, read_result
+from orchestration.sweeps.plan import plan_sweep
+from orchestration.sweeps.schema import parse_sweep
+from tests.orchestration.processes import dpsweep
+from tests.orchestration.sample_grids import small
+
+EPOCHS = 5
+SWEEP = small(
+    data={"name": "digits", "public_fraction": 0.1},
+    optimizer=[{"name": "sgd", "learning_rate": 0.5}, {"name": "sgd", "learning_rate": 0.001}],
+    clipping={"name": "flat", "bound": 1.0},
+    noise="constant",
+    seeds=0,
+    epochs=EPOCHS,
+    scheduler={"name": "asha", "grace_epochs": 2, "reduction_factor": 2},
+    resources={"max_concurrent": 1},
+)
+"""One trial after the other: the second, which hardly learns, is stopped when it is first compared with the first."""
+GOOD, STOPPED = (f"flat-sgd-learning_rate{rate}-seed0" for rate in ("0.5", "0.001"))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> SweepFiles:
+    folder = tmp_path_factory.mktemp("asha")
+    (folder / "sweep.yaml").write_text(SWEEP)
+    return SweepFiles(str(folder / "out"))
+
+
+@pytest.fixture(scope="module")
+def trials(files: SweepFiles) -> dict[str, dict[str, Any]]:
+    return run(files)
+
+
+def run(files: SweepFiles, *options: str) -> dict[str, dict[str, Any]]:
+    done = dpsweep("run", Path(files.root).parent / "sweep.yaml", "--output", files.root, "--json", *options)
+    assert done.returncode == 0, done.stderr
+    return {trial["key"]: trial for trial in json.loads(done.stdout)["trials"]}
+
+
+def test_a_stopped_trial_costs_what_it_ran(files: SweepFiles, trials: dict[str, dict[str, Any]]) -> None:
+    assert {key: trial["status"] for key, trial in trials.items()} == {GOOD: "finished", STOPPED: "stopped"}
+    assert (
+        trials[STOPPED]["error"] == "by the scheduler after epoch 2 of 5; its accuracy and ε are those of that moment"
+    )
+    stopped = read_result(files.trial(STOPPED).result)
+    assert isinstance(stopped, StoppedTrial)
+    planned = next(planned for planned in plan_sweep(parse_sweep(SWEEP)).trials if planned.spec.key == STOPPED)
+    assert stopped.trace == planned.trace.until(2 * planned.trace.steps // EPOCHS)
+    assert stopped.worst_case == account(stopped.trace, 1e-5, stopped.worst_case.accountant)
+    assert trials[STOPPED]["epsilon"] == stopped.worst_case.epsilon < trials[GOOD]["epsilon"]
+    assert [epoch.metrics["epsilon"] for epoch in stopped.history][-1] >= stopped.worst_case.epsilon
+    assert not exists(files.trial(STOPPED).checkpoint), "it holds the key of the noise"
+
+
+def test_the_report_says_when_it_was_stopped(files: SweepFiles, trials: dict[str, dict[str, Any]]) -> None:
+    page = Path(files.report).read_text()
+    assert "1 of 2 trials finished" in page
+    assert "The scheduler stopped 1 trial, which is in no average" in page
+    assert "by the scheduler after epoch 2 of 5" in page
+
+
+def test_mlflow_tells_it_from_a_failure(files: SweepFiles, trials: dict[str, dict[str, Any]]) -> None:
+    client = mlflow.MlflowClient(f"sqlite:///{files.root}/mlflow.db")
+    runs = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
+    found = {run.data.tags.get("dpsweep.trial_key"): run for run in runs}
+    stopped = found[STOPPED]
+    assert (stopped.info.status, stopped.data.tags["dpsweep.outcome"]) == ("FINISHED", "stopped")
+    assert stopped.data.metrics["privacy/epsilon"] == trials[STOPPED]["epsilon"]
+    assert "final/accuracy" not in stopped.data.metrics
+    assert len(client.get_metric_history(stopped.info.run_id, "test_accuracy")) == 2
+    assert found[GOOD].data.tags["dpsweep.outcome"] == "finished"
+
+
+def test_it_is_not_trained_again(files: SweepFiles, trials: dict[str, dict[str, Any]]) -> None:
+    before = {path: path.stat().st_mtime_ns for path in Path(files.root).rglob("trials/**/*")}
+    assert run(files, "--resume") == trials
+    assert {path: path.stat().st_mtime_ns for path in Path(files.root).rglob("trials/**/*")} == before

@@ -1,0 +1,91 @@
+"""Drivers on different machines share no lock, only what they store."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from accounting.errors import InvalidInput
+from orchestration.records.claim import claimed
+from orchestration.records.layout import SweepFiles
+
+PERIOD = 0.2
+
+
+@pytest.fixture
+def uri(tmp_path: Path) -> str:
+    return SweepFiles(f"file://{tmp_path}/sweep").claim
+
+
+@pytest.fixture
+def sigterm_interrupts() -> Iterator[None]:
+    """As in the command."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def stored(tmp_path: Path) -> dict[str, object]:
+    content: dict[str, object] = json.loads((tmp_path / "sweep" / "driver.json").read_bytes())
+    return content
+
+
+def test_a_second_driver_is_refused_until_the_first_ends(uri: str) -> None:
+    with claimed(uri, PERIOD), pytest.raises(InvalidInput, match="another dpsweep drives file"), claimed(uri, PERIOD):
+        pass
+    with claimed(uri, PERIOD):
+        pass
+
+
+def test_a_claim_is_renewed(uri: str, tmp_path: Path) -> None:
+    with claimed(uri, PERIOD):
+        first = stored(tmp_path)
+        deadline = time.monotonic() + 60.0
+        while stored(tmp_path)["renewed"] == first["renewed"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+def test_the_claim_of_a_lost_driver_is_taken_over(uri: str, tmp_path: Path) -> None:
+    lost = {"token": "a", "host": "elsewhere", "pid": 1, "renewed": time.time() - 60.0}
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / "driver.json").write_text(json.dumps(lost))
+    with (
+        pytest.raises(InvalidInput, match=r"process 1 on elsewhere, heard of 60 s ago; wait .* after 90 s"),
+        claimed(uri, 30.0),
+    ):
+        pass
+    with claimed(uri, PERIOD):
+        assert stored(tmp_path)["token"] != "a"
+
+
+@pytest.mark.usefixtures("sigterm_interrupts")
+def test_whoever_is_taken_over_ends(uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = {"token": "b", "host": "elsewhere", "pid": 2, "renewed": time.time()}
+
+    def driven() -> None:
+        with claimed(uri, PERIOD):
+            (tmp_path / "sweep" / "driver.json").write_text(json.dumps(other))
+            time.sleep(60.0)
+
+    with pytest.raises(KeyboardInterrupt):
+        driven()
+    assert "has taken over" in capsys.readouterr().err
+    assert stored(tmp_path) == other, "the claim of the other stays"
+
+
+def test_a_folder_is_left_to_its_lock(tmp_path: Path) -> None:
+    with claimed(SweepFiles(str(tmp_path)).claim, PERIOD):
+        assert not list(tmp_path.iterdir())
+
+
+def test_a_damaged_claim_is_no_claim_to_guess_about(uri: str, tmp_path: Path) -> None:
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / "driver.json").write_text("{}")
+    with pytest.raises(InvalidInput, match="damaged; delete it"), claimed(uri, PERIOD):
+        pass

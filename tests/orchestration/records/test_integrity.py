@@ -1,0 +1,100 @@
+"""`dpsweep report` on a trial with damaged, missing or older files, private and public ones."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from accounting.errors import DataCorruption
+from accounting.records.layout import TrialFiles
+from orchestration.execution.completion import Times, complete_trial
+from orchestration.pipeline import render_again
+from orchestration.records.integrity import stored_result
+from orchestration.records.layout import SweepFiles
+from orchestration.records.manifest import open_manifest, write_manifest
+from orchestration.records.results import TrialResult
+from orchestration.records.sealed import read_sealed, write_sealed
+from orchestration.sweeps.plan import plan_sweep
+from orchestration.sweeps.schema import parse_sweep
+from tests.orchestration import own_people
+from tests.orchestration.sample_grids import small
+from workers.trial import run_trial
+
+
+@pytest.fixture
+def trial(tmp_path: Path) -> TrialFiles:
+    """The one trial of a sweep that is complete in ``tmp_path``, but for MLflow."""
+    own_people.store(tmp_path / "people.npy", 41_000.0)
+    text = small(
+        data={"name": f"{own_people.__file__}:people", "path": str(tmp_path / "people.npy")},
+        model="logistic",
+        clipping={"name": "flat", "bound": 1.0},
+        noise="constant",
+        sampling={"method": "poisson", "batch_size": 20},
+        seeds=0,
+        release="private",
+    )
+    sweep, files = parse_sweep(text), SweepFiles(str(tmp_path))
+    write_manifest(files, open_manifest(files, sweep, text, resume=False))
+    (planned,) = plan_sweep(sweep).trials
+    found = files.trial(planned.spec.key)
+    run_trial(planned.spec, found.root, releases=planned.releases)
+    complete_trial(planned, found, sweep, Times(0.0, 1.0))
+    return found
+
+
+def older(trial: TrialFiles) -> None:
+    """Make the result what earlier versions wrote: with the digests of private files."""
+    result, private = (json.loads(read_sealed(uri, "") or b"") for uri in (trial.result, trial.private_digests))
+    write_sealed(trial.result, json.dumps({**result, "digests": result["digests"] | private}).encode())
+    Path(trial.private_digests).unlink()
+
+
+def test_digests_of_private_files_are_private(trial: TrialFiles, tmp_path: Path) -> None:
+    result = stored_result(trial)
+    assert isinstance(result, TrialResult)
+    assert set(result.digests) == {"spec.json", "trace.arrow", "model.pt", "training.json", "released.json"}
+    private = json.loads(read_sealed(trial.private_digests, "") or b"")
+    assert set(private) == {
+        f"private/{name}"
+        for name in ("norms/manifest.jsonl", "epsilons/manifest.jsonl", "summary.json", "training.json")
+    }
+    assert stat.S_IMODE(Path(trial.private_digests).stat().st_mode) == 0o600
+    assert not any(digest in Path(trial.result).read_text() for digest in private.values())
+
+
+def test_report_notices_damage_to_private_and_public_files(trial: TrialFiles, tmp_path: Path) -> None:
+    render_again(str(tmp_path))
+    for uri in (trial.model, trial.training, trial.private_training, f"{trial.norms}/manifest.jsonl"):
+        intact = Path(uri).read_bytes()
+        Path(uri).write_bytes(intact[:-1])
+        with pytest.raises(DataCorruption, match=rf"{uri}: its sha256 differs .*; restore .* or delete"):
+            render_again(str(tmp_path))
+        Path(uri).write_bytes(intact)
+    digests = Path(trial.private_digests)
+    digests.write_text(digests.read_text().replace("0", "1"))
+    with pytest.raises(DataCorruption, match=rf"{digests} is damaged.*; delete {trial.result} and resume"):
+        render_again(str(tmp_path))
+    digests.unlink()
+    with pytest.raises(DataCorruption, match=rf"{digests} is missing; .* delete {trial.result} and resume"):
+        render_again(str(tmp_path))
+
+
+def test_results_of_earlier_versions_are_cleared_of_private_digests(trial: TrialFiles, tmp_path: Path) -> None:
+    current, noted = Path(trial.result).read_bytes(), Path(trial.private_digests).read_bytes()
+    older(trial)
+    assert b"private/norms" in Path(trial.result).read_bytes()
+    render_again(str(tmp_path))
+    assert json.loads(Path(trial.result).read_bytes()) == json.loads(current)
+    assert json.loads(Path(trial.private_digests).read_bytes()) == json.loads(noted)
+    assert stat.S_IMODE(Path(trial.private_digests).stat().st_mode) == 0o600
+
+
+def test_report_notices_damage_to_private_files_of_earlier_versions(trial: TrialFiles, tmp_path: Path) -> None:
+    older(trial)
+    Path(trial.private_training).write_text("{}")
+    with pytest.raises(DataCorruption, match=f"{trial.private_training}: its sha256 differs"):
+        render_again(str(tmp_path))

@@ -1,0 +1,290 @@
+"""The report: what it says, what it withholds, that it stands alone, and that a browser draws it."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from orchestration.comparison.settings import (
+    accuracy,
+    best_trade_offs,
+    finished_settings,
+    group_names,
+    median_epsilon,
+    pareto_front,
+    unequal_cost,
+    worst_over_median,
+)
+from orchestration.records.published import Histogram, ReportData, ReportPrivacy, ReportQuality
+from orchestration.report.figures import HISTOGRAM, figures
+from orchestration.report.page import render
+from orchestration.report.prose import WITHHELD, headline, number, points, seconds
+from tests.orchestration.sample_sweeps import sample_sweep, sample_trial
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), "")
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update", "--host-resolver-rules=MAP * ~NOTFOUND"),
+    *("--virtual-time-budget=10000", "--enable-logging=stderr"),
+)
+
+
+class Page(HTMLParser):
+    """The words of a page outside scripts and styles, and the addresses it would load."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.words: list[str] = []
+        self.addresses: list[str] = []
+        self.plots: list[str] = []
+        self._skipping = False
+        self.feed(html)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._skipping = tag in ("script", "style")
+        self.addresses += [value for name, value in attrs if name in ("src", "href", "action") and value]
+        self.plots += [value for name, value in attrs if name == "data-figure" and value]
+
+    def handle_endtag(self, tag: str) -> None:
+        self._skipping = False
+
+    def handle_data(self, data: str) -> None:
+        if not self._skipping:
+            self.words.append(data)
+
+
+def test_a_page_stands_alone() -> None:
+    """Nothing is loaded from anywhere, and every picture it shows is inside it."""
+    html = render(sample_sweep())
+    page = Page(html)
+    assert page.addresses == ["data:,"]
+    content = re.search(r'<script id="figures" type="application/json">(.*?)</script>', html, re.DOTALL)
+    assert content is not None
+    assert set(page.plots) == set(json.loads(content[1]))
+    assert html.count("plotly.js v") == 1
+
+
+def test_the_page_says_that_trials_add_up_and_baselines_are_not_protected() -> None:
+    said = " ".join(" ".join(Page(render(sample_sweep())).words).split())
+    assert "publishing several adds up" in said
+    assert "no guarantee protects" in said
+
+
+def test_the_headline_says_what_was_found() -> None:
+    data = sample_sweep()
+    settings = finished_settings(data.trials)
+    said = " ".join(headline(data, settings))
+    private = [setting for setting in settings if not setting.is_baseline]
+    best = max(private, key=lambda setting: setting.over_seeds(accuracy).mean)
+    assert best.name in said
+    ratios = [setting.over_seeds(worst_over_median) for setting in private]
+    assert f"{max(ratio.mean for ratio in ratios):.1f} times less" in said
+    assert "Groups served worse paid more" in said
+    assert "1 trial failed" in said
+
+
+def test_withheld_statistics_are_nowhere_and_the_page_says_why() -> None:
+    html = render(sample_sweep("none"))
+    text = Page(html).text.replace("ε i", "εᵢ")
+    assert text.count(WITHHELD["none"]) == 2
+    assert "median example paid" not in text
+    assert not [name for name in figures(sample_sweep("none")) if name.startswith((HISTOGRAM, "group-epsilon", "who"))]
+    assert "Sensitive." not in text
+
+
+def test_exact_statistics_are_announced() -> None:
+    assert "Sensitive. This page shows exact statistics" in Page(render(sample_sweep("raw"))).text
+    released = Page(render(sample_sweep("private"))).text
+    assert "Sensitive." not in released
+    assert "released with differential privacy at ε = 0.100" in released
+
+
+def test_user_text_is_never_markup() -> None:
+    hostile = "<img src=x onerror=alert(1)>&</script><script>alert(2)</script>%{x}"
+    trial = sample_trial(flavour=hostile)
+    groups = (replace(trial.quality.groups[0], name=hostile), *trial.quality.groups[1:])
+    trial = replace(trial, quality=replace(trial.quality, groups=groups), error=hostile, notes=(hostile,), key=hostile)
+    data = replace(sample_sweep(), name=hostile, description=hostile, trials=(trial,), provenance={hostile: hostile})
+    html = render(data)
+    plain = render(sample_sweep())
+    assert html.count("<script") == plain.count("<script")
+    assert "<img" not in html.replace(_plotly(html), "")
+    assert hostile in Page(html).text
+
+
+def _plotly(html: str) -> str:
+    return max(re.findall(r"<script>(.*?)</script>", html, re.DOTALL), key=len)
+
+
+def _broken(data: ReportData) -> ReportData:
+    """Numbers a diverged training leaves behind."""
+    trial = data.trials[2]
+    groups = tuple(replace(group, accuracy=math.nan, accuracy_change=math.nan) for group in trial.quality.groups)
+    quality = ReportQuality(math.nan, math.nan, math.nan, groups)
+    individuals = replace(trial.individuals, histogram=Histogram((0.0, 1.0), (math.nan,)), median=math.nan)
+    return replace(data, trials=(replace(trial, quality=quality, individuals=individuals), *data.trials[3:]))
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (replace(sample_sweep(), trials=()), "This sweep has no trials."),
+        (replace(sample_sweep(), trials=sample_sweep().trials[-1:]), "No private trial has finished"),
+        (replace(sample_sweep(), trials=sample_sweep().trials[:2]), "No private trial has finished"),
+        (replace(sample_sweep(), trials=(sample_trial(),)), "The private setting, flat · constant, reaches"),
+        (sample_sweep(baseline=False), "No finished private trial has a non-private baseline"),
+        (_broken(sample_sweep()), "The most accurate private setting"),
+        (replace(sample_sweep(), trials=(replace(sample_trial(), status="pending", quality=None),)), "--resume"),
+    ],
+    ids=["no trials", "all failed", "baseline only", "single trial", "no baseline", "not a number", "unfinished"],
+)
+def test_incomplete_sweeps_render(data: ReportData, said: str) -> None:
+    page = Page(render(data))
+    assert said in page.text
+    assert not re.search(r"\bnan\b", page.text, re.IGNORECASE)
+    assert "All trials" in page.text
+
+
+def test_an_infinite_epsilon_is_never_a_number() -> None:
+    trial = replace(sample_trial("none", "none"), labels={"clipping": "none", "schedule": "none", "seed": 0})
+    assert trial.privacy == ReportPrivacy(math.inf, 1e-5, "pld")
+    html = render(replace(sample_sweep(), trials=(trial,)))
+    assert "∞" in Page(html).text
+    assert "Infinity" not in html.replace(_plotly(html), "")
+
+
+def test_pictures_across_sweeps_share_their_looks() -> None:
+    """Colour says clipping and symbol says schedule, wherever a setting is drawn."""
+    looks: dict[tuple[str, str], set[tuple[str, str]]] = {}
+    drawn = figures(sample_sweep())
+    for name in ("utility-fairness", "group-accuracy", "group-change", "group-epsilon", "who-pays"):
+        for trace in drawn[name].data:
+            look = (trace.marker.color, trace.marker.symbol)
+            looks.setdefault((trace.meta["clipping"], trace.meta["schedule"]), set()).add(look)
+    assert all(len(found) == 1 for found in looks.values())
+    assert len({next(iter(found)) for found in looks.values()}) == len(looks) == 7
+
+
+def test_privacy_gets_its_own_axis_when_it_varies() -> None:
+    assert "privacy-utility" not in figures(sample_sweep())
+    drawn = figures(sample_sweep(targets=(1.0, 3.0, 8.0)))
+    assert drawn["privacy-utility"].layout.xaxis.type == "log"
+    assert {"privacy-utility", "privacy-fairness", "utility-fairness"} <= set(drawn)
+
+
+def test_groups_are_ordered_by_how_they_are_served() -> None:
+    drawn = figures(sample_sweep())
+    assert group_names(sample_sweep().trials)[0] == "digit 8"
+    axes = [drawn[name].layout.yaxis.ticktext for name in ("group-accuracy", "group-change", "group-epsilon")]
+    assert axes[0] == axes[1] == axes[2]
+    assert axes[0][0] == "digit 8"
+
+
+def test_whiskers_show_the_noise_of_a_release() -> None:
+    """One seed has no range; its released mean still is no sharper than the noise that was added to it."""
+    trial = sample_trial(disclosure="private")
+    trace = figures(replace(sample_sweep("private"), trials=(trial,)))["group-epsilon"].data[0]
+    errors = {group.name: group.standard_error for group in trial.individuals.groups}
+    assert list(trace.error_x.array) == list(trace.error_x.arrayminus) == [errors[name] for name in trace.text]
+
+
+def test_the_pareto_front_drops_what_is_beaten() -> None:
+    assert pareto_front([(1.0, 1.0), (2.0, 0.5), (2.0, 2.0), (1.0, 1.0)]) == (0, 1, 3)
+    assert pareto_front([]) == ()
+    front = {setting.name for setting in best_trade_offs(finished_settings(sample_sweep().trials))}
+    assert front == {"dpsgd_f · exponential"}, "epsilons that differ by a rounding are the same cost"
+
+
+def test_seeds_are_averaged_into_settings() -> None:
+    settings = finished_settings(sample_sweep().trials)
+    assert [len(setting.trials) for setting in settings] == [2] * 7
+    assert settings[0].is_baseline
+    over = settings[1].over_seeds(lambda trial: trial.quality.accuracy)
+    both = [trial.quality.accuracy for trial in settings[1].trials]
+    assert over.mean == pytest.approx(sum(both) / 2)
+    assert over.deviation == pytest.approx(abs(both[0] - both[1]) / math.sqrt(2))
+
+
+def test_the_median_is_read_off_a_released_histogram() -> None:
+    """Post-processing of what was released: within one bin of the median of the same examples, for free."""
+    exact, released = sample_trial(disclosure="raw"), sample_trial(disclosure="private")
+    bin_width = released.individuals.histogram.edges[1]
+    assert median_epsilon(released) == pytest.approx(median_epsilon(exact), abs=bin_width)
+
+
+def test_unequal_cost_is_the_range_of_changes() -> None:
+    trial = sample_trial()
+    changes = [group.accuracy_change for group in trial.quality.groups]
+    assert unequal_cost(trial) == pytest.approx(max(changes) - min(changes))
+    assert unequal_cost(sample_trial(baseline=False)) is None
+
+
+def test_the_quality_of_estimates_is_shown_to_the_owner_alone() -> None:
+    text = Page(render(sample_sweep("raw"))).text
+    assert "How good the estimates are" in text
+    assert "200 0.9912 0.0123 0.0789" in text, "two seeds of 100 examples each"
+    for disclosure in ("private", "none"):
+        assert "How good the estimates are" not in Page(render(sample_sweep(disclosure))).text
+
+
+def test_pictures_have_names_and_tables_can_be_scrolled_without_a_mouse() -> None:
+    html = render(sample_sweep())
+    assert '<html lang="en">' in html
+    body = html[html.index("<body>") : html.index("<script>")]
+    assert body.count('role="img" aria-label="') == len(Page(html).plots)
+    assert not re.search(
+        r'aria-label="[^"]{0,2}"|<th(?!ead| scope)|<div class="scroll">|<svg class="swatch" width', body
+    )
+
+
+def test_a_share_of_nobody_is_drawn_above_zero() -> None:
+    """Where every setting serves its worst group not at all, the axis still begins at 0 and not at -100 %."""
+    assert figures(sample_sweep())["utility-fairness"].layout.yaxis.rangemode == "nonnegative"
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        (number(3.0), "3.00"),
+        (number(259.136), "259"),
+        (number(12345.6), "12,346"),
+        (number(0.0123), "0.0123"),
+        (number(math.inf), "∞"),
+        (number(math.nan), "–"),
+        (points(-0.0123), "−1.2"),
+        (seconds(3725.0), "1 h 2 min"),
+        (seconds(9.96), "10.0 s"),
+    ],
+)
+def test_numbers_read_well(shown: str, expected: str) -> None:
+    assert shown == expected
+
+
+@pytest.mark.skipif(not CHROMIUM, reason="no chromium or chrome to draw the page with")
+@pytest.mark.parametrize("disclosure", ["raw", "none"])
+def test_a_browser_draws_every_picture_without_complaint(tmp_path: Path, disclosure: str) -> None:
+    html = render(sample_sweep(disclosure))
+    page = tmp_path / "report.html"
+    page.write_text(html)
+    finished = subprocess.run(
+        [CHROMIUM, *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", page.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert f'data-drawn="{len(Page(html).plots)}"' in finished.stdout
+    assert finished.stdout.count('class="main-svg"') >= len(Page(html).plots)
+    assert not [line for line in finished.stderr.splitlines() if "CONSOLE" in line]

@@ -1,0 +1,145 @@
+"""Plans: calibrated noise, costs, and why a trial would be refused."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from torch import nn
+
+from accounting.accountants import account
+from accounting.errors import InvalidInput
+from orchestration.sweeps.plan import Plan, plan_sweep
+from orchestration.sweeps.schema import parse_sweep
+from tests.orchestration.sample_grids import small
+
+PRIVACY = {"target_epsilon": 5, "delta": 1e-5, "accountant": "rdp"}
+
+
+def planned(**changes: object) -> Plan:
+    return plan_sweep(parse_sweep(small(**{"privacy": PRIVACY, "seeds": 0, **changes})))
+
+
+def batch_normalised(feature_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, num_classes))
+
+
+def test_every_private_trial_meets_the_target_by_its_own_trace() -> None:
+    plan = planned()
+    assert plan.refusals == ()
+    for trial in plan.trials:
+        if trial.spec.is_private:
+            spent = account(trial.trace, 1e-5, "rdp").epsilon
+            assert 4.9 < spent <= 5.0
+            assert trial.costs.worst_case.epsilon == spent
+        else:
+            assert not trial.costs.worst_case.is_private
+
+
+def test_side_queries_and_releases_are_paid_for_inside_the_target() -> None:
+    plain = {trial.spec.key: trial for trial in planned().trials}
+    released = {trial.spec.key: trial for trial in planned(release="private").trials}
+    key = "dpsgd_f-constant-seed0"
+    assert [release.name for release in released[key].trace.releases]
+    assert released[key].costs.worst_case.epsilon <= 5.0
+    noise = {name: found[key].spec.noise.initial_noise_multiplier for name, found in (("p", plain), ("r", released))}
+    assert noise["r"] > noise["p"] > plain["flat-constant-seed0"].spec.noise.initial_noise_multiplier
+
+
+def test_a_plan_tells_steps_and_bytes() -> None:
+    trial = planned(norms={"refreshes_per_epoch": 2}).trials[1]
+    assert trial.trace.steps == 2 * -(-trial.dataset.train_size // 128)
+    snapshot = trial.dataset.train_size * 24 + 8192
+    assert trial.shard_bytes == 2 * 2 * snapshot
+    (often,) = planned(norms={"refreshes_per_epoch": 1e9}, clipping="flat", noise="constant").trials
+    assert often.shard_bytes == often.trace.steps * snapshot, "norms are taken once a step at most"
+    (tracked,) = planned(norms={"exact_examples": 10}, clipping="flat", noise="constant").trials
+    assert tracked.shard_bytes == 2 * snapshot + tracked.trace.steps * (10 * 24 + 8192)
+
+
+def test_given_noise_is_kept_and_a_budget_shortens_the_run() -> None:
+    spent = planned(privacy={"noise_multiplier": 2.0, "delta": 1e-5, "accountant": "rdp"}, epochs=6).trials[1]
+    shorter = planned(
+        privacy={"noise_multiplier": 2.0, "delta": 1e-5, "budget": {"epsilon": 1.5}, "accountant": "rdp"},
+        epochs=6,
+        clipping=["none", "flat"],
+    ).trials[1]
+    assert shorter.spec.noise.initial_noise_multiplier == spent.spec.noise.initial_noise_multiplier == 2.0
+    assert 0 < shorter.trace.steps < spent.trace.steps
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize("clipping", ["flat", {"name": "dpsgd_f", "count_noise_multiplier": 0.001}])
+def test_noise_that_protects_nobody_has_a_cost_all_the_same(accountant: str, clipping: object) -> None:
+    for sigma in (0.001, 0.0003, 1e-5):
+        plan = planned(
+            privacy={"noise_multiplier": sigma, "delta": 1e-5, "accountant": accountant},
+            clipping=clipping,
+            noise="constant",
+        )
+        (trial,) = plan.trials
+        assert 1e5 < trial.costs.worst_case.epsilon < float("inf")
+
+
+def test_delta_above_one_over_n_is_a_warning() -> None:
+    plan = planned(privacy={**PRIVACY, "delta": 0.01})
+    assert plan.refusals == ()
+    assert "1/n" in " ".join(plan.warnings)
+    assert planned().warnings == ()
+
+
+REFUSED = {
+    "batch larger than the data": ({"sampling": {"method": "poisson", "batch_size": 5000}}, r"batch_size is 5000"),
+    "unreachable target": (
+        {"privacy": {**PRIVACY, "target_epsilon": 0.001}, "release": "private"},
+        r"(?i)target|unreachable|cannot",
+    ),
+    "batch normalisation": ({"model": f"{__name__}:batch_normalised"}, r"BatchNorm1d"),
+    "missing data": ({"data": {"name": "csv", "path": "/nowhere.csv", "label": "y"}}, r"nowhere.csv"),
+    "unknown model": ({"model": "mpl"}, r"did you mean 'mlp'"),
+    "unknown parameter": ({"model": {"name": "mlp", "hiden": [8]}}, r"did you mean 'hidden'"),
+    "parameter of the wrong type": (
+        {"optimizer": {"name": "sgd", "learning_rate": "fast"}},
+        r"optimizer 'sgd': learning_rate is 'fast'",
+    ),
+    "unknown clipping": ({"clipping": ["none", "flatt"]}, r"did you mean 'flat'"),
+    "unknown group": ({"data": {"name": "digits", "keep": {"eight": 0.1}}}, r"eight"),
+    "unknown device": ({"execution": {"device": "gpu"}}, r"unknown device 'gpu'; use auto, cpu, cuda or cuda:N"),
+    "validation without public data": (
+        {"noise": {"name": "validation", "factor": 0.5, "period": 1}},
+        r"needs public data; set data.public_fraction above 0",
+    ),
+    "noise beyond all use": (
+        {"privacy": {"noise_multiplier": 1e300, "delta": 1e-5}},
+        r"noise_multiplier is 1e\+300, but must be at most 1000000000.0",
+    ),
+    "a side query without noise": (
+        {"clipping": {"name": "dpsgd_f", "count_noise_multiplier": 1e-300}},
+        r"noise_multiplier of side query 'group counts' is 1e-300, but must be at least 1e-06",
+    ),
+    "momentum of another kind": (
+        {"optimizer": {"name": "sgd", "learning_rate": 0.1, "momentum": "nine"}},
+        r"optimizer 'sgd': momentum is 'nine', but must be a number",
+    ),
+    "unknown accountant": ({"privacy": {**PRIVACY, "accountant": "pdl"}}, r"did you mean 'pld'"),
+}
+
+
+@pytest.mark.parametrize(("changes", "reason"), REFUSED.values(), ids=REFUSED.keys())
+def test_trials_that_cannot_run_are_refused_on_one_line(changes: dict[str, object], reason: str) -> None:
+    reasons = planned(**changes).reasons()
+    assert any(re.search(reason, line) for line in reasons), reasons
+    assert all("\n" not in line for line in reasons)
+
+
+def test_an_unknown_release_is_a_mistake_of_the_whole_sweep() -> None:
+    with pytest.raises(InvalidInput, match="did you mean 'private'"):
+        planned(release="privat")
+
+
+def test_models_are_checked_on_the_features_they_will_get() -> None:
+    pca = {"name": "dp_pca", "dimensions": 10, "noise_multiplier": 8.0}
+    plan = planned(preprocessing=pca, model={"name": "pca_mlp", "hidden": 8})
+    assert plan.refusals == ()
+    assert "dp_pca" in [release.name for release in plan.trials[1].trace.releases]
+    assert plan.trials[1].costs.worst_case.epsilon <= 5.0

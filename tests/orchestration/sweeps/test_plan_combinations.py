@@ -1,0 +1,150 @@
+"""Plans try data, preprocessing, model, loss and augmentation together, as a worker would combine them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import torchvision
+from torch import nn
+
+from orchestration.sweeps.plan import Plan, plan_sweep
+from orchestration.sweeps.schema import parse_sweep
+from orchestration.sweeps.user_code import permitted
+from tests.orchestration import own_models
+from tests.orchestration.sample_grids import small
+
+DIGITS = {"name": "digits"}
+TOKENS = {"name": "own_models:tokens"}
+TRANSFORMER = {"name": "transformer", "vocabulary": 50, "width": 8, "depth": 1, "heads": 2}
+ONE_BY_ONE = {"method": "poisson", "batch_size": 1}
+PCA = {"name": "dp_pca", "dimensions": 5, "noise_multiplier": 8.0}
+
+
+def planned(**changes: object) -> Plan:
+    few = {"clipping": "flat", "noise": "constant", "seeds": 0}
+    privacy = {"noise_multiplier": 2.0, "delta": 1e-5, "accountant": "rdp"}
+    batch = {"method": "poisson", "batch_size": 16}
+    sweep = parse_sweep(small(**{"data": DIGITS, "sampling": batch, "privacy": privacy, **few, **changes}))
+    return plan_sweep(sweep, permitted(sweep, Path(__file__).parents[1]))
+
+
+def reason(**changes: object) -> str:
+    """Why every trial is refused, which is one line."""
+    plan = planned(**changes)
+    assert not plan.trials
+    (line,) = plan.reasons()
+    assert "\n" not in line
+    return line
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"data": TOKENS, "model": TRANSFORMER},
+        {"data": TOKENS, "model": "own_models:Embedded"},
+        {"data": TOKENS, "preprocessing": PCA},
+        {"preprocessing": PCA, "model": "pca_mlp"},
+        {"model": {"name": "wrn16_4"}, "augmentation": {"name": "flip_and_crop", "multiplicity": 16}},
+        {
+            "data": {"name": "own_models:tokens", "examples": 2, "test_fraction": 0.5},
+            "model": TRANSFORMER,
+            "sampling": ONE_BY_ONE,
+        },
+    ],
+)
+def test_what_can_run_is_planned(changes: dict[str, object]) -> None:
+    assert planned(**changes).refusals == ()
+
+
+COMBINATIONS = {
+    "tokens without an embedding": ({"data": TOKENS}, r"model 'mlp' cannot .*torch.int64.*embeds them"),
+    "loss of two classes": ({"loss": "binary_logistic"}, r"loss 'binary_logistic': .*there are 10; use cross_entropy"),
+    "augmented rows": (
+        {"preprocessing": PCA, "augmentation": "flip_and_crop"},
+        r"augmentation 'flip_and_crop': .*needs images",
+    ),
+    "augmented table": ({"data": "breast_cancer", "augmentation": "flip_and_crop"}, r"needs images"),
+    "padding": ({"augmentation": {"name": "flip_and_crop", "padding": 8}}, r"padding of flip_and_crop is 8, but must"),
+    "rows that are mixed": ({"model": "own_models:Mixing"}, r"treat the rows of a batch independently"),
+    "float pictures": (
+        {
+            "data": {"name": "own_models:pictures", "whole": False},
+            "preprocessing": {"name": "frozen_features", "network": "resnet18"},
+        },
+        r"needs pictures of bytes \(torch.uint8\), but those of 'pictures' are torch.float32",
+    ),
+    "tuple": ({"model": "own_models:Pair"}, r"forward returns a tuple, but must return a tensor of logits"),
+    "dict": ({"model": "own_models:Named"}, r"forward returns a dict"),
+    "list": ({"model": "own_models:Listed"}, r"forward returns a list"),
+    "AttributeError": ({"model": "own_models:NoAttribute"}, r"AttributeError in forward"),
+    "KeyError": ({"model": "own_models:NoKey"}, r"KeyError in forward"),
+    "AssertionError": ({"model": "own_models:Asserting"}, r"AssertionError in forward"),
+    "TypeError": ({"model": "own_models:Miscalled"}, r"TypeError"),
+    "detached logits": ({"model": "own_models:Detached"}, r"do not depend on a trainable parameter"),
+    "whole logits": ({"model": "own_models:Whole"}, r"logits of torch.int64, but they must be floating-point"),
+    "one row": (
+        {"model": "own_models:OneRow"},
+        r"for 3 rows it returns the shape \(1, 10\), but must return \(3, 10\)",
+    ),
+    "no device": ({"model": "own_models:Elsewhere"}, r"(Runtime|NotImplemented)Error in "),
+}
+
+
+@pytest.mark.parametrize(("changes", "expected"), COMBINATIONS.values(), ids=COMBINATIONS.keys())
+def test_what_would_fail_in_a_worker_is_refused(changes: dict[str, object], expected: str) -> None:
+    line = reason(**changes)
+    assert re.search(expected, line), line
+    if str(changes.get("model")).startswith("own_models"):
+        assert line.startswith(f"model {changes['model']!r}"), line
+
+
+def test_weights_are_tried(tmp_path: Path) -> None:
+    text, other, numbers = (str(tmp_path / name) for name in ("text.pt", "other.pt", "numbers.pt"))
+    Path(text).write_text("hello world")
+    torch.save(nn.Linear(2, 2).state_dict(), other)
+    torch.save({"weight": [1, 2]}, numbers)
+    pictures = {"name": "own_models:pictures"}
+    cases = {
+        "/etc/passwd": "torch cannot load /etc/passwd; save a state dict",
+        text: "torch cannot load",
+        numbers: "holds a list under 'weight', but must hold named tensors alone",
+        other: "other.pt",
+    }
+    for weights, expected in cases.items():
+        assert expected in reason(data=pictures, model={"name": "resnet20_gn", "initial_weights": weights})
+        frozen = {"name": "frozen_features", "network": "resnet18", "weights": weights}
+        assert expected in reason(data=pictures, preprocessing=frozen)
+    torch.save(torchvision.models.resnet18().state_dict(), other)
+    frozen = {"name": "frozen_features", "network": "resnet18", "weights": other}
+    assert planned(data=pictures, preprocessing=frozen).refusals == (), "a file that was mended is read again"
+    assert "does not hold the weights of torchvision's resnet50" in reason(
+        data=pictures, preprocessing={**frozen, "network": "resnet50"}
+    )
+    augmented = reason(data=pictures, preprocessing=frozen, augmentation="flip_and_crop")
+    assert "flip_and_crop needs images" in augmented
+
+
+def test_a_plan_leaves_no_trace_of_a_rehearsal(tmp_path: Path) -> None:
+    before = torch.get_rng_state()
+    frozen = {"name": "frozen_features", "network": "resnet18", "cache": str(tmp_path / "cache")}
+    assert planned(data={"name": "own_models:pictures"}, preprocessing=frozen).refusals == ()
+    assert torch.equal(before, torch.get_rng_state())
+    assert not any(tmp_path.iterdir())
+
+
+def test_the_combination_of_many_trials_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[tuple[int, ...]] = []
+    initial = own_models.Linear.__init__
+
+    def counting(self: own_models.Linear, feature_shape: tuple[int, ...], num_classes: int) -> None:
+        built.append(feature_shape)
+        initial(self, feature_shape, num_classes)
+
+    monkeypatch.setattr(own_models.Linear, "__init__", counting)
+    for model, kept in (("Linear", True), ("Mixing", False)):
+        plan = planned(model=f"own_models:{model}", seeds=[0, 1, 2], clipping=["none", "flat", "per_layer"])
+        assert len(plan.trials if kept else plan.refusals) == 9
+    assert built == [(1, 8, 8)] * 2

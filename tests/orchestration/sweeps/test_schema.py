@@ -1,0 +1,208 @@
+"""Sweep files and their grid."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from accounting.errors import InvalidInput
+from orchestration.sweeps.grid import LONGEST_KEY, grid
+from orchestration.sweeps.schema import parse_sweep
+from orchestration.sweeps.text import read_text
+from tests.orchestration.sample_grids import SMALL, small
+from workers.spec import Component
+
+SWEEPS = Path(__file__).parents[3] / "sweeps"
+
+
+def test_baselines_come_first_and_run_once_per_seed() -> None:
+    keys = [point.trial.key for point in grid(parse_sweep(SMALL))]
+    assert keys[:2] == ["non-private-seed0", "non-private-seed1"]
+    assert len(keys) == 2 + 2 * 2 * 2
+    assert "dpsgd_f-exponential-seed1" in keys
+
+
+def test_private_trials_name_the_baseline_that_shares_everything_else() -> None:
+    points = {point.trial.key: point for point in grid(parse_sweep(small(epochs=[1, 2])))}
+    private = points["flat-constant-epochs2-seed1"]
+    assert private.baseline == "non-private-epochs2-seed1"
+    baseline = points[private.baseline]
+    assert (baseline.trial.epochs, baseline.trial.seed) == (2, 1)
+    assert baseline.baseline is None
+    assert not baseline.trial.is_private
+
+
+def test_labels_hold_clipping_schedule_and_seed_and_whatever_else_varies() -> None:
+    points = {point.trial.key: point for point in grid(parse_sweep(small(epochs=[1, 2])))}
+    assert points["flat-constant-epochs1-seed0"].labels == {
+        "clipping": "flat",
+        "schedule": "constant",
+        "epochs": 1,
+        "seed": 0,
+    }
+
+
+def test_equal_names_are_told_apart_by_their_parameters() -> None:
+    sweep = parse_sweep(small(clipping=[{"name": "flat", "bound": 1.0}, {"name": "flat", "bound": 2.0}]))
+    assert next(point.trial.key for point in grid(sweep)) == "flat-bound1.0-constant-seed0"
+    assert all(point.baseline is None for point in grid(sweep))
+
+
+def test_values_that_look_alike_are_numbered() -> None:
+    sweep = parse_sweep(small(data=[{"name": "digits", "split_seed": 0}, {"name": "digits", "split_seed": 1}]))
+    keys = [point.trial.key for point in grid(sweep)]
+    assert len(set(keys)) == len(keys)
+
+
+def test_own_files_are_labelled_without_their_folders(tmp_path: Path) -> None:
+    models = [f"{tmp_path}/models.py:narrow", f"{tmp_path}/models.py:wide", f"{tmp_path}/other/models.py:wide", "mlp"]
+    points = grid(parse_sweep(small(model=models, clipping="flat", noise="constant", seeds=0)))
+    labels = ["models:narrow", "models:wide.1", "models:wide.2", "mlp"]
+    assert [point.labels["model"] for point in points] == labels
+    assert [point.trial.model.name for point in points] == models
+    assert points[1].trial.key == "flat-models_wide.1-seed0"
+
+
+def test_long_keys_are_cut_and_stay_apart(tmp_path: Path) -> None:
+    folder = "/".join(["a" * 100] * 4)
+    models = [{"name": "resnet20_gn", "initial_weights": f"/{folder}/{name}.pt"} for name in ("one", "two")]
+    keys = [point.trial.key for point in grid(parse_sweep(small(model=models)))]
+    assert len(set(keys)) == len(keys)
+    assert max(map(len, keys)) == LONGEST_KEY == 120
+    assert all((tmp_path / key).mkdir() is None for key in keys)
+    assert keys == [point.trial.key for point in grid(parse_sweep(small(model=models)))], "resuming finds them again"
+
+
+def test_every_axis_multiplies_the_grid() -> None:
+    sweep = parse_sweep(
+        small(
+            model=["logistic", "mlp"],
+            sampling=[{"method": "poisson", "batch_size": 64}, {"method": "fixed", "batch_size": 64}],
+            privacy={"target_epsilon": [2, 5], "delta": 1e-5},
+        )
+    )
+    assert len(grid(sweep)) == 2 * 2 * 2 + 2 * 2 * 2 * (2 * 2 * 2)
+
+
+def test_baseline_may_have_its_own_optimizer() -> None:
+    sweep = parse_sweep(small(baseline={"optimizer": {"name": "sgd", "learning_rate": 0.01}}))
+    points = grid(sweep)
+    assert points[0].trial.optimizer == Component("sgd", {"learning_rate": 0.01})
+    assert points[2].trial.optimizer == Component("sgd", {"learning_rate": 0.1})
+
+
+def test_noise_multipliers_may_be_given_instead_of_a_target() -> None:
+    sweep = parse_sweep(small(privacy={"noise_multiplier": [1.0, 2.0], "delta": 1e-5}))
+    point = next(point for point in grid(sweep) if "sigma2" in point.trial.key)
+    assert point.target_epsilon is None
+    assert point.trial.noise.initial_noise_multiplier == 2.0
+
+
+@pytest.mark.parametrize("file", sorted(SWEEPS.glob("*.yaml")), ids=lambda file: file.stem)
+def test_shipped_sweeps_are_valid(file: Path) -> None:
+    points = grid(parse_sweep(file.read_text(), str(file)))
+    assert any(point.baseline for point in points)
+
+
+def test_scientific_notation_is_a_number() -> None:
+    assert parse_sweep(SMALL).privacy.delta == 1e-5
+
+
+MISTAKES = {
+    "unknown key": ({"clippings": "flat"}, r"unknown key 'clippings'; did you mean 'clipping'\?"),
+    "unknown key in a section": ({"execution": {"thread": 1}}, r"execution: .*did you mean 'threads'\?"),
+    "unknown key of the data": ({"data": {"name": "digits", "kep": {8: 1}}}, r"data: .*did you mean 'keep'\?"),
+    "word for a number": ({"epochs": "many"}, r"epochs: Input should be a valid integer"),
+    "no epochs": ({"epochs": 0}, r"epochs: .*greater than or equal to 1, but got 0"),
+    "empty axis": ({"seeds": []}, r"seeds: "),
+    "nan": ({"privacy": {"target_epsilon": float("nan"), "delta": 1e-5}}, r".nan is not a finite number"),
+    "infinity": (
+        {"data": {"name": "digits", "keep": {8: float("inf")}}},
+        r".inf is not a finite number",
+    ),
+    "delta of one": ({"privacy": {"target_epsilon": 1, "delta": 1}}, r"privacy.delta: .*less than 1"),
+    "two levels": ({"privacy": {"target_epsilon": 1, "noise_multiplier": 1, "delta": 0.1}}, r"exactly one of"),
+    "no level": ({"privacy": {"delta": 0.1}}, r"exactly one of"),
+    "asha on test data": ({"scheduler": {"name": "asha", "metric": "test_accuracy"}}, r"accept_unaccounted_selection"),
+    "asha without public data": ({"scheduler": {"name": "asha"}}, r"data.public_fraction"),
+    "a name that is a path": ({"name": "../elsewhere"}, r"name: "),
+}
+
+
+@pytest.mark.parametrize(("changes", "message"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_mistakes_are_named_on_one_line(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message) as caught:
+        parse_sweep(small(**changes), "sweep.yaml")
+    assert all(line.startswith("sweep.yaml: ") for line in str(caught.value).splitlines())
+
+
+def test_a_key_given_twice_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="'epochs' is given twice"):
+        parse_sweep(f"{SMALL}\nepochs: 3\n", "sweep.yaml")
+
+
+OTHER_TEXTS = {
+    "cut short": ("a: [", "line 1, column 5: "),
+    "a list": ("- 1", "expected a mapping"),
+    "nothing": ("", "expected a mapping"),
+    "words": ("just words", "expected a mapping"),
+    "a tab": ("epochs:\n\t- 1", "line 2, column 1: "),
+    "two documents": ("a: 1\n---\nb: 1", "expected a single document"),
+    "control characters": ("a: \x00", "not valid YAML"),
+    "another type": ("a: !!set {b}", "line 1, column 4: could not determine a constructor"),
+    "a tag that lies": ("a: !!int b", "a tag does not fit"),
+    "an unknown alias": ("a: *b", "found undefined alias"),
+    "an alias of itself": ("a: &b [*b]", "an alias holds itself"),
+    "a deep nest": ("a: " + 2000 * "[" + 2000 * "]", "nested too deeply"),
+    "aliases of aliases": (
+        "\n".join(["a0: &a0 [1, 1, 1]", *(f"a{n}: &a{n} [{', '.join(9 * [f'*a{n - 1}'])}]" for n in range(1, 10))]),
+        "more than 100,000 values",
+    ),
+    "a list as a key": ("? [a]\n: 1", "unhashable key"),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), OTHER_TEXTS.values(), ids=OTHER_TEXTS.keys())
+def test_other_texts_are_refused_on_one_line(text: str, message: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        parse_sweep(text, "sweep.yaml")
+    (line,) = str(caught.value).splitlines()
+    assert line.startswith("sweep.yaml: ")
+    assert message in line
+
+
+def test_anchors_and_merges_are_understood() -> None:
+    sweep = parse_sweep(
+        small(clipping=None).replace("clipping: null", "clipping: [&a {name: flat, bound: 1.0}, {<<: *a, bound: 2}]")
+    )
+    assert sweep.clipping == (Component("flat", {"bound": 1.0}), Component("flat", {"bound": 2}))
+
+
+def test_files_that_hold_no_sweep_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "latin").write_bytes("name: Grüße".encode("latin-1"))
+    (tmp_path / "large").write_bytes(b"#" * 10_000_000)
+    for name, message in {
+        "latin": "not UTF-8",
+        "large": "more than 262,144 bytes",
+        "missing": "No such file",
+        ".": "Is a directory",
+    }.items():
+        with pytest.raises(InvalidInput, match=message):
+            read_text(tmp_path / name)
+
+
+def test_selection_on_public_data_needs_no_acceptance() -> None:
+    sweep = parse_sweep(small(data={"name": "digits", "public_fraction": 0.1}, scheduler={"name": "asha"}))
+    assert sweep.scheduler.name == "asha"
+
+
+@pytest.mark.parametrize("changes", [{"seeds": [1, 1]}, {"epochs": [2, 3, 2]}, {"noise": ["constant", "constant"]}])
+def test_the_same_trial_twice_is_refused(changes: dict[str, object]) -> None:
+    with pytest.raises(InvalidInput, match="same value of an axis twice"):
+        grid(parse_sweep(small(**changes)))
+
+
+def test_a_grid_of_a_million_is_refused_before_it_is_made() -> None:
+    with pytest.raises(InvalidInput, match=r"up to 4,000,000 trials, but a sweep at most 10,000; shorten its lists"):
+        grid(parse_sweep(small(seeds=list(range(1000)), epochs=list(range(1, 1001)), clipping=["flat", "dpsgd_f"])))

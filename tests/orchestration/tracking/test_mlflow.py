@@ -1,0 +1,320 @@
+"""MLflow as a user finds it afterwards: layout, idempotence, crashes, servers, and what must never be in it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accounting.schedules import SCHEDULES
+from orchestration.records.published import ReportData, ReportTrial
+from orchestration.tracking.mlflow import (
+    MlflowTracker,
+    TrackedDataset,
+    TrackedSweep,
+    TrackedTrial,
+    embedded_tracking_uri,
+)
+from tests.orchestration.sample_sweeps import EPOCHS, sample_sweep, sample_trial
+from workers.clipping import CLIPPING
+
+from mlflow import MlflowClient  # isort: skip  (after orchestration.tracking.mlflow, which keeps it quiet)
+from mlflow.entities import Run  # isort: skip
+
+SWEEP = TrackedSweep("sweep-1", "quickstart", "name: quickstart\n", {"python": "3.11"}, {"git.commit": "1f3c0de"})
+NOTHING = replace(sample_sweep("none"), trials=())
+DATA = TrackedDataset("digits", "9a1f", "scikit-learn", {"train_size": 1438})
+
+
+def opened(folder: Path) -> MlflowTracker:
+    tracker = MlflowTracker(embedded_tracking_uri(folder), artifact_root=str(folder / "artifacts"))
+    tracker.open_sweep(SWEEP)
+    return tracker
+
+
+def tracked(shown: ReportTrial) -> TrackedTrial:
+    first = shown.history[0].noise_multiplier if shown.history else 0.0
+    params = {"epochs": EPOCHS, "noise.initial_noise_multiplier": first, "model": "mlp"}
+    return TrackedTrial(shown, params, DATA, {"baseline": "none-none-0"}, started=1.7e9, ended=1.7e9 + 10.0)
+
+
+def some_trials(disclosure: str = "none") -> list[TrackedTrial]:
+    """Two settings of two seeds each, a baseline, and a failure."""
+    sweep = sample_sweep(disclosure)
+    chosen = [trial for trial in sweep.trials if trial.labels["clipping"] in ("none", "flat", "automatic")]
+    return [tracked(trial) for trial in chosen if trial.labels["schedule"] != "exponential"]
+
+
+def record(tracker: MlflowTracker, trials: list[TrackedTrial], data: ReportData = NOTHING) -> None:
+    for trial in trials:
+        tracker.log_trial(trial)
+    tracker.log_report("<html></html>", data)
+    tracker.close()
+
+
+def client_of(folder: Path) -> MlflowClient:
+    return MlflowClient(embedded_tracking_uri(folder))
+
+
+def runs_of(client: MlflowClient, experiment_name: str = "dpsweep") -> list[Run]:
+    experiment = client.get_experiment_by_name(experiment_name)
+    assert experiment is not None
+    return list(client.search_runs([experiment.experiment_id]))
+
+
+def one(runs: list[Run], **tags: str) -> Run:
+    (found,) = [run for run in runs if all(run.data.tags.get(f"dpsweep.{key}") == tag for key, tag in tags.items())]
+    return found
+
+
+def content(client: MlflowClient, experiment_name: str = "dpsweep") -> dict[str, Any]:
+    """Everything recorded, without times: what must be the same after recording it again."""
+    recorded = {}
+    for run in runs_of(client, experiment_name):
+        history = {
+            name: sorted((point.step, point.value) for point in client.get_metric_history(run.info.run_id, name))
+            for name in run.data.metrics
+        }
+        inputs = [item.dataset.digest for item in run.inputs.dataset_inputs] if run.inputs else []
+        recorded[run.info.run_id] = (run.info.status, run.data.params, run.data.tags, history, inputs)
+    return recorded
+
+
+def test_one_run_for_the_sweep_its_trials_and_its_averages_below(folder: Path) -> None:
+    trials = some_trials()
+    record(opened(folder), trials, replace(NOTHING, trials=tuple(trial.shown for trial in trials)))
+    runs = runs_of(client_of(folder))
+    sweep = one(runs, kind="sweep")
+    assert Counter(run.data.tags["dpsweep.kind"] for run in runs) == {"sweep": 1, "trial": 5, "average": 2}
+    assert all(run.data.tags["mlflow.parentRunId"] == sweep.info.run_id for run in runs if run is not sweep)
+    assert sweep.data.tags["git.commit"] == "1f3c0de"
+    assert (sweep.data.metrics["trials/finished"], sweep.data.metrics["trials/failed"]) == (4, 1)
+    paths = {item.path for item in client_of(folder).list_artifacts(sweep.info.run_id)}
+    assert paths == {"sweep.yaml", "manifest.json", "report.html", "figures"}
+
+
+def test_a_trial_shows_parameters_scalars_series_groups_and_data(folder: Path) -> None:
+    trial = tracked(sample_trial("dpsgd_f", "exponential", disclosure="none"))
+    record(opened(folder), [trial])
+    client = client_of(folder)
+    run = one(runs_of(client), kind="trial")
+    assert run.info.run_name == "dpsgd_f · exponential · seed 0"
+    assert (run.info.start_time, run.info.end_time) == (1_700_000_000_000, 1_700_000_010_000)
+    assert float(run.data.params["noise.initial_noise_multiplier"]) == trial.shown.history[0].noise_multiplier
+    assert {"clipping", "schedule", "seed", "epochs"} <= run.data.params.keys()
+    scalars = {name for name in run.data.metrics if name.startswith(("final/", "privacy/", "fairness/"))}
+    assert {"final/accuracy", "final/loss", "privacy/epsilon", "privacy/delta", "privacy/epsilon_group_of_4"} <= scalars
+    assert {"fairness/accuracy_change", "fairness/worst_group_accuracy", "fairness/unequal_cost"} <= scalars
+    assert run.data.metrics["privacy/epsilon"] == trial.shown.privacy.epsilon
+    series = {point.step: point.value for point in client.get_metric_history(run.info.run_id, "noise_multiplier")}
+    assert series == {epoch.step: epoch.noise_multiplier for epoch in trial.shown.history}
+    assert len(client.get_metric_history(run.info.run_id, "clipping_bound/digit 8")) == EPOCHS
+    table = json.loads(Path(client.download_artifacts(run.info.run_id, "groups.json")).read_text())
+    assert table["columns"] == ["group", "test_examples", "accuracy", "loss", "accuracy_change"]
+    assert [row[0] for row in table["data"]] == [group.name for group in trial.shown.quality.groups]
+    assert [item.dataset.digest for item in run.inputs.dataset_inputs] == [DATA.digest]
+
+
+def test_every_group_has_a_series_of_its_own(folder: Path) -> None:
+    """Whatever a data set calls its groups; names that MLflow takes are kept as they are."""
+    kept = ["x", "a/b", "a_b", "Größe 8", "v1.0", "...x"]
+    changed = ["", ".", "..", "../x", "/x", "x/", "a//b", "a/./b", "a:b", "a?b", "a\nb", "__", "x" * 400, "x" * 401]
+    bounds = {"all": 1.0, **{name: 2.0 + place for place, name in enumerate([*kept, *changed])}}
+    shown = sample_trial("flat", "constant")
+    history = tuple(replace(epoch, clipping_bounds=bounds) for epoch in shown.history)
+    record(opened(folder), [tracked(replace(shown, history=history))])
+    found = one(runs_of(client_of(folder)), kind="trial").data.metrics
+    series = {name: value for name, value in found.items() if name.startswith("clipping_bound")}
+    assert sorted(series.values()) == sorted(bounds.values())
+    assert series["clipping_bound"] == 1.0
+    assert all(series[f"clipping_bound/{name}"] == bounds[name] for name in kept)
+
+
+def test_an_infinite_epsilon_is_a_tag_and_no_metric(folder: Path) -> None:
+    record(opened(folder), [tracked(sample_trial("none", "none"))])
+    run = one(runs_of(client_of(folder)), kind="trial")
+    assert run.data.tags["private"] == "false"
+    assert not [name for name in run.data.metrics if name.startswith("privacy/")]
+    assert all(math.isfinite(value) for value in run.data.metrics.values())
+
+
+def test_averages_are_those_of_the_seeds(folder: Path) -> None:
+    trials = some_trials()
+    record(opened(folder), trials)
+    average = one(runs_of(client_of(folder)), kind="average", setting="flat · constant")
+    seeds = [trial.shown for trial in trials if trial.shown.labels["clipping"] == "flat"]
+    accuracies = [trial.quality.accuracy for trial in seeds]
+    assert average.data.metrics["final/accuracy"] == pytest.approx(sum(accuracies) / 2)
+    deviation = abs(accuracies[0] - accuracies[1]) / math.sqrt(2)
+    assert average.data.metrics["deviation/final/accuracy"] == pytest.approx(deviation)
+    assert "seed" not in average.data.params
+    assert (average.data.params["clipping"], average.data.tags["seeds"]) == ("flat", "2")
+
+
+def test_recording_again_changes_nothing(folder: Path) -> None:
+    trials = some_trials()
+    record(opened(folder), trials)
+    before = content(client_of(folder))
+    record(opened(folder), trials)
+    assert content(client_of(folder)) == before
+
+
+def test_a_trial_grows_while_it_runs(folder: Path) -> None:
+    whole = tracked(sample_trial(disclosure="none"))
+    tracker = opened(folder)
+    for epochs in (3, 10):
+        seen = tuple(replace(epoch, clipping_bounds={}) for epoch in whole.shown.history[:epochs])
+        shown = replace(whole.shown, status="running", history=seen, quality=None)
+        tracker.log_trial(replace(whole, shown=shown, ended=None))
+        run = one(runs_of(client_of(folder)), kind="trial")
+        assert run.info.status == "RUNNING"
+        assert len(client_of(folder).get_metric_history(run.info.run_id, "noise_multiplier")) == epochs
+    tracker = opened(folder)
+    assert one(runs_of(client_of(folder)), kind="trial").data.tags["dpsweep.outcome"] == "interrupted"
+    bounds = [replace(epoch, clipping_bounds={"all": 2.0}) for epoch in whole.shown.history]
+    tracker.log_trial(replace(whole, shown=replace(whole.shown, history=tuple(bounds))))
+    run = one(runs_of(client_of(folder)), kind="trial")
+    assert (run.info.status, run.data.tags["dpsweep.outcome"]) == ("FINISHED", "finished")
+    assert len(client_of(folder).get_metric_history(run.info.run_id, "clipping_bound")) == EPOCHS
+    points = client_of(folder).get_metric_history(run.info.run_id, "noise_multiplier")
+    assert sorted(point.step for point in points) == [epoch.step for epoch in whole.shown.history]
+
+
+def test_a_failed_trial_is_continued_in_its_run(folder: Path) -> None:
+    whole = tracked(sample_trial(disclosure="none"))
+    failed = ReportTrial(whole.shown.key, whole.shown.labels, "failed", error="out of memory")
+    record(opened(folder), [replace(whole, shown=failed)])
+    before = one(runs_of(client_of(folder)), kind="trial")
+    assert (before.info.status, before.data.tags["dpsweep.outcome"]) == ("FAILED", "failed")
+    assert before.data.tags["mlflow.note.content"] == "Failed: out of memory"
+    assert float(before.data.params["noise.initial_noise_multiplier"]) == 2.0
+    record(opened(folder), [replace(whole, params={**whole.params, "train_size": 1438})])
+    after = one(runs_of(client_of(folder)), kind="trial")
+    assert (after.info.run_id, after.info.status) == (before.info.run_id, "FINISHED")
+    assert after.data.tags["mlflow.note.content"] == ""
+    assert after.data.params["train_size"] == "1438"
+
+
+def test_a_stopped_trial_has_what_it_cost_but_nothing_final(folder: Path) -> None:
+    whole = tracked(sample_trial(disclosure="none"))
+    stopped = replace(whole.shown, status="stopped", error="by the scheduler after epoch 3 of 30")
+    record(opened(folder), [replace(whole, shown=stopped), tracked(sample_trial(seed=1, disclosure="none"))])
+    runs = runs_of(client_of(folder))
+    run = one(runs, kind="trial", outcome="stopped")
+    assert run.info.status == "FINISHED"
+    assert run.data.tags["mlflow.note.content"].startswith("Stopped: by the scheduler after epoch 3 of 30")
+    assert run.data.metrics["privacy/epsilon"] == stopped.privacy.epsilon
+    assert run.data.metrics["test_accuracy"] == stopped.history[-1].metrics["test_accuracy"]
+    assert not {"final/accuracy", "fairness/worst_group_accuracy"} & run.data.metrics.keys()
+    assert one(runs, kind="sweep").data.metrics["trials/stopped"] == 1
+    assert "average" not in {run.data.tags["dpsweep.kind"] for run in runs}, "a stopped seed is in no mean"
+
+
+def test_changed_parameters_make_a_new_run_instead_of_a_second_one(folder: Path) -> None:
+    trial = tracked(sample_trial(disclosure="none"))
+    record(opened(folder), [trial])
+    record(opened(folder), [replace(trial, params={**trial.params, "epochs": 7})])
+    assert one(runs_of(client_of(folder)), kind="trial").data.params["epochs"] == "7"
+
+
+def test_a_changed_number_replaces_the_old_one(folder: Path) -> None:
+    """A baseline that completes later adds changes; a corrected smaller value must win over the larger old one."""
+    trial = tracked(sample_trial(disclosure="none"))
+    record(opened(folder), [trial])
+    quality = replace(trial.shown.quality, accuracy=0.1, groups=trial.shown.quality.groups[:2])
+    record(opened(folder), [replace(trial, shown=replace(trial.shown, quality=quality))])
+    run = one(runs_of(client_of(folder)), kind="trial")
+    assert run.data.metrics["final/accuracy"] == 0.1
+    table = json.loads(Path(client_of(folder).download_artifacts(run.info.run_id, "groups.json")).read_text())
+    assert len(table["data"]) == 2
+
+
+@pytest.mark.parametrize(("disclosure", "sensitive"), [("private", False), ("raw", True)])
+def test_exact_statistics_make_runs_sensitive(folder: Path, disclosure: str, sensitive: bool) -> None:
+    trials = [tracked(sample_trial(seed=seed, disclosure=disclosure)) for seed in (0, 1)]
+    tracker = opened(folder)
+    for trial in trials:
+        tracker.log_trial(trial)
+    tracker.log_report("", replace(sample_sweep(disclosure), trials=tuple(trial.shown for trial in trials)))
+    tracker.close()
+    runs = runs_of(client_of(folder))
+    assert {run.data.tags.get("sensitive") for run in runs} == {"true" if sensitive else None}
+    assert all("privacy/mean_epsilon_i" in run.data.metrics for run in runs if run.data.tags["dpsweep.kind"] != "sweep")
+
+
+def test_withheld_statistics_are_nowhere_in_the_store(folder: Path) -> None:
+    record(opened(folder), some_trials("none"))
+    stored = [path for path in folder.rglob("*") if path.is_file() and path.name != "report.html"]
+    assert stored
+    for path in stored:
+        assert b"epsilon_i" not in path.read_bytes().replace(b"epsilon_i_kind", b""), path
+
+
+WRITER = """
+import sys
+sys.path.insert(0, {here!r})
+from pathlib import Path
+from tests.orchestration.tracking.test_mlflow import opened, tracked
+from tests.orchestration.sample_sweeps import sample_trial
+tracker = opened(Path({folder!r}))
+for seed in range(100):
+    print(seed, flush=True)
+    tracker.log_trial(tracked(sample_trial(seed=seed, disclosure="none")))
+"""
+
+
+def test_a_killed_driver_leaves_nothing_double_and_nothing_running(folder: Path) -> None:
+    code = WRITER.format(here=str(Path(__file__).parents[3]), folder=str(folder))
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as driver:
+        assert driver.stdout is not None
+        for line in driver.stdout:
+            if line.strip() == "4":
+                break
+        time.sleep(0.05)
+        os.kill(driver.pid, signal.SIGKILL)
+    statuses = Counter(run.info.status for run in runs_of(client_of(folder)))
+    assert statuses["RUNNING"] >= 1
+    tracker = opened(folder)
+    assert [run.data.tags["dpsweep.kind"] for run in runs_of(client_of(folder)) if run.info.status == "RUNNING"] == [
+        "sweep"
+    ]
+    record(tracker, [tracked(sample_trial(seed=seed, disclosure="none")) for seed in range(6)])
+    client = client_of(folder)
+    runs = runs_of(client)
+    keys = Counter(run.data.tags.get("dpsweep.trial_key") for run in runs if run.data.tags["dpsweep.kind"] == "trial")
+    assert len(keys) == 6
+    assert set(keys.values()) == {1}
+    assert {run.info.status for run in runs} == {"FINISHED"}
+    for run in (run for run in runs if run.data.tags["dpsweep.kind"] == "trial"):
+        assert len(client.get_metric_history(run.info.run_id, "noise_multiplier")) == EPOCHS
+
+
+def test_a_fresh_store_is_made_quietly(tmp_path: Path) -> None:
+    """No migration log, no telemetry, nothing on the terminal that is not dpsweep's own."""
+    code = (
+        "import sys; from orchestration.tracking.mlflow import MlflowTracker, TrackedSweep\n"
+        "tracker = MlflowTracker(f'sqlite:///{sys.argv[1]}/new folder/mlflow.db', artifact_root=sys.argv[1])\n"
+        "tracker.open_sweep(TrackedSweep('a', 'a', '')); tracker.close()\n"
+        "from mlflow.telemetry.utils import is_telemetry_disabled; assert is_telemetry_disabled()"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW", "DO_NOT"))}
+    finished = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True, env=environment
+    )
+    assert (finished.stdout, finished.stderr) == ("", "")
+
+
+@pytest.mark.parametrize("names", [SCHEDULES, CLIPPING], ids=["schedules", "clipping"])
+def test_categorical_values_differ_in_what_mlflow_shows_of_them(names: dict[str, object]) -> None:
+    """The parallel-coordinates plot cuts category names after ten characters."""
+    assert len({name[:10] for name in names}) == len(names) > 3

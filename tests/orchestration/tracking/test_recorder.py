@@ -1,0 +1,140 @@
+"""Recording while a sweep runs: nothing waits for a slow tracker, and nothing is lost to one that goes away."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestration.tracking import recorder
+from orchestration.tracking.mlflow import MlflowTracker, embedded_tracking_uri
+from orchestration.tracking.protocol import TrackedTrial
+from orchestration.tracking.recorder import Recorder
+from tests.orchestration.processes import wait_until
+from tests.orchestration.sample_sweeps import EPOCHS, sample_trial
+from tests.orchestration.tracking.test_mlflow import SWEEP, client_of, content, one, opened, runs_of, tracked
+
+
+class GrowingTrial:
+    """A trial that trains: every look at it finds the epochs done so far."""
+
+    def __init__(self) -> None:
+        self.whole = tracked(sample_trial(disclosure="none"))
+        self.epochs = 0
+
+    @property
+    def key(self) -> str:
+        return self.whole.shown.key
+
+    def __call__(self, key: str) -> TrackedTrial:
+        assert key == self.key
+        if self.epochs == EPOCHS:
+            return self.whole
+        shown = replace(self.whole.shown, status="running", history=self.whole.shown.history[: self.epochs])
+        return replace(self.whole, shown=replace(shown, privacy=None, quality=None), ended=None)
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder, "INTERVAL", 0.01)
+    monkeypatch.setattr(recorder, "LAST_PAUSES", (0.0, 0.01))
+
+
+def recorded_steps(folder: Path) -> list[int]:
+    run = one(runs_of(client_of(folder)), kind="trial")
+    return sorted(point.step for point in client_of(folder).get_metric_history(run.info.run_id, "test_accuracy"))
+
+
+def test_a_trial_is_seen_while_it_trains(folder: Path) -> None:
+    trial, following = GrowingTrial(), Recorder(opened(folder), lambda key: trial(key))
+    following.start()
+    for epochs in (0, 3, EPOCHS - 1):
+        trial.epochs = epochs
+        following.changed(trial.key)
+        wait_until(lambda: bool(runs_of(client_of(folder))[1:]), "the run")
+        wait_until(lambda done=epochs: len(recorded_steps(folder)) == done, "its epochs")
+        run = one(runs_of(client_of(folder)), kind="trial")
+        assert run.info.status == "RUNNING"
+        assert run.data.params["model"] == "mlp"
+    trial.epochs = EPOCHS
+    following.finish([trial.key], lambda tracker: tracker.close())
+    assert following.failure is None
+    assert recorded_steps(folder) == [epoch.step for epoch in trial.whole.shown.history]
+    assert {run.info.status for run in runs_of(client_of(folder))} == {"FINISHED"}
+
+
+class SlowTracker(MlflowTracker):
+    """Takes nothing before it is released."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(embedded_tracking_uri(folder), artifact_root=str(folder / "artifacts"))
+        self.released, self.updates = threading.Event(), 0
+
+    def log_trial(self, trial: TrackedTrial) -> str:
+        self.updates += 1
+        self.released.wait()
+        return super().log_trial(trial)
+
+
+def test_a_slow_tracker_holds_nothing_up_and_gets_fewer_updates(folder: Path) -> None:
+    tracker, trial = SlowTracker(folder), GrowingTrial()
+    tracker.open_sweep(SWEEP)
+    following = Recorder(tracker, trial)
+    following.start()
+    for epochs in range(1, EPOCHS + 1):
+        trial.epochs = epochs
+        following.changed(trial.key)
+    tracker.released.set()
+    following.finish([trial.key], lambda tracker: tracker.close())
+    assert tracker.updates <= 3
+    assert recorded_steps(folder) == [epoch.step for epoch in trial.whole.shown.history]
+
+
+def test_a_tracker_that_was_gone_for_a_while_has_everything_in_the_end(folder: Path) -> None:
+    store, aside = folder / "mlflow.db", folder / "aside.db"
+    trial, following = GrowingTrial(), Recorder(opened(folder), lambda key: trial(key))
+    following.start()
+    trial.epochs = 3
+    following.changed(trial.key)
+    wait_until(lambda: len(runs_of(client_of(folder))) == 2 and len(recorded_steps(folder)) == 3, "three epochs")
+    shutil.move(store, aside)
+    store.mkdir()
+    trial.epochs = 20
+    following.changed(trial.key)
+    wait_until(lambda: following.failure is not None, "the failure to be noticed")
+    assert trial.key in str(following.failure)
+    store.rmdir()
+    shutil.move(aside, store)
+    trial.epochs = EPOCHS
+    following.finish([trial.key], lambda tracker: tracker.close())
+    assert following.failure is None
+    assert recorded_steps(folder) == [epoch.step for epoch in trial.whole.shown.history]
+    before = content(client_of(folder))
+    again = Recorder(opened(folder), trial)
+    again.start()
+    again.finish([trial.key], lambda tracker: tracker.close())
+    assert content(client_of(folder)) == before
+
+
+def test_a_tracker_that_stays_away_is_named_and_loses_what_disk_still_has(folder: Path) -> None:
+    trial, following = GrowingTrial(), Recorder(opened(folder), lambda key: trial(key))
+    following.start()
+    (folder / "mlflow.db").unlink()
+    (folder / "mlflow.db").mkdir()
+    following.finish([trial.key], lambda tracker: tracker.close())
+    assert "cannot record trial flat-constant-0" in str(following.failure)
+
+
+def test_an_abandoned_sweep_keeps_what_is_known_and_nothing_running(folder: Path) -> None:
+    trial, following = GrowingTrial(), Recorder(opened(folder), lambda key: trial(key))
+    following.start()
+    trial.epochs = 5
+    following.changed(trial.key)
+    following.abandon()
+    assert len(recorded_steps(folder)) == 5
+    runs = runs_of(client_of(folder))
+    assert {run.info.status for run in runs} == {"KILLED"}
+    assert one(runs, kind="trial").data.tags["dpsweep.outcome"] == "interrupted"

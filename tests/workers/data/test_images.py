@@ -1,0 +1,221 @@
+"""Reading folders of pictures and UTKFace; and what is said when they are amiss."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+import zlib
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.csv as csv
+import pytest
+import torch
+from PIL import Image
+
+from accounting.errors import DataCorruption, InvalidInput
+from tests.workers.data_folders import make_image_folder, make_utkface
+from workers.data import load_source
+from workers.spec import DataSpec
+
+
+class TestImages:
+    def test_pictures_are_resized_and_labelled_by_folder(self, tmp_path: Path) -> None:
+        source = load_source(DataSpec("image_folder", {"path": str(make_image_folder(tmp_path)), "size": 6}))
+        assert source.train.features.shape == (40, 3, 6, 6)
+        assert source.class_names == ("cat", "dog")
+        bright = source.train.features.float().mean((1, 2, 3)) > 100
+        assert torch.equal(bright.long(), source.train.labels)
+
+    def test_train_and_test_folders(self, tmp_path: Path) -> None:
+        make_image_folder(tmp_path / "train")
+        make_image_folder(tmp_path / "test", per_class=5)
+        source = load_source(DataSpec("image_folder", {"path": str(tmp_path)}))
+        assert source.test is not None
+        assert (len(source.train), len(source.test)) == (40, 10)
+        assert source.test.example_ids.tolist() == list(range(40, 50))
+
+    def test_groups_from_a_file(self, tmp_path: Path) -> None:
+        folder = make_image_folder(tmp_path / "pictures", per_class=3)
+        names = [f"{name}/{index:02}.png" for name in ("cat", "dog") for index in range(3)]
+        csv.write_csv(pa.table({"file": names, "group": ["x", "y", "y", "x", "x", "y"]}), tmp_path / "groups.csv")
+        params = {"path": str(folder), "groups": str(tmp_path / "groups.csv")}
+        source = load_source(DataSpec("image_folder", params))
+        assert source.group_names == ("x", "y")
+        assert source.train.groups.tolist() == [0, 1, 1, 0, 0, 1]
+        (note,) = source.notes
+        assert note.startswith("not private: the classes (`classes`); the groups (`group_names`) were taken")
+        declared = {**params, "classes": ["dog", "cat"], "group_names": ["z", "y", "x"]}
+        source = load_source(DataSpec("image_folder", declared))
+        assert source.train.groups.tolist() == [2, 1, 1, 2, 2, 1]
+        assert source.train.labels.tolist() == [1, 1, 1, 0, 0, 0]
+        assert source.notes == ()
+
+    def test_a_picture_without_group_is_named(self, tmp_path: Path) -> None:
+        folder = make_image_folder(tmp_path / "pictures", per_class=2)
+        csv.write_csv(pa.table({"file": ["cat/00.png"], "group": ["x"]}), tmp_path / "groups.csv")
+        with pytest.raises(InvalidInput, match=r"no group for some pictures"):
+            load_source(DataSpec("image_folder", {"path": str(folder), "groups": str(tmp_path / "groups.csv")}))
+
+    @pytest.mark.parametrize(
+        ("lines", "error", "message"),
+        [
+            (["cat/00.png,x", "cat/00.png,y"], InvalidInput, "several lines for one file"),
+            (["cat/00.png,x", "dog/00.png,"], InvalidInput, r"no group for some pictures"),
+            (["cat/00.png"], DataCorruption, r"cannot read .*groups\.csv"),
+        ],
+    )
+    def test_a_bad_file_of_groups_is_named(
+        self, tmp_path: Path, lines: list[str], error: type[Exception], message: str
+    ) -> None:
+        folder = make_image_folder(tmp_path / "pictures", per_class=1)
+        (tmp_path / "groups.csv").write_text("\n".join(["file,group", *lines]))
+        with pytest.raises(error, match=message):
+            load_source(DataSpec("image_folder", {"path": str(folder), "groups": str(tmp_path / "groups.csv")}))
+
+    def test_bad_folders_are_named(self, tmp_path: Path) -> None:
+        folder = make_image_folder(tmp_path / "pictures", per_class=2)
+        params = {"path": str(folder), "size": 4}
+        with pytest.raises(InvalidInput, match=r"some class folders of .* are not among those declared"):
+            load_source(DataSpec("image_folder", {**params, "classes": ["cat", "cow"]}))
+        with pytest.raises(InvalidInput, match="size is 0"):
+            load_source(DataSpec("image_folder", {**params, "size": 0}))
+        with pytest.raises(InvalidInput, match="Not a directory"):
+            load_source(DataSpec("image_folder", {"path": str(folder / "cat" / "00.png")}))
+        (folder / "dog" / "01.png").write_bytes(b"not a picture")
+        with pytest.raises(DataCorruption, match=rf"cannot read {folder}/dog/\*\.png"):
+            load_source(DataSpec("image_folder", params))
+        shutil.rmtree(folder / "cat")
+        (folder / "dog" / "01.png").unlink()
+        with pytest.raises(InvalidInput, match=r"classes of 'pictures' must be at least 2"):
+            load_source(DataSpec("image_folder", params))
+
+    @pytest.mark.parametrize("name", [".ipynb_checkpoints", "__MACOSX"])
+    def test_what_other_programs_left_is_no_folder_of_pictures(self, tmp_path: Path, name: str) -> None:
+        for part in ("train", "test"):
+            make_image_folder(tmp_path / part)
+        (tmp_path / name).mkdir()
+        source = load_source(DataSpec("image_folder", {"path": str(tmp_path), "size": 8}))
+        assert source.test is not None
+
+    @pytest.mark.parametrize("names", [("training", "test"), ("Train", "test"), ("Train", "Test"), ("train", "val")])
+    def test_folders_that_may_be_parts_or_classes_are_refused(self, tmp_path: Path, names: tuple[str, str]) -> None:
+        for name in names:
+            make_image_folder(tmp_path / name, per_class=2)
+        with pytest.raises(InvalidInput, match=f"holds the folders {', '.join(sorted(names))}, so '.*' may be a class"):
+            load_source(DataSpec("image_folder", {"path": str(tmp_path)}))
+
+    @pytest.mark.parametrize("name", ["train", "test"])
+    def test_a_class_named_like_a_part_is_refused(self, tmp_path: Path, name: str) -> None:
+        (make_image_folder(tmp_path, per_class=2) / name).mkdir()
+        with pytest.raises(InvalidInput, match=f"'{name}' may be a class or a part; give a class another name"):
+            load_source(DataSpec("image_folder", {"path": str(tmp_path)}))
+
+    @pytest.mark.parametrize(
+        ("mode", "name"), [("I;16", "00.png"), ("I;16", "00.tif"), ("F", "00.tif"), ("I", "00.tif"), ("LAB", "00.tif")]
+    )
+    def test_pixels_of_more_than_8_bit_are_refused(self, tmp_path: Path, mode: str, name: str) -> None:
+        folder = make_image_folder(tmp_path, per_class=1)
+        (folder / "cat" / "00.png").unlink()
+        Image.new(mode, (12, 12)).save(folder / "cat" / name)
+        with pytest.raises(InvalidInput, match=f"cat/{name} has pixels of mode {mode}, but must have one of 8 bit"):
+            load_source(DataSpec("image_folder", {"path": str(folder)}))
+
+    @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA"])
+    def test_pictures_of_8_bit_keep_their_colours(self, tmp_path: Path, mode: str) -> None:
+        folder = make_image_folder(tmp_path, per_class=1)
+        Image.new("RGB", (12, 12), "white").convert(mode).save(folder / "cat" / "00.png")
+        source = load_source(DataSpec("image_folder", {"path": str(folder), "size": 4}))
+        assert source.train.features[0].unique().tolist() == [255]
+
+    def test_a_picture_that_would_fill_the_memory_is_named(self, tmp_path: Path) -> None:
+        folder = make_image_folder(tmp_path, per_class=1)
+        path = folder / "cat" / "00.png"
+        content = path.read_bytes()
+        header = b"IHDR" + struct.pack(">II", 65_536, 65_536) + content[24:29]
+        path.write_bytes(content[:12] + header + struct.pack(">I", zlib.crc32(header)) + content[33:])
+        with pytest.raises(DataCorruption, match=r"cannot read .*/cat/\*\.png: DecompressionBombError"):
+            load_source(DataSpec("image_folder", {"path": str(folder)}))
+
+    def test_a_picture_that_is_there_twice_by_a_link_is_refused(self, tmp_path: Path) -> None:
+        folder = make_image_folder(tmp_path / "pictures", per_class=2)
+        (folder / "dog" / "more").symlink_to(folder / "cat")
+        with pytest.raises(InvalidInput, match=r"two pictures are one, by a link"):
+            load_source(DataSpec("image_folder", {"path": str(folder)}))
+
+    def test_a_linked_folder_that_is_there_once_is_read(self, tmp_path: Path) -> None:
+        elsewhere = make_image_folder(tmp_path / "elsewhere", per_class=2)
+        (tmp_path / "pictures").mkdir()
+        for name in ("cat", "dog"):
+            (tmp_path / "pictures" / name).symlink_to(elsewhere / name)
+        assert len(load_source(DataSpec("image_folder", {"path": str(tmp_path / "pictures")})).train) == 4
+
+    def test_group_names_without_groups_are_refused(self, tmp_path: Path) -> None:
+        params = {"path": str(make_image_folder(tmp_path, per_class=2)), "group_names": ["x", "y"]}
+        with pytest.raises(InvalidInput, match="`group_names` needs `groups`"):
+            load_source(DataSpec("image_folder", params))
+
+
+class TestUTKFace:
+    def test_each_race_is_balanced(self, tmp_path: Path) -> None:
+        source = load_source(DataSpec("utkface", {"root": str(make_utkface(tmp_path)), "size": 4}))
+        for race, per_class in enumerate((10, 7, 7, 7, 7)):
+            members = source.train.labels[source.train.groups == race]
+            assert members.bincount().tolist() == [per_class, per_class]
+        assert source.notes == ("pictures without age, gender and race in their names are left out",)
+
+    def test_names_end_in_any_spelling_of_jpg(self, tmp_path: Path) -> None:
+        folder = make_utkface(tmp_path) / "UTKFace"
+        whole = load_source(DataSpec("utkface", {"root": str(tmp_path), "labels": "all", "size": 4}))
+        for index, face in enumerate(sorted(folder.glob("*.jpg"))):
+            face.rename(face.with_suffix((".jpg", ".JPG", ".jpeg", ".Jpeg")[index % 4]))
+        again = load_source(DataSpec("utkface", {"root": str(tmp_path), "labels": "all", "size": 4}))
+        assert torch.equal(again.train.features, whole.train.features)
+        assert torch.equal(again.train.example_ids, whole.train.example_ids)
+
+    def test_races_without_faces_are_named(self, tmp_path: Path) -> None:
+        params = {"root": str(make_utkface(tmp_path)), "size": 4}
+        with pytest.raises(InvalidInput, match="races is empty, but must name at least one of White, Black"):
+            load_source(DataSpec("utkface", {**params, "races": []}))
+        for face in (tmp_path / "UTKFace").glob("*_4_*.jpg"):
+            face.unlink()
+        with pytest.raises(InvalidInput, match=r"holds no pictures named age_gender_race_\*\.jpg of races Other"):
+            load_source(DataSpec("utkface", {**params, "races": ["Other"]}))
+
+    def test_age_task_and_all_labels(self, tmp_path: Path) -> None:
+        params = {"root": str(make_utkface(tmp_path)), "task": "age", "labels": "all", "size": 4}
+        source = load_source(DataSpec("utkface", params))
+        assert len(source.train) == 90
+        assert source.class_names == ("30 or older", "under 30")
+        assert int(source.train.labels.sum()) == sum(
+            2 * (count // 4) + min(count % 4, 2) for count in (20, 10, *(8, 7) * 4)
+        )
+
+    def test_chosen_races_are_the_groups(self, tmp_path: Path) -> None:
+        params = {"root": str(make_utkface(tmp_path)), "races": ["Asian", "White"], "size": 4}
+        source = load_source(DataSpec("utkface", params))
+        assert source.group_names == ("Asian", "White")
+        assert source.train.groups.bincount().tolist() == [14, 20]
+        brightness = source.train.features[source.train.groups == 0].float().mean()
+        assert 18 < brightness < 32
+
+    def test_unknown_task(self, tmp_path: Path) -> None:
+        with pytest.raises(InvalidInput, match="unknown UTKFace task 'race'"):
+            load_source(DataSpec("utkface", {"root": str(make_utkface(tmp_path)), "task": "race"}))
+
+    def test_a_picture_that_is_there_twice_is_refused(self, tmp_path: Path) -> None:
+        folder = make_utkface(tmp_path) / "UTKFace"
+        (folder / "part2").mkdir()
+        shutil.copy(folder / "20_0_0_0000.jpg", folder / "part2")
+        with pytest.raises(InvalidInput, match=r"holds a picture more than once"):
+            load_source(DataSpec("utkface", {"root": str(tmp_path)}))
+
+    def test_faces_of_one_class_cannot_be_balanced(self, tmp_path: Path) -> None:
+        params = {"root": str(make_utkface(tmp_path)), "size": 4}
+        for face in (tmp_path / "UTKFace").glob("*_1_*_*.jpg"):
+            face.unlink()
+        with pytest.raises(InvalidInput, match="no race has faces male and female; set labels: all"):
+            load_source(DataSpec("utkface", params))
+        assert load_source(DataSpec("utkface", {**params, "labels": "all"})).train.labels.unique().tolist() == [0]
+        with pytest.raises(InvalidInput, match="labels is 'balancd': Input should be 'balanced' or 'all'"):
+            load_source(DataSpec("utkface", {**params, "labels": "balancd"}))

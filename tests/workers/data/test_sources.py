@@ -1,0 +1,195 @@
+"""One contract for every data source, and golden counts of the real ones."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.workers.data_folders import make_cifar_jpegs, make_fashion, make_image_folder, make_table, make_utkface
+from workers.data import SOURCES, Dataset, Source, Split, describe, load_dataset, load_source
+from workers.data.cuts import cut
+from workers.spec import DataSpec
+
+BUNDLED = ("digits", "breast_cancer")
+STORED = {
+    "adult": "adult/adult.data",
+    "breast_cancer_wisconsin": "breast-cancer-wisconsin/breast-cancer-wisconsin.data",
+    "dutch": "dutch/dutch.csv",
+    "mnist": "MNIST/raw/train-images-idx3-ubyte.gz",
+}
+MADE = ("csv", "parquet", "cifar10", "fashion_mnist", "image_folder", "utkface")
+
+
+def require_stored(name: str, path: str | None = None) -> None:
+    path = path or STORED[name]
+    root = os.environ.get("DPSWEEP_DATA")
+    if root is None:
+        pytest.skip(f"{name} needs real data: set DPSWEEP_DATA to a folder that holds {path}")
+    if not (Path(root) / path).exists():
+        pytest.skip(f"{name} needs real data: DPSWEEP_DATA has no {path}")
+
+
+@pytest.fixture(scope="module", params=(*BUNDLED, *STORED, *MADE))
+def spec(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> DataSpec:
+    name: str = request.param
+    if name in STORED:
+        require_stored(name)
+    folder = tmp_path_factory.mktemp(name)
+    makers = {
+        "csv": lambda: {
+            "path": str(make_table(folder / "people.csv")),
+            "label": "income",
+            "group": "sex",
+            "user": "id",
+        },
+        "parquet": lambda: {"path": str(make_table(folder / "people.parquet")), "label": "income"},
+        "cifar10": lambda: {"root": str(make_cifar_jpegs(folder))},
+        "fashion_mnist": lambda: {"root": str(make_fashion(folder))},
+        "image_folder": lambda: {"path": str(make_image_folder(folder)), "size": 8},
+        "utkface": lambda: {"root": str(make_utkface(folder)), "size": 8},
+    }
+    params = makers[name]() if name in makers else {}
+    return DataSpec(name, params, public_fraction=0.1)
+
+
+@pytest.fixture(scope="module")
+def source(spec: DataSpec) -> Source:
+    return load_source(spec)
+
+
+@pytest.fixture(scope="module")
+def dataset(source: Source, spec: DataSpec) -> Dataset:
+    return cut(source, spec)
+
+
+def splits(dataset: Dataset) -> list[Split]:
+    assert dataset.public is not None
+    return [dataset.train, dataset.test, dataset.public]
+
+
+class TestEverySource:
+    def test_ids_are_unique_over_all_splits(self, dataset: Dataset) -> None:
+        ids = torch.cat([split.example_ids for split in splits(dataset)])
+        assert len(ids.unique()) == len(ids)
+        assert ids.min() >= 0
+
+    def test_labels_and_groups_index_their_names(self, dataset: Dataset) -> None:
+        for split in splits(dataset):
+            assert len(split) > 0
+            assert split.labels.min() >= 0
+            assert split.labels.max() < dataset.num_classes
+            assert split.groups.min() >= 0
+            assert split.groups.max() < dataset.num_groups
+        assert len(set(dataset.group_names)) == dataset.num_groups
+        assert len(set(dataset.class_names)) == dataset.num_classes
+
+    def test_prepared_features_are_finite_floats_of_moderate_size(self, dataset: Dataset) -> None:
+        for split in splits(dataset):
+            prepared = dataset.prepare(split.features[:256])
+            assert prepared.dtype == torch.float32
+            assert prepared.isfinite().all()
+            assert prepared.abs().max() < 10.0
+            assert tuple(prepared.shape[1:]) == dataset.feature_shape
+
+    def test_features_follow_their_ids_through_every_cut(self, source: Source, dataset: Dataset) -> None:
+        stored = [source.train] if source.test is None else [source.train, source.test]
+        place = {int(i): (part, at) for part in stored for at, i in enumerate(part.example_ids)}
+        for split in splits(dataset):
+            for at in (0, len(split) // 2, len(split) - 1):
+                part, origin = place[int(split.example_ids[at])]
+                assert torch.equal(split.features[at], part.features[origin])
+                assert split.labels[at] == part.labels[origin]
+                assert split.groups[at] == part.groups[origin]
+
+    def test_loads_the_same_twice(self, spec: DataSpec, dataset: Dataset) -> None:
+        again = load_dataset(spec)
+        for one, other in zip(splits(dataset), splits(again), strict=True):
+            assert torch.equal(one.example_ids, other.example_ids)
+            assert torch.equal(one.labels, other.labels)
+            assert torch.equal(one.features, other.features)
+
+    def test_description_agrees(self, dataset: Dataset) -> None:
+        described = describe(dataset)
+        assert described.train_size == len(dataset.train) == sum(described.group_sizes)
+        assert described.test_size == len(dataset.test)
+        assert described.group_names == dataset.group_names
+
+
+def test_every_registered_source_is_under_the_contract() -> None:
+    assert set(SOURCES) == {*BUNDLED, *STORED, *MADE}
+
+
+def group_counts(dataset: Dataset) -> dict[str, int]:
+    counts = Counter(torch.cat([dataset.train.groups, dataset.test.groups]).tolist())
+    return {dataset.group_names[group]: count for group, count in counts.items()}
+
+
+def test_a_data_set_is_described() -> None:
+    described = describe(load_dataset(DataSpec("digits", keep={"8": 0.1})))
+    assert described.group_sizes[8] == 13
+    assert described.train_size == 1318
+    assert described.feature_shape == (1, 8, 8)
+
+
+class TestGoldenCounts:
+    def test_digits(self) -> None:
+        dataset = load_dataset(DataSpec("digits"))
+        assert (len(dataset.train), len(dataset.test)) == (1438, 359)
+        assert dataset.feature_shape == (1, 8, 8)
+
+    def test_breast_cancer(self) -> None:
+        dataset = load_dataset(DataSpec("breast_cancer"))
+        assert group_counts(dataset) == {"malignant": 212, "benign": 357}
+
+    def test_breast_cancer_wisconsin_has_paper_c_sizes(self) -> None:
+        require_stored("breast_cancer_wisconsin")
+        dataset = load_dataset(DataSpec("breast_cancer_wisconsin", test_fraction=0.18))
+        assert (len(dataset.train), len(dataset.test)) == (560, 123)
+        assert group_counts(dataset) == {"benign": 444, "malignant": 239}
+        assert int(dataset.train.example_ids.max()) > 682
+
+    def test_adult_has_paper_d_sizes(self) -> None:
+        require_stored("adult")
+        dataset = load_dataset(DataSpec("adult"))
+        assert (len(dataset.train), len(dataset.test)) == (30162, 15060)
+        assert group_counts(dataset) == {"Male": 30527, "Female": 14695}
+        assert dataset.feature_shape == (40,)
+        labels = torch.cat([dataset.train.labels, dataset.test.labels])
+        assert int(labels.sum()) == 11208
+
+    def test_adult_with_every_attribute_has_one_of_each_category(self) -> None:
+        require_stored("adult")
+        dataset = load_dataset(DataSpec("adult", {"exclude": [], "group": "race"}))
+        assert dataset.feature_shape == (40 + 16 + 5 + 41,)
+        assert dataset.group_names[4] == "White"
+        one_hot = [values for values in dataset.train.features.T if set(values.unique().tolist()) <= {0.0, 1.0}]
+        assert torch.stack(one_hot).sum(0).eq(7).all()
+
+    def test_dutch_has_paper_d_sizes(self) -> None:
+        require_stored("dutch")
+        dataset = load_dataset(DataSpec("dutch"))
+        assert group_counts(dataset) == {"female": 30273, "male": 30147}
+        assert dataset.feature_shape == (35,)
+        assert dataset.train.features.sum(1).eq(8).all()
+
+    def test_mnist_with_class_8_cut_to_500(self) -> None:
+        require_stored("mnist")
+        dataset = load_dataset(DataSpec("mnist", keep={"8": 500}))
+        assert len(dataset.train) == 54649
+        counts = np.bincount(dataset.train.groups.numpy())
+        assert counts[8] == 500
+        assert counts[2] == 5958
+        assert len(dataset.test) == 10000
+
+    def test_cifar10_says_that_jpegs_are_not_the_original(self) -> None:
+        require_stored("cifar10", "cifar10-jpeg/train.parquet")
+        source = load_source(DataSpec("cifar10"))
+        assert source.train.labels.bincount().tolist() == [5000] * 10
+        assert source.test is not None
+        assert len(source.test) == 10000
+        assert "JPEG" in source.notes[0]

@@ -1,0 +1,281 @@
+"""Tables of the user's own: what becomes of their columns, what the notes say, and what is said when they are amiss."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.csv as csv
+import pyarrow.parquet as parquet
+import pytest
+import torch
+
+from accounting.errors import DataCorruption, InvalidInput
+from tests.workers.data_folders import make_table
+from workers.data import load_source
+from workers.spec import DataSpec
+
+FEATURES = {"ranges": {"age": [0, 100]}, "categories": {"job": ["baker", "smith", "tailor"]}}
+
+
+class TestTable:
+    def test_declared_columns_become_features(self, tmp_path: Path) -> None:
+        path = tmp_path / "people.csv"
+        csv.write_csv(pa.table({"age": [10, 30, 99], "job": ["b", "a", "?"], "y": ["no", "yes", "no"]}), path)
+        source = load_source(
+            DataSpec(
+                "csv",
+                {
+                    "path": str(path),
+                    "label": "y",
+                    "ranges": {"age": [0, 50]},
+                    "categories": {"job": ["a", "b"]},
+                    "classes": ["no", "yes"],
+                },
+            )
+        )
+        expected = [[0.2, 0.0, 1.0], [0.6, 1.0, 0.0], [1.0, 0.0, 0.0]]
+        assert torch.allclose(source.train.features, torch.tensor(expected))
+        assert source.train.labels.tolist() == [0, 1, 0]
+        assert source.notes == ()
+
+    def test_rows_with_missing_values_leave_their_id_unused(self, tmp_path: Path) -> None:
+        path = make_table(tmp_path / "people.parquet")
+        source = load_source(DataSpec("parquet", {"path": str(path), "label": "income", "features": ["age", "job"]}))
+        assert len(source.train) == 119
+        assert 5 not in source.train.example_ids
+        assert source.notes[-1] == "rows with a missing value are left out"
+
+    @pytest.mark.parametrize(
+        ("declared", "learnt"),
+        [
+            ({}, "ranges or categories of age, job (`ranges`, `categories`); the classes (`classes`); the groups"),
+            ({"ranges": {"age": [0, 100]}}, "ranges or categories of job (`ranges`, `categories`); the classes"),
+            ({"classes": ["high", "low"]}, "ranges or categories of age, job (`ranges`, `categories`); the groups"),
+            ({**FEATURES, "groups": ["f", "m"]}, "the classes (`classes`) were"),
+            ({**FEATURES, "classes": ["high", "low"]}, "the groups (`groups`) were"),
+            ({**FEATURES, "classes": ["high", "low"], "groups": ["f", "m"]}, None),
+        ],
+    )
+    def test_all_that_is_learnt_from_the_rows_is_said(
+        self, tmp_path: Path, declared: dict[str, object], learnt: str | None
+    ) -> None:
+        path = make_table(tmp_path / "people.csv")
+        params = {"path": str(path), "label": "income", "group": "sex", "features": ["age", "job"], **declared}
+        private = [note for note in load_source(DataSpec("csv", params)).notes if "private" in note]
+        assert len(private) == (learnt is not None)
+        assert all(note.startswith(f"not private: {learnt}") for note in private)
+
+    def test_values_are_taken_as_they_are_spelt(self, tmp_path: Path) -> None:
+        (tmp_path / "spelt.csv").write_text("zip,y,g\n007,0,True\n08,1,NA\n08,1,Zürich\n7,0,\n007,10,True\n")
+        params = {"path": str(tmp_path / "spelt.csv"), "label": "y", "group": "g", "categories": {"zip": ["007", "08"]}}
+        source = load_source(DataSpec("csv", params))
+        assert source.train.features.tolist() == [[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]]
+        assert source.class_names == ("0", "1", "10")
+        assert source.group_names == ("True", "Zürich")
+        assert source.train.example_ids.tolist() == [0, 2, 4]
+
+    def test_what_is_declared_without_quotes_stands_for_all_its_spellings(self, tmp_path: Path) -> None:
+        (tmp_path / "spelt.csv").write_text("x,b,y\n1,True,0.0\n01,FALSE,1.0\n1e0,true,0\n2.50,false,1\nsNaN,yes,1\n")
+        declared = {"categories": {"x": ["01", 1, 2.5], "b": [True]}, "classes": [0.0, 1.0]}
+        source = load_source(DataSpec("csv", {"path": str(tmp_path / "spelt.csv"), "label": "y", **declared}))
+        expected = [[0, 1, 0, 1], [1, 0, 0, 0], [0, 1, 0, 1], [0, 0, 1, 0], [0, 0, 0, 0]]
+        assert source.train.features.tolist() == expected
+        assert source.class_names == ("0", "1")
+        assert source.train.labels.tolist() == [0, 1, 0, 1, 1]
+
+    def test_long_numbers_without_quotes_are_told_apart(self, tmp_path: Path) -> None:
+        (tmp_path / "long.csv").write_text(f"x,y\n1,{2**62}\n2,{2**62 + 1}\n3,{2**62}.0\n")
+        declared = {"classes": [2**62 + 1, 2**62], "ranges": {"x": [0, 4]}}
+        source = load_source(DataSpec("csv", {"path": str(tmp_path / "long.csv"), "label": "y", **declared}))
+        assert source.train.labels.tolist() == [1, 0, 1]
+
+    @pytest.mark.parametrize("names", [[False, True], ["false", "true"], ["False", "True"], ["FALSE", "TRUE"]])
+    def test_booleans_are_declared_in_any_spelling(self, tmp_path: Path, names: list[object]) -> None:
+        columns = {"x": [True, False, None, True], "y": [True, False, True, False]}
+        parquet.write_table(pa.table(columns), tmp_path / "booleans.parquet")
+        params = {"path": str(tmp_path / "booleans.parquet"), "label": "y", "categories": {"x": names}}
+        source = load_source(DataSpec("parquet", {**params, "classes": names}))
+        assert source.train.features.tolist() == [[0, 1], [1, 0], [0, 1]]
+        assert source.train.labels.tolist() == [1, 0, 0]
+        assert source.class_names == tuple(str(name).lower() if isinstance(name, bool) else name for name in names)
+        with pytest.raises(
+            InvalidInput, match=r"column 'x' of .* holds booleans, but 'yes' is declared; .* false, true"
+        ):
+            load_source(DataSpec("parquet", {**params, "categories": {"x": ["yes", "True"]}}))
+
+    @pytest.mark.parametrize("value", [0, -3, 2**53 + 1, 1_700_000_000_000_000_000, -(2**62), 0.5])
+    def test_a_number_that_never_changes_becomes_zero(self, tmp_path: Path, value: float) -> None:
+        parquet.write_table(pa.table({"x": [value] * 2, "y": ["a", "b"]}), tmp_path / "same.parquet")
+        source = load_source(DataSpec("parquet", {"path": str(tmp_path / "same.parquet"), "label": "y"}))
+        assert source.train.features.tolist() == [[0.0], [0.0]]
+
+    def test_numbers_that_differ_by_less_than_a_float_holds(self, tmp_path: Path) -> None:
+        columns = {"x": pa.array([2**64 - 2, 2**64 - 1], pa.uint64()), "y": ["a", "b"]}
+        parquet.write_table(pa.table(columns), tmp_path / "near.parquet")
+        source = load_source(DataSpec("parquet", {"path": str(tmp_path / "near.parquet"), "label": "y"}))
+        assert source.train.features.tolist() == [[0.0], [0.0]]
+
+    def test_numbers_beyond_what_a_float_holds(self, tmp_path: Path) -> None:
+        columns = {
+            "wide": [0, 2**62, 2**63 - 1],
+            "far": [-1e308, 0.0, float("inf")],
+            "money": [Decimal("0.25"), Decimal("0.50"), Decimal("1.25")],
+            "y": [0.0, 1.0, float("nan")],
+            "owner": [2**62, 2**62 + 1, 2**62],
+        }
+        parquet.write_table(pa.table(columns), tmp_path / "wide.parquet")
+        ranges = {"wide": [0, 2**63], "far": [-1, 1], "money": [0, 1]}
+        params = {"path": str(tmp_path / "wide.parquet"), "label": "y", "user": "owner", "ranges": ranges}
+        source = load_source(DataSpec("parquet", {**params, "classes": [0, 1.0]}))
+        assert source.train.features.tolist() == [[0.0, 0.0, 0.25], [0.5, 0.5, 0.5]]
+        assert source.train.user_ids is not None
+        assert source.train.user_ids.tolist() == [0, 1]
+
+    def test_a_category_that_only_the_test_rows_have_is_all_zeros(self, tmp_path: Path) -> None:
+        for name, job in (("train", "baker"), ("test", "pilot")):
+            (tmp_path / f"{name}.csv").write_text(f"job,y\n{job},a\nsmith,b\n")
+        paths = {"path": str(tmp_path / "train.csv"), "test_path": str(tmp_path / "test.csv")}
+        source = load_source(DataSpec("csv", {**paths, "label": "y"}))
+        assert source.test is not None
+        assert source.test.features.tolist() == [[0.0, 0.0], [0.0, 1.0]]
+
+    def test_users_are_the_same_in_both_tables(self, tmp_path: Path) -> None:
+        for name, users in (("train", [1, 2, 1]), ("test", ["2", "x", "1"])):
+            parquet.write_table(pa.table({"x": [1.0, 2.0, 3.0], "y": ["a", "b", "b"], "u": users}), tmp_path / name)
+            (tmp_path / name).rename(tmp_path / f"{name}.parquet")
+        paths = {"path": str(tmp_path / "train.parquet"), "test_path": str(tmp_path / "test.parquet")}
+        source = load_source(DataSpec("parquet", {**paths, "label": "y", "user": "u"}))
+        assert source.train.user_ids is not None
+        assert source.test is not None
+        assert source.test.user_ids is not None
+        assert (source.train.user_ids.tolist(), source.test.user_ids.tolist()) == ([0, 1, 0], [1, 2, 0])
+
+    def test_types_of_parquet(self, tmp_path: Path) -> None:
+        columns = {
+            "size": [1.0, float("nan"), 3.0, 5.0],
+            "married": [True, False, None, False],
+            "town": pa.array(["x", "y", "x", "y"]).dictionary_encode(),
+            "y": pa.array([10, 2, 10, 2], pa.int8()),
+        }
+        parquet.write_table(pa.table(columns), tmp_path / "typed.parquet")
+        source = load_source(DataSpec("parquet", {"path": str(tmp_path / "typed.parquet"), "label": "y"}))
+        assert source.train.example_ids.tolist() == [0, 3]
+        assert source.class_names == ("2", "10")
+        assert source.train.features.tolist() == [[0.0, 0.0, 1.0, 1.0, 0.0], [1.0, 1.0, 0.0, 0.0, 1.0]]
+
+    def test_users_are_numbered(self, tmp_path: Path) -> None:
+        path = make_table(tmp_path / "people.csv")
+        source = load_source(DataSpec("csv", {"path": str(path), "label": "income", "user": "id", "group": "sex"}))
+        assert source.train.user_ids is not None
+        assert source.train.user_ids.unique().numel() == 30
+        assert source.group_names == ("f", "m")
+
+    def test_test_rows_have_ids_after_the_training_rows(self, tmp_path: Path) -> None:
+        train, test = make_table(tmp_path / "a.csv"), make_table(tmp_path / "b.csv", 20)
+        source = load_source(DataSpec("csv", {"path": str(train), "label": "income", "test_path": str(test)}))
+        assert source.test is not None
+        assert source.test.example_ids.min() == 120
+        assert source.test.features.shape[1] == source.train.features.shape[1]
+
+    @pytest.mark.parametrize(
+        ("params", "message"),
+        [
+            ({"label": "incme"}, "no column 'incme' in .*did you mean 'income'"),
+            ({"label": "income", "group": "gender"}, "no column 'gender'"),
+            ({"label": "income", "ranges": {"agee": [0, 1]}}, "'agee' has a range.*did you mean 'age'"),
+            ({"label": "income", "ranges": {"age": [5, 5]}}, "must be increasing"),
+            ({"label": "income", "ranges": {"age": 5}}, "ranges.age is 5: "),
+            ({"label": "income", "ranges": {"age": [None, 5]}}, "ranges.age.0 is None: Input should be a valid number"),
+            ({"label": "income", "ranges": {"age": [0, float("inf")]}}, "ranges.age.1 is inf: .* finite number"),
+            ({"label": "income", "ranges": {"age": [-1e308, 1e308]}}, "must be increasing and finite"),
+            ({"label": "income", "ranges": {"job": [0, 1]}}, "'job' has a range but holds more than numbers"),
+            ({"label": "income", "categories": {"job": "clerk"}}, "categories.job is 'clerk'"),
+            ({"label": "income", "categories": {"job": ["smith", "smith"]}}, "categories of 'job' .* all different"),
+            ({"label": "income", "categories": {"job": []}}, "categories of 'job' .* at least one"),
+            ({"label": "income", "ranges": {"age": [0, 9]}, "categories": {"age": [1]}}, "both a range and categories"),
+            ({"label": "income", "features": ["income"]}, "also a feature"),
+            ({"label": "income", "features": ["age", "age"]}, "`features` names 'age' more than once"),
+            ({"label": "income", "features": "age"}, "features is 'age'"),
+            ({"label": 3}, "label is 3: Input should be a valid string"),
+            (
+                {"label": "income", "classes": [False, True]},
+                "label column 'income' has a value that is neither declared",
+            ),
+            ({"label": "income", "classes": ["low", None]}, "classes.1 is None: write null and NaN in quotes"),
+            ({"label": "income", "classes": ["high", "low", "low"]}, "classes of 'people' .* all different"),
+            (
+                {"label": "income", "group": "sex", "groups": ["f"]},
+                "group column 'sex' has a value that is neither declared",
+            ),
+            ({"label": "income", "test_path": "people.csv"}, "test_path is the training table"),
+            ({"label": "income", "classes": ["high"]}, "label column 'income' has a value that is neither declared"),
+            ({"label": "income", "colour": 1}, "unknown key 'colour'"),
+            ({}, "needs label"),
+        ],
+    )
+    def test_mistakes_are_named(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, params: dict[str, object], message: str
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        path = make_table(tmp_path / "people.csv")
+        with pytest.raises(InvalidInput, match=message):
+            load_source(DataSpec("csv", {"path": str(path), **params}))
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("x,y\n", "the table has no rows"),
+            ("x,z,y\n1,,a\n2,,b\n", "no row is complete; column 'z' lacks most values"),
+            ("x,x,y\n1,2,a\n3,4,b\n", "more than one column named 'x'"),
+            ("x;y\n1;a\n", "there is no column 'y' in .*valid: x;y"),
+            ("x,y\n1,a\n2,a\n", r"classes of 'bad' must be at least 2"),
+            ("x,y\n1,a\ninf,b\n", "column 'x' has values too large"),
+            ("x,y\n" + "".join(f"t{i},{i % 2}\n" for i in range(1001)), "column 'x' has more than 1000 distinct texts"),
+        ],
+    )
+    def test_rows_that_cannot_be_learnt_from_are_named(self, tmp_path: Path, text: str, message: str) -> None:
+        (tmp_path / "bad.csv").write_text(text)
+        with pytest.raises(InvalidInput, match=message):
+            load_source(DataSpec("csv", {"path": str(tmp_path / "bad.csv"), "label": "y"}))
+
+    @pytest.mark.parametrize(
+        ("values", "kind"), [([[1], [2]], "list"), ([{"a": 1}, {"a": 2}], "struct"), ([b"\xff", b"\xfe"], "binary")]
+    )
+    def test_values_that_are_neither_numbers_nor_text_are_named(
+        self, tmp_path: Path, values: list[object], kind: str
+    ) -> None:
+        path = tmp_path / "nested.parquet"
+        parquet.write_table(pa.table({"x": values, "z": [1, 2], "y": ["a", "b"]}), path)
+        with pytest.raises(InvalidInput, match=f"column 'x' of {path} holds {kind}"):
+            load_source(DataSpec("parquet", {"path": str(path), "label": "y"}))
+        source = load_source(DataSpec("parquet", {"path": str(path), "label": "y", "features": ["z"]}))
+        assert source.train.features.shape == (2, 1)
+
+    @pytest.mark.parametrize(
+        ("test", "message"),
+        [
+            ("z,y\n1,a\n", "no column 'x' in .*test.csv"),
+            ("x,y\n1,c\n", "label column 'y' has the value 'c'"),
+            ("x,y\n,a\n", "have 2 and 0 examples"),
+            ("x,y\nmany,a\n", "column 'x' has a range but holds more than numbers"),
+        ],
+    )
+    def test_test_rows_that_do_not_fit_are_named(self, tmp_path: Path, test: str, message: str) -> None:
+        (tmp_path / "train.csv").write_text("x,y\n1,a\n2,b\n")
+        (tmp_path / "test.csv").write_text(test)
+        paths = {"path": str(tmp_path / "train.csv"), "test_path": str(tmp_path / "test.csv")}
+        with pytest.raises(InvalidInput, match=message):
+            load_source(DataSpec("csv", {**paths, "label": "y"}))
+
+    @pytest.mark.parametrize("name", ["damaged.csv", "damaged.parquet"])
+    @pytest.mark.parametrize("content", [b"", b"a,b\n1\n", b"\x00\xff", "a,b\n1,é\n".encode("latin1")])
+    def test_a_damaged_file_is_named(self, tmp_path: Path, name: str, content: bytes) -> None:
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(DataCorruption, match=f"cannot read {tmp_path / name}"):
+            load_source(DataSpec("csv", {"path": str(tmp_path / name), "label": "b"}))
+
+    def test_a_missing_file_is_named(self, tmp_path: Path) -> None:
+        with pytest.raises(InvalidInput, match=f"^data source 'csv': there is no {tmp_path}/nothing.csv"):
+            load_source(DataSpec("csv", {"path": str(tmp_path / "nothing.csv"), "label": "y"}))

@@ -1,0 +1,168 @@
+"""Modules that run once per example: what the usual ways of writing models ask of that."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+from torch.utils.checkpoint import checkpoint
+from torchvision.models import VisionTransformer
+
+from accounting.errors import InvalidInput
+from tests.workers.brute_force import gradients_one_by_one, norms_of, per_example_loss
+from workers.gradients import GradientEngine
+
+
+def batch(rows: int = 6) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(rows, 4, 8, generator=generator), torch.arange(rows) % 3
+
+
+def assert_agrees(model: nn.Module, x: Tensor, y: Tensor) -> None:
+    got = GradientEngine(model, per_example_loss).norms(x, y).norms
+    expected = norms_of(gradients_one_by_one(model, x, y))
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=0)
+
+
+class WithClassToken(nn.Module):
+    """A transformer whose outermost module owns a parameter, as vision transformers are written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.token = nn.Parameter(torch.randn(1, 1, 8))
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.layer(torch.cat([self.token.expand(len(x), -1, -1), x], 1))[:, 0])
+        return out
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_transformers_inside_a_module_with_parameters_of_its_own(training: bool) -> None:
+    """Within it torch would choose kernels for inference, which have no derivative."""
+    assert_agrees(WithClassToken().train(training), *batch())
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_the_vision_transformer_of_torchvision() -> None:
+    torch.manual_seed(0)
+    model = VisionTransformer(16, 8, 1, 2, 16, 32, num_classes=3)
+    nn.init.normal_(model.heads[0].weight)
+    assert_agrees(model, torch.randn(4, 3, 16, 16), torch.arange(4) % 3)
+
+
+class Remembering(nn.Module):
+    """Attention that keeps its last weights to look at."""
+
+    def __init__(self, *, in_buffer: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.query = nn.Parameter(torch.randn(8))
+        self.last: Tensor | None
+        if in_buffer:
+            self.register_buffer("last", torch.zeros(4))
+        else:
+            self.last = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = (x @ self.query).softmax(1)
+        self.last = weights.detach()[0]
+        return (weights[..., None] * x).sum(1)
+
+
+def test_nothing_of_a_pass_per_example_stays_in_the_model() -> None:
+    model = nn.Sequential(Remembering(in_buffer=False), nn.Linear(8, 3))
+    GradientEngine(model, per_example_loss).norms(*batch())
+    copied = copy.deepcopy(model)
+    assert torch.equal(copied(batch()[0]), model(batch()[0]))
+    assert_agrees(model, *batch())
+
+
+def test_a_buffer_written_per_example_is_refused_by_name_and_put_back() -> None:
+    model = nn.Sequential(Remembering(in_buffer=True), nn.Linear(8, 3))
+    with pytest.raises(InvalidInput, match=r"'0' \(Remembering\) writes its buffers last"):
+        GradientEngine(model, per_example_loss).norms(*batch())
+    assert torch.equal(copy.deepcopy(model).state_dict()["0.last"], torch.zeros(4))
+
+
+class Checkpointed(nn.Module):
+    """A layer that runs per example and one with a rule, in a part that is computed again in the backward pass."""
+
+    def __init__(self, *, again: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.again = again
+        self.first, self.slope, self.last = nn.Linear(8, 8), nn.PReLU(8), nn.Linear(8, 3)
+        self.attention = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.3, batch_first=True)
+
+    def part(self, h: Tensor) -> Tensor:
+        out: Tensor = self.slope(self.attention(h).transpose(1, 2))
+        return out
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        h = checkpoint(self.part, h, use_reentrant=False) if self.again else self.part(h)
+        out: Tensor = self.last(h.mean(2))
+        return out
+
+
+@pytest.mark.parametrize("micro_batch_size", [None, 4])
+def test_parts_that_are_computed_again_have_the_same_gradients(micro_batch_size: int | None) -> None:
+    results = []
+    for again in (False, True):
+        torch.manual_seed(2)
+        engine = GradientEngine(Checkpointed(again=again), per_example_loss, micro_batch_size=micro_batch_size)
+        results.append(engine.weighted_sum(*batch(), lambda norms: 1.0 / norms.norms))
+    assert torch.equal(results[0].norms.norms, results[1].norms.norms)
+    assert all(torch.equal(results[0].gradients[name], results[1].gradients[name]) for name in results[0].gradients)
+
+
+def test_attention_with_a_parametrised_part_runs_per_example() -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+            parametrizations.weight_norm(self.attention.out_proj)
+            self.head = nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.head(self.attention(x, x, x)[0].mean(1))
+            return out
+
+    assert_agrees(Attention(), *batch())
+
+
+@pytest.mark.parametrize("following", [nn.ReLU(inplace=True), nn.Dropout(0.0, inplace=True), nn.LeakyReLU(0.2, True)])
+def test_instance_norm_before_a_step_in_place(following: nn.Module) -> None:
+    """Its output is a view, whose place in the graph such a step takes."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 4, 1), nn.InstanceNorm2d(4, affine=True), following, nn.Flatten())
+    model.append(nn.Linear(4 * 4 * 8, 3))
+    x, y = batch()
+    assert_agrees(model, x[:, None], y)
+
+
+def test_dropout_in_place_keeps_the_gradient_of_the_norm_before_it() -> None:
+    norms = []
+    for inplace in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(1, 4, 1), nn.InstanceNorm2d(4, affine=True), nn.Dropout(0.5, inplace))
+        model.extend([nn.Flatten(), nn.Linear(4 * 4 * 8, 3)])
+        x, y = batch()
+        norms.append(GradientEngine(model, per_example_loss, layerwise=True).norms(x[:, None], y).layer_norms)
+    assert torch.equal(norms[0], norms[1])
+    assert (norms[0][:, 1] > 0.0).all()
+
+
+@pytest.mark.parametrize("hook", [nn.utils.weight_norm, nn.utils.spectral_norm])
+@pytest.mark.filterwarnings("ignore:.*weight_norm")
+def test_weights_computed_in_hooks_are_refused_by_name(hook: type) -> None:
+    model = nn.Sequential(nn.Flatten(), hook(nn.Linear(32, 3)))
+    with pytest.raises(InvalidInput, match=r"'1' \(Linear\) computes its weight in a hook"):
+        GradientEngine(model, per_example_loss)

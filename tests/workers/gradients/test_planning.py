@@ -1,0 +1,57 @@
+"""Whichever of its alternatives a planner takes, a layer's norms and sums are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from tests.workers.brute_force import gradients_one_by_one, norms_of, per_example_loss, relative_error
+from tests.workers.gradients.test_engine import CASES, TOLERANCE
+from workers.gradients import GradientEngine, TimingPlanner
+from workers.gradients.planning import Alternative, T
+
+PLANNED = ["linear on sequences", *(name for name in CASES if "conv" in name and "transposed" not in name)]
+
+
+@dataclass
+class Always:
+    """The alternative at this place, and how many there were at most."""
+
+    index: int
+    most: int = 0
+
+    def choose(self, key: Hashable, alternatives: Mapping[str, Alternative[T]]) -> T:
+        self.most = max(self.most, len(alternatives))
+        return list(alternatives.values())[self.index % len(alternatives)].compute()
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_every_alternative_gives_the_same_norms(name: str) -> None:
+    model = CASES[name].model()
+    x, y = CASES[name].inputs()
+    expected = gradients_one_by_one(model, x, y, 2)
+    weights = torch.rand(3)
+    for index in range(3):
+        planner = Always(index)
+        engine = GradientEngine(model, per_example_loss, planner=planner, multiplicity=2)
+        got = engine.weighted_sum(x, y, lambda norms: weights)
+        assert planner.most >= 2
+        torch.testing.assert_close(got.norms.norms, norms_of(expected), rtol=TOLERANCE, atol=0)
+        for parameter, gradient in got.gradients.items():
+            assert relative_error(gradient, torch.tensordot(weights, expected[parameter], 1)) < 1e-4
+
+
+def test_timing_planner_keeps_its_choices_and_agrees() -> None:
+    case = CASES["conv2d of 16 channels"]
+    model, (x, y) = case.model(), case.inputs()
+    planner = TimingPlanner(repetitions=1)
+    engine = GradientEngine(model, per_example_loss, planner=planner)
+    first = engine.norms(x, y).norms
+    chosen = dict(planner.chosen)
+    assert chosen
+    assert torch.equal(engine.norms(x, y).norms, first)
+    assert planner.chosen == chosen
+    torch.testing.assert_close(first, norms_of(gradients_one_by_one(model, x, y)), rtol=TOLERANCE, atol=0)

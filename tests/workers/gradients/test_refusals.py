@@ -1,0 +1,179 @@
+"""What per-example gradients cannot be computed for is refused, by name, before anything is trained with it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from accounting.errors import InvalidInput
+from tests.workers.brute_force import per_example_loss
+from workers.gradients import GradientEngine
+from workers.gradients.engine import PerExampleLoss
+
+
+class Calls(nn.Module):
+    """Two linear layers, used as ``call`` says."""
+
+    def __init__(self, call: Callable[[Calls, Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.call = call
+        self.first, self.second = nn.Linear(5, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.call(self, x)
+
+
+def batch(rows: int = 6) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(rows, 5, generator=generator), torch.arange(rows) % 3
+
+
+def sorted_by_first_feature(model: Calls, x: Tensor) -> Tensor:
+    order = x[:, 0].argsort()
+    out: Tensor = model.second(model.first(x[order])[order.argsort()])
+    return out
+
+
+MIXING: dict[str, Callable[[Calls, Tensor], Tensor]] = {
+    "subtracts the mean of the batch": lambda m, x: m.second(m.first(x) - m.first(x).mean(0)),
+    "batch norm as a function": lambda m, x: m.second(functional.batch_norm(m.first(x), None, None, training=True)),
+    "scales by the batch, without a gradient": lambda m, x: m.second(m.first(x / x.abs().max().detach())),
+    "reverses rows and back": lambda m, x: m.second(m.first(x.flip(0)).flip(0)),
+    "sorts rows and back": sorted_by_first_feature,
+}
+
+
+@pytest.mark.parametrize("rows", [4, 6])
+@pytest.mark.parametrize("name", MIXING)
+def test_a_model_that_mixes_or_reorders_rows_is_refused(name: str, rows: int) -> None:
+    """The sum over the batch is right all the same; whose gradient is whose is not."""
+    engine = GradientEngine(Calls(MIXING[name]), per_example_loss, multiplicity=2)
+    with pytest.raises(InvalidInput, match=r"first\.weight, .* rows of a batch independently"):
+        engine.norms(*batch(rows))
+
+
+COUPLED: dict[str, PerExampleLoss] = {
+    "divided by the batch size": lambda output, y: per_example_loss(output, y) / len(y),
+    "contrastive": lambda output, y: per_example_loss(output, y) + (output @ output.T).sum(1),
+    "centred": lambda output, y: per_example_loss(output - output.mean(0), y),
+}
+
+
+@pytest.mark.parametrize("name", COUPLED)
+def test_a_loss_that_couples_rows_is_refused(name: str) -> None:
+    with pytest.raises(InvalidInput, match="rows of a batch independently"):
+        GradientEngine(nn.Linear(5, 3), COUPLED[name]).norms(*batch())
+
+
+def test_coupling_is_found_in_the_first_batch_that_can_show_it() -> None:
+    engine = GradientEngine(nn.Linear(5, 3), COUPLED["contrastive"])
+    engine.norms(*batch(1))
+    with pytest.raises(InvalidInput, match="rows of a batch independently"):
+        engine.norms(*batch(2))
+
+
+@pytest.mark.parametrize("start", ["zero", "random"])
+def test_a_parameter_read_elsewhere_is_refused_even_behind_a_layer_that_starts_at_zero(start: str) -> None:
+    """At such a start its gradient is 0, whatever it is computed from."""
+    model = Calls(lambda m, x: m.second(functional.linear(m.first(x), m.first.weight)))
+    if start == "zero":
+        nn.init.zeros_(model.second.weight)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(InvalidInput, match=r"of first\.weight are not"):
+        GradientEngine(model, per_example_loss).norms(*batch())
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_random_numbers_from_elsewhere_are_refused_where_two_passes_must_agree() -> None:
+    model = Calls(lambda m, x: m.second(m.first(x) * (1.0 + m.training * random.random())))
+    x, y = batch()
+    GradientEngine(model, per_example_loss).weighted_sum(x, y, lambda norms: norms.norms)  # one pass
+    engine = GradientEngine(model, per_example_loss, micro_batch_size=2)
+    with pytest.raises(InvalidInput, match="differ from one pass to the next"):
+        engine.weighted_sum(x, y, lambda norms: norms.norms)
+
+
+def test_random_numbers_of_torch_are_drawn_again_even_in_evaluation() -> None:
+    model = Calls(lambda m, x: m.second(functional.dropout(m.first(x), 0.5)))
+    x, y = batch()
+    for row in range(6):
+        engine = GradientEngine(model, per_example_loss, micro_batch_size=2)
+        got = engine.weighted_sum(x, y, lambda norms, row=row: (torch.arange(6) == row).float())
+        total = torch.stack([gradient.norm() for gradient in got.gradients.values()]).norm()
+        torch.testing.assert_close(total, got.norms.norms[row])
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_an_input_changed_in_place_after_a_layer_read_it_is_refused(compiled: bool) -> None:
+    """Autograd refuses this too, but is not asked for the gradient of a first layer's weight."""
+
+    def call(model: Calls, x: Tensor) -> Tensor:
+        x = x.clone()
+        hidden = model.first(x)
+        if model.training:
+            x.mul_(2.0)
+        out: Tensor = model.second(hidden)
+        return out
+
+    with pytest.raises(InvalidInput, match=r"'first' \(Linear\) read a tensor that was changed in place"):
+        GradientEngine(Calls(call), per_example_loss, compile=compiled).norms(*batch())
+
+
+def test_freezing_after_the_engine_was_made_is_refused() -> None:
+    model = Calls(lambda m, x: m.second(m.first(x)))
+    engine = GradientEngine(model, per_example_loss)
+    model.first.requires_grad_(False)
+    with pytest.raises(InvalidInput, match=r"first\.weight, first\.bias no longer require gradients"):
+        engine.norms(*batch())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.complex64])
+def test_parameters_of_other_than_single_or_double_precision_are_refused(dtype: torch.dtype) -> None:
+    with pytest.raises(InvalidInput, match=rf"weight \({dtype}\).* train in float32"):
+        GradientEngine(nn.Linear(2, 2, dtype=dtype), per_example_loss)
+
+
+def test_mixed_precision_is_refused_and_frozen_parts_may_be_of_any() -> None:
+    with pytest.raises(InvalidInput, match=r"parameters 1\.weight \(torch\.float64\)"):
+        GradientEngine(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()), per_example_loss)
+    GradientEngine(nn.Sequential(nn.Linear(2, 2).bfloat16().requires_grad_(False), nn.Linear(2, 2)), per_example_loss)
+
+
+def test_inputs_that_are_not_tensors_are_refused() -> None:
+    x, y = batch()
+    with pytest.raises(InvalidInput, match="x is a dict"):
+        GradientEngine(nn.Linear(5, 3), per_example_loss).norms({"features": x}, y)  # type: ignore[arg-type]
+
+
+def test_a_layer_that_does_not_run_on_one_row_is_refused_by_name() -> None:
+    class Bags(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bags = nn.EmbeddingBag(7, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.bags(x.flatten(), torch.arange(0, x.numel(), x.shape[1]))
+            return out
+
+    with pytest.raises(InvalidInput, match=r"'bags' \(EmbeddingBag\) does not run on one row.*Error in "):
+        GradientEngine(Bags(), per_example_loss).norms(torch.ones(4, 2, dtype=torch.long), torch.zeros(4).long())
+
+
+@pytest.mark.parametrize("micro_batch_size", [None, 4])
+@pytest.mark.parametrize("shape", [(), (1,), (5,), (7,), (6, 1)], ids=str)
+def test_weights_of_another_number_of_examples_are_refused(
+    shape: tuple[int, ...], micro_batch_size: int | None
+) -> None:
+    """One weight for all would be broadcast in some layers, and rows beyond the batch be passed over."""
+    model = Calls(lambda m, x: m.second(m.first(x)))
+    engine = GradientEngine(model, per_example_loss, micro_batch_size=micro_batch_size)
+    with pytest.raises(InvalidInput, match=r"weigh returned weights of shape .* but must return \[6\]"):
+        engine.weighted_sum(*batch(6), lambda norms: torch.ones(shape))
+    with pytest.raises(InvalidInput, match=r"weigh returned weights of shape .* but must return \[\d\]"):
+        engine.weighted_sum_rowwise(*batch(6), lambda norms, rows: torch.ones(shape))
