@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Console, Group, RenderableType
@@ -11,6 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from orchestration.comparison.formats import clock, number, percent, seconds
 from orchestration.records.status import SweepStatus, TrialStatus
 
 _STYLES = {"finished": "green", "failed": "red", "stopped": "yellow", "accounting": "cyan", "training": "bold"}
@@ -33,8 +35,8 @@ def announcer(console: Console) -> Callable[[TrialStatus], None]:
 
 
 def _line(trial: TrialStatus) -> Text:
-    seconds = (trial.ended or 0.0) - (trial.started or 0.0)
-    found = f"accuracy {_share(trial.accuracy)}, epsilon {_number(trial.epsilon)}, {seconds:.1f} s"
+    took = (trial.ended or 0.0) - (trial.started or 0.0)
+    found = f"accuracy {percent(trial.accuracy)}, epsilon {_epsilon(trial.epsilon)}, {seconds(took)}"
     text = trial.error if trial.state == "failed" and trial.error else found
     return Text.assemble((f"{trial.state:9}", _STYLES[trial.state]), f" {trial.key}: {text}")
 
@@ -45,8 +47,8 @@ def _picture(status: SweepStatus) -> RenderableType:
     left = status.seconds_left()
     headline = (
         f"{ended} of {len(trials)} trials done, {counts.get('training', 0) + counts.get('accounting', 0)} running, "
-        f"{counts.get('failed', 0)} failed; {_clock(status.elapsed)} elapsed, "
-        f"{_clock(left) if left is not None else '?'} to finish"
+        f"{counts.get('failed', 0)} failed; {clock(status.elapsed)} elapsed, "
+        f"{clock(left) if left is not None else '?'} to finish"
     )
     running = [trial for trial in trials if trial.state in ("training", "accounting")]
     return Group(Text(headline, style="bold"), *([_running(running)] if running else []))
@@ -61,22 +63,12 @@ def _running(trials: Sequence[TrialStatus]) -> Table:
             trial.key,
             ProgressBar(total=trial.total_steps, completed=trial.step, width=24),
             f"{trial.step}/{trial.total_steps}",
-            _number(trial.epsilon),
-            _share(trial.accuracy),
+            _epsilon(trial.epsilon),
+            percent(trial.accuracy),
             "accounting" if trial.state == "accounting" else "",
         )
     return table
 
 
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else "none (not private)" if value == float("inf") else f"{value:.3g}"
-
-
-def _share(value: float | None) -> str:
-    return "–" if value is None else f"{100.0 * value:.1f} %"
+def _epsilon(value: float | None) -> str:
+    return "none (not private)" if value == math.inf else number(value)

@@ -12,8 +12,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from orchestration.comparison.formats import number
+from orchestration.comparison.metrics import Metric, Place, columns
 from orchestration.comparison.record import Outcome, rows
-from orchestration.report.prose import number, percent, points
+from orchestration.records.published import ReportTrial
 from orchestration.sweeps.plan import Plan, PlannedTrial
 
 _STYLES = {"failed": "red", "stopped": "yellow", "pending": "yellow"}
@@ -99,22 +101,21 @@ def print_outcome(outcome: Outcome) -> None:
 
 
 def _outcome_table(outcome: Outcome) -> Table:
-    shown = _table("trial", "epsilon", "median εᵢ", "accuracy", "change", "worst group", "time")
-    for row in rows(outcome.record):
-        if "epsilon" not in row:
-            shown.add_row(row["key"], row["status"], style=_STYLES[row["status"]])
-            continue
-        shown.add_row(
-            row["key"],
-            number(row["epsilon"]) if row["private"] else "not private",
-            number(row["median_example_epsilon"]),
-            percent(row["accuracy"]),
-            points(row["accuracy_change"]),
-            f"{row['worst_group']}: {percent(row['worst_group_accuracy'])}",
-            f"{row['seconds']:.1f} s",
-            style=_STYLES.get(row["status"]),
-        )
+    metrics = columns(Place.TERMINAL)
+    shown = _table("trial", *(metric.heading.lower() for metric in metrics))
+    for trial in outcome.record.data().trials:
+        style = _STYLES.get(trial.status)
+        if trial.quality is None:
+            shown.add_row(trial.key, trial.status, style=style)
+        else:
+            shown.add_row(trial.key, *(_cell(metric, trial) for metric in metrics), style=style)
     return shown
+
+
+def _cell(metric: Metric, trial: ReportTrial) -> str:
+    value, whose = metric.value(trial), metric.whose(trial)
+    text = "not private" if value == math.inf else metric.format.one(value)
+    return text if whose is None else f"{whose}: {text}"
 
 
 def _table(*columns: str) -> Table:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from accounting.records.files import write_bytes_atomically
-from orchestration.comparison.settings import median_epsilon, worst_group
+from orchestration.comparison.metrics import known, worst_group_name
 from orchestration.records.layout import SweepFiles
 from orchestration.records.manifest import Manifest
 from orchestration.records.published import (
@@ -197,20 +197,15 @@ def _row(record: SweepRecord, point: GridPoint) -> dict[str, Any]:
     }
     if result is None or trial.quality is None:
         return row
-    worst = worst_group(trial)
     return {
         **row,
+        **known(trial),
         **result.worst_case.as_dict(),
         "groups": [estimate.as_dict() for estimate in result.groups],
         "noise_multiplier": result.spec.noise.initial_noise_multiplier,
         "steps": result.steps,
-        "accuracy": trial.quality.accuracy,
-        "accuracy_change": trial.quality.accuracy_change,
-        "worst_group": worst.name if worst else None,
-        "worst_group_accuracy": worst.accuracy if worst else None,
+        "worst_group": worst_group_name(trial),
         "group_accuracies": {group.name: group.accuracy for group in trial.quality.groups},
-        "median_example_epsilon": median_epsilon(trial),
-        "seconds": trial.wall_seconds,
     }
 
 

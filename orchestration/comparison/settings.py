@@ -7,91 +7,12 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestration.records.published import Histogram, Label, ReportGroup, ReportTrial
-
-NON_PRIVATE = "non-private"
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Mean, standard deviation (0 for a single value) and range of one number over seeds."""
-
-    mean: float
-    deviation: float
-    low: float
-    high: float
-    count: int
+from orchestration.comparison.metrics import Value, accuracy, epsilon, worst_group_accuracy
+from orchestration.comparison.statistics import Spread, pareto_front, spread
+from orchestration.records.published import NON_PRIVATE, Label, ReportGroup, ReportTrial
 
 
-def spread(values: Iterable[float | None]) -> Spread | None:
-    """The spread of the finite values; None without any."""
-    finite = [value for value in values if value is not None and math.isfinite(value)]
-    if not finite:
-        return None
-    deviation = statistics.stdev(finite) if len(finite) > 1 else 0.0
-    return Spread(statistics.fmean(finite), deviation, min(finite), max(finite), len(finite))
-
-
-def worst_group(trial: ReportTrial) -> ReportGroup | None:
-    """The group of the test data that the trial's model serves worst."""
-    groups = [group for group in trial.quality.groups if math.isfinite(group.accuracy)] if trial.quality else []
-    return min(groups, key=lambda group: group.accuracy, default=None)
-
-
-def epsilon(trial: ReportTrial) -> float | None:
-    return trial.privacy.epsilon if trial.privacy else None
-
-
-def accuracy(trial: ReportTrial) -> float | None:
-    return trial.quality.accuracy if trial.quality else None
-
-
-def accuracy_change(trial: ReportTrial) -> float | None:
-    return trial.quality.accuracy_change if trial.quality else None
-
-
-def worst_group_accuracy(trial: ReportTrial) -> float | None:
-    group = worst_group(trial)
-    return group.accuracy if group else None
-
-
-def unequal_cost(trial: ReportTrial) -> float | None:
-    """Largest minus smallest accuracy change over groups: 0 when all groups pay the same for privacy (paper D)."""
-    if trial.quality is None:
-        return None
-    changes = [group.accuracy_change for group in trial.quality.groups if group.accuracy_change is not None]
-    return max(changes) - min(changes) if len(changes) > 1 else None
-
-
-def median_epsilon(trial: ReportTrial) -> float | None:
-    """Median epsilon_i: as published, or read off the published histogram, which costs nothing more."""
-    individuals = trial.individuals
-    if individuals is None:
-        return None
-    if individuals.median is not None:
-        return individuals.median
-    if 0.5 in individuals.quantiles:
-        return individuals.quantiles[0.5]
-    return _histogram_median(individuals.histogram) if individuals.histogram else None
-
-
-def _histogram_median(histogram: Histogram) -> float | None:
-    counts = [max(count, 0.0) for count in histogram.counts]
-    half, before = sum(counts) / 2.0, 0.0
-    for low, high, count in zip(histogram.edges, histogram.edges[1:], counts, strict=False):
-        if count > 0.0 and before + count >= half:
-            return low + (high - low) * (half - before) / count
-        before += count
-    return None
-
-
-def worst_over_median(trial: ReportTrial) -> float | None:
-    """How many times more the worst case claims than the median example paid."""
-    worst, median = epsilon(trial), median_epsilon(trial)
-    return worst / median if worst is not None and median is not None and median > 0.0 else None
-
-
-def group_value(name: str, value: Callable[[ReportGroup], float | None]) -> Callable[[ReportTrial], float | None]:
+def group_value(name: str, value: Callable[[ReportGroup], float | None]) -> Value:
     """The given value of the test group called ``name``, as a function of the trial."""
 
     def of_trial(trial: ReportTrial) -> float | None:
@@ -101,7 +22,7 @@ def group_value(name: str, value: Callable[[ReportGroup], float | None]) -> Call
     return of_trial
 
 
-def group_epsilon(name: str) -> Callable[[ReportTrial], float | None]:
+def group_epsilon(name: str) -> Value:
     """Mean epsilon_i of the training group called ``name``, as a function of the trial."""
 
     def of_trial(trial: ReportTrial) -> float | None:
@@ -111,7 +32,7 @@ def group_epsilon(name: str) -> Callable[[ReportTrial], float | None]:
     return of_trial
 
 
-def group_epsilon_error(name: str) -> Callable[[ReportTrial], float | None]:
+def group_epsilon_error(name: str) -> Value:
     """Standard error of `group_epsilon` as published, as a function of the trial."""
 
     def of_trial(trial: ReportTrial) -> float | None:
@@ -145,12 +66,12 @@ class Setting:
     def name_without_schedule(self) -> str:
         return " · ".join(part for part in self.name.split(" · ") if part != self.schedule)
 
-    def error_over_seeds(self, error: Callable[[ReportTrial], float | None]) -> float:
+    def error_over_seeds(self, error: Value) -> float:
         """Standard error of a mean over seeds whose values have independent standard errors; 0 where unknown."""
         known = [found for trial in self.trials if (found := error(trial)) is not None and math.isfinite(found)]
         return math.hypot(*known) / len(known) if known else 0.0
 
-    def over_seeds(self, value: Callable[[ReportTrial], float | None]) -> Spread | None:
+    def over_seeds(self, value: Value) -> Spread | None:
         return spread(value(trial) for trial in self.trials)
 
 
@@ -184,15 +105,6 @@ def group_names(trials: Iterable[ReportTrial]) -> tuple[str, ...]:
         for group in trial.quality.groups if trial.quality else ():
             accuracies.setdefault(group.name, []).append(group.accuracy if math.isfinite(group.accuracy) else 0.0)
     return tuple(sorted(accuracies, key=lambda name: statistics.fmean(accuracies[name])))
-
-
-def pareto_front(costs: Sequence[tuple[float, ...]]) -> tuple[int, ...]:
-    """Indices of the points that no other point beats: none is as small everywhere and smaller somewhere."""
-
-    def beats(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
-        return all(a <= b for a, b in zip(one, other, strict=True)) and one != other
-
-    return tuple(i for i, cost in enumerate(costs) if not any(beats(other, cost) for other in costs))
 
 
 def best_trade_offs(settings: Sequence[Setting]) -> tuple[Setting, ...]:

@@ -24,6 +24,8 @@ Status = Literal["pending", "running", "finished", "stopped", "failed"]
 """``stopped``: on purpose, by the scheduler, before its end."""
 
 Label = str | int | float | bool
+NON_PRIVATE = "non-private"
+"""The label of a trial without clipping, which no guarantee covers."""
 
 
 @dataclass(frozen=True)

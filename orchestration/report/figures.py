@@ -9,19 +9,17 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from orchestration.comparison.metrics import accuracy, epsilon, worst_group_accuracy
 from orchestration.comparison.settings import (
     Setting,
-    accuracy,
     best_trade_offs,
-    epsilon,
     finished_settings,
     group_epsilon,
     group_epsilon_error,
     group_names,
     group_value,
-    spread,
-    worst_group_accuracy,
 )
+from orchestration.comparison.statistics import spread
 from orchestration.records.published import ReportData, ReportEpoch, ReportGroup, ReportTrial
 from orchestration.report.style import BAND, FONT, INK, MUTED, RULE, Style, style_of
 

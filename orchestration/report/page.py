@@ -16,15 +16,10 @@ from typing import Any
 
 from plotly.offline import get_plotlyjs
 
-from orchestration.comparison.settings import (
-    Setting,
-    accuracy,
-    epsilon,
-    finished_settings,
-    spread,
-    worst_group_accuracy,
-    worst_over_median,
-)
+from orchestration.comparison.formats import number, percent, seconds
+from orchestration.comparison.metrics import accuracy, epsilon, worst_group_accuracy, worst_over_median
+from orchestration.comparison.settings import Setting, finished_settings
+from orchestration.comparison.statistics import spread
 from orchestration.records.published import (
     GroupEpsilon,
     Histogram,
@@ -38,15 +33,7 @@ from orchestration.records.published import (
 )
 from orchestration.report.figures import HISTOGRAM, figures
 from orchestration.report.html import key, note, panel, section
-from orchestration.report.prose import (
-    MEANINGS,
-    SENSITIVE,
-    WITHHELD,
-    headline,
-    number,
-    percent,
-    seconds,
-)
+from orchestration.report.prose import SENSITIVE, WITHHELD, headline, meanings
 from orchestration.report.style import Style, style_of
 from orchestration.report.tables import estimates_table, group_sizes_table, settings_table, trials_table
 
@@ -234,7 +221,7 @@ def _over_time(settings: Sequence[Setting], style: Style, drawn: Mapping[str, An
 
 
 def _meanings(data: ReportData) -> str:
-    words = "".join(f"<dt>{escape(term)}</dt><dd>{escape(meaning)}</dd>" for term, meaning in MEANINGS)
+    words = "".join(f"<dt>{escape(term)}</dt><dd>{escape(meaning)}</dd>" for term, meaning in meanings())
     facts = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in data.provenance.items())
     provenance = f"<h3>Where the numbers come from</h3><dl>{facts}</dl>" if facts else ""
     return section("What the numbers mean", f'<dl class="prose">{words}</dl>', provenance)

@@ -1,32 +1,26 @@
-"""The words of the report: its headline, its explanations, its number formats. Pure; every string is plain text.
+"""The words of the report: its headline and its explanations. Pure; every string is plain text.
 
 Markup is added by `orchestration.report.page`, which escapes whatever comes from here.
 """
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 
-from orchestration.comparison.settings import (
-    Setting,
-    Spread,
+from orchestration.comparison.formats import number, percent
+from orchestration.comparison.metrics import (
+    METRICS,
     accuracy,
     accuracy_change,
     epsilon,
-    group_epsilon,
-    group_epsilon_error,
-    group_names,
-    group_value,
     median_epsilon,
     worst_group,
     worst_group_accuracy,
     worst_over_median,
 )
+from orchestration.comparison.settings import Setting, group_epsilon, group_epsilon_error, group_names, group_value
 from orchestration.records.published import Disclosure, ReportData
-
-MISSING = "–"
 
 WITHHELD: dict[Disclosure, str] = {
     "none": "Withheld. What training examples paid follows from their gradients, so even an average over a group of "
@@ -42,19 +36,7 @@ SENSITIVE = (
     "covers. Treat it like the training data."
 )
 
-MEANINGS = (
-    (
-        "Worst-case ε",
-        "With δ, bounds what the published model can reveal about any one training record, whoever it "
-        "belongs to and whatever an attacker knows. A guarantee, unless its row says estimate. It is that of one "
-        "trial: all trials train on the same records, so publishing several adds up.",
-    ),
-    (
-        "ε of one example, εᵢ",
-        "The same bound for record i alone, given this run: records with small gradients pay less than "
-        "the worst case. A guarantee where contributions were known at every step (or clipped individually); an "
-        "estimate where norms were refreshed less often. It is private: tell it only to the owner of record i.",
-    ),
+TERMS = (
     (
         "ε of a group of k",
         "The bound for any k records together, such as one person's, from a mixture-of-Gaussians analysis of "
@@ -66,25 +48,13 @@ MEANINGS = (
         "one; used for reshuffled epochs. Epsilons under different adjacencies must not be compared.",
     ),
     (
-        "Accuracy, loss, groups",
-        "Computed on held-out test data, which the guarantee does not cover: the models do not depend on it, "
-        "this page does.",
-    ),
-    (
-        "Change against the baseline",
-        "Private minus non-private accuracy, same data, model and seed, in percentage points. What is shown of the "
-        "non-private baseline, and so of this change, no guarantee protects. Privacy is "
-        "fair, in the sense of equal cost, when all groups change alike; unequal cost is the largest minus the "
-        "smallest change.",
-    ),
-    (
         "Mean and spread",
         "Averages over seeds; ± is one standard deviation, whiskers reach from the lowest to the highest seed.",
     ),
     (
         "Pareto front",
-        "The private settings that none beats in worst-case ε (two significant digits), accuracy and accuracy "
-        "of the worst-served group at once.",
+        "The private settings that no other one dominates in worst-case ε (two significant digits), accuracy and "
+        "accuracy of the worst-served group.",
     ),
     (
         "One model or many",
@@ -94,43 +64,9 @@ MEANINGS = (
 )
 
 
-def number(value: float | None, digits: int = 3) -> str:
-    if value is None or math.isnan(value):
-        return MISSING
-    if math.isinf(value):
-        return "∞"
-    return f"{value:,.0f}" if abs(value) >= 10**digits else f"{value:#.{digits}g}".rstrip(".")
-
-
-def percent(value: float | None) -> str:
-    return MISSING if value is None or not math.isfinite(value) else f"{100 * value:.1f}%"
-
-
-def points(value: float | None) -> str:
-    """A signed difference of two shares, in percentage points."""
-    return MISSING if value is None or not math.isfinite(value) else f"{100 * value:+.1f}".replace("-", "−")
-
-
-def seconds(value: float | None) -> str:
-    if value is None or not math.isfinite(value):
-        return MISSING
-    minutes, rest = divmod(round(value), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{value:.1f} s"
-
-
-def percent_spread(found: Spread | None) -> str:
-    if found is None or found.count == 1:
-        return percent(found.mean if found else None)
-    return f"{100 * found.mean:.1f} ± {100 * found.deviation:.1f}%"
-
-
-def points_spread(found: Spread | None) -> str:
-    if found is None or found.count == 1:
-        return points(found.mean if found else None)
-    return f"{points(found.mean)} ± {100 * found.deviation:.1f}"
+def meanings() -> list[tuple[str, str]]:
+    """Every term of the report with what it means: the metrics', then those of the comparison."""
+    return [*((metric.heading, metric.meaning) for metric in METRICS if metric.meaning), *TERMS]
 
 
 def headline(data: ReportData, settings: Sequence[Setting]) -> list[str]:

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from orchestration.comparison.settings import NON_PRIVATE, Setting
+from orchestration.comparison.settings import Setting
+from orchestration.records.published import NON_PRIVATE
 
 INK, MUTED, RULE, BAND = "#1d1f23", "#6b7078", "#e6e6e1", "#f6f5f1"
 FONT = "Inter, 'Helvetica Neue', Helvetica, Arial, sans-serif"

@@ -5,54 +5,38 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from html import escape
 
-from orchestration.comparison.settings import (
-    Setting,
-    accuracy,
-    accuracy_change,
-    best_trade_offs,
-    epsilon,
-    median_epsilon,
-    setting_name,
-    unequal_cost,
-    worst_group,
-    worst_group_accuracy,
-)
+from orchestration.comparison.formats import MISSING, number
+from orchestration.comparison.metrics import Metric, Place, columns
+from orchestration.comparison.settings import Setting, best_trade_offs, setting_name
 from orchestration.records.published import EstimateQuality, ReportPrivacy, ReportTrial
 from orchestration.report.html import Cell, named, table
-from orchestration.report.prose import MISSING, number, percent, percent_spread, points_spread, seconds
 from orchestration.report.style import Style
 
 
 def settings_table(settings: Sequence[Setting], style: Style) -> str:
-    """One row per setting: what it costs, what it reaches, whom it serves worst."""
+    """One row per setting: every metric of `metrics.Place.SETTINGS`, averaged over its seeds."""
     front = best_trade_offs(settings)
-    heads = (
-        ("Setting", ""), ("Seeds", "n"), ("Worst-case ε", "n"), ("Median εᵢ", "n"), ("Test accuracy", "n"),
-        ("Change, points", "n"), ("Worst-served group", "n"), ("Unequal cost, points", "n"),
-    )  # fmt: skip
-    rows = []
+    shown = columns(Place.SETTINGS)
+    heads = (("Setting", ""), ("Seeds", "n"), *((metric.heading, "n") for metric in shown))
+    rows: list[list[Cell]] = []
     for setting in settings:
         mark = '<span class="front">Pareto front</span>' if setting in front else ""
-        cost, median, gap = map(setting.over_seeds, (epsilon, median_epsilon, unequal_cost))
         rows.append(
             [
                 (named(setting, style) + mark, ""),
                 (str(len(setting.trials)), "n"),
-                (number(cost.mean) if cost else "∞" if setting.is_baseline else MISSING, "n"),
-                (number(median.mean if median else None), "n"),
-                (percent_spread(setting.over_seeds(accuracy)), "n"),
-                (points_spread(setting.over_seeds(accuracy_change)), "n"),
-                (_worst_served(setting), "n"),
-                (MISSING if gap is None else f"{100 * gap.mean:.1f}", "n"),
+                *((_over_seeds(metric, setting), "n") for metric in shown),
             ]
         )
     return "<h3>Settings, averaged over seeds</h3>" + table(heads, rows)
 
 
-def _worst_served(setting: Setting) -> str:
-    names = dict.fromkeys(group.name for trial in setting.trials if (group := worst_group(trial)))
-    who = f"<small>{escape(', '.join(names))}</small> " if names else ""
-    return who + percent_spread(setting.over_seeds(worst_group_accuracy))
+def _over_seeds(metric: Metric, setting: Setting) -> str:
+    """The metric over the seeds of the setting, behind the groups that it belongs to."""
+    found = setting.over_seeds(metric.value)
+    text = metric.format.over_seeds(found) if found else metric.format.one(metric.value(setting.trials[0]))
+    whose = dict.fromkeys(name for trial in setting.trials if (name := metric.whose(trial)) is not None)
+    return (f"<small>{escape(', '.join(whose))}</small> " if whose else "") + text
 
 
 def group_sizes_table(settings: Sequence[Setting], style: Style) -> str:
@@ -108,34 +92,25 @@ def estimates_table(settings: Sequence[Setting], style: Style) -> str:
 
 def trials_table(trials: Sequence[ReportTrial]) -> str:
     """Every trial, with its status and whatever it has to say."""
+    shown = columns(Place.TRIALS)
     heads = (
-        ("Trial", ""), ("Status", ""), ("Worst-case ε", "n"), ("Accountant", ""), ("Initial σ", "n"),
-        ("Accuracy", "n"), ("Loss", "n"), ("Worst group", "n"), ("Time", "n"), ("Remarks", ""),
+        ("Trial", ""), ("Status", ""), ("Accountant", ""), *((metric.heading, "n") for metric in shown), ("Remarks", ""),
     )  # fmt: skip
-    rows = [_trial_row(trial) for trial in trials]
+    rows = [_trial_row(trial, shown) for trial in trials]
     return table(heads, rows, [trial.status for trial in trials]) if rows else "<p>None.</p>"
 
 
-def _trial_row(trial: ReportTrial) -> list[Cell]:
-    privacy, quality = trial.privacy, trial.quality
+def _trial_row(trial: ReportTrial, shown: Sequence[Metric]) -> list[Cell]:
+    privacy = trial.privacy
     seed = f" · seed {trial.labels['seed']}" if "seed" in trial.labels else ""
     remarks = [*([trial.error] if trial.error else []), *trial.notes]
     return [
         (f"{escape(setting_name(trial) + seed)}<br><small>{escape(trial.key)}</small>", ""),
         (trial.status, ""),
-        (number(privacy.epsilon if privacy else None), "n"),
         (_claim(privacy) if privacy and privacy.is_private else MISSING, ""),
-        (number(_initial_noise(trial), 4), "n"),
-        (percent(quality.accuracy if quality else None), "n"),
-        (number(quality.loss if quality else None), "n"),
-        (percent(worst_group_accuracy(trial)), "n"),
-        (seconds(trial.wall_seconds), "n"),
+        *((metric.format.one(metric.value(trial)), "n") for metric in shown),
         (escape("; ".join(remarks)), ""),
     ]
-
-
-def _initial_noise(trial: ReportTrial) -> float | None:
-    return trial.history[0].noise_multiplier if trial.history and not trial.is_baseline else None
 
 
 def _claim(privacy: ReportPrivacy) -> str:

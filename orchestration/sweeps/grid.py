@@ -18,8 +18,7 @@ from pathlib import PurePath
 from typing import Any, TypeVar
 
 from accounting.errors import InvalidInput
-from orchestration.comparison.settings import NON_PRIVATE
-from orchestration.records.published import Label
+from orchestration.records.published import NON_PRIVATE, Label
 from orchestration.sweeps.schema import SweepSpec
 from workers.spec import Component, DataSpec, NoiseSpec, TrialSpec
 

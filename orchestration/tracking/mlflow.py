@@ -34,7 +34,9 @@ from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, Metric, Param, Run, RunTag
 
 from accounting.errors import DpsweepError
-from orchestration.comparison.settings import Setting, finished_settings, setting_name, spread
+from orchestration.comparison.metrics import final_metrics
+from orchestration.comparison.settings import Setting, finished_settings, setting_name
+from orchestration.comparison.statistics import spread
 from orchestration.records.published import ReportData, Status
 from orchestration.report.figures import figures
 from orchestration.tracking.protocol import (
@@ -45,7 +47,6 @@ from orchestration.tracking.protocol import (
     Tracker,
     TrackingUnavailable,
     epoch_metrics,
-    final_metrics,
     group_table,
 )
 

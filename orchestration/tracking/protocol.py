@@ -1,4 +1,4 @@
-"""What a tracker records, as data; and which numbers of a trial become which metrics. Pure; imports no MLflow.
+"""What a tracker records, as data. Pure; imports no MLflow.
 
 Metrics are scalars under ``final/`` (what the model reaches), ``privacy/`` (what it costs) and ``fairness/`` (whom it
 serves), and per-epoch series without such a prefix. Vectors over groups are tables, never a metric per group.
@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from accounting.errors import DpsweepError
-from orchestration.comparison.settings import median_epsilon, unequal_cost, worst_group_accuracy
 from orchestration.records.published import Label, ReportData, ReportEpoch, ReportTrial
 
 RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
@@ -77,35 +76,6 @@ class Tracker(Protocol):
 
     def close(self, status: RunStatus = "FINISHED") -> None:
         """Write the averages over seeds and end the sweep's run; no run of the sweep is RUNNING afterwards."""
-
-
-def final_metrics(trial: ReportTrial) -> dict[str, float]:
-    """The scalars of a trial by metric name; only finite ones: an infinite epsilon is the tag ``private=false``.
-
-    What a stopped trial had reached is no final value: its series say it. What it had cost by then is final.
-    """
-    values: dict[str, float | None] = {}
-    if trial.quality is not None and trial.status == "finished":
-        values |= {
-            "final/accuracy": trial.quality.accuracy,
-            "final/loss": trial.quality.loss,
-            "fairness/worst_group_accuracy": worst_group_accuracy(trial),
-            "fairness/accuracy_change": trial.quality.accuracy_change,
-            "fairness/unequal_cost": unequal_cost(trial),
-            **{f"fairness/{name}": value for name, value in trial.quality.fairness.items()},
-        }
-    if trial.privacy is not None and trial.privacy.is_private:
-        values |= {"privacy/epsilon": trial.privacy.epsilon, "privacy/delta": trial.privacy.delta}
-        values |= {f"privacy/epsilon_group_of_{k}": value for k, value in trial.privacy.group_epsilons.items() if k > 1}
-    if trial.individuals is not None:
-        values |= {
-            "privacy/mean_epsilon_i": trial.individuals.mean,
-            "privacy/median_epsilon_i": median_epsilon(trial),
-            "privacy/release_epsilon": trial.individuals.release_epsilon,
-            **{f"privacy/epsilon_i_quantile_{q:g}": value for q, value in trial.individuals.quantiles.items()},
-        }
-    values["final/wall_seconds"] = trial.wall_seconds  # last: MLflow's comparison shows the first metric first
-    return {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
 
 
 def epoch_metrics(epoch: ReportEpoch) -> dict[str, float]:

@@ -13,20 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from orchestration.comparison.settings import (
-    accuracy,
-    best_trade_offs,
-    finished_settings,
-    group_names,
-    median_epsilon,
-    pareto_front,
-    unequal_cost,
-    worst_over_median,
-)
+from orchestration.comparison.formats import number, points, seconds
+from orchestration.comparison.metrics import accuracy, median_epsilon, unequal_cost, worst_over_median
+from orchestration.comparison.settings import best_trade_offs, finished_settings, group_names
+from orchestration.comparison.statistics import pareto_front
 from orchestration.records.published import Histogram, ReportData, ReportPrivacy, ReportQuality
 from orchestration.report.figures import HISTOGRAM, figures
 from orchestration.report.page import render
-from orchestration.report.prose import WITHHELD, headline, number, points, seconds
+from orchestration.report.prose import WITHHELD, headline
 from tests.orchestration.sample_sweeps import sample_sweep, sample_trial
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), "")

@@ -1,0 +1,299 @@
+"""Every number that describes a trial, defined once: the report, MLflow, results.json and the terminal read this table.
+
+A new metric is one entry of `METRICS`. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from orchestration.comparison.formats import GAP, NUMBER, PERCENT, POINTS, PRECISE, SECONDS, Format
+from orchestration.records.published import Histogram, ReportGroup, ReportTrial
+
+Value = Callable[[ReportTrial], float | None]
+"""A number of a trial; None where it is not known, infinite where there is no bound."""
+
+
+class Place(Enum):
+    """Where a metric has a column; results.json and MLflow hold every metric."""
+
+    SETTINGS = auto()
+    """The report's table of settings, averaged over seeds."""
+    TRIALS = auto()
+    """The report's table of all trials."""
+    TERMINAL = auto()
+    """The table that a run prints when it ends."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One number of a trial, as everything that shows it needs it.
+
+    name: in results.json. tracked: in MLflow, with its section (``final/``, ``fairness/``, ``privacy/``); None where a
+    parameter of the run says it already. heading: of its column. meaning: a sentence for the report, "" where the
+    heading says enough. of_model: describes the model at the end of training, so what a stopped trial had reached is
+    not shown as its final value. whose: the group that the number belongs to.
+    """
+
+    name: str
+    tracked: str | None
+    heading: str
+    value: Value
+    format: Format
+    meaning: str = ""
+    places: frozenset[Place] = frozenset()
+    of_model: bool = False
+    whose: Callable[[ReportTrial], str | None] = lambda trial: None
+
+
+@dataclass(frozen=True)
+class Family:
+    """Numbers of a trial whose names depend on the trial, such as one for each group size: MLflow only."""
+
+    values: Callable[[ReportTrial], Mapping[str, float | None]]
+    of_model: bool = False
+
+
+def worst_group(trial: ReportTrial) -> ReportGroup | None:
+    """The group of the test data with the lowest accuracy."""
+    groups = [group for group in trial.quality.groups if math.isfinite(group.accuracy)] if trial.quality else []
+    return min(groups, key=lambda group: group.accuracy, default=None)
+
+
+def worst_group_name(trial: ReportTrial) -> str | None:
+    group = worst_group(trial)
+    return group.name if group else None
+
+
+def epsilon(trial: ReportTrial) -> float | None:
+    """The worst case over all training examples."""
+    return trial.privacy.epsilon if trial.privacy else None
+
+
+def delta(trial: ReportTrial) -> float | None:
+    """The delta of `epsilon`; None for a baseline, which has no guarantee."""
+    return trial.privacy.delta if trial.privacy and trial.privacy.is_private else None
+
+
+def accuracy(trial: ReportTrial) -> float | None:
+    return trial.quality.accuracy if trial.quality else None
+
+
+def loss(trial: ReportTrial) -> float | None:
+    return trial.quality.loss if trial.quality else None
+
+
+def accuracy_change(trial: ReportTrial) -> float | None:
+    """Accuracy minus that of the non-private baseline."""
+    return trial.quality.accuracy_change if trial.quality else None
+
+
+def worst_group_accuracy(trial: ReportTrial) -> float | None:
+    group = worst_group(trial)
+    return group.accuracy if group else None
+
+
+def unequal_cost(trial: ReportTrial) -> float | None:
+    """Largest minus smallest accuracy change over groups: 0 when all groups pay the same for privacy (paper D)."""
+    if trial.quality is None:
+        return None
+    changes = [group.accuracy_change for group in trial.quality.groups if group.accuracy_change is not None]
+    return max(changes) - min(changes) if len(changes) > 1 else None
+
+
+def mean_epsilon(trial: ReportTrial) -> float | None:
+    """Mean epsilon_i over the training examples, as published."""
+    return trial.individuals.mean if trial.individuals else None
+
+
+def median_epsilon(trial: ReportTrial) -> float | None:
+    """Median epsilon_i: as published, or read off the published histogram, which costs nothing more."""
+    individuals = trial.individuals
+    if individuals is None:
+        return None
+    if individuals.median is not None:
+        return individuals.median
+    if 0.5 in individuals.quantiles:
+        return individuals.quantiles[0.5]
+    return _histogram_median(individuals.histogram) if individuals.histogram else None
+
+
+def _histogram_median(histogram: Histogram) -> float | None:
+    counts = [max(count, 0.0) for count in histogram.counts]
+    half, before = sum(counts) / 2.0, 0.0
+    for low, high, count in zip(histogram.edges, histogram.edges[1:], counts, strict=False):
+        if count > 0.0 and before + count >= half:
+            return low + (high - low) * (half - before) / count
+        before += count
+    return None
+
+
+def worst_over_median(trial: ReportTrial) -> float | None:
+    """The worst-case epsilon divided by the median epsilon_i."""
+    worst, median = epsilon(trial), median_epsilon(trial)
+    return worst / median if worst is not None and median is not None and median > 0.0 else None
+
+
+def release_epsilon(trial: ReportTrial) -> float | None:
+    """What releasing the statistics of epsilon_i cost by itself; part of `epsilon`."""
+    return trial.individuals.release_epsilon if trial.individuals else None
+
+
+def initial_noise_multiplier(trial: ReportTrial) -> float | None:
+    """The noise multiplier of the first epoch; None for a baseline."""
+    return trial.history[0].noise_multiplier if trial.history and not trial.is_baseline else None
+
+
+def wall_seconds(trial: ReportTrial) -> float | None:
+    return trial.wall_seconds
+
+
+def _epsilon_by_group_size(trial: ReportTrial) -> Mapping[str, float | None]:
+    sizes = trial.privacy.group_epsilons if trial.privacy else {}
+    return {f"privacy/epsilon_group_of_{size}": value for size, value in sizes.items() if size > 1}
+
+
+def _epsilon_quantiles(trial: ReportTrial) -> Mapping[str, float | None]:
+    quantiles = trial.individuals.quantiles if trial.individuals else {}
+    return {f"privacy/epsilon_i_quantile_{level:g}": value for level, value in quantiles.items()}
+
+
+def _fairness(trial: ReportTrial) -> Mapping[str, float | None]:
+    found = trial.quality.fairness if trial.quality else {}
+    return {f"fairness/{name}": value for name, value in found.items()}
+
+
+METRICS = (
+    Metric(
+        "epsilon",
+        "privacy/epsilon",
+        "Worst-case ε",
+        epsilon,
+        NUMBER,
+        "With δ, bounds what the published model can reveal about any one training record, whoever it belongs to and "
+        "whatever an attacker knows. A guarantee, unless its row says estimate. It is that of one trial: all trials "
+        "train on the same records, so publishing several adds up.",
+        frozenset(Place),
+    ),
+    Metric("delta", "privacy/delta", "δ", delta, NUMBER),
+    Metric(
+        "initial_noise_multiplier",
+        None,
+        "Initial σ",
+        initial_noise_multiplier,
+        PRECISE,
+        places=frozenset({Place.TRIALS}),
+    ),
+    Metric("release_epsilon", "privacy/release_epsilon", "ε of the release", release_epsilon, NUMBER),
+    Metric("mean_example_epsilon", "privacy/mean_epsilon_i", "Mean εᵢ", mean_epsilon, NUMBER),
+    Metric(
+        "median_example_epsilon",
+        "privacy/median_epsilon_i",
+        "Median εᵢ",
+        median_epsilon,
+        NUMBER,
+        "εᵢ is the same bound for record i alone, given this run: records with small gradients pay less than the worst "
+        "case. A guarantee where contributions were known at every step (or clipped individually); an estimate where "
+        "norms were refreshed less often. It is private: tell it only to the owner of record i.",
+        frozenset({Place.SETTINGS, Place.TERMINAL}),
+    ),
+    Metric(
+        "accuracy",
+        "final/accuracy",
+        "Test accuracy",
+        accuracy,
+        PERCENT,
+        "Accuracy, loss and groups are computed on held-out test data, which the guarantee does not cover: the models "
+        "do not depend on it, this page does.",
+        frozenset(Place),
+        of_model=True,
+    ),
+    Metric("loss", "final/loss", "Loss", loss, NUMBER, places=frozenset({Place.TRIALS}), of_model=True),
+    Metric(
+        "accuracy_change",
+        "fairness/accuracy_change",
+        "Change, points",
+        accuracy_change,
+        POINTS,
+        "Private minus non-private accuracy, same data, model and seed, in percentage points. What is shown of the "
+        "non-private baseline, and so of this change, no guarantee protects.",
+        frozenset({Place.SETTINGS, Place.TERMINAL}),
+        of_model=True,
+    ),
+    Metric(
+        "worst_group_accuracy",
+        "fairness/worst_group_accuracy",
+        "Worst-served group",
+        worst_group_accuracy,
+        PERCENT,
+        "The group of the test data with the lowest accuracy, and that accuracy.",
+        frozenset(Place),
+        of_model=True,
+        whose=worst_group_name,
+    ),
+    Metric(
+        "unequal_cost",
+        "fairness/unequal_cost",
+        "Unequal cost, points",
+        unequal_cost,
+        GAP,
+        "The largest minus the smallest change of a group's accuracy against the baseline. Privacy is fair, in the "
+        "sense of equal cost, when all groups change alike.",
+        frozenset({Place.SETTINGS}),
+        of_model=True,
+    ),
+    Metric(
+        "seconds",
+        "final/wall_seconds",
+        "Time",
+        wall_seconds,
+        SECONDS,
+        places=frozenset({Place.TRIALS, Place.TERMINAL}),
+    ),
+)
+FAMILIES = (
+    Family(_fairness, of_model=True),
+    Family(_epsilon_by_group_size),
+    Family(_epsilon_quantiles),
+)
+SECTIONS = ("final/", "fairness/", "privacy/")
+"""Sections of MLflow's metrics, in the order in which a run shows them: its comparison opens with the first metric."""
+
+
+def columns(place: Place) -> tuple[Metric, ...]:
+    """The metrics that have a column in ``place``, in its order."""
+    return tuple(metric for metric in METRICS if place in metric.places)
+
+
+def known(trial: ReportTrial) -> dict[str, float | None]:
+    """Every metric by its name in results.json; None where it is unknown or infinite."""
+    found = {metric.name: metric.value(trial) for metric in METRICS}
+    return {name: value if value is not None and math.isfinite(value) else None for name, value in found.items()}
+
+
+def final_metrics(trial: ReportTrial) -> dict[str, float]:
+    """The scalars of a trial by their names in MLflow, section by section; only finite ones.
+
+    An infinite epsilon is the tag ``private=false`` instead. What a stopped trial had reached is no final value: its
+    series say it. What it had cost by then is final.
+    """
+    found = dict(_tracked(trial))
+    return {
+        name: value
+        for section in SECTIONS
+        for name, value in found.items()
+        if name.startswith(section) and value is not None and math.isfinite(value)
+    }
+
+
+def _tracked(trial: ReportTrial) -> Iterator[tuple[str, float | None]]:
+    finished = trial.status == "finished"
+    for metric in METRICS:
+        if metric.tracked is not None and (finished or not metric.of_model):
+            yield metric.tracked, metric.value(trial)
+    for family in FAMILIES:
+        if finished or not family.of_model:
+            yield from family.values(trial).items()

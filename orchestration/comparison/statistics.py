@@ -1,0 +1,37 @@
+"""Statistics over the seeds of a setting, and which settings are not dominated by another. Pure."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean, standard deviation (0 for a single value) and range of one number over seeds."""
+
+    mean: float
+    deviation: float
+    low: float
+    high: float
+    count: int
+
+
+def spread(values: Iterable[float | None]) -> Spread | None:
+    """The spread of the finite values; None without any."""
+    finite = [value for value in values if value is not None and math.isfinite(value)]
+    if not finite:
+        return None
+    deviation = statistics.stdev(finite) if len(finite) > 1 else 0.0
+    return Spread(statistics.fmean(finite), deviation, min(finite), max(finite), len(finite))
+
+
+def pareto_front(costs: Sequence[tuple[float, ...]]) -> tuple[int, ...]:
+    """Indices of the points that no other point dominates: none is as small everywhere and smaller somewhere."""
+
+    def dominates(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+        return all(a <= b for a, b in zip(one, other, strict=True)) and one != other
+
+    return tuple(i for i, cost in enumerate(costs) if not any(dominates(other, cost) for other in costs))
