@@ -5,34 +5,45 @@ sweep file -> plan -> trials under Ray Tune -> accounting as each trial ends -> 
 
 from __future__ import annotations
 
+import contextlib
 import json
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-
-from rich.console import Console
+from typing import Protocol
 
 from accounting.errors import DataCorruption, InvalidInput
 from accounting.parallel import AccountingPool
 from accounting.records.files import exists, read_bytes
-from orchestration.commands.progress import announcer, watching
-from orchestration.comparison.record import Outcome, SweepRecord, parse_failures, write_reports
+from orchestration.comparison.record import SweepRecord, parse_failures
 from orchestration.execution.cluster import check_resources, check_shared_storage, connected
-from orchestration.execution.coordinator import Conductor, initial_status
+from orchestration.execution.coordinator import Coordinator, initial_status
 from orchestration.execution.disk_space import require_space
 from orchestration.execution.environment import EMBEDDED
-from orchestration.execution.tune import train
+from orchestration.execution.tune import TrialContext, train
 from orchestration.records.claim import claimed
 from orchestration.records.failures import record_refusals
 from orchestration.records.integrity import damages, stored_result
 from orchestration.records.layout import SweepFiles, absolute, default_output
 from orchestration.records.lock import exclusive
 from orchestration.records.manifest import open_manifest, read_manifest, write_manifest
-from orchestration.records.status import SweepStatus, TrialStatus
+from orchestration.records.status import SweepStatus, TrialStatus, status_of
+from orchestration.report.writing import write_reports
 from orchestration.sweeps.grid import grid
 from orchestration.sweeps.plan import Plan, plan_sweep
 from orchestration.sweeps.schema import SweepSpec, parse_sweep
 from orchestration.tracking.mlflow import MlflowTracker, embedded_tracking_uri
 from orchestration.tracking.protocol import TrackingUnavailable
 from workers.imports import NO_CODE, UserCode
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came out of a run, and where to look at it."""
+
+    record: SweepRecord
+    files: SweepFiles
+    tracking_uri: str
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -52,7 +63,32 @@ class RunRequest:
     code: UserCode = NO_CODE
 
 
-def run_sweep(request: RunRequest, console: Console) -> Outcome:
+class Display(Protocol):
+    """Where a run tells how it goes."""
+
+    def warn(self, message: str) -> None: ...
+
+    def ended(self, trial: TrialStatus) -> None:
+        """A trial has ended; called in the thread that ended it."""
+
+    def watching(self, status: SweepStatus) -> AbstractContextManager[None]:
+        """Show the state of the sweep for the length of a ``with`` block."""
+
+
+class NoDisplay:
+    """Tells nothing: for programs."""
+
+    def warn(self, message: str) -> None:
+        return
+
+    def ended(self, trial: TrialStatus) -> None:
+        return
+
+    def watching(self, status: SweepStatus) -> AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+
+def run_sweep(request: RunRequest, display: Display) -> Outcome:
     """Run or resume a sweep to its end.
 
     Raises: InvalidInput, before any trial is started, for one that cannot run, for a folder that holds another
@@ -60,12 +96,12 @@ def run_sweep(request: RunRequest, console: Console) -> Outcome:
     """
     sweep = request.sweep
     files = SweepFiles(absolute(request.output or default_output(sweep.name)))
-    manifest = open_manifest(files, sweep, request.text, request.resume)
+    manifest = open_manifest(files, sweep.plain(), request.text, request.resume)
     plan = accept(plan_sweep(sweep, request.code), files)
     require_space(files, plan)
     for warning in plan.warnings:
-        warn(console, warning)
-    status = SweepStatus(initial_status(plan), announcer(console))
+        display.warn(warning)
+    status = SweepStatus(initial_status(plan), display.ended)
     tracking_uri = request.tracking_uri or embedded_tracking_uri(files.local_folder)
     with (
         exclusive(files.local_folder),
@@ -80,13 +116,14 @@ def run_sweep(request: RunRequest, console: Console) -> Outcome:
         write_manifest(files, manifest)
         with (
             AccountingPool(sweep.accounting.actors, num_cpus=sweep.accounting.cpus) as pool,
-            Conductor(sweep, plan, manifest, files, tracker, status, pool.scatter) as conductor,
-            watching(console, status),
+            Coordinator(sweep, plan, manifest, files, tracker, status, pool.scatter) as coordinator,
+            display.watching(status),
         ):
-            train(conductor.jobs(), conductor, sweep.resources, sweep.scheduler, files.tune, manifest.sweep_id, code)
-            record = conductor.finish()
-        if conductor.tracking_failure:
-            warn(console, f"{conductor.tracking_failure}; the same command with --resume records what is missing")
+            context = TrialContext(files, sweep.disclosure, code)
+            train(coordinator.pending(), coordinator, sweep.resources, sweep.scheduler, context, manifest.sweep_id)
+            record = coordinator.finish()
+        if coordinator.tracking_failure:
+            display.warn(f"{coordinator.tracking_failure}; the same command with --resume records what is missing")
     return Outcome(record, files, tracking_uri, status.elapsed)
 
 
@@ -95,10 +132,6 @@ def _tracker(uri: str, files: SweepFiles) -> MlflowTracker:
         return MlflowTracker(uri, artifact_root=files.artifacts)
     except TrackingUnavailable as error:
         raise InvalidInput(f"{error}; nothing was started") from error
-
-
-def warn(console: Console, warning: str) -> None:
-    console.print(f"warning: {warning}", style="yellow", soft_wrap=True, highlight=False)
 
 
 def accept(plan: Plan, files: SweepFiles) -> Plan:
@@ -120,10 +153,10 @@ def render_again(folder: str) -> Outcome:
         raise InvalidInput(f"{files.root} holds no sweep; name the folder that `dpsweep run` wrote")
     sweep = parse_sweep(manifest.text, files.manifest)
     points = grid(sweep)
-    found = {point.trial.key: stored_result(files.trial(point.trial.key)) for point in points}
-    results = {key: result for key, result in found.items() if result is not None}
-    record = SweepRecord(manifest, sweep, points, results, _earlier_failures(files))
-    trained = filter(None, (record.finished(key) for key in results))
+    found = (stored_result(files.trial(point.key)) for point in points)
+    results = {result.key: status_of(result) for result in found if result is not None}
+    record = SweepRecord(manifest, sweep, points, {**_earlier_failures(files), **results})
+    trained = filter(None, map(record.finished, results))
     damaged = [line for result in trained for line in damages(files.trial(result.key), result)]
     if damaged:
         raise DataCorruption("\n".join(damaged))

@@ -1,1 +1,1 @@
-""""""
+"""Per-example accounting from recorded contributions (paper A)."""

@@ -1,1 +1,1 @@
-""""""
+"""The command line: what users type and what the terminal shows."""

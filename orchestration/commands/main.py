@@ -22,7 +22,7 @@ from orchestration.commands import calculator as cli_accounting
 from orchestration.execution.environment import EMBEDDED, prepare_environment
 
 if TYPE_CHECKING:
-    from orchestration.comparison.record import Outcome
+    from orchestration.pipeline import Outcome
 
 app = typer.Typer(
     name="dpsweep",
@@ -71,10 +71,12 @@ def run(
     spec = parse_sweep(text, str(sweep))
     code = permitted(spec, sweep.resolve().parent, allow_code or ())
     prepare_environment(address)
+    from orchestration.commands.progress import ConsoleDisplay
     from orchestration.pipeline import RunRequest, run_sweep
 
+    request = RunRequest(spec, text, output, address, resume, tracking_uri, code)
     try:
-        outcome = run_sweep(RunRequest(spec, text, output, address, resume, tracking_uri, code), Console(stderr=True))
+        outcome = run_sweep(request, ConsoleDisplay(Console(stderr=True)))
     except KeyboardInterrupt:
         print("interrupted; the same command with --resume continues where it stopped", file=sys.stderr)
         raise typer.Exit(130) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -13,44 +13,50 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestration.comparison.formats import clock, number, percent, seconds
+from orchestration.records.states import TrialState
 from orchestration.records.status import SweepStatus, TrialStatus
 
-_STYLES = {"finished": "green", "failed": "red", "stopped": "yellow", "accounting": "cyan", "training": "bold"}
 _SHOWN_AT_ONCE = 12
 
 
-@contextlib.contextmanager
-def watching(console: Console, status: SweepStatus) -> Iterator[None]:
-    """Keep the terminal up to date for the length of a ``with`` block. Without a terminal, only `announce` prints."""
-    if not console.is_terminal:
-        yield
-        return
-    with Live(console=console, get_renderable=lambda: _picture(status), refresh_per_second=2, transient=True):
-        yield
+class ConsoleDisplay:
+    """A `pipeline.Display` on a terminal, kept up to date; where there is none, it prints a line for each event."""
 
+    def __init__(self, console: Console) -> None:
+        self._console = console
 
-def announcer(console: Console) -> Callable[[TrialStatus], None]:
-    """Prints one line for each trial that ends."""
-    return lambda trial: console.print(_line(trial), highlight=False, soft_wrap=True)
+    def warn(self, message: str) -> None:
+        self._console.print(Text(f"warning: {message}", style="yellow"), soft_wrap=True)
+
+    def ended(self, trial: TrialStatus) -> None:
+        self._console.print(_line(trial), soft_wrap=True)
+
+    @contextlib.contextmanager
+    def watching(self, status: SweepStatus) -> Iterator[None]:
+        if not self._console.is_terminal:
+            yield
+            return
+        with Live(console=self._console, get_renderable=lambda: _picture(status), refresh_per_second=2, transient=True):
+            yield
 
 
 def _line(trial: TrialStatus) -> Text:
     took = (trial.ended or 0.0) - (trial.started or 0.0)
     found = f"accuracy {percent(trial.accuracy)}, epsilon {_epsilon(trial.epsilon)}, {seconds(took)}"
-    text = trial.error if trial.state == "failed" and trial.error else found
-    return Text.assemble((f"{trial.state:9}", _STYLES[trial.state]), f" {trial.key}: {text}")
+    text = trial.error if trial.state is TrialState.FAILED and trial.error else found
+    return Text.assemble((f"{trial.state:9}", trial.state.style), f" {trial.key}: {text}")
 
 
 def _picture(status: SweepStatus) -> RenderableType:
     counts, trials = status.counts(), status.trials
-    ended = sum(counts.get(state, 0) for state in ("finished", "failed", "stopped"))
+    ended = sum(trial.state.has_ended for trial in trials)
     left = status.seconds_left()
     headline = (
-        f"{ended} of {len(trials)} trials done, {counts.get('training', 0) + counts.get('accounting', 0)} running, "
-        f"{counts.get('failed', 0)} failed; {clock(status.elapsed)} elapsed, "
+        f"{ended} of {len(trials)} trials done, {sum(trial.state.is_running for trial in trials)} running, "
+        f"{counts.get(TrialState.FAILED, 0)} failed; {clock(status.elapsed)} elapsed, "
         f"{clock(left) if left is not None else '?'} to finish"
     )
-    running = [trial for trial in trials if trial.state in ("training", "accounting")]
+    running = [trial for trial in trials if trial.state.is_running]
     return Group(Text(headline, style="bold"), *([_running(running)] if running else []))
 
 
@@ -65,7 +71,7 @@ def _running(trials: Sequence[TrialStatus]) -> Table:
             f"{trial.step}/{trial.total_steps}",
             _epsilon(trial.epsilon),
             percent(trial.accuracy),
-            "accounting" if trial.state == "accounting" else "",
+            "accounting" if trial.state is TrialState.ACCOUNTING else "",
         )
     return table
 

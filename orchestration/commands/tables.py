@@ -14,11 +14,11 @@ from rich.table import Table
 
 from orchestration.comparison.formats import number
 from orchestration.comparison.metrics import Metric, Place, columns
-from orchestration.comparison.record import Outcome, rows
+from orchestration.comparison.record import rows
+from orchestration.pipeline import Outcome
 from orchestration.records.published import ReportTrial
+from orchestration.records.states import TrialState
 from orchestration.sweeps.plan import Plan, PlannedTrial
-
-_STYLES = {"failed": "red", "stopped": "yellow", "pending": "yellow"}
 
 
 def plan_rows(plan: Plan) -> dict[str, Any]:
@@ -30,8 +30,8 @@ def plan_rows(plan: Plan) -> dict[str, Any]:
 def _planned_row(planned: PlannedTrial) -> dict[str, Any]:
     return {
         "key": planned.spec.key,
-        "labels": planned.labels,
-        "target_epsilon": planned.target_epsilon,
+        "labels": planned.point.labels,
+        "target_epsilon": planned.point.target_epsilon,
         "noise_multiplier": planned.spec.noise.initial_noise_multiplier,
         "steps": planned.trace.steps,
         **planned.costs.worst_case.as_dict(),
@@ -83,7 +83,7 @@ def print_outcome(outcome: Outcome) -> None:
         if row["error"]:
             console.print(
                 f"{row['key']} {row['status']}: {row['error']}",
-                style=_STYLES[row["status"]],
+                style=TrialState(row["status"]).style,
                 soft_wrap=True,
                 highlight=False,
             )
@@ -104,9 +104,9 @@ def _outcome_table(outcome: Outcome) -> Table:
     metrics = columns(Place.TERMINAL)
     shown = _table("trial", *(metric.heading.lower() for metric in metrics))
     for trial in outcome.record.data().trials:
-        style = _STYLES.get(trial.status)
+        style = None if trial.state is TrialState.FINISHED else trial.state.style
         if trial.quality is None:
-            shown.add_row(trial.key, trial.status, style=style)
+            shown.add_row(trial.key, trial.state.word, style=style)
         else:
             shown.add_row(trial.key, *(_cell(metric, trial) for metric in metrics), style=style)
     return shown

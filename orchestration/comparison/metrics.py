@@ -12,6 +12,7 @@ from enum import Enum, auto
 
 from orchestration.comparison.formats import GAP, NUMBER, PERCENT, POINTS, PRECISE, SECONDS, Format
 from orchestration.records.published import Histogram, ReportGroup, ReportTrial
+from orchestration.records.states import TrialState
 
 Value = Callable[[ReportTrial], float | None]
 """A number of a trial; None where it is not known, infinite where there is no bound."""
@@ -290,7 +291,7 @@ def final_metrics(trial: ReportTrial) -> dict[str, float]:
 
 
 def _tracked(trial: ReportTrial) -> Iterator[tuple[str, float | None]]:
-    finished = trial.status == "finished"
+    finished = trial.state is TrialState.FINISHED
     for metric in METRICS:
         if metric.tracked is not None and (finished or not metric.of_model):
             yield metric.tracked, metric.value(trial)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from orchestration.comparison.metrics import Value, accuracy, epsilon, worst_group_accuracy
 from orchestration.comparison.statistics import Spread, pareto_front, spread
 from orchestration.records.published import NON_PRIVATE, Label, ReportGroup, ReportTrial
+from orchestration.records.states import TrialState
 
 
 def group_value(name: str, value: Callable[[ReportGroup], float | None]) -> Value:
@@ -92,7 +93,7 @@ def finished_settings(trials: Iterable[ReportTrial]) -> tuple[Setting, ...]:
     """Group the finished trials by setting: baselines first, then in the order of the sweep."""
     grouped: dict[str, list[ReportTrial]] = {}
     for trial in trials:
-        if trial.status == "finished":
+        if trial.state is TrialState.FINISHED:
             grouped.setdefault(setting_name(trial), []).append(trial)
     settings = [Setting(name, members[0].setting, tuple(members)) for name, members in grouped.items()]
     return tuple(sorted(settings, key=lambda setting: not setting.is_baseline))

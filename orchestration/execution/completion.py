@@ -13,17 +13,14 @@ from accounting.records.layout import TrialFiles
 from accounting.records.shards import Epsilons
 from accounting.records.traces import read_trace
 from accounting.release import ReleaseSpec, release_statistics
+from orchestration.comparison.individuals import exact_statistics, kind_of_capped, released_statistics
 from orchestration.execution.estimate_quality import quality_of_estimates
 from orchestration.records.integrity import note_digests
 from orchestration.records.published import IndividualStatistics, ReportEpoch
 from orchestration.records.results import (
     StoppedTrial,
     TrialResult,
-    claimed,
-    epsilon_after,
-    exact_statistics,
     read_statistics,
-    released_statistics,
     write_result,
     write_statistics,
 )
@@ -53,10 +50,7 @@ def complete_trial(
     found, bound = _costs(trace, planned, sweep), bounding_trace(trace, planned.trace) or trace
     individuals = _individuals(planned, files, sweep, found.worst_case, scatter) if trace.is_private else None
     result = TrialResult(
-        key=planned.spec.key,
-        labels=planned.labels,
-        baseline=planned.baseline,
-        target_epsilon=planned.target_epsilon,
+        key=planned.key,
         spec=planned.spec,
         worst_case=found.worst_case,
         others=found.others,
@@ -90,8 +84,7 @@ def complete_stopped(
     """
     found = _costs(progress.trace, planned, sweep)
     stopped = StoppedTrial(
-        key=planned.spec.key,
-        labels=planned.labels,
+        key=planned.key,
         spec=planned.spec,
         trace=progress.trace,
         worst_case=found.worst_case,
@@ -114,6 +107,11 @@ def epsilon_so_far(planned: PlannedTrial, trace: Trace) -> float:
     if bound is None:
         return epsilon_after(trace, trace.steps, planned.spec.delta)
     return min(epsilon_after(bound, bound.steps, planned.spec.delta), planned.costs.worst_case.epsilon)
+
+
+def epsilon_after(trace: Trace, step: int, delta: float) -> float:
+    """The worst case of the run up to ``step`` by RDP: an upper bound that is cheap enough to watch."""
+    return account(trace.until(step), delta, "rdp").epsilon
 
 
 def _costs(trace: Trace, planned: PlannedTrial, sweep: SweepSpec) -> Costs:
@@ -178,6 +176,6 @@ def _released_once(
         return stored
     drawn = release_statistics(epsilons.upper, epsilons.groups, len(group_names), worst.epsilon, release)
     cost = account(Trace(len(epsilons.upper), releases=release.releases()), worst.delta).epsilon
-    statistics = released_statistics(drawn, group_names, claimed(epsilons, worst), cost)
+    statistics = released_statistics(drawn, group_names, kind_of_capped(epsilons, worst), cost)
     write_statistics(files.released, statistics, private=False)
     return statistics

@@ -8,31 +8,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
 from accounting.errors import DataCorruption
 from accounting.parallel import Scatter
 from accounting.records.files import exists
-from orchestration.comparison.record import SweepRecord, exact, write_reports
+from orchestration.comparison import shown
+from orchestration.comparison.record import SweepRecord, exact
 from orchestration.execution.completion import Times, complete_stopped, complete_trial, epsilon_so_far
-from orchestration.execution.tune import TrainingJob
 from orchestration.records.failures import forget_failure, record_failure
 from orchestration.records.integrity import stored_result
 from orchestration.records.layout import SweepFiles
 from orchestration.records.manifest import Manifest
-from orchestration.records.results import StoredResult, TrialResult, shown_epoch
-from orchestration.records.status import State, SweepStatus, TrialStatus
-from orchestration.sweeps.grid import GridPoint, grid
+from orchestration.records.published import ReportTrial
+from orchestration.records.results import StoredResult
+from orchestration.records.states import TrialState
+from orchestration.records.status import SweepStatus, TrialStatus, status_of
+from orchestration.report.figures import MAIN_FIGURES, figures
+from orchestration.report.writing import write_reports
 from orchestration.sweeps.plan import Plan, PlannedTrial
 from orchestration.sweeps.schema import SweepSpec
-from orchestration.tracking.protocol import TrackedSweep, TrackedTrial, Tracker
+from orchestration.tracking.protocol import TrackedSweep, Tracker
 from orchestration.tracking.recorder import Recorder
 from workers.trial import Progress
 
 
-class Conductor:
+class Coordinator:
     """A `TrainingObserver` that brings every trained trial to its result. Use it as a context manager.
 
     Leaving the block by an exception closes the sweep's MLflow runs as killed; nothing is lost, and the sweep can
@@ -50,14 +52,9 @@ class Conductor:
         scatter: Scatter,
     ) -> None:
         self._sweep, self._manifest, self._files, self._tracker = sweep, manifest, files, tracker
-        self._planned: Mapping[str, PlannedTrial] = {planned.spec.key: planned for planned in plan.trials}
-        self._points: Mapping[str, GridPoint] = {
-            point.trial.key: replace(point, trial=self._planned[point.trial.key].spec) for point in grid(sweep)
-        }
-        self._results: dict[str, StoredResult] = {}
-        self._progress: dict[str, Progress] = {}
+        self._planned: Mapping[str, PlannedTrial] = {planned.key: planned for planned in plan.trials}
         self._status, self._scatter = status, scatter
-        self._recorder = Recorder(tracker, self._tracked)
+        self._recorder = Recorder(tracker, self._shown)
         self._accountant = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dpsweep-accounting")
         self._completions: list[Future[None]] = []
 
@@ -69,13 +66,12 @@ class Conductor:
         for key in self._planned:
             result = stored_result(self._files.trial(key))
             if result is not None:
-                self._results[key] = result
-                self._status.assume(key, **_facts(result))
+                self._status.restore(result)
         self._record().data(exact(self._files))  # damage to what the report needs shows before anything is trained
         self._tracker.open_sweep(self._tracked_sweep())
         self._recorder.start()
         for key in self._planned:
-            if key not in self._results and exists(self._files.trial(key).training):
+            if self._status[key].result is None and exists(self._files.trial(key).training):
                 self.ended(key)
         return self
 
@@ -86,38 +82,31 @@ class Conductor:
         if kind is not None:
             self._recorder.abandon()
 
-    def jobs(self) -> list[TrainingJob]:
+    def pending(self) -> list[PlannedTrial]:
         """The trials that are still to be trained."""
-        return [
-            TrainingJob(planned.spec, self._files.trial(key).root, planned.releases, self._sweep.disclosure)
-            for key, planned in self._planned.items()
-            if self._status[key].state == "pending"
-        ]
+        return [planned for key, planned in self._planned.items() if self._status[key].state is TrialState.PENDING]
 
     def progressed(self, key: str, progress: Progress) -> None:
         epsilon = epsilon_so_far(self._planned[key], progress.trace)
         # a lost worker repeats some epochs
         seen = [epoch for epoch in self._status[key].history if epoch.step < progress.step]
-        self._progress[key] = progress
         self._change(
             key,
-            state="training",
-            epoch=progress.epoch,
-            step=progress.step,
-            accuracy=progress.evaluation.accuracy,
-            epsilon=epsilon,
-            history=(*seen, shown_epoch(progress, epsilon)),
+            state=TrialState.TRAINING,
+            progress=progress,
+            epsilon_so_far=epsilon,
+            history=(*seen, shown.epoch(progress, epsilon)),
         )
 
     def started(self, key: str) -> None:
-        self._change(key, state="training")
+        self._change(key, state=TrialState.TRAINING)
 
     def ended(self, key: str) -> None:
-        self._change(key, state="accounting")
+        self._change(key, state=TrialState.ACCOUNTING)
         self._completions.append(self._accountant.submit(self._complete, key))
 
     def failed(self, key: str, error: str) -> None:
-        self._change(key, state="failed", error=error)
+        self._change(key, state=TrialState.FAILED, error=error)
 
     @property
     def tracking_failure(self) -> str | None:
@@ -132,10 +121,12 @@ class Conductor:
         page = write_reports(self._files, record)
 
         def publish(tracker: Tracker) -> None:
-            tracker.log_report(page, record.data())
+            data = record.data()
+            drawn = figures(data)
+            tracker.log_report(page, data, {name: drawn[name] for name in MAIN_FIGURES if name in drawn})
             tracker.close("FAILED" if record.failed else "FINISHED")
 
-        self._recorder.finish(self._points, publish)
+        self._recorder.finish(self._planned, publish)
         return record
 
     def _change(self, key: str, **changes: object) -> None:
@@ -148,8 +139,7 @@ class Conductor:
         except Exception as error:
             self.failed(key, record_failure(error, self._files.trial(key), self._sweep.disclosure))
         else:
-            self._results[key] = result
-            self._change(key, **_facts(result))
+            self._change(key, state=status_of(result).state, result=result)
 
     def _account(self, key: str) -> StoredResult:
         planned, files, status = self._planned[key], self._files.trial(key), self._status[key]
@@ -157,17 +147,18 @@ class Conductor:
         times = Times(status.started or 0.0, status.trained or 0.0)
         if exists(files.training):
             return complete_trial(planned, files, self._sweep, times, self._scatter)
-        progress = self._progress.get(key)
+        progress = status.progress
         if progress is None or progress.step == progress.total_steps:
             raise DataCorruption(f"the trial ended, but {files.training} is not there; is the storage shared?")
         return complete_stopped(planned, files, self._sweep, times, progress, status.history)
 
-    def _tracked(self, key: str) -> TrackedTrial:
-        return self._record().tracked(self._points[key])
+    def _shown(self, key: str) -> ReportTrial:
+        return self._record().trial(self._planned[key].point)
 
     def _record(self) -> SweepRecord:
         statuses = {trial.key: trial for trial in self._status.trials}
-        return SweepRecord(self._manifest, self._sweep, tuple(self._points.values()), dict(self._results), statuses)
+        points = tuple(planned.point for planned in self._planned.values())
+        return SweepRecord(self._manifest, self._sweep, points, statuses)
 
     def _tracked_sweep(self) -> TrackedSweep:
         return TrackedSweep(
@@ -179,15 +170,5 @@ class Conductor:
 
 
 def initial_status(plan: Plan) -> list[TrialStatus]:
-    return [TrialStatus(planned.spec.key, total_steps=planned.trace.steps) for planned in plan.trials]
-
-
-def _facts(result: StoredResult) -> dict[str, object]:
-    """What the status of a trial that is over shows."""
-    state: State = "finished" if isinstance(result, TrialResult) else "stopped"
-    return {
-        "state": state,
-        "step": result.steps,
-        "accuracy": result.evaluation.accuracy,
-        "epsilon": result.worst_case.epsilon,
-    }
+    """Every planned trial, waiting."""
+    return [TrialStatus(planned.key, total_steps=planned.trace.steps) for planned in plan.trials]

@@ -24,7 +24,7 @@ def require_space(files: SweepFiles, plan: Plan) -> None:
     """
     if "://" in files.root:
         return
-    pending = [trial for trial in plan.trials if not exists(files.trial(trial.spec.key).result)]
+    pending = [trial for trial in plan.trials if not exists(files.trial(trial.key).result)]
     if not pending:
         return
     needed = REPORTS_AND_TRACKING + sum(MODELS_AND_CHECKPOINTS + trial.shard_bytes for trial in pending)

@@ -18,32 +18,27 @@ from ray.exceptions import RayTaskError
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 
 from accounting.errors import StorageError
-from accounting.mechanism import Release
-from accounting.records.layout import TrialFiles
 from orchestration.records.failures import record_failure
+from orchestration.records.layout import SweepFiles
 from orchestration.records.published import Disclosure
+from orchestration.sweeps.plan import PlannedTrial
 from orchestration.sweeps.schema import ResourceSettings, SchedulerSettings
 from orchestration.sweeps.user_code import unpacked
-from workers.imports import NO_CODE, UserCode
-from workers.spec import TrialSpec
+from workers.imports import UserCode
 from workers.trial import Progress, run_trial
 
 
 @dataclass(frozen=True)
-class TrainingJob:
-    """One trial to train: its spec, the folder or URI it writes to, and the releases made besides training.
+class TrialContext:
+    """What all trials of a run share: where they write, what is shown of their errors, and the user's own code."""
 
-    disclosure: of the sweep; it decides what is shown of an error.
-    """
+    files: SweepFiles
+    disclosure: Disclosure
+    code: UserCode
 
-    spec: TrialSpec
-    root: str
-    releases: tuple[Release, ...] = ()
-    disclosure: Disclosure = "none"
-
-    def failure(self, error: BaseException) -> str:
-        """What is shown of the error that ended this trial; its text goes to the trial's private folder."""
-        return record_failure(error, TrialFiles(self.root), self.disclosure)
+    def failure(self, key: str, error: BaseException) -> str:
+        """What is shown of the error that ended a trial; its text goes to the trial's private folder."""
+        return record_failure(error, self.files.trial(key), self.disclosure)
 
 
 class TrainingObserver(Protocol):
@@ -59,23 +54,24 @@ class TrainingObserver(Protocol):
     def failed(self, key: str, error: str) -> None: ...
 
 
-def train_trial(config: Mapping[str, Any], jobs: Mapping[str, TrainingJob], code: UserCode) -> None:
+def train_trial(config: Mapping[str, Any], trials: Mapping[str, PlannedTrial], context: TrialContext) -> None:
     """What a Tune worker runs: one trial, reporting after every epoch."""
-    failure = _attempt(jobs[config["key"]], code)
+    failure = _attempt(trials[config["key"]], context)
     if isinstance(failure, StorageError):
         raise failure
     if failure is not None:
         tune.report({"error": failure, **_UNMEASURED})
 
 
-def _attempt(job: TrainingJob, code: UserCode) -> str | StorageError | None:
+def _attempt(planned: PlannedTrial, context: TrialContext) -> str | StorageError | None:
     """Train; what may be published of the error that ended it, if any, and nothing that leads to its text."""
+    root, code = context.files.trial(planned.key).root, context.code
     try:
-        run_trial(job.spec, job.root, code=unpacked(code), releases=job.releases, on_progress=_report)
+        run_trial(planned.spec, root, code=unpacked(code), releases=planned.releases, on_progress=_report)
     except BaseException as error:  # whatever user code raises: Tune would store its text
         if isinstance(error, SystemExit) and error.code == 0:
             raise  # so Tune ends the thread of a trial that its scheduler stopped
-        failure = job.failure(error)
+        failure = context.failure(planned.key, error)
         return StorageError(failure) if isinstance(error, StorageError) else failure
     return None
 
@@ -99,15 +95,14 @@ def _report(progress: Progress) -> None:
 
 
 def train(
-    jobs: Sequence[TrainingJob],
+    trials: Sequence[PlannedTrial],
     observer: TrainingObserver,
     resources: ResourceSettings,
     scheduler: SchedulerSettings,
-    tune_folder: str,
+    context: TrialContext,
     name: str,
-    code: UserCode = NO_CODE,
 ) -> None:
-    """Train every job and return when all have ended; what became of each is told to ``observer`` as it happens.
+    """Train every trial and return when all have ended; what became of each is told to ``observer`` as it happens.
 
     code: what of the user's own the workers may import, as `connected` gives it.
 
@@ -115,13 +110,12 @@ def train(
     start again here, without the others for a scheduler to compare them with.
     """
     for retries in range(resources.max_failures, -1, -1):
-        if not jobs:
+        if not trials:
             return
-        by_key = {job.spec.key: job for job in jobs}
-        callback = _ObserverCallback(observer, retries, by_key)
-        trainable = tune.with_resources(
-            tune.with_parameters(train_trial, jobs=by_key, code=code), {"cpu": resources.cpus, "gpu": resources.gpus}
-        )
+        callback = _ObserverCallback(observer, retries, context)
+        by_key = {planned.key: planned for planned in trials}
+        worker = tune.with_parameters(train_trial, trials=by_key, context=context)
+        trainable = tune.with_resources(worker, {"cpu": resources.cpus, "gpu": resources.gpus})
         tuner = tune.Tuner(
             trainable,
             param_space={"key": tune.grid_search(list(by_key))},
@@ -134,14 +128,14 @@ def train(
             ),
             run_config=tune.RunConfig(
                 name=name,
-                storage_path=tune_folder,
+                storage_path=context.files.tune,
                 verbose=0,
                 failure_config=tune.FailureConfig(max_failures=retries),
                 callbacks=[callback],
             ),
         )
-        _fit(tuner, tune_folder)
-        jobs = [by_key[key] for key in callback.lost_before_start]
+        _fit(tuner, context.files.tune)
+        trials = [by_key[key] for key in callback.lost_before_start]
 
 
 def _fit(tuner: tune.Tuner, tune_folder: str) -> None:
@@ -179,8 +173,8 @@ _SCHEDULERS = {"fifo": _fifo, "asha": _asha}
 class _ObserverCallback(tune.Callback):
     """Tune's events in this project's words."""
 
-    def __init__(self, observer: TrainingObserver, retries: int, jobs: Mapping[str, TrainingJob]) -> None:
-        self._observer, self._retries, self._jobs = observer, retries, jobs
+    def __init__(self, observer: TrainingObserver, retries: int, context: TrialContext) -> None:
+        self._observer, self._retries, self._context = observer, retries, context
         self.lost_before_start: list[str] = []
 
     def __getstate__(self) -> dict[str, Any]:
@@ -208,7 +202,7 @@ class _ObserverCallback(tune.Callback):
             self.lost_before_start.append(_trial_name(trial))
             return
         error, key = _stored_error(trial), _trial_name(trial)
-        reason = self._jobs[key].failure(error) if error else "the reason could not be stored; is the disk full?"
+        reason = self._context.failure(key, error) if error else "the reason could not be stored; is the disk full?"
         self._observer.failed(key, f"its worker was lost too often: {reason}")
 
 

@@ -1,1 +1,1 @@
-""""""
+"""What is kept: the files of a sweep, the states and results of its trials, and who may write them."""

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from accounting.errors import StorageError, full_text, private_text, public_text
 from accounting.records.files import delete, write_bytes_atomically
 from accounting.records.layout import TrialFiles
 from orchestration.records.layout import SweepFiles
 from orchestration.records.published import Disclosure
-
-if TYPE_CHECKING:
-    from orchestration.sweeps.plan import Refusal
 
 _SHOWN: Mapping[Disclosure, Callable[[BaseException], str]] = {
     "none": public_text,
@@ -44,7 +41,17 @@ def forget_failure(files: TrialFiles) -> None:
     delete(files.error)
 
 
-def record_refusals(refusals: Sequence[Refusal], files: SweepFiles) -> str | None:
+class Refused(Protocol):
+    """Something that was refused: its key, and the text of the error that is not shown, if any."""
+
+    @property
+    def key(self) -> str: ...
+
+    @property
+    def hidden(self) -> str | None: ...
+
+
+def record_refusals(refusals: Sequence[Refused], files: SweepFiles) -> str | None:
     """Where the texts behind the refusals of a plan are, if there are any; those of an earlier plan are deleted."""
     hidden = [f"{refusal.key}\n{refusal.hidden}" for refusal in refusals if refusal.hidden]
     if not hidden:

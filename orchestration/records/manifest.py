@@ -17,7 +17,6 @@ from typing import Any
 from accounting.errors import DataCorruption, InvalidInput
 from orchestration.records.layout import SweepFiles
 from orchestration.records.sealed import read_sealed, write_sealed
-from orchestration.sweeps.schema import SweepSpec
 
 _PACKAGES = ("dpsweep", "ray", "torch", "torchvision", "dp-accounting", "pyarrow", "mlflow", "numpy", "scikit-learn")
 _MAY_CHANGE = frozenset({"resources"})
@@ -46,11 +45,13 @@ class Manifest:
         return {"sweep_id": self.sweep_id, "created": self.created, **flat}
 
 
-def open_manifest(files: SweepFiles, sweep: SweepSpec, text: str, resume: bool) -> Manifest:
+def open_manifest(files: SweepFiles, sweep: Mapping[str, Any], text: str, resume: bool) -> Manifest:
     """A new manifest for a new sweep, or with ``resume`` the one of the sweep that is there.
 
-    Nothing is written yet. Raises `InvalidInput` when the folder holds a sweep and ``resume`` is not given, and when
-    the sweep to resume is not the one that the folder holds.
+    sweep: the specification as plain values, every default written out. Nothing is written yet.
+
+    Raises: InvalidInput when the folder holds a sweep and ``resume`` is not given, and when the sweep to resume is not
+    the one that the folder holds.
     """
     stored = read_manifest(files)
     if stored is None:
@@ -59,7 +60,7 @@ def open_manifest(files: SweepFiles, sweep: SweepSpec, text: str, resume: bool) 
         raise InvalidInput(
             f"{files.root} holds a sweep already; continue it with --resume, or choose another folder with --output"
         )
-    changed = [key for key in _differences(stored.sweep, _plain(sweep)) if key.split(".")[0] not in _MAY_CHANGE]
+    changed = [key for key in _differences(stored.sweep, sweep) if key.split(".")[0] not in _MAY_CHANGE]
     if changed:
         raise InvalidInput(
             f"cannot resume {files.root}: the sweep file changed in {', '.join(changed)}; "
@@ -82,11 +83,11 @@ def write_manifest(files: SweepFiles, manifest: Manifest) -> None:
     write_sealed(files.manifest, json.dumps(asdict(manifest)).encode())
 
 
-def _new_manifest(sweep: SweepSpec, text: str) -> Manifest:
+def _new_manifest(sweep: Mapping[str, Any], text: str) -> Manifest:
     return Manifest(
         sweep_id=uuid.uuid4().hex,
         text=text,
-        sweep=_plain(sweep),
+        sweep=dict(sweep),
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         versions={"python": platform.python_version(), **dict(_versions())},
         git=_git_state(),
@@ -96,11 +97,6 @@ def _new_manifest(sweep: SweepSpec, text: str) -> Manifest:
             "cpus": os.cpu_count() or 1,
         },
     )
-
-
-def _plain(sweep: SweepSpec) -> dict[str, Any]:
-    plain: dict[str, Any] = json.loads(sweep.model_dump_json())
-    return plain
 
 
 def _versions() -> Iterator[tuple[str, str]]:

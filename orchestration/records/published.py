@@ -16,12 +16,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from accounting.estimates import Kind
+from orchestration.records.states import TrialState
 
 Disclosure = Literal["none", "private", "raw"]
 """What the sweep allows out of ``private/``: nothing, statistics released with DP, or exact ones (research mode)."""
-
-Status = Literal["pending", "running", "finished", "stopped", "failed"]
-"""``stopped``: on purpose, by the scheduler, before its end."""
 
 Label = str | int | float | bool
 NON_PRIVATE = "non-private"
@@ -145,6 +143,16 @@ class ReportEpoch:
 
 
 @dataclass(frozen=True)
+class PublishedDataset:
+    """Training data by name and by digest of its specification, never by content. ``digest``: at most 36 characters."""
+
+    name: str
+    digest: str
+    source: str
+    profile: Mapping[str, int | float | str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class ReportTrial:
     """One trial of the grid.
 
@@ -152,18 +160,30 @@ class ReportTrial:
     error: why it did not finish. Finished trials whose labels differ only in ``seed`` are one setting, and are
     averaged. Whatever is unknown, because the trial failed or has not run, is None or empty. Of a stopped trial,
     privacy is what it had cost when it was stopped, and quality what it had reached.
+
+    params: flat; numbers where a number is meant (``epochs: 30``, ``noise.initial_noise_multiplier: 1.3``). More of
+    them may come while the trial runs, but none may change. started and ended: of training, in seconds since 1970 UTC.
     """
 
     key: str
     labels: Mapping[str, Label]
-    status: Status
+    state: TrialState
     error: str | None = None
     privacy: ReportPrivacy | None = None
     quality: ReportQuality | None = None
     individuals: IndividualStatistics | None = None
     history: tuple[ReportEpoch, ...] = ()
-    wall_seconds: float | None = None
     notes: tuple[str, ...] = ()
+    params: Mapping[str, Label] = field(default_factory=dict)
+    dataset: PublishedDataset | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+    started: float | None = None
+    ended: float | None = None
+
+    @property
+    def wall_seconds(self) -> float | None:
+        """How long training took; None before it ended."""
+        return self.ended - self.started if self.started is not None and self.ended is not None else None
 
     @property
     def is_baseline(self) -> bool:

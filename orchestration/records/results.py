@@ -1,38 +1,22 @@
-"""What a trial found, as stored in its ``result.json``, and how it is shown beside the others."""
+"""What a trial found, as stored in its ``result.json``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from accounting.accountants import account
 from accounting.errors import DataCorruption
-from accounting.estimates import Kind, PrivacyEstimate
+from accounting.estimates import PrivacyEstimate
 from accounting.mechanism import Trace
-from accounting.records.shards import Epsilons
-from accounting.release import ReleasedStatistics
 from orchestration.records.published import (
-    GroupEpsilon,
-    Histogram,
     IndividualStatistics,
-    Label,
     ReportEpoch,
-    ReportGroup,
-    ReportPrivacy,
-    ReportQuality,
-    ReportTrial,
 )
 from orchestration.records.sealed import read_sealed, write_sealed
-from workers.evaluation import Evaluation, cost_of_privacy
-from workers.history import Progress, TrainingResult
+from workers.evaluation import Evaluation
+from workers.history import TrainingResult
 from workers.spec import TrialSpec
-
-_QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
-_BINS = 30
 
 
 @dataclass(frozen=True)
@@ -45,9 +29,6 @@ class TrialResult:
     """
 
     key: str
-    labels: dict[str, Label]
-    baseline: str | None
-    target_epsilon: float | None
     spec: TrialSpec
     worst_case: PrivacyEstimate
     others: tuple[PrivacyEstimate, ...]
@@ -80,7 +61,6 @@ class StoppedTrial:
     """
 
     key: str
-    labels: dict[str, Label]
     spec: TrialSpec
     trace: Trace
     worst_case: PrivacyEstimate
@@ -128,154 +108,3 @@ def read_statistics(uri: str, next_step: str) -> IndividualStatistics | None:
         return None if content is None else _STATISTICS.validate_json(content)
     except ValidationError as error:
         raise DataCorruption(f"{uri} holds no statistics of this version of dpsweep; {next_step}") from error
-
-
-def claimed(epsilons: Epsilons, worst_case: PrivacyEstimate) -> Kind:
-    """What statistics of epsilons capped at the worst case may claim: no more than either of the two."""
-    return epsilons.kind if worst_case.kind == "guarantee" else "estimate"
-
-
-def exact_statistics(
-    epsilons: Epsilons, group_names: tuple[str, ...], worst_case: PrivacyEstimate
-) -> IndividualStatistics:
-    """Exact statistics of the epsilon_i of all training examples: private data.
-
-    The worst case holds for every example too, so where it is lower than an example's own bound it takes its place.
-    """
-    values = np.minimum(epsilons.upper, worst_case.epsilon)
-    counts, edges = np.histogram(values, bins=_BINS, range=(0.0, worst_case.epsilon))
-    return IndividualStatistics(
-        disclosure="raw",
-        kind=claimed(epsilons, worst_case),
-        mean=float(values.mean()),
-        median=float(np.median(values)),
-        quantiles={q: float(np.quantile(values, q)) for q in _QUANTILES},
-        groups=tuple(
-            _group_epsilon(name, values[epsilons.groups == group])
-            for group, name in enumerate(group_names)
-            if np.any(epsilons.groups == group)
-        ),
-        histogram=Histogram(tuple(edges.tolist()), tuple(counts.astype(float).tolist())),
-    )
-
-
-def released_statistics(
-    released: ReleasedStatistics, group_names: tuple[str, ...], kind: Kind, cost: float
-) -> IndividualStatistics:
-    """Statistics released with differential privacy, of which ``cost`` is the epsilon of the release alone."""
-    return IndividualStatistics(
-        disclosure="private",
-        kind=kind,
-        mean=released.mean_epsilon,
-        median=released.quantiles.get(0.5),
-        quantiles=released.quantiles,
-        groups=tuple(
-            GroupEpsilon(group_names[group.group], group.mean_epsilon, group.mean_standard_error, group.examples)
-            for group in released.groups
-        ),
-        histogram=Histogram(released.edges, released.histogram),
-        release_epsilon=cost,
-    )
-
-
-def _group_epsilon(name: str, values: NDArray[np.float64]) -> GroupEpsilon:
-    deviation = float(values.std(ddof=1)) if len(values) > 1 else 0.0
-    return GroupEpsilon(name, float(values.mean()), deviation / len(values) ** 0.5, float(len(values)))
-
-
-def epsilon_after(trace: Trace, step: int, delta: float) -> float:
-    """The worst case of the run up to ``step`` by RDP: an upper bound that is cheap enough to watch."""
-    return account(trace.until(step), delta, "rdp").epsilon
-
-
-def shown(result: TrialResult, baseline: TrialResult | None, individuals: IndividualStatistics | None) -> ReportTrial:
-    """The trial as reports and MLflow show it, with statistics of its training examples as given."""
-    return ReportTrial(
-        key=result.key,
-        labels=result.labels,
-        status="finished",
-        privacy=_privacy(result),
-        quality=_quality(result.training.evaluation, baseline.training.evaluation if baseline else None),
-        individuals=individuals,
-        history=_history(result),
-        wall_seconds=result.ended - result.started,
-        notes=_notes(result),
-    )
-
-
-def shown_stopped(stopped: StoppedTrial) -> ReportTrial:
-    """A trial that the scheduler stopped, without comparison: its model was not trained as long as the baseline's."""
-    found = "accuracy and ε are those" if stopped.spec.is_private else "accuracy is that"
-    return ReportTrial(
-        key=stopped.key,
-        labels=stopped.labels,
-        status="stopped",
-        error=f"by the scheduler after epoch {stopped.epoch} of {stopped.spec.epochs}; its {found} of that moment",
-        privacy=_privacy(stopped),
-        quality=_quality(stopped.evaluation, None),
-        history=stopped.history,
-        wall_seconds=stopped.ended - stopped.started,
-    )
-
-
-def _privacy(result: StoredResult) -> ReportPrivacy:
-    worst = result.worst_case
-    return ReportPrivacy(
-        epsilon=worst.epsilon,
-        delta=worst.delta,
-        accountant=worst.accountant,
-        kind=worst.kind,
-        adjacency=worst.adjacency,
-        group_epsilons={estimate.group_size: estimate.epsilon for estimate in result.groups},
-    )
-
-
-def _quality(evaluation: Evaluation, baseline: Evaluation | None) -> ReportQuality:
-    changes: Mapping[str, float] = cost_of_privacy(evaluation, baseline) if baseline else {}
-    return ReportQuality(
-        accuracy=evaluation.accuracy,
-        loss=evaluation.loss,
-        accuracy_change=evaluation.accuracy - baseline.accuracy if baseline else None,
-        groups=tuple(
-            ReportGroup(group.name, group.examples, group.accuracy, group.loss, changes.get(group.name))
-            for group in evaluation.groups
-        ),
-        fairness=evaluation.fairness,
-    )
-
-
-def _history(result: TrialResult) -> tuple[ReportEpoch, ...]:
-    return tuple(
-        ReportEpoch(
-            epoch=record.epoch,
-            step=record.step,
-            noise_multiplier=record.noise_multiplier,
-            clipping_bounds=record.bounds,
-            metrics=_measured(record.test, record.public, epsilon),
-        )
-        for record, epsilon in zip(result.training.history, result.epsilons, strict=True)
-    )
-
-
-def shown_epoch(progress: Progress, epsilon: float) -> ReportEpoch:
-    """The epoch that a running trial has just completed, at a bound on what it has cost by then."""
-    return ReportEpoch(
-        epoch=progress.epoch - 1,
-        step=progress.step,
-        noise_multiplier=progress.noise_multiplier,
-        metrics=_measured(progress.evaluation, progress.public_evaluation, epsilon),
-    )
-
-
-def _measured(test: Evaluation, public: Evaluation | None, epsilon: float) -> dict[str, float]:
-    return {
-        "test_accuracy": test.accuracy,
-        "test_loss": test.loss,
-        **({"public_accuracy": public.accuracy} if public else {}),
-        **({"epsilon": epsilon} if epsilon < float("inf") else {}),
-    }
-
-
-def _notes(result: TrialResult) -> tuple[str, ...]:
-    research = "trained with noise from a known seed: for experiments, not for release"
-    return (*result.training.notes, *((research,) if result.training.research_mode and result.spec.is_private else ()))

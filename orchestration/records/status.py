@@ -7,33 +7,57 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from orchestration.records.published import ReportEpoch
-
-State = Literal["pending", "training", "accounting", "finished", "stopped", "failed"]
-ENDED: frozenset[State] = frozenset({"finished", "stopped", "failed"})
+from orchestration.records.results import StoredResult, TrialResult
+from orchestration.records.states import TrialState
+from workers.history import Progress
 
 
 @dataclass(frozen=True)
 class TrialStatus:
-    """One trial. accuracy is of held-out test data; epsilon is the worst case so far, by RDP; seconds are UTC.
+    """What has happened to one trial.
 
-    history: the epochs that this run of the sweep saw.
+    progress: after the last epoch that this run of the sweep saw; epsilon_so_far: a bound on its cost by then, by RDP.
+    history: the epochs that this run saw. result: of a trial that is finished or stopped. started, trained and ended:
+    in this run of the sweep, in seconds since 1970 UTC.
     """
 
     key: str
     total_steps: int
-    state: State = "pending"
-    epoch: int = 0
-    step: int = 0
-    accuracy: float | None = None
-    epsilon: float | None = None
+    state: TrialState = TrialState.PENDING
+    progress: Progress | None = None
+    epsilon_so_far: float | None = None
+    history: tuple[ReportEpoch, ...] = ()
+    result: StoredResult | None = None
+    error: str | None = None
     started: float | None = None
     trained: float | None = None
     ended: float | None = None
-    error: str | None = None
-    history: tuple[ReportEpoch, ...] = ()
+
+    @property
+    def step(self) -> int:
+        """Steps done."""
+        if self.result is not None:
+            return self.result.steps
+        return self.progress.step if self.progress else 0
+
+    @property
+    def accuracy(self) -> float | None:
+        """On held-out test data."""
+        known = self.result or self.progress
+        return known.evaluation.accuracy if known else None
+
+    @property
+    def epsilon(self) -> float | None:
+        """The worst case: of the whole trial once it has a result, else so far."""
+        return self.result.worst_case.epsilon if self.result else self.epsilon_so_far
+
+
+def status_of(result: StoredResult) -> TrialStatus:
+    """The status of a trial of which an earlier run of the sweep left the result."""
+    state = TrialState.FINISHED if isinstance(result, TrialResult) else TrialState.STOPPED
+    return TrialStatus(result.key, result.steps, state, result=result, started=result.started, ended=result.ended)
 
 
 class SweepStatus:
@@ -64,23 +88,23 @@ class SweepStatus:
             before = self._trials[key]
             after = replace(before, **changes)  # type: ignore[arg-type]
             now = time.time()
-            if after.started is None and after.state != "pending":
+            if after.started is None and after.state is not TrialState.PENDING:
                 after = replace(after, started=now)
-            if after.trained is None and after.state == "accounting":
+            if after.trained is None and after.state is TrialState.ACCOUNTING:
                 after = replace(after, trained=now)
-            if after.state in ENDED and before.state not in ENDED:
+            if after.state.has_ended and not before.state.has_ended:
                 after = replace(after, ended=now)
             self._trials[key] = after
-        if after.state in ENDED and before.state not in ENDED:
+        if after.state.has_ended and not before.state.has_ended:
             self._on_end(after)
 
-    def assume(self, key: str, **facts: object) -> None:
-        """Take a trial as an earlier run left it: not announced, and no part of this run's pace."""
+    def restore(self, result: StoredResult) -> None:
+        """Take over the result of an earlier run, without announcing it or counting it in the time estimate."""
         with self._lock:
-            self._trials[key] = replace(self._trials[key], **facts)  # type: ignore[arg-type]
-            self._steps_at_start += self._trials[key].total_steps
+            self._trials[result.key] = replace(status_of(result), total_steps=self._trials[result.key].total_steps)
+            self._steps_at_start += self._trials[result.key].total_steps
 
-    def counts(self) -> Mapping[State, int]:
+    def counts(self) -> Mapping[TrialState, int]:
         return Counter(trial.state for trial in self.trials)
 
     @property
@@ -90,7 +114,7 @@ class SweepStatus:
     def seconds_left(self) -> float | None:
         """Estimated from the steps done since this run began; None before the first one."""
         trials = self.trials
-        done = sum(trial.total_steps if trial.state in ENDED else trial.step for trial in trials)
+        done = sum(trial.total_steps if trial.state.has_ended else trial.step for trial in trials)
         remaining = sum(trial.total_steps for trial in trials) - done
         since_start = done - self._steps_at_start
         return self.elapsed * remaining / since_start if since_start > 0 else None

@@ -23,6 +23,8 @@ from orchestration.comparison.statistics import spread
 from orchestration.records.published import ReportData, ReportEpoch, ReportGroup, ReportTrial
 from orchestration.report.style import BAND, FONT, INK, MUTED, RULE, Style, style_of
 
+MAIN_FIGURES = ("utility-fairness", "group-accuracy", "group-epsilon")
+"""The pictures that MLflow shows beside the report."""
 HISTOGRAM = "histogram of "
 """The names of histograms begin so; what follows says of what."""
 

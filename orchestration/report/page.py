@@ -31,6 +31,7 @@ from orchestration.records.published import (
     ReportQuality,
     ReportTrial,
 )
+from orchestration.records.states import TrialState
 from orchestration.report.figures import HISTOGRAM, figures
 from orchestration.report.html import key, note, panel, section
 from orchestration.report.prose import SENSITIVE, WITHHELD, headline, meanings
@@ -82,7 +83,7 @@ def _script_safe(value: Any) -> str:
 
 def _opening(data: ReportData, settings: Sequence[Setting]) -> str:
     description = f"<p>{escape(data.description)}</p>" if data.description else ""
-    done = sum(trial.status == "finished" for trial in data.trials)
+    done = sum(trial.state is TrialState.FINISHED for trial in data.trials)
     byline = [f"{done} of {len(data.trials)} trials finished", f"δ = {data.delta:g}", _date(data.created)]
     if data.wall_seconds is not None:
         byline.insert(1, seconds(data.wall_seconds))

@@ -21,6 +21,7 @@ from orchestration.comparison.metrics import (
 )
 from orchestration.comparison.settings import Setting, group_epsilon, group_epsilon_error, group_names, group_value
 from orchestration.records.published import Disclosure, ReportData
+from orchestration.records.states import TrialState
 
 WITHHELD: dict[Disclosure, str] = {
     "none": "Withheld. What training examples paid follows from their gradients, so even an average over a group of "
@@ -158,9 +159,9 @@ def group_correlation(setting: Setting) -> float | None:
 
 
 def _failures(data: ReportData) -> list[str]:
-    failed = sum(trial.status == "failed" for trial in data.trials)
-    stopped = sum(trial.status == "stopped" for trial in data.trials)
-    waiting = sum(trial.status in ("pending", "running") for trial in data.trials)
+    failed = sum(trial.state is TrialState.FAILED for trial in data.trials)
+    stopped = sum(trial.state is TrialState.STOPPED for trial in data.trials)
+    waiting = sum(not trial.state.has_ended for trial in data.trials)
     sentences = []
     if failed:
         subject = f"{failed} trials failed and are" if failed > 1 else "1 trial failed and is"

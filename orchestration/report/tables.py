@@ -93,11 +93,10 @@ def estimates_table(settings: Sequence[Setting], style: Style) -> str:
 def trials_table(trials: Sequence[ReportTrial]) -> str:
     """Every trial, with its status and whatever it has to say."""
     shown = columns(Place.TRIALS)
-    heads = (
-        ("Trial", ""), ("Status", ""), ("Accountant", ""), *((metric.heading, "n") for metric in shown), ("Remarks", ""),
-    )  # fmt: skip
+    words, numbers = ("Trial", "Status", "Accountant"), (metric.heading for metric in shown)
+    heads = (*((text, "") for text in words), *((text, "n") for text in numbers), ("Remarks", ""))
     rows = [_trial_row(trial, shown) for trial in trials]
-    return table(heads, rows, [trial.status for trial in trials]) if rows else "<p>None.</p>"
+    return table(heads, rows, [trial.state.word for trial in trials]) if rows else "<p>None.</p>"
 
 
 def _trial_row(trial: ReportTrial, shown: Sequence[Metric]) -> list[Cell]:
@@ -106,7 +105,7 @@ def _trial_row(trial: ReportTrial, shown: Sequence[Metric]) -> list[Cell]:
     remarks = [*([trial.error] if trial.error else []), *trial.notes]
     return [
         (f"{escape(setting_name(trial) + seed)}<br><small>{escape(trial.key)}</small>", ""),
-        (trial.status, ""),
+        (trial.state.word, ""),
         (_claim(privacy) if privacy and privacy.is_private else MISSING, ""),
         *((metric.format.one(metric.value(trial)), "n") for metric in shown),
         (escape("; ".join(remarks)), ""),

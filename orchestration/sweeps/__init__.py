@@ -1,1 +1,1 @@
-""""""
+"""What is asked: the sweep file, its grid of trials, and the plan of each."""

@@ -33,9 +33,9 @@ LONGEST_KEY = 120
 
 @dataclass(frozen=True)
 class GridPoint:
-    """One trial of the grid. With a target, the trial's noise multiplier is a start that the planner calibrates."""
+    """One trial that the sweep asks for. With a target, calibration starts from the noise multiplier of ``spec``."""
 
-    trial: TrialSpec
+    spec: TrialSpec
     labels: dict[str, Label]
     """The values that tell the trials of the sweep apart; always clipping, schedule and seed."""
     target_epsilon: float | None = None
@@ -43,8 +43,12 @@ class GridPoint:
     """Key of the non-private trial that shares everything else, where the sweep has one."""
 
     @property
+    def key(self) -> str:
+        return self.spec.key
+
+    @property
     def is_private(self) -> bool:
-        return self.trial.is_private
+        return self.spec.is_private
 
 
 def grid(sweep: SweepSpec) -> tuple[GridPoint, ...]:
@@ -62,7 +66,7 @@ def grid(sweep: SweepSpec) -> tuple[GridPoint, ...]:
         for level in _combinations(_private_axes(sweep))
     ]
     points = (*baselines, *private)
-    counted = Counter(point.trial.key for point in points)
+    counted = Counter(point.key for point in points)
     twice = [key for key, count in counted.items() if count > 1]
     if twice:
         raise InvalidInput(f"the sweep lists the same value of an axis twice; trials that coincide: {', '.join(twice)}")

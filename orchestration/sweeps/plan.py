@@ -25,7 +25,6 @@ from accounting.registry import build
 from accounting.release import ReleaseSpec
 from accounting.schedules import with_initial
 from orchestration.records.failures import shown
-from orchestration.records.published import Label
 from orchestration.sweeps.grid import GridPoint, grid
 from orchestration.sweeps.schema import SweepSpec
 from workers import clipping
@@ -56,21 +55,26 @@ class Costs:
 
 @dataclass(frozen=True)
 class PlannedTrial:
-    """A trial that can run. ``spec`` has its calibrated noise multiplier.
+    """A trial that can run. The spec of ``point`` has its calibrated noise multiplier.
 
     trace: what the trainer will have run at most; releases: what is released besides training, part of the trace.
     costs: the worst cases of the trace. shard_bytes: what the norm shards take before compression.
     """
 
-    spec: TrialSpec
-    labels: dict[str, Label]
-    target_epsilon: float | None
-    baseline: str | None
+    point: GridPoint
     trace: Trace
     costs: Costs
     releases: tuple[Release, ...]
     shard_bytes: int
     dataset: DatasetDescription
+
+    @property
+    def key(self) -> str:
+        return self.point.key
+
+    @property
+    def spec(self) -> TrialSpec:
+        return self.point.spec
 
 
 @dataclass(frozen=True)
@@ -113,7 +117,7 @@ def plan_sweep(sweep: SweepSpec, code: UserCode | None = NO_CODE) -> Plan:
         try:
             planned.append(_plan_trial(point, sweep, release, code))
         except (Exception, SystemExit) as error:  # user code raises what it likes, and its text may quote the data
-            refused.append(Refusal(point.trial.key, shown(error, sweep.disclosure), private_text(error)))
+            refused.append(Refusal(point.key, shown(error, sweep.disclosure), private_text(error)))
     untried = _untried(planned) if code is None else ()
     return Plan(tuple(planned), tuple(refused), (*_warnings(planned), *untried))
 
@@ -129,7 +133,7 @@ def release_spec(release: Component) -> ReleaseSpec | None:
 
 
 def _plan_trial(point: GridPoint, sweep: SweepSpec, release: ReleaseSpec | None, code: UserCode | None) -> PlannedTrial:
-    trial = point.trial
+    trial = point.spec
     if code is None and is_import_path(trial.data.name):
         raise InvalidInput(
             f"data source {trial.data.name!r} is the user's own code, which is not run here, and noise, steps and "
@@ -152,10 +156,7 @@ def _plan_trial(point: GridPoint, sweep: SweepSpec, release: ReleaseSpec | None,
         raise Unreachable("the budget does not pay for one epoch; raise it, or the noise multiplier")
     trace = mechanism.trace(epochs)
     return PlannedTrial(
-        spec=trial,
-        labels=point.labels,
-        target_epsilon=point.target_epsilon,
-        baseline=point.baseline,
+        point=replace(point, spec=trial),
         trace=trace,
         costs=costs(trace, trial.delta, sweep),
         releases=after_training,

@@ -240,6 +240,11 @@ class SweepSpec(Settings):
         named = [*(("data source", data.name) for data in self.data), *(("model", model.name) for model in self.model)]
         return tuple(sorted({(what, name) for what, name in named if is_import_path(name)}))
 
+    def plain(self) -> dict[str, Any]:
+        """The specification as plain values, every default written out."""
+        plain: dict[str, Any] = self.model_dump(mode="json")
+        return plain
+
     @model_validator(mode="after")
     def _selection_is_accounted(self) -> Self:
         scheduler = self.scheduler

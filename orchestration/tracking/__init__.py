@@ -1,1 +1,1 @@
-""""""
+"""Recording a sweep in MLflow while it runs."""

@@ -32,33 +32,21 @@ os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
 import sqlalchemy
 from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, Metric, Param, Run, RunTag
+from plotly.graph_objects import Figure
 
 from accounting.errors import DpsweepError
 from orchestration.comparison.metrics import final_metrics
 from orchestration.comparison.settings import Setting, finished_settings, setting_name
 from orchestration.comparison.statistics import spread
-from orchestration.records.published import ReportData, Status
-from orchestration.report.figures import figures
+from orchestration.records.published import PublishedDataset, ReportData, ReportTrial
+from orchestration.records.states import TrialState
 from orchestration.tracking.protocol import (
     RunStatus,
-    TrackedDataset,
     TrackedSweep,
-    TrackedTrial,
-    Tracker,
     TrackingUnavailable,
     epoch_metrics,
     group_table,
 )
-
-__all__ = [
-    "MlflowTracker",
-    "TrackedDataset",
-    "TrackedSweep",
-    "TrackedTrial",
-    "Tracker",
-    "TrackingUnavailable",
-    "embedded_tracking_uri",
-]
 
 T = TypeVar("T")
 
@@ -71,12 +59,12 @@ _SCALARS = ("final/", "privacy/", "fairness/", "deviation/", "trials/")
 _ENTITIES_PER_BATCH, _PARAMS_OR_TAGS_PER_BATCH = 1000, 100
 logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # prints a traceback for what is raised anyway
 _LONGEST_TAG, _LONGEST_PARAM, _LONGEST_NAME = 5000, 500, 250
-_MAIN_FIGURES = ("utility-fairness", "group-accuracy", "group-epsilon")
-_STATUSES: Mapping[Status, str] = {
-    "running": "RUNNING",
-    "finished": "FINISHED",
-    "stopped": "FINISHED",  # as intended: MLflow shows a killed run like a failed one; the outcome is in a tag
-    "failed": "FAILED",
+_STATUSES: Mapping[TrialState, str] = {
+    TrialState.TRAINING: "RUNNING",
+    TrialState.ACCOUNTING: "RUNNING",
+    TrialState.FINISHED: "FINISHED",
+    TrialState.STOPPED: "FINISHED",  # as intended: MLflow shows a killed run like a failed one; the outcome is in a tag
+    TrialState.FAILED: "FAILED",
 }
 _DEFAULT_PORTS = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306, "mssql": 1433}
 
@@ -102,7 +90,7 @@ class MlflowTracker:
             self._experiment = _experiment_id(self._client, experiment, location)
         self._sweep_id = self._parent = ""
         self._runs: dict[tuple[str, str], str] = {}
-        self._trials: dict[str, TrackedTrial] = {}
+        self._trials: dict[str, ReportTrial] = {}
         self._points: dict[str, set[tuple[str, int]]] = {}
         """Points of series that a run holds, as (name, step), by run."""
 
@@ -114,51 +102,49 @@ class MlflowTracker:
                 self._adopt(run)
             self._parent = self._runs.get(("sweep", "")) or self._create("sweep", "", sweep.name)
             self._client.update_run(self._parent, status="RUNNING")
-            self._write(self._parent, tags={**sweep.tags, _NOTE: sweep.description})
             self._client.log_text(self._parent, sweep.spec, "sweep.yaml")
             self._client.log_dict(self._parent, dict(sweep.manifest), "manifest.json")
         return self._parent
 
-    def log_trial(self, trial: TrackedTrial) -> str:
-        if trial.shown.status not in _STATUSES:
-            return self._runs.get(("trial", trial.shown.key), "")
-        with self._reported(f"cannot record trial {trial.shown.key} in"):
+    def log_trial(self, trial: ReportTrial) -> str:
+        if trial.state not in _STATUSES:
+            return self._runs.get(("trial", trial.key), "")
+        with self._reported(f"cannot record trial {trial.key} in"):
             run = self._trial_run(trial)
             self._write(run.info.run_id, run, params=_params(trial), tags=_tags(trial))
             self._log_epochs(run, trial)
-            self._log_final(run, final_metrics(trial.shown))
+            self._log_final(run, final_metrics(trial))
             self._log_groups(run, trial)
             if trial.dataset is not None and not (run.inputs and run.inputs.dataset_inputs):
                 self._client.log_inputs(run.info.run_id, [DatasetInput(_dataset(trial.dataset))])
-            self._end(run, _STATUSES[trial.shown.status], trial.ended)
-        self._trials[trial.shown.key] = trial
+            self._end(run, _STATUSES[trial.state], trial.ended)
+        self._trials[trial.key] = trial
         return str(run.info.run_id)
 
-    def log_report(self, page: str, data: ReportData) -> None:
+    def log_report(self, page: str, data: ReportData, figures: Mapping[str, Figure]) -> None:
         with self._reported("cannot attach the report in"):
             self._client.log_text(self._parent, page, "report.html")
-            drawn = figures(data)
-            for name in (name for name in _MAIN_FIGURES if name in drawn):
+            for name, figure in figures.items():
                 self._client.log_figure(
-                    self._parent, drawn[name], f"figures/{name}.html", save_kwargs={"include_plotlyjs": True}
+                    self._parent, figure, f"figures/{name}.html", save_kwargs={"include_plotlyjs": True}
                 )
             if data.disclosure == "raw":
                 self._write(self._parent, tags={"sensitive": "true"})
 
     def close(self, status: RunStatus = "FINISHED") -> None:
         with self._reported("cannot close the sweep in"):
-            for setting in finished_settings(trial.shown for trial in self._trials.values()):
+            for setting in finished_settings(trial for trial in self._trials.values()):
                 if len(setting.trials) > 1:
                     self._log_average(setting)
-            counts = {f"trials/{name}": float(self._count(name)) for name in ("finished", "stopped", "failed")}
+            counts = {f"trials/{state.word}": float(self._count(state)) for state in TrialState if state.has_ended}
             self._log_final(self._client.get_run(self._parent), counts)
             for run_id in self._runs.values():
                 if run_id != self._parent:
                     self._interrupt(self._client.get_run(run_id))
             self._client.set_terminated(self._parent, status)
 
-    def _count(self, status: Status) -> int:
-        return sum(trial.shown.status == status for trial in self._trials.values())
+    def _count(self, state: TrialState) -> int:
+        return sum(trial.state is state for trial in self._trials.values())
 
     def _runs_of_sweep(self) -> Iterator[Run]:
         """All runs of the sweep, oldest first."""
@@ -198,24 +184,24 @@ class MlflowTracker:
         self._runs[kind, key] = run.info.run_id
         return str(run.info.run_id)
 
-    def _trial_run(self, trial: TrackedTrial) -> Run:
+    def _trial_run(self, trial: ReportTrial) -> Run:
         """The run of the trial. One with other parameters (they cannot be changed) makes way for a new one."""
-        key = trial.shown.key
+        key = trial.key
         run_id = self._runs.get(("trial", key))
         if run_id is not None:
             run = self._client.get_run(run_id)
             params = _params(trial)
             if all(params.get(name, value) == value for name, value in run.data.params.items()):
-                if run.info.status != "RUNNING" and trial.shown.status == "running":
+                if run.info.status != "RUNNING" and trial.state == "running":
                     self._client.update_run(run_id, status="RUNNING")
                 return run
             self._client.delete_run(run_id)
-        seed = f" · seed {trial.shown.labels['seed']}" if "seed" in trial.shown.labels else ""
-        return self._client.get_run(self._create("trial", key, setting_name(trial.shown) + seed, trial.started))
+        seed = f" · seed {trial.labels['seed']}" if "seed" in trial.labels else ""
+        return self._client.get_run(self._create("trial", key, setting_name(trial) + seed, trial.started))
 
-    def _log_epochs(self, run: Run, trial: TrackedTrial) -> None:
+    def _log_epochs(self, run: Run, trial: ReportTrial) -> None:
         """Append what is not recorded yet of the series: epochs may be new, and series too once the trial has ended."""
-        history, run_id = trial.shown.history, run.info.run_id
+        history, run_id = trial.history, run.info.run_id
         recorded = self._points.pop(run_id, None)  # forgotten if writing fails: it may have succeeded in part
         if recorded is None:
             recorded = self._recorded_points(run)
@@ -247,9 +233,9 @@ class MlflowTracker:
         for chunk in _chunks(changed, _ENTITIES_PER_BATCH):
             self._client.log_batch(run.info.run_id, metrics=chunk)
 
-    def _log_groups(self, run: Run, trial: TrackedTrial) -> None:
+    def _log_groups(self, run: Run, trial: ReportTrial) -> None:
         """The table of groups; log_table appends to a table that is there, so a changed one is written over it."""
-        table = group_table(trial.shown)
+        table = group_table(trial)
         content = {"columns": list(table), "data": [list(row) for row in zip(*table.values(), strict=True)]}
         digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()
         if not content["data"] or run.data.tags.get(_GROUPS) == digest:
@@ -265,7 +251,7 @@ class MlflowTracker:
         name = f"{setting.name} · mean of {len(setting.trials)} seeds"
         run_id = self._runs.get(("average", setting.name)) or self._create("average", setting.name, name)
         members = [self._trials[trial.key] for trial in setting.trials]
-        found = [final_metrics(member.shown) for member in members]
+        found = [final_metrics(member) for member in members]
         values: dict[str, float] = {}
         for metric in _shared_names(found):
             over = spread(each[metric] for each in found)
@@ -342,26 +328,25 @@ def _experiment_id(client: MlflowClient, name: str, artifact_location: str | Non
     return str(experiment.experiment_id)
 
 
-def _params(trial: TrackedTrial) -> dict[str, str]:
+def _params(trial: ReportTrial) -> dict[str, str]:
     """Labels and everything else that was set; numbers are written as numbers."""
-    return {_name(key): str(value)[:_LONGEST_PARAM] for key, value in {**trial.shown.labels, **trial.params}.items()}
+    return {_name(key): str(value)[:_LONGEST_PARAM] for key, value in {**trial.labels, **trial.params}.items()}
 
 
-def _tags(trial: TrackedTrial) -> dict[str, str]:
-    shown = trial.shown
-    tags = {**trial.tags, _OUTCOME: shown.status}
-    if shown.privacy is not None:
-        tags |= {"private": str(shown.privacy.is_private).lower()}
-        tags |= {"accountant": shown.privacy.accountant, "adjacency": shown.privacy.adjacency}
-        tags |= {"epsilon_kind": shown.privacy.kind}
-    if shown.individuals is not None:
-        tags |= {"epsilon_i_kind": shown.individuals.kind, "disclosure": shown.individuals.disclosure}
-        tags |= {"sensitive": "true"} if shown.individuals.disclosure == "raw" else {}
-    remarks = [*([f"{shown.status.capitalize()}: {shown.error}"] if shown.error else []), *shown.notes]
+def _tags(trial: ReportTrial) -> dict[str, str]:
+    tags = {**trial.tags, _OUTCOME: trial.state.word}
+    if trial.privacy is not None:
+        tags |= {"private": str(trial.privacy.is_private).lower()}
+        tags |= {"accountant": trial.privacy.accountant, "adjacency": trial.privacy.adjacency}
+        tags |= {"epsilon_kind": trial.privacy.kind}
+    if trial.individuals is not None:
+        tags |= {"epsilon_i_kind": trial.individuals.kind, "disclosure": trial.individuals.disclosure}
+        tags |= {"sensitive": "true"} if trial.individuals.disclosure == "raw" else {}
+    remarks = [*([f"{trial.state.word.capitalize()}: {trial.error}"] if trial.error else []), *trial.notes]
     return {key: value[:_LONGEST_TAG] for key, value in {**tags, _NOTE: "\n\n".join(remarks)}.items()}
 
 
-def _dataset(dataset: TrackedDataset) -> Dataset:
+def _dataset(dataset: PublishedDataset) -> Dataset:
     profile = json.dumps(dict(dataset.profile))
     return Dataset(dataset.name, dataset.digest[:36], "dpsweep", json.dumps({"name": dataset.source}), None, profile)
 

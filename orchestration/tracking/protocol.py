@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from plotly.graph_objects import Figure
+
 from accounting.errors import DpsweepError
-from orchestration.records.published import Label, ReportData, ReportEpoch, ReportTrial
+from orchestration.records.published import ReportData, ReportEpoch, ReportTrial
 
 RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
 
@@ -32,34 +34,6 @@ class TrackedSweep:
     name: str
     spec: str
     manifest: Mapping[str, object] = field(default_factory=dict)
-    tags: Mapping[str, str] = field(default_factory=dict)
-    description: str = ""
-
-
-@dataclass(frozen=True)
-class TrackedDataset:
-    """Training data by name and digest, never by content. ``digest``: at most 36 characters."""
-
-    name: str
-    digest: str
-    source: str
-    profile: Mapping[str, int | float | str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class TrackedTrial:
-    """A trial as its run shows it.
-
-    params: flat; numbers where a number is meant (``epochs: 30``, ``noise.initial_noise_multiplier: 1.3``). More of
-    them may come while the trial runs, but none may change. started and ended: seconds since 1970.
-    """
-
-    shown: ReportTrial
-    params: Mapping[str, Label] = field(default_factory=dict)
-    dataset: TrackedDataset | None = None
-    tags: Mapping[str, str] = field(default_factory=dict)
-    started: float | None = None
-    ended: float | None = None
 
 
 class Tracker(Protocol):
@@ -68,11 +42,11 @@ class Tracker(Protocol):
     def open_sweep(self, sweep: TrackedSweep) -> str:
         """Start or continue the sweep; runs that a killed driver left RUNNING are closed. Returns the run's id."""
 
-    def log_trial(self, trial: TrackedTrial) -> str:
+    def log_trial(self, trial: ReportTrial) -> str:
         """Bring the trial's run up to date: call it while the trial runs, and when it ended. Returns the run's id."""
 
-    def log_report(self, page: str, data: ReportData) -> None:
-        """Attach the rendered page and its main figures to the sweep's run."""
+    def log_report(self, page: str, data: ReportData, figures: Mapping[str, Figure]) -> None:
+        """Attach the rendered page and its main figures to the sweep's run, marked where they are sensitive."""
 
     def close(self, status: RunStatus = "FINISHED") -> None:
         """Write the averages over seeds and end the sweep's run; no run of the sweep is RUNNING afterwards."""

@@ -6,7 +6,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from orchestration.tracking.protocol import TrackedTrial, Tracker, TrackingUnavailable
+from orchestration.records.published import ReportTrial
+from orchestration.tracking.protocol import Tracker, TrackingUnavailable
 
 INTERVAL, LONGEST_INTERVAL = 2.0, 30.0
 """Seconds between two updates, and at most that many while the tracker fails."""
@@ -23,9 +24,9 @@ class Recorder:
     current: the trial of a key, as it is now; called from the recorder's thread.
     """
 
-    def __init__(self, tracker: Tracker, current: Callable[[str], TrackedTrial]) -> None:
+    def __init__(self, tracker: Tracker, current: Callable[[str], ReportTrial]) -> None:
         self._tracker, self._current = tracker, current
-        self._recorded: dict[str, TrackedTrial] = {}
+        self._recorded: dict[str, ReportTrial] = {}
         self._changed: set[str] = set()
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="dpsweep-recorder", daemon=True)

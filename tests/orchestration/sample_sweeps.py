@@ -19,6 +19,7 @@ from orchestration.records.published import (
     ReportQuality,
     ReportTrial,
 )
+from orchestration.records.states import TrialState
 
 EPOCHS = 30
 DIGITS = tuple(f"digit {digit}" for digit in range(10))
@@ -114,7 +115,7 @@ def sample_trial(
     return ReportTrial(
         key="-".join(str(part) for part in (clipping, schedule, seed, *labels.values())),
         labels={"clipping": clipping, "schedule": schedule if private else "none", "seed": seed, **labels},
-        status="finished",
+        state=TrialState.FINISHED,
         privacy=ReportPrivacy(
             spent if private else math.inf,
             1e-5,
@@ -124,7 +125,8 @@ def sample_trial(
         quality=quality,
         individuals=_individuals(spent, noise, disclosure, quality) if private and disclosure != "none" else None,
         history=_history(clipping, schedule, 6.0 / target + 0.4 * (schedule == "exponential")) if private else (),
-        wall_seconds=7.5 + 3 * noise.random(),
+        started=1.7e9,
+        ended=1.7e9 + 7.5 + 3 * noise.random(),
     )
 
 
@@ -142,7 +144,7 @@ def sample_sweep(disclosure: str = "raw", targets: tuple[float, ...] = (3.0,), b
     failed = ReportTrial(
         "automatic-constant-0",
         {"clipping": "automatic", "schedule": "constant", "seed": 0},
-        "failed",
+        TrialState.FAILED,
         error="the training worker was lost three times: out of memory <node 10.0.0.7>",
     )
     return ReportData(

@@ -194,12 +194,12 @@ def test_running_again_needs_resume(sweep: FinishedSweep) -> None:
 def test_a_changed_sweep_cannot_be_resumed(sweep: FinishedSweep) -> None:
     text = sweep.file.read_text().replace("epochs: 4", "epochs: 5") + "execution: {threads: 2}\n"
     with pytest.raises(InvalidInput, match=r"changed in epochs, execution\.threads;"):
-        open_manifest(sweep.files, parse_sweep(text), text, resume=True)
+        open_manifest(sweep.files, parse_sweep(text).plain(), text, resume=True)
 
 
 def test_resources_may_change_between_runs(sweep: FinishedSweep) -> None:
     text = sweep.file.read_text() + "resources: {cpus: 0.5}\n"
-    manifest = open_manifest(sweep.files, parse_sweep(text), text, resume=True)
+    manifest = open_manifest(sweep.files, parse_sweep(text).plain(), text, resume=True)
     assert manifest.text == sweep.file.read_text()
 
 

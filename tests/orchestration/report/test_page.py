@@ -18,6 +18,7 @@ from orchestration.comparison.metrics import accuracy, median_epsilon, unequal_c
 from orchestration.comparison.settings import best_trade_offs, finished_settings, group_names
 from orchestration.comparison.statistics import pareto_front
 from orchestration.records.published import Histogram, ReportData, ReportPrivacy, ReportQuality
+from orchestration.records.states import TrialState
 from orchestration.report.figures import HISTOGRAM, figures
 from orchestration.report.page import render
 from orchestration.report.prose import WITHHELD, headline
@@ -140,7 +141,10 @@ def _broken(data: ReportData) -> ReportData:
         (replace(sample_sweep(), trials=(sample_trial(),)), "The private setting, flat · constant, reaches"),
         (sample_sweep(baseline=False), "No finished private trial has a non-private baseline"),
         (_broken(sample_sweep()), "The most accurate private setting"),
-        (replace(sample_sweep(), trials=(replace(sample_trial(), status="pending", quality=None),)), "--resume"),
+        (
+            replace(sample_sweep(), trials=(replace(sample_trial(), state=TrialState.PENDING, quality=None),)),
+            "--resume",
+        ),
     ],
     ids=["no trials", "all failed", "baseline only", "single trial", "no baseline", "not a number", "unfinished"],
 )

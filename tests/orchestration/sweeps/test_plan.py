@@ -37,8 +37,8 @@ def test_every_private_trial_meets_the_target_by_its_own_trace() -> None:
 
 
 def test_side_queries_and_releases_are_paid_for_inside_the_target() -> None:
-    plain = {trial.spec.key: trial for trial in planned().trials}
-    released = {trial.spec.key: trial for trial in planned(release="private").trials}
+    plain = {trial.key: trial for trial in planned().trials}
+    released = {trial.key: trial for trial in planned(release="private").trials}
     key = "dpsgd_f-constant-seed0"
     assert [release.name for release in released[key].trace.releases]
     assert released[key].costs.worst_case.epsilon <= 5.0

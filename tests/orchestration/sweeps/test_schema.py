@@ -17,24 +17,24 @@ SWEEPS = Path(__file__).parents[3] / "sweeps"
 
 
 def test_baselines_come_first_and_run_once_per_seed() -> None:
-    keys = [point.trial.key for point in grid(parse_sweep(SMALL))]
+    keys = [point.key for point in grid(parse_sweep(SMALL))]
     assert keys[:2] == ["non-private-seed0", "non-private-seed1"]
     assert len(keys) == 2 + 2 * 2 * 2
     assert "dpsgd_f-exponential-seed1" in keys
 
 
 def test_private_trials_name_the_baseline_that_shares_everything_else() -> None:
-    points = {point.trial.key: point for point in grid(parse_sweep(small(epochs=[1, 2])))}
+    points = {point.key: point for point in grid(parse_sweep(small(epochs=[1, 2])))}
     private = points["flat-constant-epochs2-seed1"]
     assert private.baseline == "non-private-epochs2-seed1"
     baseline = points[private.baseline]
-    assert (baseline.trial.epochs, baseline.trial.seed) == (2, 1)
+    assert (baseline.spec.epochs, baseline.spec.seed) == (2, 1)
     assert baseline.baseline is None
-    assert not baseline.trial.is_private
+    assert not baseline.spec.is_private
 
 
 def test_labels_hold_clipping_schedule_and_seed_and_whatever_else_varies() -> None:
-    points = {point.trial.key: point for point in grid(parse_sweep(small(epochs=[1, 2])))}
+    points = {point.key: point for point in grid(parse_sweep(small(epochs=[1, 2])))}
     assert points["flat-constant-epochs1-seed0"].labels == {
         "clipping": "flat",
         "schedule": "constant",
@@ -45,13 +45,13 @@ def test_labels_hold_clipping_schedule_and_seed_and_whatever_else_varies() -> No
 
 def test_equal_names_are_told_apart_by_their_parameters() -> None:
     sweep = parse_sweep(small(clipping=[{"name": "flat", "bound": 1.0}, {"name": "flat", "bound": 2.0}]))
-    assert next(point.trial.key for point in grid(sweep)) == "flat-bound1.0-constant-seed0"
+    assert next(point.key for point in grid(sweep)) == "flat-bound1.0-constant-seed0"
     assert all(point.baseline is None for point in grid(sweep))
 
 
 def test_values_that_look_alike_are_numbered() -> None:
     sweep = parse_sweep(small(data=[{"name": "digits", "split_seed": 0}, {"name": "digits", "split_seed": 1}]))
-    keys = [point.trial.key for point in grid(sweep)]
+    keys = [point.key for point in grid(sweep)]
     assert len(set(keys)) == len(keys)
 
 
@@ -60,18 +60,18 @@ def test_own_files_are_labelled_without_their_folders(tmp_path: Path) -> None:
     points = grid(parse_sweep(small(model=models, clipping="flat", noise="constant", seeds=0)))
     labels = ["models:narrow", "models:wide.1", "models:wide.2", "mlp"]
     assert [point.labels["model"] for point in points] == labels
-    assert [point.trial.model.name for point in points] == models
-    assert points[1].trial.key == "flat-models_wide.1-seed0"
+    assert [point.spec.model.name for point in points] == models
+    assert points[1].key == "flat-models_wide.1-seed0"
 
 
 def test_long_keys_are_cut_and_stay_apart(tmp_path: Path) -> None:
     folder = "/".join(["a" * 100] * 4)
     models = [{"name": "resnet20_gn", "initial_weights": f"/{folder}/{name}.pt"} for name in ("one", "two")]
-    keys = [point.trial.key for point in grid(parse_sweep(small(model=models)))]
+    keys = [point.key for point in grid(parse_sweep(small(model=models)))]
     assert len(set(keys)) == len(keys)
     assert max(map(len, keys)) == LONGEST_KEY == 120
     assert all((tmp_path / key).mkdir() is None for key in keys)
-    assert keys == [point.trial.key for point in grid(parse_sweep(small(model=models)))], "resuming finds them again"
+    assert keys == [point.key for point in grid(parse_sweep(small(model=models)))], "resuming finds them again"
 
 
 def test_every_axis_multiplies_the_grid() -> None:
@@ -88,15 +88,15 @@ def test_every_axis_multiplies_the_grid() -> None:
 def test_baseline_may_have_its_own_optimizer() -> None:
     sweep = parse_sweep(small(baseline={"optimizer": {"name": "sgd", "learning_rate": 0.01}}))
     points = grid(sweep)
-    assert points[0].trial.optimizer == Component("sgd", {"learning_rate": 0.01})
-    assert points[2].trial.optimizer == Component("sgd", {"learning_rate": 0.1})
+    assert points[0].spec.optimizer == Component("sgd", {"learning_rate": 0.01})
+    assert points[2].spec.optimizer == Component("sgd", {"learning_rate": 0.1})
 
 
 def test_noise_multipliers_may_be_given_instead_of_a_target() -> None:
     sweep = parse_sweep(small(privacy={"noise_multiplier": [1.0, 2.0], "delta": 1e-5}))
-    point = next(point for point in grid(sweep) if "sigma2" in point.trial.key)
+    point = next(point for point in grid(sweep) if "sigma2" in point.key)
     assert point.target_epsilon is None
-    assert point.trial.noise.initial_noise_multiplier == 2.0
+    assert point.spec.noise.initial_noise_multiplier == 2.0
 
 
 @pytest.mark.parametrize("file", sorted(SWEEPS.glob("*.yaml")), ids=lambda file: file.stem)

@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 
 from accounting.schedules import SCHEDULES
-from orchestration.records.published import ReportData, ReportTrial
+from orchestration.records.published import PublishedDataset, ReportData, ReportTrial
+from orchestration.records.states import TrialState
+from orchestration.report.figures import MAIN_FIGURES, figures
 from orchestration.tracking.mlflow import (
     MlflowTracker,
-    TrackedDataset,
     TrackedSweep,
-    TrackedTrial,
     embedded_tracking_uri,
 )
 from tests.orchestration.sample_sweeps import EPOCHS, sample_sweep, sample_trial
@@ -31,9 +31,9 @@ from workers.clipping import CLIPPING
 from mlflow import MlflowClient  # isort: skip  (after orchestration.tracking.mlflow, which keeps it quiet)
 from mlflow.entities import Run  # isort: skip
 
-SWEEP = TrackedSweep("sweep-1", "quickstart", "name: quickstart\n", {"python": "3.11"}, {"git.commit": "1f3c0de"})
+SWEEP = TrackedSweep("sweep-1", "quickstart", "name: quickstart\n", {"python": "3.11"})
 NOTHING = replace(sample_sweep("none"), trials=())
-DATA = TrackedDataset("digits", "9a1f", "scikit-learn", {"train_size": 1438})
+DATA = PublishedDataset("digits", "9a1f", "scikit-learn", {"train_size": 1438})
 
 
 def opened(folder: Path) -> MlflowTracker:
@@ -42,23 +42,25 @@ def opened(folder: Path) -> MlflowTracker:
     return tracker
 
 
-def tracked(shown: ReportTrial) -> TrackedTrial:
+def tracked(shown: ReportTrial) -> ReportTrial:
     first = shown.history[0].noise_multiplier if shown.history else 0.0
     params = {"epochs": EPOCHS, "noise.initial_noise_multiplier": first, "model": "mlp"}
-    return TrackedTrial(shown, params, DATA, {"baseline": "none-none-0"}, started=1.7e9, ended=1.7e9 + 10.0)
+    tags = {"baseline": "none-none-0"}
+    return replace(shown, params=params, dataset=DATA, tags=tags, started=1.7e9, ended=1.7e9 + 10.0)
 
 
-def some_trials(disclosure: str = "none") -> list[TrackedTrial]:
+def some_trials(disclosure: str = "none") -> list[ReportTrial]:
     """Two settings of two seeds each, a baseline, and a failure."""
     sweep = sample_sweep(disclosure)
     chosen = [trial for trial in sweep.trials if trial.labels["clipping"] in ("none", "flat", "automatic")]
     return [tracked(trial) for trial in chosen if trial.labels["schedule"] != "exponential"]
 
 
-def record(tracker: MlflowTracker, trials: list[TrackedTrial], data: ReportData = NOTHING) -> None:
+def record(tracker: MlflowTracker, trials: list[ReportTrial], data: ReportData = NOTHING) -> None:
     for trial in trials:
         tracker.log_trial(trial)
-    tracker.log_report("<html></html>", data)
+    drawn = {name: figure for name, figure in figures(data).items() if name in MAIN_FIGURES}
+    tracker.log_report("<html></html>", data, drawn)
     tracker.close()
 
 
@@ -92,12 +94,11 @@ def content(client: MlflowClient, experiment_name: str = "dpsweep") -> dict[str,
 
 def test_one_run_for_the_sweep_its_trials_and_its_averages_below(folder: Path) -> None:
     trials = some_trials()
-    record(opened(folder), trials, replace(NOTHING, trials=tuple(trial.shown for trial in trials)))
+    record(opened(folder), trials, replace(NOTHING, trials=tuple(trials)))
     runs = runs_of(client_of(folder))
     sweep = one(runs, kind="sweep")
     assert Counter(run.data.tags["dpsweep.kind"] for run in runs) == {"sweep": 1, "trial": 5, "average": 2}
     assert all(run.data.tags["mlflow.parentRunId"] == sweep.info.run_id for run in runs if run is not sweep)
-    assert sweep.data.tags["git.commit"] == "1f3c0de"
     assert (sweep.data.metrics["trials/finished"], sweep.data.metrics["trials/failed"]) == (4, 1)
     paths = {item.path for item in client_of(folder).list_artifacts(sweep.info.run_id)}
     assert paths == {"sweep.yaml", "manifest.json", "report.html", "figures"}
@@ -110,18 +111,18 @@ def test_a_trial_shows_parameters_scalars_series_groups_and_data(folder: Path) -
     run = one(runs_of(client), kind="trial")
     assert run.info.run_name == "dpsgd_f · exponential · seed 0"
     assert (run.info.start_time, run.info.end_time) == (1_700_000_000_000, 1_700_000_010_000)
-    assert float(run.data.params["noise.initial_noise_multiplier"]) == trial.shown.history[0].noise_multiplier
+    assert float(run.data.params["noise.initial_noise_multiplier"]) == trial.history[0].noise_multiplier
     assert {"clipping", "schedule", "seed", "epochs"} <= run.data.params.keys()
     scalars = {name for name in run.data.metrics if name.startswith(("final/", "privacy/", "fairness/"))}
     assert {"final/accuracy", "final/loss", "privacy/epsilon", "privacy/delta", "privacy/epsilon_group_of_4"} <= scalars
     assert {"fairness/accuracy_change", "fairness/worst_group_accuracy", "fairness/unequal_cost"} <= scalars
-    assert run.data.metrics["privacy/epsilon"] == trial.shown.privacy.epsilon
+    assert run.data.metrics["privacy/epsilon"] == trial.privacy.epsilon
     series = {point.step: point.value for point in client.get_metric_history(run.info.run_id, "noise_multiplier")}
-    assert series == {epoch.step: epoch.noise_multiplier for epoch in trial.shown.history}
+    assert series == {epoch.step: epoch.noise_multiplier for epoch in trial.history}
     assert len(client.get_metric_history(run.info.run_id, "clipping_bound/digit 8")) == EPOCHS
     table = json.loads(Path(client.download_artifacts(run.info.run_id, "groups.json")).read_text())
     assert table["columns"] == ["group", "test_examples", "accuracy", "loss", "accuracy_change"]
-    assert [row[0] for row in table["data"]] == [group.name for group in trial.shown.quality.groups]
+    assert [row[0] for row in table["data"]] == [group.name for group in trial.quality.groups]
     assert [item.dataset.digest for item in run.inputs.dataset_inputs] == [DATA.digest]
 
 
@@ -152,7 +153,7 @@ def test_averages_are_those_of_the_seeds(folder: Path) -> None:
     trials = some_trials()
     record(opened(folder), trials)
     average = one(runs_of(client_of(folder)), kind="average", setting="flat · constant")
-    seeds = [trial.shown for trial in trials if trial.shown.labels["clipping"] == "flat"]
+    seeds = [trial for trial in trials if trial.labels["clipping"] == "flat"]
     accuracies = [trial.quality.accuracy for trial in seeds]
     assert average.data.metrics["final/accuracy"] == pytest.approx(sum(accuracies) / 2)
     deviation = abs(accuracies[0] - accuracies[1]) / math.sqrt(2)
@@ -173,27 +174,29 @@ def test_a_trial_grows_while_it_runs(folder: Path) -> None:
     whole = tracked(sample_trial(disclosure="none"))
     tracker = opened(folder)
     for epochs in (3, 10):
-        seen = tuple(replace(epoch, clipping_bounds={}) for epoch in whole.shown.history[:epochs])
-        shown = replace(whole.shown, status="running", history=seen, quality=None)
-        tracker.log_trial(replace(whole, shown=shown, ended=None))
+        seen = tuple(replace(epoch, clipping_bounds={}) for epoch in whole.history[:epochs])
+        shown = replace(whole, state=TrialState.TRAINING, history=seen, quality=None)
+        tracker.log_trial(replace(shown, ended=None))
         run = one(runs_of(client_of(folder)), kind="trial")
         assert run.info.status == "RUNNING"
         assert len(client_of(folder).get_metric_history(run.info.run_id, "noise_multiplier")) == epochs
     tracker = opened(folder)
     assert one(runs_of(client_of(folder)), kind="trial").data.tags["dpsweep.outcome"] == "interrupted"
-    bounds = [replace(epoch, clipping_bounds={"all": 2.0}) for epoch in whole.shown.history]
-    tracker.log_trial(replace(whole, shown=replace(whole.shown, history=tuple(bounds))))
+    bounds = [replace(epoch, clipping_bounds={"all": 2.0}) for epoch in whole.history]
+    tracker.log_trial(replace(whole, history=tuple(bounds)))
     run = one(runs_of(client_of(folder)), kind="trial")
     assert (run.info.status, run.data.tags["dpsweep.outcome"]) == ("FINISHED", "finished")
     assert len(client_of(folder).get_metric_history(run.info.run_id, "clipping_bound")) == EPOCHS
     points = client_of(folder).get_metric_history(run.info.run_id, "noise_multiplier")
-    assert sorted(point.step for point in points) == [epoch.step for epoch in whole.shown.history]
+    assert sorted(point.step for point in points) == [epoch.step for epoch in whole.history]
 
 
 def test_a_failed_trial_is_continued_in_its_run(folder: Path) -> None:
     whole = tracked(sample_trial(disclosure="none"))
-    failed = ReportTrial(whole.shown.key, whole.shown.labels, "failed", error="out of memory")
-    record(opened(folder), [replace(whole, shown=failed)])
+    failed = replace(
+        whole, state=TrialState.FAILED, error="out of memory", privacy=None, quality=None, individuals=None, history=()
+    )
+    record(opened(folder), [failed])
     before = one(runs_of(client_of(folder)), kind="trial")
     assert (before.info.status, before.data.tags["dpsweep.outcome"]) == ("FAILED", "failed")
     assert before.data.tags["mlflow.note.content"] == "Failed: out of memory"
@@ -207,8 +210,8 @@ def test_a_failed_trial_is_continued_in_its_run(folder: Path) -> None:
 
 def test_a_stopped_trial_has_what_it_cost_but_nothing_final(folder: Path) -> None:
     whole = tracked(sample_trial(disclosure="none"))
-    stopped = replace(whole.shown, status="stopped", error="by the scheduler after epoch 3 of 30")
-    record(opened(folder), [replace(whole, shown=stopped), tracked(sample_trial(seed=1, disclosure="none"))])
+    stopped = replace(whole, state=TrialState.STOPPED, error="by the scheduler after epoch 3 of 30")
+    record(opened(folder), [stopped, tracked(sample_trial(seed=1, disclosure="none"))])
     runs = runs_of(client_of(folder))
     run = one(runs, kind="trial", outcome="stopped")
     assert run.info.status == "FINISHED"
@@ -231,8 +234,8 @@ def test_a_changed_number_replaces_the_old_one(folder: Path) -> None:
     """A baseline that completes later adds changes; a corrected smaller value must win over the larger old one."""
     trial = tracked(sample_trial(disclosure="none"))
     record(opened(folder), [trial])
-    quality = replace(trial.shown.quality, accuracy=0.1, groups=trial.shown.quality.groups[:2])
-    record(opened(folder), [replace(trial, shown=replace(trial.shown, quality=quality))])
+    quality = replace(trial.quality, accuracy=0.1, groups=trial.quality.groups[:2])
+    record(opened(folder), [replace(trial, quality=quality)])
     run = one(runs_of(client_of(folder)), kind="trial")
     assert run.data.metrics["final/accuracy"] == 0.1
     table = json.loads(Path(client_of(folder).download_artifacts(run.info.run_id, "groups.json")).read_text())
@@ -245,7 +248,7 @@ def test_exact_statistics_make_runs_sensitive(folder: Path, disclosure: str, sen
     tracker = opened(folder)
     for trial in trials:
         tracker.log_trial(trial)
-    tracker.log_report("", replace(sample_sweep(disclosure), trials=tuple(trial.shown for trial in trials)))
+    tracker.log_report("", replace(sample_sweep(disclosure), trials=tuple(trials)), {})
     tracker.close()
     runs = runs_of(client_of(folder))
     assert {run.data.tags.get("sensitive") for run in runs} == {"true" if sensitive else None}

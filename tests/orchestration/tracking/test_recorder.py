@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from orchestration.records.published import ReportTrial
+from orchestration.records.states import TrialState
 from orchestration.tracking import recorder
 from orchestration.tracking.mlflow import MlflowTracker, embedded_tracking_uri
-from orchestration.tracking.protocol import TrackedTrial
 from orchestration.tracking.recorder import Recorder
 from tests.orchestration.processes import wait_until
 from tests.orchestration.sample_sweeps import EPOCHS, sample_trial
@@ -27,14 +28,14 @@ class GrowingTrial:
 
     @property
     def key(self) -> str:
-        return self.whole.shown.key
+        return self.whole.key
 
-    def __call__(self, key: str) -> TrackedTrial:
+    def __call__(self, key: str) -> ReportTrial:
         assert key == self.key
         if self.epochs == EPOCHS:
             return self.whole
-        shown = replace(self.whole.shown, status="running", history=self.whole.shown.history[: self.epochs])
-        return replace(self.whole, shown=replace(shown, privacy=None, quality=None), ended=None)
+        seen = self.whole.history[: self.epochs]
+        return replace(self.whole, state=TrialState.TRAINING, history=seen, privacy=None, quality=None, ended=None)
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +63,7 @@ def test_a_trial_is_seen_while_it_trains(folder: Path) -> None:
     trial.epochs = EPOCHS
     following.finish([trial.key], lambda tracker: tracker.close())
     assert following.failure is None
-    assert recorded_steps(folder) == [epoch.step for epoch in trial.whole.shown.history]
+    assert recorded_steps(folder) == [epoch.step for epoch in trial.whole.history]
     assert {run.info.status for run in runs_of(client_of(folder))} == {"FINISHED"}
 
 
@@ -73,7 +74,7 @@ class SlowTracker(MlflowTracker):
         super().__init__(embedded_tracking_uri(folder), artifact_root=str(folder / "artifacts"))
         self.released, self.updates = threading.Event(), 0
 
-    def log_trial(self, trial: TrackedTrial) -> str:
+    def log_trial(self, trial: ReportTrial) -> str:
         self.updates += 1
         self.released.wait()
         return super().log_trial(trial)
@@ -90,7 +91,7 @@ def test_a_slow_tracker_holds_nothing_up_and_gets_fewer_updates(folder: Path) ->
     tracker.released.set()
     following.finish([trial.key], lambda tracker: tracker.close())
     assert tracker.updates <= 3
-    assert recorded_steps(folder) == [epoch.step for epoch in trial.whole.shown.history]
+    assert recorded_steps(folder) == [epoch.step for epoch in trial.whole.history]
 
 
 def test_a_tracker_that_was_gone_for_a_while_has_everything_in_the_end(folder: Path) -> None:
@@ -111,7 +112,7 @@ def test_a_tracker_that_was_gone_for_a_while_has_everything_in_the_end(folder: P
     trial.epochs = EPOCHS
     following.finish([trial.key], lambda tracker: tracker.close())
     assert following.failure is None
-    assert recorded_steps(folder) == [epoch.step for epoch in trial.whole.shown.history]
+    assert recorded_steps(folder) == [epoch.step for epoch in trial.whole.history]
     before = content(client_of(folder))
     again = Recorder(opened(folder), trial)
     again.start()

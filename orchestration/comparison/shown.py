@@ -1,0 +1,132 @@
+"""From what happened to a trial to what may be shown of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from orchestration.records.published import (
+    IndividualStatistics,
+    ReportEpoch,
+    ReportGroup,
+    ReportPrivacy,
+    ReportQuality,
+    ReportTrial,
+)
+from orchestration.records.results import StoppedTrial, StoredResult, TrialResult
+from orchestration.records.states import TrialState
+from orchestration.records.status import TrialStatus
+from orchestration.sweeps.grid import GridPoint
+from workers.evaluation import Evaluation, cost_of_privacy
+from workers.history import Progress
+
+
+def finished(
+    point: GridPoint, result: TrialResult, baseline: TrialResult | None, individuals: IndividualStatistics | None
+) -> ReportTrial:
+    """A finished trial beside its baseline, with statistics of its training examples as given."""
+    return ReportTrial(
+        key=point.key,
+        labels=point.labels,
+        state=TrialState.FINISHED,
+        privacy=_privacy(result),
+        quality=_quality(result.training.evaluation, baseline.training.evaluation if baseline else None),
+        individuals=individuals,
+        history=_history(result),
+        notes=_notes(result),
+        started=result.started,
+        ended=result.ended,
+    )
+
+
+def stopped(point: GridPoint, result: StoppedTrial) -> ReportTrial:
+    """A trial that the scheduler stopped, without comparison: its model was not trained as long as the baseline's."""
+    found = "accuracy and ε are those" if result.spec.is_private else "accuracy is that"
+    return ReportTrial(
+        key=point.key,
+        labels=point.labels,
+        state=TrialState.STOPPED,
+        error=f"by the scheduler after epoch {result.epoch} of {result.spec.epochs}; its {found} of that moment",
+        privacy=_privacy(result),
+        quality=_quality(result.evaluation, None),
+        history=result.history,
+        started=result.started,
+        ended=result.ended,
+    )
+
+
+def unfinished(point: GridPoint, status: TrialStatus) -> ReportTrial:
+    """A trial without a result: it waits, runs, or has failed."""
+    return ReportTrial(
+        key=point.key,
+        labels=point.labels,
+        state=status.state,
+        error=status.error,
+        privacy=None if point.is_private else ReportPrivacy(math.inf, point.spec.delta, accountant="none"),
+        history=status.history,
+        started=status.started,
+        ended=status.ended,
+    )
+
+
+def _privacy(result: StoredResult) -> ReportPrivacy:
+    worst = result.worst_case
+    return ReportPrivacy(
+        epsilon=worst.epsilon,
+        delta=worst.delta,
+        accountant=worst.accountant,
+        kind=worst.kind,
+        adjacency=worst.adjacency,
+        group_epsilons={estimate.group_size: estimate.epsilon for estimate in result.groups},
+    )
+
+
+def _quality(evaluation: Evaluation, baseline: Evaluation | None) -> ReportQuality:
+    changes: Mapping[str, float] = cost_of_privacy(evaluation, baseline) if baseline else {}
+    return ReportQuality(
+        accuracy=evaluation.accuracy,
+        loss=evaluation.loss,
+        accuracy_change=evaluation.accuracy - baseline.accuracy if baseline else None,
+        groups=tuple(
+            ReportGroup(group.name, group.examples, group.accuracy, group.loss, changes.get(group.name))
+            for group in evaluation.groups
+        ),
+        fairness=evaluation.fairness,
+    )
+
+
+def _history(result: TrialResult) -> tuple[ReportEpoch, ...]:
+    return tuple(
+        ReportEpoch(
+            epoch=record.epoch,
+            step=record.step,
+            noise_multiplier=record.noise_multiplier,
+            clipping_bounds=record.bounds,
+            metrics=_measured(record.test, record.public, epsilon),
+        )
+        for record, epsilon in zip(result.training.history, result.epsilons, strict=True)
+    )
+
+
+def epoch(progress: Progress, epsilon: float) -> ReportEpoch:
+    """The epoch that a running trial has just completed, at a bound on what it has cost by then."""
+    return ReportEpoch(
+        epoch=progress.epoch - 1,
+        step=progress.step,
+        noise_multiplier=progress.noise_multiplier,
+        metrics=_measured(progress.evaluation, progress.public_evaluation, epsilon),
+    )
+
+
+def _measured(test: Evaluation, public: Evaluation | None, epsilon: float) -> dict[str, float]:
+    return {
+        "test_accuracy": test.accuracy,
+        "test_loss": test.loss,
+        **({"public_accuracy": public.accuracy} if public else {}),
+        **({"epsilon": epsilon} if epsilon < float("inf") else {}),
+    }
+
+
+def _notes(result: TrialResult) -> tuple[str, ...]:
+    research = "trained with noise from a known seed: for experiments, not for release"
+    return (*result.training.notes, *((research,) if result.training.research_mode and result.spec.is_private else ()))
