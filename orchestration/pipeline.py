@@ -20,12 +20,11 @@ from orchestration.execution.coordinator import Coordinator, initial_status
 from orchestration.execution.disk_space import require_space
 from orchestration.execution.environment import EMBEDDED
 from orchestration.execution.tune import TrialContext, train
-from orchestration.records.claim import claimed
 from orchestration.records.failures import record_refusals
 from orchestration.records.integrity import damages, stored_result
 from orchestration.records.layout import SweepFiles, absolute, default_output
-from orchestration.records.lock import exclusive
 from orchestration.records.manifest import open_manifest, read_manifest, write_manifest
+from orchestration.records.ownership import claimed, exclusive
 from orchestration.records.status import SweepStatus, TrialStatus, status_of
 from orchestration.report.writing import write_reports
 from orchestration.sweeps.grid import grid

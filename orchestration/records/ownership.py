@@ -1,12 +1,13 @@
-"""One driver at a time in an object store, which knows no locks: a claim that its owner renews and others respect.
+"""One driver at a time: a folder is locked, and in an object store, which has no locks, a claim is renewed.
 
-A folder needs none: it is locked (`orchestration.records.lock`), and Linux passes such locks on to NFS servers, so
-they hold between machines unless the folder is mounted with ``nolock``.
+A lock ends with its process, and Linux passes such locks on to NFS servers, so they hold between machines unless the
+folder is mounted with ``nolock``. A claim is a file that its owner renews and others respect.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import secrets
@@ -17,10 +18,12 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 from accounting.errors import InvalidInput, StorageError
 from accounting.records.files import read_bytes, write_bytes_atomically
 
+_LOCK = ".lock"
 PERIOD = 20.0
 """Seconds between two renewals; a claim that is three times as old is taken over."""
 
@@ -33,6 +36,39 @@ class Claim:
     host: str
     pid: int
     renewed: float
+
+
+@contextlib.contextmanager
+def exclusive(folder: Path) -> Iterator[None]:
+    """Hold ``folder`` for the length of a ``with`` block; made if it is not there. The lock ends with the process.
+
+    Raises: InvalidInput when another process holds it, and when it cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / _LOCK).open("w")
+    except OSError as error:
+        raise InvalidInput(
+            f"cannot write to {folder}: {error.strerror}; choose another folder with --output"
+        ) from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise InvalidInput(
+                f"another dpsweep is running in {folder}; wait for it, or choose another folder with --output"
+            ) from error
+        try:
+            yield
+        finally:
+            _remove_unused(folder)
+
+
+def _remove_unused(folder: Path) -> None:
+    """A run that could not start leaves no folder behind."""
+    if [entry.name for entry in folder.iterdir()] == [_LOCK]:
+        (folder / _LOCK).unlink()
+        folder.rmdir()
 
 
 @contextlib.contextmanager
