@@ -33,7 +33,7 @@ from accounting.schedules import (
     planned_trace,
 )
 
-NOISE_MULTIPLIERS = (1e-2, 1e6)
+SEARCHED_NOISE_MULTIPLIERS = (1e-2, 1e6)
 """The range in which a noise multiplier is sought."""
 
 _TOLERANCE = 1e-6
@@ -170,9 +170,9 @@ def noise_multiplier_within_budget(trace_of: Callable[[float], Trace], budget: B
     def excess(noise_multiplier: float) -> float:
         return _excess(budget.cost(trace_of(noise_multiplier)), budget.limit)
 
-    found = _smallest(excess, *_guess(trace_of, budget), NOISE_MULTIPLIERS, budget.resolution)
+    found = _smallest(excess, *_guess(trace_of, budget), SEARCHED_NOISE_MULTIPLIERS, budget.resolution)
     if found is None:
-        largest = NOISE_MULTIPLIERS[1]
+        largest = SEARCHED_NOISE_MULTIPLIERS[1]
         raise Unreachable(
             f"{budget.unit} {budget.limit:g} is unreachable: even noise multiplier {largest:g} costs {budget.unit} "
             f"{budget.cost(trace_of(largest)):.6g}; raise the target or spend less on side queries and releases"
@@ -252,7 +252,11 @@ def _guess(trace_of: Callable[[float], Trace], budget: Budget) -> tuple[float, f
     single = EpsilonBudget(budget.limit / budget.group_size, budget.delta, "rdp")
     try:
         found = _smallest(
-            lambda sigma: _excess(single.cost(trace_of(sigma)), single.limit), 1.0, 0.5, NOISE_MULTIPLIERS, waste=1e-3
+            lambda sigma: _excess(single.cost(trace_of(sigma)), single.limit),
+            1.0,
+            0.5,
+            SEARCHED_NOISE_MULTIPLIERS,
+            waste=1e-3,
         )
     except UnsupportedMechanism:
         return 1.0, 0.5

@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from accounting.errors import UnsupportedMechanism, require_finite
-from accounting.individual.contributions import Array, checked_snapshots
+from accounting.individual.contributions import Array
 from accounting.mechanism import PoissonSampling, Trace
 from accounting.renyi import ORDERS, sampled_gaussian_rdp
+from accounting.snapshots import checked_snapshots
 
 
 def algorithm_2(

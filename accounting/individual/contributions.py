@@ -27,14 +27,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
-from accounting.errors import InvalidInput, require_numbers, require_whole
 from accounting.mechanism import (
     FixedBatchSampling,
     GaussianRelease,
@@ -44,7 +43,7 @@ from accounting.mechanism import (
     ShuffledSampling,
     Trace,
 )
-from accounting.records.shards import check_contributions
+from accounting.snapshots import checked_snapshots
 
 Array = NDArray[np.float64]
 
@@ -97,7 +96,7 @@ class SampledSteps:
 
 
 @dataclass(frozen=True)
-class Costs:
+class StepWeights:
     """Sufficient statistic of a block of examples.
 
     precision [rows] is the summed u of unsampled Gaussians (full batches, shuffled epochs, releases); pure are the
@@ -143,7 +142,7 @@ class RecordedContributions:
                     found |= part.offset + self.values[:, part.column] > 0.0
         return found
 
-    def costs(self, spread: Spread) -> Costs:
+    def costs(self, spread: Spread) -> StepWeights:
         """The costs of each example, sampled steps reduced by ``spread``."""
         values = np.minimum(np.ascontiguousarray(np.asarray(self.values, np.float64).T), 1.0)
         trace = self.trace
@@ -159,32 +158,7 @@ class RecordedContributions:
                 sampled.setdefault(sample_rate, []).extend(stretches)
         pure = tuple(release.epsilon for release in trace.releases if isinstance(release, PureRelease))
         parts = tuple(spread(sample_rate, stretches, values) for sample_rate, stretches in sampled.items())
-        return Costs(parts, precision, pure)
-
-
-def checked_snapshots(
-    steps: Sequence[int] | NDArray[np.integer[Any]], contributions: ArrayLike, trace: Trace
-) -> tuple[list[int], Array]:
-    """The steps of snapshots [snapshots] as ints, and their contributions [examples, snapshots] as doubles.
-
-    Raises: InvalidInput for steps that are no whole numbers, do not start at 0, do not increase or lie beyond the run,
-    for shapes that do not fit, for NaN and for contributions outside [0, 1].
-    """
-    starts = [require_whole("a snapshot step", step, at_least=0) for step in require_numbers("steps", steps, 1)]
-    values = require_numbers("contributions", contributions, 2)
-    if values.shape[1] != len(starts):
-        raise InvalidInput(
-            f"contributions have shape {values.shape}, but must be [examples, {len(starts)}], one column per snapshot"
-        )
-    if not starts or starts[0] != 0 or any(later <= earlier for earlier, later in pairwise(starts)):
-        raise InvalidInput(f"snapshot steps are {starts[:5]}..., but must start at 0 and increase")
-    if starts[-1] >= max(trace.steps, 1):
-        raise InvalidInput(
-            f"a snapshot was taken at step {starts[-1]}, but the trace has {trace.steps} steps; give the trace of the "
-            "run that recorded it"
-        )
-    check_contributions(values, "individual accounting")
-    return starts, np.asarray(values, np.float64)
+        return StepWeights(parts, precision, pure)
 
 
 def _sample_rate(sampling: Sampling) -> float:

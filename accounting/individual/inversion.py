@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from accounting.individual.contour import Complex, Contour
-from accounting.individual.contributions import Array, Costs, SampledSteps
+from accounting.individual.contributions import Array, SampledSteps, StepWeights
 from accounting.renyi import ORDERS, best_orders
 
 _TILT_STEP, _PERIOD_STEP, _REACH_STEP = 1.25, 2.0, 2.0**0.5
@@ -65,7 +65,7 @@ class Bucket:
     stops: tuple[int, ...]
 
 
-def buckets(costs: Costs, rdp: Array, bound: Array, delta: float) -> Iterator[Bucket]:
+def buckets(costs: StepWeights, rdp: Array, bound: Array, delta: float) -> Iterator[Bucket]:
     """Every row that costs something, but not too much, in one bucket, which is chosen by that row alone.
 
     rdp [rows, orders] and bound [rows] are the Renyi results of the rows.
@@ -111,19 +111,19 @@ def _stops(part: SampledSteps) -> NDArray[np.intp]:
     return np.asarray(np.maximum(stops[np.searchsorted(stops, reach, side="right")], 2))
 
 
-def select(costs: Costs, rows: NDArray[np.intp]) -> Costs:
+def select(costs: StepWeights, rows: NDArray[np.intp]) -> StepWeights:
     sampled = tuple(SampledSteps(p.sample_rate, p.precisions, p.weights[rows]) for p in costs.sampled)
-    return Costs(sampled, costs.precision[rows], costs.pure)
+    return StepWeights(sampled, costs.precision[rows], costs.pure)
 
 
-def without_nodes_from(stops: tuple[int, ...], costs: Costs) -> Costs:
+def without_nodes_from(stops: tuple[int, ...], costs: StepWeights) -> StepWeights:
     """The same costs without the nodes from ``stops`` on, which no row reaches."""
     sampled = []
     for part, stop in zip(costs.sampled, stops, strict=True):
         matrix = part.weights
         weights = sparse.csr_array((matrix.data, matrix.indices, matrix.indptr), (matrix.shape[0], stop))
         sampled.append(SampledSteps(part.sample_rate, part.precisions[:stop], weights))
-    return Costs(tuple(sampled), costs.precision, costs.pure)
+    return StepWeights(tuple(sampled), costs.precision, costs.pure)
 
 
 def aliasing(contour: Contour, rdp: Array, epsilons: Array) -> Array:

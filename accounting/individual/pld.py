@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accounting.individual.contour import EXPONENTS, Complex, Contour, DecayBound, decay_bound, moment_table
-from accounting.individual.contributions import Array, Costs, RecordedContributions, spread_linearly
+from accounting.individual.contributions import Array, RecordedContributions, StepWeights, spread_linearly
 from accounting.individual.inversion import (
     FLOAT_ERROR,
     LARGEST_EPSILON,
@@ -74,7 +74,7 @@ def pld_epsilons(contributions: RecordedContributions, delta: float) -> tuple[Ar
     return upper, np.minimum(lower, upper)
 
 
-def _interpolated_epsilons(costs: Costs, rdp: Array, bound: Array, delta: float) -> tuple[Array, Array]:
+def _interpolated_epsilons(costs: StepWeights, rdp: Array, bound: Array, delta: float) -> tuple[Array, Array]:
     below = np.zeros_like(bound)
     above = {direction: np.where(bound > 0.0, np.inf, 0.0) for direction in EXPONENTS}
     for bucket in buckets(costs, rdp, bound, delta):
@@ -89,7 +89,7 @@ def _interpolated_epsilons(costs: Costs, rdp: Array, bound: Array, delta: float)
     return np.minimum(np.maximum.reduce(list(above.values())), bound), below
 
 
-def _log_decay(costs: Costs, bounds: Sequence[DecayBound], frequency: float) -> Array:
+def _log_decay(costs: StepWeights, bounds: Sequence[DecayBound], frequency: float) -> Array:
     """Proven fall [rows] of log |exp(K)| from the real point to every frequency from the given one on."""
     decay = 0.5 * costs.precision * frequency**2
     for part, bound in zip(costs.sampled, bounds, strict=True):
@@ -101,7 +101,7 @@ def _log_decay(costs: Costs, bounds: Sequence[DecayBound], frequency: float) -> 
 class _Group:
     """Rows that share a contour, in one direction. rdp [rows, orders] and bound [rows] are their Renyi results."""
 
-    costs: Costs
+    costs: StepWeights
     rdp: Array
     bound: Array
     delta: float

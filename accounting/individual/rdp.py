@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from accounting.individual.contributions import Array, Costs, RecordedContributions, SampledSteps, spread_linearly
+from accounting.individual.contributions import Array, RecordedContributions, SampledSteps, StepWeights, spread_linearly
 from accounting.renyi import ORDERS, epsilon_improved, pure_rdp, sampled_gaussian_rdp
 
 _TABLE_ERROR = 4e-9
@@ -25,12 +25,12 @@ def rdp_epsilons(contributions: RecordedContributions, delta: float) -> tuple[Ar
     return epsilon_improved(upper, delta), epsilon_improved(lower, delta)
 
 
-def rdp_upper(costs: Costs) -> Array:
+def rdp_upper(costs: StepWeights) -> Array:
     """RDP of every example, from above, at `ORDERS`; shape [rows, orders]."""
     return _rdp(costs, [_table(part) for part in costs.sampled])
 
 
-def _rdp(costs: Costs, tables: Sequence[Array]) -> Array:
+def _rdp(costs: StepWeights, tables: Sequence[Array]) -> Array:
     total = costs.precision[:, None] * (0.5 * ORDERS)
     for epsilon in costs.pure:
         total += pure_rdp(epsilon)

@@ -16,7 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accounting.individual.contour import EXPONENTS, NODE_ERROR, Complex, Contour, node_log_moments
-from accounting.individual.contributions import Array, Costs, RecordedContributions, SampledSteps, round_down, round_up
+from accounting.individual.contributions import (
+    Array,
+    RecordedContributions,
+    SampledSteps,
+    StepWeights,
+    round_down,
+    round_up,
+)
 from accounting.individual.inversion import (
     FLOAT_ERROR,
     LOOSE,
@@ -68,7 +75,7 @@ def rounded_epsilons(
     return upper, lower
 
 
-def _inversion(up: Costs, down: Costs, bucket: Bucket, size: int, direction: str) -> _Inversion:
+def _inversion(up: StepWeights, down: StepWeights, bucket: Bucket, size: int, direction: str) -> _Inversion:
     contour = Contour(bucket.tilt, 2.0 * np.pi / bucket.period, size)
     parts = zip(up.sampled, down.sampled, bucket.stops, strict=True)
     tables = tuple(_table(one, other, bucket.rows, stop, contour, direction) for one, other, stop in parts)
@@ -95,7 +102,7 @@ class _Inversion:
     damping: float
     tables: Sequence[Array]
 
-    def solve(self, up: Costs, down: Costs, rdp: Array, bound: Array, delta: float) -> tuple[Array, Array]:
+    def solve(self, up: StepWeights, down: StepWeights, rdp: Array, bound: Array, delta: float) -> tuple[Array, Array]:
         """Upper and lower epsilon [rows] of costs rounded up and down."""
         contour, v = self.contour, self.damping
         scale = np.log(contour.spacing / np.pi) - np.log(delta)
@@ -107,7 +114,7 @@ class _Inversion:
             below = Curve(contour, terms, -error, scale - np.log1p(added))
             return upper, certified_lower(below, np.minimum(upper, bound), nearly)
 
-    def _terms(self, costs: Costs, kernel: Complex) -> tuple[Complex, Array]:
+    def _terms(self, costs: StepWeights, kernel: Complex) -> tuple[Complex, Array]:
         """Terms [points, rows] of the trapezoidal rule without e^(eps (1-z)), and a bound [rows] on their error.
 
         Rounding errs by at most the peak exp(K(a)) times (1 + NODE_ERROR)^steps - 1.

@@ -20,7 +20,7 @@ from accounting.errors import require_finite
 from accounting.gaussian import gaussian_delta, gaussian_epsilon
 from accounting.mechanism import Contributions, Trace
 from accounting.pld.ceilings import Method, gaussian_ceiling, gaussian_delta_ceiling, renyi_ceiling, total_variation
-from accounting.pld.fourier import Composed, Plan, compose, compose_upper
+from accounting.pld.fourier import Composed, LatticePlan, compose, compose_upper
 from accounting.pld.group_rounds import Rounds, rounds_of_group
 from accounting.pld.lattice import make_plan, spacing_for
 from accounting.pld.loss import DIRECTIONS, MAX_POINTS
@@ -156,7 +156,7 @@ def _tail(rounds: Rounds, delta: float) -> float:
     return max(delta * 1e-8 / rounds.count, 1e-300)
 
 
-def _is_too_coarse(rounds: Rounds, plan: Plan) -> bool:
+def _is_too_coarse(rounds: Rounds, plan: LatticePlan) -> bool:
     """Whether the lattice certifies no more than the ceilings do, or does not hold the losses of pure releases."""
     holds_pure = max(rounds.pure, default=0.0) <= plan.spacing * MAX_POINTS
     coarse = plan.spacing > _COARSEST or plan.spacing * plan.tilt > _STEEPEST

@@ -45,7 +45,7 @@ _CHUNKS = 8  # fixed, so that the order of products, and with it every bit, is i
 
 
 @dataclass(frozen=True)
-class Plan:
+class LatticePlan:
     """How to compose: lattice ``spacing`` and ``points``, the window's first loss ``bottom``, and the tilts.
 
     tilt: theta. up, down: how far above and below theta the Chernoff bounds of the aliasing look. centre: the epsilon
@@ -219,7 +219,7 @@ class Composed:
         return float(np.exp(min(exponent, 0.0))) + self.opposite_infinity
 
 
-def compose(rounds: Rounds, plan: Plan) -> Composed:
+def compose(rounds: Rounds, plan: LatticePlan) -> Composed:
     """Compose all rounds under the plan, from above and below; the result is certified whatever the plan."""
     total = _product(rounds, lambda mixture: _factors_of(mixture, plan), lambda eps: _randomised_response(eps, plan))
     return Composed(
@@ -231,7 +231,7 @@ def compose(rounds: Rounds, plan: Plan) -> Composed:
     )
 
 
-def compose_upper(rounds: Rounds, plan: Plan) -> Curve:
+def compose_upper(rounds: Rounds, plan: LatticePlan) -> Curve:
     """`compose` without the lower bound and the other direction, at less than half the price."""
 
     def of_mixture(mixture: SensitivityMixture) -> _Factor:
@@ -266,7 +266,7 @@ def _times(products: Iterable[Product]) -> Product:
     return functools.reduce(operator.mul, products)
 
 
-def _factors_of(mixture: SensitivityMixture, plan: Plan) -> _Factors:
+def _factors_of(mixture: SensitivityMixture, plan: LatticePlan) -> _Factors:
     kept = mixture.truncated(plan.tail).pooled(MAX_ATOMS, "upper")
     rounded = mixture.rounded_down(plan.tail).pooled(MAX_ATOMS, "lower")
     table = tabulate(kept, plan.spacing, plan.direction, plan.tail, plan.floor)
@@ -280,7 +280,7 @@ def _factors_of(mixture: SensitivityMixture, plan: Plan) -> _Factors:
     return _Factors(upper, lower, _log_mgf(opposite, plan.opposite), opposite.infinity_mass)
 
 
-def _randomised_response(epsilon: float, plan: Plan) -> _Factors:
+def _randomised_response(epsilon: float, plan: LatticePlan) -> _Factors:
     """Losses +-epsilon with odds exp(epsilon), which dominates every (epsilon, 0)-DP mechanism (Kairouz et al., 2015).
 
     Upper: each atom spread over its two nodes, keeping its mass under both measures. Lower: rounded down a node.
@@ -300,7 +300,7 @@ def _randomised_response(epsilon: float, plan: Plan) -> _Factors:
     return _Factors(from_above, from_below, log_opposite)
 
 
-def _factors(laws: Sequence[LatticeLoss], plan: Plan) -> list[_Factor]:
+def _factors(laws: Sequence[LatticeLoss], plan: LatticePlan) -> list[_Factor]:
     """The factors of tilted laws, with their spectra on the ring from one transform (faster than one each)."""
     with np.errstate(divide="ignore"):
         exponents = [np.log(law.probabilities) + plan.tilt * law.losses for law in laws]
@@ -320,7 +320,7 @@ def _ring(start: float, weights: Array, points: int) -> Array:
     return np.asarray(ring.reshape(laps, points).sum(axis=0))
 
 
-def _factor(law: LatticeLoss, exponents: Array, log_total: float, spectrum: Spectrum, plan: Plan) -> _Factor:
+def _factor(law: LatticeLoss, exponents: Array, log_total: float, spectrum: Spectrum, plan: LatticePlan) -> _Factor:
     losses = law.losses
     with np.errstate(divide="ignore"):
         log_rounding = np.log(law.rounding)
@@ -359,7 +359,7 @@ def transform_error(rounds: int, tilt: float, spacing: float, points: int) -> fl
     return float(entry * (1 / (tilt * (1 + tilt) * spacing) + 1.0))
 
 
-def _curve(total: _Factor, plan: Plan, bound: Bound) -> Curve:
+def _curve(total: _Factor, plan: LatticePlan, bound: Bound) -> Curve:
     """Invert the spectrum, cut the ring open at the window's bottom and sum from the top."""
     theta, spacing, points, centre = plan.tilt, plan.spacing, plan.points, plan.centre
     ring = fft.irfft(total.spectrum, points)

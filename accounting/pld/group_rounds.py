@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from accounting.errors import InvalidInput
-from accounting.individual.contributions import checked_snapshots
 from accounting.mechanism import (
     FixedBatchSampling,
     GaussianRelease,
@@ -32,6 +31,7 @@ from accounting.pld.sensitivity import (
     poisson_group,
 )
 from accounting.rounds import require_group_size
+from accounting.snapshots import checked_snapshots
 
 _GRID_POINTS = 512  # contributions of given examples are rounded up to this share of their largest
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import fft
 
-from accounting.pld.fourier import Plan, transform_error
+from accounting.pld.fourier import LatticePlan, transform_error
 from accounting.pld.group_rounds import Rounds
 from accounting.pld.loss import MAX_POINTS
 from accounting.pld.saddlepoint import Cumulants, Saddle, chernoff_tilt, log_peak
@@ -33,7 +33,7 @@ def spacing_for(rounds: Rounds, saddle: Saddle, tolerance: float) -> float:
 
 def make_plan(
     generating: Cumulants, other: Cumulants, saddle: Saddle, spacing: float, tail: float, rounds: int
-) -> Plan:
+) -> LatticePlan:
     """A plan around ``saddle``; the spacing grows if window or tables would otherwise be too long.
 
     A tilt below the saddle point's narrows the window, since rare large losses weigh less, until the transform's
@@ -46,7 +46,7 @@ def make_plan(
     spacing = max(spacing, (window.length + max(generating.highest, 0.0)) / affordable)
     points = min(float(MAX_POINTS), window.length / spacing)
     half = fft.next_fast_len(int(np.ceil(points)) // 2 + 13, real=True)
-    return Plan(
+    return LatticePlan(
         direction=generating.direction,
         spacing=spacing,
         points=2 * half,
