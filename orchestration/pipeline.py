@@ -12,14 +12,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from accounting.errors import DataCorruption, InvalidInput
-from accounting.parallel import AccountingPool
 from accounting.records.files import exists, read_bytes
 from orchestration.comparison.record import SweepRecord, parse_failures
-from orchestration.execution.cluster import check_resources, check_shared_storage, connected
+from orchestration.execution.backend import backend
 from orchestration.execution.coordinator import Coordinator, initial_status
 from orchestration.execution.disk_space import require_space
 from orchestration.execution.environment import EMBEDDED
-from orchestration.execution.tune import TrialContext, train
 from orchestration.records.failures import record_refusals
 from orchestration.records.integrity import damages, stored_result
 from orchestration.records.layout import SweepFiles, absolute, default_output
@@ -105,21 +103,15 @@ def run_sweep(request: RunRequest, display: Display) -> Outcome:
     with (
         exclusive(files.local_folder),
         claimed(files.claim),
-        connected(request.address, files.log, request.code) as code,
+        backend(request.address)(request.address, sweep, files, request.code) as execution,
     ):
-        if request.address == EMBEDDED:
-            check_resources(sweep.resources, sweep.accounting)
-        else:
-            check_shared_storage(files.probe)
         tracker = _tracker(tracking_uri, files)
         write_manifest(files, manifest)
         with (
-            AccountingPool(sweep.accounting.actors, num_cpus=sweep.accounting.cpus) as pool,
-            Coordinator(sweep, plan, manifest, files, tracker, status, pool.scatter) as coordinator,
+            Coordinator(sweep, plan, manifest, files, tracker, status, execution.scatter) as coordinator,
             display.watching(status),
         ):
-            context = TrialContext(files, sweep.disclosure, code)
-            train(coordinator.pending(), coordinator, sweep.resources, sweep.scheduler, context, manifest.sweep_id)
+            execution.train(coordinator.pending(), coordinator, manifest.sweep_id)
             record = coordinator.finish()
         if coordinator.tracking_failure:
             display.warn(f"{coordinator.tracking_failure}; the same command with --resume records what is missing")

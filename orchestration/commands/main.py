@@ -49,7 +49,11 @@ def run(
     sweep: SweepFile,
     output: Annotated[str | None, typer.Option(help="Folder or URI of the sweep (default: runs/NAME).")] = None,
     address: Annotated[
-        str, typer.Option(help="Ray: 'local' starts an embedded cluster; 'auto' or HOST:PORT joins a running one.")
+        str,
+        typer.Option(
+            help="Ray: 'local' starts an embedded cluster; 'auto' or HOST:PORT joins a running one; 'in-process' does "
+            "without Ray, one trial at a time, for debugging."
+        ),
     ] = EMBEDDED,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the sweep that the folder holds.")] = False,
     tracking_uri: Annotated[

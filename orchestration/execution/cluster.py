@@ -117,7 +117,9 @@ def _require_listener(address: str) -> None:
         return
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
-        raise InvalidInput(f"the address {address!r} is none of 'local', 'auto' and HOST:PORT (of the cluster's head)")
+        raise InvalidInput(
+            f"the address {address!r} is none of 'local', 'in-process', 'auto' and HOST:PORT (of the cluster's head)"
+        )
     if host in ("localhost", "127.0.0.1"):
         host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # what Ray makes of it
     try:

@@ -11,6 +11,9 @@ from workers.memory import ALLOCATOR
 EMBEDDED = "local"
 """The address of a Ray cluster that is started for the sweep and ends with it."""
 
+IN_PROCESS = "in-process"
+"""The address of this process: trials train one after the other, without Ray."""
+
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",

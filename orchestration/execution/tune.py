@@ -10,48 +10,18 @@ Tune stores and prints what a trial raises and reports: that is only what may be
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from ray import tune
 from ray.exceptions import RayTaskError
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 
 from accounting.errors import StorageError
-from orchestration.records.failures import record_failure
-from orchestration.records.layout import SweepFiles
-from orchestration.records.published import Disclosure
+from orchestration.execution.backend import TrainingObserver, TrialContext
 from orchestration.sweeps.plan import PlannedTrial
 from orchestration.sweeps.schema import ResourceSettings, SchedulerSettings
 from orchestration.sweeps.user_code import unpacked
-from workers.imports import UserCode
 from workers.trial import Progress, run_trial
-
-
-@dataclass(frozen=True)
-class TrialContext:
-    """What all trials of a run share: where they write, what is shown of their errors, and the user's own code."""
-
-    files: SweepFiles
-    disclosure: Disclosure
-    code: UserCode
-
-    def failure(self, key: str, error: BaseException) -> str:
-        """What is shown of the error that ended a trial; its text goes to the trial's private folder."""
-        return record_failure(error, self.files.trial(key), self.disclosure)
-
-
-class TrainingObserver(Protocol):
-    """Told what happens to trials, in the driver, in the order of events."""
-
-    def started(self, key: str) -> None: ...
-
-    def progressed(self, key: str, progress: Progress) -> None: ...
-
-    def ended(self, key: str) -> None:
-        """The trial trained to its end, or the scheduler stopped it early."""
-
-    def failed(self, key: str, error: str) -> None: ...
 
 
 def train_trial(config: Mapping[str, Any], trials: Mapping[str, PlannedTrial], context: TrialContext) -> None:
@@ -103,8 +73,6 @@ def train(
     name: str,
 ) -> None:
     """Train every trial and return when all have ended; what became of each is told to ``observer`` as it happens.
-
-    code: what of the user's own the workers may import, as `connected` gives it.
 
     Tune starts a trial again whose worker died while it ran, but gives up on one whose worker died before it ran. Those
     start again here, without the others for a scheduler to compare them with.

@@ -1,0 +1,90 @@
+"""Where trials train and parts of them are accounted: a protocol, what its implementations share, and the choice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from accounting.parallel import AccountingJob, PartResult
+from orchestration.execution.environment import EMBEDDED, IN_PROCESS
+from orchestration.records.failures import record_failure
+from orchestration.records.layout import SweepFiles
+from orchestration.records.published import Disclosure
+from orchestration.sweeps.plan import PlannedTrial
+from orchestration.sweeps.schema import SweepSpec
+from workers.imports import UserCode
+from workers.trial import Progress
+
+
+@dataclass(frozen=True)
+class TrialContext:
+    """What all trials of a run share: where they write, what is shown of their errors, and the user's own code."""
+
+    files: SweepFiles
+    disclosure: Disclosure
+    code: UserCode
+
+    def failure(self, key: str, error: BaseException) -> str:
+        """What is shown of the error that ended a trial; its text goes to the trial's private folder."""
+        return record_failure(error, self.files.trial(key), self.disclosure)
+
+
+class TrainingObserver(Protocol):
+    """Told what happens to trials, in the driver, in the order of events."""
+
+    def started(self, key: str) -> None: ...
+
+    def progressed(self, key: str, progress: Progress) -> None: ...
+
+    def ended(self, key: str) -> None:
+        """The trial trained to its end, or the scheduler stopped it early."""
+
+    def failed(self, key: str, error: str) -> None: ...
+
+
+class Backend(Protocol):
+    """Trains trials and accounts their parts."""
+
+    def train(self, trials: Sequence[PlannedTrial], observer: TrainingObserver, name: str) -> None:
+        """Train every trial and return when all have ended; each event is told to ``observer`` as it happens.
+
+        name: unique to the sweep, and the same when it is resumed.
+        """
+
+    def scatter(self, job: AccountingJob, parts: Sequence[int]) -> Iterator[PartResult]:
+        """The results of the parts of one trial, in order; as `accounting.parallel.Scatter`."""
+
+
+Opening = Callable[[str, SweepSpec, SweepFiles, UserCode], AbstractContextManager[Backend]]
+"""Address, sweep, its files and the user's code -> a backend for the length of a ``with`` block.
+
+Raises: InvalidInput, before anything is started, where the backend cannot run the sweep.
+"""
+
+
+def backend(address: str) -> Opening:
+    """The backend for ``--address``: this process, a Ray cluster started for the sweep, or one that runs already."""
+    return _OPENINGS.get(address, _on_cluster)()
+
+
+def _in_process() -> Opening:
+    from orchestration.execution.in_process import in_process
+
+    return in_process
+
+
+def _embedded() -> Opening:
+    from orchestration.execution.on_ray import embedded
+
+    return embedded
+
+
+def _on_cluster() -> Opening:
+    from orchestration.execution.on_ray import on_cluster
+
+    return on_cluster
+
+
+_OPENINGS: Mapping[str, Callable[[], Opening]] = {IN_PROCESS: _in_process, EMBEDDED: _embedded}

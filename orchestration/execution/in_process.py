@@ -1,0 +1,52 @@
+"""A sweep in this process, one trial after the other, without Ray: for debuggers, and for tests of what runs on Ray."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import final
+
+from accounting.errors import InvalidInput
+from accounting.parallel import AccountingJob, PartResult, account_in_process
+from orchestration.execution.backend import TrainingObserver, TrialContext
+from orchestration.execution.environment import IN_PROCESS
+from orchestration.records.layout import SweepFiles
+from orchestration.sweeps.plan import PlannedTrial
+from orchestration.sweeps.schema import SweepSpec
+from workers.imports import UserCode
+from workers.trial import run_trial
+
+
+@final
+class InProcess:
+    """A `Backend` that trains and accounts in the calling process. A crash of a trial is a crash of the sweep."""
+
+    def __init__(self, context: TrialContext) -> None:
+        self._context = context
+
+    def train(self, trials: Sequence[PlannedTrial], observer: TrainingObserver, name: str) -> None:
+        for planned in trials:
+            observer.started(planned.key)
+            root = self._context.files.trial(planned.key).root
+            report = partial(observer.progressed, planned.key)
+            try:
+                run_trial(planned.spec, root, code=self._context.code, releases=planned.releases, on_progress=report)
+            except (Exception, SystemExit) as error:  # user code raises what it likes
+                observer.failed(planned.key, self._context.failure(planned.key, error))
+            else:
+                observer.ended(planned.key)
+
+    def scatter(self, job: AccountingJob, parts: Sequence[int]) -> Iterator[PartResult]:
+        return account_in_process(job, parts)
+
+
+@contextlib.contextmanager
+def in_process(address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode) -> Iterator[InProcess]:
+    """Raises: InvalidInput for a scheduler that compares trials which run side by side."""
+    if sweep.scheduler.name != "fifo":
+        raise InvalidInput(
+            f"scheduler {sweep.scheduler.name!r} compares trials that run side by side, but --address {IN_PROCESS} "
+            "runs one after the other; use scheduler fifo, or another --address"
+        )
+    yield InProcess(TrialContext(files, sweep.disclosure, code))
