@@ -1,0 +1,191 @@
+"""The coordinator in one process: what becomes of trials that finish, fail, stop, or were there before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from plotly.graph_objects import Figure
+
+from accounting.parallel import AccountingJob, PartResult, Scatter, account_in_process
+from orchestration.comparison.record import SweepRecord
+from orchestration.execution.backend import TrialContext
+from orchestration.execution.coordinator import Coordinator, initial_status
+from orchestration.execution.in_process import InProcess
+from orchestration.records.layout import SweepFiles
+from orchestration.records.manifest import open_manifest
+from orchestration.records.published import ReportData, ReportTrial
+from orchestration.records.results import StoppedTrial, TrialResult, read_result
+from orchestration.records.states import TrialState
+from orchestration.records.status import SweepStatus
+from orchestration.sweeps.plan import Plan, plan_sweep
+from orchestration.sweeps.schema import parse_sweep
+from orchestration.tracking.protocol import RunStatus, TrackedSweep
+from tests.orchestration.sample_grids import small
+from workers.imports import NO_CODE
+from workers.trial import Progress, run_trial
+
+TEXT = small(clipping=["none", {"name": "flat", "bound": 1.0}], noise="constant", seeds=[0, 1])
+SWEEP = parse_sweep(TEXT)
+KEYS = ("non-private-seed0", "non-private-seed1", "flat-seed0", "flat-seed1")
+
+
+class KeptTracker:
+    """A tracker that keeps in memory what it was told last."""
+
+    def __init__(self) -> None:
+        self.trials: dict[str, ReportTrial] = {}
+        self.reports: list[ReportData] = []
+        self.closed: list[RunStatus] = []
+
+    def open_sweep(self, sweep: TrackedSweep) -> str:
+        return sweep.sweep_id
+
+    def log_trial(self, trial: ReportTrial) -> str:
+        self.trials[trial.key] = trial
+        return trial.key
+
+    def log_report(self, page: str, data: ReportData, figures: Mapping[str, Figure]) -> None:
+        self.reports.append(data)
+
+    def close(self, status: RunStatus = "FINISHED") -> None:
+        self.closed.append(status)
+
+
+class Bench:
+    """One sweep's folder, run as often as a test wants."""
+
+    def __init__(self, folder: Path, plan: Plan) -> None:
+        self.files, self.plan, self.tracker = SweepFiles(str(folder)), plan, KeptTracker()
+        self.manifest = open_manifest(self.files, SWEEP.plain(), TEXT, resume=False)
+        self.ended: list[str] = []
+
+    def coordinator(self, scatter: Scatter = account_in_process) -> Coordinator:
+        status = SweepStatus(initial_status(self.plan), lambda trial: self.ended.append(trial.key))
+        return Coordinator(SWEEP, self.plan, self.manifest, self.files, self.tracker, status, scatter)
+
+    def run(self, scatter: Scatter = account_in_process) -> SweepRecord:
+        execution = InProcess(TrialContext(self.files, SWEEP.disclosure, NO_CODE))
+        with self.coordinator(scatter) as coordinator:
+            execution.train(coordinator.pending(), coordinator, "name")
+            return coordinator.finish()
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return plan_sweep(SWEEP)
+
+
+@pytest.fixture
+def bench(tmp_path: Path, plan: Plan) -> Bench:
+    return Bench(tmp_path, plan)
+
+
+def test_every_trial_is_accounted_recorded_and_reported(bench: Bench) -> None:
+    record = bench.run()
+    assert {key: record.status(key).state for key in KEYS} == dict.fromkeys(KEYS, TrialState.FINISHED)
+    assert sorted(bench.ended) == sorted(KEYS)
+    assert not record.failed
+    assert {trial.state for trial in bench.tracker.trials.values()} == {TrialState.FINISHED}
+    private = bench.tracker.trials["flat-seed0"]
+    assert private.privacy is not None
+    assert private.privacy.epsilon == pytest.approx(5.0, rel=1e-3)
+    assert private.quality is not None
+    assert private.quality.accuracy_change is not None, "compared with its baseline"
+    assert bench.tracker.closed == ["FINISHED"]
+    assert Path(bench.files.report).is_file()
+    assert all(isinstance(read_result(bench.files.trial(key).result), TrialResult) for key in KEYS)
+
+
+def test_a_second_run_trains_nothing_and_tells_the_same(bench: Bench) -> None:
+    bench.run()
+    told, page = dict(bench.tracker.trials), Path(bench.files.report).read_bytes()
+    with bench.coordinator() as coordinator:
+        assert coordinator.pending() == []
+        coordinator.finish()
+    assert bench.tracker.trials == told
+    assert Path(bench.files.report).read_bytes() == page
+    assert sorted(bench.ended) == sorted(KEYS), "restored trials are not announced again"
+
+
+def test_what_was_trained_but_not_accounted_is_accounted(bench: Bench) -> None:
+    bench.run()
+    files = bench.files.trial("flat-seed1")
+    before = read_result(files.result)
+    Path(files.result).unlink()
+    with bench.coordinator() as coordinator:
+        assert coordinator.pending() == []
+        record = coordinator.finish()
+    after = read_result(files.result)
+    assert isinstance(before, TrialResult)
+    assert isinstance(after, TrialResult)
+    assert (after.worst_case, after.training) == (before.worst_case, before.training)
+    assert record.finished("flat-seed1") is not None
+
+
+def test_accounting_that_fails_ends_that_trial_alone(bench: Bench) -> None:
+    trial, kept = bench.files.trial("flat-seed0"), {}
+
+    def damaged(job: AccountingJob, parts: Sequence[int]) -> Iterator[PartResult]:
+        if job.root == trial.root:
+            part = next(Path(trial.norms).glob("*/*.arrow"))
+            kept[part] = part.read_bytes()
+            part.write_bytes(kept[part][:-1] + bytes([kept[part][-1] ^ 1]))
+        return account_in_process(job, parts)
+
+    record = bench.run(damaged)
+    assert record.failed
+    assert record.status("flat-seed0").state is TrialState.FAILED
+    assert "sha256" in str(record.status("flat-seed0").error)
+    assert record.finished("flat-seed1") is not None
+    assert bench.tracker.closed == ["FAILED"]
+    for part, content in kept.items():
+        part.write_bytes(content)
+    assert not bench.run().failed, "the next run accounts it"
+
+
+def test_a_trial_whose_training_fails_leaves_the_others(bench: Bench) -> None:
+    checkpoint = Path(bench.files.trial("flat-seed0").checkpoint)
+    checkpoint.parent.mkdir(parents=True)
+    checkpoint.write_bytes(b"no checkpoint")
+    record = bench.run()
+    states = {key: record.status(key).state for key in KEYS}
+    assert states == {**dict.fromkeys(KEYS, TrialState.FINISHED), "flat-seed0": TrialState.FAILED}
+    assert "checkpoint.pt" in str(bench.tracker.trials["flat-seed0"].error)
+
+
+def test_a_trial_that_was_stopped_costs_what_it_ran(bench: Bench, plan: Plan) -> None:
+    planned = next(trial for trial in plan.trials if trial.key == "flat-seed0")
+
+    class Stop(Exception):
+        pass
+
+    with bench.coordinator() as coordinator:
+
+        def report(progress: Progress) -> None:
+            coordinator.progressed(planned.key, progress)
+            raise Stop
+
+        coordinator.started(planned.key)
+        with pytest.raises(Stop):
+            run_trial(planned.spec, bench.files.trial(planned.key).root, on_progress=report)
+        coordinator.ended(planned.key)
+        record = coordinator.finish()
+    stopped = record.status(planned.key).result
+    assert isinstance(stopped, StoppedTrial)
+    assert stopped.epoch == 1
+    assert stopped.worst_case.epsilon < planned.costs.worst_case.epsilon
+    assert record.status("flat-seed1").state is TrialState.PENDING
+
+
+def test_an_interrupted_run_is_closed_as_killed(bench: Bench) -> None:
+    def interrupted() -> None:
+        with bench.coordinator() as coordinator:
+            coordinator.started("flat-seed0")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert bench.tracker.closed == ["KILLED"]
+    assert bench.tracker.trials["flat-seed0"].state is TrialState.TRAINING

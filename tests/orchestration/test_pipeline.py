@@ -1,0 +1,82 @@
+"""`run_sweep` in one process: the whole flow without Ray."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from accounting.errors import InvalidInput
+from orchestration.execution.environment import IN_PROCESS
+from orchestration.pipeline import NoDisplay, Outcome, RunRequest, render_again, run_sweep
+from orchestration.records.states import TrialState
+from orchestration.records.status import SweepStatus, TrialStatus
+from orchestration.sweeps.schema import parse_sweep
+from tests.orchestration.reference import assert_same_trial, run_undisturbed
+from tests.orchestration.sample_grids import small
+
+CHANGES = {"clipping": ["none", {"name": "flat", "bound": 1.0}], "noise": "constant", "seeds": 0}
+
+
+class Told(NoDisplay):
+    """Keeps what a run tells."""
+
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+        self.ends: list[TrialStatus] = []
+        self.watched: list[SweepStatus] = []
+
+    def warn(self, message: str) -> None:
+        self.warnings.append(message)
+
+    def ended(self, trial: TrialStatus) -> None:
+        self.ends.append(trial)
+
+
+def request(folder: Path, resume: bool = False, **changes: object) -> RunRequest:
+    text = small(**{**CHANGES, **changes})
+    return RunRequest(parse_sweep(text), text, str(folder / "out"), IN_PROCESS, resume)
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    return run_sweep(request(tmp_path_factory.mktemp("sweep")), NoDisplay())
+
+
+def test_the_sweep_is_the_one_that_any_cluster_runs(outcome: Outcome, tmp_path: Path) -> None:
+    assert not outcome.record.failed
+    theirs = run_undisturbed(outcome.record.sweep, tmp_path)
+    for point in outcome.record.points:
+        assert_same_trial(outcome.files.trial(point.key), theirs.trial(point.key), point.is_private)
+
+
+def test_its_files_and_rows_are_complete(outcome: Outcome) -> None:
+    rows = json.loads(Path(outcome.files.results).read_text())
+    assert [row["status"] for row in rows] == ["finished", "finished"]
+    assert [row["private"] for row in rows] == [False, True]
+    assert render_again(outcome.files.root).record.statuses.keys() == outcome.record.statuses.keys()
+
+
+def test_a_folder_with_a_sweep_is_continued_only_on_request(outcome: Outcome) -> None:
+    folder = Path(outcome.files.root).parent
+    with pytest.raises(InvalidInput, match=r"holds a sweep already; continue it with --resume"):
+        run_sweep(request(folder), NoDisplay())
+    told = Told()
+    again = run_sweep(request(folder, resume=True), told)
+    assert told.ends == [], "nothing is trained again"
+    assert {status.state for status in again.record.statuses.values()} == {TrialState.FINISHED}
+
+
+def test_warnings_and_ends_are_told(tmp_path: Path) -> None:
+    told = Told()
+    run_sweep(request(tmp_path, privacy={"noise_multiplier": 1.0, "delta": 0.01}), told)
+    assert [trial.key for trial in told.ends] == ["non-private-seed0", "flat-seed0"]
+    assert any("delta is 0.01" in warning for warning in told.warnings)
+
+
+def test_a_scheduler_that_compares_trials_needs_a_cluster(tmp_path: Path) -> None:
+    scheduler = {"name": "asha", "accept_unaccounted_selection": True}
+    with pytest.raises(InvalidInput, match=r"runs one after the other; use scheduler fifo"):
+        run_sweep(request(tmp_path, scheduler=scheduler), NoDisplay())
+    assert not (tmp_path / "out").exists()
