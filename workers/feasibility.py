@@ -26,9 +26,9 @@ from workers.preprocessing import make_preprocessing
 from workers.spec import Component
 
 EXAMPLES: Final = 3
-"""As many as per-example gradients are checked on."""
+"""Examples in a trial step: as many as the check of per-example gradients uses."""
 _COPIES: Final = 2
-"""Of an example, where augmentation makes more: enough to see that they belong together."""
+"""Augmented copies per example in a trial step."""
 _EMBED: Final = "; whole numbers need a model that embeds them, such as transformer with `vocabulary`"
 
 

@@ -30,9 +30,9 @@ TOLERANCE = 2e-4  # the relative gap between upper and lower that is aimed at
 MIN_DELTA = 1e-250  # below, the mass that a round may lose to infinity is not a double any more
 _ATTEMPTS = 4
 _ENOUGH = 1.5  # a gap of so many tolerances is not worth another composition
-_COARSEST = 4.0  # spacing of losses from which on a lattice shows no more than the ceiling does
+_COARSEST = 4.0  # coarser lattices cannot improve on the closed-form bound
 _STEEPEST = 40.0  # change of a tilted law's logarithm between two nodes from which on the same holds
-_SPENT_MARGIN = 0.5  # of the distance between two directions, what the coarseness of a lattice may use up
+_SPENT_MARGIN = 0.5  # fraction of the gap between directions allowed as discretisation error
 
 
 @dataclass(frozen=True)

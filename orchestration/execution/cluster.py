@@ -133,7 +133,7 @@ def _refusal(address: str, error: Exception) -> InvalidInput:
     reason = " ".join(str(error).split())
     if "AuthenticationError" in f"{error!r} {error.__cause__}":
         return InvalidInput(
-            f"the Ray cluster at {address!r} wants a token, and none or another one was given; copy the cluster's "
+            f"the Ray cluster at {address!r} requires a token; the one supplied was missing or wrong; copy the cluster's "
             "token (`ray get-auth-token` on its head) to ~/.ray/auth_token or RAY_AUTH_TOKEN"
         )
     if reason.startswith("Version mismatch"):
@@ -157,7 +157,7 @@ def _package_folder(name: str) -> str:
 
 
 class _LogFile(logging.FileHandler):
-    """A log that is lost in silence when its disk is full: that error is told where results cannot be written."""
+    """Log handler that ignores I/O errors; a full disk is reported when results are written."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         return None

@@ -51,7 +51,7 @@ _UNMEASURED = {"test_accuracy": None, "public_accuracy": None}
 
 
 def _report(progress: Progress) -> None:
-    """Without its epoch, the scheduler passes over a result: nothing is gained by stopping a trial after its last."""
+    """Report an epoch to Tune; the last report omits `epoch`, so that ASHA does not stop a trial that is done."""
     public = progress.public_evaluation
     epoch = {"epoch": progress.epoch} if progress.step < progress.total_steps else {}
     tune.report(

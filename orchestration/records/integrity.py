@@ -48,7 +48,7 @@ def stored_result(files: TrialFiles) -> StoredResult | None:
 def damages(files: TrialFiles, result: TrialResult) -> Iterator[str]:
     """One line for each damaged file: what is wrong with it, and what to do. Reads everything that is there.
 
-    What its owner deleted as a whole, such as all norms, is not missed.
+    A folder that was deleted entirely, such as that of all norms, is not reported.
     """
     private: dict[str, str] = {}
     try:

@@ -20,7 +20,7 @@ from accounting.errors import InvalidInput
 MAX_BYTES = 256 * 1024
 """Of a sweep file: thousands of seeds or learning rates fit."""
 MAX_VALUES = 100_000
-"""In a sweep file, counting what an alias stands for each time."""
+"""Largest number of values in a sweep file after alias expansion."""
 
 
 def read_text(path: Path) -> str:

@@ -11,7 +11,7 @@ from accounting.errors import require_finite
 from workers.clipping.protocol import ClippingMethod, ClippingState, ClipRule, Examples, Setting
 
 _SMALLEST = 1e-12
-"""Norms from here on are precise: of 1e9 entries, what underflows when squared is below 1e-5 of the norm."""
+"""Smallest accurate norm: below it, squares of up to 1e9 entries may underflow in float32 by more than 1e-5."""
 
 
 @dataclass(frozen=True)

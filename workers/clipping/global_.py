@@ -20,7 +20,7 @@ from workers.clipping.protocol import (
 )
 
 _SMALLEST_RATIO = 1e-4
-"""Of the smallest bound, still a threshold from which on norms are precise; a smaller norm may belie its gradient."""
+"""Smallest ratio of threshold to bound at which float32 norms are accurate."""
 
 
 @dataclass(frozen=True)

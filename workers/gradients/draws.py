@@ -1,4 +1,4 @@
-"""Passes without chance, so that two of them on different rows can be compared."""
+"""Deterministic forward passes, so that two of them on different rows can be compared."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from workers.gradients.modes import modes_kept
 from workers.gradients.randomness import RandomState
 
 SHARES = (0.25, 0.75)
-"""Numbers that are drawn instead of continuous ones: two, as a model may do something below or above a half only."""
+"""Constants returned in place of continuous draws; two, because a model may branch on whether a draw exceeds 1/2."""
 
 SPREAD = 0.2
-"""How far the numbers of one row lie around that."""
+"""Half-width of the values within one row around that constant."""
 
 _CONTINUOUS = frozenset(
     {"_sample_dirichlet", "_standard_gamma", "cauchy", "exponential", "log_normal", "normal", "rand", "rand_like"}
@@ -75,8 +75,7 @@ class ConstantDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return None
 
     def _continuous(self, result: Tensor) -> Tensor:
-        """Of several numbers per row, which lie on the last of two axes or more, no two are equal: their deviation is
-        not 0."""
+        """Values along the last of at least two axes differ, so that their standard deviation is not zero."""
         if result.dim() < 2 or not result.is_floating_point():
             return result.fill_(self._share)
         places = torch.arange(result.shape[-1], device=result.device, dtype=torch.float64)
@@ -84,7 +83,7 @@ class ConstantDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _name(func: OpOverload) -> str:
-    """Of the operator, in place or not."""
+    """The name of the operator, without the underscore of its in-place form."""
     return str(func.overloadpacket.__name__).removesuffix("_")
 
 
@@ -97,7 +96,7 @@ _RATES: Mapping[type[nn.Module], str] = {_DropoutNd: "p", nn.MultiheadAttention:
 
 
 def _rates(model: nn.Module) -> list[tuple[nn.Module, str, float]]:
-    """Modules with dropout, the name of its rate, and the rate."""
+    """(module, attribute name, rate) of every module that applies dropout."""
     return [
         (module, name, getattr(module, name))
         for module in model.modules()
@@ -108,7 +107,7 @@ def _rates(model: nn.Module) -> list[tuple[nn.Module, str, float]]:
 
 @contextmanager
 def without_dropout(model: nn.Module) -> Iterator[None]:
-    """Rates of dropout are 0: fused kernels draw where `ConstantDraws` cannot see it."""
+    """Set every dropout rate to 0: fused kernels draw outside the operators that `ConstantDraws` replaces."""
     before = _rates(model)
     for module, name, _ in before:
         setattr(module, name, 0.0)

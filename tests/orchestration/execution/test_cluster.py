@@ -36,7 +36,7 @@ CLOSED = {
     "RAY_AUTH_TOKEN": "a1" * 32,
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # on 127.0.0.1 only
 }
-"""A cluster that wants a token and is not to be reached from elsewhere."""
+"""A cluster that requires a token and is not to be reached from elsewhere."""
 
 QUICKSTART = Path(__file__).parents[3] / "sweeps" / "quickstart.yaml"
 SWEEP = small(
@@ -123,7 +123,7 @@ def test_another_token_is_refused_in_words(address: str, tmp_path: Path) -> None
     done = run_on(address, tmp_path, SWEEP, RAY_AUTH_TOKEN="b2" * 32)
     assert done.returncode == 2
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert f"the Ray cluster at '{address}' wants a token" in line
+    assert f"the Ray cluster at '{address}' requires a token" in line
     assert not (tmp_path / "out").exists()
 
 
