@@ -64,9 +64,9 @@ class Interval:
 
     Rules that follow noisy counts change from step to step, while the norms are those measured. One contribution
     then stands for all steps: the generalised mean of c / S under the rule of each step whose generator is the moment
-    exp(a (a - 1) / 2 (c / S)^2 / sigma^2) of order a = 4 of the Gaussian's privacy loss. A root mean square
-    would underestimate the cost of most examples, and the maximum grossly overestimate it. For one step, or one rule, it
-    is exact.
+    exp(a (a - 1) / 2 (c / S)^2 / sigma^2) of order a = 4 of the Gaussian's privacy loss. A root
+    mean square would underestimate the cost of most examples, and the maximum grossly overestimate it. For one step, or
+    one rule, it is exact.
 
     rate: a (a - 1) / (2 sigma^2). moments [n] float64: sum over the ``steps`` steps of the generator less 1.
     """

@@ -133,8 +133,8 @@ def _refusal(address: str, error: Exception) -> InvalidInput:
     reason = " ".join(str(error).split())
     if "AuthenticationError" in f"{error!r} {error.__cause__}":
         return InvalidInput(
-            f"the Ray cluster at {address!r} requires a token; the one supplied was missing or wrong; copy the cluster's "
-            "token (`ray get-auth-token` on its head) to ~/.ray/auth_token or RAY_AUTH_TOKEN"
+            f"the Ray cluster at {address!r} requires a token; the one supplied was missing or wrong; copy the "
+            "cluster's token (`ray get-auth-token` on its head) to ~/.ray/auth_token or RAY_AUTH_TOKEN"
         )
     if reason.startswith("Version mismatch"):
         return InvalidInput(f"the Ray cluster at {address!r} has other versions; install the same here ({reason})")
