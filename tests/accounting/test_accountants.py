@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from accounting.accountants import ACCOUNTANTS, account, strong_composition, tot
 from accounting.errors import InvalidInput, UnsupportedMechanism
 from accounting.events import reference_epsilon_pld, to_event
 from accounting.mechanism import (
+    Adjacency,
     FixedBatchSampling,
     GaussianRelease,
     PoissonSampling,
@@ -32,20 +34,22 @@ DELTA = 1e-5
 GUARANTEES = ("rdp", "rdp-classic", "pld", "gdp", "zcdp", "strong", "auto")
 
 
-def shuffled(sigma=6.0, epochs=400, steps_per_epoch=1, **rest):
+def shuffled(sigma: float = 6.0, epochs: int = 400, steps_per_epoch: int = 1, **rest: Any) -> Trace:
     schedule = make_schedule("constant", sigma)
     return replace(planned_trace(schedule, ShuffledSampling(steps_per_epoch), epochs, steps_per_epoch, 1000), **rest)
 
 
-def poisson(sigma=6.0, q=0.01, steps=40_000, side=(), **rest):
+def poisson(
+    sigma: float = 6.0, q: float = 0.01, steps: int = 40_000, side: tuple[SideQuery, ...] = (), **rest: Any
+) -> Trace:
     return Trace(1000, (Segment(0, steps, PoissonSampling(q), sigma, side),), **rest)
 
 
-def fixed(sigma=4.0, steps=1000, size=10_000, batch=200, **rest):
+def fixed(sigma: float = 4.0, steps: int = 1000, size: int = 10_000, batch: int = 200, **rest: Any) -> Trace:
     return Trace(size, (Segment(0, steps, FixedBatchSampling(size, batch), sigma),), **rest)
 
 
-def epsilon(trace, accountant, delta=DELTA, group_size=1):
+def epsilon(trace: Trace, accountant: str, delta: float = DELTA, group_size: int = 1) -> float:
     return account(trace, delta, accountant, group_size).epsilon
 
 
@@ -53,21 +57,21 @@ class TestPublishedNumbers:
     """Paper C, Figure 2 at epoch 400: q = 0.01, sigma = 6, delta = 1e-5."""
 
     @pytest.mark.parametrize(("accountant", "published"), [("zcdp", 21.55), ("gdp", 19.13)])
-    def test_shuffled(self, accountant, published):
+    def test_shuffled(self, accountant: str, published: float) -> None:
         assert epsilon(shuffled(), accountant) == pytest.approx(published, abs=5e-3)
 
     @pytest.mark.parametrize(
         ("accountant", "published"), [("zcdp-sampled", 2.3732), ("rdp-classic", 1.6705), ("rdp", 1.3999)]
     )
-    def test_sampled(self, accountant, published):
+    def test_sampled(self, accountant: str, published: float) -> None:
         assert epsilon(poisson(), accountant) == pytest.approx(published, abs=1e-4)
 
-    def test_strong_composition_of_the_classic_gaussian_bound(self):
+    def test_strong_composition_of_the_classic_gaussian_bound(self) -> None:
         """The paper bounds a step by sqrt(2 ln(1.25/d)) / sigma: 33.8 with delta/(T+1) for each step and for the
         composition, 29.04 when the split is optimised. Ours uses the exact Gaussian and is lower."""
         q, sigma, steps = 0.01, 6.0, 40_000
 
-        def composed(spent):
+        def composed(spent: float) -> float:
             step = math.sqrt(2.0 * math.log(1.25 / (spent / steps / q))) / sigma
             return strong_composition([math.log1p(q * math.expm1(step))], [steps], DELTA - spent)
 
@@ -76,7 +80,7 @@ class TestPublishedNumbers:
         assert optimised == pytest.approx(29.04, abs=0.01)
         assert epsilon(poisson(), "pld") < epsilon(poisson(), "strong") < optimised
 
-    def test_an_epoch_of_any_number_of_batches_costs_the_same(self):
+    def test_an_epoch_of_any_number_of_batches_costs_the_same(self) -> None:
         assert epsilon(shuffled(steps_per_epoch=100), "zcdp") == epsilon(shuffled(), "zcdp")
         assert total_rho(shuffled(8.0, 100, 10)) == 0.78125
 
@@ -84,7 +88,7 @@ class TestPublishedNumbers:
 class TestIndependentOracles:
     @pytest.mark.parametrize("sigma", [0.05, 0.5, 3.0, 100.0])
     @pytest.mark.parametrize("delta", [1e-10, 1e-5, 0.3])
-    def test_gaussian(self, sigma, delta):
+    def test_gaussian(self, sigma: float, delta: float) -> None:
         ours = epsilon(shuffled(sigma, 1), "gdp", delta)
         theirs = get_epsilon_gaussian(sigma, delta)
         assert theirs <= ours * (1.0 + 1e-12)
@@ -96,7 +100,7 @@ class TestIndependentOracles:
             st.tuples(st.floats(0.6, 8.0), st.floats(1e-3, 0.5), st.integers(1, 500)), min_size=1, max_size=3
         )
     )
-    def test_rdp_agrees_with_dp_accounting_at_whole_orders(self, levels):
+    def test_rdp_agrees_with_dp_accounting_at_whole_orders(self, levels: list[tuple[float, float, int]]) -> None:
         segments, start = [], 0
         for sigma, q, steps in levels:
             segments.append(Segment(start, steps, PoissonSampling(q), sigma))
@@ -118,7 +122,7 @@ class TestIndependentOracles:
         ],
         ids=["poisson", "fixed", "side query", "release"],
     )
-    def test_pld_is_that_of_dp_accounting(self, trace):
+    def test_pld_is_that_of_dp_accounting(self, trace: Trace) -> None:
         reference = reference_epsilon_pld(trace, DELTA)
         assert epsilon(trace, "pld") == pytest.approx(reference, rel=1e-3)
 
@@ -128,7 +132,7 @@ class TestIndependentOracles:
             st.tuples(st.floats(0.7, 4.0), st.floats(0.01, 0.3), st.integers(5, 200)), min_size=1, max_size=2
         )
     )
-    def test_pld_of_random_runs_is_that_of_dp_accounting(self, levels):
+    def test_pld_of_random_runs_is_that_of_dp_accounting(self, levels: list[tuple[float, float, int]]) -> None:
         starts = np.cumsum([0] + [steps for _, _, steps in levels])
         trace = Trace(
             1000,
@@ -138,11 +142,12 @@ class TestIndependentOracles:
             ),
         )
         certified, reference = account(trace, DELTA, "pld"), reference_epsilon_pld(trace, DELTA, grid=5e-4)
+        assert certified.lower_epsilon is not None
         assert certified.lower_epsilon <= reference
         assert certified.epsilon == pytest.approx(reference, rel=2e-3, abs=2e-3)
         assert certified.epsilon - certified.lower_epsilon <= 1e-3 * max(1.0, certified.epsilon)
 
-    def test_pld_is_within_the_bounds_of_opacus_prv(self):
+    def test_pld_is_within_the_bounds_of_opacus_prv(self) -> None:
         prv = pytest.importorskip("opacus.accountants", reason="opacus is a benchmark-only dependency")
         accountant = prv.PRVAccountant()
         accountant.history = [(1.1, 0.02, 300), (0.9, 0.02, 300)]
@@ -152,7 +157,7 @@ class TestIndependentOracles:
         )
         assert epsilon(Trace(1000, segments), "pld") == pytest.approx(accountant.get_epsilon(DELTA), abs=0.015)
 
-    def test_gdp_of_shuffled_epochs_is_the_pld_of_one_gaussian_each(self):
+    def test_gdp_of_shuffled_epochs_is_the_pld_of_one_gaussian_each(self) -> None:
         trace = shuffled(3.0, 5, 7)
         assert epsilon(trace, "gdp") == pytest.approx(reference_epsilon_pld(trace, DELTA), rel=1e-4)
 
@@ -170,7 +175,7 @@ class TestEvents:
             (fixed(steps=3), 2),
         ],
     )
-    def test_composing_one_by_one_is_composing_all(self, trace, group_size):
+    def test_composing_one_by_one_is_composing_all(self, trace: Trace, group_size: int) -> None:
         (segment,) = trace.segments
         single = replace(trace, segments=tuple(replace(segment, start_step=i, steps=1) for i in range(3)))
         together = reference_epsilon_pld(trace, DELTA, group_size, grid=5e-3)
@@ -182,7 +187,7 @@ class TestEvents:
         [poisson(2.0, 0.05, 50), poisson(2.0, 0.05, 50, adjacency="zero_out"), fixed(2.0, 50, 1000, 50)],
         ids=["poisson", "poisson zero-out", "fixed"],
     )
-    def test_groups_are_mixtures_of_gaussians(self, trace):
+    def test_groups_are_mixtures_of_gaussians(self, trace: Trace) -> None:
         trace = replace(trace, releases=(GaussianRelease("pca", 20.0),))
         reference = reference_epsilon_pld(trace, DELTA, 2, grid=2e-3)
         assert epsilon(trace, "pld", group_size=2) == pytest.approx(reference, rel=2e-3)
@@ -192,13 +197,13 @@ class TestOrder:
     @pytest.mark.parametrize(
         "trace", [poisson(1.0, 0.02, 1000), shuffled(4.0, 30), fixed()], ids=["poisson", "shuffled", "fixed"]
     )
-    def test_tighter_methods_give_smaller_epsilons(self, trace):
+    def test_tighter_methods_give_smaller_epsilons(self, trace: Trace) -> None:
         assert epsilon(trace, "pld") <= epsilon(trace, "rdp") <= epsilon(trace, "rdp-classic")
         assert epsilon(trace, "rdp") <= epsilon(trace, "strong")
         assert epsilon(trace, "auto") <= epsilon(trace, "pld") * (1.0 + 1e-6)
 
     @pytest.mark.parametrize("accountant", ["rdp", "rdp-classic", "pld", "strong", "zcdp-sampled"])
-    def test_monotone_in_steps_noise_rate_and_delta(self, accountant):
+    def test_monotone_in_steps_noise_rate_and_delta(self, accountant: str) -> None:
         middle = epsilon(poisson(2.0, 0.01, 2000), accountant)
         assert epsilon(poisson(2.0, 0.01, 1000), accountant) < middle
         assert epsilon(poisson(2.5, 0.01, 2000), accountant) < middle
@@ -206,119 +211,119 @@ class TestOrder:
         assert epsilon(poisson(2.0, 0.01, 2000), accountant, delta=1e-4) < middle
 
     @pytest.mark.parametrize("accountant", ["rdp", "rdp-classic", "pld", "gdp", "zcdp", "strong"])
-    def test_composing_segments_is_running_longer(self, accountant):
+    def test_composing_segments_is_running_longer(self, accountant: str) -> None:
         sampling = ShuffledSampling(10) if accountant in ("gdp", "zcdp") else PoissonSampling(0.05)
-        adjacency = "zero_out" if accountant in ("gdp", "zcdp") else "add_remove"
+        adjacency: Adjacency = "zero_out" if accountant in ("gdp", "zcdp") else "add_remove"
         whole = Trace(100, (Segment(0, 120, sampling, 2.0),), adjacency=adjacency)
         parts = Trace(100, tuple(Segment(s, 40, sampling, 2.0) for s in (0, 40, 80)), adjacency=adjacency)
         assert epsilon(parts, accountant) == pytest.approx(epsilon(whole, accountant), rel=1e-12)
 
     @pytest.mark.parametrize("accountant", ["gdp", "zcdp", "rdp", "pld"])
-    def test_larger_groups_cost_more(self, accountant):
+    def test_larger_groups_cost_more(self, accountant: str) -> None:
         epsilons = [epsilon(shuffled(10.0, 5), accountant, group_size=size) for size in (1, 2, 3)]
         assert epsilons[1] > 2.0 * epsilons[0]
         assert epsilons[2] > epsilons[1]
 
 
 class TestRounds:
-    def test_a_fixed_batch_counts_half_the_noise_where_examples_displace_each_other(self):
+    def test_a_fixed_batch_counts_half_the_noise_where_examples_displace_each_other(self) -> None:
         assert gaussian_rounds(fixed()) == (Round(0.02, 2.0, 1000),)
 
-    def test_an_epoch_costs_what_its_lowest_noise_costs(self):
+    def test_an_epoch_costs_what_its_lowest_noise_costs(self) -> None:
         sampling = ShuffledSampling(10)
         segments = (Segment(0, 15, sampling, 4.0), Segment(15, 3, sampling, 2.0), Segment(18, 7, sampling, 8.0))
         trace = Trace(100, segments, adjacency="zero_out")
         assert gaussian_rounds(trace) == (Round(1.0, 4.0, 1), Round(1.0, 2.0, 1), Round(1.0, 8.0, 1))
 
-    def test_side_queries_add_in_quadrature(self):
+    def test_side_queries_add_in_quadrature(self) -> None:
         trace = poisson(3.0, 0.1, 7, side=(SideQuery("counts", 4.0),))
-        assert gaussian_rounds(trace) == (Round(0.1, pytest.approx(2.4), 7),)
+        assert gaussian_rounds(trace) == (Round(0.1, pytest.approx(2.4), 7),)  # type: ignore[arg-type]  # stands for a number
 
-    def test_noise_levels_are_taken_together_across_segments(self):
+    def test_noise_levels_are_taken_together_across_segments(self) -> None:
         segments = tuple(Segment(10 * i, 10, PoissonSampling(0.1), [1.0, 2.0][i % 2]) for i in range(6))
         assert gaussian_rounds(Trace(100, segments)) == (Round(0.1, 1.0, 30), Round(0.1, 2.0, 30))
 
 
 class TestReleases:
     @pytest.mark.parametrize("accountant", GUARANTEES)
-    def test_every_release_costs(self, accountant):
+    def test_every_release_costs(self, accountant: str) -> None:
         bare = shuffled(6.0, 10)
         gaussian = replace(bare, releases=(GaussianRelease("pca", 5.0),))
         assert epsilon(gaussian, accountant) > epsilon(bare, accountant)
 
     @pytest.mark.parametrize("accountant", ["rdp", "rdp-classic", "pld", "gdp", "zcdp", "strong"])
-    def test_a_pure_release_costs_at_most_its_own_composition(self, accountant):
+    def test_a_pure_release_costs_at_most_its_own_composition(self, accountant: str) -> None:
         bare = shuffled(6.0, 10)
         pure = replace(bare, releases=(PureRelease("selection", 0.5),))
         assert epsilon(bare, accountant) < epsilon(pure, accountant) <= epsilon(bare, accountant) + 0.5 + 1e-9
 
-    def test_a_pure_release_alone_is_bounded_by_what_it_is(self):
+    def test_a_pure_release_alone_is_bounded_by_what_it_is(self) -> None:
         trace = Trace(100, releases=(PureRelease("selection", 1.0),), adjacency="zero_out")
         assert 1.0 - 1e-3 < epsilon(trace, "rdp") <= 1.0
         assert epsilon(trace, "gdp") >= 1.0 - 1e-3
 
     @pytest.mark.parametrize("accountant", [*GUARANTEES, "zcdp-sampled"])
-    def test_nothing_costs_nothing(self, accountant):
+    def test_nothing_costs_nothing(self, accountant: str) -> None:
         assert epsilon(Trace(100), accountant) == pytest.approx(0.0, abs=1e-9) or accountant == "rdp-classic"
 
 
 class TestRefusals:
     @pytest.mark.parametrize("accountant", [*GUARANTEES, "zcdp-sampled"])
-    def test_nobody_accounts_for_shuffled_batches_under_add_remove(self, accountant):
+    def test_nobody_accounts_for_shuffled_batches_under_add_remove(self, accountant: str) -> None:
         with pytest.raises(UnsupportedMechanism, match="shuffled"):
             epsilon(shuffled(6.0, 10, adjacency="add_remove"), accountant)
 
     @pytest.mark.parametrize("accountant", [*GUARANTEES, "zcdp-sampled"])
-    def test_nobody_accounts_for_fixed_batches_under_zero_out(self, accountant):
+    def test_nobody_accounts_for_fixed_batches_under_zero_out(self, accountant: str) -> None:
         with pytest.raises(UnsupportedMechanism, match="fixed"):
             epsilon(fixed(adjacency="zero_out"), accountant)
 
     @pytest.mark.parametrize("accountant", ["gdp", "zcdp"])
     @pytest.mark.parametrize("trace", [poisson(), fixed()], ids=["poisson", "fixed"])
-    def test_sampled_batches_have_no_gdp_or_zcdp(self, accountant, trace):
+    def test_sampled_batches_have_no_gdp_or_zcdp(self, accountant: str, trace: Trace) -> None:
         with pytest.raises(UnsupportedMechanism, match="use the accountant 'pld'"):
             epsilon(trace, accountant)
 
     @pytest.mark.parametrize("accountant", ["rdp", "rdp-classic", "strong", "zcdp-sampled"])
-    def test_sampled_groups_need_pld(self, accountant):
+    def test_sampled_groups_need_pld(self, accountant: str) -> None:
         with pytest.raises(UnsupportedMechanism, match="'pld'"):
             epsilon(poisson(), accountant, group_size=2)
 
-    def test_zcdp_sampled_refuses_high_rates(self):
+    def test_zcdp_sampled_refuses_high_rates(self) -> None:
         with pytest.raises(UnsupportedMechanism, match=r"0\.01042"):
             epsilon(poisson(6.0, 0.011), "zcdp-sampled")
 
-    def test_names_the_nearest_accountant(self):
+    def test_names_the_nearest_accountant(self) -> None:
         with pytest.raises(InvalidInput, match="did you mean 'zcdp'"):
             epsilon(shuffled(), "zcpd")
 
     @pytest.mark.parametrize("delta", [0.0, 1.0, math.nan, -1e-5])
-    def test_refuses_impossible_deltas(self, delta):
+    def test_refuses_impossible_deltas(self, delta: float) -> None:
         with pytest.raises(InvalidInput, match="delta"):
             epsilon(shuffled(), "gdp", delta=delta)
 
     @pytest.mark.parametrize("size", [0, -1, 1.5, math.nan])
-    def test_refuses_impossible_group_sizes(self, size):
+    def test_refuses_impossible_group_sizes(self, size: float) -> None:
         with pytest.raises(InvalidInput, match="group_size"):
-            epsilon(shuffled(), "gdp", group_size=size)
+            epsilon(shuffled(), "gdp", group_size=size)  # type: ignore[arg-type]  # wrong on purpose
 
 
 class TestMeaning:
     @pytest.mark.parametrize("accountant", ACCOUNTANTS)
-    def test_no_noise_is_an_explicit_infinity(self, accountant):
+    def test_no_noise_is_an_explicit_infinity(self, accountant: str) -> None:
         estimate = account(shuffled(0.0, 3), DELTA, accountant)
         assert not estimate.is_private
         assert estimate.as_dict()["epsilon"] is None
 
-    def test_only_the_empirical_bound_is_an_estimate(self):
+    def test_only_the_empirical_bound_is_an_estimate(self) -> None:
         kinds = {name: account(shuffled(), DELTA, name).kind for name in ("rdp", "gdp", "zcdp", "zcdp-sampled")}
         assert kinds == {"rdp": "guarantee", "gdp": "guarantee", "zcdp": "guarantee", "zcdp-sampled": "estimate"}
 
-    def test_estimates_name_unit_and_adjacency(self):
+    def test_estimates_name_unit_and_adjacency(self) -> None:
         estimate = account(shuffled(10.0, 5), DELTA, "gdp", 4)
         assert (estimate.unit, estimate.adjacency, estimate.group_size) == ("group of 4", "zero_out", 4)
 
-    def test_auto_names_the_method_it_chose(self):
+    def test_auto_names_the_method_it_chose(self) -> None:
         assert account(shuffled(), DELTA).accountant == "gdp"
         assert account(poisson(1.0, 0.01, 100), DELTA).accountant == "pld"
 

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -18,8 +19,8 @@ from accounting.calibration import (
     within_budget,
 )
 from accounting.errors import InvalidInput, Unreachable
-from accounting.mechanism import GaussianRelease, PoissonSampling, ShuffledSampling
-from accounting.schedules import make_schedule, parse_schedule, planned_trace, with_initial
+from accounting.mechanism import GaussianRelease, PoissonSampling, ShuffledSampling, Trace
+from accounting.schedules import NoiseSchedule, make_schedule, parse_schedule, planned_trace, with_initial
 
 BUDGET = RhoBudget(0.78125)
 STEP = {"period": 10}
@@ -37,11 +38,11 @@ ROWS = [
 ]
 
 
-def shuffled_epochs(schedule, epochs):
+def shuffled_epochs(schedule: NoiseSchedule, epochs: int) -> Trace:
     return planned_trace(schedule, ShuffledSampling(1), epochs, 1, 60_000)
 
 
-def poisson_run(sigma, q=0.01, epochs=20, name="constant", **params):
+def poisson_run(sigma: float, q: float = 0.01, epochs: int = 20, name: str = "constant", **params: Any) -> Trace:
     return planned_trace(make_schedule(name, sigma, **params), PoissonSampling(q), epochs, math.ceil(1 / q), 60_000)
 
 
@@ -55,7 +56,7 @@ def poisson_run(sigma, q=0.01, epochs=20, name="constant", **params):
         ("polynomial:power=3,end_noise_multiplier=2,period=100", 10.0, 44),
     ],
 )
-def test_table_ii(schedule, sigma, epochs):
+def test_table_ii(schedule: str, sigma: float, epochs: int) -> None:
     planned = parse_schedule(schedule, sigma)
     assert epochs_within_budget(planned, BUDGET, ShuffledSampling(100), 100, 60_000) == epochs
     assert within_budget(shuffled_epochs(planned, epochs), BUDGET)
@@ -63,7 +64,7 @@ def test_table_ii(schedule, sigma, epochs):
 
 
 @pytest.mark.parametrize(("name", "params", "epochs", "published"), ROWS)
-def test_table_iii(name, params, epochs, published):
+def test_table_iii(name: str, params: dict[str, Any], epochs: int, published: float) -> None:
     decimals = len(str(published).partition(".")[2])
     decay = calibrate_decay(name, 10.0, epochs, BUDGET, shuffled_epochs, **params)
     assert round_up(decay, decimals) == published
@@ -72,7 +73,7 @@ def test_table_iii(name, params, epochs, published):
 
 class TestNoise:
     @pytest.mark.parametrize("accountant", ["rdp", "rdp-classic", "zcdp-sampled", "strong", "pld"])
-    def test_meets_the_target_and_wastes_nothing(self, accountant):
+    def test_meets_the_target_and_wastes_nothing(self, accountant: str) -> None:
         sigma = calibrate_noise_multiplier(poisson_run, 2.0, 1e-5, accountant)
         assert account(poisson_run(sigma), 1e-5, accountant).epsilon <= 2.0
         assert account(poisson_run(sigma * 0.999), 1e-5, accountant).epsilon > 2.0
@@ -82,31 +83,31 @@ class TestNoise:
         "schedule",
         ["exponential:decay=0.02", "cosine:end_noise_multiplier=0.8,period=20", "validation:factor=0.9,period=5"],
     )
-    def test_solves_for_the_initial_noise_of_any_schedule(self, schedule):
+    def test_solves_for_the_initial_noise_of_any_schedule(self, schedule: str) -> None:
         planned = parse_schedule(schedule, 1.0)
 
-        def run(sigma):
+        def run(sigma: float) -> Trace:
             return planned_trace(with_initial(planned, sigma), PoissonSampling(0.02), 20, 50, 60_000)
 
         sigma = calibrate_noise_multiplier(run, 3.0, 1e-5, "rdp")
         assert account(run(sigma), 1e-5, "rdp").epsilon <= 3.0 < account(run(sigma * 0.999), 1e-5, "rdp").epsilon
 
-    def test_a_rho_budget_has_a_closed_form(self):
-        def run(sigma):
+    def test_a_rho_budget_has_a_closed_form(self) -> None:
+        def run(sigma: float) -> Trace:
             return shuffled_epochs(make_schedule("constant", sigma), 100)
 
         assert noise_multiplier_within_budget(run, BUDGET) == pytest.approx(8.0, rel=1e-5)
         assert within_budget(run(noise_multiplier_within_budget(run, BUDGET)), BUDGET)
 
-    def test_groups(self):
-        def run(sigma):
+    def test_groups(self) -> None:
+        def run(sigma: float) -> Trace:
             return shuffled_epochs(make_schedule("constant", sigma), 10)
 
         one, three = (calibrate_noise_multiplier(run, 2.0, 1e-5, "gdp", size) for size in (1, 3))
         assert three == pytest.approx(3.0 * one, rel=2e-5)
 
-    def test_says_what_releases_already_cost(self):
-        def run(sigma):
+    def test_says_what_releases_already_cost(self) -> None:
+        def run(sigma: float) -> Trace:
             return replace(poisson_run(sigma), releases=(GaussianRelease("pca", 0.5),))
 
         spent = account(run(1e6), 1e-5, "rdp").epsilon
@@ -114,20 +115,20 @@ class TestNoise:
             calibrate_noise_multiplier(run, 1.0, 1e-5, "rdp")
 
     @pytest.mark.parametrize("target", [0.0, -1.0, math.nan, math.inf])
-    def test_refuses_impossible_targets(self, target):
+    def test_refuses_impossible_targets(self, target: float) -> None:
         with pytest.raises(InvalidInput, match="target epsilon"):
             calibrate_noise_multiplier(poisson_run, target, 1e-5)
 
 
 class TestDecay:
-    def test_the_budget_lasts_exactly_as_long(self):
+    def test_the_budget_lasts_exactly_as_long(self) -> None:
         decay = calibrate_decay("exponential", 10.0, 60, BUDGET, shuffled_epochs)
         for value, epochs in ((decay, 60), (decay * 0.999, 61)):
             schedule = make_schedule("exponential", 10.0, decay=value)
             assert epochs_within_budget(schedule, BUDGET, ShuffledSampling(1), 1, 60_000) == epochs
 
-    def test_works_on_an_epsilon_budget(self):
-        def run(schedule, epochs):
+    def test_works_on_an_epsilon_budget(self) -> None:
+        def run(schedule: NoiseSchedule, epochs: int) -> Trace:
             return planned_trace(schedule, PoissonSampling(0.02), epochs, 50, 60_000)
 
         budget = EpsilonBudget(3.0, 1e-5, "rdp")
@@ -135,18 +136,18 @@ class TestDecay:
         assert epochs_within_budget(make_schedule("time", 3.0, decay=decay), budget, PoissonSampling(0.02), 50, 1) == 25
 
     @pytest.mark.parametrize("epochs", [200, 3])
-    def test_names_how_long_the_budget_can_last(self, epochs):
+    def test_names_how_long_the_budget_can_last(self, epochs: int) -> None:
         with pytest.raises(Unreachable, match=f"last {epochs} epochs: it lasts between 10 and 156"):
             calibrate_decay("step", 10.0, epochs, BUDGET, shuffled_epochs, **STEP)
 
-    def test_refuses_schedules_without_decay(self):
+    def test_refuses_schedules_without_decay(self) -> None:
         with pytest.raises(InvalidInput, match="no decay to solve for"):
             calibrate_decay("constant", 10.0, 60, BUDGET, shuffled_epochs)
 
 
 class TestLength:
-    def test_one_more_step_would_pass_the_target(self):
-        def run(steps):
+    def test_one_more_step_would_pass_the_target(self) -> None:
+        def run(steps: int) -> Trace:
             return planned_trace(make_schedule("constant", 1.0), PoissonSampling(0.01), 1, steps, 60_000)
 
         budget = EpsilonBudget(2.0, 1e-5, "rdp")
@@ -154,15 +155,15 @@ class TestLength:
         assert within_budget(run(steps), budget)
         assert not within_budget(run(steps + 1), budget)
 
-    def test_a_budget_reached_exactly_is_within(self):
+    def test_a_budget_reached_exactly_is_within(self) -> None:
         assert epochs_within_budget(make_schedule("constant", 10.0), RhoBudget(0.5), ShuffledSampling(1), 1, 1) == 100
 
-    def test_no_epoch_fits_or_the_run_ends_first(self):
+    def test_no_epoch_fits_or_the_run_ends_first(self) -> None:
         tight = epochs_within_budget(make_schedule("constant", 0.5), BUDGET, ShuffledSampling(1), 1, 1)
         capped = epochs_within_budget(make_schedule("constant", 8.0), BUDGET, ShuffledSampling(1), 1, 1, max_epochs=7)
         assert (tight, capped) == (0, 7)
 
-    def test_says_when_no_length_answers(self):
+    def test_says_when_no_length_answers(self) -> None:
         constant = make_schedule("constant", 0.5)
         with pytest.raises(Unreachable, match="length 1 already costs rho 2"):
             length_within_budget(lambda n: shuffled_epochs(constant, n), BUDGET, 1000)
@@ -173,19 +174,19 @@ class TestLength:
 
 class TestBudgets:
     @pytest.mark.parametrize("limit", [0.0, math.nan, -1.0])
-    def test_refuse_impossible_limits(self, limit):
+    def test_refuse_impossible_limits(self, limit: float) -> None:
         with pytest.raises(InvalidInput):
             RhoBudget(limit)
         with pytest.raises(InvalidInput):
             EpsilonBudget(limit, 1e-5)
 
-    def test_a_run_without_noise_fits_no_budget(self):
+    def test_a_run_without_noise_fits_no_budget(self) -> None:
         silent = shuffled_epochs(make_schedule("constant", 0.0), 1)
         assert not within_budget(silent, BUDGET)
         assert not within_budget(silent, EpsilonBudget(1e9, 1e-5))
 
 
 @pytest.mark.parametrize("value", [1.0, 0.1, 3.14159265, 1e-9, 123456.7, 0.999999999, 1e6])
-def test_round_up_is_never_below(value):
+def test_round_up_is_never_below(value: float) -> None:
     assert value <= round_up(value) <= value * (1.0 + 1.1e-5)
     assert round_up(1.001, 1) == 1.1

@@ -1,5 +1,8 @@
 """A trace that contradicts itself is refused where it is made, and what follows results is never a guarantee."""
 
+# mypy: disable-error-code="arg-type, call-arg"
+# Wrong types are given on purpose.
+
 from __future__ import annotations
 
 from dataclasses import replace

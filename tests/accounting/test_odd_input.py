@@ -13,8 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from accounting import accountants, calibration, composition, individual, mixture, release, schedules
+from accounting import accountants, calibration, release, schedules
 from accounting.errors import DpsweepError, InvalidInput
+from accounting.individual import epsilons
 from accounting.individual.algorithm_2 import algorithm_2
 from accounting.mechanism import (
     FixedBatchSampling,
@@ -26,8 +27,9 @@ from accounting.mechanism import (
     SideQuery,
     Trace,
 )
+from accounting.pld import composition, groups, loss, sensitivity
 
-ODD = (
+ODD: tuple[Any, ...] = (
     *(math.nan, math.inf, -math.inf, 0, -1, -0.5, 1e-320, 1e300, 10**400, 2**60, True, np.True_, None, "7", 1j, b"1"),
     *([], (), [1.0], np.array([]), np.array(2.0), np.float32(0.25), np.float64(3.0), np.int64(3), np.float16(0.5)),
     *(1.5, 800, 1e-12, 1 - 1e-16),
@@ -83,7 +85,9 @@ def _snapshots(draw: Draw) -> tuple[Any, Any]:
 
 
 def _released(draw: Draw) -> Any:
-    spec = release.ReleaseSpec(_one_of(draw, 5, 5.0), *(_noise(draw) for _ in range(3)), _one_of(draw, (), [0.5]), 3)
+    spec = release.ReleaseSpec(
+        _one_of(draw, 5, 5.0), _noise(draw), _noise(draw), _noise(draw), _one_of(draw, (), [0.5]), 3
+    )
     rng = np.random.default_rng(0)
     values, labels = _one_of(draw, [1.0, math.inf], np.array([1, 2])), _one_of(draw, [0, 1], np.array([1.0, 0.0]))
     release.release_quantiles(values, _one_of(draw, [0.5]), _one_of(draw, 5.0), _noise(draw), _one_of(draw, 3), rng)
@@ -107,25 +111,25 @@ def _solved(draw: Draw) -> Any:
 
 
 def _mixture(draw: Draw) -> Any:
-    mixture.poisson_group(_size(draw), _one_of(draw, 0.1, 1.0))
-    mixture.fixed_batch_group(_size(draw), _one_of(draw, 100), _one_of(draw, 10))
-    mixture.poisson_examples(_one_of(draw, [1.0, 0.5], np.array([0.1])), _one_of(draw, 0.1), _one_of(draw, 0.05))
-    made = mixture.SensitivityMixture(_one_of(draw, (0.0, 1.0)), _one_of(draw, [0.5, 0.5]), _one_of(draw, 0.0))
-    return mixture.discretise(made.scaled(_one_of(draw, 2.0)), _one_of(draw, 0.1), "remove", "upper").infinity_mass
+    sensitivity.poisson_group(_size(draw), _one_of(draw, 0.1, 1.0))
+    sensitivity.fixed_batch_group(_size(draw), _one_of(draw, 100), _one_of(draw, 10))
+    sensitivity.poisson_examples(_one_of(draw, [1.0, 0.5], np.array([0.1])), _one_of(draw, 0.1), _one_of(draw, 0.05))
+    made = sensitivity.SensitivityMixture(_one_of(draw, (0.0, 1.0)), _one_of(draw, [0.5, 0.5]), _one_of(draw, 0.0))
+    return loss.discretise(made.scaled(_one_of(draw, 2.0)), _one_of(draw, 0.1), "remove", "upper").infinity_mass
 
 
 PUBLIC: dict[str, Callable[[Draw], Any]] = {
     "account": lambda d: (
         accountants.account(_trace(d), _delta(d), _one_of(d, *accountants.ACCOUNTANTS), _size(d)).epsilon
     ),
-    "individual_epsilons": lambda d: individual.individual_epsilons(
+    "individual_epsilons": lambda d: epsilons.individual_epsilons(
         *_snapshots(d), _trace(d), _delta(d), _one_of(d, "rdp", "pld")
     ),
-    "epsilon_of_examples": lambda d: mixture.epsilon_of_examples(_trace(d), *_snapshots(d), _delta(d), 1e-2),
-    "group_epsilons": lambda d: mixture.group_epsilons(_trace(d), _delta(d), [_size(d)], _one_of(d, 1e-2))[0],
+    "epsilon_of_examples": lambda d: groups.epsilon_of_examples(_trace(d), *_snapshots(d), _delta(d), 1e-2),
+    "group_epsilons": lambda d: groups.group_epsilons(_trace(d), _delta(d), [_size(d)], _one_of(d, 1e-2))[0],
     "delta_pld": lambda d: composition.delta_pld(_trace(d), _one_of(d, 1.0, 500, 1e5, 0, 1e-9), _size(d), 1e-2),
-    "linear_lower_bound": lambda d: mixture.linear_lower_bound(_trace(d), _delta(d), _size(d)),
-    "vadhan_epsilon": lambda d: mixture.vadhan_epsilon(_trace(d), _delta(d), _size(d)),
+    "linear_lower_bound": lambda d: groups.linear_lower_bound(_trace(d), _delta(d), _size(d)),
+    "vadhan_epsilon": lambda d: groups.vadhan_epsilon(_trace(d), _delta(d), _size(d)),
     "total_rho": lambda d: accountants.total_rho(_trace(d), _size(d)),
     "total_rdp": lambda d: accountants.total_rdp(_trace(d), _size(d)),
     "rho_to_epsilon": lambda d: accountants.rho_to_epsilon(_one_of(d, 0.5, 0.0), _delta(d)),
@@ -134,7 +138,7 @@ PUBLIC: dict[str, Callable[[Draw], Any]] = {
     ),
     "algorithm_2": lambda d: algorithm_2(*_snapshots(d), _trace(d), _delta(d), _one_of(d, 0.01)),
     "estimate_quality": lambda d: (
-        individual.estimate_quality(_one_of(d, [1.0, 2.0]), _one_of(d, np.array([1, 3]))).max_absolute_error
+        epsilons.estimate_quality(_one_of(d, [1.0, 2.0]), _one_of(d, np.array([1, 3]))).max_absolute_error
     ),
     "release": _released,
     "calibration": _solved,
@@ -191,10 +195,11 @@ def test_one_gaussian_release_with_more_digits(sigma: float) -> None:
 
 def test_lists_are_arrays_and_numbers_of_numpy_are_numbers() -> None:
     trace = Trace(100, (Segment(0, 10, PoissonSampling(0.1), 1.0),))
-    listed = individual.individual_epsilons([0], [[0.5], [1]], trace, np.float64(1e-5))
-    arrays = individual.individual_epsilons(np.array([0]), np.array([[0.5], [1.0]]), trace, 1e-5)
+    rows: Any = [[0.5], [1]]
+    listed = epsilons.individual_epsilons([0], rows, trace, np.float64(1e-5))
+    arrays = epsilons.individual_epsilons(np.array([0]), np.array([[0.5], [1.0]]), trace, 1e-5)
     np.testing.assert_array_equal(listed.upper, arrays.upper)
-    sizes = np.array([1, 2])
-    assert mixture.group_epsilons(trace, 1e-5, sizes) == mixture.group_epsilons(trace, 1e-5, [1.0, 2.0])
+    sizes: list[Any] = [np.array([1, 2]), [1.0, 2.0]]
+    assert groups.group_epsilons(trace, 1e-5, sizes[0]) == groups.group_epsilons(trace, 1e-5, sizes[1])
     with pytest.raises(InvalidInput, match=r"group_size is 2000000.*at most 1000000"):
         accountants.account(trace, 1e-5, group_size=2_000_000)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from typing import Any
 
 import numpy as np
 import pytest
@@ -115,7 +116,10 @@ def test_mean_and_quantiles_of_paper_a_under_a_small_budget() -> None:
 
 def test_real_releases_differ_and_seeded_ones_repeat() -> None:
     epsilons, groups = _population(100)
-    release = lambda rng: release_statistics(epsilons, groups, 4, BOUND, ReleaseSpec(), rng).histogram  # noqa: E731
+
+    def release(rng: np.random.Generator | None) -> Any:
+        return release_statistics(epsilons, groups, 4, BOUND, ReleaseSpec(), rng).histogram
+
     assert release(None) != release(None)
     assert release(np.random.default_rng(5)) == release(np.random.default_rng(5))
 

@@ -1,6 +1,7 @@
 """Renyi divergences against arbitrary-precision integration, and the conversions against the papers."""
 
 import math
+from typing import Any
 
 import mpmath as mp
 import numpy as np
@@ -19,13 +20,13 @@ from accounting.renyi import (
 SAMPLED = [(0.01, 6.0), (0.01, 1.0), (0.2, 0.3), (0.5, 3.0), (1e-5, 2.0), (0.9, 0.7)]
 
 
-def exact_rdp(q, sigma, alpha, reverse=False):
+def exact_rdp(q: float, sigma: float, alpha: float, reverse: bool = False) -> float:
     """D_alpha of the sampled Gaussian pair by integration with 25 digits; ``reverse`` swaps the pair."""
     with mp.workdps(25):
         q, sigma, alpha = mp.mpf(q), mp.mpf(sigma), mp.mpf(alpha)
         power = 1 - alpha if reverse else alpha
 
-        def integrand(x):
+        def integrand(x: Any) -> Any:
             return mp.npdf(x, 0, sigma) * (1 - q + q * mp.exp((2 * x - 1) / (2 * sigma**2))) ** power
 
         points = mp.linspace(-14 * sigma - 5 * alpha * reverse, alpha + 14 * sigma, 14)
@@ -33,7 +34,7 @@ def exact_rdp(q, sigma, alpha, reverse=False):
 
 
 @pytest.mark.parametrize(("q", "sigma"), SAMPLED)
-def test_sampled_gaussian_is_exact_and_never_below(q, sigma):
+def test_sampled_gaussian_is_exact_and_never_below(q: float, sigma: float) -> None:
     computed = sampled_gaussian_rdp(q, sigma)
     for index in (0, 110, int(np.flatnonzero(ORDERS == 2.0)[0]), int(np.flatnonzero(ORDERS == 20.0)[0])):
         exact = exact_rdp(q, sigma, ORDERS[index])
@@ -41,24 +42,24 @@ def test_sampled_gaussian_is_exact_and_never_below(q, sigma):
 
 
 @pytest.mark.parametrize(("q", "sigma"), SAMPLED)
-def test_the_reverse_direction_is_dominated(q, sigma):
+def test_the_reverse_direction_is_dominated(q: float, sigma: float) -> None:
     index = int(np.flatnonzero(ORDERS == 3.0)[0])
     assert exact_rdp(q, sigma, 3.0, reverse=True) <= sampled_gaussian_rdp(q, sigma)[index]
 
 
 @pytest.mark.parametrize(("q", "sigma"), [(0.01, 1.0), (0.3, 0.05), (1e-4, 20.0)])
-def test_divergence_grows_with_the_order_and_sampling_never_costs(q, sigma):
+def test_divergence_grows_with_the_order_and_sampling_never_costs(q: float, sigma: float) -> None:
     computed = sampled_gaussian_rdp(q, sigma)
     assert np.all(np.diff(computed) >= -1e-8 * computed[1:])
     assert np.all(computed <= gaussian_rdp(sigma))
 
 
-def test_full_batches_are_plain_gaussians():
+def test_full_batches_are_plain_gaussians() -> None:
     np.testing.assert_array_equal(sampled_gaussian_rdp(1.0, 2.0), ORDERS / 8.0)
 
 
 @pytest.mark.parametrize("epsilon", [1e-6, 0.1, 1.0, 30.0])
-def test_pure_release_is_randomised_response(epsilon):
+def test_pure_release_is_randomised_response(epsilon: float) -> None:
     rdp = pure_rdp(epsilon)
     with mp.workdps(60):
         p = 1 / (1 + mp.exp(-mp.mpf(epsilon)))
@@ -71,10 +72,10 @@ def test_pure_release_is_randomised_response(epsilon):
 
 
 @pytest.mark.parametrize("rho", [1e-9, 1e-3, 0.1, 3.0, 40.0])
-def test_improved_conversion_agrees_with_dp_accounting(rho):
+def test_improved_conversion_agrees_with_dp_accounting(rho: float) -> None:
     rdp = rho * ORDERS
     assert epsilon_improved(rdp, 1e-5) == pytest.approx(compute_epsilon(ORDERS, rdp, 1e-5)[0], rel=1e-12)
 
 
-def test_classic_conversion_is_that_of_concentrated_dp():
+def test_classic_conversion_is_that_of_concentrated_dp() -> None:
     assert epsilon_classic(0.3 * ORDERS, 1e-5) == pytest.approx(0.3 + 2.0 * math.sqrt(0.3 * math.log(1e5)), rel=1e-4)

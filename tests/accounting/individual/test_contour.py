@@ -6,7 +6,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from accounting.individual.contour import EXPONENTS, UNKNOWN, Contour, decay_bound, moment_table
+from accounting.individual.contour import EXPONENTS, UNKNOWN, Array, Complex, Contour, decay_bound, moment_table
 from accounting.renyi import ORDERS, sampled_gaussian_rdp
 
 NODES = np.square(np.linspace(0.0, 1.5, 120))
@@ -22,13 +22,14 @@ def _exact(sample_rate: float, u: float, exponent: complex) -> complex:
     return complex(mpmath.quad(integrand, [-14, -6, -2, 0, 2, 6, 14, 26]))
 
 
-def _dense(sample_rate: float, precisions: np.ndarray, exponents: np.ndarray) -> np.ndarray:
+def _dense(sample_rate: float, precisions: Array, exponents: Complex) -> Complex:
     """log A by brute force, [nodes, exponents]; the branch is followed along the exponents."""
     x = np.linspace(-13.0, 25.0, 6_001)
     density = np.exp(-0.5 * x**2) * (x[1] - x[0]) / np.sqrt(2.0 * np.pi)
     log_ratio = np.log1p(sample_rate * np.expm1(np.sqrt(precisions)[:, None] * x - 0.5 * precisions[:, None]))
     moments = np.array([[np.exp(e * row) @ density for e in exponents] for row in log_ratio])
-    return np.log(np.abs(moments)) + 1j * np.unwrap(np.angle(moments), axis=1)
+    logs: Complex = np.log(np.abs(moments)) + 1j * np.unwrap(np.angle(moments), axis=1)
+    return logs
 
 
 @pytest.mark.parametrize("direction", sorted(EXPONENTS))

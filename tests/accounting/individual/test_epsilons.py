@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import replace
+from typing import Any
 
 import dp_accounting
 import numpy as np
@@ -21,6 +22,7 @@ from accounting.errors import InvalidInput, UnsupportedMechanism
 from accounting.individual.algorithm_2 import algorithm_2
 from accounting.individual.epsilons import METHODS, IndividualEpsilons, estimate_quality, individual_epsilons
 from accounting.mechanism import (
+    Adjacency,
     FixedBatchSampling,
     GaussianRelease,
     PoissonSampling,
@@ -37,8 +39,8 @@ DELTA = 1e-5
 STEPS = [0, 100, 200, 300]
 
 
-def _trace(sampling: Sampling | None = None, sigma: float = 1.0, steps: int = 400, **fields: object) -> Trace:
-    adjacency = "zero_out" if isinstance(sampling, ShuffledSampling) else "add_remove"
+def _trace(sampling: Sampling | None = None, sigma: float = 1.0, steps: int = 400, **fields: Any) -> Trace:
+    adjacency: Adjacency = "zero_out" if isinstance(sampling, ShuffledSampling) else "add_remove"
     segment = Segment(0, steps, sampling or PoissonSampling(0.02), sigma)
     return replace(Trace(5_000, (segment,), adjacency=adjacency), **fields)
 

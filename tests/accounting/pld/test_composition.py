@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import dp_accounting
 import numpy as np
@@ -164,7 +165,7 @@ BASE = (0.02, 1.1, 300, 2)  # sample rate, noise multiplier, steps, group size
     ("position", "worse"), [(0, 0.021), (1, 1.08), (2, 310), (3, 3)], ids=["rate", "noise", "steps", "size"]
 )
 def test_monotone(position: int, worse: float) -> None:
-    changed = list(BASE)
+    changed: list[Any] = list(BASE)
     changed[position] = worse
     before, after = (epsilon_pld(poisson(q, s, t), 1e-6, k) for q, s, t, k in (BASE, changed))
     assert after.lower > before.upper
@@ -276,7 +277,7 @@ def test_refuses_what_its_theorems_do_not_cover() -> None:
 
 
 @pytest.mark.parametrize("contribution", [0.0, 0.3, 1.0])
-def test_fixed_batches_with_side_queries_displace_in_quadrature(contribution):
+def test_fixed_batches_with_side_queries_displace_in_quadrature(contribution: float) -> None:
     """One given record costs the same by the mixtures of groups and by individual accounting."""
     side = (SideQuery("counts", 9.0),)
     trace = Trace(1000, (Segment(0, 200, FixedBatchSampling(1000, 20), 3.0, side),))

@@ -14,6 +14,7 @@ from accounting.accountants import account
 from accounting.mechanism import PoissonSampling, Segment, Trace
 from accounting.pld.composition import delta_pld, epsilon_pld
 from accounting.pld.groups import SensitivityMixture, epsilon_of_examples, poisson_examples, poisson_group
+from accounting.pld.loss import Bound
 
 CASES = [  # sample rate, noise multiplier, steps, delta, group size
     (1e-7, 0.3, 1000, 1e-5, 1),
@@ -121,7 +122,8 @@ def test_delta_of_a_rate_below_all_doubles_near_1(rate: float) -> None:
 
 def test_pooled_mixtures_are_on_their_side() -> None:
     mixture = poisson_group(3000, 0.3).scaled(0.1)
-    for epsilon_side, bound in ((1, "upper"), (-1, "lower")):
+    sides: tuple[tuple[int, Bound], ...] = ((1, "upper"), (-1, "lower"))
+    for epsilon_side, bound in sides:
         pooled = mixture.pooled(100, bound)
         assert len(pooled.sensitivities) <= 101
         assert math.fsum(pooled.probabilities) == pytest.approx(1.0)

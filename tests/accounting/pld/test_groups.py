@@ -27,6 +27,7 @@ from accounting.pld.groups import (
     poisson_group,
     vadhan_epsilon,
 )
+from accounting.pld.loss import Bound, Direction
 
 MIXTURES = {
     "subsampled": poisson_group(1, 0.01).scaled(1 / 0.8),
@@ -74,7 +75,7 @@ def delta_of(law: LatticeLoss, epsilon: float) -> float:
 
 @pytest.mark.parametrize("name", MIXTURES)
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_discretised_losses_bracket_the_exact_divergence(name: str, direction: str) -> None:
+def test_discretised_losses_bracket_the_exact_divergence(name: str, direction: Direction) -> None:
     mixture = MIXTURES[name]
     scale = 1e-5 if name == "tiny rate" else 1.0
     upper, lower = (discretise(mixture, 1e-2 * scale, direction, bound) for bound in ("upper", "lower"))
@@ -85,7 +86,7 @@ def test_discretised_losses_bracket_the_exact_divergence(name: str, direction: s
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_upper_bound_is_exact_on_the_lattice(direction: str) -> None:
+def test_upper_bound_is_exact_on_the_lattice(direction: Direction) -> None:
     law = discretise(MIXTURES["group"], 1e-2, direction, "upper")
     for epsilon in (0.0, 0.05, 0.1):
         assert delta_of(law, epsilon) == pytest.approx(hockey_stick(MIXTURES["group"], epsilon, direction), rel=1e-9)
@@ -102,7 +103,7 @@ def test_both_bounds_converge_quadratically() -> None:
 
 @pytest.mark.parametrize("bound", ["upper", "lower"])
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_truncated_groups_stay_on_their_side(direction: str, bound: str) -> None:
+def test_truncated_groups_stay_on_their_side(direction: Direction, bound: Bound) -> None:
     mixture = poisson_group(30, 0.05).scaled(1.0)
     law = discretise(mixture, 1e-2, direction, bound, tail=1e-4)  # cuts many sensitivities off
     exact = hockey_stick(mixture, 0.5, direction)

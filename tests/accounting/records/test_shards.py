@@ -270,14 +270,16 @@ def test_epsilons_round_trip_and_missing_parts_are_noticed(root: str) -> None:
     ("sampling", "adjacency"), [(FixedBatchSampling(100, 10), "add_remove"), (ShuffledSampling(4), "zero_out")]
 )
 def test_traces_round_trip_and_damage_is_noticed(root: str, sampling: Sampling, adjacency: Adjacency) -> None:
+    sampled = PoissonSampling(np.float32(0.1))  # type: ignore[arg-type]  # numbers of numpy on purpose
+    released = GaussianRelease("pca", np.float32(16.0))  # type: ignore[arg-type]  # likewise
     trace = Trace(
-        np.int64(100),
+        np.int64(100),  # type: ignore[arg-type]  # numbers of numpy on purpose
         (
-            Segment(0, 5, PoissonSampling(np.float32(0.1)), 1.25, (SideQuery("counts", 5.0), SideQuery("median", 2.0))),
+            Segment(0, 5, sampled, 1.25, (SideQuery("counts", 5.0), SideQuery("median", 2.0))),
             Segment(5, 3, sampling, 0.0),
             Segment(8, 4, sampling, 0.1 + 0.2),
         ),
-        (GaussianRelease("pca", np.float32(16.0)), PureRelease("selection", 0.5)),
+        (released, PureRelease("selection", 0.5)),
         adjacency,
         "guarantee",
     )
