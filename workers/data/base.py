@@ -126,7 +126,7 @@ class Source:
             _check_indices(f"labels of {self.name!r}", split.labels, self.class_names)
             _check_indices(f"groups of {self.name!r}", split.groups, self.group_names)
         ids = torch.cat([split.example_ids for split in splits])
-        if len(ids.unique()) < len(ids):  # type: ignore[no-untyped-call]
+        if len(ids.unique()) < len(ids):
             raise InvalidInput(f"example_ids of {self.name!r} are not unique over training and test split")
         require_one_by_one(self.name, self.preparation, self.train.features)
 

@@ -31,7 +31,7 @@ _COUNTS: Mapping[str, float] = {"bernoulli": 1.0, "binomial": 1.0, "geometric": 
 _INTEGERS = ("randint", "randint_like", "random")
 
 
-class ConstantDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class ConstantDraws(TorchDispatchMode):
     """Within this context torch's random operators return constants, the same for every row of any batch.
 
     Continuous numbers are about ``share``, integers the lowest that could come, and permutations reverse. replaced:

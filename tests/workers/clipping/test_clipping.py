@@ -52,9 +52,10 @@ class Batch:
     def __init__(self) -> None:
         dataset = load_dataset(DataSpec("digits"))
         torch.manual_seed(0)
-        self.model = nn.Sequential(nn.Linear(64, 12), nn.Tanh(), nn.Linear(12, 10))
+        head = nn.Linear(12, 10)
+        self.model = nn.Sequential(nn.Linear(64, 12), nn.Tanh(), head)
         with torch.no_grad():  # norms that spread around the bounds above
-            self.model[2].weight.mul_(4.0)
+            head.weight.mul_(4.0)
         self.x = dataset.prepare(dataset.train.features[:BATCH]).flatten(1)
         self.y, self.groups = dataset.train.labels[:BATCH], dataset.train.groups[:BATCH]
         engine = GradientEngine(self.model, nn.CrossEntropyLoss(reduction="none"), layerwise=True)

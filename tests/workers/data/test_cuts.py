@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -182,7 +184,7 @@ def test_an_empty_part_is_refused() -> None:
 
 
 @pytest.mark.parametrize("labels", [[0.5, 1.0], [0.0, np.nan], ["0", "1"], [0, 2**64]])
-def test_labels_that_are_not_whole_numbers_are_refused(labels: list[object]) -> None:
+def test_labels_that_are_not_whole_numbers_are_refused(labels: list[Any]) -> None:
     with pytest.raises(InvalidInput, match="must be whole numbers of at most 64 bits"):
         make_split(np.zeros((2, 3), dtype=np.float32), labels)
 

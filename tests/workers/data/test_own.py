@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from accounting.errors import InvalidInput
 from tests.workers.own_code import allowed
 from workers.data import Source, Tokens, load_dataset, make_split
+from workers.data.base import Preparation
 from workers.spec import DataSpec
 
 ROWS = np.random.default_rng(0).random((40, 3), dtype=np.float32)
 
 
-def own(preparation: Callable[[Tensor], Any], rows: np.ndarray[Any, Any] = ROWS) -> Source:
+def own(preparation: Preparation, rows: np.ndarray[Any, Any] = ROWS) -> Source:
     return Source("own", make_split(rows, np.arange(len(rows)) % 2), None, ("a", "b"), ("a", "b"), preparation)
 
 
@@ -63,7 +62,7 @@ class TestPreparation:
             lambda features: (10 * features).long(),
         ],
     )
-    def test_examples_may_be_changed_one_by_one(self, preparation: Callable[[Tensor], Tensor]) -> None:
+    def test_examples_may_be_changed_one_by_one(self, preparation: Preparation) -> None:
         assert own(preparation).preparation is preparation
 
     def test_features_that_are_not_finite_or_vast_are_no_mixture(self) -> None:
@@ -82,7 +81,7 @@ class TestPreparation:
             lambda features: features + torch.randn_like(features),
         ],
     )
-    def test_mixed_examples_are_refused(self, preparation: Callable[[Tensor], Tensor]) -> None:
+    def test_mixed_examples_are_refused(self, preparation: Preparation) -> None:
         with pytest.raises(InvalidInput, match="the preparation of 'own' gives an example other features alone than"):
             own(preparation)
 

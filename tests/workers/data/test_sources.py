@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,7 +42,7 @@ def spec(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     if name in STORED:
         require_stored(name)
     folder = tmp_path_factory.mktemp(name)
-    makers = {
+    makers: dict[str, Callable[[], dict[str, Any]]] = {
         "csv": lambda: {
             "path": str(make_table(folder / "people.csv")),
             "label": "income",

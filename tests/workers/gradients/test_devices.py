@@ -51,7 +51,7 @@ def test_a_step_on_another_device_stays_there(name: str, options: dict[str, Any]
     def weigh(norms: Any) -> Tensor:
         return torch.ones_like(norms.norms if norms.layer_norms is None else norms.layer_norms)
 
-    with DecidedScalars():
+    with DecidedScalars():  # type: ignore[no-untyped-call]
         norms = engine.norms(x, y)
         results = [
             engine.weighted_sum(x, y, weigh),

@@ -163,6 +163,7 @@ def standardized() -> nn.Module:
     with torch.no_grad():
         layer.gain.copy_(torch.tensor([1.0, -2.0, 0.0, 0.5, 0.01, 3.0]))  # 0 and small ones cannot be divided by
         layer.weight[1] *= 1e-4  # so small that its variance is clamped
+        assert layer.bias is not None
         layer.bias.normal_()
     return layer
 
@@ -192,7 +193,7 @@ class Tokens(nn.Embedding):
 
 
 class Embedded(nn.Module):
-    def __init__(self, **options: int) -> None:
+    def __init__(self, **options: Any) -> None:
         super().__init__()
         self.embed = Tokens(11, 8, **options)
         self.head = nn.Linear(8, 3)
@@ -345,7 +346,7 @@ def test_weights_and_norms_by_layer(name: str) -> None:
         layers = [_layer_of(parameter, engine.layer_names) for parameter in expected]
         weights = torch.rand(len(x), len(engine.layer_names))
 
-        got = engine.weighted_sum(x, y, lambda norms, weights=weights: weights)
+        got = engine.weighted_sum(x, y, lambda norms, weights=weights: weights)  # type: ignore[misc]  # mypy infers no lambda with defaults
 
         assert got.norms.layer_norms is not None
         for index, layer in enumerate(engine.layer_names):

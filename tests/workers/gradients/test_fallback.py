@@ -156,8 +156,11 @@ def test_dropout_in_place_keeps_the_gradient_of_the_norm_before_it() -> None:
         model.extend([nn.Flatten(), nn.Linear(4 * 4 * 8, 3)])
         x, y = batch()
         norms.append(GradientEngine(model, per_example_loss, layerwise=True).norms(x[:, None], y).layer_norms)
-    assert torch.equal(norms[0], norms[1])
-    assert (norms[0][:, 1] > 0.0).all()
+    first, second = norms
+    assert first is not None
+    assert second is not None
+    assert torch.equal(first, second)
+    assert (first[:, 1] > 0.0).all()
 
 
 @pytest.mark.parametrize("hook", [nn.utils.weight_norm, nn.utils.spectral_norm])

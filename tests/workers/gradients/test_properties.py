@@ -14,7 +14,8 @@ from workers.models.layers import WeightStandardizedConv2d
 
 @st.composite
 def convolutional_models(draw: st.DrawFn) -> nn.Module:
-    channels, layers = 2 * draw(st.integers(1, 4)), []
+    channels = 2 * draw(st.integers(1, 4))
+    layers: list[nn.Module] = []
     inputs = 3
     for _ in range(draw(st.integers(1, 3))):
         groups = draw(st.sampled_from([1, 2])) if inputs % 2 == 0 else 1

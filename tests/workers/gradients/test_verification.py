@@ -166,9 +166,9 @@ DRAWING: dict[str, Callable[[Between, Tensor], Tensor] | nn.Module] = {
 def test_chance_within_rows_is_fine_and_known(name: str) -> None:
     net = model(DRAWING[name])
     engine = GradientEngine(net, per_example_loss)
-    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)["state"]["key"].tolist()  # noqa: NPY002
     assert engine.draws(*batch())
-    after = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    after = torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)["state"]["key"].tolist()  # noqa: NPY002
     assert torch.equal(states[0], after[0])
     assert states[1:] == after[1:]
     assert engine.norms(*batch()).norms.isfinite().all()

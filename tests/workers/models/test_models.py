@@ -72,7 +72,7 @@ class TestEveryModel:
 
 def test_the_cancer_net_of_two_classes() -> None:
     model = build_for_shape(Component("cancer_net"), (9,), 2, seed=0)
-    widths = [(layer.in_features, layer.out_features) for layer in model if isinstance(layer, nn.Linear)]
+    widths = [(layer.in_features, layer.out_features) for layer in model.children() if isinstance(layer, nn.Linear)]
     assert widths == [(9, 10), (10, 20), (20, 10), (10, 2)]
     assert sum(parameter.numel() for parameter in model.parameters()) == 100 + 220 + 210 + 22
 
@@ -146,8 +146,8 @@ class TestPretrained:
         torch.save([1, 2], tmp_path / "list.pt")
         with pytest.raises(InvalidInput, match=r"list\.pt holds a list; save a state dict"):
             build("resnet20_gn", {"initial_weights": str(tmp_path / "list.pt")}, CIFAR)
-        for content, held in (({"0.weight": 3.0}, "float under '0.weight'"), ({0: torch.ones(1)}, "Tensor under 0")):
-            torch.save(content, tmp_path / "dict.pt")
+        for weights, held in (({"0.weight": 3.0}, "float under '0.weight'"), ({0: torch.ones(1)}, "Tensor under 0")):
+            torch.save(weights, tmp_path / "dict.pt")
             with pytest.raises(InvalidInput, match=rf"dict\.pt holds a {held}, but must hold named tensors alone"):
                 build("resnet20_gn", {"initial_weights": str(tmp_path / "dict.pt")}, CIFAR)
 
