@@ -15,7 +15,8 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture
 def cluster() -> dict[str, Any]:
-    return yaml.safe_load((ROOT / "cluster.yaml").read_text())
+    configured: dict[str, Any] = yaml.safe_load((ROOT / "cluster.yaml").read_text())
+    return configured
 
 
 def test_ray_accepts_the_file(cluster: dict[str, Any]) -> None:

@@ -28,7 +28,7 @@ from accounting.records.layout import TrialFiles
 from workers.data.base import Dataset, make_split
 from workers.mechanism import TrialMechanism
 from workers.noise import SeededNoise
-from workers.sampling import PoissonSampler, Rows
+from workers.sampling import PoissonSampler, Rows, SeededRows
 from workers.spec import Component, DataSpec, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec, TrialSpec
 from workers.training import Trainer
 
@@ -63,7 +63,8 @@ class EvenRows(PoissonSampler):
 
     def next_batch(self) -> Rows:
         rows = super().next_batch()
-        return rows[rows % 2 == 0]
+        even: Rows = rows[rows % 2 == 0]
+        return even
 
 
 class WeakNoise(SeededNoise):
@@ -121,7 +122,7 @@ class Audit:
         fresh = trainer._clipping
         trainer.step()  # takes everyone's norm
         fresh = replace(fresh, thresholds=trainer._clipping.thresholds)
-        trainer._sampler = EvenRows(ROWS, self.batch_size, entropy=2)
+        trainer._sampler = EvenRows(ROWS, self.batch_size, SeededRows(2))
         start = torch.tensor([[0.0], [50.0]]).expand(2, ROWS)  # losses and gradients have grown since then
         ratios = []
         for _ in range(STEPS):

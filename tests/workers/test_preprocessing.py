@@ -130,6 +130,7 @@ class TestProjection:
     def test_the_test_split_is_not_looked_at(self, digits: Dataset) -> None:
         component = Component("dp_pca", {"dimensions": 10})
         _, state = preprocess(component, digits, noise())
+        assert digits.public is not None
         changed = replace(digits, test=digits.public)
         _, again = preprocess(component, changed, noise())
         assert torch.equal(state["projection"], again["projection"])

@@ -7,6 +7,7 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -96,7 +97,7 @@ def test_poisson_rows_join_independently(draws: str) -> None:
     joined = np.zeros((steps, SIZE))
     for step in range(steps):
         joined[step, drawn.next_batch()] = 1.0
-    correlations = np.corrcoef(joined.T)[~np.eye(SIZE, dtype=bool)]
+    correlations = np.asarray(np.corrcoef(joined.T))[~np.eye(SIZE, dtype=bool)]
     assert np.abs(correlations).max() < 6.0 / np.sqrt(steps)
     sizes = joined.sum(axis=1)
     assert sizes.var() == pytest.approx(SIZE * 0.24 * 0.76, rel=0.1)
@@ -166,11 +167,12 @@ def test_a_batch_that_does_not_fit_the_data_is_refused(method: str, batch: int) 
 
 def test_seeded_batches_are_those_of_numpy() -> None:
     """So results that were published in research mode can be repeated."""
-    for method, expected in {
+    drawn: dict[str, Callable[[np.random.Generator], Any]] = {
         "poisson": lambda rng: np.flatnonzero(rng.random(SIZE) < BATCH / SIZE),
         "fixed": lambda rng: np.sort(rng.choice(SIZE, BATCH, replace=False)),
         "shuffle": lambda rng: np.sort(rng.permutation(SIZE)[:BATCH]),
-    }.items():
+    }
+    for method, expected in drawn.items():
         np.testing.assert_array_equal(sampler(method, key=8).next_batch(), expected(np.random.default_rng(8)))
 
 

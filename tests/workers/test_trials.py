@@ -22,7 +22,7 @@ from workers.optimizers import OPTIMIZERS
 from workers.spec import Component, DataSpec, ExecutionSpec, NormSpec, SamplingSpec, TrialSpec
 from workers.trial import run_trial
 
-ONE_OF_EACH_CLASS = dict.fromkeys(
+ONE_OF_EACH_CLASS: dict[str, float | int] = dict.fromkeys(
     ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"), 1
 )
 TABLE = {"label": "income", "features": ["age", "job"], "group": "sex", "user": "id"}
@@ -108,8 +108,9 @@ class Unpooling(nn.Module):
         self.linear = nn.Linear(feature_shape[0], num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        pooled, where = functional.max_pool1d_with_indices(x[:, None], 2)
-        return self.linear(functional.max_unpool1d(pooled, where, 2)[:, 0])
+        pooled, where = functional.max_pool1d_with_indices(x[:, None], [2])
+        output: Tensor = self.linear(functional.max_unpool1d(pooled, where, [2])[:, 0])
+        return output
 
 
 class Expansion(nn.Module):
@@ -120,7 +121,8 @@ class Expansion(nn.Module):
         self.linear = nn.Linear(feature_shape[0], num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x + x.new_zeros(len(x), 1 << 45)[:, : x.shape[1]])
+        output: Tensor = self.linear(x + x.new_zeros(len(x), 1 << 45)[:, : x.shape[1]])
+        return output
 
 
 def test_an_operation_without_a_deterministic_algorithm_names_the_switch(tmp_path: Path) -> None:

@@ -31,5 +31,5 @@ def norms_of(files: TrialFiles) -> PartNorms:
     """All parts of the snapshots of all training examples."""
     shards = NormShards(files.norms)
     parts = [shards.read(part) for part in shards.parts]
-    columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ROWS}
+    columns: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ROWS}
     return replace(parts[0], **columns)
