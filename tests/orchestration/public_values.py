@@ -134,7 +134,7 @@ def _flat(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
         value = json.loads(value)
     elif isinstance(value, str) and re.fullmatch("8005[0-9a-f]+", value):
         loaded = pickle.loads(bytes.fromhex(value))
-        value = asdict(loaded) if is_dataclass(loaded) else value
+        value = asdict(loaded) if is_dataclass(loaded) and not isinstance(loaded, type) else value
     if isinstance(value, Mapping):
         for name, item in value.items():
             yield from _flat(item, f"{place}/{name}" if place else str(name))

@@ -7,6 +7,7 @@ import random
 import statistics
 
 from orchestration.records.published import (
+    Disclosure,
     EstimateQuality,
     GroupEpsilon,
     Histogram,
@@ -130,7 +131,9 @@ def sample_trial(
     )
 
 
-def sample_sweep(disclosure: str = "raw", targets: tuple[float, ...] = (3.0,), baseline: bool = True) -> ReportData:
+def sample_sweep(
+    disclosure: Disclosure = "raw", targets: tuple[float, ...] = (3.0,), baseline: bool = True
+) -> ReportData:
     """Clipping x schedule x two seeds (x target), the shared baseline, and one trial that failed."""
     trials = [sample_trial("none", "none", seed, disclosure=disclosure) for seed in (0, 1)] if baseline else []
     for target in targets:

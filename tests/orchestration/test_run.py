@@ -119,6 +119,7 @@ def test_only_released_statistics_leave_the_private_folder(sweep: FinishedSweep)
     assert isinstance(result, TrialResult)
     assert result.individuals is not None
     assert (exact.disclosure, result.individuals.disclosure) == ("raw", "private")
+    assert exact.mean is not None
     assert result.individuals.mean != exact.mean < result.worst_case.epsilon
     assert result.individuals.mean == pytest.approx(exact.mean, rel=0.5)
     assert result.individuals == read_statistics(files.released, "")

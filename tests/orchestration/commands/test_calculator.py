@@ -2,8 +2,12 @@
 
 import json
 import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from accounting.accountants import account
@@ -12,6 +16,7 @@ from accounting.mechanism import (
     FixedBatchSampling,
     GaussianRelease,
     PoissonSampling,
+    Sampling,
     Segment,
     ShuffledSampling,
     SideQuery,
@@ -24,26 +29,30 @@ from accounting.schedules import make_schedule
 from orchestration.commands import main as cli
 from orchestration.commands.run_shape import RunShape
 
+Command = Callable[[str], tuple[int, str, str]]
+Answer = Callable[[str], Any]
+Trial = tuple[Path, npt.NDArray[np.float64]]
+
 
 @pytest.fixture
-def dpsweep(monkeypatch, capsys):
+def dpsweep(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
     """Runs a command line as a user would: (exit code, stdout, stderr)."""
 
-    def run(line):
+    def run(line: str) -> tuple[int, str, str]:
         monkeypatch.setattr("sys.argv", ["dpsweep", *shlex.split(line)])
         with pytest.raises(SystemExit) as ended:
             cli.main()
         captured = capsys.readouterr()
-        return ended.value.code or 0, captured.out, captured.err
+        return int(ended.value.code or 0), captured.out, captured.err
 
     return run
 
 
 @pytest.fixture
-def answer(dpsweep):
+def answer(dpsweep: Command) -> Answer:
     """The JSON that a command line prints."""
 
-    def run(line):
+    def run(line: str) -> Any:
         code, out, err = dpsweep(f"{line} --json")
         assert (code, err) == (0, "")
         return json.loads(out)
@@ -53,7 +62,7 @@ def answer(dpsweep):
 
 class TestDocumentedExamples:
     @pytest.mark.parametrize(("accountant", "epsilon"), [("zcdp", 21.55), ("gdp", 19.13)])
-    def test_shuffled(self, answer, accountant, epsilon):
+    def test_shuffled(self, answer: Answer, accountant: str, epsilon: float) -> None:
         line = "epsilon --noise-multiplier 6 --sampling shuffle --epochs 400 --delta 1e-5 --accountant"
         printed = answer(f"{line} {accountant}")
         assert printed["epsilon"] == pytest.approx(epsilon, abs=5e-3)
@@ -61,25 +70,25 @@ class TestDocumentedExamples:
         assert expected.items() <= printed.items()
         assert printed["group_size"] == 1
 
-    def test_group(self, answer):
+    def test_group(self, answer: Answer) -> None:
         line = "epsilon --noise-multiplier 1.0 --sampling poisson --sample-rate 0.01 --steps 2000 --delta 1e-6"
         printed = answer(f"{line} --accountant pld --group-size 4")
         assert printed["epsilon"] == pytest.approx(14.535, abs=2e-3)
         assert (printed["group_size"], printed["unit"], printed["adjacency"]) == (4, "group of 4", "add_remove")
 
-    def test_schedule(self, answer):
+    def test_schedule(self, answer: Answer) -> None:
         line = "epsilon --noise-multiplier 1.4 --schedule exponential:decay=0.004 --sampling poisson --sample-rate 0.02"
         printed = answer(f"{line} --epochs 100 --delta 1e-5 --accountant pld")
         assert printed["steps"] == 5000
         assert printed["epsilon"] == pytest.approx(7.6248, rel=2e-4)
 
-    def test_fixed_batches_and_several_groups(self, answer):
+    def test_fixed_batches_and_several_groups(self, answer: Answer) -> None:
         line = "epsilon --noise-multiplier 4 --sampling fixed --dataset-size 10000 --batch-size 200 --steps 1000"
         printed = answer(f"{line} --delta 1e-5 --accountant pld --group-size 1,2,4")
         assert [estimate["group_size"] for estimate in printed] == [1, 2, 4]
         assert 2.0 < printed[1]["epsilon"] / printed[0]["epsilon"] < printed[2]["epsilon"] / printed[0]["epsilon"]
 
-    def test_decay(self, answer):
+    def test_decay(self, answer: Answer) -> None:
         line = "calibrate --schedule time --noise-multiplier 10 --sampling shuffle --budget-rho 0.78125 --epochs 60"
         printed = answer(f"{line} --solve decay")
         assert round(printed["decay"], 3) == 0.019
@@ -87,7 +96,7 @@ class TestDocumentedExamples:
         assert answer(f"{line} --solve decay --digits 3")["decay"] == 0.019
         assert printed["rho"] <= printed["target"] == 0.78125
 
-    def test_noise(self, answer):
+    def test_noise(self, answer: Answer) -> None:
         line = "calibrate --target-epsilon 3 --delta 1e-5 --sampling poisson --sample-rate 0.01 --epochs 50"
         printed = answer(f"{line} --accountant pld --solve noise-multiplier")
         assert printed["noise_multiplier"] == pytest.approx(1.2107, rel=1e-3)
@@ -95,7 +104,7 @@ class TestDocumentedExamples:
 
 
 class TestMore:
-    def test_length(self, answer):
+    def test_length(self, answer: Answer) -> None:
         noise = "--noise-multiplier 10 --schedule exponential:decay=0.01"
         assert answer(f"calibrate --solve epochs --budget-rho 0.78125 --sampling shuffle {noise}")["epochs"] == 71
         steps = answer(
@@ -105,7 +114,7 @@ class TestMore:
         assert steps["steps"] == steps["value"] > 500
         assert steps["epsilon"] <= 2.0
 
-    def test_side_queries_and_releases_cost(self, answer):
+    def test_side_queries_and_releases_cost(self, answer: Answer) -> None:
         line = "epsilon --noise-multiplier 2 --sample-rate 0.01 --steps 500 --delta 1e-5 --accountant rdp"
         bare = answer(line)["epsilon"]
         assert answer(f"{line} --side-noise-multiplier 5")["epsilon"] > bare
@@ -114,20 +123,20 @@ class TestMore:
         assert answer(f"{line} --release gaussian:16")["epsilon"] > bare
         assert bare < answer(f"{line} --release pure:0.1")["epsilon"] <= bare + 0.1
 
-    def test_no_noise_is_an_explicit_infinity(self, answer, dpsweep):
+    def test_no_noise_is_an_explicit_infinity(self, answer: Answer, dpsweep: Command) -> None:
         line = "epsilon --noise-multiplier 0 --sampling shuffle --epochs 4 --delta 1e-5"
         printed = answer(line)
         assert (printed["epsilon"], printed["private"]) == (None, False)
         assert "infinite" in dpsweep(line)[1]
 
-    def test_table(self, dpsweep):
+    def test_table(self, dpsweep: Command) -> None:
         line = "epsilon --noise-multiplier 6 --sampling shuffle --epochs 400 --delta 1e-5 --accountant zcdp"
         code, out, _ = dpsweep(f"{line} --group-size 1,2")
         assert code == 0
         assert "21.5507" in out
         assert "group of 2" in out
 
-    def test_plot(self, dpsweep, tmp_path):
+    def test_plot(self, dpsweep: Command, tmp_path: Path) -> None:
         target = tmp_path / "epsilon.html"
         line = "epsilon --noise-multiplier 6 --sampling shuffle --epochs 40 --delta 1e-5 --accountant gdp --plot"
         assert dpsweep(f"{line} {target}")[0] == 0
@@ -135,7 +144,7 @@ class TestMore:
         assert "group size k" in page
         assert "cdn.plot.ly" not in page.split("<body>")[0]
 
-    def test_warns_of_a_large_delta(self, dpsweep):
+    def test_warns_of_a_large_delta(self, dpsweep: Command) -> None:
         line = "epsilon --noise-multiplier 6 --dataset-size 1000 --batch-size 10 --epochs 1 --delta 1e-2 --accountant"
         code, _, err = dpsweep(f"{line} rdp")
         assert code == 0
@@ -195,7 +204,7 @@ CALIBRATE = "calibrate --sampling shuffle"
         ),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(dpsweep, line, complaint):
+def test_bad_input_is_one_line_and_exit_code_2(dpsweep: Command, line: str, complaint: str) -> None:
     code, out, err = dpsweep(line)
     assert (code, out) == (2, "")
     assert complaint in err
@@ -204,7 +213,7 @@ def test_bad_input_is_one_line_and_exit_code_2(dpsweep, line, complaint):
 
 
 @pytest.fixture
-def trial(tmp_path):
+def trial(tmp_path: Path) -> Trial:
     """The folder of a small trial with three snapshots of 50 examples, ids 1, 4, 7, ..."""
     root = tmp_path / "trial"
     contributions = np.random.default_rng(0).uniform(0.1, 1.0, (3, 50))
@@ -220,7 +229,7 @@ TRACE = Trace(50, (Segment(0, 60, PoissonSampling(0.05), 1.5), Segment(60, 60, P
 
 
 class TestStoredTrials:
-    def test_worst_case_is_that_of_the_trace(self, answer, trial):
+    def test_worst_case_is_that_of_the_trace(self, answer: Answer, trial: Trial) -> None:
         printed = answer(f"epsilon --trial {trial[0]} --delta 1e-5 --accountant pld --group-size 1,2")
         expected = [account(TRACE, 1e-5, "pld", size) for size in (1, 2)]
         assert [p["epsilon"] for p in printed] == [e.epsilon for e in expected]
@@ -229,7 +238,7 @@ class TestStoredTrials:
         assert (alone["epsilon"], alone["steps"]) == (expected[0].epsilon, 120)
 
     @pytest.mark.parametrize("method", ["rdp", "pld"])
-    def test_single_examples(self, answer, trial, method):
+    def test_single_examples(self, answer: Answer, trial: Trial, method: str) -> None:
         root, contributions = trial
         spread = answer(f"epsilon --trial {root} --delta 1e-5 --individual {method}")[1]
         exact = individual_epsilons([0, 40, 80], contributions, TRACE, 1e-5, method).upper
@@ -239,7 +248,7 @@ class TestStoredTrials:
         assert (spread["kind"], spread["adjacency"], spread["examples"]) == ("estimate", "add_remove", 50)
         assert "private data" in spread["sensitive"]
 
-    def test_records_together(self, answer, trial):
+    def test_records_together(self, answer: Answer, trial: Trial) -> None:
         root, contributions = trial
         worst, pair = answer(f"epsilon --trial {root} --delta 1e-5 --accountant pld --group-size 2 --examples 148,4")
         exact = epsilon_of_examples(TRACE, [0, 40, 80], contributions[[1, 49]], 1e-5).upper
@@ -248,7 +257,7 @@ class TestStoredTrials:
         assert (pair["unit"], pair["group_size"], pair["kind"]) == ("examples 4, 148", 2, "estimate")
         assert "private data" in pair["sensitive"]
 
-    def test_table_and_plot(self, dpsweep, trial, tmp_path):
+    def test_table_and_plot(self, dpsweep: Command, trial: Trial, tmp_path: Path) -> None:
         line = f"epsilon --trial {trial[0]} --delta 1e-5 --individual rdp --examples 4 --plot {tmp_path / 'p.html'}"
         code, out, _ = dpsweep(line)
         assert code == 0
@@ -266,13 +275,13 @@ class TestStoredTrials:
             ("--trace {0}/trace.arrow --individual rdp", "need --trial"),
         ],
     )
-    def test_bad_requests(self, dpsweep, trial, line, complaint):
+    def test_bad_requests(self, dpsweep: Command, trial: Trial, line: str, complaint: str) -> None:
         code, out, err = dpsweep(f"epsilon --delta 1e-5 {line.format(trial[0])}")
         assert (code, out) == (2, "")
         assert complaint in err
         assert err.count("\n") == 1
 
-    def test_damaged_shards_are_named(self, dpsweep, trial):
+    def test_damaged_shards_are_named(self, dpsweep: Command, trial: Trial) -> None:
         part = next((trial[0] / "private" / "norms").rglob("*.arrow"))
         part.write_bytes(part.read_bytes()[:-1])
         code, out, err = dpsweep(f"epsilon --trial {trial[0]} --delta 1e-5 --individual rdp")
@@ -295,15 +304,15 @@ class TestRunShape:
             (RunShape("shuffle", dataset_size=105, batch_size=10), ShuffledSampling(11), 11),
         ],
     )
-    def test_sampling_and_epoch(self, shape, sampling, steps_per_epoch):
+    def test_sampling_and_epoch(self, shape: RunShape, sampling: Sampling, steps_per_epoch: int) -> None:
         assert shape.mechanism() == (sampling, steps_per_epoch)
         assert shape.trace(self.schedule, epochs=3).steps == 3 * steps_per_epoch
 
-    def test_steps_end_within_an_epoch(self):
+    def test_steps_end_within_an_epoch(self) -> None:
         trace = RunShape("poisson", sample_rate=0.02).trace(make_schedule("time", 2.0, decay=1.0), steps=60)
         assert [(segment.steps, segment.noise_multiplier) for segment in trace.segments] == [(50, 2.0), (10, 1.0)]
 
-    def test_queries_and_releases_enter_the_trace(self):
+    def test_queries_and_releases_enter_the_trace(self) -> None:
         release = GaussianRelease("pca", 16.0)
         shape = RunShape("shuffle", side_noise_multipliers=(5.0,), releases=(release,))
         trace = shape.trace(self.schedule, epochs=1)

@@ -38,7 +38,7 @@ def trial(tmp_path: Path) -> TrialFiles:
         release="private",
     )
     sweep, files = parse_sweep(text), SweepFiles(str(tmp_path))
-    write_manifest(files, open_manifest(files, sweep, text, resume=False))
+    write_manifest(files, open_manifest(files, sweep.plain(), text, resume=False))
     (planned,) = plan_sweep(sweep).trials
     found = files.trial(planned.spec.key)
     run_trial(planned.spec, found.root, releases=planned.releases)

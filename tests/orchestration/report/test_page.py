@@ -7,6 +7,7 @@ import math
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -15,9 +16,9 @@ import pytest
 
 from orchestration.comparison.formats import number, points, seconds
 from orchestration.comparison.metrics import accuracy, median_epsilon, unequal_cost, worst_over_median
-from orchestration.comparison.settings import best_trade_offs, finished_settings, group_names
+from orchestration.comparison.settings import Setting, best_trade_offs, finished_settings, group_names
 from orchestration.comparison.statistics import pareto_front
-from orchestration.records.published import Histogram, ReportData, ReportPrivacy, ReportQuality
+from orchestration.records.published import Disclosure, Histogram, ReportData, ReportPrivacy, ReportQuality, ReportTrial
 from orchestration.records.states import TrialState
 from orchestration.report.figures import HISTOGRAM, figures
 from orchestration.report.page import render
@@ -77,15 +78,21 @@ def test_the_page_says_that_trials_add_up_and_baselines_are_not_protected() -> N
     assert "no guarantee protects" in said
 
 
+def _mean(setting: Setting, metric: Callable[[ReportTrial], float | None]) -> float:
+    spread = setting.over_seeds(metric)
+    assert spread is not None
+    return spread.mean
+
+
 def test_the_headline_says_what_was_found() -> None:
     data = sample_sweep()
     settings = finished_settings(data.trials)
     said = " ".join(headline(data, settings))
     private = [setting for setting in settings if not setting.is_baseline]
-    best = max(private, key=lambda setting: setting.over_seeds(accuracy).mean)
+    best = max(private, key=lambda setting: _mean(setting, accuracy))
     assert best.name in said
-    ratios = [setting.over_seeds(worst_over_median) for setting in private]
-    assert f"{max(ratio.mean for ratio in ratios):.1f} times less" in said
+    ratios = [_mean(setting, worst_over_median) for setting in private]
+    assert f"{max(ratios):.1f} times less" in said
     assert "Groups served worse paid more" in said
     assert "1 trial failed" in said
 
@@ -109,6 +116,7 @@ def test_exact_statistics_are_announced() -> None:
 def test_user_text_is_never_markup() -> None:
     hostile = "<img src=x onerror=alert(1)>&</script><script>alert(2)</script>%{x}"
     trial = sample_trial(flavour=hostile)
+    assert trial.quality is not None
     groups = (replace(trial.quality.groups[0], name=hostile), *trial.quality.groups[1:])
     trial = replace(trial, quality=replace(trial.quality, groups=groups), error=hostile, notes=(hostile,), key=hostile)
     data = replace(sample_sweep(), name=hostile, description=hostile, trials=(trial,), provenance={hostile: hostile})
@@ -120,12 +128,15 @@ def test_user_text_is_never_markup() -> None:
 
 
 def _plotly(html: str) -> str:
-    return max(re.findall(r"<script>(.*?)</script>", html, re.DOTALL), key=len)
+    scripts: list[str] = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)
+    return max(scripts, key=len)
 
 
 def _broken(data: ReportData) -> ReportData:
     """Numbers a diverged training leaves behind."""
     trial = data.trials[2]
+    assert trial.quality is not None
+    assert trial.individuals is not None
     groups = tuple(replace(group, accuracy=math.nan, accuracy_change=math.nan) for group in trial.quality.groups)
     quality = ReportQuality(math.nan, math.nan, math.nan, groups)
     individuals = replace(trial.individuals, histogram=Histogram((0.0, 1.0), (math.nan,)), median=math.nan)
@@ -194,6 +205,7 @@ def test_whiskers_show_the_noise_of_a_release() -> None:
     """One seed has no range; its released mean still is no sharper than the noise that was added to it."""
     trial = sample_trial(disclosure="private")
     trace = figures(replace(sample_sweep("private"), trials=(trial,)))["group-epsilon"].data[0]
+    assert trial.individuals is not None
     errors = {group.name: group.standard_error for group in trial.individuals.groups}
     assert list(trace.error_x.array) == list(trace.error_x.arrayminus) == [errors[name] for name in trace.text]
 
@@ -209,8 +221,9 @@ def test_seeds_are_averaged_into_settings() -> None:
     settings = finished_settings(sample_sweep().trials)
     assert [len(setting.trials) for setting in settings] == [2] * 7
     assert settings[0].is_baseline
-    over = settings[1].over_seeds(lambda trial: trial.quality.accuracy)
-    both = [trial.quality.accuracy for trial in settings[1].trials]
+    over = settings[1].over_seeds(accuracy)
+    both = [trial.quality.accuracy for trial in settings[1].trials if trial.quality is not None]
+    assert over is not None
     assert over.mean == pytest.approx(sum(both) / 2)
     assert over.deviation == pytest.approx(abs(both[0] - both[1]) / math.sqrt(2))
 
@@ -218,13 +231,17 @@ def test_seeds_are_averaged_into_settings() -> None:
 def test_the_median_is_read_off_a_released_histogram() -> None:
     """Post-processing of what was released: within one bin of the median of the same examples, for free."""
     exact, released = sample_trial(disclosure="raw"), sample_trial(disclosure="private")
+    assert released.individuals is not None
+    assert released.individuals.histogram is not None
     bin_width = released.individuals.histogram.edges[1]
     assert median_epsilon(released) == pytest.approx(median_epsilon(exact), abs=bin_width)
 
 
 def test_unequal_cost_is_the_range_of_changes() -> None:
     trial = sample_trial()
-    changes = [group.accuracy_change for group in trial.quality.groups]
+    assert trial.quality is not None
+    changes = [group.accuracy_change for group in trial.quality.groups if group.accuracy_change is not None]
+    assert len(changes) == len(trial.quality.groups)
     assert unequal_cost(trial) == pytest.approx(max(changes) - min(changes))
     assert unequal_cost(sample_trial(baseline=False)) is None
 
@@ -272,7 +289,7 @@ def test_numbers_read_well(shown: str, expected: str) -> None:
 
 @pytest.mark.skipif(not CHROMIUM, reason="no chromium or chrome to draw the page with")
 @pytest.mark.parametrize("disclosure", ["raw", "none"])
-def test_a_browser_draws_every_picture_without_complaint(tmp_path: Path, disclosure: str) -> None:
+def test_a_browser_draws_every_picture_without_complaint(tmp_path: Path, disclosure: Disclosure) -> None:
     html = render(sample_sweep(disclosure))
     page = tmp_path / "report.html"
     page.write_text(html)

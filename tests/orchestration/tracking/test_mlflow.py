@@ -17,14 +17,11 @@ from typing import Any
 import pytest
 
 from accounting.schedules import SCHEDULES
-from orchestration.records.published import PublishedDataset, ReportData, ReportTrial
+from orchestration.records.published import Disclosure, Label, PublishedDataset, ReportData, ReportTrial
 from orchestration.records.states import TrialState
 from orchestration.report.figures import MAIN_FIGURES, figures
-from orchestration.tracking.mlflow import (
-    MlflowTracker,
-    TrackedSweep,
-    embedded_tracking_uri,
-)
+from orchestration.tracking.mlflow import MlflowTracker, embedded_tracking_uri
+from orchestration.tracking.protocol import TrackedSweep
 from tests.orchestration.sample_sweeps import EPOCHS, sample_sweep, sample_trial
 from workers.clipping import CLIPPING
 
@@ -44,12 +41,12 @@ def opened(folder: Path) -> MlflowTracker:
 
 def tracked(shown: ReportTrial) -> ReportTrial:
     first = shown.history[0].noise_multiplier if shown.history else 0.0
-    params = {"epochs": EPOCHS, "noise.initial_noise_multiplier": first, "model": "mlp"}
+    params: dict[str, Label] = {"epochs": EPOCHS, "noise.initial_noise_multiplier": first, "model": "mlp"}
     tags = {"baseline": "none-none-0"}
     return replace(shown, params=params, dataset=DATA, tags=tags, started=1.7e9, ended=1.7e9 + 10.0)
 
 
-def some_trials(disclosure: str = "none") -> list[ReportTrial]:
+def some_trials(disclosure: Disclosure = "none") -> list[ReportTrial]:
     """Two settings of two seeds each, a baseline, and a failure."""
     sweep = sample_sweep(disclosure)
     chosen = [trial for trial in sweep.trials if trial.labels["clipping"] in ("none", "flat", "automatic")]
@@ -116,13 +113,16 @@ def test_a_trial_shows_parameters_scalars_series_groups_and_data(folder: Path) -
     scalars = {name for name in run.data.metrics if name.startswith(("final/", "privacy/", "fairness/"))}
     assert {"final/accuracy", "final/loss", "privacy/epsilon", "privacy/delta", "privacy/epsilon_group_of_4"} <= scalars
     assert {"fairness/accuracy_change", "fairness/worst_group_accuracy", "fairness/unequal_cost"} <= scalars
+    assert trial.privacy is not None
     assert run.data.metrics["privacy/epsilon"] == trial.privacy.epsilon
     series = {point.step: point.value for point in client.get_metric_history(run.info.run_id, "noise_multiplier")}
     assert series == {epoch.step: epoch.noise_multiplier for epoch in trial.history}
     assert len(client.get_metric_history(run.info.run_id, "clipping_bound/digit 8")) == EPOCHS
     table = json.loads(Path(client.download_artifacts(run.info.run_id, "groups.json")).read_text())
     assert table["columns"] == ["group", "test_examples", "accuracy", "loss", "accuracy_change"]
+    assert trial.quality is not None
     assert [row[0] for row in table["data"]] == [group.name for group in trial.quality.groups]
+    assert run.inputs is not None
     assert [item.dataset.digest for item in run.inputs.dataset_inputs] == [DATA.digest]
 
 
@@ -154,7 +154,7 @@ def test_averages_are_those_of_the_seeds(folder: Path) -> None:
     record(opened(folder), trials)
     average = one(runs_of(client_of(folder)), kind="average", setting="flat · constant")
     seeds = [trial for trial in trials if trial.labels["clipping"] == "flat"]
-    accuracies = [trial.quality.accuracy for trial in seeds]
+    accuracies = [trial.quality.accuracy for trial in seeds if trial.quality is not None]
     assert average.data.metrics["final/accuracy"] == pytest.approx(sum(accuracies) / 2)
     deviation = abs(accuracies[0] - accuracies[1]) / math.sqrt(2)
     assert average.data.metrics["deviation/final/accuracy"] == pytest.approx(deviation)
@@ -216,6 +216,7 @@ def test_a_stopped_trial_has_what_it_cost_but_nothing_final(folder: Path) -> Non
     run = one(runs, kind="trial", outcome="stopped")
     assert run.info.status == "FINISHED"
     assert run.data.tags["mlflow.note.content"].startswith("Stopped: by the scheduler after epoch 3 of 30")
+    assert stopped.privacy is not None
     assert run.data.metrics["privacy/epsilon"] == stopped.privacy.epsilon
     assert run.data.metrics["test_accuracy"] == stopped.history[-1].metrics["test_accuracy"]
     assert not {"final/accuracy", "fairness/worst_group_accuracy"} & run.data.metrics.keys()
@@ -234,6 +235,7 @@ def test_a_changed_number_replaces_the_old_one(folder: Path) -> None:
     """A baseline that completes later adds changes; a corrected smaller value must win over the larger old one."""
     trial = tracked(sample_trial(disclosure="none"))
     record(opened(folder), [trial])
+    assert trial.quality is not None
     quality = replace(trial.quality, accuracy=0.1, groups=trial.quality.groups[:2])
     record(opened(folder), [replace(trial, quality=quality)])
     run = one(runs_of(client_of(folder)), kind="trial")
@@ -243,7 +245,7 @@ def test_a_changed_number_replaces_the_old_one(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("disclosure", "sensitive"), [("private", False), ("raw", True)])
-def test_exact_statistics_make_runs_sensitive(folder: Path, disclosure: str, sensitive: bool) -> None:
+def test_exact_statistics_make_runs_sensitive(folder: Path, disclosure: Disclosure, sensitive: bool) -> None:
     trials = [tracked(sample_trial(seed=seed, disclosure=disclosure)) for seed in (0, 1)]
     tracker = opened(folder)
     for trial in trials:

@@ -56,7 +56,7 @@ def test_a_trial_is_seen_while_it_trains(folder: Path) -> None:
         trial.epochs = epochs
         following.changed(trial.key)
         wait_until(lambda: bool(runs_of(client_of(folder))[1:]), "the run")
-        wait_until(lambda done=epochs: len(recorded_steps(folder)) == done, "its epochs")
+        wait_until(lambda done=epochs: len(recorded_steps(folder)) == done, "its epochs")  # type: ignore[misc]  # mypy infers no lambda with defaults
         run = one(runs_of(client_of(folder)), kind="trial")
         assert run.info.status == "RUNNING"
         assert run.data.params["model"] == "mlp"

@@ -19,7 +19,8 @@ from typing import Any
 import psycopg2
 import pytest
 
-from orchestration.tracking.mlflow import MlflowTracker, TrackingUnavailable, embedded_tracking_uri
+from orchestration.tracking.mlflow import MlflowTracker, embedded_tracking_uri
+from orchestration.tracking.protocol import TrackingUnavailable
 from tests.orchestration.sample_sweeps import sample_trial
 from tests.orchestration.tracking.test_mlflow import NOTHING, SWEEP, content, record, tracked
 
@@ -125,7 +126,7 @@ def test_a_server_on_postgresql_and_the_database_itself_are_the_same_store(tmp_p
             over_http = MlflowTracker(server)
             sweep_run = over_http.open_sweep(SWEEP)
             over_http.log_trial(trials[0])
-            over_http.log_report("<html></html>", NOTHING)
+            over_http.log_report("<html></html>", NOTHING, {})
             over_http.close("KILLED")
             report = MlflowClient(server).download_artifacts(sweep_run, "report.html", str(tmp_path))
             assert Path(report).read_text() == "<html></html>"
