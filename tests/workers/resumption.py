@@ -12,6 +12,7 @@ import torch
 from accounting.accountants import account
 from accounting.records.layout import TrialFiles
 from accounting.records.shards import read_trace
+from tests.workers.own_code import code_of
 from workers.spec import TrialSpec
 from workers.training import Trainer
 from workers.trial import run_trial
@@ -41,8 +42,8 @@ def run_with_deaths(spec: TrialSpec, root: Path, monkeypatch: pytest.MonkeyPatch
         kill_at(patched, iter(steps))
         for _ in steps:
             with pytest.raises(Killed):
-                run_trial(spec, str(root))
-        run_trial(spec, str(root))
+                run_trial(spec, str(root), code=code_of(spec))
+        run_trial(spec, str(root), code=code_of(spec))
 
 
 def stored_bytes(root: Path) -> dict[str, str]:

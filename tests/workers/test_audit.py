@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from accounting.mechanism import Trace
 from accounting.pld.composition import delta_pld
 from accounting.records.layout import TrialFiles
+from tests.workers.own_code import code_of
 from workers.data.base import Dataset, make_split
 from workers.mechanism import TrialMechanism
 from workers.noise import SeededNoise
@@ -113,9 +114,8 @@ class Audit:
         """[STEPS, ROWS]: log likelihood ratio of each example in the batch against out of it."""
         spec = self.spec()
         dataset = everyone_apart(20.0 if self.contribution == 1.0 else self.contribution * math.sqrt(2.0))
-        trainer = Trainer(
-            spec, TrialMechanism.of(spec, ROWS), dataset, noise(1, torch.device("cpu")), TrialFiles(str(root))
-        )
+        mechanism, device = TrialMechanism.of(spec, ROWS), torch.device("cpu")
+        trainer = Trainer(spec, mechanism, dataset, noise(1, device), TrialFiles(str(root)), code_of(spec))
         weight = trainer._parameters["0.weight"]
         weight.data.zero_()
         trainer.begin()

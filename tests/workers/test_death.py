@@ -22,6 +22,7 @@ import pytest
 from accounting.errors import DataCorruption, InvalidInput
 from accounting.mechanism import GaussianRelease
 from accounting.records.layout import TrialFiles
+from tests.workers.own_code import code_of
 from tests.workers.resumption import Killed, assert_same_trial, kill_at, run_with_deaths, stored_bytes
 from tests.workers.trial_specs import TUMOURS, TUMOURS_READ_ONCE, small_trial
 from workers.history import Progress
@@ -56,7 +57,7 @@ def survives(spec: TrialSpec, root: Path, monkeypatch: pytest.MonkeyPatch, opera
     with monkeypatch.context() as patched:
         die_in_file_operation(patched, operations)
         try:
-            run_trial(spec, str(root))
+            run_trial(spec, str(root), code=code_of(spec))
         except Killed:
             return False
     return True
@@ -70,13 +71,13 @@ def test_death_in_any_file_operation_loses_nothing(tmp_path: Path, monkeypatch: 
         clipping=Component("dpsgd_f"),
         norms=NormSpec(1.0, rows_per_part=60, exact_examples=2),
     )
-    run_trial(spec, str(tmp_path / "undisturbed"))
+    run_trial(spec, str(tmp_path / "undisturbed"), code=code_of(spec))
     for operations in itertools.count():
         resumed = tmp_path / str(operations)
         if survives(spec, resumed, monkeypatch, operations):
             break
         survives(spec, resumed, monkeypatch, random.Random(operations).randrange(40))
-        run_trial(spec, str(resumed))
+        run_trial(spec, str(resumed), code=code_of(spec))
         for unfinished in resumed.rglob("*.partial"):
             assert "checkpoint" not in unfinished.name, "it holds the key of the noise"
             unfinished.unlink()
@@ -130,7 +131,7 @@ def interrupted(root: Path, monkeypatch: pytest.MonkeyPatch, at_step: int = 7, *
     with monkeypatch.context() as patched:
         kill_at(patched, iter([at_step]))
         with pytest.raises(Killed):
-            run_trial(spec, str(root))
+            run_trial(spec, str(root), code=code_of(spec))
     return spec
 
 
@@ -213,9 +214,9 @@ def test_a_trial_does_not_go_on_with_other_data(tmp_path: Path, monkeypatch: pyt
     spec = interrupted(tmp_path / "trial", monkeypatch, data=replace(TUMOURS, name=f"{source}:tumours"))
     shift.write_text("0.5")
     with pytest.raises(InvalidInput, match="other settings, releases or data"):
-        run_trial(spec, str(tmp_path / "trial"))
+        run_trial(spec, str(tmp_path / "trial"), code=code_of(spec))
     shift.write_text("0.0")
-    assert run_trial(spec, str(tmp_path / "trial")).epochs == 2
+    assert run_trial(spec, str(tmp_path / "trial"), code=code_of(spec)).epochs == 2
 
 
 def test_an_altered_shard_is_found_by_the_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,6 +104,6 @@ def test_a_package_may_have_its_functions_from_its_own_modules(tmp_path: Path) -
 
 
 def test_another_module_of_the_same_name_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "own_code.py").write_text("def f():\n    return 3\n")
-    with pytest.raises(InvalidInput, match="Python has another module 'own_code'"):
-        import_function("own_code:f", "model", UserCode((UserModule("own_code", str(tmp_path)),)))
+    (tmp_path / "colorsys.py").write_text("def f():\n    return 3\n")
+    with pytest.raises(InvalidInput, match="Python has another module 'colorsys'"):
+        import_function("colorsys:f", "model", UserCode((UserModule("colorsys", str(tmp_path)),)))

@@ -15,6 +15,7 @@ import torch
 
 from accounting.parallel import AccountingJob, account_trial
 from accounting.schedules import SCHEDULES, make_schedule
+from tests.workers.own_code import code_of
 from tests.workers.resumption import assert_same_trial, run_with_deaths, stored_bytes
 from tests.workers.trial_specs import DROPOUT_NET, TUMOURS, TUMOURS_READ_ONCE, small_trial
 from workers.clipping import CLIPPING
@@ -87,7 +88,7 @@ def test_every_combination_resumes_bit_for_bit(
     clipping: str, schedule: str, sampling: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = windowed_trial(clipping, schedule, sampling)
-    result = run_trial(spec, str(tmp_path / "undisturbed"))
+    result = run_trial(spec, str(tmp_path / "undisturbed"), code=code_of(spec))
     if spec.is_private:
         assert_noise_followed(spec.noise.schedule, result)
     rng = random.Random(f"{clipping} {schedule} {sampling}")
@@ -102,7 +103,7 @@ def test_epsilons_of_all_examples_are_those_of_an_undisturbed_run(
     sampling: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = windowed_trial("dpsgd_f", "constant", sampling)
-    run_trial(spec, str(tmp_path / "undisturbed"))
+    run_trial(spec, str(tmp_path / "undisturbed"), code=code_of(spec))
     run_with_deaths(spec, tmp_path / "resumed", monkeypatch, [4, 7])
     before, after = (
         account_trial(AccountingJob(str(tmp_path / name), spec.delta)) for name in ("undisturbed", "resumed")
@@ -141,7 +142,7 @@ def test_every_kind_of_state_resumes_bit_for_bit(
     changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = small_trial(**changes)
-    result = run_trial(spec, str(tmp_path / "undisturbed"))
+    result = run_trial(spec, str(tmp_path / "undisturbed"), code=code_of(spec))
     assert (result.stopped == "budget") == (spec.budget is not None)
     run_with_deaths(spec, tmp_path / "resumed", monkeypatch, [1, 3, 4, result.steps])
     assert_same_trial(spec, tmp_path / "undisturbed", tmp_path / "resumed")

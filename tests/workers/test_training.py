@@ -15,6 +15,7 @@ from torch import nn
 
 from accounting.errors import InvalidInput
 from accounting.records.layout import TrialFiles
+from tests.workers.own_code import code_of
 from tests.workers.trial_runs import TRAIN_SIZE, norms_of, train
 from tests.workers.trial_specs import TUMOURS, small_trial
 from workers.data import load_dataset
@@ -30,7 +31,7 @@ def new_trainer(spec: TrialSpec, root: Path) -> Trainer:
     dataset = load_dataset(spec.data)
     noise = make_noise_source(spec.noise_source, spec.seed, torch.device("cpu"))
     mechanism = TrialMechanism.of(spec, len(dataset.train))
-    trainer = Trainer(spec, mechanism, dataset, noise, TrialFiles(str(root)))
+    trainer = Trainer(spec, mechanism, dataset, noise, TrialFiles(str(root)), code_of(spec))
     trainer.begin()
     return trainer
 

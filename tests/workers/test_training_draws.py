@@ -13,6 +13,7 @@ from torch.nn import functional
 from torchvision.ops import StochasticDepth
 
 from accounting.records.layout import TrialFiles
+from tests.workers.own_code import code_of
 from tests.workers.trial_runs import train
 from tests.workers.trial_specs import DROPOUT_NET, TUMOURS, small_trial
 from workers.data import load_dataset
@@ -32,7 +33,8 @@ def trainer_of(spec: TrialSpec, folder: Path) -> Trainer:
     torch.manual_seed(spec.seed)
     dataset = load_dataset(spec.data)
     noise = make_noise_source(spec.noise_source, spec.seed, torch.device("cpu"))
-    return Trainer(spec, TrialMechanism.of(spec, len(dataset.train)), dataset, noise, TrialFiles(str(folder)))
+    mechanism = TrialMechanism.of(spec, len(dataset.train))
+    return Trainer(spec, mechanism, dataset, noise, TrialFiles(str(folder)), code_of(spec))
 
 
 def first_sum(spec: TrialSpec, folder: Path) -> Tensor:

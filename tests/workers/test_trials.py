@@ -15,6 +15,7 @@ from accounting.errors import InvalidInput
 from accounting.records.layout import TrialFiles
 from accounting.records.shards import NormShards, read_trace
 from tests.workers.data_folders import make_cifar_jpegs, make_fashion, make_image_folder, make_table, make_utkface
+from tests.workers.own_code import code_of
 from tests.workers.trial_specs import TUMOURS, small_trial
 from workers.losses import LOSSES
 from workers.models import MODELS
@@ -63,7 +64,7 @@ MODELS_ON: dict[str, tuple[Component, Callable[[Path], DataSpec]]] = {
 
 def train(spec: TrialSpec, root: Path) -> None:
     """Train, and check that every example of every snapshot is accounted for and the test set was evaluated."""
-    result = run_trial(spec, str(root))
+    result = run_trial(spec, str(root), code=code_of(spec))
     files = TrialFiles(str(root))
     shards = NormShards(files.norms)
     parts = [shards.read(part) for part in shards.parts]
@@ -128,11 +129,11 @@ class Expansion(nn.Module):
 def test_an_operation_without_a_deterministic_algorithm_names_the_switch(tmp_path: Path) -> None:
     spec = small_trial(model=Component(f"{__file__}:Unpooling"), epochs=1)
     with pytest.raises(InvalidInput, match=r"unpool.* set execution.deterministic: false"):
-        run_trial(spec, str(tmp_path / "deterministic"))
+        run_trial(spec, str(tmp_path / "deterministic"), code=code_of(spec))
     train(replace(spec, execution=replace(spec.execution, deterministic=False)), tmp_path / "other")
 
 
 def test_too_little_memory_names_the_size_of_micro_batches(tmp_path: Path) -> None:
     spec = small_trial(model=Component(f"{__file__}:Expansion"), epochs=1)
     with pytest.raises(InvalidInput, match=r"execution.micro_batch_size: null .* set it lower"):
-        run_trial(spec, str(tmp_path))
+        run_trial(spec, str(tmp_path), code=code_of(spec))

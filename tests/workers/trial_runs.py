@@ -11,6 +11,7 @@ import numpy as np
 from accounting.mechanism import Trace
 from accounting.records.layout import TrialFiles
 from accounting.records.shards import NormShards, PartNorms, read_trace
+from tests.workers.own_code import code_of
 from tests.workers.trial_specs import TUMOURS
 from workers.data import load_dataset
 from workers.history import TrainingResult
@@ -22,7 +23,7 @@ ROWS = ("example_ids", "groups", "norms", "contributions", "losses")
 
 
 def train(spec: TrialSpec, root: Path, **options: Any) -> tuple[TrainingResult, Trace, TrialFiles]:
-    result = run_trial(spec, str(root), **options)
+    result = run_trial(spec, str(root), code=code_of(spec), **options)
     files = TrialFiles(str(root))
     return result, read_trace(files.trace), files
 

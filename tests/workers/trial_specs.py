@@ -20,7 +20,7 @@ def tumours() -> Source:
     return load_source(DataSpec("breast_cancer"))
 
 
-TUMOURS_READ_ONCE = replace(TUMOURS, name="trial_specs:tumours")
+TUMOURS_READ_ONCE = replace(TUMOURS, name="tests.workers.trial_specs:tumours")
 """The same as a user's own source, which reads its file once, for tests that train very often."""
 
 

@@ -15,6 +15,7 @@ from PIL import Image
 
 from accounting.errors import DataCorruption, InvalidInput
 from tests.workers.data_folders import make_image_folder, make_utkface
+from tests.workers.private_details import assert_private
 from workers.data import load_source
 from workers.spec import DataSpec
 
@@ -118,8 +119,11 @@ class TestImages:
         folder = make_image_folder(tmp_path, per_class=1)
         (folder / "cat" / "00.png").unlink()
         Image.new(mode, (12, 12)).save(folder / "cat" / name)
-        with pytest.raises(InvalidInput, match=f"cat/{name} has pixels of mode {mode}, but must have one of 8 bit"):
+        with pytest.raises(
+            InvalidInput, match=f"a picture has pixels of mode {mode}, but must have one of 8"
+        ) as refused:
             load_source(DataSpec("image_folder", {"path": str(folder)}))
+        assert_private(refused.value, f"cat/{name}")
 
     @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA"])
     def test_pictures_of_8_bit_keep_their_colours(self, tmp_path: Path, mode: str) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from accounting.errors import InvalidInput
 from tests.workers.own_code import allowed
+from tests.workers.private_details import assert_private
 from workers.data import Source, Tokens, load_dataset, make_split
 from workers.data.base import Preparation
 from workers.spec import DataSpec
@@ -36,19 +37,25 @@ class TestNamesAndNotes:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ({"group_names": (0, 1)}, r"group_names of 'own' are \(0, 1\), but must be a tuple of strings"),
-            ({"class_names": (False, True)}, r"class_names of 'own' are \(False, True\)"),
-            ({"class_names": "ab"}, "class_names of 'own' are 'ab'"),
-            ({"group_names": None}, "group_names of 'own' are None"),
-            ({"notes": (3,)}, r"notes of 'own' are \(3,\)"),
-            ({"notes": None}, "notes of 'own' are None"),
-            ({"name": 3}, "the name of a source is 3, but must be a string"),
+            ({"group_names": (0, 1)}, "group_names of 'own' must be a tuple of strings; put others in quotes"),
+            ({"class_names": (False, True)}, "class_names of 'own' must be a tuple of strings; put others in quotes"),
+            ({"class_names": "ab"}, "class_names of 'own' must be a tuple of strings"),
+            ({"group_names": None}, "group_names of 'own' must be a tuple of strings"),
+            ({"notes": (3,)}, "notes of 'own' must be a tuple of strings"),
+            ({"notes": None}, "notes of 'own' must be a tuple of strings"),
         ],
     )
-    def test_what_is_no_text_is_refused(self, change: dict[str, Any], message: str) -> None:
+    def test_what_is_no_text_is_refused_and_its_values_are_private(self, change: dict[str, Any], message: str) -> None:
         given: dict[str, Any] = {"name": "own", "group_names": ("a", "b"), "class_names": ("a", "b"), **change}
-        with pytest.raises(InvalidInput, match=message):
+        with pytest.raises(InvalidInput, match=message) as refused:
             Source(train=self.SPLIT, test=None, **given)
+        (values,) = change.values()
+        assert_private(refused.value, repr(values))
+
+    def test_a_name_that_is_no_text_is_refused(self) -> None:
+        name: Any = 3
+        with pytest.raises(InvalidInput, match="the name of a source is 3, but must be a string"):
+            Source(name, self.SPLIT, None, ("a", "b"), ("a", "b"))
 
 
 class TestPreparation:
@@ -95,7 +102,7 @@ class TestPreparation:
     @pytest.mark.parametrize(
         ("preparation", "message"),
         [
-            (lambda features: features.foo(), r"failed with AttributeError in <lambda> \(test_data_own\.py:\d+\)"),
+            (lambda features: features.foo(), r"failed with AttributeError in <lambda> \(test_own\.py:\d+\)"),
             (None, "failed with TypeError in "),
             (lambda features: features.numpy(), "returns ndarray, but must return a tensor"),
             (
@@ -113,12 +120,14 @@ class TestPreparation:
         with pytest.raises(InvalidInput, match=f"^the preparation of 'own' {message}"):
             own(preparation)
 
-    def test_the_source_is_named_once(self, tmp_path: Path) -> None:
+    def test_what_the_users_own_code_caused_shows_its_line_and_the_reason_is_private(self, tmp_path: Path) -> None:
         (tmp_path / "mine.py").write_text(
             "import numpy as np\nfrom workers.data import Source, make_split\n\ndef load():\n"
             "    rows = make_split(np.eye(4, dtype=np.float32), [0, 1, 0, 1])\n"
             "    return Source('mine', rows, None, ('a', 'b'), ('a', 'b'), lambda x: x - x.mean(0))\n"
         )
         name = f"{tmp_path}/mine.py:load"
-        with pytest.raises(InvalidInput, match=f"^data source '{name}': the preparation of 'mine' gives an example"):
+        with pytest.raises(InvalidInput) as refused:
             load_dataset(DataSpec(name), allowed(tmp_path / "mine.py"))
+        assert str(refused.value) == f"data source '{name}' failed with InvalidInput in load (mine.py:6)"
+        assert_private(refused.value, "the preparation of 'mine' gives an example other features alone than beside")

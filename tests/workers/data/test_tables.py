@@ -13,6 +13,7 @@ import torch
 
 from accounting.errors import DataCorruption, InvalidInput
 from tests.workers.data_folders import make_table
+from tests.workers.private_details import assert_private
 from workers.data import load_source
 from workers.spec import DataSpec
 
@@ -257,7 +258,6 @@ class TestTable:
         ("test", "message"),
         [
             ("z,y\n1,a\n", "no column 'x' in .*test.csv"),
-            ("x,y\n1,c\n", "label column 'y' has the value 'c'"),
             ("x,y\n,a\n", "have 2 and 0 examples"),
             ("x,y\nmany,a\n", "column 'x' has a range but holds more than numbers"),
         ],
@@ -268,6 +268,14 @@ class TestTable:
         paths = {"path": str(tmp_path / "train.csv"), "test_path": str(tmp_path / "test.csv")}
         with pytest.raises(InvalidInput, match=message):
             load_source(DataSpec("csv", {**paths, "label": "y"}))
+
+    def test_a_class_that_only_the_test_rows_have_is_refused_and_private(self, tmp_path: Path) -> None:
+        (tmp_path / "train.csv").write_text("x,y\n1,a\n2,b\n")
+        (tmp_path / "test.csv").write_text("x,y\n1,c\n")
+        params = {"path": str(tmp_path / "train.csv"), "test_path": str(tmp_path / "test.csv"), "label": "y"}
+        with pytest.raises(InvalidInput, match="label column 'y' has a value that is neither declared nor") as refused:
+            load_source(DataSpec("csv", params))
+        assert_private(refused.value, "the value 'c'; valid: a, b")
 
     @pytest.mark.parametrize("name", ["damaged.csv", "damaged.parquet"])
     @pytest.mark.parametrize("content", [b"", b"a,b\n1\n", b"\x00\xff", "a,b\n1,é\n".encode("latin1")])

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from accounting.errors import InvalidInput
+from tests.workers.own_code import allowed
 from workers.data import load_dataset
 from workers.models import MODELS, build_for_shape, build_model
 from workers.models.convolutional import TemperedSigmoid
@@ -192,7 +193,7 @@ def test_own_model(tmp_path: Path) -> None:
         "def wrong(feature_shape, num_classes):\n"
         "    return 'model'\n"
     )
-    model = build(f"{file}:flat", {"width": 7}, (4,))
+    model = build_for_shape(Component(f"{file}:flat", {"width": 7}), (4,), 10, 0, allowed(file))
     assert model(torch.rand(2, 4)).shape == (2, 10)
     with pytest.raises(InvalidInput, match="returned str"):
-        build(f"{file}:wrong", {}, (4,))
+        build_for_shape(Component(f"{file}:wrong"), (4,), 10, 0, allowed(file))
