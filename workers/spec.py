@@ -2,7 +2,7 @@
 
 A `TrialSpec` is made by the planner, travels as JSON, and is never changed by the worker. Fields are split by
 privacy meaning: `sampling`, `clipping`, `noise`, `epochs` and the released preprocessing change the mechanism;
-`execution` changes only speed.
+`execution` changes only speed; `attacks` look at the trained model.
 """
 
 from __future__ import annotations
@@ -78,6 +78,16 @@ class NormSpec:
 
 
 @dataclass(frozen=True)
+class AttackSpec:
+    """Attacks on the trained model, which change nothing of the training. What they find is private data.
+
+    loss_threshold: membership inference by a loss threshold, per group (see `workers.attacks`).
+    """
+
+    loss_threshold: bool = False
+
+
+@dataclass(frozen=True)
 class ExecutionSpec:
     """Fields that change only speed and memory, never the mechanism."""
 
@@ -109,6 +119,7 @@ class TrialSpec:
     averaging: Component | None = None
     budget: BudgetSpec | None = None
     norms: NormSpec = field(default_factory=NormSpec)
+    attacks: AttackSpec = field(default_factory=AttackSpec)
     noise_source: Literal["seeded", "os_entropy", "os_entropy_secure"] = "seeded"
     execution: ExecutionSpec = field(default_factory=ExecutionSpec)
 

@@ -17,10 +17,12 @@ from accounting.mechanism import Release
 from accounting.records.files import exists
 from accounting.records.layout import TrialFiles
 from accounting.records.shards import read_bytes, read_trace, write_bytes_atomically, write_trace
+from workers.attacks import AttackResults, attack, write_attacks
 from workers.checkpoint import fingerprint, forget_checkpoint, load_checkpoint, save_checkpoint
 from workers.data import Dataset, load_dataset
 from workers.history import Progress, TrainingResult, read_training_result
 from workers.imports import NO_CODE, UserCode
+from workers.losses import build_loss
 from workers.mechanism import TrialMechanism
 from workers.noise import make_noise_source
 from workers.preprocessing import make_preprocessing
@@ -207,11 +209,14 @@ def _end_epoch(trainer: Trainer) -> Progress:
 
 def _finish(spec: TrialSpec, files: TrialFiles, trainer: Trainer, dataset: Dataset) -> TrainingResult:
     """Store what the run produced; the training result comes last, because its presence says that all is there."""
-    model = io.BytesIO()
-    torch.save({name: value.cpu() for name, value in trainer.released_model().state_dict().items()}, model)
-    write_bytes_atomically(files.model, model.getvalue())
+    model, content = trainer.released_model(), io.BytesIO()
+    torch.save({name: value.cpu() for name, value in model.state_dict().items()}, content)
+    write_bytes_atomically(files.model, content.getvalue())
     write_trace(files.trace, trainer.trace())
     write_bytes_atomically(files.private_training, json.dumps(asdict(trainer.counters)).encode(), private=True)
+    if spec.attacks.loss_threshold:
+        found = attack(model, dataset, build_loss(spec.loss), spec.seed)
+        write_attacks(files.attacks, AttackResults(loss_threshold=found))
     result = TrainingResult(
         key=spec.key,
         epochs=trainer.epoch,

@@ -73,6 +73,11 @@ class TrialFiles:
         return self._below("private", "training.json")
 
     @property
+    def attacks(self) -> str:
+        """What attacks on the trained model found (JSON); only of trials whose ``attacks`` ask for them."""
+        return self._below("private", "attacks.json")
+
+    @property
     def private_digests(self) -> str:
         """sha256 of the other files below ``private/``, by name (JSON)."""
         return self._below("private", "digests.json")

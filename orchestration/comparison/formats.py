@@ -48,6 +48,11 @@ def gap(value: float | None) -> str:
     return MISSING if value is None or not math.isfinite(value) else f"{100 * value:.1f}"
 
 
+def correlation(value: float | None) -> str:
+    """A correlation coefficient, with two decimals."""
+    return MISSING if value is None or not math.isfinite(value) else f"{value:.2f}".replace("-", "−")
+
+
 def seconds(value: float | None) -> str:
     """A duration in its largest two units."""
     if value is None or not math.isfinite(value):
@@ -70,5 +75,6 @@ NUMBER = Format(number, lambda found: number(found.mean))
 PRECISE = Format(lambda value: number(value, 4), lambda found: number(found.mean, 4))
 PERCENT = Format(percent, lambda found: f"{100 * found.mean:.1f} ± {100 * found.deviation:.1f}%")
 POINTS = Format(points, lambda found: f"{points(found.mean)} ± {100 * found.deviation:.1f}")
+CORRELATION = Format(correlation, lambda found: correlation(found.mean))
 GAP = Format(gap, lambda found: gap(found.mean))
 SECONDS = Format(seconds, lambda found: seconds(found.mean))

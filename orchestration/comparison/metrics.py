@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from orchestration.comparison.formats import GAP, NUMBER, PERCENT, POINTS, PRECISE, SECONDS, Format
+from orchestration.comparison.formats import CORRELATION, GAP, NUMBER, PERCENT, POINTS, PRECISE, SECONDS, Format
 from orchestration.records.published import Histogram, ReportGroup, ReportTrial
 from orchestration.records.states import TrialState
 
@@ -36,7 +36,8 @@ class Metric:
     name: in results.json. tracked: in MLflow, with its section (``final/``, ``fairness/``, ``privacy/``); None where a
     parameter of the run says it already. heading: of its column. meaning: a sentence for the report, "" where the
     heading says enough. of_model: describes the model at the end of training, so what a stopped trial had reached is
-    not shown as its final value. whose: the group that the number belongs to.
+    not shown as its final value. exact: computed from training examples without noise, so known only where exact
+    statistics are shown. whose: the group that the number belongs to.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Metric:
     meaning: str = ""
     places: frozenset[Place] = frozenset()
     of_model: bool = False
+    exact: bool = False
     whose: Callable[[ReportTrial], str | None] = lambda trial: None
 
 
@@ -138,6 +140,11 @@ def worst_over_median(trial: ReportTrial) -> float | None:
     return worst / median if worst is not None and median is not None and median > 0.0 else None
 
 
+def loss_correlation(trial: ReportTrial) -> float | None:
+    """Pearson's r of epsilon_i and the log of the example's loss when norms were last taken (paper A, Figure 5)."""
+    return trial.individuals.loss_correlation if trial.individuals else None
+
+
 def release_epsilon(trial: ReportTrial) -> float | None:
     """What releasing the statistics of epsilon_i cost by itself; part of `epsilon`."""
     return trial.individuals.release_epsilon if trial.individuals else None
@@ -200,6 +207,16 @@ METRICS = (
         "case. A guarantee where contributions were known at every step (or clipped individually); an estimate where "
         "norms were refreshed less often. It is private: tell it only to the owner of record i.",
         frozenset({Place.SETTINGS, Place.TERMINAL}),
+    ),
+    Metric(
+        "loss_correlation",
+        "privacy/loss_correlation",
+        "Pearson’s r of εᵢ and log loss",
+        loss_correlation,
+        CORRELATION,
+        "Whether training examples that the model fits badly paid more. The loss is that of record i when norms were "
+        "last taken, before the model was final; records without a positive, finite loss are left out.",
+        exact=True,
     ),
     Metric(
         "accuracy",

@@ -11,30 +11,32 @@ from orchestration.comparison.metrics import known, worst_group_name
 from orchestration.comparison.parameters import dataset_of, found_sizes, parameters
 from orchestration.records.layout import SweepFiles
 from orchestration.records.manifest import Manifest
-from orchestration.records.published import Disclosure, IndividualStatistics, ReportData, ReportTrial
+from orchestration.records.published import Disclosure, ReportData, ReportTrial
 from orchestration.records.results import StoppedTrial, TrialResult, read_statistics
 from orchestration.records.states import TrialState
 from orchestration.records.status import TrialStatus
 from orchestration.sweeps.grid import GridPoint
 from orchestration.sweeps.schema import SweepSpec
+from workers.attacks import read_attacks
 
-Statistics = Callable[[TrialResult], IndividualStatistics | None]
-"""What is told about the training examples of a trial."""
+View = Callable[[TrialResult], TrialResult]
+"""The result of a trial with what a reader may know about its training examples: ``individuals`` and ``attacks``."""
 
 
-def disclosed(result: TrialResult) -> IndividualStatistics | None:
+def disclosed(result: TrialResult) -> TrialResult:
     """What the sweep discloses."""
-    return result.individuals
+    return result
 
 
-def exact(files: SweepFiles) -> Statistics:
-    """The exact statistics, for the owner of the data. Raises `DataCorruption` where they are damaged."""
+def exact(files: SweepFiles) -> View:
+    """The exact statistics and attacks, for the owner of the data. Raises `DataCorruption` where they are damaged."""
 
-    def statistics(result: TrialResult) -> IndividualStatistics | None:
+    def view(result: TrialResult) -> TrialResult:
         trial = files.trial(result.key)
-        return read_statistics(trial.private_summary, f"delete {trial.result} and resume, which rebuilds both")
+        statistics = read_statistics(trial.private_summary, f"delete {trial.result} and resume, which rebuilds both")
+        return replace(result, individuals=statistics, attacks=read_attacks(trial.attacks))
 
-    return statistics
+    return view
 
 
 @dataclass(frozen=True)
@@ -65,12 +67,12 @@ class SweepRecord:
         result = self.status(key or "").result
         return result if isinstance(result, TrialResult) else None
 
-    def trial(self, point: GridPoint, statistics: Statistics = disclosed) -> ReportTrial:
+    def trial(self, point: GridPoint, view: View = disclosed) -> ReportTrial:
         """One trial as shown, compared with its baseline where both are complete."""
         result = self.finished(point.key)
         spec = result.spec if result else point.spec
         return replace(
-            self._outcome(point, statistics),
+            self._outcome(point, view),
             params={**parameters(spec, point.labels), **(found_sizes(result.training) if result else {})},
             dataset=dataset_of(spec.data, result.training) if result else None,
             tags={
@@ -80,22 +82,22 @@ class SweepRecord:
             },
         )
 
-    def _outcome(self, point: GridPoint, statistics: Statistics) -> ReportTrial:
+    def _outcome(self, point: GridPoint, view: View) -> ReportTrial:
         status = self.status(point.key)
         match status.result:
             case TrialResult() as result:
-                return shown.finished(point, result, self.finished(point.baseline), statistics(result))
+                return shown.finished(point, view(result), self.finished(point.baseline))
             case StoppedTrial() as result:
                 return shown.stopped(point, result)
         return shown.unfinished(point, status)
 
-    def data(self, statistics: Statistics = disclosed) -> ReportData:
+    def data(self, view: View = disclosed) -> ReportData:
         """The whole sweep as shown."""
         return ReportData(
             name=self.sweep.name,
-            trials=tuple(self.trial(point, statistics) for point in self.points),
+            trials=tuple(self.trial(point, view) for point in self.points),
             delta=self.sweep.privacy.delta,
-            disclosure="raw" if statistics is not disclosed else self.disclosure,
+            disclosure="raw" if view is not disclosed else self.disclosure,
             created=self.manifest.created,
             provenance=self.manifest.provenance(),
         )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from orchestration.comparison.metrics import Value, accuracy, epsilon, worst_group_accuracy
 from orchestration.comparison.statistics import Spread, pareto_front, spread
-from orchestration.records.published import NON_PRIVATE, Label, ReportGroup, ReportTrial
+from orchestration.records.published import NON_PRIVATE, GroupEpsilon, Label, ReportAttack, ReportGroup, ReportTrial
 from orchestration.records.states import TrialState
 
 
@@ -26,19 +26,33 @@ def group_value(name: str, value: Callable[[ReportGroup], float | None]) -> Valu
 def group_epsilon(name: str) -> Value:
     """Mean epsilon_i of the training group called ``name``, as a function of the trial."""
 
-    def of_trial(trial: ReportTrial) -> float | None:
-        groups = trial.individuals.groups if trial.individuals else ()
-        return next((group.mean for group in groups if group.name == name), None)
-
-    return of_trial
+    return _group_paid(name, lambda group: group.mean)
 
 
 def group_epsilon_error(name: str) -> Value:
     """Standard error of `group_epsilon` as published, as a function of the trial."""
 
+    return _group_paid(name, lambda group: group.standard_error)
+
+
+def group_loss_correlation(name: str) -> Value:
+    """`metrics.loss_correlation` over the training group called ``name``, as a function of the trial."""
+    return _group_paid(name, lambda group: group.loss_correlation)
+
+
+def _group_paid(name: str, value: Callable[[GroupEpsilon], float | None]) -> Value:
     def of_trial(trial: ReportTrial) -> float | None:
         groups = trial.individuals.groups if trial.individuals else ()
-        return next((group.standard_error for group in groups if group.name == name), None)
+        return next((value(group) for group in groups if group.name == name), None)
+
+    return of_trial
+
+
+def group_attack(name: str, value: Callable[[ReportAttack], float]) -> Value:
+    """The given value of the attack on the group called ``name``, as a function of the trial."""
+
+    def of_trial(trial: ReportTrial) -> float | None:
+        return next((value(group) for group in trial.attacks if group.name == name), None)
 
     return of_trial
 

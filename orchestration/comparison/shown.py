@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from orchestration.records.published import (
-    IndividualStatistics,
+    ReportAttack,
     ReportEpoch,
     ReportGroup,
     ReportPrivacy,
@@ -21,17 +21,19 @@ from workers.evaluation import Evaluation, cost_of_privacy
 from workers.history import Progress
 
 
-def finished(
-    point: GridPoint, result: TrialResult, baseline: TrialResult | None, individuals: IndividualStatistics | None
-) -> ReportTrial:
-    """A finished trial beside its baseline, with statistics of its training examples as given."""
+def finished(point: GridPoint, result: TrialResult, baseline: TrialResult | None) -> ReportTrial:
+    """A finished trial beside its baseline; all that the result knows about its training examples is shown."""
     return ReportTrial(
         key=point.key,
         labels=point.labels,
         state=TrialState.FINISHED,
         privacy=_privacy(result),
         quality=_quality(result.training.evaluation, baseline.training.evaluation if baseline else None),
-        individuals=individuals,
+        individuals=result.individuals,
+        attacks=tuple(
+            ReportAttack(group.name, group.examples, group.success_rate, group.standard_error)
+            for group in result.attacks.loss_threshold
+        ),
         history=_history(result),
         notes=_notes(result),
         started=result.started,

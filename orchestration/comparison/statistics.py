@@ -1,4 +1,4 @@
-"""Statistics over the seeds of a setting, and which settings are not dominated by another. Pure."""
+"""Statistics over the seeds of a setting, correlations, and which settings are not dominated by another. Pure."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Numbers = Sequence[float] | NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,13 @@ def spread(values: Iterable[float | None]) -> Spread | None:
         return None
     deviation = statistics.stdev(finite) if len(finite) > 1 else 0.0
     return Spread(statistics.fmean(finite), deviation, min(finite), max(finite), len(finite))
+
+
+def pearson(one: Numbers, other: Numbers) -> float | None:
+    """Pearson's r of two sequences of the same length; None where it is undefined because either is constant."""
+    if min(np.ptp(one), np.ptp(other)) == 0.0:
+        return None
+    return float(np.corrcoef(one, other)[0, 1])
 
 
 def pareto_front(costs: Sequence[tuple[float, ...]]) -> tuple[int, ...]:

@@ -26,6 +26,7 @@ from orchestration.records.results import (
 )
 from orchestration.sweeps.plan import Costs, PlannedTrial, costs, release_spec
 from orchestration.sweeps.schema import SweepSpec
+from workers.attacks import AttackResults, read_attacks
 from workers.checkpoint import forget_checkpoint
 from workers.history import Progress, read_training_result
 
@@ -63,6 +64,7 @@ def complete_trial(
         individuals=individuals,
         started=times.started,
         ended=times.ended,
+        attacks=read_attacks(files.attacks) if sweep.release.name == "raw" else AttackResults(),
         digests=note_digests(files),
     )
     write_result(files.result, result)

@@ -8,6 +8,7 @@ from accounting.individual.epsilons import individual_epsilons
 from accounting.mechanism import Trace
 from accounting.records.layout import TrialFiles
 from accounting.records.shards import Epsilons, NormShards
+from orchestration.comparison.statistics import pearson
 from orchestration.records.published import EstimateQuality
 
 
@@ -29,10 +30,9 @@ def quality_of_estimates(files: TrialFiles, epsilons: Epsilons, trace: Trace, wo
     actual = np.minimum(np.concatenate(paid), worst_case)
     estimated = np.minimum(epsilons.upper[rows], worst_case)
     errors = np.abs(estimated - actual)
-    varied = min(np.ptp(actual), np.ptp(estimated)) > 0.0
     return EstimateQuality(
         examples=len(actual),
-        correlation=float(np.corrcoef(actual, estimated)[0, 1]) if varied else None,
+        correlation=pearson(actual, estimated),
         mean_error=float(errors.mean()),
         largest_error=float(errors.max()),
     )

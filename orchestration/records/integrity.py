@@ -15,9 +15,9 @@ from accounting.errors import DataCorruption
 from accounting.records.files import exists, list_files, read_bytes
 from accounting.records.layout import TrialFiles
 from accounting.records.parts import MANIFEST
+from accounting.records.sealed import read_sealed, write_sealed
 from accounting.records.shards import NormShards, read_epsilons
 from orchestration.records.results import StoredResult, TrialResult, read_result, write_result
-from orchestration.records.sealed import read_sealed, write_sealed
 
 _PRIVATE = "private/"
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from accounting.errors import DataCorruption, InvalidInput
+from accounting.records.sealed import read_sealed, write_sealed
 from orchestration.records.layout import SweepFiles
-from orchestration.records.sealed import read_sealed, write_sealed
 
 _PACKAGES = ("dpsweep", "ray", "torch", "torchvision", "dp-accounting", "pyarrow", "mlflow", "numpy", "scikit-learn")
 _MAY_CHANGE = frozenset({"resources"})

@@ -2,8 +2,9 @@
 
 Nothing here can hold a value of a single training example. Statistics of the training examples' epsilons have one
 place, `IndividualStatistics`, which says whether they were released with differential privacy or are exact; without
-it they are withheld. Everything else is public by construction: configuration, the mechanism's own noise and
-post-processed bounds, worst-case guarantees, and evaluations on held-out test data.
+it they are withheld. `ReportAttack` is exact, and there only where exact statistics are shown. Everything else is
+public by construction: configuration, the mechanism's own noise and post-processed bounds, worst-case guarantees, and
+evaluations on held-out test data.
 
 All epsilons are plain floats; ``math.inf`` is an explicit "not private", None is "not computed".
 """
@@ -76,12 +77,14 @@ class GroupEpsilon:
     """Mean epsilon_i over the training examples of one group.
 
     standard_error: of the noise of the DP release (disclosure ``private``), or of the mean itself (``raw``).
+    loss_correlation: as in `IndividualStatistics`, over the examples of the group.
     """
 
     name: str
     mean: float
     standard_error: float | None = None
     examples: float | None = None
+    loss_correlation: float | None = None
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,8 @@ class IndividualStatistics:
     disclosure: ``private`` when every number here was released with DP (its cost is inside the trial's total),
     ``raw`` when they are exact, which makes whatever shows them sensitive. kind is that of the single epsilon_i.
     release_epsilon: what the release itself cost, for ``private``. estimates: for ``raw``, where the sweep tracks
-    examples exactly (``norms.exact_examples``).
+    examples exactly (``norms.exact_examples``). loss_correlation: for ``raw``, Pearson's r of epsilon_i and the log of
+    the example's loss when norms were last taken; None where it is undefined.
     """
 
     disclosure: Literal["private", "raw"]
@@ -124,6 +128,20 @@ class IndividualStatistics:
     histogram: Histogram | None = None
     release_epsilon: float | None = None
     estimates: EstimateQuality | None = None
+    loss_correlation: float | None = None
+
+
+@dataclass(frozen=True)
+class ReportAttack:
+    """Membership inference on one group by a loss threshold: exact, so whatever shows it is sensitive.
+
+    examples: measured, half of them members. success_rate: share of right guesses, of which chance gives 0.5.
+    """
+
+    name: str
+    examples: int
+    success_rate: float
+    standard_error: float
 
 
 @dataclass(frozen=True)
@@ -172,6 +190,7 @@ class ReportTrial:
     privacy: ReportPrivacy | None = None
     quality: ReportQuality | None = None
     individuals: IndividualStatistics | None = None
+    attacks: tuple[ReportAttack, ...] = ()
     history: tuple[ReportEpoch, ...] = ()
     notes: tuple[str, ...] = ()
     params: Mapping[str, Label] = field(default_factory=dict)

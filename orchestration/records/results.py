@@ -9,11 +9,9 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from accounting.errors import DataCorruption
 from accounting.estimates import PrivacyEstimate
 from accounting.mechanism import Trace
-from orchestration.records.published import (
-    IndividualStatistics,
-    ReportEpoch,
-)
-from orchestration.records.sealed import read_sealed, write_sealed
+from accounting.records.sealed import read_sealed, write_sealed
+from orchestration.records.published import IndividualStatistics, ReportEpoch
+from workers.attacks import AttackResults
 from workers.evaluation import Evaluation
 from workers.history import TrainingResult
 from workers.spec import TrialSpec
@@ -25,7 +23,8 @@ class TrialResult:
 
     worst_case: by the accountant of the sweep, the one it was calibrated with. others: by further accountants.
     groups: for each group size of the sweep. epsilons: a bound on the cost after each epoch. individuals:
-    as the sweep discloses them; exact statistics lie in ``private/``.
+    as the sweep discloses them; exact statistics lie in ``private/``. attacks: empty unless the sweep discloses exact
+    results; those of every attacked trial lie in ``private/``.
     """
 
     key: str
@@ -39,6 +38,7 @@ class TrialResult:
     started: float
     ended: float
     """When training started and ended in the run that finished it, in seconds since 1970 UTC."""
+    attacks: AttackResults = field(default_factory=AttackResults)
     digests: dict[str, str] = field(default_factory=dict)
     """sha256 of the trial's other public files, by name; those of private files are in `TrialFiles.private_digests`."""
 

@@ -36,7 +36,14 @@ from orchestration.report.figures import HISTOGRAM, figures
 from orchestration.report.html import key, note, panel, section
 from orchestration.report.prose import SENSITIVE, WITHHELD, headline, meanings
 from orchestration.report.style import Style, style_of
-from orchestration.report.tables import estimates_table, group_sizes_table, settings_table, trials_table
+from orchestration.report.tables import (
+    attacks_table,
+    estimates_table,
+    group_sizes_table,
+    losses_table,
+    settings_table,
+    trials_table,
+)
 
 __all__ = [
     "GroupEpsilon",
@@ -62,6 +69,7 @@ def render(data: ReportData) -> str:
         _results(data, settings, style, drawn),
         _groups(data, settings, style, drawn),
         _individuals(data, settings, style, drawn),
+        _attacks(settings, style),
         _over_time(settings, style, drawn),
         section("All trials", trials_table(data.trials)),
         _meanings(data),
@@ -188,7 +196,22 @@ def _individuals(data: ReportData, settings: Sequence[Setting], style: Style, dr
         "which the guarantee claims for everybody.</p>",
         key([setting for setting in settings if not setting.is_baseline], style),
         f'<figure><div class="panels">{panels}</div><figcaption>{_release_words(data, settings)}</figcaption></figure>',
+        losses_table(settings, style),
         estimates_table(settings, style),
+    )
+
+
+def _attacks(settings: Sequence[Setting], style: Style) -> str:
+    """Nothing where no trial was attacked, or its attacks are withheld."""
+    found = attacks_table(settings, style)
+    if not found:
+        return ""
+    return section(
+        "Who can be found in the model",
+        "<p>A membership attack on each group: an example whose loss is below a threshold is called a training "
+        "example. Guessing is right for 50%. Below each share, the examples it was measured on and the mean εᵢ of the "
+        "group.</p>",
+        found,
     )
 
 
@@ -222,7 +245,7 @@ def _over_time(settings: Sequence[Setting], style: Style, drawn: Mapping[str, An
 
 
 def _meanings(data: ReportData) -> str:
-    words = "".join(f"<dt>{escape(term)}</dt><dd>{escape(meaning)}</dd>" for term, meaning in meanings())
+    words = "".join(f"<dt>{escape(term)}</dt><dd>{escape(meaning)}</dd>" for term, meaning in meanings(data))
     facts = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in data.provenance.items())
     provenance = f"<h3>Where the numbers come from</h3><dl>{facts}</dl>" if facts else ""
     return section("What the numbers mean", f'<dl class="prose">{words}</dl>', provenance)

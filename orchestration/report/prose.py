@@ -5,10 +5,9 @@ Markup is added by `orchestration.report.page`, which escapes whatever comes fro
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 
-from orchestration.comparison.formats import number, percent
+from orchestration.comparison.formats import correlation, number, percent
 from orchestration.comparison.metrics import (
     METRICS,
     accuracy,
@@ -20,6 +19,7 @@ from orchestration.comparison.metrics import (
     worst_over_median,
 )
 from orchestration.comparison.settings import Setting, group_epsilon, group_epsilon_error, group_names, group_value
+from orchestration.comparison.statistics import pearson
 from orchestration.records.published import Disclosure, ReportData
 from orchestration.records.states import TrialState
 
@@ -65,9 +65,20 @@ TERMS = (
 )
 
 
-def meanings() -> list[tuple[str, str]]:
-    """Every term of the report with what it means: the metrics', then those of the comparison."""
-    return [*((metric.heading, metric.meaning) for metric in METRICS if metric.meaning), *TERMS]
+ATTACK = (
+    "Membership attack",
+    "How often a threshold on the loss of an example tells whether it was trained on, at equal numbers of training and "
+    "test examples: 50% is chance. The threshold is found on one half of them and measured on the other; ± is a "
+    "standard error. It is no bound on ε: a better attack may succeed where this one fails, and this one also succeeds "
+    "where test examples differ from training examples by more than membership.",
+)
+
+
+def meanings(data: ReportData) -> list[tuple[str, str]]:
+    """Every term of the page with what it means: the metrics', those of the comparison, and of attacks if shown."""
+    metrics = [metric for metric in METRICS if metric.meaning and (data.disclosure == "raw" or not metric.exact)]
+    attacked = any(trial.attacks for trial in data.trials)
+    return [*((metric.heading, metric.meaning) for metric in metrics), *TERMS, *([ATTACK] if attacked else [])]
 
 
 def headline(data: ReportData, settings: Sequence[Setting]) -> list[str]:
@@ -134,7 +145,7 @@ def _correlations(private: Sequence[Setting]) -> list[str]:
         return []
     strongest, name = max(known, key=lambda pair: abs(pair[0]))
     who = "worse" if strongest < 0 else "better"
-    r = f"{strongest:.2f}".replace("-", "−")
+    r = correlation(strongest)
     return [f"Groups served {who} paid more: their accuracy and mean εᵢ correlate with r = {r} ({name})."]
 
 
@@ -153,9 +164,7 @@ def group_correlation(setting: Setting) -> float | None:
         and (paid := setting.over_seeds(group_epsilon(name)))
         and setting.error_over_seeds(group_epsilon_error(name)) <= tolerable
     ]
-    if len(pairs) < 3 or any(max(values) == min(values) for values in zip(*pairs, strict=True)):
-        return None
-    return statistics.correlation([served for served, _ in pairs], [paid for _, paid in pairs])
+    return pearson(*zip(*pairs, strict=True)) if len(pairs) >= 3 else None
 
 
 def _failures(data: ReportData) -> list[str]:

@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from html import escape
 
-from orchestration.comparison.formats import MISSING, number
-from orchestration.comparison.metrics import Metric, Place, columns
-from orchestration.comparison.settings import Setting, best_trade_offs, setting_name
+from orchestration.comparison.formats import CORRELATION, MISSING, number
+from orchestration.comparison.metrics import Metric, Place, columns, loss_correlation
+from orchestration.comparison.settings import (
+    Setting,
+    best_trade_offs,
+    group_attack,
+    group_epsilon,
+    group_loss_correlation,
+    group_names,
+    setting_name,
+)
 from orchestration.records.published import EstimateQuality, ReportPrivacy, ReportTrial
 from orchestration.report.html import Cell, named, table
 from orchestration.report.style import Style
@@ -88,6 +96,43 @@ def estimates_table(settings: Sequence[Setting], style: Style) -> str:
         ("Mean error", "n"), ("Largest error", "n"),
     )  # fmt: skip
     return "<h3>How good the estimates are</h3>" + table(heads, rows) if rows else ""
+
+
+def losses_table(settings: Sequence[Setting], style: Style) -> str:
+    """Correlation of epsilon_i and log loss, overall and by group; nothing where no trial has any."""
+    names = group_names([trial for setting in settings for trial in setting.trials])
+    values = (loss_correlation, *map(group_loss_correlation, names))
+    rows: list[list[Cell]] = []
+    for setting in settings:
+        found = [setting.over_seeds(value) for value in values]
+        if any(found):
+            cells = [CORRELATION.over_seeds(spread) if spread else MISSING for spread in found]
+            rows.append([(named(setting, style), ""), *((text, "n") for text in cells)])
+    heads = [("Pearson’s r of εᵢ and log loss", ""), ("All", "n"), *((name, "n") for name in names)]
+    return "<h3>εᵢ and loss</h3>" + table(heads, rows) if rows else ""
+
+
+def attacks_table(settings: Sequence[Setting], style: Style) -> str:
+    """Success of the membership attack, by setting and group; nothing where no trial was attacked."""
+    attacked = [setting for setting in settings if any(trial.attacks for trial in setting.trials)]
+    names = group_names([trial for setting in attacked for trial in setting.trials])
+    rows: list[list[Cell]] = [
+        [(named(setting, style), ""), *((_attack_cell(setting, name), "n") for name in names)] for setting in attacked
+    ]
+    heads = [("Right guesses of membership", ""), *((name, "n") for name in names)]
+    return table(heads, rows) if rows else ""
+
+
+def _attack_cell(setting: Setting, name: str) -> str:
+    """Success rate with its standard error; below it, examples measured and the mean epsilon_i of the group."""
+    rate = setting.over_seeds(group_attack(name, lambda group: group.success_rate))
+    measured = setting.over_seeds(group_attack(name, lambda group: group.examples))
+    if rate is None or measured is None:
+        return MISSING
+    error = setting.error_over_seeds(group_attack(name, lambda group: group.standard_error))
+    paid = setting.over_seeds(group_epsilon(name))
+    below = [f"of {measured.mean * measured.count:.0f}", *([f"mean εᵢ {number(paid.mean)}"] if paid else [])]
+    return f"{100 * rate.mean:.1f} ± {100 * error:.1f}%<br><small>{', '.join(below)}</small>"
 
 
 def trials_table(trials: Sequence[ReportTrial]) -> str:

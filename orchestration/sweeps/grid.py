@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from accounting.errors import InvalidInput
 from orchestration.records.published import NON_PRIVATE, Label
 from orchestration.sweeps.schema import SweepSpec
-from workers.spec import Component, DataSpec, NoiseSpec, TrialSpec
+from workers.spec import AttackSpec, Component, DataSpec, NoiseSpec, TrialSpec
 
 T = TypeVar("T")
 BASELINE = "none"
@@ -195,6 +195,7 @@ def _trial(sweep: SweepSpec, choice: Choice) -> TrialSpec:
         clipping=Component(BASELINE),
         noise=NoiseSpec(0.0),
         norms=sweep.norms,
+        attacks=sweep.attacks or AttackSpec(),
         noise_source=sweep.noise_source,
         execution=sweep.execution,
     )

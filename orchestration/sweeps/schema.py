@@ -16,6 +16,7 @@ from orchestration.records.published import Disclosure
 from orchestration.sweeps.text import parse_text, shortly
 from workers.imports import is_import_path
 from workers.spec import (
+    AttackSpec,
     BudgetSpec,
     Component,
     DataSpec,
@@ -121,6 +122,7 @@ Norms = Annotated[
     BeforeValidator(_known_keys_of(NormSpec)),
     _within(refreshes_per_epoch={"above": 0.0}, rows_per_part={"at_least": 1}, exact_examples={"at_least": 0}),
 ]
+Attacks = Annotated[AttackSpec, BeforeValidator(_known_keys_of(AttackSpec))]
 Execution = Annotated[
     ExecutionSpec,
     BeforeValidator(_known_keys_of(ExecutionSpec)),
@@ -222,6 +224,8 @@ class SweepSpec(Settings):
     privacy: PrivacySettings
     baseline: BaselineSettings = BaselineSettings()
     norms: Norms = NormSpec()
+    attacks: Attacks | None = None
+    """None where the sweep does not mention them, so that a sweep begun before they existed can be resumed."""
     noise_source: Literal["seeded", "os_entropy", "os_entropy_secure"] = "seeded"
     accounting: AccountingSettings = AccountingSettings()
     release: Named = Component("none")

@@ -63,7 +63,8 @@ def epoch_metrics(epoch: ReportEpoch) -> dict[str, float]:
 
 
 def group_table(trial: ReportTrial) -> dict[str, list[str | float | None]]:
-    """Columns over the groups of the test data: how each is served; what its training examples paid, if published."""
+    """Columns over the groups of the test data: how each is served; what its training examples paid, and how
+    well an attack finds them, if published."""
     groups = trial.quality.groups if trial.quality else ()
     table: dict[str, list[str | float | None]] = {
         "group": [group.name for group in groups],
@@ -76,4 +77,9 @@ def group_table(trial: ReportTrial) -> dict[str, list[str | float | None]]:
         paid = {group.name: group for group in trial.individuals.groups}
         table["mean_epsilon_i"] = [paid[group.name].mean if group.name in paid else None for group in groups]
         table["standard_error"] = [paid[group.name].standard_error if group.name in paid else None for group in groups]
+    if trial.attacks:
+        attacks = {group.name: group for group in trial.attacks}
+        found = [attacks.get(group.name) for group in groups]
+        table["attack_success_rate"] = [attack.success_rate if attack else None for attack in found]
+        table["attack_standard_error"] = [attack.standard_error if attack else None for attack in found]
     return table

@@ -13,6 +13,7 @@ from orchestration.records.published import (
     Histogram,
     IndividualStatistics,
     Label,
+    ReportAttack,
     ReportData,
     ReportEpoch,
     ReportGroup,
@@ -56,7 +57,13 @@ def _individuals(worst: float, noise: random.Random, disclosure: str, quality: R
         counts[min(19, int(sample / width))] += 1
     noisy = disclosure == "private"
     groups = tuple(
-        GroupEpsilon(group.name, worst * (0.92 - 0.65 * group.accuracy) + noise.gauss(0.0, 0.02), 0.03, 130.0)
+        GroupEpsilon(
+            group.name,
+            worst * (0.92 - 0.65 * group.accuracy) + noise.gauss(0.0, 0.02),
+            0.03,
+            130.0,
+            None if noisy else -0.31,
+        )
         for group in quality.groups
     )
     return IndividualStatistics(
@@ -70,6 +77,7 @@ def _individuals(worst: float, noise: random.Random, disclosure: str, quality: R
         ),
         release_epsilon=0.1 if noisy else None,
         estimates=None if noisy else EstimateQuality(100, 0.9912, 0.0123, 0.0789),
+        loss_correlation=None if noisy else 0.87,
     )
 
 
@@ -125,6 +133,9 @@ def sample_trial(
         ),
         quality=quality,
         individuals=_individuals(spent, noise, disclosure, quality) if private and disclosure != "none" else None,
+        attacks=tuple(ReportAttack(name, 72, 0.5625 if private else 0.6875, 0.06) for name in DIGITS)
+        if disclosure == "raw"
+        else (),
         history=_history(clipping, schedule, 6.0 / target + 0.4 * (schedule == "exponential")) if private else (),
         started=1.7e9,
         ended=1.7e9 + 7.5 + 3 * noise.random(),

@@ -69,6 +69,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "dpsgd_f": {"clipping": {"name": "dpsgd_f", "bound": 1.0}},
     "released": {"release": "private", "epochs": 2},
     "tracked": {"norms": {"exact_examples": 10, "refreshes_per_epoch": 2}, "epochs": 2},
+    "attacked": {"attacks": {"loss_threshold": True}, "epochs": 2},
     "shuffled": {"sampling": {"method": "shuffle", "batch_size": 20}},
 }
 

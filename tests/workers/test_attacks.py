@@ -3,18 +3,43 @@
 from __future__ import annotations
 
 import math
+import os
+import stat
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import binom
+import torch
 from torch import nn
 
-from accounting.errors import InvalidInput
-from workers.attacks import attack, attack_losses, audited_epsilon, best_threshold
-from workers.data import Source, make_split
+from accounting.errors import DataCorruption, InvalidInput
+from accounting.records.layout import TrialFiles
+from tests.workers.own_code import allowed
+from tests.workers.trial_specs import small_trial
+from workers.attacks import (
+    AttackResults,
+    GroupAttack,
+    attack,
+    attack_losses,
+    best_threshold,
+    read_attacks,
+    write_attacks,
+)
+from workers.data import Source, load_dataset, make_split
 from workers.data.cuts import cut
 from workers.losses import build_loss
-from workers.spec import Component, DataSpec
+from workers.models import build_model
+from workers.spec import (
+    AttackSpec,
+    Component,
+    DataSpec,
+    NoiseSpec,
+    NormSpec,
+    SamplingSpec,
+    TrialSpec,
+)
+from workers.trial import Progress, run_trial
 
 
 def generator() -> np.random.Generator:
@@ -26,7 +51,7 @@ def test_separable_losses_are_told_apart() -> None:
     assert found.success_rate == 1.0
     assert found.examples == 80
     assert found.correct == 80
-    assert found.standard_error == 0.0
+    assert 0.0 < found.standard_error < 0.02
 
 
 def test_equal_distributions_are_not() -> None:
@@ -53,8 +78,31 @@ def test_threshold_maximises_right_calls_even_with_ties() -> None:
 
 
 def test_one_example_of_a_side_is_not_enough() -> None:
-    with pytest.raises(InvalidInput, match="has 1 members and 5 others"):
+    """How many members a group has is private: the error does not say."""
+    with pytest.raises(InvalidInput, match="'group' needs at least 2 members and 2 others") as caught:
         attack_losses(np.ones(1), np.ones(5), "group", generator())
+    assert "1 members" not in str(caught.value)
+
+
+def test_few_examples_all_guessed_right_are_not_certain() -> None:
+    found = attack_losses(np.zeros(2), np.ones(2), "group", generator())
+    assert (found.examples, found.correct) == (2, 2)
+    assert found.standard_error == pytest.approx(math.sqrt(0.75 * 0.25 / 2))
+
+
+def test_the_standard_error_is_the_deviation_of_the_rate_over_repetitions() -> None:
+    draw = generator()
+    found = [attack_losses(draw.normal(0.0, 1.0, 400), draw.normal(1.0, 1.0, 400), "group", draw) for _ in range(400)]
+    deviation = np.std([result.success_rate for result in found], ddof=1)
+    assert np.mean([result.standard_error for result in found]) == pytest.approx(deviation, rel=0.15)
+
+
+@pytest.mark.parametrize("lost", [math.inf, math.nan])
+def test_losses_that_are_not_finite_are_told_from_finite_ones(lost: float) -> None:
+    """A threshold halfway to infinity would call everybody a member."""
+    found = attack_losses(np.ones(40), np.full(40, lost), "group", generator())
+    assert (found.threshold, found.success_rate) == (1.0, 1.0)
+    assert attack_losses(np.full(40, lost), np.full(40, lost), "group", generator()).success_rate == 0.5
 
 
 def test_groups_are_attacked_apart() -> None:
@@ -75,31 +123,93 @@ def test_groups_are_attacked_apart() -> None:
     found = attack(nn.Identity(), dataset, build_loss(Component("binary_logistic")), seed=0)
     assert [result.name for result in found] == ["a", "b"]
     assert [result.success_rate for result in found] == [1.0, 0.5]
+    assert found[1].threshold == -math.inf
     assert found == attack(nn.Identity(), dataset, build_loss(Component("binary_logistic")), seed=0)
 
 
-class TestAuditedEpsilon:
-    def test_pure_case_inverts_the_binomial_tail(self) -> None:
-        epsilon = audited_epsilon(80, 100, delta=0.0)
-        assert binom.sf(79, 100, 1.0 / (1.0 + math.exp(-epsilon))) == pytest.approx(0.05, rel=1e-3)
+def attacked(root: Path, **changes: Any) -> tuple[TrialSpec, TrialFiles]:
+    spec = small_trial(attacks=AttackSpec(loss_threshold=True), **changes)
+    run_trial(spec, str(root), code=allowed(__file__))
+    return spec, TrialFiles(str(root))
 
-    def test_guessing_shows_nothing(self) -> None:
-        assert audited_epsilon(50, 100, delta=1e-5) == 0.0
-        assert audited_epsilon(0, 100, delta=1e-5) == 0.0
 
-    def test_delta_and_significance_only_lower_it(self) -> None:
-        pure = audited_epsilon(900, 1000, 0.0)
-        assert audited_epsilon(900, 1000, 1e-4) < pure
-        assert audited_epsilon(900, 1000, 0.0, significance=0.01) < pure
+def test_a_trial_attacks_the_model_that_it_stores(tmp_path: Path) -> None:
+    """The stored result is that of an attack on the stored model, here of averaged parameters."""
+    spec, files = attacked(tmp_path, averaging=Component("ema"))
+    dataset = load_dataset(spec.data)
+    model = build_model(spec.model, dataset, seed=1)
+    model.load_state_dict(torch.load(files.model, weights_only=True))
+    expected = attack(model, dataset, build_loss(spec.loss), spec.seed)
+    assert read_attacks(files.attacks) == AttackResults(loss_threshold=expected)
+    assert [group.name for group in expected] == list(dataset.group_names)
+    assert stat.S_IMODE(os.stat(files.attacks).st_mode) == 0o600
 
-    def test_randomised_response_is_hardly_ever_overestimated(self) -> None:
-        """The guesses of randomised response are right with probability e^eps / (1 + e^eps), independently."""
-        epsilon, draw = 1.0, generator()
-        right = draw.binomial(500, 1.0 / (1.0 + math.exp(-epsilon)), size=400)
-        too_high = sum(audited_epsilon(int(count), 500, delta=1e-6) > epsilon for count in right)
-        assert too_high <= binom.ppf(0.9999, 400, 0.05)
 
-    @pytest.mark.parametrize(("correct", "delta"), [(101, 0.0), (-1, 0.0), (50, 1.0), (50, float("nan"))])
-    def test_impossible_values_are_refused(self, correct: int, delta: float) -> None:
-        with pytest.raises(InvalidInput):
-            audited_epsilon(correct, 100, delta)
+def test_an_attack_changes_nothing_else(tmp_path: Path) -> None:
+    """All files but the spec and the attack are those of the trial without the attack."""
+    attacked(tmp_path / "attacked")
+    run_trial(small_trial(), str(tmp_path / "plain"))
+    named = {
+        folder: {str(path.relative_to(tmp_path / folder)): path for path in (tmp_path / folder).rglob("*.*")}
+        for folder in ("attacked", "plain")
+    }
+    assert named["attacked"].keys() - named["plain"].keys() == {"private/attacks.json"}
+    for name, path in named["plain"].items():
+        if path.is_file() and name != "spec.json":
+            assert path.read_bytes() == named["attacked"][name].read_bytes(), name
+    assert not Path(TrialFiles(str(tmp_path / "plain")).attacks).exists()
+
+
+def unlearnable() -> Source:
+    """Labels without any relation to the features: whoever does better on training rows has learnt them by heart."""
+    draw = generator()
+    features, labels = draw.normal(size=(400, 60)).astype(np.float32), draw.integers(0, 2, 400)
+    splits = [make_split(features[rows], labels[rows], np.zeros(200, np.int64), first_id=rows.start) for rows in
+              (slice(0, 200), slice(200, 400))]  # fmt: skip
+    return Source("unlearnable", *splits, ("all",), ("no", "yes"))
+
+
+def test_a_baseline_that_learns_by_heart_is_found_out_and_a_private_trial_is_not(tmp_path: Path) -> None:
+    common: dict[str, Any] = {
+        "data": DataSpec(f"{__file__}:unlearnable"),
+        "model": Component("mlp", {"hidden": [64]}),
+        "sampling": SamplingSpec("poisson", 50),
+        "epochs": 12,
+        "norms": NormSpec(refreshes_per_epoch=0.05),
+    }
+    _, baseline = attacked(tmp_path / "baseline", clipping=Component("none"), noise=NoiseSpec(0.0), **common)
+    _, private = attacked(tmp_path / "private", noise=NoiseSpec(8.0), **common)
+    (leaky,), (tight,) = (read_attacks(files.attacks).loss_threshold for files in (baseline, private))
+    assert leaky.success_rate > 0.5 + 4.0 * leaky.standard_error
+    assert abs(tight.success_rate - 0.5) < 4.0 * tight.standard_error
+
+
+def test_a_finished_trial_is_not_attacked_again(tmp_path: Path) -> None:
+    spec, files = attacked(tmp_path)
+    Path(files.attacks).unlink()
+    run_trial(spec, files.root)
+    assert read_attacks(files.attacks) == AttackResults()
+
+
+def test_an_interrupted_trial_is_attacked_when_it_ends(tmp_path: Path) -> None:
+    """Killed after its last epoch, it is attacked by the run that finishes it, with the same result."""
+    spec, files = attacked(tmp_path / "whole")
+
+    def interrupt(progress: Progress) -> None:
+        if progress.epoch == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_trial(spec, str(tmp_path / "killed"), on_progress=interrupt)
+    run_trial(spec, str(tmp_path / "killed"))
+    assert read_attacks(TrialFiles(str(tmp_path / "killed")).attacks) == read_attacks(files.attacks)
+
+
+def test_results_survive_storage_and_damage_is_noticed(tmp_path: Path) -> None:
+    uri = str(tmp_path / "attacks.json")
+    results = AttackResults((GroupAttack("a", 10, -math.inf, 5), GroupAttack("b", 10, 0.3, 7)))
+    write_attacks(uri, results)
+    assert read_attacks(uri) == results
+    Path(uri).write_text(Path(uri).read_text().replace("0.3", "0.4"))
+    with pytest.raises(DataCorruption, match=r"attacks.json is damaged.*delete it"):
+        read_attacks(uri)

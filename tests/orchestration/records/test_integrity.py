@@ -10,13 +10,13 @@ import pytest
 
 from accounting.errors import DataCorruption
 from accounting.records.layout import TrialFiles
+from accounting.records.sealed import read_sealed, write_sealed
 from orchestration.execution.completion import Times, complete_trial
 from orchestration.pipeline import render_again
 from orchestration.records.integrity import stored_result
 from orchestration.records.layout import SweepFiles
 from orchestration.records.manifest import open_manifest, write_manifest
 from orchestration.records.results import TrialResult
-from orchestration.records.sealed import read_sealed, write_sealed
 from orchestration.sweeps.plan import plan_sweep
 from orchestration.sweeps.schema import parse_sweep
 from tests.orchestration import own_people

@@ -254,6 +254,27 @@ def test_the_quality_of_estimates_is_shown_to_the_owner_alone() -> None:
         assert "How good the estimates are" not in Page(render(sample_sweep(disclosure))).text
 
 
+def test_attacks_are_shown_by_group_with_their_standard_error_to_the_owner_alone() -> None:
+    text = Page(render(sample_sweep("raw"))).text
+    assert "Who can be found in the model" in text
+    assert "68.8 ± 4.2% of 144" in text, "two baselines, each with a standard error of 6 points"
+    assert re.search(r"56\.2 ± 4\.2% of 144, mean ε i \d", text)
+    assert "Membership attack" in text
+    for disclosure in ("private", "none"):
+        shown = Page(render(sample_sweep(disclosure))).text
+        assert "found in the model" not in shown
+        assert "Membership" not in shown
+
+
+def test_the_correlation_with_loss_is_shown_to_the_owner_alone() -> None:
+    text = Page(render(sample_sweep("raw"))).text
+    assert "and loss" in text
+    assert "0.87 −0.31 −0.31" in text
+    assert text.count("Pearson’s r of ε i and log loss") == 2, "the table, and what it means"
+    for disclosure in ("private", "none"):
+        assert "log loss" not in Page(render(sample_sweep(disclosure))).text
+
+
 def test_pictures_have_names_and_tables_can_be_scrolled_without_a_mouse() -> None:
     html = render(sample_sweep())
     assert '<html lang="en">' in html

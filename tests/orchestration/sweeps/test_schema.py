@@ -122,6 +122,11 @@ MISTAKES = {
         {"data": {"name": "digits", "keep": {8: float("inf")}}},
         r".inf is not a finite number",
     ),
+    "an unknown attack": (
+        {"attacks": {"loss_treshold": True}},
+        r"attacks: unknown key 'loss_treshold'",
+    ),
+    "an attack that is a word": ({"attacks": {"loss_threshold": "yes"}}, r"attacks.loss_threshold: .*valid boolean"),
     "delta of one": ({"privacy": {"target_epsilon": 1, "delta": 1}}, r"privacy.delta: .*less than 1"),
     "two levels": ({"privacy": {"target_epsilon": 1, "noise_multiplier": 1, "delta": 0.1}}, r"exactly one of"),
     "no level": ({"privacy": {"delta": 0.1}}, r"exactly one of"),
@@ -136,6 +141,18 @@ def test_mistakes_are_named_on_one_line(changes: dict[str, object], message: str
     with pytest.raises(InvalidInput, match=message) as caught:
         parse_sweep(small(**changes), "sweep.yaml")
     assert all(line.startswith("sweep.yaml: ") for line in str(caught.value).splitlines())
+
+
+def test_attacks_are_those_of_every_trial_and_change_no_key() -> None:
+    plain, attacked = (grid(parse_sweep(small(**changes))) for changes in ({}, {"attacks": {"loss_threshold": True}}))
+    assert [point.key for point in attacked] == [point.key for point in plain]
+    assert all(point.spec.attacks.loss_threshold for point in attacked)
+    assert not any(point.spec.attacks.loss_threshold for point in plain)
+
+
+def test_a_sweep_without_attacks_is_stored_as_before_there_were_any() -> None:
+    """So a sweep that an earlier version began can be resumed: what is not there counts as None."""
+    assert parse_sweep(SMALL).plain()["attacks"] is None
 
 
 def test_a_key_given_twice_is_refused() -> None:

@@ -1,0 +1,105 @@
+"""The correlation of epsilon_i and log loss, on cases whose answer is known."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from accounting.estimates import PrivacyEstimate
+from accounting.records.sealed import write_sealed
+from accounting.records.shards import Epsilons
+from orchestration.comparison.individuals import exact_statistics, loss_correlation
+from orchestration.comparison.metrics import known
+from orchestration.comparison.statistics import pearson
+from orchestration.records.results import read_statistics, write_statistics
+from tests.orchestration.sample_sweeps import sample_trial
+
+LOSSES = np.geomspace(1e-4, 10.0, 50).astype(np.float32)
+"""Equally spaced logarithms."""
+
+
+def test_an_epsilon_that_grows_with_log_loss_correlates_perfectly() -> None:
+    epsilons = 3.0 + 0.2 * np.log(LOSSES.astype(np.float64))
+    assert loss_correlation(epsilons, LOSSES) == pytest.approx(1.0, abs=1e-9)
+    assert loss_correlation(-epsilons, LOSSES) == pytest.approx(-1.0, abs=1e-9)
+    raw = loss_correlation(LOSSES.astype(np.float64), LOSSES)
+    assert raw is not None
+    assert raw < 0.8, "the loss itself is not linear in its logarithm"
+
+
+def test_pearson_is_the_covariance_over_both_deviations() -> None:
+    one, other = [1.0, 2.0, 4.0, 9.0], [3.0, 1.0, 0.0, 5.0]
+    centred = [[value - sum(side) / 4 for value in side] for side in (one, other)]
+    product = sum(a * b for a, b in zip(*centred, strict=True))
+    expected = product / math.sqrt(sum(a * a for a in centred[0]) * sum(b * b for b in centred[1]))
+    assert pearson(one, other) == pytest.approx(expected, rel=1e-12)
+
+
+def test_constant_sides_and_few_examples_have_none() -> None:
+    epsilons = np.linspace(1.0, 2.0, 50)
+    assert loss_correlation(np.ones(50), LOSSES) is None
+    assert loss_correlation(epsilons, np.ones(50, np.float32)) is None
+    assert loss_correlation(epsilons[:9], LOSSES[:9]) is None
+    assert loss_correlation(epsilons[:10], LOSSES[:10]) is not None
+
+
+def test_losses_without_a_logarithm_are_left_out() -> None:
+    epsilons = np.linspace(1.0, 2.0, 50)
+    expected = loss_correlation(epsilons, LOSSES)
+    lost = np.array([0.0, math.inf, math.nan], np.float32)
+    assert loss_correlation(np.append(epsilons, [9.0, 9.0, 9.0]), np.append(LOSSES, lost)) == expected
+    assert loss_correlation(epsilons, np.zeros(50, np.float32)) is None
+
+
+def worst_case(epsilon: float) -> PrivacyEstimate:
+    return PrivacyEstimate(epsilon=epsilon, delta=1e-5, kind="guarantee", accountant="rdp", adjacency="add_remove")
+
+
+def _epsilons() -> Epsilons:
+    """Group 0 pays with its log loss, group 1 against it, group 2 has too few examples to say."""
+    groups = np.repeat([0, 1, 2], [50, 50, 5]).astype(np.int32)
+    losses = np.concatenate([LOSSES, LOSSES, LOSSES[:5]])
+    sign = np.where(groups == 1, -1.0, 1.0)
+    upper = 3.0 + sign * 0.2 * np.log(losses.astype(np.float64))
+    return Epsilons(np.arange(105), groups, upper, upper, losses, 1e-5, "rdp", "estimate")
+
+
+def test_it_is_computed_overall_and_for_groups_with_enough_examples() -> None:
+    epsilons = _epsilons()
+    found = exact_statistics(epsilons, ("a", "b", "c", "absent"), worst_case(100.0))
+    assert [group.loss_correlation for group in found.groups] == [
+        pytest.approx(1.0, abs=1e-9),
+        pytest.approx(-1.0, abs=1e-9),
+        None,
+    ]
+    assert found.loss_correlation == pytest.approx(np.corrcoef(epsilons.upper, np.log(epsilons.losses))[0, 1], abs=1e-6)
+
+
+def test_epsilons_are_capped_at_the_worst_case_first() -> None:
+    found = exact_statistics(_epsilons(), ("a", "b", "c"), worst_case(1e-3))
+    assert found.loss_correlation is None, "all examples pay the worst case"
+
+
+def test_it_is_stored_and_older_files_without_it_stay_readable(tmp_path: Path) -> None:
+    exact = exact_statistics(_epsilons(), ("a", "b", "c"), worst_case(100.0))
+    uri = str(tmp_path / "summary.json")
+    write_statistics(uri, exact, private=True)
+    assert read_statistics(uri, "") == exact
+    older = json.loads(Path(uri).read_text())
+    for part in (older, *older["groups"]):
+        del part["loss_correlation"]
+    del older["sha256"]
+    write_sealed(uri, json.dumps(older).encode())
+    read = read_statistics(uri, "")
+    assert read is not None
+    assert (read.loss_correlation, read.groups[0].loss_correlation, read.mean) == (None, None, exact.mean)
+
+
+def test_only_exact_statistics_disclose_it() -> None:
+    assert known(sample_trial(disclosure="raw"))["loss_correlation"] == 0.87
+    assert known(sample_trial(disclosure="private"))["loss_correlation"] is None
+    assert known(sample_trial(disclosure="none"))["loss_correlation"] is None

@@ -1,0 +1,127 @@
+"""Attacks and the correlation with loss, from a sweep file to its reports: where they are shown, and where not."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from accounting.records.layout import TrialFiles
+from accounting.records.sealed import write_sealed
+from orchestration.comparison.metrics import final_metrics
+from orchestration.execution.completion import Times, complete_trial
+from orchestration.pipeline import render_again
+from orchestration.records.layout import SweepFiles
+from orchestration.records.manifest import open_manifest, write_manifest
+from orchestration.records.results import TrialResult, read_result, read_statistics
+from orchestration.sweeps.plan import plan_sweep
+from orchestration.sweeps.schema import parse_sweep
+from orchestration.tracking.protocol import group_table
+from tests.orchestration.public_values import is_public
+from tests.orchestration.sample_grids import small
+from workers.attacks import AttackResults, read_attacks, write_attacks
+from workers.trial import run_trial
+
+CANARY = 0.7319
+"""The share of right guesses that every stored attack is made to have: it is nowhere by chance."""
+SHOWN = "73.2"
+
+
+def with_canary(files: TrialFiles) -> None:
+    attacks = read_attacks(files.attacks).loss_threshold
+    assert len(attacks) == 10
+    planted = tuple(replace(group, examples=10_000, correct=round(10_000 * CANARY)) for group in attacks)
+    write_attacks(files.attacks, AttackResults(planted))
+
+
+def finished(folder: Path, release: str) -> SweepFiles:
+    """A private trial and its baseline, trained, attacked, accounted and reported; their attacks hold the canary."""
+    text = small(
+        clipping=["none", {"name": "flat", "bound": 1.0}],
+        noise="constant",
+        seeds=0,
+        attacks={"loss_threshold": True},
+        release=release,
+    )
+    sweep, files = parse_sweep(text), SweepFiles(str(folder))
+    write_manifest(files, open_manifest(files, sweep, text, resume=False))
+    for planned in plan_sweep(sweep).trials:
+        trial = files.trial(planned.key)
+        run_trial(planned.spec, trial.root, releases=planned.releases)
+        with_canary(trial)
+        complete_trial(planned, trial, sweep, Times(0.0, 1.0))
+    render_again(files.root)
+    return files
+
+
+def words(page: str) -> str:
+    """The text of a page without scripts, styles and tags."""
+    return re.sub(r"<[^>]+>", " ", re.sub(r"<(script|style).*?</\1>", " ", Path(page).read_text(), flags=re.DOTALL))
+
+
+@pytest.mark.parametrize("release", ["none", "private"])
+def test_attacks_and_correlations_stay_private(tmp_path: Path, release: str) -> None:
+    files = finished(tmp_path, release)
+    private = files.trial("flat-constant-seed0")
+    exact = read_statistics(private.private_summary, "")
+    assert exact is not None
+    correlations = [exact.loss_correlation, *(group.loss_correlation for group in exact.groups)]
+    secrets = [str(CANARY), SHOWN, *(repr(r) for r in correlations if r is not None)]
+    assert len(secrets) > 10
+    thresholds = [
+        repr(group.threshold)
+        for key in ("non-private-seed0", "flat-constant-seed0")
+        for group in read_attacks(files.trial(key).attacks).loss_threshold
+    ]
+    public = [path for path in tmp_path.rglob("*") if path.is_file() and is_public(path)]
+    assert {Path(files.report), Path(files.results)} < set(public)
+    for path in public:
+        content = words(str(path)) if path.suffix == ".html" else path.read_bytes().decode(errors="ignore")
+        assert not [secret for secret in (*secrets, *thresholds) if secret in content and secret != "-inf"], path
+    shown = words(files.private_report)
+    assert shown.count(f"{SHOWN} ± 0.4%") == 20, "two settings of ten groups"
+    assert "Who can be found in the model" not in words(files.report)
+    assert "Pearson’s r" in shown.replace("&#x27;", "’")
+    record = render_again(files.root).record
+    for point in record.points:
+        trial = record.trial(point)
+        assert "attack_success_rate" not in group_table(trial)
+        assert "privacy/loss_correlation" not in final_metrics(trial)
+
+
+def test_exact_results_are_disclosed_by_raw_alone(tmp_path: Path) -> None:
+    files = finished(tmp_path, "raw")
+    assert words(files.report).count(f"{SHOWN} ± 0.4%") == 20
+    assert str(CANARY) not in Path(files.results).read_text()
+    record = render_again(files.root).record
+    for point in record.points:
+        trial = record.trial(point)
+        assert group_table(trial)["attack_success_rate"] == [CANARY] * 10
+        assert trial.tags["sensitive"] == "true"
+    exact = read_statistics(files.trial("flat-constant-seed0").private_summary, "")
+    assert exact is not None
+    assert final_metrics(record.trial(record.points[1]))["privacy/loss_correlation"] == exact.loss_correlation
+    assert exact.loss_correlation is not None
+    assert 0.0 < exact.loss_correlation < 1.0, "digits fitted badly have longer gradients"
+
+
+def test_a_trial_whose_attack_was_deleted_is_shown_without(tmp_path: Path) -> None:
+    files = finished(tmp_path, "none")
+    Path(files.trial("non-private-seed0").attacks).unlink()
+    render_again(files.root)
+    assert words(files.private_report).count(SHOWN) == 10
+
+
+def test_results_of_earlier_versions_know_no_attacks(tmp_path: Path) -> None:
+    files = finished(tmp_path, "none")
+    trial = files.trial("flat-constant-seed0")
+    content = json.loads(Path(trial.result).read_text())
+    del content["attacks"], content["spec"]["attacks"], content["sha256"]
+    write_sealed(trial.result, json.dumps(content).encode())
+    older = read_result(trial.result)
+    assert isinstance(older, TrialResult)
+    assert older.attacks == AttackResults()
+    render_again(files.root)
