@@ -164,9 +164,10 @@ def unlearnable() -> Source:
     """Labels without any relation to the features: whoever does better on training rows has learnt them by heart."""
     draw = generator()
     features, labels = draw.normal(size=(400, 60)).astype(np.float32), draw.integers(0, 2, 400)
-    splits = [make_split(features[rows], labels[rows], np.zeros(200, np.int64), first_id=rows.start) for rows in
-              (slice(0, 200), slice(200, 400))]  # fmt: skip
-    return Source("unlearnable", *splits, ("all",), ("no", "yes"))
+    groups = np.zeros(200, np.int64)
+    train = make_split(features[:200], labels[:200], groups)
+    test = make_split(features[200:], labels[200:], groups, first_id=200)
+    return Source("unlearnable", train, test, ("all",), ("no", "yes"))
 
 
 def test_a_baseline_that_learns_by_heart_is_found_out_and_a_private_trial_is_not(tmp_path: Path) -> None:
