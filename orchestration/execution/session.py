@@ -15,7 +15,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from accounting.errors import InvalidInput
@@ -26,6 +26,8 @@ _PREFIX = "dps-"
 _SOCKET = f"{_PREFIX}12345678/ray/session_2026-01-31_12-00-00_123456_4194304/sockets/plasma_store"
 _LONGEST = 107 - len(f"/{_SOCKET}")
 """Bytes of the longest path with room for Ray's sockets below it: the path of a socket has at most 107."""
+_SHORT = "/tmp"
+"""Where the folder is made if ``TMPDIR`` is too long or cannot be used."""
 _PATIENCE = 10.0
 """Seconds to wait for the last processes of a session that was shut down."""
 
@@ -34,13 +36,12 @@ _PATIENCE = 10.0
 def private_session() -> Iterator[None]:
     """Ray started in this ``with`` block keeps its files in a new folder of mode 0700, which is removed with the block.
 
-    The folder is made in ``RAY_TMPDIR``, or else in the folder for temporary files. Those that killed drivers of this
-    user left there are removed, too, once their processes are gone. Raises: InvalidInput where no folder can be made.
+    The folder is made in ``RAY_TMPDIR``; where that is not set, in the first that serves of the folder for temporary
+    files, ``/tmp`` and ``XDG_RUNTIME_DIR``. Those that killed drivers of this user left there are removed, too, once
+    their processes are gone. Raises: InvalidInput where no folder can be made.
     """
     given = os.environ.get(_VARIABLE)
-    base = Path(given or tempfile.gettempdir()).absolute()
-    _remove_abandoned(base)
-    folder, lock = _make(base)
+    folder, lock = _make_in_first([given] if given else _usual_places())
     os.environ[_VARIABLE] = str(folder)
     try:
         yield
@@ -51,30 +52,44 @@ def private_session() -> Iterator[None]:
             os.environ[_VARIABLE] = given
         _end_processes(folder)
         os.close(lock)
+        _remove_abandoned(folder.parent)
+
+
+def _usual_places() -> list[str]:
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    return list(dict.fromkeys(filter(None, (tempfile.gettempdir(), _SHORT, runtime))))
+
+
+def _make_in_first(places: Sequence[str]) -> tuple[Path, int]:
+    """`_make` in the first of ``places`` where that can be done."""
+    reasons = []
+    for base in (Path(place).absolute() for place in places):
         _remove_abandoned(base)
+        try:
+            return _make(base)
+        except OSError as error:
+            reasons.append(f"in {base}: {error.strerror}")
+    raise InvalidInput(
+        f"cannot make a folder for Ray {', '.join(reasons)}; set {_VARIABLE} to a local folder that you can write, "
+        f"such as {_SHORT}, with a path of at most {_LONGEST} bytes"
+    )
 
 
 def _make(base: Path) -> tuple[Path, int]:
-    """A new folder, and the handle that locks it for as long as this process lives or until it is closed."""
+    """A new folder, and the handle that locks it for as long as this process lives or until it is closed.
+
+    Raises: OSError where ``base`` cannot be written, or its path is too long.
+    """
     length = len(os.fsencode(base))
     if length > _LONGEST:
-        raise InvalidInput(
-            f"the folder for temporary files, {base}, has a path of {length} bytes, but Ray's sockets leave room for "
-            f"{_LONGEST}; set {_VARIABLE} to a shorter one, such as /tmp"
-        )
-    try:
-        while True:
-            folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
-            with contextlib.suppress(BlockingIOError, FileNotFoundError):  # another start took it for abandoned
-                lock = _lock(folder)
-                if folder.exists():
-                    return folder, lock
-                os.close(lock)
-    except OSError as error:
-        raise InvalidInput(
-            f"cannot make a folder for Ray in {base}: {error.strerror}; set {_VARIABLE} to a local folder that you "
-            "can write"
-        ) from error
+        raise OSError(errno.ENAMETOOLONG, f"a path of {length} bytes, but Ray's sockets leave room for {_LONGEST}")
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
+        with contextlib.suppress(BlockingIOError, FileNotFoundError):  # another start took it for abandoned
+            lock = _lock(folder)
+            if folder.exists():
+                return folder, lock
+            os.close(lock)
 
 
 def _lock(folder: Path) -> int:

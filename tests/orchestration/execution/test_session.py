@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestration.execution.session import _LONGEST
+from accounting.errors import InvalidInput
+from orchestration.execution.session import _LONGEST, _make_in_first, private_session
 from tests.orchestration.processes import PATIENCE, descendants, dpsweep, environment, is_alive, kill, start, wait_until
 from tests.orchestration.sample_grids import small
 
@@ -68,6 +69,11 @@ def folder_for_all(name_bytes: int = 0) -> Iterator[Path]:
 def shared() -> Iterator[Path]:
     with folder_for_all() as folder:
         yield folder
+
+
+def temporary(shared: Path, tmp_path: Path) -> dict[str, str]:
+    """Variables that keep temporary files in ``shared``; torch keeps a cache for later runs, which stays elsewhere."""
+    return {"TMPDIR": str(shared), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "torch")}
 
 
 def said_by(log: Path) -> Path:
@@ -175,9 +181,10 @@ def test_a_failing_trial_leaves_nothing(shared: Path, tmp_path: Path) -> None:
     (tmp_path / "sweep.yaml").write_text(small(clipping="flat", noise="constant", seeds=0, model="my_models:broken"))
     home = tmp_path / "home"
     home.mkdir()
-    done = dpsweep(*("run", tmp_path / "sweep.yaml", "--output", tmp_path / "out"), TMPDIR=str(shared), HOME=str(home))
+    command = ("run", tmp_path / "sweep.yaml", "--output", tmp_path / "out")
+    done = dpsweep(*command, HOME=str(home), **temporary(shared, tmp_path))
     assert done.returncode == 1, done.stderr
-    assert "my layer broke" in done.stderr + done.stdout
+    assert "RuntimeError in forward (my_models.py:" in done.stderr + done.stdout
     assert not list(shared.iterdir())
     assert not (home / "ray_results").exists()
 
@@ -185,7 +192,7 @@ def test_a_failing_trial_leaves_nothing(shared: Path, tmp_path: Path) -> None:
 def test_sigterm_leaves_nothing(shared: Path, tmp_path: Path) -> None:
     (tmp_path / "sweep.yaml").write_text(small(epochs=100))
     command = ("run", tmp_path / "sweep.yaml", "--output", tmp_path / "out")
-    process = start(*command, log=tmp_path / "log", TMPDIR=str(shared))
+    process = start(*command, log=tmp_path / "log", **temporary(shared, tmp_path))
     trained = tmp_path / "out" / "trials"
     wait_until(lambda: trained.exists() or process.poll() is not None, "a trial to train")
     assert [path.name[:4] for path in shared.iterdir()] == ["dps-"]
@@ -235,13 +242,42 @@ def test_the_longest_folder_for_temporary_files_works(tmp_path: Path) -> None:
         assert not list(folder.iterdir())
 
 
-def test_a_longer_one_is_refused(tmp_path: Path) -> None:
+def test_a_run_does_without_a_longer_one(tmp_path: Path) -> None:
+    with folder_for_all(_LONGEST + 1) as folder:
+        with driver(folder, tmp_path / "log"):
+            assert not list(folder.iterdir())
+        assert not list(folder.iterdir())
+
+
+def test_the_first_place_that_serves_is_used(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with folder_for_all(_LONGEST + 1) as long:
+        folder, lock = _make_in_first([str(long), "/absent", str(shared), "/tmp"])
+        os.close(lock)
+        assert folder.parent == shared
+        monkeypatch.setattr(tempfile, "tempdir", str(long))
+        monkeypatch.delenv("RAY_TMPDIR", raising=False)
+        with private_session():
+            made = Path(os.environ["RAY_TMPDIR"])
+            assert made.parent == Path("/tmp")
+            assert stat.S_IMODE(made.lstat().st_mode) == 0o700
+        assert not made.exists()
+        assert "RAY_TMPDIR" not in os.environ
+
+
+def test_where_no_place_serves_each_is_named() -> None:
+    with folder_for_all(_LONGEST + 1) as long, pytest.raises(InvalidInput) as refused:
+        _make_in_first([str(long), "/absent"])
+    assert f"in {long}: a path of {_LONGEST + 1} bytes, but" in str(refused.value)
+    assert ", in /absent: No such file" in str(refused.value)
+
+
+def test_a_longer_one_is_refused_where_ray_is_told_to_use_it(tmp_path: Path) -> None:
     with folder_for_all(_LONGEST + 1) as folder:
         assert f"path of {_LONGEST + 1} bytes, but Ray's sockets leave room for {_LONGEST}" in refusal(tmp_path, folder)
         assert not list(folder.iterdir())
 
 
-def test_one_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_one_that_is_not_there_is_refused_where_ray_is_told_to_use_it(tmp_path: Path) -> None:
     assert "cannot make a folder for Ray in /absent: No such file" in refusal(tmp_path, Path("/absent"))
 
 
