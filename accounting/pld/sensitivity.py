@@ -6,6 +6,7 @@ noise's standard deviation: ``Q = N(0, 1)`` without the group, ``P = sum_j p_j N
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -168,13 +169,15 @@ def poisson_examples(contributions: Sequence[float], sample_rate: float, spacing
     mixture dominates the group's rounds (docs/group-proof.md, Theorem 1).
     """
     sample_rate = PoissonSampling(sample_rate).sample_rate
-    smallest = _SMALL * max(contributions)
-    small = [c for c in contributions if 0.0 < c < smallest]
-    large = [c for c in contributions if not 0.0 < c < smallest]
+    values = _checked(contributions)
+    smallest = _SMALL * max(values, default=0.0)
+    small = [c for c in values if 0.0 < c < smallest]
+    large = [c for c in values if not 0.0 < c < smallest]
     if not small:
         return _poisson_on_grid(contributions, sample_rate, spacing)
     coarse = _poisson_on_grid(large, sample_rate, spacing)
-    fine = poisson_examples(small, sample_rate, spacing * max(small) / max(large))
+    finer = max(spacing * max(small) / max(large), math.ulp(0.0))
+    fine = poisson_examples(small, sample_rate, finer)
     limit = max(_SUMS, len(coarse.sensitivities))
     beside = max(_SUMS_OF_SMALL, limit // len(coarse.sensitivities))
     return _sum(coarse, fine.pooled(beside, "upper")).pooled(limit, "upper")
@@ -220,15 +223,18 @@ def fixed_batch_examples(
     return _on_grid(np.sum(np.asarray(drawn.probabilities)[:, None] * subsets[rows], axis=0), spacing)
 
 
+def _checked(contributions: Sequence[float]) -> list[float]:
+    values: list[float] = require_numbers("contributions", contributions, 1).tolist()
+    return [require_finite("the contribution of a group member", value, at_least=0.0) for value in values]
+
+
 def _round_up(contributions: Sequence[float], spacing: float) -> npt.NDArray[np.int64]:
-    values = require_numbers("contributions", contributions, 1)
-    for contribution in values.tolist():
-        require_finite("the contribution of a group member", contribution, at_least=0.0)
-    spacing = require_finite("spacing", spacing, above=0.0)
-    units = np.ceil(values.astype(np.float64) / spacing * (1.0 - 1e-15))
+    values, spacing = np.array(_checked(contributions)), require_finite("spacing", spacing, above=0.0)
+    with np.errstate(over="ignore"):
+        units, total = np.ceil(values / spacing * (1.0 - 1e-15)), values.sum()
     if not units.sum() <= _MOST_UNITS:
         raise InvalidInput(
-            f"contributions add up to {values.sum():g}, more than {_MOST_UNITS} times the spacing {spacing:g}; "
+            f"contributions add up to {total:g}, more than {_MOST_UNITS} times the spacing {spacing:g}; "
             "give a larger spacing"
         )
     return units.astype(np.int64)

@@ -162,6 +162,18 @@ def test_a_number_or_one_clear_error(name: str, data: st.DataObject) -> None:
     assert np.all(np.asarray(found) >= 0.0)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("contributions", [0.5, None, [True], [-1.0], [math.nan, 0.5], [1e308, 1e308, 1e-320]])
+def test_contributions_of_a_group_that_are_none_are_refused(contributions: Any) -> None:
+    with pytest.raises(InvalidInput, match=r"contribution"):
+        sensitivity.poisson_examples(contributions, 0.1, 0.05)
+
+
+def test_the_smallest_contribution_beside_the_largest_is_rounded_up() -> None:
+    assert sensitivity.poisson_examples([1.0, math.ulp(0.0)], 0.1, 0.05).sensitivities[-1] >= 1.0
+    assert sensitivity.poisson_examples([], 0.1, 0.05).probabilities == (1.0,)
+
+
 @pytest.mark.parametrize(("epsilon", "size"), [(1000.0, 1), (1.0, 800), (1e12, 1)])
 @pytest.mark.parametrize("accountant", ["gdp", "rdp", "zcdp", "strong"])
 def test_pure_releases_of_any_size_cost_what_they_cost(accountant: str, epsilon: float, size: int) -> None:

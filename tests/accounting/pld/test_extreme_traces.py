@@ -11,7 +11,8 @@ from dp_accounting.pld import privacy_loss_distribution
 from scipy import integrate, stats
 
 from accounting.accountants import account
-from accounting.mechanism import PoissonSampling, Segment, Trace
+from accounting.errors import InvalidInput
+from accounting.mechanism import SMALLEST_RATE, PoissonSampling, Segment, Trace
 from accounting.pld.composition import delta_pld, epsilon_pld
 from accounting.pld.groups import SensitivityMixture, epsilon_of_examples, poisson_examples, poisson_group
 from accounting.pld.loss import Bound
@@ -23,8 +24,8 @@ CASES = [  # sample rate, noise multiplier, steps, delta, group size
     (1e-8, 5.0, 1000, 1e-8, 1),
     (1e-10, 1.5, 1_000_000, 1e-8, 1),
     (1e-12, 1e-3, 10**9, 1e-6, 1),
-    (2.6e-17, 12.0, 48_765, 1.2e-6, 1),
-    (1e-99, 29.0, 1_433_635, 3.7e-4, 16),
+    (SMALLEST_RATE, 12.0, 48_765, 1.2e-6, 1),
+    (SMALLEST_RATE, 29.0, 1_433_635, 3.7e-4, 16),
     (1.7e-11, 0.147, 2_664_926, 0.0276, 1),
     (2.7e-10, 0.14, 224_325, 6.8e-6, 1),
     (1e-5, 1.7e7, 4_384_126, 1e-9, 1),
@@ -39,7 +40,8 @@ CASES = [  # sample rate, noise multiplier, steps, delta, group size
 MEASURE = """
 import json, resource, sys, time
 from accounting.accountants import account
-from accounting.mechanism import PoissonSampling, Segment, Trace
+from accounting.errors import InvalidInput
+from accounting.mechanism import SMALLEST_RATE, PoissonSampling, Segment, Trace
 for rate, sigma, steps, delta, size in json.loads(sys.argv[1]):
     start = time.process_time()
     trace = Trace(50_000, (Segment(0, steps, PoissonSampling(rate), sigma),))
@@ -114,10 +116,15 @@ def test_a_bound_that_is_not_of_a_loss_distribution_says_so() -> None:
     assert many.epsilon <= account(poisson(2.7e-10, 0.14, 224_325), 6.8e-6, "rdp").epsilon * (1 + 1e-8)
 
 
-@pytest.mark.parametrize("rate", [1e-30, 1e-99])
-def test_delta_of_a_rate_below_all_doubles_near_1(rate: float) -> None:
-    claimed = delta_pld(poisson(rate, 1.0, 10), 0.5)
-    assert 0.0 <= claimed.lower <= claimed.upper <= 1e-15
+def test_delta_of_the_smallest_rate() -> None:
+    claimed = delta_pld(poisson(SMALLEST_RATE, 1.0, 10), 0.5)
+    assert 0.0 <= claimed.lower <= claimed.upper <= 10 * SMALLEST_RATE
+
+
+@pytest.mark.parametrize("rate", [0.99 * SMALLEST_RATE, 2.6e-17, 1e-30, 1e-99])
+def test_smaller_rates_are_refused(rate: float) -> None:
+    with pytest.raises(InvalidInput, match=r"sample_rate is .*, but must be at least 1e-12"):
+        poisson(rate, 1.0, 10)
 
 
 def test_pooled_mixtures_are_on_their_side() -> None:
