@@ -66,19 +66,23 @@ def broken(feature_shape, num_classes):
 
 
 @pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", NODES],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env=environment(**CLOSED),
-    )
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    said = tmp_path_factory.mktemp("nodes") / "stderr"
+    with said.open("w") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-c", NODES],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=output,
+            text=True,
+            env=environment(**CLOSED),
+        )
     assert process.stdout is not None
     assert process.stdin is not None
     try:
-        yield next(line.strip() for line in process.stdout if ":" in line)
+        found = next((line.strip() for line in process.stdout if ":" in line), None)
+        assert found is not None, said.read_text()
+        yield found
     finally:
         process.stdin.close()
         process.wait(PATIENCE)

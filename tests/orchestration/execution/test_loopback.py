@@ -63,7 +63,9 @@ def test_an_embedded_cluster_listens_on_loopback_only(tmp_path: Path) -> None:
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        actors = json.loads(process.stdout.readline())
+        line = process.stdout.readline()
+        assert line, "the driver ended; what it said is on stderr"
+        actors = json.loads(line)
         family = {process.pid, *descendants(process.pid)}
         owned = set().union(*map(sockets_of, family))
         addresses = [address for inode, address in listeners() if inode in owned]

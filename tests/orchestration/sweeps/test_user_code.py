@@ -81,7 +81,11 @@ class Command:
 
 
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+def command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path_factory: pytest.TempPathFactory
+) -> Command:
+    """Started in a folder that holds no code."""
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
     return Command(monkeypatch, capsys)
 
 
@@ -195,7 +199,7 @@ def test_an_installed_package_needs_permission(tmp_path: Path, command: Command)
     done = command("plan", file, "--allow-code", "torchvision")
     assert done.returncode == 2
     assert "allow-code" not in done.stderr
-    assert "torchvision/models/resnet.py" in done.stderr, done.stderr
+    assert "TypeError in _resnet (resnet.py:" in done.stderr, done.stderr
 
 
 def test_ray_runs_nothing_from_the_working_directory_nor_from_beside_the_sweep(
