@@ -13,6 +13,7 @@ from orchestration.pipeline import render_again
 from orchestration.records.layout import SweepFiles
 from orchestration.sweeps.plan import plan_sweep
 from orchestration.sweeps.schema import parse_sweep
+from orchestration.sweeps.user_code import permitted
 from tests.orchestration import own_people
 from tests.orchestration.processes import dpsweep
 from tests.orchestration.public_values import Values, may_vary, published, shown_digests, tracked, unexplained, unhidden
@@ -43,9 +44,10 @@ def trial_on(income: float, folder: Path, **changes: Any) -> Values:
     shutil.rmtree(folder / "out", ignore_errors=True)
     own_people.store(folder / "people.npy", income)
     sweep = parse_sweep(text(folder / "people.npy", **changes))
-    (planned,) = plan_sweep(sweep).trials
+    code = permitted(sweep, folder, [own_people.__file__])
+    (planned,) = plan_sweep(sweep, code).trials
     files = SweepFiles(str(folder / "out")).trial(planned.spec.key)
-    run_trial(planned.spec, files.root, releases=planned.releases)
+    run_trial(planned.spec, files.root, code=code, releases=planned.releases)
     complete_trial(planned, files, sweep, Times(0.0, 1.0))
     return published(folder / "out")
 
@@ -91,7 +93,8 @@ def sweep_on(income: float, folder: Path) -> Values:
     shutil.rmtree(out, ignore_errors=True)
     own_people.store(folder / "people.npy", income)
     (folder / "sweep.yaml").write_text(text(folder / "people.npy"))
-    done = dpsweep("run", folder / "sweep.yaml", "--output", out, "--json")
+    options = ("--output", out, "--allow-code", own_people.__file__, "--json")
+    done = dpsweep("run", folder / "sweep.yaml", *options)
     assert done.returncode == 0, done.stderr
     return published(out) | tracked(out / "mlflow.db")
 

@@ -19,6 +19,7 @@ from orchestration.records.manifest import open_manifest, write_manifest
 from orchestration.records.results import TrialResult
 from orchestration.sweeps.plan import plan_sweep
 from orchestration.sweeps.schema import parse_sweep
+from orchestration.sweeps.user_code import permitted
 from tests.orchestration import own_people
 from tests.orchestration.sample_grids import small
 from workers.trial import run_trial
@@ -39,9 +40,10 @@ def trial(tmp_path: Path) -> TrialFiles:
     )
     sweep, files = parse_sweep(text), SweepFiles(str(tmp_path))
     write_manifest(files, open_manifest(files, sweep.plain(), text, resume=False))
-    (planned,) = plan_sweep(sweep).trials
+    code = permitted(sweep, tmp_path, [own_people.__file__])
+    (planned,) = plan_sweep(sweep, code).trials
     found = files.trial(planned.spec.key)
-    run_trial(planned.spec, found.root, releases=planned.releases)
+    run_trial(planned.spec, found.root, code=code, releases=planned.releases)
     complete_trial(planned, found, sweep, Times(0.0, 1.0))
     return found
 
