@@ -1,1 +1,78 @@
-"""Privacy accounting for DP-SGD runs: whole data set, groups and individuals. Loads neither torch, ray nor mlflow."""
+"""Privacy accounting for DP-SGD runs: whole data set, groups and individuals. Loads neither torch, ray nor mlflow.
+
+    >>> from accounting import PoissonSampling, account, parse_schedule, planned_trace
+    >>> trace = planned_trace(parse_schedule("constant", 1.1), PoissonSampling(0.01), 10, 100, dataset_size=60_000)
+    >>> round(account(trace, delta=1e-5).epsilon, 3)
+    1.655
+
+What is exported here is the library's interface; `accounting.parallel` spreads it over Ray actors.
+"""
+
+from accounting.accountants import ACCOUNTANTS, account
+from accounting.calibration import (
+    EpsilonBudget,
+    RhoBudget,
+    calibrate_decay,
+    calibrate_noise_multiplier,
+    count_within_budget,
+    length_within_budget,
+    noise_multiplier_within_budget,
+)
+from accounting.errors import (
+    DataCorruption,
+    DpsweepError,
+    InvalidInput,
+    StorageError,
+    Unreachable,
+    UnsupportedMechanism,
+)
+from accounting.estimates import PrivacyEstimate
+from accounting.individual import INDIVIDUAL_ACCOUNTANTS, IndividualEpsilons, individual_epsilons
+from accounting.mechanism import GaussianRelease, PureRelease, Release, Segment, SideQuery, Trace
+from accounting.pld import CertifiedEpsilon, epsilon_of_examples, group_epsilons
+from accounting.records import read_trace, write_trace
+from accounting.samplings import SAMPLINGS, FixedBatchSampling, PoissonSampling, Sampling, ShuffledSampling
+from accounting.schedules import SCHEDULES, NoiseSchedule, make_schedule, parse_schedule, planned_trace
+
+__all__ = [
+    "ACCOUNTANTS",
+    "INDIVIDUAL_ACCOUNTANTS",
+    "SAMPLINGS",
+    "SCHEDULES",
+    "CertifiedEpsilon",
+    "DataCorruption",
+    "DpsweepError",
+    "EpsilonBudget",
+    "FixedBatchSampling",
+    "GaussianRelease",
+    "IndividualEpsilons",
+    "InvalidInput",
+    "NoiseSchedule",
+    "PoissonSampling",
+    "PrivacyEstimate",
+    "PureRelease",
+    "Release",
+    "RhoBudget",
+    "Sampling",
+    "Segment",
+    "ShuffledSampling",
+    "SideQuery",
+    "StorageError",
+    "Trace",
+    "Unreachable",
+    "UnsupportedMechanism",
+    "account",
+    "calibrate_decay",
+    "calibrate_noise_multiplier",
+    "count_within_budget",
+    "epsilon_of_examples",
+    "group_epsilons",
+    "individual_epsilons",
+    "length_within_budget",
+    "make_schedule",
+    "noise_multiplier_within_budget",
+    "parse_schedule",
+    "planned_trace",
+    "read_trace",
+    "write_trace",
+]

@@ -21,7 +21,7 @@ from accounting.errors import (
     require_finite,
     require_whole,
 )
-from accounting.mechanism import Release, Sampling, SideQuery, Trace
+from accounting.mechanism import Trace
 from accounting.registry import lookup
 from accounting.rounds import require_group_size
 from accounting.schedules import (
@@ -30,7 +30,6 @@ from accounting.schedules import (
     DecayParameter,
     NoiseSchedule,
     make_schedule,
-    planned_trace,
 )
 
 SEARCHED_NOISE_MULTIPLIERS = (1e-2, 1e6)
@@ -99,33 +98,12 @@ class EpsilonBudget:
         return account(trace, self.delta, self.accountant, self.group_size).epsilon
 
 
-def within_budget(trace: Trace, budget: Budget) -> bool:
-    """Whether ``trace`` stays within ``budget``; reaching it exactly, to floating-point rounding, is allowed."""
-    return _fits(budget.cost(trace), budget.limit)
-
-
-def epochs_within_budget(
-    schedule: NoiseSchedule,
-    budget: Budget,
-    sampling: Sampling,
-    steps_per_epoch: int,
-    dataset_size: int,
-    side_queries: tuple[SideQuery, ...] = (),
-    releases: tuple[Release, ...] = (),
-    max_epochs: int = 100_000,
-) -> int:
-    """How many whole epochs, at most ``max_epochs``, complete within ``budget`` (paper C: training ends before the
-    first epoch whose cost would pass it). 0 when the first one does not fit.
-    """
-
-    def trace_of(epochs: int) -> Trace:
-        return planned_trace(schedule, sampling, epochs, steps_per_epoch, dataset_size, side_queries, releases)
-
-    return count_within_budget(trace_of, budget, max_epochs)
-
-
 def count_within_budget(trace_of: Callable[[int], Trace], budget: Budget, at_most: int) -> int:
-    """How many steps or epochs, 0 to ``at_most``, stay within ``budget``; trace_of gives the run of that length."""
+    """How many steps or epochs, 0 to ``at_most``, stay within ``budget``; trace_of gives the run of that length.
+
+    A budget that is reached exactly, to floating-point rounding, is not passed (paper C: training ends before the
+    first epoch whose cost would pass the budget).
+    """
     at_most = require_whole("the longest run", at_most, at_least=0)
     return _largest_count(lambda length: budget.cost(trace_of(length)), budget.limit, at_most)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from accounting.mechanism import Adjacency
+from accounting.samplings import Adjacency
 
 Kind = Literal["guarantee", "estimate", "lower_bound"]
 

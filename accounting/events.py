@@ -12,8 +12,9 @@ from dp_accounting.pld import PLDAccountant
 from scipy.stats import binom, hypergeom
 
 from accounting.errors import UnsupportedMechanism
-from accounting.mechanism import FixedBatchSampling, GaussianRelease, PoissonSampling, Segment, ShuffledSampling, Trace
-from accounting.rounds import DISPLACEMENT, gaussian_rounds
+from accounting.mechanism import GaussianRelease, Segment, Trace
+from accounting.rounds import gaussian_rounds
+from accounting.samplings import FixedBatchSampling, PoissonSampling
 
 _RELATIONS = {
     "add_remove": dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
@@ -30,7 +31,7 @@ def to_event(trace: Trace, group_size: int = 1) -> dp_accounting.DpEvent:
     released = [release.noise_multiplier for release in trace.releases if isinstance(release, GaussianRelease)]
     if len(released) < len(trace.releases):
         raise UnsupportedMechanism("dp-accounting has no event for an arbitrary pure release")
-    sampled = any(not isinstance(segment.sampling, ShuffledSampling) for segment in trace.segments)
+    sampled = any(segment.sampling.draws != "epoch" for segment in trace.segments)
     if group_size == 1 or not sampled:
         parts = gaussian_rounds(trace, group_size)
         return dp_accounting.ComposedDpEvent(
@@ -54,14 +55,15 @@ def _group(segment: Segment, group_size: int) -> dp_accounting.DpEvent:
     members = np.arange(group_size + 1)
     match segment.sampling:
         case PoissonSampling(sample_rate=rate):
-            probabilities, moved = binom.pmf(members, group_size, rate), 1.0
+            probabilities = binom.pmf(members, group_size, rate)
         case FixedBatchSampling(dataset_size=size, batch_size=batch):
-            probabilities, moved = hypergeom.pmf(members, size, group_size, batch), DISPLACEMENT
+            probabilities = hypergeom.pmf(members, size, group_size, batch)
         case _:
             raise UnsupportedMechanism("only Poisson and fixed batches have a mixture of Gaussians")
     kept = probabilities > _NEGLIGIBLE
     weights = probabilities[kept] / probabilities[kept].sum()
-    return MixtureOfGaussiansDpEvent(segment.effective_noise_multiplier(), (moved * members[kept]).tolist(), weights)
+    moved = (1.0 + segment.sampling.displaced) * members[kept]
+    return MixtureOfGaussiansDpEvent(segment.effective_noise_multiplier(), moved.tolist(), weights)
 
 
 def reference_epsilon_pld(trace: Trace, delta: float, group_size: int = 1, grid: float = 1e-4) -> float:

@@ -10,105 +10,27 @@ batch_size B, steps T, sensitivity S, contribution c / S.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, get_args
+from typing import Literal, get_args
 
 from accounting.errors import (
     InvalidInput,
-    UnsupportedMechanism,
     keep_finite,
     keep_whole,
     require_choice,
     require_finite,
     require_whole,
 )
+from accounting.registry import one_of
+from accounting.samplings import SAMPLINGS, Adjacency, Sampling, require_adjacency
 
-Adjacency = Literal["add_remove", "zero_out"]
-"""``add_remove``: one data set is the other plus one record.
-
-``zero_out``: one record is replaced by a null record that contributes nothing; the size is the same. This
-is the adjacency under which the batches of a reshuffled epoch stay aligned, so shuffled runs use it.
-"""
-Contributions = Literal["guarantee", "estimate"]
-"""What is known of single examples: bounds on what each contributed to every step, or values that come close."""
+Claim = Literal["guarantee", "estimate"]
+"""What an upper bound is worth: proven, or resting on values that only come close to the true ones."""
 NOISE_MULTIPLIERS = (1e-6, 1e9)
-"""Of any Gaussian that is accounted for: less protects nobody, and of more nothing is left in a double."""
-SMALLEST_RATE = 1e-12
-"""Of Poisson batches: below it, 1 - q rounds away too much of q."""
+"""The accepted range: below it the bound says nothing, above it the cost of a step underflows."""
 LARGEST_EPSILON = 1e12
-"""Of any pure release that is accounted for: as little noise as the smallest noise multiplier has."""
-
-
-@dataclass(frozen=True)
-class PoissonSampling:
-    """Each example joins each batch independently with probability ``sample_rate``."""
-
-    adjacencies: ClassVar[tuple[Adjacency, ...]] = ("add_remove", "zero_out")
-    displaced: ClassVar[int] = 0
-
-    sample_rate: float
-
-    def __post_init__(self) -> None:
-        keep_finite(self, "sample_rate", "sample_rate", at_least=SMALLEST_RATE, at_most=1.0)
-
-
-@dataclass(frozen=True)
-class FixedBatchSampling:
-    """Each batch is a uniformly random subset of exactly ``batch_size`` of ``dataset_size`` examples.
-
-    An example that joins a batch displaces another from it. Not under zero-out: a batch with the blanked example has
-    one fewer of the others, which tells that it is there, and nothing is amplified (docs/group-proof.md).
-    """
-
-    adjacencies: ClassVar[tuple[Adjacency, ...]] = ("add_remove",)
-    displaced: ClassVar[int] = 1
-
-    dataset_size: int
-    batch_size: int
-
-    def __post_init__(self) -> None:
-        keep_whole(self, "dataset_size", "dataset_size", at_least=1)
-        keep_whole(self, "batch_size", "batch_size", at_least=1)
-        if self.batch_size > self.dataset_size:
-            raise InvalidInput(
-                f"batch_size is {self.batch_size}, but the data set has {self.dataset_size} examples; "
-                "choose a batch_size no larger than the data set"
-            )
-
-
-@dataclass(frozen=True)
-class ShuffledSampling:
-    """Each epoch visits every example once, in a fresh random order, in ``steps_per_epoch`` disjoint batches.
-
-    Not under add/remove: a record more shifts every later batch of an epoch.
-    """
-
-    adjacencies: ClassVar[tuple[Adjacency, ...]] = ("zero_out",)
-    displaced: ClassVar[int] = 0
-
-    steps_per_epoch: int
-
-    def __post_init__(self) -> None:
-        keep_whole(self, "steps_per_epoch", "steps_per_epoch", at_least=1)
-
-
-Sampling = PoissonSampling | FixedBatchSampling | ShuffledSampling
-
-_NAMES: Mapping[type, str] = {
-    PoissonSampling: "Poisson batches",
-    FixedBatchSampling: "fixed batches",
-    ShuffledSampling: "shuffled epochs",
-}
-
-
-def require_adjacency(sampling: Sampling, adjacency: Adjacency) -> None:
-    """Raise `UnsupportedMechanism` where nothing is known about ``sampling`` under ``adjacency``; see its class."""
-    if adjacency not in sampling.adjacencies:
-        raise UnsupportedMechanism(
-            f"{_NAMES[type(sampling)]} ({type(sampling).__name__}) have no accounting under {adjacency!r}; "
-            f"account for them under {sampling.adjacencies[0]!r}"
-        )
+"""The largest accepted epsilon of a pure release: its noise is as small as that of the smallest noise multiplier."""
 
 
 def _keep_noise(component: object, name: str) -> None:
@@ -165,11 +87,9 @@ class Segment:
     def __post_init__(self) -> None:
         keep_whole(self, "start_step", "start_step of a segment", at_least=0)
         keep_whole(self, "steps", "steps of a segment", at_least=1)
-        if not isinstance(self.sampling, Sampling):
-            raise InvalidInput(
-                f"sampling of a segment is {self.sampling!r}, but must be a PoissonSampling, FixedBatchSampling or "
-                "ShuffledSampling"
-            )
+        if not isinstance(self.sampling, tuple(SAMPLINGS.values())):
+            kinds = one_of([kind.__name__ for kind in SAMPLINGS.values()])
+            raise InvalidInput(f"sampling of a segment is {self.sampling!r}, but must be a {kinds}")
         keep_finite(self, "noise_multiplier", "noise_multiplier", at_least=0.0)
         if self.noise_multiplier > 0.0:
             _keep_noise(self, "noise_multiplier")
@@ -253,7 +173,7 @@ class Trace:
     segments: tuple[Segment, ...] = ()
     releases: tuple[Release, ...] = ()
     adjacency: Adjacency = "add_remove"
-    contributions: Contributions = "estimate"
+    contributions: Claim = "estimate"
     noise_follows_results: bool = False
 
     def __post_init__(self) -> None:
@@ -261,12 +181,12 @@ class Trace:
         _keep_parts(self, "segments", (Segment,))
         _keep_parts(self, "releases", get_args(Release))
         require_choice("adjacency", self.adjacency, get_args(Adjacency))
-        require_choice("contributions", self.contributions, get_args(Contributions))
+        require_choice("contributions", self.contributions, get_args(Claim))
         require_choice("noise_follows_results", self.noise_follows_results, (False, True))
         self._require_contiguous()
         for segment in self.segments:
             require_adjacency(segment.sampling, self.adjacency)
-            _require_size(segment.sampling, self.dataset_size)
+            segment.sampling.require_fits(self.dataset_size)
 
     def _require_contiguous(self) -> None:
         expected = 0
@@ -280,12 +200,12 @@ class Trace:
         require_whole("the number of steps of a trace", expected, at_least=0)
 
     @property
-    def kind(self) -> Contributions:
+    def kind(self) -> Claim:
         """What an upper bound on the cost of this trace is worth, whatever the accountant."""
         return "estimate" if self.noise_follows_results else "guarantee"
 
     @property
-    def individual_kind(self) -> Contributions:
+    def individual_kind(self) -> Claim:
         """What one is worth that rests on the recorded contributions of single examples."""
         return "guarantee" if self.kind == self.contributions == "guarantee" else "estimate"
 
@@ -308,21 +228,6 @@ class Trace:
         return replace(self, segments=tuple(kept))
 
 
-def _require_size(sampling: Sampling, dataset_size: int) -> None:
-    """Raise `InvalidInput` when ``sampling`` cannot be one of a data set of ``dataset_size`` examples."""
-    match sampling:
-        case FixedBatchSampling(dataset_size=drawn_from) if drawn_from != dataset_size:
-            raise InvalidInput(
-                f"fixed batches are drawn from {drawn_from} examples, but the data set of the trace has "
-                f"{dataset_size}; give both the same dataset_size"
-            )
-        case ShuffledSampling(steps_per_epoch=batches) if batches > dataset_size:
-            raise InvalidInput(
-                f"steps_per_epoch is {batches}, but an epoch over {dataset_size} examples has at most as many "
-                "batches; give the data set's own size"
-            )
-
-
 def join_segments(segments: Iterable[Segment]) -> tuple[Segment, ...]:
     """Merge neighbouring segments that describe the same mechanism, renumbering steps from 0."""
     joined: list[Segment] = []
@@ -334,8 +239,3 @@ def join_segments(segments: Iterable[Segment]) -> tuple[Segment, ...]:
         else:
             joined.append(moved)
     return tuple(joined)
-
-
-def default_adjacency(sampling: Sampling) -> Adjacency:
-    """``zero_out`` for shuffled epochs, whose batches shift when a record is inserted; ``add_remove`` otherwise."""
-    return "zero_out" if isinstance(sampling, ShuffledSampling) else "add_remove"

@@ -18,7 +18,8 @@ import ray
 from accounting.errors import DataCorruption, DpsweepError
 from accounting.individual.epsilons import individual_epsilons
 from accounting.records.layout import TrialFiles
-from accounting.records.shards import Epsilons, NormShards, read_epsilons, read_trace, write_epsilons
+from accounting.records.shards import Epsilons, NormShards, read_epsilons, write_epsilons
+from accounting.records.traces import read_trace
 
 RESTARTS = 3
 """An actor is restarted, and a part tried again, this often before the trial's accounting fails."""

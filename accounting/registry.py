@@ -12,6 +12,12 @@ from accounting.errors import DpsweepError, InvalidInput
 T = TypeVar("T")
 
 
+def one_of(names: Collection[str]) -> str:
+    """Two or more names as a choice: "a, b or c"."""
+    *others, last = names
+    return f"{', '.join(others)} or {last}"
+
+
 def nearest(word: str, valid: Collection[str]) -> str:
     """A sentence part naming the closest valid word, if one is close, and always the valid ones."""
     close = difflib.get_close_matches(word, valid, n=1)

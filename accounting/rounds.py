@@ -26,19 +26,15 @@ from itertools import groupby
 
 from accounting.errors import UnsupportedMechanism, require_whole
 from accounting.mechanism import (
-    FixedBatchSampling,
     GaussianRelease,
-    PoissonSampling,
     PureRelease,
     Segment,
-    ShuffledSampling,
     Trace,
 )
+from accounting.samplings import Sampling
 
-DISPLACEMENT = 2.0
-"""How far one example moves the sum of a fixed batch under add/remove, in units of the sensitivity."""
 LARGEST_GROUP = 10**6
-"""Of any group that is accounted for: the law of how many of it a batch holds has one entry per member."""
+"""The largest accepted group: the law of how many members a batch holds has one entry per member."""
 
 
 def require_group_size(group_size: int) -> int:
@@ -66,15 +62,8 @@ def gaussian_rounds(trace: Trace, group_size: int = 1) -> tuple[Round, ...]:
     group_size = require_group_size(group_size)
     counts: Counter[tuple[float, float]] = Counter()
     for sampling, segments in groupby(trace.segments, key=lambda segment: segment.sampling):
-        match sampling:
-            case PoissonSampling(sample_rate=sample_rate):
-                rounds = [(sample_rate, s.effective_noise_multiplier(), s.steps) for s in segments]
-            case FixedBatchSampling(dataset_size=size, batch_size=batch):
-                rounds = [(batch / size, s.effective_noise_multiplier() / DISPLACEMENT, s.steps) for s in segments]
-            case ShuffledSampling(steps_per_epoch=steps_per_epoch):
-                rounds = [(1.0, *epochs) for epochs in _epoch_noise(segments, steps_per_epoch)]
-        for sample_rate, noise_multiplier, count in rounds:
-            counts[sample_rate, noise_multiplier] += count
+        for noise_multiplier, count in _round_noise(sampling, segments):
+            counts[sampling.sample_rate, noise_multiplier / (1 + sampling.displaced)] += count
     for release in trace.releases:
         if isinstance(release, GaussianRelease):
             counts[1.0, release.noise_multiplier] += 1
@@ -89,6 +78,13 @@ def pure_epsilons(trace: Trace, group_size: int = 1) -> tuple[float, ...]:
     """Epsilon of every pure release for a group of ``group_size`` examples."""
     group_size = require_group_size(group_size)
     return tuple(group_size * release.epsilon for release in trace.releases if isinstance(release, PureRelease))
+
+
+def _round_noise(sampling: Sampling, segments: Iterable[Segment]) -> Iterator[tuple[float, int]]:
+    """The effective noise multiplier of the rounds of segments with one sampling, and of how many rounds."""
+    if sampling.draws == "epoch":
+        return _epoch_noise(segments, sampling.steps_per_epoch)
+    return ((segment.effective_noise_multiplier(), segment.steps) for segment in segments)
 
 
 def _epoch_noise(segments: Iterable[Segment], steps_per_epoch: int) -> Iterator[tuple[float, int]]:

@@ -22,15 +22,13 @@ from accounting.errors import InvalidInput, keep_whole, require_finite, require_
 from accounting.mechanism import (
     NOISE_MULTIPLIERS,
     Release,
-    Sampling,
     Segment,
-    ShuffledSampling,
     SideQuery,
     Trace,
-    default_adjacency,
     join_segments,
 )
 from accounting.registry import build
+from accounting.samplings import Sampling
 
 NEGLIGIBLE_NOISE = NOISE_MULTIPLIERS[0]
 """A noise multiplier below this counts as 0: no noise, and an explicit infinity for every accountant.
@@ -304,15 +302,16 @@ def planned_trace(
     """The trace of ``epochs`` epochs of ``steps_per_epoch`` steps each under ``schedule``.
 
     Noise is constant within an epoch; neighbouring epochs of equal noise share one segment. The adjacency is the
-    one natural for the sampling (`default_adjacency`).
+    first of `Sampling.adjacencies`.
 
-    Raises: InvalidInput when a shuffled sampling has another number of steps per epoch.
+    Raises: InvalidInput when an epoch of the sampling is one round and has another number of steps.
     """
     epochs = require_whole("epochs", epochs, at_least=0, at_most=LARGEST_EPOCHS)
     steps_per_epoch = require_whole("steps_per_epoch", steps_per_epoch, at_least=1)
-    if isinstance(sampling, ShuffledSampling) and sampling.steps_per_epoch != steps_per_epoch:
+    if sampling.draws == "epoch" and sampling.steps_per_epoch != steps_per_epoch:
         raise InvalidInput(
-            f"steps_per_epoch is {steps_per_epoch}, but the shuffled sampling has {sampling.steps_per_epoch}"
+            f"steps_per_epoch is {steps_per_epoch}, but the {sampling.stored_name} sampling has "
+            f"{sampling.steps_per_epoch}"
         )
     levels = [schedule.noise_multiplier(epoch, validation_accuracies[:epoch]) for epoch in range(epochs)]
     segments = (
@@ -323,6 +322,6 @@ def planned_trace(
         dataset_size,
         join_segments(segments),
         releases,
-        default_adjacency(sampling),
+        sampling.adjacencies[0],
         noise_follows_results=levels != [schedule.noise_multiplier(epoch) for epoch in range(epochs)],
     )

@@ -36,8 +36,9 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])  # this file's own folder
 from accounting.accountants import account
 from accounting.events import reference_epsilon_pld
 from accounting.individual.epsilons import individual_epsilons
-from accounting.mechanism import PoissonSampling, Segment, Trace
+from accounting.mechanism import Segment, Trace
 from accounting.pld.composition import epsilon_pld
+from accounting.samplings import PoissonSampling
 from accounting.schedules import make_schedule, planned_trace
 
 T = TypeVar("T")

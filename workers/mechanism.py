@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from accounting.calibration import Budget, EpsilonBudget, RhoBudget, count_within_budget
 from accounting.errors import InvalidInput
-from accounting.mechanism import Release, Sampling, SideQuery, Trace
+from accounting.mechanism import Claim, Release, SideQuery, Trace
+from accounting.samplings import Sampling
 from accounting.schedules import NoiseSchedule, make_schedule, planned_trace
 from workers import clipping
 from workers.preprocessing import planned_releases
@@ -22,11 +22,10 @@ class TrialMechanism:
 
     schedule: NoiseSchedule
     sampling: Sampling
-    steps_per_epoch: int
     dataset_size: int
     side_queries: tuple[SideQuery, ...]
     releases: tuple[Release, ...]
-    contributions: Literal["guarantee", "estimate"]
+    contributions: Claim
 
     @staticmethod
     def of(spec: TrialSpec, dataset_size: int, releases: tuple[Release, ...] = ()) -> TrialMechanism:
@@ -36,19 +35,21 @@ class TrialMechanism:
         clipping keeps to what was recorded. Augmentation changes the gradients, and autocast rounds them to other
         values in a batch of another size.
         """
-        sampling, steps_per_epoch = planned_sampling(spec.sampling, dataset_size)
         schedule, method = spec.noise.schedule, clipping.make_clipping(spec.clipping)
         repeatable = spec.augmentation is None and not spec.execution.autocast
         exact = spec.norms.refreshes_per_epoch == "every_step" and repeatable
         return TrialMechanism(
             schedule=make_schedule(schedule.name, spec.noise.initial_noise_multiplier, **schedule.params),
-            sampling=sampling,
-            steps_per_epoch=steps_per_epoch,
+            sampling=planned_sampling(spec.sampling, dataset_size),
             dataset_size=dataset_size,
             side_queries=clipping.side_queries(spec.clipping),
             releases=(*planned_releases(spec.preprocessing), *clipping.releases(spec.clipping), *releases),
             contributions="guarantee" if exact or method.keeps_to_contributions else "estimate",
         )
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.sampling.steps_per_epoch
 
     def trace(self, epochs: int, public_accuracies: Sequence[float] = ()) -> Trace:
         """The first ``epochs`` epochs, given the public accuracies after the epochs completed so far."""

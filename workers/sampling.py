@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
@@ -11,8 +10,8 @@ import numpy.typing as npt
 
 from accounting.errors import InvalidInput, require_finite
 from accounting.keyed import KeyedStream
-from accounting.mechanism import FixedBatchSampling, PoissonSampling, Sampling, ShuffledSampling
 from accounting.registry import lookup
+from accounting.samplings import SAMPLINGS, Sampling
 from workers.noise import derive_seed
 from workers.spec import SamplingSpec
 
@@ -22,18 +21,10 @@ Rows = npt.NDArray[np.int64]
 class Sampler(Protocol):
     """Batches of rows of the training set, reproducible from `state`.
 
-    Guarantee: batches are distributed as ``sampling`` says, independently of the data and of all noise, as long as
-    the seed or key of its `RowDraws` is secret. Rows are unique within a batch and ascending, so that sums do not
-    depend on their order.
+    Guarantee: batches are distributed as the `planned_sampling` of its trial says, independently of the data and of all
+    noise, as long as the seed or key of its `RowDraws` is secret. Rows are unique within a batch and ascending, so that
+    sums do not depend on their order.
     """
-
-    @property
-    def sampling(self) -> Sampling:
-        """What to write into the trace."""
-        ...
-
-    @property
-    def steps_per_epoch(self) -> int: ...
 
     def next_batch(self) -> Rows:
         """Rows of the next batch, int64 [b]; a Poisson batch may be empty."""
@@ -134,18 +125,8 @@ class _RowSampler:
     """What the samplers share: sizes, and where the random choices come from."""
 
     def __init__(self, dataset_size: int, batch_size: int, draws: RowDraws) -> None:
-        require_finite("training set size", dataset_size, at_least=1)
-        if not 1 <= batch_size <= dataset_size:
-            raise InvalidInput(
-                f"batch_size is {batch_size}, but must be between 1 and the {dataset_size} training examples; "
-                "choose a smaller batch_size"
-            )
         self._dataset_size, self._batch_size = dataset_size, batch_size
         self._draws = draws
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return math.ceil(self._dataset_size / self._batch_size)
 
     def state(self) -> dict[str, Any]:
         return self._draws.state()
@@ -157,20 +138,12 @@ class _RowSampler:
 class PoissonSampler(_RowSampler):
     """Each row joins each batch independently with probability batch_size / dataset_size."""
 
-    @property
-    def sampling(self) -> PoissonSampling:
-        return PoissonSampling(self._batch_size / self._dataset_size)
-
     def next_batch(self) -> Rows:
         return self._draws.each(self._dataset_size, self._batch_size)
 
 
 class FixedBatchSampler(_RowSampler):
     """Each batch is a uniformly random subset of exactly batch_size rows."""
-
-    @property
-    def sampling(self) -> FixedBatchSampling:
-        return FixedBatchSampling(self._dataset_size, self._batch_size)
 
     def next_batch(self) -> Rows:
         return self._draws.subset(self._dataset_size, self._batch_size)
@@ -182,10 +155,6 @@ class ShuffledSampler(_RowSampler):
     def __init__(self, dataset_size: int, batch_size: int, draws: RowDraws) -> None:
         super().__init__(dataset_size, batch_size, draws)
         self._remaining: Rows = np.empty(0, np.int64)
-
-    @property
-    def sampling(self) -> ShuffledSampling:
-        return ShuffledSampling(self.steps_per_epoch)
 
     def next_batch(self) -> Rows:
         if len(self._remaining) == 0:
@@ -209,14 +178,20 @@ SAMPLERS: Final[Mapping[str, Callable[[int, int, RowDraws], Sampler]]] = {
 
 
 def make_sampler(spec: SamplingSpec, dataset_size: int, draws: RowDraws) -> Sampler:
-    """The sampler a trial names, over rows 0 .. dataset_size - 1."""
+    """The sampler a trial names, over rows 0 .. dataset_size - 1. Raises InvalidInput as `planned_sampling` does."""
+    planned_sampling(spec, dataset_size)
     return lookup(SAMPLERS, spec.method, "sampling")(dataset_size, spec.batch_size, draws)
 
 
-def planned_sampling(spec: SamplingSpec, dataset_size: int) -> tuple[Sampling, int]:
-    """The sampling that a trial's trace will state, and its steps per epoch, ceil(n / B); without data.
+def planned_sampling(spec: SamplingSpec, dataset_size: int) -> Sampling:
+    """The sampling that a trial's trace will state; without data.
 
     Raises: InvalidInput for an unknown method and for a batch larger than the data.
     """
-    sampler = make_sampler(spec, dataset_size, SeededRows(0))
-    return sampler.sampling, sampler.steps_per_epoch
+    require_finite("training set size", dataset_size, at_least=1)
+    if not 1 <= spec.batch_size <= dataset_size:
+        raise InvalidInput(
+            f"batch_size is {spec.batch_size}, but must be between 1 and the {dataset_size} training examples; "
+            "choose a smaller batch_size"
+        )
+    return lookup(SAMPLINGS, spec.method, "sampling").of_sizes(dataset_size, spec.batch_size)

@@ -7,15 +7,22 @@ privacy meaning: `sampling`, `clipping`, `noise`, `epochs` and the released prep
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import TypeAdapter, ValidationError
-from pydantic_core import PydanticSerializationError
+from pydantic import GetPydanticSchema, TypeAdapter, ValidationError
+from pydantic_core import PydanticSerializationError, core_schema
 
 from accounting.errors import InvalidInput, require_finite
+from accounting.samplings import SAMPLINGS
 
 Params = dict[str, Any]
+
+
+def name_in(registry: Collection[str]) -> GetPydanticSchema:
+    """Checks that a text field is a name in ``registry``, as a `Literal` of its names would."""
+    return GetPydanticSchema(lambda _type, _handler: core_schema.literal_schema(list(registry)))
 
 
 @dataclass(frozen=True)
@@ -45,9 +52,9 @@ class DataSpec:
 
 @dataclass(frozen=True)
 class SamplingSpec:
-    """method: poisson, fixed (without replacement) or shuffle; batch_size is the public, expected batch size."""
+    """method: a name in `accounting.samplings.SAMPLINGS`; batch_size is the public, expected batch size."""
 
-    method: Literal["poisson", "fixed", "shuffle"]
+    method: Annotated[str, name_in(SAMPLINGS)]
     batch_size: int
 
 

@@ -14,9 +14,9 @@ import torch
 
 from accounting.errors import DataCorruption, InvalidInput
 from accounting.mechanism import Release
-from accounting.records.files import exists
+from accounting.records.files import exists, read_bytes, write_bytes_atomically
 from accounting.records.layout import TrialFiles
-from accounting.records.shards import read_bytes, read_trace, write_bytes_atomically, write_trace
+from accounting.records.traces import read_trace, write_trace
 from workers.attacks import AttackResults, attack, write_attacks
 from workers.checkpoint import fingerprint, forget_checkpoint, load_checkpoint, save_checkpoint
 from workers.data import Dataset, load_dataset

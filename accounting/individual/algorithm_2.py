@@ -13,8 +13,9 @@ from numpy.typing import ArrayLike
 
 from accounting.errors import UnsupportedMechanism, require_finite
 from accounting.individual.contributions import Array
-from accounting.mechanism import PoissonSampling, Trace
+from accounting.mechanism import Trace
 from accounting.renyi import ORDERS, sampled_gaussian_rdp
+from accounting.samplings import PoissonSampling
 from accounting.snapshots import checked_snapshots
 
 

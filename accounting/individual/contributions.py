@@ -34,15 +34,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
-from accounting.mechanism import (
-    FixedBatchSampling,
-    GaussianRelease,
-    PoissonSampling,
-    PureRelease,
-    Sampling,
-    ShuffledSampling,
-    Trace,
-)
+from accounting.mechanism import GaussianRelease, PureRelease, Trace
+from accounting.samplings import Sampling
 from accounting.snapshots import checked_snapshots
 
 Array = NDArray[np.float64]
@@ -150,25 +143,15 @@ class RecordedContributions:
         precision = np.full(len(self.values), float(sum(releases)))
         sampled: dict[float, list[Stretch]] = {}
         for sampling, stretches in _stretches(self.steps, trace):
-            if isinstance(sampling, ShuffledSampling):
+            if sampling.draws == "epoch":
                 precision += _shuffled_precision(stretches, values, sampling.steps_per_epoch)
-            elif (sample_rate := _sample_rate(sampling)) == 1.0:
+            elif sampling.sample_rate == 1.0:
                 precision += sum(part.steps * part.precisions(values[part.column]) for part in stretches)
             else:
-                sampled.setdefault(sample_rate, []).extend(stretches)
+                sampled.setdefault(sampling.sample_rate, []).extend(stretches)
         pure = tuple(release.epsilon for release in trace.releases if isinstance(release, PureRelease))
         parts = tuple(spread(sample_rate, stretches, values) for sample_rate, stretches in sampled.items())
         return StepWeights(parts, precision, pure)
-
-
-def _sample_rate(sampling: Sampling) -> float:
-    match sampling:
-        case PoissonSampling(sample_rate=sample_rate):
-            return sample_rate
-        case FixedBatchSampling(dataset_size=dataset_size, batch_size=batch_size):
-            return batch_size / dataset_size
-        case ShuffledSampling():
-            return 1.0
 
 
 def _stretches(steps: Sequence[int], trace: Trace) -> Iterator[tuple[Sampling, list[Stretch]]]:

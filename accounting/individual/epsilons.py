@@ -15,18 +15,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from accounting.errors import InvalidInput, require_finite, require_numbers
+from accounting.errors import require_finite
 from accounting.individual.contributions import Array, RecordedContributions
 from accounting.individual.pld import pld_epsilons
 from accounting.individual.rdp import rdp_epsilons
-from accounting.mechanism import Contributions, Trace
+from accounting.mechanism import Claim, Trace
 from accounting.registry import lookup
 
-METHODS: Mapping[str, Callable[[RecordedContributions, float], tuple[Array, Array]]] = {
+INDIVIDUAL_ACCOUNTANTS: Mapping[str, Callable[[RecordedContributions, float], tuple[Array, Array]]] = {
     "rdp": rdp_epsilons,
     "pld": pld_epsilons,
 }
-"""Contributions, delta -> (upper, lower); both methods are certified, ``pld`` is tight."""
+"""Methods by name: recorded contributions, delta -> (upper, lower). Both are certified; ``pld`` is tight."""
 
 _ROWS = 1 << 16
 
@@ -43,7 +43,7 @@ class IndividualEpsilons:
     lower: Array
     delta: float
     method: str
-    kind: Contributions
+    kind: Claim
 
 
 def individual_epsilons(
@@ -62,7 +62,7 @@ def individual_epsilons(
     beyond the run, NaN or contributions outside [0, 1].
     """
     delta = require_finite("delta", delta, above=0.0, below=1.0)
-    account = lookup(METHODS, method, "individual accounting method")
+    account = lookup(INDIVIDUAL_ACCOUNTANTS, method, "individual accounting method")
     recorded = RecordedContributions.checked(steps, contributions, trace)
     starts = range(0, max(len(recorded.values), 1), _ROWS)
     blocks = [_account_block(recorded.of(slice(i, i + _ROWS)), delta, account) for i in starts]
@@ -78,30 +78,3 @@ def _account_block(
     upper, lower = account(recorded, delta)
     unprotected = recorded.unprotected()
     return np.where(unprotected, np.inf, upper), np.where(unprotected, np.inf, lower)
-
-
-@dataclass(frozen=True)
-class EstimateQuality:
-    """How well epsilons from rarely refreshed norms match the same examples tracked at every step."""
-
-    examples: int
-    pearson_r: float
-    mean_absolute_error: float
-    max_absolute_error: float
-
-
-def estimate_quality(estimates: ArrayLike, exact: ArrayLike) -> EstimateQuality:
-    """Compare estimates with ground truth, both of shape [examples] (paper A, Section 3.3).
-
-    pearson_r is NaN when either side is constant. Raises `InvalidInput` for fewer than two examples or infinities.
-    """
-    estimates, exact = require_numbers("estimates", estimates, 1), require_numbers("exact", exact, 1)
-    if len(estimates) != len(exact) or len(exact) < 2:
-        raise InvalidInput(f"need two equal lists of at least 2 epsilons, but got {estimates.shape} and {exact.shape}")
-    if not (np.isfinite(estimates).all() and np.isfinite(exact).all()):
-        raise InvalidInput("estimate quality needs finite epsilons; leave examples without noise out")
-    errors = np.abs(estimates - exact)
-    centred = estimates - estimates.mean(), exact - exact.mean()
-    spread = float(np.sqrt(np.sum(np.square(centred[0])) * np.sum(np.square(centred[1]))))
-    correlation = float(np.sum(centred[0] * centred[1])) / spread if spread > 0.0 else float("nan")
-    return EstimateQuality(len(exact), correlation, float(errors.mean()), float(errors.max()))

@@ -1,1 +1,26 @@
-"""Privacy loss distributions: certified composition of any trace, for one example and for groups."""
+"""Privacy loss distributions: certified composition of any trace, for one example and for groups.
+
+Building blocks for other accountants: `group_law` and `examples_law` give a `SensitivityMixture` (scale it by 1 / noise
+multiplier); `discretise` gives the certified law of its loss on a lattice (guarantees: `accounting.pld.loss`).
+"""
+
+from accounting.pld.composition import CertifiedDelta, CertifiedEpsilon, delta_pld, epsilon_pld
+from accounting.pld.groups import epsilon_of_examples, group_epsilons, linear_lower_bound, vadhan_epsilon
+from accounting.pld.loss import LatticeLoss, discretise
+from accounting.pld.sensitivity import SensitivityMixture, examples_law, group_law
+
+__all__ = [
+    "CertifiedDelta",
+    "CertifiedEpsilon",
+    "LatticeLoss",
+    "SensitivityMixture",
+    "delta_pld",
+    "discretise",
+    "epsilon_of_examples",
+    "epsilon_pld",
+    "examples_law",
+    "group_epsilons",
+    "group_law",
+    "linear_lower_bound",
+    "vadhan_epsilon",
+]

@@ -16,7 +16,7 @@ import numpy as np
 from scipy import special
 
 from accounting.gaussian import gaussian_delta, gaussian_epsilon
-from accounting.pld.group_rounds import Rounds
+from accounting.pld.group_rounds import GroupRounds
 from accounting.renyi import ORDERS, epsilon_improved, gaussian_rdp, pure_rdp, sampled_gaussian_rdp
 
 Method = Literal["pld", "gdp", "rdp"]
@@ -35,7 +35,7 @@ class Ceiling:
     method: Method
 
 
-def total_variation(rounds: Rounds) -> float:
+def total_variation(rounds: GroupRounds) -> float:
     """An upper bound on delta at epsilon 0: total variation distances add up over the rounds.
 
     Of a mixture it is at most the mean over its sensitivities a of that of N(a, 1) from N(0, 1), 2 Phi(a/2) - 1.
@@ -47,7 +47,7 @@ def total_variation(rounds: Rounds) -> float:
     return math.fsum(parts) * _ROUND_UP
 
 
-def gaussian_ceiling(rounds: Rounds, delta: float) -> Ceiling:
+def gaussian_ceiling(rounds: GroupRounds, delta: float) -> Ceiling:
     """The epsilon of one Gaussian that dominates all rounds.
 
     A mixture of Gaussians is made from the Gaussian of its largest sensitivity without looking at the data: draw the
@@ -56,14 +56,14 @@ def gaussian_ceiling(rounds: Rounds, delta: float) -> Ceiling:
     return Ceiling(_least(rounds, delta, _of_one_gaussian), "gdp")
 
 
-def gaussian_delta_ceiling(rounds: Rounds, epsilon: float) -> float:
+def gaussian_delta_ceiling(rounds: GroupRounds, epsilon: float) -> float:
     """The delta at ``epsilon`` of one Gaussian that dominates all rounds; the missing probabilities add to it."""
     missing = math.fsum(count * mixture.missing for mixture, count in rounds.mixtures)
     left = epsilon * (1 - 1e-12) - math.fsum(rounds.pure) * (1 + 1e-12)
     return min(1.0, gaussian_delta(_dominating_mean(rounds), left)[0] + missing) if left >= 0.0 else 1.0
 
 
-def renyi_ceiling(rounds: Rounds, delta: float) -> Ceiling:
+def renyi_ceiling(rounds: GroupRounds, delta: float) -> Ceiling:
     """Renyi DP with the improved conversion, each mixture as the sampled Gaussian mechanism that dominates it.
 
     A random sensitivity is stochastically at most its largest value times whether it is positive at all, so the
@@ -73,35 +73,35 @@ def renyi_ceiling(rounds: Rounds, delta: float) -> Ceiling:
     return Ceiling(_least(rounds, delta, _of_renyi), "rdp")
 
 
-def _least(rounds: Rounds, delta: float, bound: Callable[[Rounds, float], float]) -> float:
+def _least(rounds: GroupRounds, delta: float, bound: Callable[[GroupRounds, float], float]) -> float:
     return min(bound(kept, left) + more for kept, left, more in _cut(rounds, delta))
 
 
-def _cut(rounds: Rounds, delta: float) -> Iterator[tuple[Rounds, float, float]]:
+def _cut(rounds: GroupRounds, delta: float) -> Iterator[tuple[GroupRounds, float, float]]:
     """The rounds without their rarest, largest sensitivities, the delta that is left, and what adds to epsilon."""
     total = sum(count for _, count in rounds.mixtures)
     for share in _CUTS:
         kept = tuple((mixture.truncated(share * delta / total), count) for mixture, count in rounds.mixtures)
         missing = math.fsum(count * mixture.missing for mixture, count in kept) * _ROUND_UP
         if missing < delta:
-            yield Rounds(kept, rounds.gaussian, rounds.pure), delta - missing, -math.log1p(-missing)
+            yield GroupRounds(kept, rounds.gaussian, rounds.pure), delta - missing, -math.log1p(-missing)
         if all(len(mixture.sensitivities) <= 2 for mixture, _ in rounds.mixtures):
             return
 
 
-def _of_one_gaussian(rounds: Rounds, delta: float) -> float:
+def _of_one_gaussian(rounds: GroupRounds, delta: float) -> float:
     mean = _dominating_mean(rounds)
     exact = gaussian_epsilon(mean, delta)[0] if mean < _STRONGEST else math.inf
     chernoff = mean * (mean / 2 + math.sqrt(-2 * math.log(delta))) * _ROUND_UP  # Pr[N > z] <= exp(-z^2 / 2)
     return min(exact, chernoff) + math.fsum(rounds.pure)
 
 
-def _dominating_mean(rounds: Rounds) -> float:
+def _dominating_mean(rounds: GroupRounds) -> float:
     shifts = (mixture.sensitivities[-1] * math.sqrt(count) for mixture, count in rounds.mixtures)
     return math.hypot(rounds.gaussian, *shifts) * (1 + 1e-12)
 
 
-def _of_renyi(rounds: Rounds, delta: float) -> float:
+def _of_renyi(rounds: GroupRounds, delta: float) -> float:
     total = gaussian_rdp(1 / rounds.gaussian) if rounds.gaussian else np.zeros_like(ORDERS)
     for mixture, count in rounds.mixtures:
         if mixture.sensitivities[-1] > 0.0:

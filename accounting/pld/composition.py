@@ -18,10 +18,10 @@ import numpy as np
 
 from accounting.errors import require_finite
 from accounting.gaussian import gaussian_delta, gaussian_epsilon
-from accounting.mechanism import Contributions, Trace
+from accounting.mechanism import Claim, Trace
 from accounting.pld.ceilings import Method, gaussian_ceiling, gaussian_delta_ceiling, renyi_ceiling, total_variation
 from accounting.pld.fourier import Composed, LatticePlan, compose, compose_upper
-from accounting.pld.group_rounds import Rounds, rounds_of_group
+from accounting.pld.group_rounds import GroupRounds, rounds_of_group
 from accounting.pld.lattice import make_plan, spacing_for
 from accounting.pld.loss import DIRECTIONS, MAX_POINTS
 from accounting.pld.saddlepoint import Cumulants, Saddle, cumulants, saddle_at_delta, saddle_at_epsilon
@@ -47,7 +47,7 @@ class CertifiedEpsilon:
     lower: float
     delta: float
     method: Method = "pld"
-    kind: Contributions = "guarantee"
+    kind: Claim = "guarantee"
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class CertifiedDelta:
     upper: float
     lower: float
     epsilon: float
-    kind: Contributions = "guarantee"
+    kind: Claim = "guarantee"
 
 
 def epsilon_pld(trace: Trace, delta: float, group_size: int = 1, tolerance: float = TOLERANCE) -> CertifiedEpsilon:
@@ -75,7 +75,7 @@ def delta_pld(trace: Trace, epsilon: float, group_size: int = 1, tolerance: floa
 
 
 @np.errstate(all="ignore")  # what overflows on the way becomes infinite or NaN, and neither ever helps a bound
-def epsilon_of_rounds(rounds: Rounds, delta: float, tolerance: float = TOLERANCE) -> CertifiedEpsilon:
+def epsilon_of_rounds(rounds: GroupRounds, delta: float, tolerance: float = TOLERANCE) -> CertifiedEpsilon:
     """As `epsilon_pld`, for rounds from anywhere."""
     delta = require_finite("delta", delta, at_least=MIN_DELTA, below=1.0)
     tolerance = require_finite("tolerance", tolerance, above=0.0)
@@ -95,7 +95,7 @@ def epsilon_of_rounds(rounds: Rounds, delta: float, tolerance: float = TOLERANCE
     return min(bounds, key=lambda bound: bound.upper)
 
 
-def _epsilon_on_lattices(rounds: Rounds, delta: float, tolerance: float, ceiling: float) -> tuple[float, float]:
+def _epsilon_on_lattices(rounds: GroupRounds, delta: float, tolerance: float, ceiling: float) -> tuple[float, float]:
     """(upper, lower) epsilon of the worse direction; upper is ``ceiling`` where lattices certify less."""
     tail = _tail(rounds, delta)
     pair = [cumulants(rounds, direction, tail) for direction in DIRECTIONS]
@@ -113,7 +113,7 @@ def _epsilon_on_lattices(rounds: Rounds, delta: float, tolerance: float, ceiling
 
 
 @np.errstate(all="ignore")
-def delta_of_rounds(rounds: Rounds, epsilon: float, tolerance: float = TOLERANCE) -> CertifiedDelta:
+def delta_of_rounds(rounds: GroupRounds, epsilon: float, tolerance: float = TOLERANCE) -> CertifiedDelta:
     """As `delta_pld`, for rounds from anywhere."""
     epsilon = require_finite("epsilon", epsilon, at_least=0.0)
     tolerance = require_finite("tolerance", tolerance, above=0.0)
@@ -151,12 +151,12 @@ class _Bracket:
         return 1.0 if self.composed is None else self.composed.opposite_delta(epsilon)
 
 
-def _tail(rounds: Rounds, delta: float) -> float:
+def _tail(rounds: GroupRounds, delta: float) -> float:
     """Probability that each round may lose to infinity: together a negligible share of delta."""
     return max(delta * 1e-8 / rounds.count, 1e-300)
 
 
-def _is_too_coarse(rounds: Rounds, plan: LatticePlan) -> bool:
+def _is_too_coarse(rounds: GroupRounds, plan: LatticePlan) -> bool:
     """Whether the lattice certifies no more than the ceilings do, or does not hold the losses of pure releases."""
     holds_pure = max(rounds.pure, default=0.0) <= plan.spacing * MAX_POINTS
     coarse = plan.spacing > _COARSEST or plan.spacing * plan.tilt > _STEEPEST
@@ -164,7 +164,7 @@ def _is_too_coarse(rounds: Rounds, plan: LatticePlan) -> bool:
 
 
 def _is_below(
-    rounds: Rounds,
+    rounds: GroupRounds,
     epsilon: float,
     delta: float,
     tolerance: float,
@@ -188,7 +188,7 @@ def _is_below(
 
 
 def _bracket_epsilon(
-    rounds: Rounds,
+    rounds: GroupRounds,
     delta: float,
     tolerance: float,
     generating: Cumulants,

@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import fft
 
-from accounting.pld.group_rounds import Rounds
+from accounting.pld.group_rounds import GroupRounds
 from accounting.pld.loss import MAX_ATOMS, Bound, Direction, LatticeLoss, lower_offset, tabulate
 from accounting.pld.saddlepoint import log_peak
 from accounting.pld.sensitivity import Array, SensitivityMixture
@@ -219,7 +219,7 @@ class Composed:
         return float(np.exp(min(exponent, 0.0))) + self.opposite_infinity
 
 
-def compose(rounds: Rounds, plan: LatticePlan) -> Composed:
+def compose(rounds: GroupRounds, plan: LatticePlan) -> Composed:
     """Compose all rounds under the plan, from above and below; the result is certified whatever the plan."""
     total = _product(rounds, lambda mixture: _factors_of(mixture, plan), lambda eps: _randomised_response(eps, plan))
     return Composed(
@@ -231,7 +231,7 @@ def compose(rounds: Rounds, plan: LatticePlan) -> Composed:
     )
 
 
-def compose_upper(rounds: Rounds, plan: LatticePlan) -> Curve:
+def compose_upper(rounds: GroupRounds, plan: LatticePlan) -> Curve:
     """`compose` without the lower bound and the other direction, at less than half the price."""
 
     def of_mixture(mixture: SensitivityMixture) -> _Factor:
@@ -244,7 +244,7 @@ def compose_upper(rounds: Rounds, plan: LatticePlan) -> Curve:
 
 
 def _product(
-    rounds: Rounds, of_mixture: Callable[[SensitivityMixture], Product], of_pure: Callable[[float], Product]
+    rounds: GroupRounds, of_mixture: Callable[[SensitivityMixture], Product], of_pure: Callable[[float], Product]
 ) -> Product:
     """The product of all rounds' factors, on all cores."""
     mixtures = rounds.mixtures + (((SensitivityMixture((rounds.gaussian,), (1.0,)), 1),) if rounds.gaussian else ())

@@ -7,37 +7,24 @@ quadrature. The rest is a list of distinct mixtures with counts.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from accounting.errors import InvalidInput
-from accounting.mechanism import (
-    FixedBatchSampling,
-    GaussianRelease,
-    PoissonSampling,
-    PureRelease,
-    ShuffledSampling,
-    Trace,
-)
-from accounting.pld.sensitivity import (
-    SensitivityMixture,
-    fixed_batch_examples,
-    fixed_batch_group,
-    poisson_examples,
-    poisson_group,
-)
+from accounting.mechanism import GaussianRelease, PureRelease, Trace
+from accounting.pld.sensitivity import SensitivityMixture, examples_law, group_law
 from accounting.rounds import require_group_size
+from accounting.samplings import Sampling
 from accounting.snapshots import checked_snapshots
 
 _GRID_POINTS = 512  # contributions of given examples are rounded up to this share of their largest
 
 
 @dataclass(frozen=True)
-class Rounds:
+class GroupRounds:
     """What a trace does to one group: a product of independent (adaptively chosen) dominating pairs.
 
     mixtures: subsampled rounds and how often each occurs. gaussian: mean shift, in noise standard deviations, of all
@@ -61,20 +48,20 @@ class _Piece:
 
     start: int
     stop: int
-    sampling: Any
+    sampling: Sampling
     amplitudes: tuple[float, ...]
 
 
-def rounds_of_group(trace: Trace, group_size: int = 1) -> Rounds:
+def rounds_of_group(trace: Trace, group_size: int = 1) -> GroupRounds:
     """The rounds of a trace as ``group_size`` examples with full contributions see them."""
     group_size = require_group_size(group_size)
     if not trace.is_private:
-        return Rounds(is_private=False)
+        return GroupRounds(is_private=False)
     pieces = [_Piece(s.start_step, s.stop_step, s.sampling, (s.amplitude(),) * group_size) for s in trace.segments]
     return _rounds(trace, pieces, group_size, _equal_members)
 
 
-def rounds_of_examples(trace: Trace, steps: Sequence[int], contributions: npt.ArrayLike) -> Rounds:
+def rounds_of_examples(trace: Trace, steps: Sequence[int], contributions: npt.ArrayLike) -> GroupRounds:
     """The rounds as a group of given examples sees them.
 
     steps: first step of each snapshot, ascending from 0, shape [snapshots]. contributions: contribution over
@@ -86,7 +73,7 @@ def rounds_of_examples(trace: Trace, steps: Sequence[int], contributions: npt.Ar
         raise InvalidInput("contributions have no rows, but a group has at least one member; give one row per member")
     starts = np.array(steps)
     if not trace.is_private:
-        return Rounds(is_private=False)
+        return GroupRounds(is_private=False)
     pieces = []
     for segment in trace.segments:
         first = int(np.searchsorted(starts, segment.start_step, side="right")) - 1
@@ -107,14 +94,14 @@ def rounds_of_examples(trace: Trace, steps: Sequence[int], contributions: npt.Ar
 
 def _rounds(
     trace: Trace, pieces: Sequence[_Piece], group_size: int, law: Callable[[_Piece], SensitivityMixture]
-) -> Rounds:
-    counts: Counter[tuple[Any, tuple[float, ...]]] = Counter()
-    example: dict[tuple[Any, tuple[float, ...]], _Piece] = {}
+) -> GroupRounds:
+    counts: Counter[tuple[Sampling, tuple[float, ...]]] = Counter()
+    example: dict[tuple[Sampling, tuple[float, ...]], _Piece] = {}
     for piece in pieces:
-        if not isinstance(piece.sampling, ShuffledSampling) and any(piece.amplitudes):
+        if piece.sampling.draws != "epoch" and any(piece.amplitudes):
             counts[piece.sampling, piece.amplitudes] += piece.stop - piece.start
             example[piece.sampling, piece.amplitudes] = piece
-    shuffled = [piece for piece in pieces if isinstance(piece.sampling, ShuffledSampling)]
+    shuffled = [piece for piece in pieces if piece.sampling.draws == "epoch"]
     mixtures, squares = [], [_shuffled_square(shuffled)]
     for key, count in counts.items():
         mixture = law(example[key])
@@ -125,25 +112,15 @@ def _rounds(
     gaussians = [r.noise_multiplier for r in trace.releases if isinstance(r, GaussianRelease)]
     squares.extend((group_size / multiplier) ** 2 for multiplier in gaussians)
     pure = tuple(group_size * r.epsilon for r in trace.releases if isinstance(r, PureRelease) and r.epsilon > 0.0)
-    return Rounds(tuple(mixtures), float(np.sqrt(sum(squares))), pure)
+    return GroupRounds(tuple(mixtures), float(np.sqrt(sum(squares))), pure)
 
 
 def _equal_members(piece: _Piece) -> SensitivityMixture:
-    group_size = len(piece.amplitudes)
-    laws: Mapping[type, Callable[[Any], SensitivityMixture]] = {
-        PoissonSampling: lambda sampling: poisson_group(group_size, sampling.sample_rate),
-        FixedBatchSampling: lambda s: fixed_batch_group(group_size, s.dataset_size, s.batch_size),
-    }
-    return laws[type(piece.sampling)](piece.sampling).scaled(piece.amplitudes[0])
+    return group_law(piece.sampling, len(piece.amplitudes)).scaled(piece.amplitudes[0])
 
 
 def _given_members(piece: _Piece) -> SensitivityMixture:
-    spacing = max(piece.amplitudes) / _GRID_POINTS
-    laws: Mapping[type, Callable[[Any], SensitivityMixture]] = {
-        PoissonSampling: lambda s: poisson_examples(piece.amplitudes, s.sample_rate, spacing),
-        FixedBatchSampling: lambda s: fixed_batch_examples(piece.amplitudes, s.dataset_size, s.batch_size, spacing),
-    }
-    return laws[type(piece.sampling)](piece.sampling)
+    return examples_law(piece.sampling, piece.amplitudes, max(piece.amplitudes) / _GRID_POINTS)
 
 
 def _shuffled_square(pieces: Iterable[_Piece]) -> float:

@@ -1,8 +1,6 @@
 """Privacy of groups: every size in one call, groups of given examples, and the published comparisons.
 
-Building blocks for other accountants: `poisson_group`, `fixed_batch_group`, `poisson_examples` and
-`fixed_batch_examples` give a `SensitivityMixture` (scale it by 1 / noise multiplier); `discretise` gives the certified
-law of its loss on a lattice (guarantees: `accounting.pld.loss`). Proofs: docs/group-proof.md.
+Proofs: docs/group-proof.md.
 """
 
 from __future__ import annotations
@@ -26,35 +24,9 @@ from accounting.pld.composition import (
     epsilon_pld,
 )
 from accounting.pld.group_rounds import rounds_of_examples, rounds_of_group
-from accounting.pld.loss import DIRECTIONS, Bound, Direction, LatticeLoss, LossTable, discretise, tabulate
+from accounting.pld.loss import DIRECTIONS
 from accounting.pld.saddlepoint import cumulants, saddle_at_epsilon
-from accounting.pld.sensitivity import (
-    SensitivityMixture,
-    fixed_batch_examples,
-    fixed_batch_group,
-    poisson_examples,
-    poisson_group,
-)
 from accounting.rounds import require_group_size
-
-__all__ = [
-    "DIRECTIONS",
-    "Bound",
-    "Direction",
-    "LatticeLoss",
-    "LossTable",
-    "SensitivityMixture",
-    "discretise",
-    "epsilon_of_examples",
-    "fixed_batch_examples",
-    "fixed_batch_group",
-    "group_epsilons",
-    "linear_lower_bound",
-    "poisson_examples",
-    "poisson_group",
-    "tabulate",
-    "vadhan_epsilon",
-]
 
 _CONFIRMATIONS = 9  # epsilons tried above the saddle point's, first 0.05 % apart and then doubling
 

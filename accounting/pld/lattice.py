@@ -8,7 +8,7 @@ import numpy as np
 from scipy import fft
 
 from accounting.pld.fourier import LatticePlan, transform_error
-from accounting.pld.group_rounds import Rounds
+from accounting.pld.group_rounds import GroupRounds
 from accounting.pld.loss import MAX_POINTS
 from accounting.pld.saddlepoint import Cumulants, Saddle, chernoff_tilt, log_peak
 
@@ -20,7 +20,7 @@ _FLOOR = 1e-7  # probability that any of the rounds has a loss below its table
 _SHARES = (1.0, 0.7, 0.5, 0.35, 0.25)  # tilts to try, as a share of the saddle point's
 
 
-def spacing_for(rounds: Rounds, saddle: Saddle, tolerance: float) -> float:
+def spacing_for(rounds: GroupRounds, saddle: Saddle, tolerance: float) -> float:
     """The lattice spacing at which upper and lower epsilon differ by about ``tolerance``, relative.
 
     Spreading a cell over its nodes adds a variance of h^2/6 per round, merging one removes h^2/12, and epsilon moves

@@ -14,8 +14,10 @@ The round is a `SensitivityMixture`: ``Q = N(0, 1)`` and ``P = sum_j p_j N(a_j, 
 The other measure of the discrete pair is exp(-loss) times the law. Laws of one spacing lie on one lattice but for
 a shift that is the fraction of ``start``, so laws of different rounds convolve and their shifts add.
 
-    >>> from accounting.pld.groups import discretise, poisson_group
-    >>> law = discretise(poisson_group(1, 0.01).scaled(1 / 0.8), spacing=1e-3, direction="remove", bound="upper")
+    >>> from accounting import PoissonSampling
+    >>> from accounting.pld import discretise, group_law
+    >>> mixture = group_law(PoissonSampling(0.01), 1).scaled(1 / 0.8)
+    >>> law = discretise(mixture, spacing=1e-3, direction="remove", bound="upper")
     >>> round(float(law.probabilities.sum() + law.infinity_mass), 9)
     1.0
 """

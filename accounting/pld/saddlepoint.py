@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import optimize
 
-from accounting.pld.group_rounds import Rounds
+from accounting.pld.group_rounds import GroupRounds
 from accounting.pld.loss import MAX_ATOMS, Direction, loss_at, output_range
 from accounting.pld.sensitivity import Array, SensitivityMixture
 
@@ -64,7 +64,7 @@ class Cumulants:
         return value, first, second
 
 
-def cumulants(rounds: Rounds, direction: Direction, tail: float) -> Cumulants:
+def cumulants(rounds: GroupRounds, direction: Direction, tail: float) -> Cumulants:
     """Quadrature tables of all rounds; ``tail`` is the probability cut off the outputs on either side."""
     mixtures, counts = _representatives(rounds.mixtures)
     log_weights, losses = np.empty((2, len(mixtures), _POINTS))

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from accounting.errors import InvalidInput, require_finite, require_numbers
-from accounting.mechanism import FixedBatchSampling, PoissonSampling
 from accounting.rounds import require_group_size
+from accounting.samplings import Sampling
 
 Array = npt.NDArray[np.float64]
 
@@ -132,43 +132,36 @@ def mixture_from_log_weights(
     return SensitivityMixture(tuple(sensitivities[kept].tolist()), tuple(probabilities[kept].tolist()), float(lost))
 
 
-def poisson_group(group_size: int, sample_rate: float) -> SensitivityMixture:
-    """Sensitivity of a group under Poisson sampling: Binomial(k, q), in clipping norms (paper B, Theorem 3.1)."""
-    group_size, sample_rate = require_group_size(group_size), PoissonSampling(sample_rate).sample_rate
-    if sample_rate == 1.0:
-        return SensitivityMixture((float(group_size),), (1.0,))
-    drawn = np.arange(group_size)
-    odds = np.log(group_size - drawn) - np.log(drawn + 1.0) + np.log(sample_rate) - np.log1p(-sample_rate)
-    return mixture_from_log_weights(np.arange(group_size + 1.0), np.concatenate(([0.0], np.cumsum(odds))))
+def group_law(sampling: Sampling, group_size: int) -> SensitivityMixture:
+    """How many of a group of ``group_size`` a round of ``sampling`` holds: the group's sensitivity in clipping norms.
+
+    Binomial for Poisson batches, hypergeometric for fixed ones (paper B, Theorems 3.1 and 3.3, before its factor 2).
+    """
+    return mixture_from_log_weights(*sampling.members_drawn(require_group_size(group_size)))
 
 
-def fixed_batch_group(group_size: int, dataset_size: int, batch_size: int) -> SensitivityMixture:
-    """How many of a group a fixed batch holds: Hypergeometric(n, k, B) (paper B, Theorem 3.3, before its factor 2)."""
-    group_size, sampling = require_group_size(group_size), FixedBatchSampling(dataset_size, batch_size)
-    dataset_size, batch_size = sampling.dataset_size, sampling.batch_size
-    if group_size > dataset_size:
-        raise InvalidInput(
-            f"group_size is {group_size}, but the data set has {dataset_size} examples; ask about at most all of them"
-        )
-    fewest, most = max(0, group_size + batch_size - dataset_size), min(group_size, batch_size)
-    drawn = np.arange(fewest, most)
-    odds = (
-        np.log(group_size - drawn)
-        + np.log(batch_size - drawn)
-        - np.log(drawn + 1.0)
-        - np.log(dataset_size - group_size - batch_size + drawn + 1.0)
-    )
-    return mixture_from_log_weights(np.arange(fewest, most + 1.0), np.concatenate(([0.0], np.cumsum(odds))))
+def examples_law(sampling: Sampling, contributions: Sequence[float], spacing: float) -> SensitivityMixture:
+    """Sum of the contributions of those members that a round of ``sampling`` holds, each rounded up to ``spacing``.
+
+    Rounding up is stochastic dominance, so the mixture dominates the group's rounds (docs/group-proof.md, Theorems 1
+    and 2, the latter before its factor 2).
+    """
+    members = require_numbers("contributions", contributions, 1).tolist()
+    for contribution in members:
+        require_finite("the contribution of a group member", contribution, at_least=0.0)
+    require_group_size(len(members))
+    spacing = require_finite("spacing", spacing, above=0.0)
+    if sampling.draws == "independent":
+        return _independent(members, sampling.sample_rate, spacing)
+    return _subset(members, *sampling.members_drawn(len(members)), spacing)
 
 
-def poisson_examples(contributions: Sequence[float], sample_rate: float, spacing: float) -> SensitivityMixture:
+def _independent(contributions: Sequence[float], sample_rate: float, spacing: float) -> SensitivityMixture:
     """Sum of c_j B_j over independent B_j ~ Bernoulli(q), each c_j rounded up to a multiple of ``spacing``.
 
     Contributions below `_SMALL` of the largest have a grid of their own, as much finer as they are smaller, and the sum
-    of both kinds is rounded up again where it takes too many values. Rounding up is stochastic dominance, so the
-    mixture dominates the group's rounds (docs/group-proof.md, Theorem 1).
+    of both kinds is rounded up again where it takes too many values.
     """
-    sample_rate = PoissonSampling(sample_rate).sample_rate
     values = _checked(contributions)
     smallest = _SMALL * max(values, default=0.0)
     small = [c for c in values if 0.0 < c < smallest]
@@ -177,7 +170,7 @@ def poisson_examples(contributions: Sequence[float], sample_rate: float, spacing
         return _poisson_on_grid(contributions, sample_rate, spacing)
     coarse = _poisson_on_grid(large, sample_rate, spacing)
     finer = max(spacing * max(small) / max(large), math.ulp(0.0))
-    fine = poisson_examples(small, sample_rate, finer)
+    fine = _independent(small, sample_rate, finer)
     limit = max(_SUMS, len(coarse.sensitivities))
     beside = max(_SUMS_OF_SMALL, limit // len(coarse.sensitivities))
     return _sum(coarse, fine.pooled(beside, "upper")).pooled(limit, "upper")
@@ -201,13 +194,11 @@ def _sum(first: SensitivityMixture, second: SensitivityMixture) -> SensitivityMi
     return mixture_from_log_weights(values, np.log(np.bincount(places, weights=np.exp(log_weights))))
 
 
-def fixed_batch_examples(
-    contributions: Sequence[float], dataset_size: int, batch_size: int, spacing: float
-) -> SensitivityMixture:
-    """Sum of c_j over the members in a fixed batch drawn without replacement, each c_j rounded up to the grid.
+def _subset(contributions: Sequence[float], counts: Array, log_weights: Array, spacing: float) -> SensitivityMixture:
+    """Sum of c_j over the members drawn, each c_j rounded up to the grid, by the law of how many they are.
 
-    subsets[h, s] is the share of the h-subsets of the group whose contributions sum to s grid units, so the law is
-    the hypergeometric mixture of its rows (docs/group-proof.md, Theorem 2, before its factor 2).
+    subsets[h, s] is the share of the h-subsets of the group whose contributions sum to s grid units; the law is the
+    mixture of its rows.
     """
     units = _round_up(contributions, spacing)
     size = len(units)
@@ -218,7 +209,7 @@ def fixed_batch_examples(
         taken[1:, unit:] = subsets[:-1, : subsets.shape[1] - unit]
         share = (np.arange(size + 1) / members)[:, None]  # a random h-subset of m members holds the last: h / m
         subsets = np.where(share <= 1.0, share * taken + (1.0 - share) * subsets, 0.0)
-    drawn = fixed_batch_group(size, dataset_size, batch_size)
+    drawn = mixture_from_log_weights(counts, log_weights)
     rows = np.asarray(drawn.sensitivities, dtype=np.int64)
     return _on_grid(np.sum(np.asarray(drawn.probabilities)[:, None] * subsets[rows], axis=0), spacing)
 

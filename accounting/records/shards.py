@@ -1,8 +1,8 @@
-"""Norm shards, traces and per-example epsilons as Arrow files: the only place that spells their columns.
+"""Norm shards and per-example epsilons as Arrow files: the only place that spells their columns.
 
 A norm snapshot at step s holds, for every training example, what its gradient contributes from step s up to the next
 snapshot. Part p holds the same examples in every snapshot, so that one part can be accounted for on its own.
-Everything here except the trace is derived from single examples, is private, and is stored so.
+Everything here is derived from single examples, is private, and is stored so.
 """
 
 from __future__ import annotations
@@ -16,24 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from accounting.errors import DataCorruption, InvalidInput, PrivateDetail, keep_whole, require_whole
-from accounting.records.files import open_filesystem, read_bytes, write_bytes_atomically
 from accounting.records.parts import PartRecord, PartStore
-from accounting.records.traces import read_trace, write_trace
-
-__all__ = [
-    "Epsilons",
-    "NormShardWriter",
-    "NormShards",
-    "NormSnapshot",
-    "PartNorms",
-    "open_filesystem",
-    "read_bytes",
-    "read_epsilons",
-    "read_trace",
-    "write_bytes_atomically",
-    "write_epsilons",
-    "write_trace",
-]
 
 Floats = npt.NDArray[np.floating[Any]]
 Integers = npt.NDArray[np.integer[Any]]

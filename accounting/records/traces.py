@@ -5,51 +5,42 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, fields
+from typing import Any, get_type_hints
 
 import pyarrow as pa
 
 from accounting.errors import DataCorruption
-from accounting.mechanism import (
-    FixedBatchSampling,
-    GaussianRelease,
-    PoissonSampling,
-    PureRelease,
-    Sampling,
-    Segment,
-    ShuffledSampling,
-    SideQuery,
-    Trace,
-)
+from accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
 from accounting.records.files import read_bytes, write_bytes_atomically
+from accounting.samplings import SAMPLINGS
 
-_SAMPLINGS: Mapping[str, type[Sampling]] = {
-    "poisson": PoissonSampling,
-    "fixed": FixedBatchSampling,
-    "shuffled": ShuffledSampling,
-}
 _RELEASES: Mapping[str, Callable[..., GaussianRelease | PureRelease]] = {
     "gaussian": GaussianRelease,
     "pure": PureRelease,
 }
-_SAMPLING_NAMES = {kind: name for name, kind in _SAMPLINGS.items()}
 _RELEASE_NAMES = {GaussianRelease: "gaussian", PureRelease: "pure"}
 
-_SCHEMA = pa.schema(
-    [
-        ("start_step", pa.int64()),
-        ("steps", pa.int64()),
-        ("noise_multiplier", pa.float64()),
-        ("sampling", pa.string()),
-        ("sample_rate", pa.float64()),
-        ("dataset_size", pa.int64()),
-        ("batch_size", pa.int64()),
-        ("steps_per_epoch", pa.int64()),
-        ("side_queries", pa.list_(pa.struct([("name", pa.string()), ("noise_multiplier", pa.float64())]))),
-    ]
-)
-_SAMPLING_COLUMNS = ("sample_rate", "dataset_size", "batch_size", "steps_per_epoch")
+_COLUMN_TYPES = {int: pa.int64(), float: pa.float64(), str: pa.string()}
+
+
+def _sampling_columns() -> dict[str, pa.DataType]:
+    """One column for each field of any sampling."""
+    kinds = SAMPLINGS.values()
+    return {field.name: _COLUMN_TYPES[get_type_hints(kind)[field.name]] for kind in kinds for field in fields(kind)}
+
+
+def _schema() -> pa.Schema:
+    return pa.schema(
+        [
+            ("start_step", pa.int64()),
+            ("steps", pa.int64()),
+            ("noise_multiplier", pa.float64()),
+            ("sampling", pa.string()),
+            *_sampling_columns().items(),
+            ("side_queries", pa.list_(pa.struct([("name", pa.string()), ("noise_multiplier", pa.float64())]))),
+        ]
+    )
 
 
 def write_trace(path: str, trace: Trace) -> None:
@@ -61,7 +52,7 @@ def write_trace(path: str, trace: Trace) -> None:
         "noise_follows_results": trace.noise_follows_results,
         "releases": [{"release": _RELEASE_NAMES[type(release)], **asdict(release)} for release in trace.releases],
     }
-    table = pa.Table.from_pylist([_segment_row(segment) for segment in trace.segments], schema=_SCHEMA)
+    table = pa.Table.from_pylist([_segment_row(segment) for segment in trace.segments], schema=_schema())
     table = table.replace_schema_metadata({"run": json.dumps(run), "sha256": _checksum(table.to_pylist(), run)})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, table.schema) as writer:
@@ -90,23 +81,22 @@ def read_trace(path: str) -> Trace:
 
 
 def _segment_row(segment: Segment) -> dict[str, Any]:
-    sampling = asdict(segment.sampling)
     return {
         "start_step": segment.start_step,
         "steps": segment.steps,
         "noise_multiplier": segment.noise_multiplier,
-        "sampling": _SAMPLING_NAMES[type(segment.sampling)],
-        **{name: sampling.get(name) for name in _SAMPLING_COLUMNS},
+        "sampling": segment.sampling.stored_name,
+        **asdict(segment.sampling),
         "side_queries": [asdict(query) for query in segment.side_queries],
     }
 
 
 def _segment(row: dict[str, Any]) -> Segment:
-    given = {name: row[name] for name in _SAMPLING_COLUMNS if row[name] is not None}
+    kind = next(kind for kind in SAMPLINGS.values() if kind.stored_name == row["sampling"])
     return Segment(
         start_step=row["start_step"],
         steps=row["steps"],
-        sampling=_SAMPLINGS[row["sampling"]](**given),
+        sampling=kind(**{field.name: row[field.name] for field in fields(kind)}),
         noise_multiplier=row["noise_multiplier"],
         side_queries=tuple(SideQuery(**query) for query in row["side_queries"]),
     )

@@ -10,13 +10,13 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from accounting.accountants import account
+from accounting.accountants import ACCOUNTANTS, account
 from accounting.calibration import (
     Budget,
     EpsilonBudget,
@@ -29,9 +29,11 @@ from accounting.calibration import (
 )
 from accounting.errors import InvalidInput, require_finite
 from accounting.estimates import PrivacyEstimate
+from accounting.individual import INDIVIDUAL_ACCOUNTANTS
 from accounting.mechanism import GaussianRelease, PureRelease, Release, Trace
 from accounting.records.layout import TrialFiles
-from accounting.registry import lookup
+from accounting.registry import lookup, one_of
+from accounting.samplings import SAMPLINGS
 from accounting.schedules import NoiseSchedule, make_schedule, parse_schedule, split_schedule, with_initial
 from orchestration.commands.plots import write_epsilon_plot
 from orchestration.commands.run_shape import RunShape, delta_warning
@@ -45,7 +47,14 @@ from orchestration.commands.stored_trial import (
     stored_trace,
 )
 
-Sampling = Annotated[Literal["poisson", "fixed", "shuffle"], typer.Option(help="How batches are drawn.")]
+if TYPE_CHECKING:
+    SamplingName = str
+    IndividualMethod = str
+else:  # what typer offers and accepts
+    SamplingName = Literal[tuple(SAMPLINGS)]
+    IndividualMethod = Literal[tuple(INDIVIDUAL_ACCOUNTANTS)]
+
+Sampling = Annotated[SamplingName, typer.Option(help="How batches are drawn.")]
 Noise = Annotated[float | None, typer.Option(help="Noise std over sensitivity: the initial one of a schedule.")]
 Schedule = Annotated[str, typer.Option(help="name or name:key=value,... (constant, time, exponential, step, ...).")]
 SampleRate = Annotated[float | None, typer.Option(help="Poisson sampling probability; an epoch is 1/q steps.")]
@@ -53,7 +62,7 @@ DatasetSize = Annotated[int | None, typer.Option(help="Number of training exampl
 BatchSize = Annotated[int | None, typer.Option(help="Examples per batch (expected, for Poisson).")]
 Steps = Annotated[int | None, typer.Option(help="Length of the run in steps.")]
 Epochs = Annotated[int | None, typer.Option(help="Length of the run in epochs (steps per epoch are rounded up).")]
-Method = Annotated[str, typer.Option(help="rdp, rdp-classic, pld, gdp, zcdp, zcdp-sampled, strong or auto.")]
+Method = Annotated[str, typer.Option(help=f"{one_of(ACCOUNTANTS)}.")]
 SideNoise = Annotated[list[float] | None, typer.Option(help="Noise multiplier of a side query on every batch.")]
 Releases = Annotated[list[str] | None, typer.Option(help="A release on all the data: gaussian:SIGMA or pure:EPSILON.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
@@ -76,7 +85,7 @@ def epsilon(
     trial: Annotated[str | None, typer.Option(help="Folder or URI of a trial: account for what was run.")] = None,
     trace: Annotated[str | None, typer.Option(help="The same from a trace.arrow alone.")] = None,
     individual: Annotated[
-        Literal["rdp", "pld"] | None, typer.Option(help="With --trial: how the epsilons of single examples spread.")
+        IndividualMethod | None, typer.Option(help="With --trial: how the epsilons of single examples spread.")
     ] = None,
     examples: Annotated[
         str | None, typer.Option(help="With --trial: ids of records, such as 3,17, to account for together.")

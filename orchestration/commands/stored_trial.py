@@ -16,10 +16,11 @@ import numpy.typing as npt
 from accounting.errors import InvalidInput
 from accounting.estimates import Kind, PrivacyEstimate
 from accounting.individual.epsilons import individual_epsilons
-from accounting.mechanism import FixedBatchSampling, PoissonSampling, Segment, Trace
+from accounting.mechanism import Trace
 from accounting.pld.groups import epsilon_of_examples
 from accounting.records.layout import TrialFiles
-from accounting.records.shards import NormShards, read_trace
+from accounting.records.shards import NormShards
+from accounting.records.traces import read_trace
 
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 PRIVATE = "computed from single training examples: private data, not to be published"
@@ -104,17 +105,7 @@ def estimate_of_examples(files: TrialFiles, trace: Trace, example_ids: Sequence[
 
 def steps_per_epoch(trace: Trace) -> int:
     """Steps in which a run sees as many examples as there are, by the sampling of its first segment."""
-    return _epoch_of(trace.segments[0]) if trace.segments else 1
-
-
-def _epoch_of(segment: Segment) -> int:
-    match segment.sampling:
-        case PoissonSampling(sample_rate=rate):
-            return math.ceil(1.0 / rate * (1.0 - 1e-12))
-        case FixedBatchSampling(dataset_size=size, batch_size=batch):
-            return math.ceil(size / batch)
-        case shuffled:
-            return shuffled.steps_per_epoch
+    return trace.segments[0].sampling.steps_per_epoch if trace.segments else 1
 
 
 def _complete_shards(files: TrialFiles, trace: Trace) -> NormShards:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from accounting.errors import InvalidInput, require_finite
+from accounting.individual import INDIVIDUAL_ACCOUNTANTS
 from accounting.registry import nearest
 from orchestration.records.published import Disclosure
 from orchestration.sweeps.text import parse_text, shortly
@@ -23,6 +24,7 @@ from workers.spec import (
     ExecutionSpec,
     NormSpec,
     SamplingSpec,
+    name_in,
 )
 
 T = TypeVar("T")
@@ -165,7 +167,7 @@ class PrivacySettings(Settings):
 
 
 class AccountingSettings(Settings):
-    individual: Literal["rdp", "pld"] = "rdp"
+    individual: Annotated[str, name_in(INDIVIDUAL_ACCOUNTANTS)] = "rdp"
     """Accountant of the per-example epsilons."""
     also: Several[str] = ()
     """Accountants reported beside privacy.accountant."""

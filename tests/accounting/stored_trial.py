@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from accounting.mechanism import PoissonSampling, Segment, SideQuery, Trace
+from accounting.mechanism import Segment, SideQuery, Trace
 from accounting.records.layout import TrialFiles
-from accounting.records.shards import NormShardWriter, NormSnapshot, write_trace
+from accounting.records.shards import NormShardWriter, NormSnapshot
+from accounting.records.traces import write_trace
+from accounting.samplings import PoissonSampling
 
 
 def snapshot(step: int, examples: int, seed: int = 0) -> NormSnapshot:

@@ -15,19 +15,10 @@ from scipy.optimize import minimize_scalar
 from accounting.accountants import ACCOUNTANTS, account, strong_composition, total_rdp, total_rho
 from accounting.errors import InvalidInput, UnsupportedMechanism
 from accounting.events import reference_epsilon_pld, to_event
-from accounting.mechanism import (
-    Adjacency,
-    FixedBatchSampling,
-    GaussianRelease,
-    PoissonSampling,
-    PureRelease,
-    Segment,
-    ShuffledSampling,
-    SideQuery,
-    Trace,
-)
+from accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
 from accounting.renyi import ORDERS
 from accounting.rounds import Round, gaussian_rounds
+from accounting.samplings import Adjacency, FixedBatchSampling, PoissonSampling, ShuffledSampling
 from accounting.schedules import make_schedule, planned_trace
 
 DELTA = 1e-5

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from accounting.accountants import ACCOUNTANTS, account
-from accounting.mechanism import PoissonSampling, Sampling, ShuffledSampling
+from accounting.samplings import PoissonSampling, Sampling, ShuffledSampling
 from accounting.schedules import SCHEDULES, make_schedule, planned_trace
 
 PAGE = Path(__file__).parents[2] / "docs" / "accounting.md"

@@ -14,19 +14,12 @@ import pytest
 from accounting.accountants import account
 from accounting.errors import InvalidInput, UnsupportedMechanism
 from accounting.individual.epsilons import individual_epsilons
-from accounting.mechanism import (
-    FixedBatchSampling,
-    GaussianRelease,
-    PoissonSampling,
-    PureRelease,
-    Segment,
-    ShuffledSampling,
-    SideQuery,
-    Trace,
-)
+from accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
 from accounting.pld.composition import delta_pld, epsilon_pld
 from accounting.pld.groups import epsilon_of_examples, group_epsilons
-from accounting.records.shards import NormSnapshot, read_trace, write_trace
+from accounting.records.shards import NormSnapshot
+from accounting.records.traces import read_trace, write_trace
+from accounting.samplings import FixedBatchSampling, PoissonSampling, ShuffledSampling
 
 POISSON = PoissonSampling(0.1)
 STEPS = Segment(0, 10, POISSON, 1.0)

@@ -13,21 +13,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from accounting import accountants, calibration, release, schedules
+from accounting import accountants, calibration, pld, release, schedules
 from accounting.errors import DpsweepError, InvalidInput
 from accounting.individual import epsilons
 from accounting.individual.algorithm_2 import algorithm_2
-from accounting.mechanism import (
-    FixedBatchSampling,
-    GaussianRelease,
-    PoissonSampling,
-    PureRelease,
-    Segment,
-    ShuffledSampling,
-    SideQuery,
-    Trace,
-)
-from accounting.pld import composition, groups, loss, sensitivity
+from accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
+from accounting.samplings import FixedBatchSampling, PoissonSampling, ShuffledSampling
 
 ODD: tuple[Any, ...] = (
     *(math.nan, math.inf, -math.inf, 0, -1, -0.5, 1e-320, 1e300, 10**400, 2**60, True, np.True_, None, "7", 1j, b"1"),
@@ -99,7 +90,9 @@ def _solved(draw: Draw) -> Any:
     budget = calibration.RhoBudget(_one_of(draw, 1.0, 0.2), _size(draw))
     schedule = schedules.make_schedule("constant", _noise(draw))
     sampling = ShuffledSampling(1)
-    calibration.epochs_within_budget(schedule, budget, sampling, 1, _one_of(draw, 100), max_epochs=_one_of(draw, 50))
+    calibration.count_within_budget(
+        lambda epochs: schedules.planned_trace(schedule, sampling, epochs, 1, 100), budget, _one_of(draw, 50)
+    )
     return calibration.calibrate_decay(
         _one_of(draw, "time"),
         _one_of(draw, 10.0),
@@ -111,11 +104,11 @@ def _solved(draw: Draw) -> Any:
 
 
 def _mixture(draw: Draw) -> Any:
-    sensitivity.poisson_group(_size(draw), _one_of(draw, 0.1, 1.0))
-    sensitivity.fixed_batch_group(_size(draw), _one_of(draw, 100), _one_of(draw, 10))
-    sensitivity.poisson_examples(_one_of(draw, [1.0, 0.5], np.array([0.1])), _one_of(draw, 0.1), _one_of(draw, 0.05))
-    made = sensitivity.SensitivityMixture(_one_of(draw, (0.0, 1.0)), _one_of(draw, [0.5, 0.5]), _one_of(draw, 0.0))
-    return loss.discretise(made.scaled(_one_of(draw, 2.0)), _one_of(draw, 0.1), "remove", "upper").infinity_mass
+    sampling = _sampling(draw, 100)
+    pld.group_law(sampling, _size(draw))
+    pld.examples_law(sampling, _one_of(draw, [1.0, 0.5], np.array([0.1])), _one_of(draw, 0.05))
+    made = pld.SensitivityMixture(_one_of(draw, (0.0, 1.0)), _one_of(draw, [0.5, 0.5]), _one_of(draw, 0.0))
+    return pld.discretise(made.scaled(_one_of(draw, 2.0)), _one_of(draw, 0.1), "remove", "upper").infinity_mass
 
 
 PUBLIC: dict[str, Callable[[Draw], Any]] = {
@@ -125,11 +118,11 @@ PUBLIC: dict[str, Callable[[Draw], Any]] = {
     "individual_epsilons": lambda d: epsilons.individual_epsilons(
         *_snapshots(d), _trace(d), _delta(d), _one_of(d, "rdp", "pld")
     ),
-    "epsilon_of_examples": lambda d: groups.epsilon_of_examples(_trace(d), *_snapshots(d), _delta(d), 1e-2),
-    "group_epsilons": lambda d: groups.group_epsilons(_trace(d), _delta(d), [_size(d)], _one_of(d, 1e-2))[0],
-    "delta_pld": lambda d: composition.delta_pld(_trace(d), _one_of(d, 1.0, 500, 1e5, 0, 1e-9), _size(d), 1e-2),
-    "linear_lower_bound": lambda d: groups.linear_lower_bound(_trace(d), _delta(d), _size(d)),
-    "vadhan_epsilon": lambda d: groups.vadhan_epsilon(_trace(d), _delta(d), _size(d)),
+    "epsilon_of_examples": lambda d: pld.epsilon_of_examples(_trace(d), *_snapshots(d), _delta(d), 1e-2),
+    "group_epsilons": lambda d: pld.group_epsilons(_trace(d), _delta(d), [_size(d)], _one_of(d, 1e-2))[0],
+    "delta_pld": lambda d: pld.delta_pld(_trace(d), _one_of(d, 1.0, 500, 1e5, 0, 1e-9), _size(d), 1e-2),
+    "linear_lower_bound": lambda d: pld.linear_lower_bound(_trace(d), _delta(d), _size(d)),
+    "vadhan_epsilon": lambda d: pld.vadhan_epsilon(_trace(d), _delta(d), _size(d)),
     "total_rho": lambda d: accountants.total_rho(_trace(d), _size(d)),
     "total_rdp": lambda d: accountants.total_rdp(_trace(d), _size(d)),
     "rho_to_epsilon": lambda d: accountants.rho_to_epsilon(_one_of(d, 0.5, 0.0), _delta(d)),
@@ -137,9 +130,6 @@ PUBLIC: dict[str, Callable[[Draw], Any]] = {
         _one_of(d, [0.1], np.array([1e3])), _one_of(d, [3]), _delta(d)
     ),
     "algorithm_2": lambda d: algorithm_2(*_snapshots(d), _trace(d), _delta(d), _one_of(d, 0.01)),
-    "estimate_quality": lambda d: (
-        epsilons.estimate_quality(_one_of(d, [1.0, 2.0]), _one_of(d, np.array([1, 3]))).max_absolute_error
-    ),
     "release": _released,
     "calibration": _solved,
     "mixtures": _mixture,
@@ -166,12 +156,11 @@ def test_a_number_or_one_clear_error(name: str, data: st.DataObject) -> None:
 @pytest.mark.parametrize("contributions", [0.5, None, [True], [-1.0], [math.nan, 0.5], [1e308, 1e308, 1e-320]])
 def test_contributions_of_a_group_that_are_none_are_refused(contributions: Any) -> None:
     with pytest.raises(InvalidInput, match=r"contribution"):
-        sensitivity.poisson_examples(contributions, 0.1, 0.05)
+        pld.examples_law(PoissonSampling(0.1), contributions, 0.05)
 
 
 def test_the_smallest_contribution_beside_the_largest_is_rounded_up() -> None:
-    assert sensitivity.poisson_examples([1.0, math.ulp(0.0)], 0.1, 0.05).sensitivities[-1] >= 1.0
-    assert sensitivity.poisson_examples([], 0.1, 0.05).probabilities == (1.0,)
+    assert pld.examples_law(PoissonSampling(0.1), [1.0, math.ulp(0.0)], 0.05).sensitivities[-1] >= 1.0
 
 
 @pytest.mark.parametrize(("epsilon", "size"), [(1000.0, 1), (1.0, 800), (1e12, 1)])
@@ -198,10 +187,10 @@ def test_one_gaussian_release_with_more_digits(sigma: float) -> None:
     trace = Trace(10, releases=(GaussianRelease("x", sigma),))
     with mpmath.workdps(80):
         for delta in (1e-12, 1e-5, 0.3):
-            upper = composition.epsilon_pld(trace, delta).upper
+            upper = pld.epsilon_pld(trace, delta).upper
             assert _gaussian_delta(1 / sigma, upper) <= delta
         for epsilon in (0.0, 0.5 / sigma**2, 1 / sigma, 3 / sigma, 500.0):
-            bounds = composition.delta_pld(trace, epsilon)
+            bounds = pld.delta_pld(trace, epsilon)
             assert bounds.lower <= _gaussian_delta(1 / sigma, epsilon) <= bounds.upper
 
 
@@ -212,6 +201,6 @@ def test_lists_are_arrays_and_numbers_of_numpy_are_numbers() -> None:
     arrays = epsilons.individual_epsilons(np.array([0]), np.array([[0.5], [1.0]]), trace, 1e-5)
     np.testing.assert_array_equal(listed.upper, arrays.upper)
     sizes: list[Any] = [np.array([1, 2]), [1.0, 2.0]]
-    assert groups.group_epsilons(trace, 1e-5, sizes[0]) == groups.group_epsilons(trace, 1e-5, sizes[1])
+    assert pld.group_epsilons(trace, 1e-5, sizes[0]) == pld.group_epsilons(trace, 1e-5, sizes[1])
     with pytest.raises(InvalidInput, match=r"group_size is 2000000.*at most 1000000"):
         accountants.account(trace, 1e-5, group_size=2_000_000)

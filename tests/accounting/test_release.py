@@ -13,7 +13,7 @@ from scipy.stats import kstest, norm
 from accounting.accountants import account
 from accounting.errors import InvalidInput
 from accounting.keyed import KEY_BYTES, KeyedStream
-from accounting.mechanism import PoissonSampling, Segment, Trace
+from accounting.mechanism import Segment, Trace
 from accounting.records.shards import Epsilons
 from accounting.release import (
     ReleaseSpec,
@@ -23,6 +23,7 @@ from accounting.release import (
     release_quantiles,
     release_statistics,
 )
+from accounting.samplings import PoissonSampling
 
 BOUND = 8.0
 

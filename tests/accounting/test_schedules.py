@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accounting.errors import InvalidInput
-from accounting.mechanism import PoissonSampling, ShuffledSampling, SideQuery
+from accounting.mechanism import SideQuery
+from accounting.samplings import PoissonSampling, ShuffledSampling
 from accounting.schedules import (
     SCHEDULES,
     NoiseSchedule,

@@ -11,7 +11,7 @@ import torch
 
 from accounting.accountants import account
 from accounting.records.layout import TrialFiles
-from accounting.records.shards import read_trace
+from accounting.records.traces import read_trace
 from tests.workers.own_code import code_of
 from workers.spec import TrialSpec
 from workers.training import Trainer

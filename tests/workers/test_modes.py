@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from accounting.errors import InvalidInput
 from accounting.records.layout import TrialFiles
-from accounting.records.shards import read_trace
+from accounting.records.traces import read_trace
 from tests.workers.own_code import code_of
 from tests.workers.resumption import assert_same_trial, run_with_deaths
 from tests.workers.trial_runs import norms_of, train

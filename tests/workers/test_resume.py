@@ -66,7 +66,7 @@ def windowed_trial(clipping: str, schedule: str, sampling: str) -> TrialSpec:
     step and checkpoints written every third, so that a death loses steps, a shard and an epoch's evaluation."""
     return small_trial(
         data=TUMOURS_READ_ONCE,
-        sampling=SamplingSpec(sampling, 52),  # type: ignore[arg-type]
+        sampling=SamplingSpec(sampling, 52),
         clipping=Component(clipping),
         noise=NoiseSpec(float(clipping != "none"), Component(schedule, SCHEDULE_PARAMS[schedule])),
         epochs=4,

@@ -15,7 +15,7 @@ from scipy.stats import binomtest, chi2_contingency, chisquare
 
 from accounting.errors import InvalidInput
 from accounting.keyed import KEY_BYTES, KeyedStream
-from accounting.mechanism import FixedBatchSampling, PoissonSampling, Sampling, ShuffledSampling
+from accounting.samplings import FixedBatchSampling, PoissonSampling, Sampling, ShuffledSampling
 from workers.noise import NOISE_SOURCES
 from workers.sampling import (
     SAMPLERS,
@@ -44,14 +44,14 @@ STATED: dict[str, Sampling] = {
 
 
 def sampler(method: str, draws: str = "seeded", key: int = 0, size: int = SIZE, batch: int = BATCH) -> Sampler:
-    return make_sampler(SamplingSpec(method, batch), size, DRAWS[draws](key))  # type: ignore[arg-type]
+    return make_sampler(SamplingSpec(method, batch), size, DRAWS[draws](key))
 
 
 @every_sampler
 def test_states_the_planned_sampling(method: str) -> None:
-    spec = SamplingSpec(method, BATCH)  # type: ignore[arg-type]
-    assert planned_sampling(spec, SIZE) == (STATED[method], 5)
-    assert (sampler(method).sampling, sampler(method).steps_per_epoch) == (STATED[method], 5)
+    spec = SamplingSpec(method, BATCH)
+    planned = planned_sampling(spec, SIZE)
+    assert (planned, planned.steps_per_epoch) == (STATED[method], 5)
 
 
 @every_draws
@@ -138,7 +138,6 @@ def test_poisson_batches_of_a_small_rate_are_sometimes_empty(draws: str) -> None
 @every_draws
 def test_poisson_of_the_whole_data_takes_everybody(draws: str) -> None:
     drawn = sampler("poisson", draws, batch=SIZE)
-    assert drawn.steps_per_epoch == 1
     np.testing.assert_array_equal(drawn.next_batch(), np.arange(SIZE))
 
 

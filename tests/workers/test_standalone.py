@@ -11,7 +11,7 @@ import pytest
 
 from accounting.accountants import account
 from accounting.records.layout import TrialFiles
-from accounting.records.shards import read_trace
+from accounting.records.traces import read_trace
 
 FOLDER = Path(__file__).parent
 
@@ -35,7 +35,7 @@ for package in (importlib.import_module("accounting"), importlib.import_module("
 
 from accounting.accountants import account
 from accounting.records.layout import TrialFiles
-from accounting.records.shards import read_trace
+from accounting.records.traces import read_trace
 from tests.workers.trial_specs import small_trial
 from workers.trial import run_trial
 

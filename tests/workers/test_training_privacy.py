@@ -28,17 +28,17 @@ def test_the_trace_is_the_planned_one(method: str, clip: str, tmp_path: Path) ->
     schedule = Component("exponential", {"decay": 0.3})
     releases = (GaussianRelease("statistics", 9.0),)
     spec = small_trial(
-        sampling=SamplingSpec(method, 24),  # type: ignore[arg-type]
+        sampling=SamplingSpec(method, 24),
         clipping=component,
         noise=NoiseSpec(2.0, schedule),
     )
     _, trace, _ = train(spec, tmp_path, releases=releases)
-    sampling, steps_per_epoch = planned_sampling(spec.sampling, TRAIN_SIZE)
+    sampling = planned_sampling(spec.sampling, TRAIN_SIZE)
     assert trace == planned_trace(
         make_schedule("exponential", 2.0, decay=0.3),
         sampling,
         spec.epochs,
-        steps_per_epoch,
+        sampling.steps_per_epoch,
         TRAIN_SIZE,
         clipping.side_queries(component),
         (*clipping.releases(component), *releases),

@@ -13,7 +13,8 @@ from torch.nn import functional
 
 from accounting.errors import InvalidInput
 from accounting.records.layout import TrialFiles
-from accounting.records.shards import NormShards, read_trace
+from accounting.records.shards import NormShards
+from accounting.records.traces import read_trace
 from tests.workers.data_folders import make_cifar_jpegs, make_fashion, make_image_folder, make_table, make_utkface
 from tests.workers.own_code import code_of
 from tests.workers.trial_specs import TUMOURS, small_trial

@@ -10,7 +10,8 @@ import numpy as np
 
 from accounting.mechanism import Trace
 from accounting.records.layout import TrialFiles
-from accounting.records.shards import NormShards, PartNorms, read_trace
+from accounting.records.shards import NormShards, PartNorms
+from accounting.records.traces import read_trace
 from tests.workers.own_code import code_of
 from tests.workers.trial_specs import TUMOURS
 from workers.data import load_dataset

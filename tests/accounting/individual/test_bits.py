@@ -13,7 +13,8 @@ import pytest
 
 from accounting.individual import epsilons as individual
 from accounting.individual.epsilons import IndividualEpsilons, individual_epsilons
-from accounting.mechanism import PoissonSampling, Segment, SideQuery, Trace
+from accounting.mechanism import Segment, SideQuery, Trace
+from accounting.samplings import PoissonSampling
 
 DELTA = 1e-5
 ROWS = 333

@@ -20,20 +20,10 @@ from scipy.stats import norm
 from accounting.accountants import account
 from accounting.errors import InvalidInput, UnsupportedMechanism
 from accounting.individual.algorithm_2 import algorithm_2
-from accounting.individual.epsilons import METHODS, IndividualEpsilons, estimate_quality, individual_epsilons
-from accounting.mechanism import (
-    Adjacency,
-    FixedBatchSampling,
-    GaussianRelease,
-    PoissonSampling,
-    PureRelease,
-    Sampling,
-    Segment,
-    ShuffledSampling,
-    SideQuery,
-    Trace,
-)
+from accounting.individual.epsilons import INDIVIDUAL_ACCOUNTANTS, IndividualEpsilons, individual_epsilons
+from accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
 from accounting.renyi import ORDERS
+from accounting.samplings import Adjacency, FixedBatchSampling, PoissonSampling, Sampling, ShuffledSampling
 
 DELTA = 1e-5
 STEPS = [0, 100, 200, 300]
@@ -60,7 +50,7 @@ def _account(contributions: np.ndarray, trace: Trace, method: str = "pld") -> In
     return individual_epsilons(STEPS, contributions, trace, DELTA, method)
 
 
-@pytest.fixture(params=sorted(METHODS))
+@pytest.fixture(params=sorted(INDIVIDUAL_ACCOUNTANTS))
 def method(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -217,7 +207,7 @@ def test_no_noise_is_infinite_unless_the_example_never_contributed(method: str) 
     np.testing.assert_array_equal(result.lower, [np.inf, 0.0])
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", INDIVIDUAL_ACCOUNTANTS)
 @pytest.mark.parametrize("multiplier", [1e-6, 1e-5, 1e-3, 1e-2])
 def test_next_to_no_noise_costs_next_to_infinity(method: str, multiplier: float) -> None:
     """Finite, ordered, and no less than the worst of the steps alone, whether it comes from steps or side queries."""
@@ -269,20 +259,6 @@ def test_algorithm_2_rounds_to_the_nearest_and_can_understate() -> None:
     assert published[0] == pytest.approx(np.min(rdp + math.log(1 / DELTA) / (ORDERS - 1)), rel=1e-5)
     with pytest.raises(UnsupportedMechanism):
         algorithm_2(STEPS, levels, _trace(FixedBatchSampling(5_000, 100)), DELTA)
-
-
-def test_estimate_quality() -> None:
-    exact = np.array([1.0, 2.0, 3.0, 4.0])
-    quality = estimate_quality(exact + np.array([0.1, -0.1, 0.1, -0.3]), exact)
-    assert quality.examples == 4
-    assert quality.mean_absolute_error == pytest.approx(0.15)
-    assert quality.max_absolute_error == pytest.approx(0.3)
-    assert quality.pearson_r == pytest.approx(np.corrcoef(exact, exact + np.array([0.1, -0.1, 0.1, -0.3]))[0, 1])
-    assert math.isnan(estimate_quality(np.ones(4), exact).pearson_r)
-    with pytest.raises(InvalidInput):
-        estimate_quality(np.array([1.0, np.inf]), np.ones(2))
-    with pytest.raises(InvalidInput):
-        estimate_quality(np.ones(1), np.ones(1))
 
 
 @pytest.mark.parametrize(("sample_rate", "sigma", "steps"), [(0.001, 0.6, 200), (0.05, 1.0, 20), (0.5, 3.0, 30)])

@@ -14,20 +14,11 @@ from scipy import optimize, stats
 
 from accounting.errors import InvalidInput, UnsupportedMechanism
 from accounting.individual.epsilons import individual_epsilons
-from accounting.mechanism import (
-    FixedBatchSampling,
-    GaussianRelease,
-    PoissonSampling,
-    PureRelease,
-    Sampling,
-    Segment,
-    ShuffledSampling,
-    SideQuery,
-    Trace,
-)
+from accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
 from accounting.pld.composition import CertifiedEpsilon, delta_pld, epsilon_pld
 from accounting.pld.group_rounds import rounds_of_group
 from accounting.pld.groups import epsilon_of_examples
+from accounting.samplings import FixedBatchSampling, PoissonSampling, Sampling, ShuffledSampling
 
 
 def trace_of(levels: Sequence[tuple[Sampling, float, int]], releases=(), **fields) -> Trace:  # type: ignore[no-untyped-def]

@@ -12,10 +12,11 @@ from scipy import integrate, stats
 
 from accounting.accountants import account
 from accounting.errors import InvalidInput
-from accounting.mechanism import SMALLEST_RATE, PoissonSampling, Segment, Trace
+from accounting.mechanism import Segment, Trace
+from accounting.pld import SensitivityMixture, epsilon_of_examples, examples_law, group_law
 from accounting.pld.composition import delta_pld, epsilon_pld
-from accounting.pld.groups import SensitivityMixture, epsilon_of_examples, poisson_examples, poisson_group
 from accounting.pld.loss import Bound
+from accounting.samplings import SMALLEST_RATE, PoissonSampling
 
 CASES = [  # sample rate, noise multiplier, steps, delta, group size
     (1e-7, 0.3, 1000, 1e-5, 1),
@@ -41,7 +42,8 @@ MEASURE = """
 import json, resource, sys, time
 from accounting.accountants import account
 from accounting.errors import InvalidInput
-from accounting.mechanism import SMALLEST_RATE, PoissonSampling, Segment, Trace
+from accounting.mechanism import Segment, Trace
+from accounting.samplings import SMALLEST_RATE, PoissonSampling
 for rate, sigma, steps, delta, size in json.loads(sys.argv[1]):
     start = time.process_time()
     trace = Trace(50_000, (Segment(0, steps, PoissonSampling(rate), sigma),))
@@ -128,7 +130,7 @@ def test_smaller_rates_are_refused(rate: float) -> None:
 
 
 def test_pooled_mixtures_are_on_their_side() -> None:
-    mixture = poisson_group(3000, 0.3).scaled(0.1)
+    mixture = group_law(PoissonSampling(0.3), 3000).scaled(0.1)
     sides: tuple[tuple[int, Bound], ...] = ((1, "upper"), (-1, "lower"))
     for epsilon_side, bound in sides:
         pooled = mixture.pooled(100, bound)
@@ -166,7 +168,7 @@ def test_members_of_small_contribution_cost_little() -> None:
 
 def test_the_law_of_small_and_large_members_is_rounded_up() -> None:
     members = [1.0, 0.4, 1e-3, 3.3e-5, 2e-9]
-    mixture = poisson_examples(members, 0.3, 1 / 512)
+    mixture = examples_law(PoissonSampling(0.3), members, 1 / 512)
     subsets = [(sum(c for i, c in enumerate(members) if code >> i & 1), code.bit_count()) for code in range(32)]
     for value in (0.0, 1e-9, 3e-5, 1e-3, 0.4, 1.0, 1.001, 1.4):
         exact = sum(0.3**drawn * 0.7 ** (5 - drawn) for total, drawn in subsets if total > value * (1 + 1e-12))

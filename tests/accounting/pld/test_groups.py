@@ -11,33 +11,31 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from accounting.errors import InvalidInput
-from accounting.mechanism import FixedBatchSampling, PoissonSampling, Segment, ShuffledSampling, SideQuery, Trace
-from accounting.pld.composition import epsilon_pld
-from accounting.pld.groups import (
-    DIRECTIONS,
+from accounting.mechanism import Segment, SideQuery, Trace
+from accounting.pld import (
     LatticeLoss,
     SensitivityMixture,
     discretise,
     epsilon_of_examples,
-    fixed_batch_examples,
-    fixed_batch_group,
+    epsilon_pld,
+    examples_law,
     group_epsilons,
+    group_law,
     linear_lower_bound,
-    poisson_examples,
-    poisson_group,
     vadhan_epsilon,
 )
-from accounting.pld.loss import Bound, Direction
+from accounting.pld.loss import DIRECTIONS, Bound, Direction
+from accounting.samplings import FixedBatchSampling, PoissonSampling, ShuffledSampling
 
 MIXTURES = {
-    "subsampled": poisson_group(1, 0.01).scaled(1 / 0.8),
-    "tiny rate": poisson_group(1, 1e-5).scaled(1.0),
-    "group": poisson_group(4, 0.1).scaled(1 / 0.7),
-    "wide group": poisson_group(8, 0.05).scaled(1 / 0.3),
-    "almost plain": poisson_group(1, 0.99).scaled(1 / 2),
-    "plain": poisson_group(2, 1.0).scaled(1 / 3),
-    "fixed batch": fixed_batch_group(3, 20, 5).scaled(2 / 1.5),
-    "given examples": poisson_examples([0.3, 0.7, 0.21], 0.3, 0.1).scaled(1 / 0.9),
+    "subsampled": group_law(PoissonSampling(0.01), 1).scaled(1 / 0.8),
+    "tiny rate": group_law(PoissonSampling(1e-5), 1).scaled(1.0),
+    "group": group_law(PoissonSampling(0.1), 4).scaled(1 / 0.7),
+    "wide group": group_law(PoissonSampling(0.05), 8).scaled(1 / 0.3),
+    "almost plain": group_law(PoissonSampling(0.99), 1).scaled(1 / 2),
+    "plain": group_law(PoissonSampling(1.0), 2).scaled(1 / 3),
+    "fixed batch": group_law(FixedBatchSampling(20, 5), 3).scaled(2 / 1.5),
+    "given examples": examples_law(PoissonSampling(0.3), [0.3, 0.7, 0.21], 0.1).scaled(1 / 0.9),
 }
 
 
@@ -104,7 +102,7 @@ def test_both_bounds_converge_quadratically() -> None:
 @pytest.mark.parametrize("bound", ["upper", "lower"])
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_truncated_groups_stay_on_their_side(direction: Direction, bound: Bound) -> None:
-    mixture = poisson_group(30, 0.05).scaled(1.0)
+    mixture = group_law(PoissonSampling(0.05), 30).scaled(1.0)
     law = discretise(mixture, 1e-2, direction, bound, tail=1e-4)  # cuts many sensitivities off
     exact = hockey_stick(mixture, 0.5, direction)
     assert delta_of(law, 0.5) >= exact if bound == "upper" else delta_of(law, 0.5) <= exact
@@ -120,7 +118,7 @@ def test_dual_measure_has_mass_one() -> None:
 @given(size=st.integers(1, 300), rate=st.floats(1e-6, 0.999))
 @settings(max_examples=40, deadline=None)
 def test_poisson_groups_are_binomial(size: int, rate: float) -> None:
-    mixture = poisson_group(size, rate)
+    mixture = group_law(PoissonSampling(rate), size)
     expected = stats.binom.pmf(np.asarray(mixture.sensitivities), size, rate)
     np.testing.assert_allclose(mixture.probabilities, expected, rtol=1e-9)
     assert 0.0 <= mixture.missing < 1e-280
@@ -131,7 +129,7 @@ def test_poisson_groups_are_binomial(size: int, rate: float) -> None:
 def test_fixed_batch_groups_are_hypergeometric(data: st.DataObject, dataset_size: int) -> None:
     size = data.draw(st.integers(1, dataset_size))
     batch = data.draw(st.integers(1, dataset_size))
-    mixture = fixed_batch_group(size, dataset_size, batch)
+    mixture = group_law(FixedBatchSampling(dataset_size, batch), size)
     expected = stats.hypergeom.pmf(np.asarray(mixture.sensitivities), dataset_size, size, batch)
     np.testing.assert_allclose(mixture.probabilities, expected, rtol=1e-7)
 
@@ -140,7 +138,7 @@ CONTRIBUTIONS = (0.31, 0.7, 0.25, 1.0)
 
 
 def test_given_examples_enumerated_poisson() -> None:
-    mixture = poisson_examples(CONTRIBUTIONS, 0.3, 0.05)
+    mixture = examples_law(PoissonSampling(0.3), CONTRIBUTIONS, 0.05)
     expected: dict[int, float] = {}
     for drawn in itertools.product((0, 1), repeat=4):
         units = sum(b * math.ceil(c / 0.05 - 1e-9) for b, c in zip(drawn, CONTRIBUTIONS, strict=True))
@@ -150,7 +148,7 @@ def test_given_examples_enumerated_poisson() -> None:
 
 
 def test_given_examples_enumerated_without_replacement() -> None:
-    mixture = fixed_batch_examples(CONTRIBUTIONS, 7, 3, 0.05)
+    mixture = examples_law(FixedBatchSampling(7, 3), CONTRIBUTIONS, 0.05)
     expected: dict[int, float] = {}
     for batch in itertools.combinations(range(7), 3):
         units = sum(math.ceil(CONTRIBUTIONS[i] / 0.05 - 1e-9) for i in batch if i < 4)
@@ -249,9 +247,9 @@ def test_published_comparisons_bracket_the_group() -> None:
         lambda: SensitivityMixture((-1.0,), (1.0,)),
         lambda: SensitivityMixture((float("nan"),), (1.0,)),
         lambda: SensitivityMixture((0.0, 1.0), (0.5, 0.4)),
-        lambda: poisson_group(0, 0.1),
-        lambda: fixed_batch_group(5, 4, 2),
-        lambda: poisson_examples([float("nan")], 0.1, 0.1),
+        lambda: group_law(PoissonSampling(0.1), 0),
+        lambda: group_law(FixedBatchSampling(4, 2), 5),
+        lambda: examples_law(PoissonSampling(0.1), [float("nan")], 0.1),
     ],
 )
 def test_impossible_mixtures_are_refused(build) -> None:  # type: ignore[no-untyped-def]

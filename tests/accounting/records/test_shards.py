@@ -15,33 +15,13 @@ import numpy as np
 import pytest
 
 from accounting.errors import DataCorruption, InvalidInput, StorageError
-from accounting.mechanism import (
-    Adjacency,
-    FixedBatchSampling,
-    GaussianRelease,
-    PoissonSampling,
-    PureRelease,
-    Sampling,
-    Segment,
-    ShuffledSampling,
-    SideQuery,
-    Trace,
-)
+from accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
 from accounting.records import files as storage
+from accounting.records.files import open_filesystem, read_bytes, write_bytes_atomically
 from accounting.records.layout import TrialFiles
-from accounting.records.shards import (
-    Epsilons,
-    NormShards,
-    NormShardWriter,
-    NormSnapshot,
-    open_filesystem,
-    read_bytes,
-    read_epsilons,
-    read_trace,
-    write_bytes_atomically,
-    write_epsilons,
-    write_trace,
-)
+from accounting.records.shards import Epsilons, NormShards, NormShardWriter, NormSnapshot, read_epsilons, write_epsilons
+from accounting.records.traces import read_trace, write_trace
+from accounting.samplings import Adjacency, FixedBatchSampling, PoissonSampling, Sampling, ShuffledSampling
 from tests.accounting.stored_trial import snapshot, write_trial
 
 STEPS = (0, 40, 80)

@@ -12,19 +12,12 @@ import pytest
 
 from accounting.accountants import account
 from accounting.individual.epsilons import individual_epsilons
-from accounting.mechanism import (
-    FixedBatchSampling,
-    GaussianRelease,
-    PoissonSampling,
-    Sampling,
-    Segment,
-    ShuffledSampling,
-    SideQuery,
-    Trace,
-)
+from accounting.mechanism import GaussianRelease, Segment, SideQuery, Trace
 from accounting.pld.groups import epsilon_of_examples
 from accounting.records.layout import TrialFiles
-from accounting.records.shards import NormShardWriter, NormSnapshot, write_trace
+from accounting.records.shards import NormShardWriter, NormSnapshot
+from accounting.records.traces import write_trace
+from accounting.samplings import FixedBatchSampling, PoissonSampling, Sampling, ShuffledSampling
 from accounting.schedules import make_schedule
 from orchestration.commands import main as cli
 from orchestration.commands.run_shape import RunShape
@@ -305,7 +298,7 @@ class TestRunShape:
         ],
     )
     def test_sampling_and_epoch(self, shape: RunShape, sampling: Sampling, steps_per_epoch: int) -> None:
-        assert shape.mechanism() == (sampling, steps_per_epoch)
+        assert (shape.mechanism(), shape.mechanism().steps_per_epoch) == (sampling, steps_per_epoch)
         assert shape.trace(self.schedule, epochs=3).steps == 3 * steps_per_epoch
 
     def test_steps_end_within_an_epoch(self) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from accounting.mechanism import PoissonSampling, Segment, SideQuery, Trace
+from accounting.mechanism import Segment, SideQuery, Trace
 from accounting.records.traces import read_trace
+from accounting.samplings import PoissonSampling
 from orchestration.execution.completion import Times, bounding_trace, complete_trial
 from orchestration.records.layout import SweepFiles
 from orchestration.records.results import TrialResult

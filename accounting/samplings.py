@@ -1,0 +1,232 @@
+"""How the batches of a run are drawn: a class per sampling, and the registry of their names.
+
+A sampling answers everything that accountants, planner, files and the command line ask about it, so that a new one is
+a class and a line in `SAMPLINGS` here, and a sampler that draws it in `workers.sampling`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import Field, dataclass
+from typing import Any, ClassVar, Literal, Protocol, Self, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accounting.errors import InvalidInput, UnsupportedMechanism, keep_finite, keep_whole
+
+Array = NDArray[np.float64]
+
+Adjacency = Literal["add_remove", "zero_out"]
+"""``add_remove``: one data set is the other plus one record.
+
+``zero_out``: one record is replaced by a null record that contributes nothing; the size is the same. This
+is the adjacency under which the batches of a reshuffled epoch stay aligned, so shuffled runs use it.
+"""
+Draws = Literal["independent", "subset", "epoch"]
+"""How one round of a sampling picks examples, which decides the theorems that account for it.
+
+``independent``: every example joins every batch on its own, with the same probability. ``subset``: batches are
+independent of each other, and given how many members of a group one holds, every set of so many is equally likely.
+``epoch``: every example is in exactly one batch of every epoch, so that an epoch is one round for it.
+"""
+SMALLEST_RATE = 1e-12
+"""The smallest accepted sample rate: below it, 1 - q is too coarse in double precision to account for q."""
+
+
+class Sampling(Protocol):
+    """What is asked of a sampling. Implementations are frozen dataclasses whose fields are numbers, named as stored."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+    stored_name: ClassVar[str]
+    """Its name in the file of a trace."""
+    words: ClassVar[str]
+    """What a message calls the batches, in the plural."""
+    adjacencies: ClassVar[tuple[Adjacency, ...]]
+    """Those it can be accounted for under; the first is that of a planned run."""
+    draws: ClassVar[Draws]
+    displaced: ClassVar[int]
+    """How many other examples leave the batch that an example joins; each may contribute as much as any."""
+
+    @classmethod
+    def of_sizes(cls, dataset_size: int, batch_size: int) -> Self:
+        """The sampling with batches of ``batch_size`` (expected, for Poisson) of ``dataset_size`` examples.
+
+        Raises: InvalidInput unless both are whole and 1 <= batch_size <= dataset_size.
+        """
+        ...
+
+    @property
+    def sample_rate(self) -> float:
+        """The probability that a given example is in a given round: a step, or an epoch where that is one round."""
+        ...
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps in which the batches hold as many examples as there are, rounded up."""
+        ...
+
+    def members_drawn(self, group_size: int) -> tuple[Array, Array]:
+        """How many of a group a round holds: ascending counts, and the logarithms of their probabilities up to a
+        common constant, both of shape [counts]."""
+        ...
+
+    def require_fits(self, dataset_size: int) -> None:
+        """Raise `InvalidInput` when the batches cannot be those of a data set of ``dataset_size`` examples."""
+        ...
+
+
+@final
+@dataclass(frozen=True)
+class PoissonSampling:
+    """Each example joins each batch independently with probability ``sample_rate``."""
+
+    stored_name: ClassVar[str] = "poisson"
+    words: ClassVar[str] = "Poisson batches"
+    adjacencies: ClassVar[tuple[Adjacency, ...]] = ("add_remove", "zero_out")
+    draws: ClassVar[Draws] = "independent"
+    displaced: ClassVar[int] = 0
+
+    sample_rate: float
+
+    def __post_init__(self) -> None:
+        keep_finite(self, "sample_rate", "sample_rate", at_least=SMALLEST_RATE, at_most=1.0)
+
+    @classmethod
+    def of_sizes(cls, dataset_size: int, batch_size: int) -> Self:
+        sizes = FixedBatchSampling(dataset_size, batch_size)
+        return cls(sizes.batch_size / sizes.dataset_size)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """1/q: the rounding of q = B/n, 1e-16 relative, adds no step."""
+        return math.ceil(1.0 / self.sample_rate * (1.0 - 1e-12))
+
+    def members_drawn(self, group_size: int) -> tuple[Array, Array]:
+        """Binomial(k, q)."""
+        if self.sample_rate == 1.0:
+            return np.array([float(group_size)]), np.zeros(1)
+        drawn = np.arange(group_size)
+        odds = np.log(group_size - drawn) - np.log(drawn + 1.0) + np.log(self.sample_rate) - np.log1p(-self.sample_rate)
+        return np.arange(group_size + 1.0), np.concatenate(([0.0], np.cumsum(odds)))
+
+    def require_fits(self, dataset_size: int) -> None:
+        """Any data set can be sampled at any rate."""
+
+
+@final
+@dataclass(frozen=True)
+class FixedBatchSampling:
+    """Each batch is a uniformly random subset of exactly ``batch_size`` of ``dataset_size`` examples.
+
+    An example that joins a batch displaces another from it. Not under zero-out: a batch with the blanked example has
+    one fewer of the others, which tells that it is there, and nothing is amplified (docs/group-proof.md).
+    """
+
+    stored_name: ClassVar[str] = "fixed"
+    words: ClassVar[str] = "fixed batches"
+    adjacencies: ClassVar[tuple[Adjacency, ...]] = ("add_remove",)
+    draws: ClassVar[Draws] = "subset"
+    displaced: ClassVar[int] = 1
+
+    dataset_size: int
+    batch_size: int
+
+    def __post_init__(self) -> None:
+        keep_whole(self, "dataset_size", "dataset_size", at_least=1)
+        keep_whole(self, "batch_size", "batch_size", at_least=1)
+        if self.batch_size > self.dataset_size:
+            raise InvalidInput(
+                f"batch_size is {self.batch_size}, but the data set has {self.dataset_size} examples; "
+                "choose a batch_size no larger than the data set"
+            )
+
+    @classmethod
+    def of_sizes(cls, dataset_size: int, batch_size: int) -> Self:
+        return cls(dataset_size, batch_size)
+
+    @property
+    def sample_rate(self) -> float:
+        return self.batch_size / self.dataset_size
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return math.ceil(self.dataset_size / self.batch_size)
+
+    def members_drawn(self, group_size: int) -> tuple[Array, Array]:
+        """Hypergeometric(n, k, B). Raises InvalidInput for a group larger than the data set."""
+        size, batch = self.dataset_size, self.batch_size
+        if group_size > size:
+            raise InvalidInput(
+                f"group_size is {group_size}, but the data set has {size} examples; ask about at most all of them"
+            )
+        fewest, most = max(0, group_size + batch - size), min(group_size, batch)
+        drawn = np.arange(fewest, most)
+        odds = (
+            np.log(group_size - drawn)
+            + np.log(batch - drawn)
+            - np.log(drawn + 1.0)
+            - np.log(size - group_size - batch + drawn + 1.0)
+        )
+        return np.arange(fewest, most + 1.0), np.concatenate(([0.0], np.cumsum(odds)))
+
+    def require_fits(self, dataset_size: int) -> None:
+        if self.dataset_size != dataset_size:
+            raise InvalidInput(
+                f"fixed batches are drawn from {self.dataset_size} examples, but the data set of the trace has "
+                f"{dataset_size}; give both the same dataset_size"
+            )
+
+
+@final
+@dataclass(frozen=True)
+class ShuffledSampling:
+    """Each epoch visits every example once, in a fresh random order, in ``steps_per_epoch`` disjoint batches.
+
+    Not under add/remove: a record more shifts every later batch of an epoch.
+    """
+
+    stored_name: ClassVar[str] = "shuffled"
+    words: ClassVar[str] = "shuffled epochs"
+    adjacencies: ClassVar[tuple[Adjacency, ...]] = ("zero_out",)
+    draws: ClassVar[Draws] = "epoch"
+    displaced: ClassVar[int] = 0
+    sample_rate: ClassVar[float] = 1.0
+
+    steps_per_epoch: int
+
+    def __post_init__(self) -> None:
+        keep_whole(self, "steps_per_epoch", "steps_per_epoch", at_least=1)
+
+    @classmethod
+    def of_sizes(cls, dataset_size: int, batch_size: int) -> Self:
+        return cls(FixedBatchSampling(dataset_size, batch_size).steps_per_epoch)
+
+    def members_drawn(self, group_size: int) -> tuple[Array, Array]:
+        """All of them, in every epoch."""
+        return np.array([float(group_size)]), np.zeros(1)
+
+    def require_fits(self, dataset_size: int) -> None:
+        if self.steps_per_epoch > dataset_size:
+            raise InvalidInput(
+                f"steps_per_epoch is {self.steps_per_epoch}, but an epoch over {dataset_size} examples has at most "
+                "as many batches; give the data set's own size"
+            )
+
+
+SAMPLINGS: Mapping[str, type[Sampling]] = {
+    "poisson": PoissonSampling,
+    "fixed": FixedBatchSampling,
+    "shuffle": ShuffledSampling,
+}
+"""Samplings by their name in sweep files and on the command line."""
+
+
+def require_adjacency(sampling: Sampling, adjacency: Adjacency) -> None:
+    """Raise `UnsupportedMechanism` where nothing is known about ``sampling`` under ``adjacency``; see its class."""
+    if adjacency not in sampling.adjacencies:
+        raise UnsupportedMechanism(
+            f"{sampling.words} ({type(sampling).__name__}) have no accounting under {adjacency!r}; "
+            f"account for them under {sampling.adjacencies[0]!r}"
+        )
