@@ -3,7 +3,7 @@
     >>> from accounting import PoissonSampling, account, parse_schedule, planned_trace
     >>> trace = planned_trace(parse_schedule("constant", 1.1), PoissonSampling(0.01), 10, 100, dataset_size=60_000)
     >>> round(account(trace, delta=1e-5).epsilon, 3)
-    1.655
+    1.515
 
 What is exported here is the library's interface; `accounting.parallel` spreads it over Ray actors.
 """

@@ -1,0 +1,57 @@
+"""What `import accounting` gives, and that names stand in one registry each."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import inspect
+from typing import get_args
+
+import pytest
+from pydantic import ValidationError
+
+import accounting
+from accounting import ACCOUNTANTS, INDIVIDUAL_ACCOUNTANTS, SAMPLINGS
+from orchestration.commands.calculator import IndividualMethod, SamplingName, epsilon
+from orchestration.sweeps.schema import AccountingSettings
+
+EXPORTED = {
+    "accounting": """ACCOUNTANTS INDIVIDUAL_ACCOUNTANTS SAMPLINGS SCHEDULES CertifiedEpsilon DataCorruption DpsweepError
+        EpsilonBudget FixedBatchSampling GaussianRelease IndividualEpsilons InvalidInput NoiseSchedule PoissonSampling
+        PrivacyEstimate PureRelease Release RhoBudget Sampling Segment ShuffledSampling SideQuery StorageError Trace
+        Unreachable UnsupportedMechanism account calibrate_decay calibrate_noise_multiplier count_within_budget
+        epsilon_of_examples group_epsilons individual_epsilons length_within_budget make_schedule
+        noise_multiplier_within_budget parse_schedule planned_trace read_trace write_trace""",
+    "accounting.individual": "INDIVIDUAL_ACCOUNTANTS IndividualEpsilons individual_epsilons",
+    "accounting.pld": """CertifiedDelta CertifiedEpsilon LatticeLoss SensitivityMixture delta_pld discretise
+        epsilon_of_examples epsilon_pld examples_law group_epsilons group_law linear_lower_bound vadhan_epsilon""",
+    "accounting.records": """Epsilons NormShardWriter NormShards NormSnapshot TrialFiles read_epsilons read_trace
+        write_epsilons write_trace""",
+}
+
+
+@pytest.mark.parametrize("package", EXPORTED)
+def test_exported_names(package: str) -> None:
+    module = importlib.import_module(package)
+    named = {name for name, value in vars(module).items() if not name.startswith("_") and not inspect.ismodule(value)}
+    assert named == set(module.__all__) == set(EXPORTED[package].split())
+
+
+def test_the_example_of_the_package_runs() -> None:
+    found = doctest.testmod(accounting)
+    assert found.attempted == 3
+    assert found.failed == 0
+
+
+def test_the_command_line_offers_what_is_registered() -> None:
+    assert get_args(SamplingName) == tuple(SAMPLINGS)
+    assert get_args(IndividualMethod) == tuple(INDIVIDUAL_ACCOUNTANTS)
+    shown = inspect.signature(epsilon, eval_str=True).parameters["accountant"].annotation.__metadata__[0].help
+    assert shown.rstrip(".").replace(" or ", ", ").split(", ") == list(ACCOUNTANTS)
+
+
+def test_a_sweep_takes_every_registered_individual_accountant() -> None:
+    for name in INDIVIDUAL_ACCOUNTANTS:
+        assert AccountingSettings(individual=name).individual == name
+    with pytest.raises(ValidationError, match="Input should be 'rdp' or 'pld'"):
+        AccountingSettings(individual="gdp")
