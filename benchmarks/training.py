@@ -46,7 +46,7 @@ from accounting.errors import InvalidInput
 from workers.gradients import BatchNorms, GradientEngine
 from workers.models import build_for_shape
 from workers.noise import make_noise_source
-from workers.spec import Component
+from workers.spec import MAX_THREADS, Component
 from workers.training import choose_device
 
 CLIP = 1.0
@@ -348,8 +348,8 @@ def as_row(result: Mapping[str, object]) -> str:
 def whole_threads(text: str) -> int:
     """A number of threads that torch takes, or argparse's error."""
     threads = int(text) if text.isdecimal() else 0
-    if not 1 <= threads <= 1024:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of threads; give 1 to 1024")
+    if not 1 <= threads <= MAX_THREADS:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of threads; give 1 to {MAX_THREADS}")
     return threads
 
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from accounting.calibration import Budget, EpsilonBudget, RhoBudget, count_within_budget
-from accounting.errors import InvalidInput
 from accounting.mechanism import Claim, Release, SideQuery, Trace
 from accounting.samplings import Sampling
 from accounting.schedules import NoiseSchedule, make_schedule, planned_trace
@@ -71,7 +70,6 @@ def affordable_epochs(spec: TrialSpec, mechanism: TrialMechanism, public_accurac
     """How many epochs of the planned ones complete within the trial's budget, given the public history so far.
 
     An epoch whose cost would pass the budget is not started (paper C, Sec. IV-A).
-    Raises: InvalidInput when a budget does not have exactly one of rho and epsilon.
     """
     if spec.budget is None:
         return spec.epochs
@@ -81,8 +79,7 @@ def affordable_epochs(spec: TrialSpec, mechanism: TrialMechanism, public_accurac
 
 def make_budget(spec: BudgetSpec, delta: float) -> Budget:
     """The budget that ``spec`` names; an epsilon is at the trial's delta."""
-    if spec.rho is not None and spec.epsilon is None:
+    if spec.rho is not None:
         return RhoBudget(spec.rho)
-    if spec.epsilon is not None and spec.rho is None:
-        return EpsilonBudget(spec.epsilon, delta)
-    raise InvalidInput(f"a budget has rho {spec.rho} and epsilon {spec.epsilon}; give exactly one of them")
+    assert spec.epsilon is not None, "a budget has exactly one of the two"
+    return EpsilonBudget(spec.epsilon, delta)

@@ -17,6 +17,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -143,16 +144,33 @@ def _os_entropy_secure(seed: int, device: torch.device) -> NoiseSource:
     return KeyedNoise(KeyedStream.from_os(), device, draws=4)
 
 
-NOISE_SOURCES: Final[Mapping[str, Callable[[int, torch.device], NoiseSource]]] = {
-    "seeded": _seeded,
-    "os_entropy": _os_entropy,
-    "os_entropy_secure": _os_entropy_secure,
+@dataclass(frozen=True)
+class NoiseSourceKind:
+    """How to make a noise source, from the trial's seed and a device, and what it claims.
+
+    is_secret: the noise comes from a key that nobody knows, so batches and all other random choices of the run must
+    too, and the seed is ignored. Otherwise the run is reproducible from its seed: research mode.
+    """
+
+    make: Callable[[int, torch.device], NoiseSource]
+    is_secret: bool
+
+
+NOISE_SOURCES: Final[Mapping[str, NoiseSourceKind]] = {
+    "seeded": NoiseSourceKind(_seeded, is_secret=False),
+    "os_entropy": NoiseSourceKind(_os_entropy, is_secret=True),
+    "os_entropy_secure": NoiseSourceKind(_os_entropy_secure, is_secret=True),
 }
 
 
+def noise_source_kind(name: str) -> NoiseSourceKind:
+    """The noise source called ``name``, or `InvalidInput` naming the nearest valid one."""
+    return lookup(NOISE_SOURCES, name, "noise source")
+
+
 def make_noise_source(name: str, seed: int, device: torch.device) -> NoiseSource:
-    """The noise source called ``name``; all but ``seeded`` ignore ``seed``."""
-    return lookup(NOISE_SOURCES, name, "noise source")(seed, device)
+    """The noise source called ``name``; a secret one ignores ``seed``."""
+    return noise_source_kind(name).make(seed, device)
 
 
 def derive_seed(seed: int, purpose: str) -> int:
@@ -166,19 +184,19 @@ def seed_torch(noise_source: str, seed: int, purpose: str) -> None:
 
     Those of CUDA devices take no more than 64 bits.
     """
-    secret = noise_source != "seeded"
+    secret = noise_source_kind(noise_source).is_secret
     torch.manual_seed(int(KeyedStream.from_os().words(1)[0]) if secret else derive_seed(seed, purpose))
     start_generator(torch.default_generator, noise_source, seed, purpose)
 
 
 def start_generator(generator: torch.Generator, noise_source: str, seed: int, purpose: str) -> None:
-    """Start a generator of the CPU: from the trial's seed, or from a secret key unless the run is seeded.
+    """Start a generator of the CPU: from the trial's seed, or from a secret key where the noise source has one.
 
     One example more shifts what is drawn for all others of its batch: whoever knew those numbers would see the sum move
     by more than that example. The start is secret in all its 19,937 bits, of which `torch.Generator.manual_seed` takes
     32. But what follows from it is a Mersenne Twister's: no cryptographic stream.
     """
-    if noise_source == "seeded":
+    if not noise_source_kind(noise_source).is_secret:
         generator.manual_seed(derive_seed(seed, purpose))
         return
     state = generator.manual_seed(0).get_state()

@@ -113,10 +113,35 @@ class Interval:
 
 
 class NormRecorder:
-    """Measures the same training examples again and again, and stores what each contributes."""
+    """Measures the same training examples again and again, and stores what each contributes.
+
+    An interval is open from one measurement up to the next; it is the state that a checkpoint keeps.
+    """
 
     def __init__(self, data: TrainingData, rows: Tensor, engine: GradientEngine, writer: NormShardWriter) -> None:
         self._data, self._rows, self._engine, self._writer = data, rows.to(data.device), engine, writer
+        self._interval: Interval | None = None
+
+    def open(self, step: int, noise_multiplier: float) -> Examples:
+        """Measure, and begin an interval at ``step``; returns the examples with their norms."""
+        measured = self.measure()
+        self._interval = Interval.from_step(step, measured, noise_multiplier)
+        return measured.examples
+
+    def extend(self, rule: ClipRule) -> None:
+        """Note that a step was taken under ``rule``."""
+        self._interval = self._interval.extended(rule) if self._interval else None
+
+    def store(self) -> None:
+        """Store the snapshot of the open interval, if there is one."""
+        if self._interval is not None:
+            self.write(self._interval)
+
+    def state(self) -> dict[str, Any] | None:
+        return None if self._interval is None else self._interval.state()
+
+    def restore(self, state: Mapping[str, Any] | None) -> None:
+        self._interval = None if state is None else Interval.restored(state, self._data.device)
 
     def measure(self) -> Measurement:
         """Norm-only passes over all rows, in chunks of fixed size."""

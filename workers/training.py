@@ -10,24 +10,23 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
-from pydantic import TypeAdapter
 from torch import Tensor, nn
 
-from accounting.errors import InvalidInput, require_finite
+from accounting.errors import InvalidInput
 from accounting.mechanism import Trace
 from accounting.records.layout import TrialFiles
 from accounting.records.shards import NormShardWriter
 from workers.augmentation import make_augmentation
-from workers.clipping import ClippingState, ClipRule, Examples, Setting, make_clipping, released_bound
+from workers.clipping import ClipRule, Examples, Setting, make_clipping, released_bound
 from workers.clipping.protocol import NORM_ERROR
 from workers.data.base import Dataset
 from workers.evaluation import evaluate
 from workers.gradients import GradientEngine, ShapePlanner, TimingPlanner, WeightedSum
-from workers.gradients.modes import modes_of, set_modes
+from workers.gradients.modes import modes_of
 from workers.gradients.randomness import RandomState
 from workers.history import EpochRecord
 from workers.imports import NO_CODE, UserCode
@@ -36,19 +35,10 @@ from workers.mechanism import TrialMechanism, affordable_epochs
 from workers.models import build_model
 from workers.noise import NoiseSource, derive_seed, seed_torch, start_generator
 from workers.optimizers import make_average, make_learning_rate_schedule, make_optimizer
-from workers.recording import Interval, NormRecorder, TrainingData, choose_rows, is_due
+from workers.recording import NormRecorder, TrainingData, choose_rows, is_due
+from workers.run_state import Counters, CpuGenerator, CudaGenerator, ModelModes, ModelValues, RunState, Stateful
 from workers.sampling import make_row_draws, make_sampler
 from workers.spec import TrialSpec
-
-_RECORDS: TypeAdapter[tuple[EpochRecord, ...]] = TypeAdapter(tuple[EpochRecord, ...])
-
-
-@dataclass
-class Counters:
-    """Raw facts about training batches: private."""
-
-    non_finite_gradients: int = 0
-    empty_batches: int = 0
 
 
 class Trainer:
@@ -88,20 +78,27 @@ class Trainer:
         seed_torch(spec.noise_source, spec.seed, "model")
 
         self._data = TrainingData(dataset, device)
-        self.mechanism = mechanism
-        if not self._method.keeps_to_contributions and self._engine.draws(*self._data.inputs(torch.arange(1))):
-            self.mechanism = replace(mechanism, contributions="estimate")
+        draws = not self._method.keeps_to_contributions and self._engine.draws(*self._data.inputs(torch.arange(1)))
+        self._planned = mechanism
+        self._run = RunState(contributions="estimate" if draws else mechanism.contributions)
         self._everyone, self._exact = self._make_recorders(files)
         self._setting = Setting(
             dataset.group_names, self._engine.layer_names, len(dataset.train), spec.sampling.batch_size
         )
-        self._clipping = ClippingState(bound=1.0)
         self._rule = ClipRule(float("inf"), lambda examples: torch.ones_like(examples.norms))
-        self._interval: Interval | None = None
-        self.step_count = 0
-        self.initial_bound: float | None = None
-        self.history: tuple[EpochRecord, ...] = ()
-        self.counters = Counters()
+        self._components: Mapping[str, Stateful] = {
+            "model": ModelValues(self._model),
+            "modes": ModelModes(self._model),
+            "optimizer": self._optimizer,
+            **({"average": self._average} if self._average else {}),
+            "sampler": self._sampler,
+            "noise": self._noise,
+            "augmentation": CpuGenerator(self._augmentation_rng),
+            "torch": CpuGenerator(torch.default_generator),
+            "cuda": CudaGenerator(device),
+            "interval": self._everyone,
+        }
+        """What changes from step to step besides the run's own state, by its name in the checkpoint."""
 
     def _make_engine(self, multiplicity: int) -> GradientEngine:
         execution = self._spec.execution
@@ -142,17 +139,38 @@ class Trainer:
             lambda: self._everyone.measure().examples.norms,
             lambda std: float(self._noise.normal((1,), std)),
         )
-        self.initial_bound = bound if self._spec.clipping.name != "none" else None
-        self._clipping = self._method.start(bound, self._setting)
+        self._run.initial_bound = bound if self._spec.clipping.name != "none" else None
+        self._run.clipping = self._method.start(bound, self._setting)
+
+    @property
+    def mechanism(self) -> TrialMechanism:
+        """The planned one; its contributions are estimates where the model was seen to draw or to change."""
+        return replace(self._planned, contributions=self._run.contributions)
+
+    @property
+    def step_count(self) -> int:
+        return self._run.step_count
+
+    @property
+    def initial_bound(self) -> float | None:
+        return self._run.initial_bound
+
+    @property
+    def history(self) -> tuple[EpochRecord, ...]:
+        return self._run.history
+
+    @property
+    def counters(self) -> Counters:
+        return self._run.counters
 
     @property
     def epoch(self) -> int:
         """Completed epochs."""
-        return self.step_count // self.mechanism.steps_per_epoch
+        return self.step_count // self._planned.steps_per_epoch
 
     @property
     def at_epoch_end(self) -> bool:
-        return self.step_count % self.mechanism.steps_per_epoch == 0
+        return self.step_count % self._planned.steps_per_epoch == 0
 
     @property
     def num_parameters(self) -> int:
@@ -165,16 +183,16 @@ class Trainer:
     @property
     def noise_multiplier(self) -> float:
         """sigma of the present epoch."""
-        return self.mechanism.schedule.noise_multiplier(self.epoch, self.public_accuracies)
+        return self._planned.schedule.noise_multiplier(self.epoch, self.public_accuracies)
 
     @property
     def _refresh_is_due(self) -> bool:
         refreshes = self._spec.norms.refreshes_per_epoch
-        return refreshes == "every_step" or is_due(self.step_count, refreshes, self.mechanism.steps_per_epoch)
+        return refreshes == "every_step" or is_due(self.step_count, refreshes, self._planned.steps_per_epoch)
 
     def trace(self) -> Trace:
         """What was run so far."""
-        epochs = -(-self.step_count // self.mechanism.steps_per_epoch)
+        epochs = -(-self.step_count // self._planned.steps_per_epoch)
         return self.mechanism.trace(epochs, self.public_accuracies).until(self.step_count)
 
     def may_continue(self) -> bool:
@@ -189,32 +207,32 @@ class Trainer:
         sigma, step, before = self.noise_multiplier, self.step_count, RandomState.of(self._data.device)
         if self._refresh_is_due:
             self.store_norms()
-            measured = self._everyone.measure()
-            self._clipping = self._method.refresh(self._clipping, measured.examples)
-            self._interval = Interval.from_step(step, measured, sigma)
+            everyone = self._everyone.open(step, sigma)
+            self._run.clipping = self._method.refresh(self._run.clipping, everyone)
 
         rows = torch.from_numpy(self._sampler.next_batch()).to(self._data.device)
         clipped = self._clipped_sum(rows)
         self.counters.non_finite_gradients += clipped.non_finite
         self.counters.empty_batches += int(len(rows) == 0)
 
-        self._interval = self._interval.extended(self._rule) if self._interval else None
+        self._everyone.extend(self._rule)
         if self._exact is not None:
-            self._exact.write(Interval.from_step(step, self._exact.measure(), sigma).extended(self._rule))
+            self._exact.open(step, sigma)
+            self._exact.extend(self._rule)
+            self._exact.store()
         self._update(clipped.gradients, sigma)
-        self.step_count += 1
+        self._run.step_count += 1
         self._look_again(before)
 
     def _look_again(self, before: RandomState) -> None:
         """A model may begin to draw, or change modes, at any step: then norms may not be those of what was summed."""
         repeatable = before.is_current() and modes_of(self._model) == self._modes
         if not repeatable and not self._method.keeps_to_contributions:
-            self.mechanism = replace(self.mechanism, contributions="estimate")
+            self._run.contributions = "estimate"
 
     def store_norms(self) -> None:
         """Store the last snapshot of all examples: its steps end here, where norms are taken anew or training ends."""
-        if self._interval is not None:
-            self._everyone.write(self._interval)
+        self._everyone.store()
 
     def _batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         x, y = self._data.inputs(rows)
@@ -239,13 +257,14 @@ class Trainer:
         """Answer the method's query with noise, and decide: only the noisy answer leaves the batch."""
         query = self._method.query
         assert query is not None, "methods without a query decide before the batch"
-        answer = self._method.answer(self._clipping, batch, self._setting).cpu()
+        answer = self._method.answer(self._run.clipping, batch, self._setting).cpu()
         self._decide(self._noise.added(answer, query.noise_std))
         return self._rule.weights(batch)
 
     def _decide(self, noisy_answer: Tensor) -> None:
-        self._rule = self._method.decide(self._clipping, noisy_answer, self._setting)
-        self._clipping = self._method.advance(self._clipping, noisy_answer, self._setting)
+        clipping = self._run.clipping
+        self._rule = self._method.decide(clipping, noisy_answer, self._setting)
+        self._run.clipping = self._method.advance(clipping, noisy_answer, self._setting)
 
     def _update(self, gradients: Mapping[str, Tensor], sigma: float) -> None:
         """Noise of std sigma S, rounded up by as much as a clipped gradient may exceed S through rounding."""
@@ -264,14 +283,14 @@ class Trainer:
         record = EpochRecord(
             epoch=epoch,
             step=step,
-            noise_multiplier=self.mechanism.schedule.noise_multiplier(epoch, self.public_accuracies),
+            noise_multiplier=self._planned.schedule.noise_multiplier(epoch, self.public_accuracies),
             learning_rate_factor=self._learning_rate(step - 1),
             sensitivity=self._rule.sensitivity if self.initial_bound is not None else None,
             bounds=dict(self._rule.bounds),
             test=evaluate(shown, self._dataset.test, self._dataset, self._loss),
             public=None if public is None else evaluate(shown, public, self._dataset, self._loss),
         )
-        self.history = (*self.history, record)
+        self._run.history = (*self.history, record)
         return record
 
     def released_model(self) -> nn.Module:
@@ -286,25 +305,7 @@ class Trainer:
 
     def state(self) -> dict[str, Any]:
         """Everything that a restored run needs to repeat the bits of this one; private."""
-        random = RandomState.of(self._data.device)
-        return {
-            "step_count": self.step_count,
-            "initial_bound": self.initial_bound,
-            "contributions": self.mechanism.contributions,
-            "model": self._model.state_dict(),
-            "modes": modes_of(self._model),
-            "optimizer": self._optimizer.state(),
-            "average": None if self._average is None else self._average.state(),
-            "sampler": self._sampler.state(),
-            "noise": self._noise.state(),
-            "augmentation": self._augmentation_rng.get_state(),
-            "torch": random.cpu,
-            "cuda": random.cuda,
-            "clipping": asdict(self._clipping),
-            "interval": None if self._interval is None else self._interval.state(),
-            "counters": asdict(self.counters),
-            "history": [asdict(record) for record in self.history],
-        }
+        return {**self._run.state(), **{name: component.state() for name, component in self._components.items()}}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         missing = sorted(self.state().keys() - state.keys())
@@ -313,22 +314,9 @@ class Trainer:
                 f"the checkpoint lacks {', '.join(missing)}: another version of dpsweep wrote it. Finish the trial "
                 "with that one, or delete the trial's folder to start anew"
             )
-        self.step_count, self.initial_bound = state["step_count"], state["initial_bound"]
-        self.mechanism = replace(self.mechanism, contributions=state["contributions"])
-        self._model.load_state_dict(state["model"])
-        set_modes(self._model, state["modes"])
-        self._optimizer.restore(state["optimizer"])
-        if self._average is not None:
-            self._average.restore(state["average"])
-        self._sampler.restore(state["sampler"])
-        self._noise.restore(state["noise"])
-        self._augmentation_rng.set_state(state["augmentation"])
-        RandomState(self._data.device, state["torch"], state["cuda"]).restore()
-        self._clipping = ClippingState(**state["clipping"])
-        if state["interval"] is not None:
-            self._interval = Interval.restored(state["interval"], self._data.device)
-        self.counters = Counters(**state["counters"])
-        self.history = _RECORDS.validate_python(tuple(state["history"]))
+        self._run.restore(state)
+        for name, component in self._components.items():
+            component.restore(state[name])
 
 
 def check_spec(spec: TrialSpec, mechanism: TrialMechanism, public_size: int) -> None:
@@ -336,15 +324,8 @@ def check_spec(spec: TrialSpec, mechanism: TrialMechanism, public_size: int) -> 
 
     public_size: how many public examples the data set has.
     """
-    require_finite("epochs", spec.epochs, at_least=1, at_most=10**7)
-    require_finite("delta", spec.delta, above=0.0, below=1.0)
-    require_finite("norms.rows_per_part", spec.norms.rows_per_part, at_least=1)
     if spec.execution.device != "auto":
         _parse_device(spec.execution.device)
-    if spec.norms.refreshes_per_epoch != "every_step":
-        require_finite("norms.refreshes_per_epoch", spec.norms.refreshes_per_epoch, above=0.0)
-    require_finite("norms.exact_examples", spec.norms.exact_examples, at_least=0)
-    require_finite("execution.checkpoint_every_epochs", spec.execution.checkpoint_every_epochs, at_least=1e-6)
     highest = max(segment.noise_multiplier for segment in mechanism.trace(spec.epochs).segments)
     if highest > 0.0 and spec.clipping.name == "none":
         raise InvalidInput(

@@ -24,7 +24,7 @@ from workers.history import Progress, TrainingResult, read_training_result
 from workers.imports import NO_CODE, UserCode
 from workers.losses import build_loss
 from workers.mechanism import TrialMechanism
-from workers.noise import make_noise_source
+from workers.noise import make_noise_source, noise_source_kind
 from workers.preprocessing import make_preprocessing
 from workers.recording import is_due
 from workers.spec import ExecutionSpec, TrialSpec
@@ -227,7 +227,7 @@ def _finish(spec: TrialSpec, files: TrialFiles, trainer: Trainer, dataset: Datas
         test_size=len(dataset.test),
         group_names=dataset.group_names,
         parameters=trainer.num_parameters,
-        research_mode=spec.noise_source == "seeded",
+        research_mode=not noise_source_kind(spec.noise_source).is_secret,
         initial_bound=trainer.initial_bound,
         history=trainer.history,
         evaluation=trainer.history[-1].test,

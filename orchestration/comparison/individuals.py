@@ -10,6 +10,7 @@ from accounting.records.shards import Epsilons
 from accounting.release import ReleasedStatistics
 from orchestration.comparison.statistics import pearson
 from orchestration.records.published import GroupEpsilon, Histogram, IndividualStatistics
+from orchestration.records.release_modes import EXACT, RELEASED
 
 _QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
 _BINS = 30
@@ -32,7 +33,7 @@ def exact_statistics(
     values = np.minimum(epsilons.upper, worst_case.epsilon)
     counts, edges = np.histogram(values, bins=_BINS, range=(0.0, worst_case.epsilon))
     return IndividualStatistics(
-        disclosure="raw",
+        disclosure=EXACT,
         kind=kind_of_capped(epsilons, worst_case),
         mean=float(values.mean()),
         median=float(np.median(values)),
@@ -64,7 +65,7 @@ def released_statistics(
 ) -> IndividualStatistics:
     """Statistics released with differential privacy, of which ``cost`` is the epsilon of the release alone."""
     return IndividualStatistics(
-        disclosure="private",
+        disclosure=RELEASED,
         kind=kind,
         mean=released.mean_epsilon,
         median=released.quantiles.get(0.5),

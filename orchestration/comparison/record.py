@@ -11,13 +11,15 @@ from orchestration.comparison.metrics import known, worst_group_name
 from orchestration.comparison.parameters import dataset_of, found_sizes, parameters
 from orchestration.records.layout import SweepFiles
 from orchestration.records.manifest import Manifest
-from orchestration.records.published import Disclosure, ReportData, ReportTrial
+from orchestration.records.published import ReportData, ReportTrial
+from orchestration.records.release_modes import EXACT, Disclosure, release_mode
 from orchestration.records.results import StoppedTrial, TrialResult, read_statistics
 from orchestration.records.states import TrialState
 from orchestration.records.status import TrialStatus
 from orchestration.sweeps.grid import GridPoint
 from orchestration.sweeps.schema import SweepSpec
 from workers.attacks import read_attacks
+from workers.noise import noise_source_kind
 
 View = Callable[[TrialResult], TrialResult]
 """The result of a trial with what a reader may know about its training examples: ``individuals`` and ``attacks``."""
@@ -77,8 +79,8 @@ class SweepRecord:
             dataset=dataset_of(spec.data, result.training) if result else None,
             tags={
                 "baseline": point.baseline or "",
-                "research_mode": str(spec.noise_source == "seeded"),
-                **({"sensitive": "true"} if self.disclosure == "raw" else {}),
+                "research_mode": str(not noise_source_kind(spec.noise_source).is_secret),
+                **({"sensitive": "true"} if release_mode(self.disclosure).is_sensitive else {}),
             },
         )
 
@@ -97,7 +99,7 @@ class SweepRecord:
             name=self.sweep.name,
             trials=tuple(self.trial(point, view) for point in self.points),
             delta=self.sweep.privacy.delta,
-            disclosure="raw" if view is not disclosed else self.disclosure,
+            disclosure=EXACT if view is not disclosed else self.disclosure,
             created=self.manifest.created,
             provenance=self.manifest.provenance(),
         )

@@ -11,7 +11,7 @@ from accounting.parallel import AccountingJob, PartResult
 from orchestration.execution.environment import EMBEDDED, IN_PROCESS
 from orchestration.records.failures import record_failure
 from orchestration.records.layout import SweepFiles
-from orchestration.records.published import Disclosure
+from orchestration.records.release_modes import Disclosure
 from orchestration.sweeps.plan import PlannedTrial
 from orchestration.sweeps.schema import SweepSpec
 from workers.imports import UserCode

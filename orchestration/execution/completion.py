@@ -17,6 +17,7 @@ from orchestration.comparison.individuals import exact_statistics, kind_of_cappe
 from orchestration.execution.estimate_quality import quality_of_estimates
 from orchestration.records.integrity import note_digests
 from orchestration.records.published import IndividualStatistics, ReportEpoch
+from orchestration.records.release_modes import release_mode, release_spec
 from orchestration.records.results import (
     StoppedTrial,
     TrialResult,
@@ -24,7 +25,7 @@ from orchestration.records.results import (
     write_result,
     write_statistics,
 )
-from orchestration.sweeps.plan import Costs, PlannedTrial, costs, release_spec
+from orchestration.sweeps.plan import Costs, PlannedTrial, costs
 from orchestration.sweeps.schema import SweepSpec
 from workers.attacks import AttackResults, read_attacks
 from workers.checkpoint import forget_checkpoint
@@ -117,7 +118,10 @@ def epsilon_after(trace: Trace, step: int, delta: float) -> float:
 
 
 def _costs(trace: Trace, planned: PlannedTrial, sweep: SweepSpec) -> Costs:
+    """Those of the plan where the run was as planned: what its recorded contributions are worth is no part of them."""
     bound = bounding_trace(trace, planned.trace)
+    if bound is not None and replace(bound, contributions=planned.trace.contributions) == planned.trace:
+        return planned.costs
     return costs(bound, planned.spec.delta, sweep) if bound else _estimated(costs(trace, planned.spec.delta, sweep))
 
 
@@ -159,14 +163,14 @@ def _individuals(
     """Account every example, keep the exact statistics private, and return what the sweep discloses."""
     job = AccountingJob(files.root, planned.spec.delta, sweep.accounting.individual)
     epsilons = account_trial(job, scatter)
-    names, release = planned.dataset.group_names, release_spec(sweep.release)
+    names, release = planned.dataset.group_names, release_spec(sweep.release.name, sweep.release.params)
     exact = exact_statistics(epsilons, names, worst)
     if planned.spec.norms.exact_examples > 0:
         exact = replace(exact, estimates=quality_of_estimates(files, epsilons, read_trace(files.trace), worst.epsilon))
     write_statistics(files.private_summary, exact, private=True)
     if release is not None:
         return _released_once(files, epsilons, names, worst, release)
-    return exact if sweep.release.name == "raw" else None
+    return exact if release_mode(sweep.release.name).statistics == "exact" else None
 
 
 def _released_once(

@@ -25,7 +25,7 @@ from orchestration.records.published import ReportTrial
 from orchestration.records.results import StoredResult
 from orchestration.records.states import TrialState
 from orchestration.records.status import SweepStatus, TrialStatus, status_of
-from orchestration.report.figures import MAIN_FIGURES, figures
+from orchestration.report.catalogue import figures_for_mlflow
 from orchestration.report.writing import write_reports
 from orchestration.sweeps.plan import Plan, PlannedTrial
 from orchestration.sweeps.schema import SweepSpec
@@ -122,8 +122,7 @@ class Coordinator:
 
         def publish(tracker: Tracker) -> None:
             data = record.data()
-            drawn = figures(data)
-            tracker.log_report(page, data, {name: drawn[name] for name in MAIN_FIGURES if name in drawn})
+            tracker.log_report(page, data, figures_for_mlflow(data))
             tracker.close("FAILED" if record.failed else "FINISHED")
 
         self._recorder.finish(self._planned, publish)

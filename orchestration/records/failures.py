@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
-from accounting.errors import StorageError, full_text, private_text, public_text
+from accounting.errors import StorageError, private_text
 from accounting.records.files import delete, write_bytes_atomically
 from accounting.records.layout import TrialFiles
 from orchestration.records.layout import SweepFiles
-from orchestration.records.published import Disclosure
-
-_SHOWN: Mapping[Disclosure, Callable[[BaseException], str]] = {
-    "none": public_text,
-    "private": public_text,
-    "raw": full_text,
-}
+from orchestration.records.release_modes import Disclosure, release_mode
 
 
 def shown(error: BaseException, disclosure: Disclosure) -> str:
     """What an error that was just caught says in reports, in MLflow, on the terminal and in Tune's state."""
-    return _SHOWN[disclosure](error)
+    return release_mode(disclosure).error_text(error)
 
 
 def record_failure(error: BaseException, files: TrialFiles, disclosure: Disclosure) -> str:

@@ -14,13 +14,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 from accounting.estimates import Kind
+from orchestration.records.release_modes import Disclosure
 from orchestration.records.states import TrialState
-
-Disclosure = Literal["none", "private", "raw"]
-"""What the sweep allows out of ``private/``: nothing, statistics released with DP, or exact ones (research mode)."""
 
 Label = str | int | float | bool
 NON_PRIVATE = "non-private"
@@ -119,7 +116,7 @@ class IndividualStatistics:
     the example's loss when norms were last taken; None where it is undefined.
     """
 
-    disclosure: Literal["private", "raw"]
+    disclosure: Disclosure
     kind: Kind
     mean: float | None = None
     median: float | None = None

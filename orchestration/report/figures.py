@@ -1,10 +1,11 @@
-"""The pictures of the report, as plotly figures. Pure: from `ReportData` to figures."""
+"""How each figure of the report is drawn, with plotly. Pure; `orchestration.report.catalogue` lists them all."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import plotly.graph_objects as go
@@ -13,56 +14,51 @@ from orchestration.comparison.metrics import accuracy, epsilon, worst_group_accu
 from orchestration.comparison.settings import (
     Setting,
     best_trade_offs,
-    finished_settings,
     group_epsilon,
     group_epsilon_error,
-    group_names,
     group_value,
 )
 from orchestration.comparison.statistics import spread
-from orchestration.records.published import ReportData, ReportEpoch, ReportGroup, ReportTrial
-from orchestration.report.style import BAND, FONT, INK, MUTED, RULE, Style, style_of
-
-MAIN_FIGURES = ("utility-fairness", "group-accuracy", "group-epsilon")
-"""The pictures that MLflow shows beside the report."""
-HISTOGRAM = "histogram of "
-"""The names of histograms begin so; what follows says of what."""
+from orchestration.records.published import ReportEpoch, ReportGroup, ReportTrial
+from orchestration.report.style import BAND, FONT, INK, MUTED, RULE, Style
 
 Value = Callable[[ReportTrial], float | None]
 
 
-def figures(data: ReportData) -> dict[str, go.Figure]:
-    """Every picture that the data allow, by name; a picture without data is left out."""
-    settings = finished_settings(data.trials)
-    style = style_of(settings)
-    names = group_names(data.trials)
-    drawn = {
-        "utility-fairness": _trade_off(settings, style, accuracy, "accuracy on test data", log=False),
-        "privacy-utility": _privacy(settings, style, accuracy, "accuracy on test data"),
-        "privacy-fairness": _privacy(settings, style, worst_group_accuracy, "accuracy of the worst-served group"),
-        "group-accuracy": _by_group(
-            settings, style, names, lambda name: group_value(name, lambda group: group.accuracy), ".0%"
-        ),
-        "group-change": _by_group(
-            settings,
-            style,
-            names,
-            lambda name: group_value(name, _change_in_points),
-            "~g",
-        ),
-        "group-epsilon": _by_group(
-            settings, style, names, group_epsilon, ".3~g", group_epsilon_error, limits=_possible(settings)
-        ),
-        "who-pays": _who_pays(settings, style, names),
-        **_histograms(settings, style),
-        "noise": _noise(settings, style),
-        "clipping": _clipping_bounds(settings, style),
-    }
-    return {name: figure for name, figure in drawn.items() if figure is not None and figure.data}
+@dataclass(frozen=True)
+class Scene:
+    """What every figure is drawn from: the finished settings, how they look, and the groups from worst to best."""
+
+    settings: Sequence[Setting]
+    style: Style
+    groups: Sequence[str]
 
 
-def _trade_off(settings: Sequence[Setting], style: Style, x: Value, x_title: str, log: bool) -> go.Figure:
-    return _scatter(settings, style, x, worst_group_accuracy, x_title, "accuracy of the worst-served group", log)
+def utility_fairness(scene: Scene) -> go.Figure:
+    """The accuracy of the worst-served group against that on all test data."""
+    x_title, y_title = "accuracy on test data", "accuracy of the worst-served group"
+    return _scatter(scene.settings, scene.style, accuracy, worst_group_accuracy, x_title, y_title, log=False)
+
+
+def privacy_utility(scene: Scene) -> go.Figure | None:
+    return _privacy(scene.settings, scene.style, accuracy, "accuracy on test data")
+
+
+def privacy_fairness(scene: Scene) -> go.Figure | None:
+    return _privacy(scene.settings, scene.style, worst_group_accuracy, "accuracy of the worst-served group")
+
+
+def group_accuracy(scene: Scene) -> go.Figure:
+    return _by_group(scene, lambda name: group_value(name, lambda group: group.accuracy), ".0%")
+
+
+def group_change(scene: Scene) -> go.Figure:
+    """Accuracy against the non-private baseline, in points."""
+    return _by_group(scene, lambda name: group_value(name, _change_in_points), "~g")
+
+
+def mean_group_epsilon(scene: Scene) -> go.Figure:
+    return _by_group(scene, group_epsilon, ".3~g", group_epsilon_error, limits=_possible(scene.settings))
 
 
 def _privacy(settings: Sequence[Setting], style: Style, y: Value, y_title: str) -> go.Figure | None:
@@ -121,9 +117,7 @@ def _scatter(
 
 
 def _by_group(
-    settings: Sequence[Setting],
-    style: Style,
-    names: Sequence[str],
+    scene: Scene,
     value: Callable[[str], Value],
     tickformat: str,
     error: Callable[[str], Value] = lambda name: lambda trial: None,
@@ -134,6 +128,7 @@ def _by_group(
     error: standard error of a value; whiskers reach at least as far as that of the mean. Rows and the places in them
     are the same for every value, so that pictures can be read across. limits: of the axis, beyond which no value lies.
     """
+    settings, style, names = scene.settings, scene.style, scene.groups
     figure = _figure(height=60 + len(names) * max(26, 7 * len(settings)))
     for row in range(0, len(names), 2):
         figure.add_hrect(row - 0.5, row + 0.5, fillcolor=BAND, line_width=0, layer="below")
@@ -175,8 +170,9 @@ def _by_group(
     return figure
 
 
-def _who_pays(settings: Sequence[Setting], style: Style, names: Sequence[str]) -> go.Figure:
+def who_pays(scene: Scene) -> go.Figure:
     """Mean epsilon_i of a group against the accuracy it gets: one marker per group and setting."""
+    settings, style, names = scene.settings, scene.style, scene.groups
     figure = _figure(height=430)
     named: set[str] = set()
     for setting in settings:
@@ -210,12 +206,14 @@ def _who_pays(settings: Sequence[Setting], style: Style, names: Sequence[str]) -
     return figure
 
 
-def _histograms(settings: Sequence[Setting], style: Style) -> dict[str, go.Figure]:
-    """How epsilon_i spreads over the training examples, with the worst case; schedules of a setting share a picture."""
+def histograms(scene: Scene) -> dict[str, go.Figure]:
+    """How epsilon_i spreads over the training examples, with the worst case: a figure for each setting, by its name
+    without the schedule; schedules share one."""
+    settings, style = scene.settings, scene.style
     drawn: dict[str, go.Figure] = {}
     for setting in settings:
         for edges, shares in _pooled_histograms(setting):
-            figure = drawn.setdefault(HISTOGRAM + setting.name_without_schedule, _figure(height=250))
+            figure = drawn.setdefault(setting.name_without_schedule, _figure(height=250))
             figure.add_scatter(
                 x=edges,
                 y=[*shares, shares[-1]],
@@ -264,26 +262,26 @@ def _mark_worst_case(figure: go.Figure, worst: float) -> None:
     figure.update_annotations(showarrow=False, font={"size": 12, "color": INK})
 
 
-def _noise(settings: Sequence[Setting], style: Style) -> go.Figure:
+def noise(scene: Scene) -> go.Figure:
     """Noise multiplier per epoch: one line per setting, of its first seed."""
     figure = _figure(height=360)
-    for setting in settings:
+    for setting in scene.settings:
         history = setting.trials[0].history
         if setting.is_baseline or not history:
             continue
-        _line(figure, setting, style, history, [epoch.noise_multiplier for epoch in history], setting.name)
+        _line(figure, setting, scene.style, history, [epoch.noise_multiplier for epoch in history], setting.name)
     figure.update_xaxes(title_text="epoch")
     figure.update_yaxes(title_text="noise multiplier σ", rangemode="tozero")
     return figure
 
 
-def _clipping_bounds(settings: Sequence[Setting], style: Style) -> go.Figure:
+def clipping_bounds(scene: Scene) -> go.Figure:
     """Clipping bounds per epoch: one line per setting, or per group where a method clips groups apart.
 
     Bounds of groups follow noisy counts and jump; the groups clipped the loosest and the tightest stand out.
     """
+    settings, style = scene.settings, scene.style
     figure = _figure(height=360)
-    named: set[str] = set()
     for setting in settings:
         history = setting.trials[0].history
         bounds = {
@@ -307,7 +305,6 @@ def _clipping_bounds(settings: Sequence[Setting], style: Style) -> go.Figure:
             )
             if bold and len(bounds) > 1:
                 _label_end(figure, name, history[-1].epoch, means[name], style.colour(setting))
-        named.add(setting.clipping)
     figure.update_xaxes(title_text="epoch")
     figure.update_yaxes(title_text="clipping bound C", rangemode="tozero")
     return figure

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
-from typing import Any
 
 from orchestration.comparison.settings import Setting
 from orchestration.report.style import INK, Style
@@ -36,16 +35,21 @@ def note(text: str, look: str = "withheld") -> str:
     return f'<div class="{look}"><p>{escape(text)}</p></div>'
 
 
-def panel(name: str, title: str, drawn: Mapping[str, Any], missing: str = "") -> str:
-    """A picture under its title; without data, the reason why it is missing, or nothing at all."""
-    heading = f'<p class="plot-title">{escape(title)}</p>' if title else ""
-    if name not in drawn:
-        return f"<div>{heading}{note(missing)}</div>" if missing else ""
-    height = drawn[name]["layout"]["height"]
+def panel(name: str, title: str, height: int) -> str:
+    """The place of a figure, under its title; height in pixels."""
     return (
-        f'<div>{heading}<div class="plot" role="img" aria-label="{escape(title)}: a chart" '
+        f'<div>{_plot_title(title)}<div class="plot" role="img" aria-label="{escape(title)}: a chart" '
         f'data-figure="{escape(name)}" style="height:{height}px"></div></div>'
     )
+
+
+def missing_panel(title: str, reason: str) -> str:
+    """Why a figure is missing, in its place; nothing without a reason."""
+    return f"<div>{_plot_title(title)}{note(reason)}</div>" if reason else ""
+
+
+def _plot_title(title: str) -> str:
+    return f'<p class="plot-title">{escape(title)}</p>' if title else ""
 
 
 def table(heads: Iterable[tuple[str, str]], rows: Iterable[Sequence[Cell]], looks: Sequence[str] = ()) -> str:

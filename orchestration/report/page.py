@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from string import Template
@@ -31,10 +31,11 @@ from orchestration.records.published import (
     ReportQuality,
     ReportTrial,
 )
+from orchestration.records.release_modes import release_mode
 from orchestration.records.states import TrialState
-from orchestration.report.figures import HISTOGRAM, figures
-from orchestration.report.html import key, note, panel, section
-from orchestration.report.prose import SENSITIVE, WITHHELD, headline, meanings
+from orchestration.report.catalogue import FIGURES, Drawn, Section, drawn_figures
+from orchestration.report.html import key, missing_panel, note, panel, section
+from orchestration.report.prose import SENSITIVE, headline, meanings
 from orchestration.report.style import Style, style_of
 from orchestration.report.tables import (
     attacks_table,
@@ -63,14 +64,15 @@ def render(data: ReportData) -> str:
     """The page as one HTML document without any reference to the network."""
     settings = finished_settings(data.trials)
     style = style_of(settings)
-    drawn = {name: json.loads(figure.to_json()) for name, figure in figures(data).items()}
+    drawn = drawn_figures(data)
+    panels = _panels(data, drawn)
     sections = (
         _opening(data, settings),
-        _results(data, settings, style, drawn),
-        _groups(data, settings, style, drawn),
-        _individuals(data, settings, style, drawn),
+        _results(settings, style, panels, {each.name for each in drawn}),
+        _groups(data, settings, style, panels, {each.name for each in drawn}),
+        _individuals(data, settings, style, panels),
         _attacks(settings, style),
-        _over_time(settings, style, drawn),
+        _over_time(settings, style, panels),
         section("All trials", trials_table(data.trials)),
         _meanings(data),
     )
@@ -79,8 +81,24 @@ def render(data: ReportData) -> str:
         title=escape(f"{data.name} – dpsweep report"),
         body=_subscripts("\n".join(part for part in sections if part)),
         plotly=get_plotlyjs().replace("</script", "<\\/script"),
-        figures=_script_safe({name: {"data": made["data"], "layout": made["layout"]} for name, made in drawn.items()}),
+        figures=_script_safe({each.name: _plain(each) for each in drawn}),
     )
+
+
+def _plain(drawn: Drawn) -> dict[str, Any]:
+    """A figure as the page's script takes it."""
+    made = json.loads(drawn.figure.to_json())
+    return {"data": made["data"], "layout": made["layout"]}
+
+
+def _panels(data: ReportData, drawn: Sequence[Drawn]) -> dict[Section, str]:
+    """The figures of each section as HTML, and the reasons why others are missing."""
+    panels: dict[Section, str] = {}
+    for kind in FIGURES:
+        own = [each for each in drawn if each.kind is kind]
+        html = "".join(panel(each.name, each.title, each.figure.layout.height) for each in own)
+        panels[kind.section] = panels.get(kind.section, "") + (html or missing_panel(kind.title, kind.missing(data)))
+    return panels
 
 
 def _script_safe(value: Any) -> str:
@@ -96,7 +114,7 @@ def _opening(data: ReportData, settings: Sequence[Setting]) -> str:
     if data.wall_seconds is not None:
         byline.insert(1, seconds(data.wall_seconds))
     sentences = headline(data, settings) if data.trials else ["This sweep has no trials."]
-    warning = note(SENSITIVE, "withheld sensitive") if data.disclosure == "raw" else ""
+    warning = note(SENSITIVE, "withheld sensitive") if release_mode(data.disclosure).is_sensitive else ""
     notes = "".join(note(text) for text in data.notes)
     return (
         f'<header><p class="eyebrow">Differentially private training · sweep report</p><h1>{escape(data.name)}</h1>'
@@ -138,64 +156,56 @@ def _tiles(settings: Sequence[Setting]) -> str:
     return f'<div class="tiles">{cells}</div>'
 
 
-def _results(data: ReportData, settings: Sequence[Setting], style: Style, drawn: Mapping[str, Any]) -> str:
+def _results(settings: Sequence[Setting], style: Style, panels: Mapping[Section, str], drawn: Collection[str]) -> str:
     if not settings:
         return ""
     caption = (
         "Each marker is a setting, averaged over its seeds (faint dots); whiskers span the seeds. A dark ring marks "
         "the Pareto front."
     )
-    titles = {
-        "utility-fairness": "Utility and fairness",
-        "privacy-utility": "Privacy and utility",
-        "privacy-fairness": "Privacy and fairness",
-    }
-    panels = [panel(name, title, drawn) for name, title in titles.items()]
     if "privacy-utility" not in drawn and any(not setting.is_baseline for setting in settings):
         caption += " All private settings cost the same worst-case ε, so privacy needs no axis."
     return section(
         "Privacy, utility, fairness",
         key(settings, style),
-        f'<figure><div class="panels">{"".join(panels)}</div><figcaption>{caption}</figcaption></figure>',
+        f'<figure><div class="panels">{panels["results"]}</div><figcaption>{caption}</figcaption></figure>',
         settings_table(settings, style),
         group_sizes_table(settings, style),
     )
 
 
-def _groups(data: ReportData, settings: Sequence[Setting], style: Style, drawn: Mapping[str, Any]) -> str:
+def _groups(
+    data: ReportData,
+    settings: Sequence[Setting],
+    style: Style,
+    panels: Mapping[Section, str],
+    drawn: Collection[str],
+) -> str:
     if "group-accuracy" not in drawn:
         return ""
-    panels = [
-        panel("group-accuracy", "Accuracy on test data", drawn),
-        panel("group-change", "Change against the baseline, in points", drawn,
-               missing="No finished private trial has a non-private baseline with the same data, model and seed. "
-                       "Add “none” to the clipping methods of the sweep."),
-        panel("group-epsilon", "What its training examples paid: mean εᵢ", drawn, missing=WITHHELD[data.disclosure]),
-    ]  # fmt: skip
     return section(
         "Who is served, who pays",
         "<p>Groups from worst to best served. The same settings side by side: how well each group is served, what "
         "privacy cost it in accuracy, and what its training examples paid in privacy.</p>",
         key(settings, style),
-        f'<figure><div class="panels">{"".join(panels)}</div><figcaption>Markers are means over seeds; whiskers '
+        f'<figure><div class="panels">{panels["groups"]}</div><figcaption>Markers are means over seeds; whiskers '
         f"span them, and for εᵢ at least a standard error. {_release_words(data, settings)}</figcaption></figure>",
-        panel("who-pays", "Accuracy of a group against its mean εᵢ", drawn),
+        panels["who pays"],
     )
 
 
-def _individuals(data: ReportData, settings: Sequence[Setting], style: Style, drawn: Mapping[str, Any]) -> str:
+def _individuals(data: ReportData, settings: Sequence[Setting], style: Style, panels: Mapping[Section, str]) -> str:
     if not any(not setting.is_baseline for setting in settings):
         return ""
-    names = [name for name in drawn if name.startswith(HISTOGRAM)]
-    if not names:
-        return section("What single examples paid", note(WITHHELD[data.disclosure]))
-    panels = "".join(panel(name, name.removeprefix(HISTOGRAM), drawn) for name in names)
+    if not panels["single examples"]:
+        return section("What single examples paid", note(release_mode(data.disclosure).missing))
+    caption = f"<figcaption>{_release_words(data, settings)}</figcaption>"
     return section(
         "What single examples paid",
         "<p>Histograms of εᵢ over all training examples, one line per setting. The vertical line is the worst case, "
         "which the guarantee claims for everybody.</p>",
         key([setting for setting in settings if not setting.is_baseline], style),
-        f'<figure><div class="panels">{panels}</div><figcaption>{_release_words(data, settings)}</figcaption></figure>',
+        f'<figure><div class="panels">{panels["single examples"]}</div>{caption}</figure>',
         losses_table(settings, style),
         estimates_table(settings, style),
     )
@@ -223,24 +233,20 @@ def _release_words(data: ReportData, settings: Sequence[Setting]) -> str:
     kinds = " and ".join(sorted({f"{individuals.kind.replace('_', ' ')}s" for individuals in found}))
     costs = sorted({individuals.release_epsilon for individuals in found if individuals.release_epsilon is not None})
     cost = f" at ε = {', '.join(number(cost) for cost in costs)}, inside each trial's total" if costs else ""
-    how = {"raw": "exact", "private": f"released with differential privacy{cost}"}
-    ways = " and ".join(how[way] for way in sorted({individuals.disclosure for individuals in found}))
+    modes = [release_mode(name) for name in sorted({individuals.disclosure for individuals in found})]
+    ways = " and ".join(mode.origin + (cost if mode.statistics == "released" else "") for mode in modes)
     return f"Statistics of εᵢ are {ways}; the εᵢ themselves are {kinds}."
 
 
-def _over_time(settings: Sequence[Setting], style: Style, drawn: Mapping[str, Any]) -> str:
-    panels = [
-        panel("noise", "Noise multiplier", drawn),
-        panel("clipping", "Clipping bounds", drawn),
-    ]
-    if not any(panels):
+def _over_time(settings: Sequence[Setting], style: Style, panels: Mapping[Section, str]) -> str:
+    if not panels["over time"]:
         return ""
     return section(
         "Noise and clipping over time",
         key([setting for setting in settings if not setting.is_baseline], style),
-        f'<figure><div class="panels wide">{"".join(panels)}</div><figcaption>First seed of each setting. Bounds are '
-        "shown where they are public: configured, or derived from noisy counts. Methods that clip groups apart have a "
-        "line per group; individual thresholds are private.</figcaption></figure>",
+        f'<figure><div class="panels wide">{panels["over time"]}</div><figcaption>First seed of each setting. '
+        "Bounds are shown where they are public: configured, or derived from noisy counts. Methods that clip groups "
+        "apart have a line per group; individual thresholds are private.</figcaption></figure>",
     )
 
 

@@ -20,17 +20,8 @@ from orchestration.comparison.metrics import (
 )
 from orchestration.comparison.settings import Setting, group_epsilon, group_epsilon_error, group_names, group_value
 from orchestration.comparison.statistics import pearson
-from orchestration.records.published import Disclosure, ReportData
+from orchestration.records.published import ReportData
 from orchestration.records.states import TrialState
-
-WITHHELD: dict[Disclosure, str] = {
-    "none": "Withheld. What training examples paid follows from their gradients, so even an average over a group of "
-    "them is private data. The owner of the data finds the exact numbers in private/report.html beside this page. To "
-    "show them here, write “release: private” in the sweep (statistics with calibrated noise, their cost inside the "
-    "target) or “release: raw” (exact; the report and its MLflow runs become sensitive), and run it again.",
-    "private": "Not released. No finished trial of this sweep published these statistics.",
-    "raw": "Not available. No finished trial of this sweep has these statistics.",
-}
 
 SENSITIVE = (
     "Sensitive. This page shows exact statistics of the training examples, which no differential-privacy guarantee "

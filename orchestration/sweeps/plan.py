@@ -7,13 +7,12 @@ what will be accounted. A trial that cannot run gets the reason instead; nothing
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import torch
-from pydantic import TypeAdapter
 from torch import nn
 
 from accounting.accountants import account
@@ -21,10 +20,9 @@ from accounting.calibration import calibrate_noise_multiplier
 from accounting.errors import DpsweepError, InvalidInput, Unreachable, private_text, public_text, without_locals
 from accounting.estimates import PrivacyEstimate
 from accounting.mechanism import Release, Trace
-from accounting.registry import build
-from accounting.release import ReleaseSpec
 from accounting.schedules import with_initial
 from orchestration.records.failures import shown
+from orchestration.records.release_modes import release_spec
 from orchestration.sweeps.grid import GridPoint, grid
 from orchestration.sweeps.schema import SweepSpec
 from workers import clipping
@@ -33,15 +31,15 @@ from workers.feasibility import Combination, check_feasible, excerpt
 from workers.imports import NO_CODE, UserCode, is_import_path
 from workers.mechanism import TrialMechanism, affordable_epochs
 from workers.optimizers import make_average, make_learning_rate_schedule, make_optimizer
-from workers.spec import Component, DataSpec, NormSpec, TrialSpec
+from workers.spec import DataSpec, NormSpec, TrialSpec
 from workers.training import check_spec
 
 _BYTES_PER_ROW = 8 + 4 + 4 + 4 + 4
 """example_id int64; group int32; norm, contribution and loss float32."""
 _BYTES_PER_SNAPSHOT = 8192
 """A folder, and what a file takes beside its rows."""
-_DATA = TypeAdapter(DataSpec)
-_COMBINATION = TypeAdapter(Combination)
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 @dataclass(frozen=True)
@@ -109,72 +107,115 @@ def plan_sweep(sweep: SweepSpec, code: UserCode | None = NO_CODE) -> Plan:
     code: what of the user's own may be imported. None leaves the user's code alone: a model of theirs is not tried, as
     a warning says, and trials on a data source of theirs are refused, because nothing is known without its size.
     """
-    _misfit.cache_clear()  # a file that a refusal named may have been mended since
-    release = release_spec(sweep.release)
+    planner, release = _Planner(sweep, code), release_spec(sweep.release.name, sweep.release.params)
+    after_training = release.releases() if release else ()
     planned: list[PlannedTrial] = []
     refused: list[Refusal] = []
     for point in grid(sweep):
         try:
-            planned.append(_plan_trial(point, sweep, release, code))
+            planned.append(planner.planned(point, after_training if point.is_private else ()))
         except (Exception, SystemExit) as error:  # user code raises what it likes, and its text may quote the data
             refused.append(Refusal(point.key, shown(error, sweep.disclosure), private_text(error)))
     untried = _untried(planned) if code is None else ()
     return Plan(tuple(planned), tuple(refused), (*_warnings(planned), *untried))
 
 
-def release_spec(release: Component) -> ReleaseSpec | None:
-    """How statistics of the training examples' epsilons are released; None where none are, or exact ones."""
-    modes: Mapping[str, Callable[..., ReleaseSpec | None]] = {
-        "none": lambda: None,
-        "private": ReleaseSpec,
-        "raw": lambda: None,
-    }
-    return build(modes, release.name, release.params, "release")
+@dataclass(frozen=True)
+class _Planner:
+    """Plans the trials of one sweep, and works out once what several of them share.
 
+    Its tables are keyed by all that their values depend on, and end with it: the next plan reads the data anew.
+    Seeds share their mechanism, so each distinct one is calibrated and accounted once. Trials of one combination share
+    the answer whether it can train, also a refusal.
+    """
 
-def _plan_trial(point: GridPoint, sweep: SweepSpec, release: ReleaseSpec | None, code: UserCode | None) -> PlannedTrial:
-    trial = point.spec
-    if code is None and is_import_path(trial.data.name):
-        raise InvalidInput(
-            f"data source {trial.data.name!r} is the user's own code, which is not run here, and noise, steps and "
-            "epsilon depend on the size of the data; plan it without --no-code, or give the size to `dpsweep epsilon`"
+    sweep: SweepSpec
+    code: UserCode | None
+    datasets: dict[DataSpec, tuple[DatasetDescription, Dataset]] = field(default_factory=dict)
+    """What a data set is, and a few of its rows."""
+    misfits: dict[tuple[DataSpec, Combination], DpsweepError | None] = field(default_factory=dict)
+    """Why no trial of a combination can take a step."""
+    multipliers: dict[tuple[TrialMechanism, int, float, float], float] = field(default_factory=dict)
+    """Calibrated noise multipliers, by mechanism, epochs, target epsilon and delta."""
+    costs: dict[tuple[Trace, float], Costs] = field(default_factory=dict)
+    """By trace and delta."""
+
+    def planned(self, point: GridPoint, after_training: tuple[Release, ...]) -> PlannedTrial:
+        """The trial, with what it releases after training; raises the reason where it cannot run."""
+        trial = point.spec
+        if self.code is None and is_import_path(trial.data.name):
+            raise InvalidInput(
+                f"data source {trial.data.name!r} is the user's own code, which is not run here, and noise, steps and "
+                "epsilon depend on the size of the data; plan it without --no-code, or give the size to `dpsweep "
+                "epsilon`"
+            )
+        with _named("data"):
+            dataset, _ = self._loaded(trial.data)
+        if self.code is not None or not is_import_path(trial.model.name):
+            self._check_combination(trial)
+        _check_components(trial)
+        mechanism = TrialMechanism.of(trial, dataset.train_size, after_training)
+        if point.target_epsilon is not None:
+            sigma = self._calibrated(mechanism, trial.epochs, point.target_epsilon, trial.delta)
+            trial = replace(trial, noise=replace(trial.noise, initial_noise_multiplier=sigma))
+            mechanism = _with_noise(mechanism, sigma)
+        check_spec(trial, mechanism, dataset.public_size)
+        epochs = affordable_epochs(trial, mechanism, ())
+        if epochs == 0:
+            raise Unreachable("the budget does not pay for one epoch; raise it, or the noise multiplier")
+        trace = mechanism.trace(epochs)
+        return PlannedTrial(
+            point=replace(point, spec=trial),
+            trace=trace,
+            costs=_once(self.costs, (trace, trial.delta), lambda: costs(trace, trial.delta, self.sweep)),
+            releases=after_training,
+            shard_bytes=_shard_bytes(trial.norms, epochs, trace.steps, dataset.train_size),
+            dataset=dataset,
         )
-    with _named("data"):
-        dataset, _ = _loaded(_DATA.dump_json(trial.data), code or NO_CODE)
-    if code is not None or not is_import_path(trial.model.name):
-        _check_combination(trial, code or NO_CODE)
-    _check_components(trial)
-    after_training = release.releases() if release and trial.is_private else ()
-    mechanism = TrialMechanism.of(trial, dataset.train_size, after_training)
-    if point.target_epsilon is not None:
-        sigma = _calibrated(mechanism, trial.epochs, point.target_epsilon, trial.delta, sweep.privacy.accountant)
-        trial = replace(trial, noise=replace(trial.noise, initial_noise_multiplier=sigma))
-        mechanism = _with_noise(mechanism, sigma)
-    check_spec(trial, mechanism, dataset.public_size)
-    epochs = affordable_epochs(trial, mechanism, ())
-    if epochs == 0:
-        raise Unreachable("the budget does not pay for one epoch; raise it, or the noise multiplier")
-    trace = mechanism.trace(epochs)
-    return PlannedTrial(
-        point=replace(point, spec=trial),
-        trace=trace,
-        costs=costs(trace, trial.delta, sweep),
-        releases=after_training,
-        shard_bytes=_shard_bytes(trial.norms, epochs, trace.steps, dataset.train_size),
-        dataset=dataset,
-    )
+
+    def _loaded(self, data: DataSpec) -> tuple[DatasetDescription, Dataset]:
+        def load() -> tuple[DatasetDescription, Dataset]:
+            dataset = load_dataset(data, self.code or NO_CODE)
+            return describe(dataset), excerpt(dataset)
+
+        return _once(self.datasets, data, load)
+
+    def _check_combination(self, trial: TrialSpec) -> None:
+        """Try data, preprocessing, model, loss and augmentation together."""
+        combination = Combination(trial.model, trial.loss, trial.preprocessing, trial.augmentation)
+
+        def misfit() -> DpsweepError | None:
+            _, rows = self._loaded(trial.data)
+            try:
+                check_feasible(combination, rows, self.code or NO_CODE)
+            except DpsweepError as error:
+                return without_locals(error)
+            return None
+
+        reason = _once(self.misfits, (trial.data, combination), misfit)
+        if reason is not None:
+            raise reason.with_traceback(None)
+
+    def _calibrated(self, mechanism: TrialMechanism, epochs: int, target_epsilon: float, delta: float) -> float:
+        def calibrate() -> float:
+            return calibrate_noise_multiplier(
+                lambda sigma: _with_noise(mechanism, sigma).trace(epochs),
+                target_epsilon,
+                delta,
+                self.sweep.privacy.accountant,
+            )
+
+        return _once(self.multipliers, (mechanism, epochs, target_epsilon, delta), calibrate)
+
+
+def _once(table: dict[K, V], key: K, compute: Callable[[], V]) -> V:
+    if key not in table:
+        table[key] = compute()
+    return table[key]
 
 
 def _with_noise(mechanism: TrialMechanism, initial_noise_multiplier: float) -> TrialMechanism:
     return replace(mechanism, schedule=with_initial(mechanism.schedule, initial_noise_multiplier))
-
-
-@functools.cache
-def _calibrated(mechanism: TrialMechanism, epochs: int, target_epsilon: float, delta: float, accountant: str) -> float:
-    """Seeds share their mechanism, so each distinct one is calibrated once."""
-    return calibrate_noise_multiplier(
-        lambda sigma: _with_noise(mechanism, sigma).trace(epochs), target_epsilon, delta, accountant
-    )
 
 
 def costs(trace: Trace, delta: float, sweep: SweepSpec) -> Costs:
@@ -182,34 +223,13 @@ def costs(trace: Trace, delta: float, sweep: SweepSpec) -> Costs:
 
     Groups of more than one are accounted by privacy loss distributions: no other accountant covers sampled groups.
     """
-    accountant, sizes = sweep.privacy.accountant, sweep.accounting.group_sizes
-    single = _account(trace, delta, accountant)
+    sizes = sweep.accounting.group_sizes
+    single = account(trace, delta, sweep.privacy.accountant)
     return Costs(
         worst_case=single,
-        others=tuple(_account(trace, delta, other) for other in sweep.accounting.also),
-        groups=tuple(_account(trace, delta, "pld", size) if size > 1 else single for size in sizes),
+        others=tuple(account(trace, delta, other) for other in sweep.accounting.also),
+        groups=tuple(account(trace, delta, "pld", size) if size > 1 else single for size in sizes),
     )
-
-
-@functools.cache
-def _account(trace: Trace, delta: float, accountant: str, group_size: int = 1) -> PrivacyEstimate:
-    """Once for each distinct mechanism: seeds share theirs, and so do the plan and the result."""
-    return account(trace, delta, accountant, group_size)
-
-
-@functools.cache
-def _loaded(data: bytes, code: UserCode) -> tuple[DatasetDescription, Dataset]:
-    """What a data set is, and a few of its rows."""
-    dataset = load_dataset(_DATA.validate_json(data), code)
-    return describe(dataset), excerpt(dataset)
-
-
-def _check_combination(trial: TrialSpec, code: UserCode) -> None:
-    """Try data, preprocessing, model, loss and augmentation together."""
-    combination = Combination(trial.model, trial.loss, trial.preprocessing, trial.augmentation)
-    reason = _misfit(_DATA.dump_json(trial.data), _COMBINATION.dump_json(combination), code)
-    if reason is not None:
-        raise reason.with_traceback(None)
 
 
 def _check_components(trial: TrialSpec) -> None:
@@ -220,17 +240,6 @@ def _check_components(trial: TrialSpec) -> None:
     make_learning_rate_schedule(trial.learning_rate_schedule, total_steps=1, steps_per_epoch=1)
     if trial.averaging is not None:
         make_average(trial.averaging, parameters)
-
-
-@functools.cache
-def _misfit(data: bytes, combination: bytes, code: UserCode) -> DpsweepError | None:
-    """Why no trial of this combination can take a step; its trials share the answer, also a refusal."""
-    _, rows = _loaded(data, code)
-    try:
-        check_feasible(_COMBINATION.validate_json(combination), rows, code)
-    except DpsweepError as error:
-        return without_locals(error)
-    return None
 
 
 @contextlib.contextmanager

@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from accounting.errors import InvalidInput, require_finite
+from accounting.errors import InvalidInput
 from accounting.individual import INDIVIDUAL_ACCOUNTANTS
 from accounting.registry import nearest
-from orchestration.records.published import Disclosure
+from orchestration.records.release_modes import Disclosure
 from orchestration.sweeps.text import parse_text, shortly
 from workers.imports import is_import_path
 from workers.spec import (
@@ -21,9 +21,14 @@ from workers.spec import (
     BudgetSpec,
     Component,
     DataSpec,
+    Delta,
+    Epochs,
     ExecutionSpec,
+    NoiseMultiplier,
+    NoiseSourceName,
     NormSpec,
     SamplingSpec,
+    Seed,
     name_in,
 )
 
@@ -71,19 +76,6 @@ def _known_keys_of(dataclass_type: type[Any]) -> Callable[[object], object]:
     return check
 
 
-def _within(**bounds: Mapping[str, float]) -> AfterValidator:
-    """The bounds of a section's numbers, as `require_finite` takes them; a word in place of a number has none."""
-
-    def check(section: T) -> T:
-        for name, bound in bounds.items():
-            value = getattr(section, name)
-            if isinstance(value, int | float):
-                require_finite(name, value, **bound)
-        return section
-
-    return AfterValidator(check)
-
-
 def _as_tuple(value: object) -> object:
     return tuple(value) if isinstance(value, (list, tuple)) else (value,)
 
@@ -106,34 +98,12 @@ Named = Annotated[Component, BeforeValidator(_component)]
 Several = Annotated[tuple[T, ...], BeforeValidator(_as_tuple)]
 Axis = Annotated[Several[T], Field(min_length=1)]
 Quantity = Annotated[float, AfterValidator(_quantity)]
-Data = Annotated[
-    DataSpec,
-    BeforeValidator(_data),
-    _within(
-        test_fraction={"above": 0.0, "below": 1.0},
-        public_fraction={"at_least": 0.0, "below": 1.0},
-        split_seed={"at_least": 0},
-    ),
-]
-Sampling = Annotated[SamplingSpec, BeforeValidator(_known_keys_of(SamplingSpec)), _within(batch_size={"at_least": 1})]
-Budget = Annotated[
-    BudgetSpec, BeforeValidator(_known_keys_of(BudgetSpec)), _within(rho={"above": 0.0}, epsilon={"above": 0.0})
-]
-Norms = Annotated[
-    NormSpec,
-    BeforeValidator(_known_keys_of(NormSpec)),
-    _within(refreshes_per_epoch={"above": 0.0}, rows_per_part={"at_least": 1}, exact_examples={"at_least": 0}),
-]
+Data = Annotated[DataSpec, BeforeValidator(_data)]
+Sampling = Annotated[SamplingSpec, BeforeValidator(_known_keys_of(SamplingSpec))]
+Budget = Annotated[BudgetSpec, BeforeValidator(_known_keys_of(BudgetSpec))]
+Norms = Annotated[NormSpec, BeforeValidator(_known_keys_of(NormSpec))]
 Attacks = Annotated[AttackSpec, BeforeValidator(_known_keys_of(AttackSpec))]
-Execution = Annotated[
-    ExecutionSpec,
-    BeforeValidator(_known_keys_of(ExecutionSpec)),
-    _within(
-        micro_batch_size={"at_least": 1},
-        threads={"at_least": 1, "at_most": 1024},
-        checkpoint_every_epochs={"above": 0.0},
-    ),
-]
+Execution = Annotated[ExecutionSpec, BeforeValidator(_known_keys_of(ExecutionSpec))]
 
 
 class Settings(BaseModel):
@@ -152,9 +122,9 @@ class Settings(BaseModel):
 class PrivacySettings(Settings):
     """How private every private trial is: calibrated to a target, or with noise multipliers as given."""
 
-    delta: float = Field(gt=0.0, lt=1.0)
+    delta: Delta
     target_epsilon: Axis[Annotated[float, Field(gt=0.0)]] | None = None
-    noise_multiplier: Axis[Annotated[float, Field(ge=0.0)]] | None = None
+    noise_multiplier: Axis[NoiseMultiplier] | None = None
     budget: Budget | None = None
     accountant: str = "auto"
     """The accountant that calibration meets the target with, and whose worst case the comparison shows."""
@@ -203,9 +173,6 @@ class BaselineSettings(Settings):
     optimizer: Named | None = None
 
 
-_DISCLOSURES: Mapping[str, Disclosure] = {"none": "none", "private": "private", "raw": "raw"}
-
-
 class SweepSpec(Settings):
     """A whole sweep file. Fields typed ``Axis`` hold one value or a list of them."""
 
@@ -219,16 +186,16 @@ class SweepSpec(Settings):
     augmentation: Axis[Named | None] = (None,)
     averaging: Axis[Named | None] = (None,)
     sampling: Axis[Sampling]
-    epochs: Axis[Annotated[int, Field(ge=1, le=1_000_000)]]
+    epochs: Axis[Epochs]
     clipping: Axis[Named]
     noise: Axis[Named] = (Component("constant"),)
-    seeds: Axis[Annotated[int, Field(ge=0, lt=2**63)]] = (0,)
+    seeds: Axis[Seed] = (0,)
     privacy: PrivacySettings
     baseline: BaselineSettings = BaselineSettings()
     norms: Norms = NormSpec()
     attacks: Attacks | None = None
     """None where the sweep does not mention them, so that a sweep begun before they existed can be resumed."""
-    noise_source: Literal["seeded", "os_entropy", "os_entropy_secure"] = "seeded"
+    noise_source: NoiseSourceName = "seeded"
     accounting: AccountingSettings = AccountingSettings()
     release: Named = Component("none")
     scheduler: SchedulerSettings = SchedulerSettings()
@@ -237,8 +204,8 @@ class SweepSpec(Settings):
 
     @property
     def disclosure(self) -> Disclosure:
-        """What may leave ``private/``: by the mode of ``release``."""
-        return _DISCLOSURES[self.release.name]
+        """What may leave ``private/``: the mode of ``release``."""
+        return self.release.name
 
     @property
     def own_components(self) -> tuple[tuple[str, str], ...]:

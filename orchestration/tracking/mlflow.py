@@ -39,6 +39,7 @@ from orchestration.comparison.metrics import final_metrics
 from orchestration.comparison.settings import Setting, finished_settings, setting_name
 from orchestration.comparison.statistics import spread
 from orchestration.records.published import PublishedDataset, ReportData, ReportTrial
+from orchestration.records.release_modes import release_mode
 from orchestration.records.states import TrialState
 from orchestration.tracking.protocol import (
     RunStatus,
@@ -128,7 +129,7 @@ class MlflowTracker:
                 self._client.log_figure(
                     self._parent, figure, f"figures/{name}.html", save_kwargs={"include_plotlyjs": True}
                 )
-            if data.disclosure == "raw":
+            if release_mode(data.disclosure).is_sensitive:
                 self._write(self._parent, tags={"sensitive": "true"})
 
     def close(self, status: RunStatus = "FINISHED") -> None:
@@ -341,7 +342,7 @@ def _tags(trial: ReportTrial) -> dict[str, str]:
         tags |= {"epsilon_kind": trial.privacy.kind}
     if trial.individuals is not None:
         tags |= {"epsilon_i_kind": trial.individuals.kind, "disclosure": trial.individuals.disclosure}
-        tags |= {"sensitive": "true"} if trial.individuals.disclosure == "raw" else {}
+        tags |= {"sensitive": "true"} if release_mode(trial.individuals.disclosure).is_sensitive else {}
     remarks = [*([f"{trial.state.word.capitalize()}: {trial.error}"] if trial.error else []), *trial.notes]
     return {key: value[:_LONGEST_TAG] for key, value in {**tags, _NOTE: "\n\n".join(remarks)}.items()}
 

@@ -7,7 +7,6 @@ import random
 import statistics
 
 from orchestration.records.published import (
-    Disclosure,
     EstimateQuality,
     GroupEpsilon,
     Histogram,
@@ -21,6 +20,7 @@ from orchestration.records.published import (
     ReportQuality,
     ReportTrial,
 )
+from orchestration.records.release_modes import Disclosure
 from orchestration.records.states import TrialState
 
 EPOCHS = 30

@@ -119,15 +119,15 @@ class Audit:
         weight = trainer._parameters["0.weight"]
         weight.data.zero_()
         trainer.begin()
-        fresh = trainer._clipping
+        fresh = trainer._run.clipping
         trainer.step()  # takes everyone's norm
-        fresh = replace(fresh, thresholds=trainer._clipping.thresholds)
+        fresh = replace(fresh, thresholds=trainer._run.clipping.thresholds)
         trainer._sampler = EvenRows(ROWS, self.batch_size, SeededRows(2))
         start = torch.tensor([[0.0], [50.0]]).expand(2, ROWS)  # losses and gradients have grown since then
         ratios = []
         for _ in range(STEPS):
             weight.data.copy_(start)
-            trainer._clipping, trainer.step_count = fresh, 1
+            trainer._run.clipping, trainer._run.step_count = fresh, 1
             trainer.step()
             moved = self.batch_size * (start - weight.detach())
             ratios.append(self._log_ratio(trainer, (moved[1] - moved[0]) / math.sqrt(2.0)))
@@ -136,7 +136,7 @@ class Audit:
 
     def _log_ratio(self, trainer: Trainer, along: Tensor) -> Tensor:
         """along [ROWS]: the noisy sum of gradients in the direction of each example's."""
-        rule, counts = trainer._rule, trainer._clipping.counts
+        rule, counts = trainer._rule, trainer._run.clipping.counts
         bounds = torch.tensor([rule.bounds.get(str(row), rule.sensitivity) for row in range(ROWS)])
         shift = self.contribution * bounds
         ratio = shift * (along - 0.5 * shift) / (SIGMA * rule.sensitivity) ** 2

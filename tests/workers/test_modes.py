@@ -83,7 +83,7 @@ def test_a_part_kept_in_evaluation_resumes_bit_for_bit(
 ) -> None:
     """Killed after the first evaluation: until then, and afterwards, the trunk computes the same. Norms of a step that
     is replayed are written to the same bytes, or refused."""
-    spec = replace(EVERY_STEP, noise_source=noise_source)  # type: ignore[arg-type]
+    spec = replace(EVERY_STEP, noise_source=noise_source)
     result, _, _ = train(spec, tmp_path / "undisturbed")
     run_with_deaths(spec, tmp_path / "resumed", monkeypatch, [result.steps_per_epoch + 1, 2 * result.steps_per_epoch])
     if noise_source == "seeded":

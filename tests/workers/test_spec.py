@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +15,18 @@ from tests.workers.trial_specs import small_trial
 from workers.augmentation import FlipAndCrop
 from workers.clipping.bounds import PrivateMedian
 from workers.preprocessing import DPPCA, FrozenFeatures
-from workers.spec import Component, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec
+from workers.spec import BudgetSpec, Component, DataSpec, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec
 from workers.trial import run_trial
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"delta": math.nan}, "delta is None in JSON"),
-        ({"delta": -1.0}, "delta is -1.0, but must be greater than 0"),
-        ({"epochs": 10**12}, "epochs is 1000000000000, but must be at most"),
-        ({"seed": 2**70}, "seed is .* but must be less than"),
+        ({"data": DataSpec("digits", keep={"8": math.nan})}, "data.keep.8.* is None in JSON"),
         ({"noise": NoiseSpec(1e300)}, "noise_multiplier is 1e\\+300, but must be at most"),
-        ({"noise": NoiseSpec(math.inf)}, "noise.initial_noise_multiplier is None in JSON"),
         ({"sampling": SamplingSpec("poisson", 2.5)}, "sampling.batch_size is 2.5"),  # type: ignore[arg-type]
         ({"sampling": SamplingSpec("fixed", "x")}, "sampling.batch_size is 'x'"),  # type: ignore[arg-type]
         ({"norms": NormSpec(exact_examples=1.5)}, "norms.exact_examples is 1.5"),  # type: ignore[arg-type]
-        ({"norms": NormSpec(rows_per_part=0)}, "norms.rows_per_part is 0"),
-        ({"execution": ExecutionSpec(threads=0)}, "execution.threads is 0"),
-        ({"execution": ExecutionSpec(micro_batch_size=0)}, "micro_batch_size is 0"),
-        ({"execution": ExecutionSpec(checkpoint_every_epochs=1e-310)}, "checkpoint_every_epochs is 1e-310"),
         ({"model": Component("mlp", {"hidden": object()})}, "written as JSON"),
     ],
 )
@@ -41,6 +34,48 @@ def test_impossible_fields_are_refused_by_name(changes: dict[str, Any], message:
     with pytest.raises(InvalidInput, match=message):
         run_trial(small_trial(**changes), str(tmp_path))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: small_trial(delta=math.nan), "^delta is nan, but must be a finite number"),
+        (lambda: small_trial(delta=-1.0), "^delta is -1.0, but must be greater than 0"),
+        (lambda: small_trial(epochs=10**12), "^epochs is 1000000000000.*, but must be at most 1000000"),
+        (lambda: small_trial(epochs=0), "^epochs is 0.*, but must be at least 1"),
+        (lambda: small_trial(epochs=True), "^epochs is True, but must be a number"),
+        (lambda: small_trial(seed=2**70), "^seed is .* but must be less than"),
+        (lambda: small_trial(seed=2**63), "^seed is .* but must be less than"),
+        (
+            lambda: small_trial(noise_source="os_entropi"),
+            "unknown noise source 'os_entropi'; did you mean",
+        ),
+        (lambda: NoiseSpec(math.inf), "noise.initial_noise_multiplier is inf, but must be a finite number"),
+        (lambda: NoiseSpec(-1.0), "noise.initial_noise_multiplier is -1.0, but must be at least 0"),
+        (lambda: SamplingSpec("poisson", 0), "sampling.batch_size is 0, but must be at least 1"),
+        (lambda: DataSpec("digits", test_fraction=1.0), "data.test_fraction is 1.0, but must be less than 1"),
+        (lambda: DataSpec("digits", test_fraction=0.0), "data.test_fraction is 0.0, but must be greater than 0"),
+        (lambda: DataSpec("digits", public_fraction=1.0), "data.public_fraction is 1.0, but must be less than 1"),
+        (lambda: DataSpec("digits", split_seed=-1), "data.split_seed is -1, but must be at least 0"),
+        (lambda: BudgetSpec(rho=0.0), "budget.rho is 0.0, but must be greater than 0"),
+        (lambda: BudgetSpec(), "rho None and epsilon None; give exactly one"),
+        (lambda: BudgetSpec(rho=1.0, epsilon=1.0), "rho 1.0 and epsilon 1.0; give exactly one"),
+        (lambda: NormSpec(rows_per_part=0), "norms.rows_per_part is 0, but must be at least 1"),
+        (lambda: NormSpec(refreshes_per_epoch=0.0), "norms.refreshes_per_epoch is 0.0, but must be greater than 0"),
+        (lambda: NormSpec(exact_examples=-1), "norms.exact_examples is -1, but must be at least 0"),
+        (lambda: ExecutionSpec(threads=0), "execution.threads is 0, but must be at least 1"),
+        (lambda: ExecutionSpec(micro_batch_size=0), "execution.micro_batch_size is 0, but must be at least 1"),
+        (lambda: ExecutionSpec(checkpoint_every_epochs=1e-310), "execution.checkpoint_every_epochs is 1e-310"),
+    ],
+)
+def test_a_section_out_of_bounds_is_never_built(build: Callable[[], object], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        build()
+
+
+def test_a_word_in_place_of_a_number_has_no_bounds() -> None:
+    assert NormSpec("every_step").refreshes_per_epoch == "every_step"
+    assert ExecutionSpec(micro_batch_size=None).micro_batch_size is None
 
 
 def test_parameters_in_a_tuple_are_those_in_a_list(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def first_sum(spec: TrialSpec, folder: Path) -> Tensor:
 @pytest.mark.parametrize("noise_source", ["os_entropy", "os_entropy_secure"])
 def test_what_training_draws_is_not_known_from_the_seed(spec: TrialSpec, noise_source: str, tmp_path: Path) -> None:
     """Else an example more would shift the known draws of all others, and move the sum by several sensitivities."""
-    secret = replace(spec, noise_source=noise_source)  # type: ignore[arg-type]
+    secret = replace(spec, noise_source=noise_source)
     assert not torch.equal(first_sum(secret, tmp_path), first_sum(secret, tmp_path))
     assert torch.equal(first_sum(spec, tmp_path), first_sum(spec, tmp_path))
 
@@ -57,7 +57,7 @@ def test_what_training_draws_is_not_known_from_the_seed(spec: TrialSpec, noise_s
 @pytest.mark.parametrize("noise_source", ["os_entropy", "os_entropy_secure"])
 def test_no_seed_of_torch_gives_away_what_training_draws(noise_source: str, tmp_path: Path) -> None:
     """The generators of the CPU take 32 bits of a seed, as many as can be tried one after the other."""
-    state = trainer_of(replace(AUGMENTED, noise_source=noise_source), tmp_path).state()  # type: ignore[arg-type]
+    state = trainer_of(replace(AUGMENTED, noise_source=noise_source), tmp_path).state()
     for name in ("torch", "augmentation"):
         first = int.from_bytes(bytes(state[name][24:28].tolist()), "little")  # of a seeded state, the seed itself
         assert not torch.equal(torch.Generator().manual_seed(first).get_state()[8:], state[name][8:])
@@ -66,7 +66,7 @@ def test_no_seed_of_torch_gives_away_what_training_draws(noise_source: str, tmp_
 @pytest.mark.parametrize("noise_source", ["os_entropy", "os_entropy_secure"])
 def test_batches_come_from_a_cryptographic_stream(noise_source: str, tmp_path: Path) -> None:
     """An independent SHAKE-256 of key and counter says who joins."""
-    trainer = trainer_of(replace(AUGMENTED, noise_source=noise_source), tmp_path)  # type: ignore[arg-type]
+    trainer = trainer_of(replace(AUGMENTED, noise_source=noise_source), tmp_path)
     state, n = trainer.state()["sampler"], len(trainer._data)
     first = hashlib.shake_256(state["key"] + (0).to_bytes(8, "little")).digest(n)
     threshold = 256 * AUGMENTED.sampling.batch_size / n

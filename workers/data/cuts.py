@@ -23,9 +23,7 @@ def cut(source: Source, spec: DataSpec) -> Dataset:
     """
     train, test = source.train, source.test
     if test is None:
-        require_finite("test_fraction", spec.test_fraction, above=0.0, below=1.0)
         train, test = _split_off(train, spec.test_fraction, (spec.split_seed, _TEST), "test_fraction")
-    require_finite("public_fraction", spec.public_fraction, at_least=0.0, below=1.0)
     public = None
     if spec.public_fraction > 0.0:
         train, public = _split_off(train, spec.public_fraction, (spec.split_seed, _PUBLIC), "public_fraction")

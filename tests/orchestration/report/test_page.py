@@ -12,17 +12,19 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+import plotly.graph_objects as go
 import pytest
 
 from orchestration.comparison.formats import number, points, seconds
 from orchestration.comparison.metrics import accuracy, median_epsilon, unequal_cost, worst_over_median
 from orchestration.comparison.settings import Setting, best_trade_offs, finished_settings, group_names
 from orchestration.comparison.statistics import pareto_front
-from orchestration.records.published import Disclosure, Histogram, ReportData, ReportPrivacy, ReportQuality, ReportTrial
+from orchestration.records.published import Histogram, ReportData, ReportPrivacy, ReportQuality, ReportTrial
+from orchestration.records.release_modes import RELEASE_MODES, Disclosure
 from orchestration.records.states import TrialState
-from orchestration.report.figures import HISTOGRAM, figures
+from orchestration.report.catalogue import FIGURES, drawn_figures, figures_for_mlflow
 from orchestration.report.page import render
-from orchestration.report.prose import WITHHELD, headline
+from orchestration.report.prose import headline
 from tests.orchestration.sample_sweeps import sample_sweep, sample_trial
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), "")
@@ -31,6 +33,10 @@ FLAGS = (
     *("--disable-background-networking", "--disable-component-update", "--host-resolver-rules=MAP * ~NOTFOUND"),
     *("--virtual-time-budget=10000", "--enable-logging=stderr"),
 )
+
+
+def figures(data: ReportData) -> dict[str, go.Figure]:
+    return {drawn.name: drawn.figure for drawn in drawn_figures(data)}
 
 
 class Page(HTMLParser):
@@ -100,9 +106,11 @@ def test_the_headline_says_what_was_found() -> None:
 def test_withheld_statistics_are_nowhere_and_the_page_says_why() -> None:
     html = render(sample_sweep("none"))
     text = Page(html).text.replace("ε i", "εᵢ")
-    assert text.count(WITHHELD["none"]) == 2
+    assert text.count(RELEASE_MODES["none"].missing) == 2
     assert "median example paid" not in text
-    assert not [name for name in figures(sample_sweep("none")) if name.startswith((HISTOGRAM, "group-epsilon", "who"))]
+    assert not [
+        name for name in figures(sample_sweep("none")) if name.startswith(("histogram", "group-epsilon", "who"))
+    ]
     assert "Sensitive." not in text
 
 
@@ -184,6 +192,14 @@ def test_pictures_across_sweeps_share_their_looks() -> None:
             looks.setdefault((trace.meta["clipping"], trace.meta["schedule"]), set()).add(look)
     assert all(len(found) == 1 for found in looks.values())
     assert len({next(iter(found)) for found in looks.values()}) == len(looks) == 7
+
+
+def test_every_figure_that_is_drawn_has_its_place_on_the_page_and_some_in_mlflow() -> None:
+    data = sample_sweep(targets=(1.0, 3.0, 8.0))
+    html, drawn = render(data), drawn_figures(data)
+    assert {each.kind for each in drawn} == set(FIGURES)
+    assert all(f'data-figure="{each.name}"' in html and each.title for each in drawn)
+    assert list(figures_for_mlflow(data)) == ["utility-fairness", "group-accuracy", "group-epsilon"]
 
 
 def test_privacy_gets_its_own_axis_when_it_varies() -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import nn
 
 from accounting.accountants import account
 from accounting.errors import InvalidInput
+from orchestration.sweeps import plan as plan_module
 from orchestration.sweeps.plan import Plan, plan_sweep
 from orchestration.sweeps.schema import parse_sweep
 from tests.orchestration.sample_grids import small
@@ -79,6 +82,40 @@ def test_noise_that_protects_nobody_has_a_cost_all_the_same(accountant: str, cli
         )
         (trial,) = plan.trials
         assert 1e5 < trial.costs.worst_case.epsilon < float("inf")
+
+
+def test_every_plan_reads_the_data_anew(tmp_path: Path) -> None:
+    """What one plan worked out ends with it: a file may have been mended since."""
+    table = tmp_path / "table.csv"
+
+    def size(rows: int) -> int:
+        table.write_text("x,y\n" + "".join(f"{row / rows},{row % 2}\n" for row in range(rows)))
+        data = {"name": "csv", "path": str(table), "label": "y"}
+        changes = {"sampling": {"method": "poisson", "batch_size": 8}, "clipping": "flat", "noise": "constant"}
+        plan = planned(data=data, privacy={"noise_multiplier": 2.0, "delta": 1e-5, "accountant": "rdp"}, **changes)
+        assert plan.refusals == ()
+        return plan.trials[0].dataset.train_size
+
+    assert (size(100), size(200)) == (80, 160)
+
+
+def test_trials_of_equal_mechanism_are_calibrated_and_accounted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    def counted(name: str) -> None:
+        function = getattr(plan_module, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            calls.append(name)
+            return function(*args, **kwargs)
+
+        monkeypatch.setattr(plan_module, name, call)
+
+    for name in ("calibrate_noise_multiplier", "costs", "load_dataset", "check_feasible"):
+        counted(name)
+    plan = planned(seeds=[0, 1, 2], clipping="flat", noise="constant")
+    assert len(plan.trials) == 3
+    assert sorted(calls) == ["calibrate_noise_multiplier", "check_feasible", "costs", "load_dataset"]
 
 
 def test_delta_above_one_over_n_is_a_warning() -> None:

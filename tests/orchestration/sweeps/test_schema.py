@@ -155,6 +155,43 @@ def test_a_sweep_without_attacks_is_stored_as_before_there_were_any() -> None:
     assert parse_sweep(SMALL).plain()["attacks"] is None
 
 
+def test_every_number_out_of_bounds_has_a_line_with_its_place_value_and_bound() -> None:
+    """The bounds are those of `workers.spec`: here they are only read."""
+    wrong = {
+        "data": {"name": "digits", "test_fraction": 1, "split_seed": -1},
+        "sampling": [{"method": "poisson", "batch_size": 64}, {"method": "fixed", "batch_size": 0}],
+        "epochs": [1, 1_000_001],
+        "seeds": -1,
+        "norms": {"refreshes_per_epoch": 0, "rows_per_part": 0},
+        "noise_source": "os_entropi",
+        "execution": {"threads": 1025, "micro_batch_size": 0, "checkpoint_every_epochs": 1e-7},
+        "privacy": {"target_epsilon": 0, "delta": 1, "budget": {"rho": 0}},
+    }
+    with pytest.raises(InvalidInput) as caught:
+        parse_sweep(small(**wrong), "sweep.yaml")
+    assert str(caught.value).splitlines() == [
+        f"sweep.yaml: {place}"
+        for place in (
+            "data.test_fraction: Input should be less than 1, but got 1",
+            "data.split_seed: Input should be greater than or equal to 0, but got -1",
+            "sampling.1.batch_size: Input should be greater than or equal to 1, but got 0",
+            "epochs.1: Input should be less than or equal to 1000000, but got 1000001",
+            "seeds: Input should be greater than or equal to 0, but got -1",
+            "privacy.delta: Input should be less than 1, but got 1",
+            "privacy.target_epsilon: Input should be greater than 0, but got 0",
+            "privacy.budget.rho: Input should be greater than 0, but got 0",
+            "norms.refreshes_per_epoch: Input should be greater than 0, but got 0; or Input should be 'every_step', "
+            "but got 0",
+            "norms.rows_per_part: Input should be greater than or equal to 1, but got 0",
+            "noise_source: unknown noise source 'os_entropi'; did you mean 'os_entropy'? valid: os_entropy, "
+            "os_entropy_secure, seeded",
+            "execution.micro_batch_size: Input should be greater than or equal to 1, but got 0",
+            "execution.threads: Input should be less than or equal to 1024, but got 1025",
+            "execution.checkpoint_every_epochs: Input should be greater than or equal to 0.000001, but got 1e-07",
+        )
+    ]
+
+
 def test_a_key_given_twice_is_refused() -> None:
     with pytest.raises(InvalidInput, match="'epochs' is given twice"):
         parse_sweep(f"{SMALL}\nepochs: 3\n", "sweep.yaml")

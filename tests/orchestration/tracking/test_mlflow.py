@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 
 from accounting.schedules import SCHEDULES
-from orchestration.records.published import Disclosure, Label, PublishedDataset, ReportData, ReportTrial
+from orchestration.records.published import Label, PublishedDataset, ReportData, ReportTrial
+from orchestration.records.release_modes import Disclosure
 from orchestration.records.states import TrialState
-from orchestration.report.figures import MAIN_FIGURES, figures
+from orchestration.report.catalogue import figures_for_mlflow
 from orchestration.tracking.mlflow import MlflowTracker, embedded_tracking_uri
 from orchestration.tracking.protocol import TrackedSweep
 from tests.orchestration.sample_sweeps import EPOCHS, sample_sweep, sample_trial
@@ -56,7 +57,7 @@ def some_trials(disclosure: Disclosure = "none") -> list[ReportTrial]:
 def record(tracker: MlflowTracker, trials: list[ReportTrial], data: ReportData = NOTHING) -> None:
     for trial in trials:
         tracker.log_trial(trial)
-    drawn = {name: figure for name, figure in figures(data).items() if name in MAIN_FIGURES}
+    drawn = figures_for_mlflow(data)
     tracker.log_report("<html></html>", data, drawn)
     tracker.close()
 

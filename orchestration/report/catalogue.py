@@ -1,0 +1,112 @@
+"""The figures of the report: each with its name, title and section, how it is drawn, and where else it is shown.
+
+A new figure is a function of `orchestration.report.figures` and one entry of `FIGURES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import plotly.graph_objects as go
+
+from orchestration.comparison.settings import finished_settings, group_names
+from orchestration.records.published import ReportData
+from orchestration.records.release_modes import release_mode
+from orchestration.report import figures as draw
+from orchestration.report.figures import Scene
+from orchestration.report.style import style_of
+
+Section = Literal["results", "groups", "who pays", "single examples", "over time"]
+
+
+def _withheld(data: ReportData) -> str:
+    return release_mode(data.disclosure).missing
+
+
+def _without_baseline(data: ReportData) -> str:
+    return (
+        "No finished private trial has a non-private baseline with the same data, model and seed. "
+        "Add “none” to the clipping methods of the sweep."
+    )
+
+
+def _left_out(data: ReportData) -> str:
+    return ""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of the report, or several of a kind.
+
+    draw: from what is shown to the figures, by what their names and titles end in (nothing for a single one); None and
+    figures without data are left out. missing: the reason that the page gives for a figure without data; empty where
+    nothing stands in its place.
+    """
+
+    name: str
+    title: str
+    section: Section
+    draw: Callable[[Scene], Mapping[str, go.Figure | None]]
+    missing: Callable[[ReportData], str] = _left_out
+    in_mlflow: bool = False
+    """Whether MLflow shows it beside the report."""
+
+
+def _one(draw: Callable[[Scene], go.Figure | None]) -> Callable[[Scene], Mapping[str, go.Figure | None]]:
+    return lambda scene: {"": draw(scene)}
+
+
+FIGURES: Final = (
+    Figure("utility-fairness", "Utility and fairness", "results", _one(draw.utility_fairness), in_mlflow=True),
+    Figure("privacy-utility", "Privacy and utility", "results", _one(draw.privacy_utility)),
+    Figure("privacy-fairness", "Privacy and fairness", "results", _one(draw.privacy_fairness)),
+    Figure("group-accuracy", "Accuracy on test data", "groups", _one(draw.group_accuracy), in_mlflow=True),
+    Figure(
+        "group-change",
+        "Change against the baseline, in points",
+        "groups",
+        _one(draw.group_change),
+        missing=_without_baseline,
+    ),
+    Figure(
+        "group-epsilon",
+        "What its training examples paid: mean εᵢ",
+        "groups",
+        _one(draw.mean_group_epsilon),
+        missing=_withheld,
+        in_mlflow=True,
+    ),
+    Figure("who-pays", "Accuracy of a group against its mean εᵢ", "who pays", _one(draw.who_pays)),
+    Figure("histogram of ", "", "single examples", draw.histograms),
+    Figure("noise", "Noise multiplier", "over time", _one(draw.noise)),
+    Figure("clipping", "Clipping bounds", "over time", _one(draw.clipping_bounds)),
+)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A figure with data, under the name and title of its own."""
+
+    kind: Figure
+    name: str
+    title: str
+    figure: go.Figure
+
+
+def drawn_figures(data: ReportData) -> tuple[Drawn, ...]:
+    """Every figure that the data allow, in the order of `FIGURES`."""
+    settings = finished_settings(data.trials)
+    scene = Scene(settings, style_of(settings), group_names(data.trials))
+    return tuple(
+        Drawn(kind, kind.name + which, kind.title + which, figure)
+        for kind in FIGURES
+        for which, figure in kind.draw(scene).items()
+        if figure is not None and figure.data
+    )
+
+
+def figures_for_mlflow(data: ReportData) -> dict[str, go.Figure]:
+    """The figures that MLflow shows, by name."""
+    return {drawn.name: drawn.figure for drawn in drawn_figures(data) if drawn.kind.in_mlflow}

@@ -1,0 +1,135 @@
+"""Everything that a step changes is in the checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from accounting.records.layout import TrialFiles
+from tests.workers.trial_specs import small_trial
+from workers.checkpoint import load_checkpoint, save_checkpoint
+from workers.data import load_dataset
+from workers.mechanism import TrialMechanism
+from workers.noise import make_noise_source
+from workers.run_state import RunState
+from workers.spec import Component, NormSpec, SamplingSpec, TrialSpec
+from workers.training import Trainer
+
+SPECS = {
+    "plain": small_trial(),
+    "everything": small_trial(
+        clipping=Component("dpsgd_f"),
+        optimizer=Component("adam_corrected"),
+        averaging=Component("ema"),
+        sampling=SamplingSpec("shuffle", 25),
+        norms=NormSpec(refreshes_per_epoch=2.0, exact_examples=5),
+        epochs=3,
+    ),
+    "thresholds": small_trial(clipping=Component("individual"), noise_source="os_entropy"),
+}
+
+
+def trainer_of(spec: TrialSpec, folder: Path) -> Trainer:
+    dataset = load_dataset(spec.data)
+    noise = make_noise_source(spec.noise_source, spec.seed, torch.device("cpu"))
+    return Trainer(spec, TrialMechanism.of(spec, len(dataset.train)), dataset, noise, TrialFiles(str(folder)))
+
+
+def picture(value: Any, seen: dict[int, Any] | None = None) -> Any:
+    """All that can be reached from a value, as plain values that compare bit by bit; each object but arrays once."""
+    seen = {} if seen is None else seen
+    if value is None or isinstance(value, int | float | str | bytes | type | ModuleType):
+        return repr(value)
+    if isinstance(value, torch.Tensor | np.ndarray):
+        array = value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value
+        return (str(value.dtype), array.shape, array.tobytes())
+    if id(value) in seen:
+        return "seen"
+    seen[id(value)] = value
+    match value:
+        case torch.Generator():
+            return value.get_state().numpy().tobytes()
+        case np.random.Generator():
+            return repr(value.bit_generator.state)
+        case dict():
+            return {repr(key): picture(each, seen) for key, each in value.items()}
+        case list() | tuple():
+            return [picture(each, seen) for each in value]
+        case FunctionType():
+            return [value.__qualname__, [picture(cell.cell_contents, seen) for cell in value.__closure__ or ()]]
+    return [type(value).__name__, {name: picture(each, seen) for name, each in getattr(value, "__dict__", {}).items()}]
+
+
+def differences(one: Any, other: Any, at: str = "") -> list[str]:
+    if isinstance(one, dict) and isinstance(other, dict):
+        keys = sorted(one.keys() | other.keys())
+        return [found for key in keys for found in differences(one.get(key), other.get(key), f"{at}.{key}")]
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        return [
+            found for i, pair in enumerate(zip(one, other, strict=True)) for found in differences(*pair, f"{at}[{i}]")
+        ]
+    return [] if one == other else [at]
+
+
+def attributes(trainer: Trainer) -> dict[str, Any]:
+    return {
+        **{name: picture(value) for name, value in vars(trainer).items()},
+        "torch": picture(torch.default_generator),
+    }
+
+
+def steps(trainer: Trainer, count: int) -> None:
+    for _ in range(count):
+        assert trainer.may_continue()
+        trainer.step()
+        if trainer.at_epoch_end:
+            trainer.end_epoch()
+
+
+@pytest.mark.parametrize("taken", [2, 5])
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS.keys())
+def test_whatever_a_step_changes_is_in_the_checkpoint(spec: TrialSpec, taken: int, tmp_path: Path) -> None:
+    """After one more step, a restored trainer and one that never stopped agree in all that can be reached from them."""
+    undisturbed = trainer_of(spec, tmp_path)
+    undisturbed.begin()
+    steps(undisturbed, taken)
+    save_checkpoint(str(tmp_path / "checkpoint"), "trial", undisturbed.state())
+    steps(undisturbed, 1)
+    expected = attributes(undisturbed)
+
+    restored = trainer_of(spec, tmp_path)
+    before = attributes(restored)
+    stored = load_checkpoint(str(tmp_path / "checkpoint"), "trial")
+    assert stored is not None
+    restored.restore(stored)
+    steps(restored, 1)
+    assert differences(expected, attributes(restored)) == []
+    assert differences(expected, before) != []
+
+
+def test_every_attribute_with_a_state_is_a_component(tmp_path: Path) -> None:
+    """Of a component that the mapping lacks, the checkpoint would keep nothing."""
+    for spec in SPECS.values():
+        trainer = trainer_of(spec, tmp_path)
+        kept = [trainer._run, *trainer._components.values()]
+        stateful = [value for value in vars(trainer).values() if hasattr(value, "restore") and hasattr(value, "state")]
+        assert stateful
+        unkept = [value for value in stateful if not any(value is each for each in kept)]
+        assert unkept == ([trainer._exact] if trainer._exact else []), "exact norms are stored at every step"
+
+
+def test_the_state_of_a_run_has_every_field(tmp_path: Path) -> None:
+    trainer = trainer_of(SPECS["everything"], tmp_path)
+    trainer.begin()
+    steps(trainer, 5)
+    state = trainer._run.state()
+    assert set(state) == {each.name for each in fields(RunState)}
+    again = RunState("estimate")
+    again.restore(state)
+    assert differences(picture(trainer._run), picture(again)) == []

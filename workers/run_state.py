@@ -1,0 +1,130 @@
+"""What changes while a run trains, and how a checkpoint keeps it: every component tells its own state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from typing import Any, Final, Literal, Protocol
+
+import torch
+from pydantic import TypeAdapter
+from torch import nn
+
+from workers.clipping import ClippingState
+from workers.gradients.modes import modes_of, set_modes
+from workers.history import EpochRecord
+
+
+class Stateful(Protocol):
+    """A component that changes from step to step.
+
+    Guarantee: a new component of the same trial that takes back the state continues bit for bit. The state is tensors,
+    numbers, text, bytes and containers of them; it is private.
+    """
+
+    def state(self) -> Any: ...
+
+    def restore(self, state: Any) -> None: ...
+
+
+@dataclass
+class Counters:
+    """Raw facts about training batches: private."""
+
+    non_finite_gradients: int = 0
+    empty_batches: int = 0
+
+
+@dataclass
+class RunState:
+    """How far a run is. Each field is in the checkpoint, under its name.
+
+    clipping: the state of the clipping method. contributions: what recorded contributions are worth, see `Trace`.
+    initial_bound: the first clipping bound, None without clipping. history: one record for each completed epoch.
+    """
+
+    contributions: Literal["guarantee", "estimate"]
+    clipping: ClippingState = field(default_factory=lambda: ClippingState(bound=1.0))
+    step_count: int = 0
+    initial_bound: float | None = None
+    counters: Counters = field(default_factory=Counters)
+    history: tuple[EpochRecord, ...] = ()
+
+    def state(self) -> dict[str, Any]:
+        return {each.name: _plain(getattr(self, each.name)) for each in fields(self)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        for each in fields(self):
+            setattr(self, each.name, _READERS.get(each.name, _as_it_is)(state[each.name]))
+
+
+_HISTORY: TypeAdapter[tuple[EpochRecord, ...]] = TypeAdapter(tuple[EpochRecord, ...])
+_READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "clipping": lambda state: ClippingState(**state),
+    "counters": lambda state: Counters(**state),
+    "history": lambda state: _HISTORY.validate_python(tuple(state)),
+}
+"""How the fields that are no plain values are read back."""
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+@dataclass(frozen=True)
+class ModelValues:
+    """The parameters and buffers of a model."""
+
+    model: nn.Module
+
+    def state(self) -> dict[str, Any]:
+        return self.model.state_dict()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.model.load_state_dict(state)
+
+
+@dataclass(frozen=True)
+class ModelModes:
+    """Which modules of a model are in training mode."""
+
+    model: nn.Module
+
+    def state(self) -> dict[str, bool]:
+        return modes_of(self.model)
+
+    def restore(self, state: Mapping[str, bool]) -> None:
+        set_modes(self.model, state)
+
+
+@dataclass(frozen=True)
+class CpuGenerator:
+    """A random number generator of torch on the CPU."""
+
+    generator: torch.Generator
+
+    def state(self) -> torch.Tensor:
+        return self.generator.get_state()
+
+    def restore(self, state: torch.Tensor) -> None:
+        self.generator.set_state(state)
+
+
+@dataclass(frozen=True)
+class CudaGenerator:
+    """The global generator of a CUDA device; on a CPU it has no state, and a run may resume on the other kind."""
+
+    device: torch.device
+
+    def state(self) -> torch.Tensor | None:
+        return torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
+
+    def restore(self, state: torch.Tensor | None) -> None:
+        if state is not None and self.device.type == "cuda":
+            torch.cuda.set_rng_state(state, self.device)
