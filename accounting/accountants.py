@@ -168,6 +168,20 @@ def strong_composition(epsilons: Sequence[float], counts: Sequence[int], delta: 
     return min(float(times @ each), composed)  # the plain sum where the other overflows to NaN
 
 
+def epsilon_dp_accounting_pld(trace: Trace, delta: float, group_size: int = 1) -> Bounds:
+    """Google's dp-accounting, privacy loss distributions: a cross-check, an estimate (see `accounting.events`)."""
+    from accounting.events import dp_accounting_pld  # late: importing dp_accounting takes seconds
+
+    return Bounds(dp_accounting_pld(trace, delta, group_size))
+
+
+def epsilon_dp_accounting_rdp(trace: Trace, delta: float, group_size: int = 1) -> Bounds:
+    """Google's dp-accounting, Renyi DP: a cross-check, an estimate (see `accounting.events`)."""
+    from accounting.events import dp_accounting_rdp  # late: importing dp_accounting takes seconds
+
+    return Bounds(dp_accounting_rdp(trace, delta, group_size))
+
+
 def _amplified_epsilon(part: Round, delta: float) -> float:
     """Epsilon of one sampled round that spends ``delta``."""
     unsampled_delta = delta / part.sample_rate
@@ -221,6 +235,8 @@ _METHODS = (
     Accountant("zcdp", epsilon_zcdp),
     Accountant("zcdp-sampled", epsilon_zcdp_sampled, kind="estimate"),
     Accountant("strong", epsilon_strong),
+    Accountant("dp-accounting-pld", epsilon_dp_accounting_pld, kind="estimate"),
+    Accountant("dp-accounting-rdp", epsilon_dp_accounting_rdp, kind="estimate"),
 )
 
 

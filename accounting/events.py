@@ -1,18 +1,23 @@
-"""Trace -> dp-accounting's event and accountant: an independent route to the same numbers.
+"""Trace -> dp-accounting's event and accountants: an independent route to the same numbers.
 
-dp_accounting composes each event with its count; only events whose count it honours are produced here.
+dp_accounting composes each event with its count; only events whose count it honours are produced here. Importing this
+module imports dp_accounting, which takes seconds.
 """
 
 from __future__ import annotations
+
+import math
 
 import dp_accounting
 import numpy as np
 from dp_accounting.dp_event import MixtureOfGaussiansDpEvent
 from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
 from scipy.stats import binom, hypergeom
 
 from accounting.errors import UnsupportedMechanism
 from accounting.mechanism import GaussianRelease, Segment, Trace
+from accounting.pld.composition import epsilon_pld
 from accounting.rounds import gaussian_rounds
 from accounting.samplings import FixedBatchSampling, PoissonSampling
 
@@ -21,6 +26,8 @@ _RELATIONS = {
     "zero_out": dp_accounting.NeighboringRelation.REPLACE_SPECIAL,
 }
 _NEGLIGIBLE = 1e-18
+_POINTS = 2e5
+_COARSEST = 0.05
 
 
 def to_event(trace: Trace, group_size: int = 1) -> dp_accounting.DpEvent:
@@ -30,7 +37,9 @@ def to_event(trace: Trace, group_size: int = 1) -> dp_accounting.DpEvent:
     """
     released = [release.noise_multiplier for release in trace.releases if isinstance(release, GaussianRelease)]
     if len(released) < len(trace.releases):
-        raise UnsupportedMechanism("dp-accounting has no event for an arbitrary pure release")
+        raise UnsupportedMechanism(
+            "dp-accounting has no event for an arbitrary pure release; use the accountant 'pld' or 'rdp'"
+        )
     sampled = any(segment.sampling.draws != "epoch" for segment in trace.segments)
     if group_size == 1 or not sampled:
         parts = gaussian_rounds(trace, group_size)
@@ -66,8 +75,65 @@ def _group(segment: Segment, group_size: int) -> dp_accounting.DpEvent:
     return MixtureOfGaussiansDpEvent(segment.effective_noise_multiplier(), moved.tolist(), weights)
 
 
-def reference_epsilon_pld(trace: Trace, delta: float, group_size: int = 1, grid: float = 1e-4) -> float:
-    """Epsilon by dp_accounting's own PLD accountant, with privacy losses rounded up to multiples of ``grid``."""
-    accountant = PLDAccountant(_RELATIONS[trace.adjacency], grid)
-    accountant.compose(to_event(trace, group_size))
-    return float(accountant.get_epsilon(delta))
+def dp_accounting_pld(trace: Trace, delta: float, group_size: int = 1, grid: float | None = None) -> float:
+    """Epsilon by dp_accounting's PLD accountant, with privacy losses rounded up to multiples of ``grid``.
+
+    grid None is 1e-4, dp_accounting's own, or coarser where that would take too many points. The result is
+    an estimate: losses are rounded up, but nothing bounds floating-point errors, which matter at tiny deltas.
+
+    Raises: UnsupportedMechanism for pure releases, for runs that need too coarse a grid, and where no finite epsilon
+    is found because the accountant cuts off more probability than delta allows.
+    """
+    event = to_event(trace, group_size)
+    accountant = PLDAccountant(_RELATIONS[trace.adjacency], _grid(trace, group_size) if grid is None else grid)
+    with np.errstate(all="ignore"):
+        accountant.compose(event)
+        epsilon = float(accountant.get_epsilon(delta))
+    return _finite(epsilon, "dp-accounting-pld", delta)
+
+
+def dp_accounting_rdp(trace: Trace, delta: float, group_size: int = 1) -> float:
+    """Epsilon by dp_accounting's RDP accountant and its own orders: an estimate, since nothing bounds rounding errors.
+
+    Raises: UnsupportedMechanism for pure releases, for groups in sampled batches, and where a divergence comes out
+    negative by rounding, which dp_accounting would count as no cost at all.
+    """
+    accountant = RdpAccountant(neighboring_relation=_RELATIONS[trace.adjacency])
+    event = to_event(trace, group_size)
+    if not accountant.supports(event):
+        raise UnsupportedMechanism(
+            f"dp-accounting-rdp covers no groups of {group_size} in sampled batches; use the accountant 'pld'"
+        )
+    with np.errstate(all="ignore"):
+        accountant.compose(event)
+        if not (np.asarray(accountant.rdp) >= 0.0).all():
+            raise UnsupportedMechanism(
+                "dp-accounting-rdp loses costs as small as this run's to rounding; use the accountant 'rdp' or 'pld'"
+            )
+        epsilon = float(accountant.get_epsilon(delta))
+    return _finite(epsilon, "dp-accounting-rdp", delta)
+
+
+def _grid(trace: Trace, group_size: int) -> float:
+    """The finest grid, but none below dp_accounting's own, on which its tables have at most about `_POINTS` points.
+
+    A table spans the losses of one round down to probability e^-50, which is ten standard deviations of the Gaussian
+    without sampling, or those of the composed run down to probability 1e-15.
+    """
+    shifts = [(1.0 + segment.sampling.displaced) / segment.effective_noise_multiplier() for segment in trace.segments]
+    shifts += [1.0 / release.noise_multiplier for release in trace.releases if isinstance(release, GaussianRelease)]
+    shift = group_size * max(shifts, default=0.0)
+    span = shift**2 + 20.0 * shift + 2.0 * epsilon_pld(trace, 1e-15, group_size, tolerance=0.1).upper
+    grid = max(1e-4, span / _POINTS)
+    if grid > _COARSEST:
+        raise UnsupportedMechanism(
+            f"dp-accounting-pld would need a grid of {grid:.2g}, but {_COARSEST} is the coarsest used: too little "
+            "noise or too large a group; use the accountant 'pld'"
+        )
+    return grid
+
+
+def _finite(epsilon: float, accountant: str, delta: float) -> float:
+    if not math.isfinite(epsilon):
+        raise UnsupportedMechanism(f"{accountant} finds no finite epsilon at delta {delta:g}; use the accountant 'pld'")
+    return epsilon

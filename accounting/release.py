@@ -10,7 +10,6 @@ step of adaptive composition. Putting ``ReleaseSpec.releases()`` into the planne
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,10 +18,12 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtri
 
 from accounting.errors import InvalidInput, keep_whole, require_finite, require_numbers, require_whole
+from accounting.estimates import Kind, PrivacyEstimate
 from accounting.keyed import KeyedStream
 from accounting.mechanism import GaussianRelease
 from accounting.records.shards import Epsilons
 from accounting.rounding import release_grid
+from accounting.samplings import Adjacency
 
 Array = NDArray[np.float64]
 
@@ -161,66 +162,44 @@ def release_statistics(
     )
 
 
-def release_mean(
-    epsilons: ArrayLike, epsilon_bound: float, noise_multiplier: float, generator: GaussianDraws | None = None
-) -> float:
-    """The mean of epsilons [examples] by the Gaussian mechanism, as in paper A, Table 2.
-
-    Guarantee: one Gaussian release of multiplier ``noise_multiplier`` under blanking one example (``zero_out``): the
-    number of examples is public, and one example moves the sum by at most epsilon_bound.
-    """
-    epsilon_bound = require_finite("epsilon_bound", epsilon_bound, above=0.0)
-    release = GaussianRelease("mean of epsilons", noise_multiplier)
-    shares = _shares(epsilons, epsilon_bound)
-    rng = SecretDraws() if generator is None else generator
-    total = _noisy(shares.sum(keepdims=True), release.noise_multiplier, rng)
-    return float(epsilon_bound * np.clip(total[0] / max(len(shares), 1), 0.0, 1.0))
-
-
-def release_quantiles(
-    epsilons: ArrayLike,
-    quantiles: Sequence[float],
-    epsilon_bound: float,
-    noise_multiplier: float,
-    steps: int = 20,
-    generator: GaussianDraws | None = None,
-) -> dict[float, float]:
-    """Quantiles of epsilons [examples], as in paper A, Table 2.
-
-    Guarantee: ``steps * len(quantiles)`` Gaussian releases of multiplier ``noise_multiplier`` under blanking one
-    example (``zero_out``); the number of examples is public.
-    """
-    epsilon_bound = require_finite("epsilon_bound", epsilon_bound, above=0.0)
-    spec = ReleaseSpec(quantiles=quantiles, quantile_steps=steps, quantile_noise_multiplier=noise_multiplier)  # type: ignore[arg-type]
-    shares = _shares(epsilons, epsilon_bound)
-    rng = SecretDraws() if generator is None else generator
-    return {q: epsilon_bound * _release_quantile(shares, q, len(shares), spec, rng) for q in spec.quantiles}
-
-
 @dataclass(frozen=True)
 class OwnerReport:
-    """What the owner of one example, and nobody else, may be told."""
+    """What the owner of one example, and nobody else, may be told.
+
+    Claim, of strength ``kind``: output-specific individual (epsilon, delta)-DP of that example under ``adjacency``.
+    method: the individual accounting that gave it, or the accountant of the worst case where that is lower.
+    """
 
     example_id: int
     epsilon: float
     delta: float
-    kind: str
+    adjacency: Adjacency
+    kind: Kind
+    method: str
     worst_case_epsilon: float
 
 
-def owner_report(epsilons: Epsilons, example_id: int, worst_case_epsilon: float) -> OwnerReport:
-    """epsilon_i for the owner of example i.
+def owner_report(epsilons: Epsilons, example_id: int, worst_case: PrivacyEstimate) -> OwnerReport:
+    """epsilon_i for the owner of example i: the lower of its own and the worst case, which holds for it, too.
 
     It costs nobody privacy: only the owner sees it, and it says nothing of other examples beyond the released
     iterates (paper A, Section 3.4). The caller must know that it speaks to the owner.
 
-    Raises: InvalidInput for an unknown example.
+    Raises: InvalidInput for an unknown example, and for a worst case at another delta.
     """
+    if worst_case.delta != epsilons.delta:
+        raise InvalidInput(
+            f"the epsilons are at delta {epsilons.delta:g}, but the worst case at {worst_case.delta:g}; account again"
+        )
     found = np.flatnonzero(epsilons.example_ids == example_id)
     if len(found) != 1:
         raise InvalidInput(f"example {example_id} is not in the training data of this trial")
+    own = PrivacyEstimate(
+        float(epsilons.upper[found[0]]), epsilons.delta, worst_case.adjacency, epsilons.method, epsilons.kind
+    )
+    lowest = min(own, worst_case, key=lambda estimate: estimate.epsilon)
     return OwnerReport(
-        example_id, float(epsilons.upper[found[0]]), epsilons.delta, epsilons.kind, float(worst_case_epsilon)
+        example_id, lowest.epsilon, own.delta, own.adjacency, lowest.kind, lowest.accountant, worst_case.epsilon
     )
 
 

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this file's own folder would shadow the package accounting
 
 from accounting.accountants import account
-from accounting.events import reference_epsilon_pld
+from accounting.events import dp_accounting_pld
 from accounting.individual.epsilons import individual_epsilons
 from accounting.mechanism import Segment, Trace
 from accounting.pld.composition import epsilon_pld
@@ -92,7 +92,7 @@ def schedule(quick: bool) -> Iterator[Result]:
 
 
 def _dp_accounting_pld(trace: Trace) -> float:
-    return reference_epsilon_pld(trace, SCHEDULE_DELTA)
+    return dp_accounting_pld(trace, SCHEDULE_DELTA)
 
 
 def _opacus_prv(trace: Trace) -> float:
@@ -129,7 +129,7 @@ def groups(quick: bool) -> Iterator[Result]:
     for grid, sizes in QUICK_GROUP_GRIDS if quick else GROUP_GRIDS:
         for size in sizes:
             ours, ours_s = timed(lambda size=size: epsilon_pld(trace, GROUP_DELTA, size))
-            value, peer_s = timed(lambda size=size, grid=grid: reference_epsilon_pld(trace, GROUP_DELTA, size, grid))
+            value, peer_s = timed(lambda size=size, grid=grid: dp_accounting_pld(trace, GROUP_DELTA, size, grid))
             gap, certified = abs(ours.upper - value) / value, (ours.upper - ours.lower) / ours.upper
             yield Result(f"group_k{size}", ours_s, f"dp-accounting MoG, grid {grid:g}", peer_s, gap, certified)
 

@@ -73,7 +73,7 @@ class Display(Protocol):
 
 
 class NoDisplay:
-    """Tells nothing: for programs."""
+    """Shows nothing: what `run_sweep` uses unless it is given another display."""
 
     def warn(self, message: str) -> None:
         return
@@ -85,7 +85,10 @@ class NoDisplay:
         return contextlib.nullcontext()
 
 
-def run_sweep(request: RunRequest, display: Display) -> Outcome:
+NO_DISPLAY = NoDisplay()
+
+
+def run_sweep(request: RunRequest, display: Display = NO_DISPLAY) -> Outcome:
     """Run or resume a sweep to its end.
 
     Raises: InvalidInput, before any trial is started, for one that cannot run, for a folder that holds another

@@ -370,10 +370,3 @@ def make_preprocessing(component: Component) -> Preprocessing:
 def planned_releases(component: Component | None) -> tuple[Release, ...]:
     """What a trial's preprocessing releases about the training data; known before any data is read."""
     return () if component is None else make_preprocessing(component).releases
-
-
-def preprocess(component: Component, dataset: Dataset, noise: NoiseSource) -> tuple[Dataset, State]:
-    """Fit and transform at once; the state makes it repeatable by `Preprocessing.transform`."""
-    preprocessing = make_preprocessing(component)
-    state = preprocessing.fit(dataset, noise)
-    return preprocessing.transform(dataset, state), state

@@ -139,7 +139,6 @@ class ExecutionSpec:
     checkpoint_every_epochs: Annotated[float, Field(ge=1e-6)] = 1.0
     deterministic: bool = True
     autocast: bool = False
-    compile: bool = False
 
     def __post_init__(self) -> None:
         check_bounds(self, "execution")

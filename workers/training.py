@@ -110,7 +110,6 @@ class Trainer:
             layerwise=self._method.layerwise,
             planner=ShapePlanner() if execution.deterministic else TimingPlanner(),
             autocast=torch.bfloat16 if execution.autocast else None,
-            compile=execution.compile,
         )
 
     def _make_recorders(self, files: TrialFiles) -> tuple[NormRecorder, NormRecorder | None]:

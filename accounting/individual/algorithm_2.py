@@ -41,7 +41,9 @@ def algorithm_2(
     ends = [*steps[1:], trace.steps]
     for segment in trace.segments:
         if not isinstance(segment.sampling, PoissonSampling) or segment.side_queries or trace.releases:
-            raise UnsupportedMechanism("Algorithm 2 covers Poisson-sampled DP-SGD without side queries and releases")
+            raise UnsupportedMechanism(
+                "Algorithm 2 covers Poisson-sampled DP-SGD without side queries and releases; use 'rdp' or 'pld'"
+            )
         spent = [
             max(0, min(stop, segment.stop_step) - max(start, segment.start_step))
             for start, stop in zip(steps, ends, strict=True)

@@ -5,7 +5,13 @@ multiplier); `discretise` gives the certified law of its loss on a lattice (guar
 """
 
 from accounting.pld.composition import CertifiedDelta, CertifiedEpsilon, delta_pld, epsilon_pld
-from accounting.pld.groups import epsilon_of_examples, group_epsilons, linear_lower_bound, vadhan_epsilon
+from accounting.pld.groups import (
+    epsilon_of_examples,
+    group_epsilons,
+    grows_at_least_linearly,
+    linear_growth,
+    vadhan_epsilon,
+)
 from accounting.pld.loss import LatticeLoss, discretise
 from accounting.pld.sensitivity import SensitivityMixture, examples_law, group_law
 
@@ -21,6 +27,7 @@ __all__ = [
     "examples_law",
     "group_epsilons",
     "group_law",
-    "linear_lower_bound",
+    "grows_at_least_linearly",
+    "linear_growth",
     "vadhan_epsilon",
 ]

@@ -26,7 +26,7 @@ from accounting.pld.composition import (
 from accounting.pld.group_rounds import rounds_of_examples, rounds_of_group
 from accounting.pld.loss import DIRECTIONS
 from accounting.pld.saddlepoint import cumulants, saddle_at_epsilon
-from accounting.rounds import require_group_size
+from accounting.rounds import gaussian_rounds, pure_epsilons, require_group_size
 
 _CONFIRMATIONS = 9  # epsilons tried above the saddle point's, first 0.05 % apart and then doubling
 
@@ -57,10 +57,24 @@ def epsilon_of_examples(
     return replace(certified, kind=trace.individual_kind)
 
 
-def linear_lower_bound(trace: Trace, delta: float, group_size: int) -> float:
-    """k times the epsilon of one example, which no group of k full contributors stays below (paper B, Section 4)."""
+def linear_growth(trace: Trace, delta: float, group_size: int) -> float:
+    """k times the certified lower epsilon of one example: the "lower bound" in the figures of paper B, Section 4.
+
+    A reference, and a lower bound on the epsilon of a group only where `grows_at_least_linearly` says so: with sampled
+    batches and few steps a group may cost less, because several of its members are hardly ever in one batch.
+    """
     group_size = require_group_size(group_size)
     return group_size * epsilon_pld(trace, delta).lower
+
+
+def grows_at_least_linearly(trace: Trace) -> bool:
+    """Whether `linear_growth` is proven to be a lower bound: where the run is Gaussian and nothing is sampled.
+
+    Such a run is one Gaussian that moves by mu standard deviations, by k mu for a group of k. With b = t mu/2 + eps/mu,
+    the derivative of delta(t eps, t mu) by t is e^(t eps) (mu phi(b) - eps Phi(-b)), which is not negative, because
+    Phi(-b) <= phi(b) / b and b >= eps / mu. So delta(k eps, k mu) >= delta(eps, mu).
+    """
+    return not pure_epsilons(trace) and all(part.sample_rate == 1.0 for part in gaussian_rounds(trace))
 
 
 @np.errstate(all="ignore")

@@ -7,6 +7,7 @@ one line.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,15 +30,16 @@ from accounting.calibration import (
 )
 from accounting.errors import InvalidInput, require_finite
 from accounting.estimates import PrivacyEstimate
-from accounting.individual import INDIVIDUAL_ACCOUNTANTS
 from accounting.mechanism import GaussianRelease, PureRelease, Release, Trace
 from accounting.records.layout import TrialFiles
 from accounting.registry import lookup, one_of
 from accounting.samplings import SAMPLINGS
 from accounting.schedules import NoiseSchedule, make_schedule, parse_schedule, split_schedule, with_initial
+from orchestration.commands.group_comparison import COMPARISON, VADHAN, GroupComparison, compare_groups, linear_heading
 from orchestration.commands.plots import write_epsilon_plot
 from orchestration.commands.run_shape import RunShape, delta_warning
 from orchestration.commands.stored_trial import (
+    INDIVIDUAL,
     PRIVATE,
     QUANTILES,
     EpsilonSpread,
@@ -52,7 +54,7 @@ if TYPE_CHECKING:
     IndividualMethod = str
 else:  # what typer offers and accepts
     SamplingName = Literal[tuple(SAMPLINGS)]
-    IndividualMethod = Literal[tuple(INDIVIDUAL_ACCOUNTANTS)]
+    IndividualMethod = Literal[tuple(INDIVIDUAL)]
 
 Sampling = Annotated[SamplingName, typer.Option(help="How batches are drawn.")]
 Noise = Annotated[float | None, typer.Option(help="Noise std over sensitivity: the initial one of a schedule.")]
@@ -65,6 +67,7 @@ Epochs = Annotated[int | None, typer.Option(help="Length of the run in epochs (s
 Method = Annotated[str, typer.Option(help=f"{one_of(ACCOUNTANTS)}.")]
 SideNoise = Annotated[list[float] | None, typer.Option(help="Noise multiplier of a side query on every batch.")]
 Releases = Annotated[list[str] | None, typer.Option(help="A release on all the data: gaussian:SIGMA or pure:EPSILON.")]
+_MOST_NUMBERS = 10_000
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
@@ -79,7 +82,10 @@ def epsilon(
     steps: Steps = None,
     epochs: Epochs = None,
     accountant: Method = "auto",
-    group_size: Annotated[str, typer.Option(help="Size of the protected group, or several: 1,2,4.")] = "1",
+    group_size: Annotated[str, typer.Option(help="Size of the protected group, or several: 1,2,4 or 1..64.")] = "1",
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Show Vadhan's bound for groups, and linear growth, beside each epsilon.")
+    ] = False,
     side_noise_multiplier: SideNoise = None,
     release: Releases = None,
     trial: Annotated[str | None, typer.Option(help="Folder or URI of a trial: account for what was run.")] = None,
@@ -106,24 +112,32 @@ def epsilon(
         _warn(delta_warning(delta, ran.dataset_size))
     sizes = _whole_numbers("--group-size", group_size, 1)
     estimates = [account(ran, delta, accountant, size) for size in sizes]
-    answers = [estimate.as_dict() for estimate in estimates]
-    tables = []
+    compared = compare_groups(ran, delta, sizes) if compare else {}
+    answers = [
+        estimate.as_dict() | (compared[estimate.group_size].as_dict() if compare else {}) for estimate in estimates
+    ]
+    tables = [_table(estimates, compared)]
     if trial is not None and examples is not None:
         ids = _whole_numbers("--examples", examples, 0)
-        estimates.append(estimate_of_examples(TrialFiles(trial), ran, ids, delta))
-        answers.append(estimates[-1].as_dict() | {"sensitive": PRIVATE})
+        together = estimate_of_examples(TrialFiles(trial), ran, ids, delta)
+        answers.append(together.as_dict() | {"sensitive": PRIVATE})
+        tables = [_table([*estimates, together], compared)]
     if trial is not None and individual is not None:
         spread = spread_of_epsilons(TrialFiles(trial), ran, delta, individual)
         answers.append(spread.as_dict())
         tables.append(_spread_table(spread))
     if plot is not None:
-        write_epsilon_plot(plot, ran, steps_per_epoch(ran), delta, accountant, sizes)
+        write_epsilon_plot(plot, ran, steps_per_epoch(ran), delta, accountant, sizes, compared)
     if as_json:
         objects = [answer | run for answer in answers]
         typer.echo(json.dumps(objects if len(objects) > 1 else objects[0]))
         return
-    for shown in (_table(estimates), *tables):
-        Console().print(shown)
+    terminal = Console()
+    console = terminal if terminal.is_terminal else Console(width=160)
+    for shown in tables:
+        console.print(shown)
+    if compared:
+        typer.echo(f"note: {COMPARISON}")
     if individual or examples:
         typer.echo(f"note: {PRIVATE}")
     if plot is not None:
@@ -319,11 +333,18 @@ def _budget(
 
 
 def _whole_numbers(flag: str, text: str, at_least: int) -> list[int]:
-    items = [item.strip() for item in text.split(",")]
-    wrong = [item for item in items if not item.isdecimal() or int(item) < at_least]
-    if wrong:
-        raise InvalidInput(f"{flag} has {wrong[0]!r}, but needs whole numbers of at least {at_least}, such as 1,2,4")
-    return [int(item) for item in items]
+    numbers: list[int] = []
+    for item in map(str.strip, text.split(",")):
+        first, dots, last = item.partition("..")
+        ends = (first, last) if dots else (first, first)
+        if not all(end.isdecimal() and len(end) < 20 for end in ends) or not at_least <= int(ends[0]) <= int(ends[1]):
+            raise InvalidInput(
+                f"{flag} has {item!r}, but needs whole numbers of at least {at_least}, such as 1,2,4 or 1..64"
+            )
+        if len(numbers) + int(ends[1]) - int(ends[0]) >= _MOST_NUMBERS:
+            raise InvalidInput(f"{flag} has {item!r}: more than {_MOST_NUMBERS} numbers; give fewer")
+        numbers += range(int(ends[0]), int(ends[1]) + 1)
+    return numbers
 
 
 def _warn(sentence: str | None) -> None:
@@ -331,14 +352,19 @@ def _warn(sentence: str | None) -> None:
         typer.echo(f"warning: {sentence}", err=True)
 
 
-def _table(estimates: Sequence[PrivacyEstimate]) -> Table:
-    table = Table("unit", "epsilon", "at least", "delta", "accountant", "adjacency", "kind")
+def _table(estimates: Sequence[PrivacyEstimate], compared: Mapping[int, GroupComparison]) -> Table:
+    """One row for each estimate; those of groups beside what ``compared`` says of their size."""
+    headings = [VADHAN, linear_heading(all(one.linear_is_bound for one in compared.values()))] if compared else []
+    table = Table("unit", "epsilon", "at least", *headings, "delta", "accountant", "adjacency", "kind")
     for estimate in estimates:
         lower = estimate.lower_epsilon
+        beside = compared.get(estimate.group_size) if not estimate.unit.startswith("examples") else None
+        comparison = ["", ""] if beside is None else [_shown(beside.vadhan), _shown_down(beside.linear)]
         table.add_row(
             estimate.unit,
             _shown(estimate.epsilon),
             f"{lower:.4f}" if lower is not None and estimate.is_private else "",
+            *comparison[: len(headings)],
             f"{estimate.delta:g}",
             estimate.accountant,
             estimate.adjacency,
@@ -354,7 +380,13 @@ def _spread_table(spread: EpsilonSpread) -> Table:
     for level, value in zip(QUANTILES, spread.quantiles, strict=True):
         table.add_row(names.get(level, f"{level:.0%} quantile"), _shown(value))
     table.add_row("mean", _shown(spread.mean))
+    table.caption = spread.caution
     return table
+
+
+def _shown_down(epsilon: float) -> str:
+    """Four decimals, rounded down."""
+    return f"{math.floor(epsilon * 1e4) / 1e4:.4f}" if math.isfinite(epsilon) else "infinite"
 
 
 def _shown(epsilon: float) -> str:

@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 
 from accounting.errors import DpsweepError, InvalidInput, Unreachable, UnsupportedMechanism
-from orchestration.commands import calculator as cli_accounting
+from orchestration.commands import calculator, owner
 from orchestration.execution.environment import EMBEDDED, prepare_environment
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-cli_accounting.register(app)
+calculator.register(app)
+owner.register(app)
 
 SweepFile = Annotated[Path, typer.Argument(help="The sweep file (YAML).", metavar="SWEEP")]
 AllowCode = Annotated[

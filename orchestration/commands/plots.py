@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,15 +13,25 @@ from plotly.subplots import make_subplots
 from accounting.accountants import account
 from accounting.errors import UnsupportedMechanism
 from accounting.mechanism import Trace
+from orchestration.commands.group_comparison import VADHAN, GroupComparison, linear_heading
 
 _POINTS = 20
 _GROUP_SIZES = (1, 2, 4, 8)
 
 
 def write_epsilon_plot(
-    path: Path, trace: Trace, steps_per_epoch: int, delta: float, accountant: str, group_sizes: Sequence[int]
+    path: Path,
+    trace: Trace,
+    steps_per_epoch: int,
+    delta: float,
+    accountant: str,
+    group_sizes: Sequence[int],
+    compared: Mapping[int, GroupComparison],
 ) -> None:
-    """Write epsilon after each of up to 20 epochs and, where the accountant covers groups, over the group size."""
+    """Write epsilon after each of up to 20 epochs and, where the accountant covers groups, over the group size.
+
+    compared: by group size, what is drawn as further lines; infinite values are left out.
+    """
     by_epoch = epsilon_over_epochs(trace, steps_per_epoch, delta, accountant)
     by_size = epsilon_over_group_sizes(trace, delta, accountant, group_sizes)
     panels = (
@@ -29,11 +40,28 @@ def write_epsilon_plot(
     )
     figure = make_subplots(cols=len(panels), rows=1, horizontal_spacing=0.12)
     for column, (axis, x, y) in enumerate(panels, start=1):
-        figure.add_trace(go.Scatter(x=x, y=y, mode="lines+markers"), row=1, col=column)
+        line = go.Scatter(x=x, y=y, mode="lines+markers", name=accountant, showlegend=column == len(panels))
+        figure.add_trace(line, row=1, col=column)
         figure.update_xaxes(title_text=axis, row=1, col=column)
         figure.update_yaxes(title_text=f"epsilon at delta {delta:g}", rangemode="tozero", row=1, col=column)
-    figure.update_layout(template="simple_white", showlegend=False, title=f"Privacy by {accountant}, {trace.adjacency}")
+    for name, values in _comparison_lines(compared).items():
+        line = go.Scatter(x=list(values), y=list(values.values()), mode="lines", line={"dash": "dash"}, name=name)
+        figure.add_trace(line, row=1, col=len(panels))
+    figure.update_layout(
+        template="simple_white", showlegend=bool(compared), title=f"Privacy by {accountant}, {trace.adjacency}"
+    )
     figure.write_html(path, include_plotlyjs=True)
+
+
+def _comparison_lines(compared: Mapping[int, GroupComparison]) -> dict[str, dict[int, float]]:
+    """Name of each line, and its finite values by group size."""
+    if not compared:
+        return {}
+    is_bound = all(one.linear_is_bound for one in compared.values())
+    return {
+        VADHAN: {size: one.vadhan for size, one in compared.items() if math.isfinite(one.vadhan)},
+        linear_heading(is_bound): {size: one.linear for size, one in compared.items() if math.isfinite(one.linear)},
+    }
 
 
 def epsilon_over_epochs(trace: Trace, steps_per_epoch: int, delta: float, accountant: str) -> dict[float, float]:

@@ -6,8 +6,9 @@ Everything derived from the norm shards is private data of the training examples
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,20 +16,26 @@ import numpy.typing as npt
 
 from accounting.errors import InvalidInput
 from accounting.estimates import Kind, PrivacyEstimate
-from accounting.individual.epsilons import individual_epsilons
+from accounting.individual.algorithm_2 import algorithm_2
+from accounting.individual.epsilons import INDIVIDUAL_ACCOUNTANTS, individual_epsilons
 from accounting.mechanism import Trace
 from accounting.pld.groups import epsilon_of_examples
 from accounting.records.layout import TrialFiles
-from accounting.records.shards import NormShards
+from accounting.records.shards import NormShards, PartNorms
 from accounting.records.traces import read_trace
+from accounting.registry import lookup
 
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
+AS_PUBLISHED = "as published: rounds to the nearest, may under-state; for comparison only"
 PRIVATE = "computed from single training examples: private data, not to be published"
 
 
 @dataclass(frozen=True)
 class EpsilonSpread:
-    """How the epsilons of single examples spread, as exact order statistics: ``quantiles`` at `QUANTILES`."""
+    """How the epsilons of single examples spread, as exact order statistics: ``quantiles`` at `QUANTILES`.
+
+    caution: what the method does not promise, or None.
+    """
 
     method: str
     kind: Kind
@@ -37,6 +44,7 @@ class EpsilonSpread:
     examples: int
     mean: float
     quantiles: tuple[float, ...]
+    caution: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON; an infinite epsilon is None."""
@@ -50,6 +58,7 @@ class EpsilonSpread:
             "mean": _finite(self.mean),
             "quantiles": {f"{level:g}": _finite(value) for level, value in zip(QUANTILES, self.quantiles, strict=True)},
             "sensitive": PRIVATE,
+            **({} if self.caution is None else {"caution": self.caution}),
         }
 
 
@@ -62,20 +71,38 @@ def stored_trace(path: str) -> Trace:
 
 
 def spread_of_epsilons(files: TrialFiles, trace: Trace, delta: float, method: str) -> EpsilonSpread:
-    """The distribution of per-example epsilons (upper bounds) at ``delta``, by ``method`` (``rdp`` or ``pld``)."""
+    """The distribution of per-example epsilons at ``delta``, by one of `INDIVIDUAL`: upper bounds, or as published."""
+    account = lookup(INDIVIDUAL, method, "individual accounting method")
     shards = _complete_shards(files, trace)
-    parts = map(shards.read, shards.parts)
-    found = [individual_epsilons(part.steps, part.contributions, trace, delta, method) for part in parts]
-    epsilons = np.concatenate([part.upper for part in found])
+    epsilons = np.concatenate([account(part, trace, delta) for part in map(shards.read, shards.parts)])
+    published = method not in INDIVIDUAL_ACCOUNTANTS
     return EpsilonSpread(
         method=method,
-        kind=found[0].kind,
+        kind="estimate" if published else trace.individual_kind,
         delta=delta,
         adjacency=trace.adjacency,
         examples=len(epsilons),
         mean=float(epsilons.mean()),
         quantiles=tuple(np.quantile(epsilons, QUANTILES, method="higher").tolist()),
+        caution=AS_PUBLISHED if published else None,
     )
+
+
+def _certified(method: str, part: PartNorms, trace: Trace, delta: float) -> npt.NDArray[np.float64]:
+    return individual_epsilons(part.steps, part.contributions, trace, delta, method).upper
+
+
+def _as_published(part: PartNorms, trace: Trace, delta: float) -> npt.NDArray[np.float64]:
+    if not trace.is_private:
+        return np.full(len(part.example_ids), np.inf)
+    return algorithm_2(part.steps.tolist(), part.contributions, trace, delta)
+
+
+INDIVIDUAL: Mapping[str, Callable[[PartNorms, Trace, float], npt.NDArray[np.float64]]] = {
+    **{method: partial(_certified, method) for method in INDIVIDUAL_ACCOUNTANTS},
+    "rdp-algorithm-2": _as_published,
+}
+"""What ``--individual`` takes: epsilon [rows] of the examples of a part."""
 
 
 def estimate_of_examples(files: TrialFiles, trace: Trace, example_ids: Sequence[int], delta: float) -> PrivacyEstimate:

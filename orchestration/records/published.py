@@ -220,8 +220,5 @@ class ReportData:
     trials: tuple[ReportTrial, ...]
     delta: float
     disclosure: Disclosure = "none"
-    description: str = ""
     created: str = ""
-    wall_seconds: float | None = None
     provenance: Mapping[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()

@@ -16,19 +16,12 @@ from typing import Any
 
 from plotly.offline import get_plotlyjs
 
-from orchestration.comparison.formats import number, percent, seconds
+from orchestration.comparison.formats import number, percent
 from orchestration.comparison.metrics import accuracy, epsilon, worst_group_accuracy, worst_over_median
 from orchestration.comparison.settings import Setting, finished_settings
 from orchestration.comparison.statistics import spread
 from orchestration.records.published import (
-    GroupEpsilon,
-    Histogram,
-    IndividualStatistics,
     ReportData,
-    ReportEpoch,
-    ReportGroup,
-    ReportPrivacy,
-    ReportQuality,
     ReportTrial,
 )
 from orchestration.records.release_modes import release_mode
@@ -45,19 +38,6 @@ from orchestration.report.tables import (
     settings_table,
     trials_table,
 )
-
-__all__ = [
-    "GroupEpsilon",
-    "Histogram",
-    "IndividualStatistics",
-    "ReportData",
-    "ReportEpoch",
-    "ReportGroup",
-    "ReportPrivacy",
-    "ReportQuality",
-    "ReportTrial",
-    "render",
-]
 
 
 def render(data: ReportData) -> str:
@@ -108,17 +88,13 @@ def _script_safe(value: Any) -> str:
 
 
 def _opening(data: ReportData, settings: Sequence[Setting]) -> str:
-    description = f"<p>{escape(data.description)}</p>" if data.description else ""
     done = sum(trial.state is TrialState.FINISHED for trial in data.trials)
     byline = [f"{done} of {len(data.trials)} trials finished", f"δ = {data.delta:g}", _date(data.created)]
-    if data.wall_seconds is not None:
-        byline.insert(1, seconds(data.wall_seconds))
     sentences = headline(data, settings) if data.trials else ["This sweep has no trials."]
     warning = note(SENSITIVE, "withheld sensitive") if release_mode(data.disclosure).is_sensitive else ""
-    notes = "".join(note(text) for text in data.notes)
     return (
         f'<header><p class="eyebrow">Differentially private training · sweep report</p><h1>{escape(data.name)}</h1>'
-        f'{description}<p class="byline">{" · ".join(escape(part) for part in byline if part)}</p>{warning}{notes}'
+        f'<p class="byline">{" · ".join(escape(part) for part in byline if part)}</p>{warning}'
         f'<ul class="lead">{"".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)}</ul>'
         f"{_tiles(settings)}</header>"
     )

@@ -1,6 +1,7 @@
 """Accountants against the papers' numbers, dp-accounting, Opacus and each other."""
 
 import math
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from scipy.optimize import minimize_scalar
 
 from accounting.accountants import ACCOUNTANTS, account, strong_composition, total_rdp, total_rho
 from accounting.errors import InvalidInput, UnsupportedMechanism
-from accounting.events import reference_epsilon_pld, to_event
+from accounting.events import dp_accounting_pld, to_event
 from accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
 from accounting.renyi import ORDERS
 from accounting.rounds import Round, gaussian_rounds
@@ -114,7 +115,7 @@ class TestIndependentOracles:
         ids=["poisson", "fixed", "side query", "release"],
     )
     def test_pld_is_that_of_dp_accounting(self, trace: Trace) -> None:
-        reference = reference_epsilon_pld(trace, DELTA)
+        reference = dp_accounting_pld(trace, DELTA)
         assert epsilon(trace, "pld") == pytest.approx(reference, rel=1e-3)
 
     @settings(max_examples=8, deadline=None)
@@ -132,7 +133,7 @@ class TestIndependentOracles:
                 for start, (sigma, q, steps) in zip(starts, levels, strict=False)
             ),
         )
-        certified, reference = account(trace, DELTA, "pld"), reference_epsilon_pld(trace, DELTA, grid=5e-4)
+        certified, reference = account(trace, DELTA, "pld"), dp_accounting_pld(trace, DELTA, grid=5e-4)
         assert certified.lower_epsilon is not None
         assert certified.lower_epsilon <= reference
         assert certified.epsilon == pytest.approx(reference, rel=2e-3, abs=2e-3)
@@ -150,7 +151,7 @@ class TestIndependentOracles:
 
     def test_gdp_of_shuffled_epochs_is_the_pld_of_one_gaussian_each(self) -> None:
         trace = shuffled(3.0, 5, 7)
-        assert epsilon(trace, "gdp") == pytest.approx(reference_epsilon_pld(trace, DELTA), rel=1e-4)
+        assert epsilon(trace, "gdp") == pytest.approx(dp_accounting_pld(trace, DELTA), rel=1e-4)
 
 
 class TestEvents:
@@ -169,9 +170,9 @@ class TestEvents:
     def test_composing_one_by_one_is_composing_all(self, trace: Trace, group_size: int) -> None:
         (segment,) = trace.segments
         single = replace(trace, segments=tuple(replace(segment, start_step=i, steps=1) for i in range(3)))
-        together = reference_epsilon_pld(trace, DELTA, group_size, grid=5e-3)
-        assert reference_epsilon_pld(single, DELTA, group_size, grid=5e-3) == pytest.approx(together, rel=5e-3)
-        assert together > reference_epsilon_pld(trace.until(1), DELTA, group_size, grid=5e-3)
+        together = dp_accounting_pld(trace, DELTA, group_size, grid=5e-3)
+        assert dp_accounting_pld(single, DELTA, group_size, grid=5e-3) == pytest.approx(together, rel=5e-3)
+        assert together > dp_accounting_pld(trace.until(1), DELTA, group_size, grid=5e-3)
 
     @pytest.mark.parametrize(
         "trace",
@@ -180,8 +181,42 @@ class TestEvents:
     )
     def test_groups_are_mixtures_of_gaussians(self, trace: Trace) -> None:
         trace = replace(trace, releases=(GaussianRelease("pca", 20.0),))
-        reference = reference_epsilon_pld(trace, DELTA, 2, grid=2e-3)
+        reference = dp_accounting_pld(trace, DELTA, 2, grid=2e-3)
         assert epsilon(trace, "pld", group_size=2) == pytest.approx(reference, rel=2e-3)
+
+
+class TestDpAccounting:
+    """dp-accounting is a cross-check by name: an estimate, never what `auto` gives."""
+
+    @pytest.mark.parametrize("trace", [poisson(2.0, 0.05, 50), fixed(2.0, 50, 1000, 50), shuffled(3.0, 5, 7)])
+    def test_it_agrees_and_claims_no_guarantee(self, trace: Trace) -> None:
+        for name in ("pld", "rdp"):
+            ours, theirs = account(trace, DELTA, name), account(trace, DELTA, f"dp-accounting-{name}")
+            assert (theirs.accountant, theirs.kind) == (f"dp-accounting-{name}", "estimate")
+            assert theirs.epsilon == pytest.approx(ours.epsilon, rel=0.02)
+
+    def test_auto_never_asks_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "accounting.events", None)
+        account(poisson(2.0, 0.05, 50), DELTA, "auto", 2)
+        with pytest.raises(ImportError):
+            account(poisson(2.0, 0.05, 50), DELTA, "dp-accounting-rdp")
+
+    @pytest.mark.parametrize(
+        ("trace", "accountant", "group_size", "delta", "message"),
+        [
+            (poisson(releases=(PureRelease("top", 0.1),)), "dp-accounting-pld", 1, DELTA, "no event for an arbitrary"),
+            (poisson(releases=(PureRelease("top", 0.1),)), "dp-accounting-rdp", 1, DELTA, "no event for an arbitrary"),
+            (poisson(2.0, 0.05, 50), "dp-accounting-rdp", 2, DELTA, "no groups of 2 in sampled batches"),
+            (poisson(1e-3, 0.05, 50), "dp-accounting-pld", 1, DELTA, "would need a grid of"),
+            (poisson(2.0, 0.05, 50), "dp-accounting-pld", 1, 1e-30, "no finite epsilon at delta 1e-30"),
+            (poisson(1e8, 0.01, 10), "dp-accounting-rdp", 1, DELTA, "loses costs as small"),
+        ],
+    )
+    def test_what_it_does_not_cover_is_refused(
+        self, trace: Trace, accountant: str, group_size: int, delta: float, message: str
+    ) -> None:
+        with pytest.raises(UnsupportedMechanism, match=message):
+            account(trace, delta, accountant, group_size)
 
 
 class TestOrder:

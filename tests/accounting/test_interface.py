@@ -24,7 +24,8 @@ EXPORTED = {
         noise_multiplier_within_budget parse_schedule planned_trace read_trace write_trace""",
     "accounting.individual": "INDIVIDUAL_ACCOUNTANTS IndividualEpsilons individual_epsilons",
     "accounting.pld": """CertifiedDelta CertifiedEpsilon LatticeLoss SensitivityMixture delta_pld discretise
-        epsilon_of_examples epsilon_pld examples_law group_epsilons group_law linear_lower_bound vadhan_epsilon""",
+        epsilon_of_examples epsilon_pld examples_law group_epsilons group_law
+        grows_at_least_linearly linear_growth vadhan_epsilon""",
     "accounting.records": """Epsilons NormShardWriter NormShards NormSnapshot TrialFiles read_epsilons read_trace
         write_epsilons write_trace""",
 }

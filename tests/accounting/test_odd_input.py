@@ -81,9 +81,8 @@ def _released(draw: Draw) -> Any:
     )
     rng = np.random.default_rng(0)
     values, labels = _one_of(draw, [1.0, math.inf], np.array([1, 2])), _one_of(draw, [0, 1], np.array([1.0, 0.0]))
-    release.release_quantiles(values, _one_of(draw, [0.5]), _one_of(draw, 5.0), _noise(draw), _one_of(draw, 3), rng)
-    release.release_statistics(values, labels, _one_of(draw, 2, 2.0), _one_of(draw, 5.0, 1e-9), spec, rng)
-    return release.release_mean(values, _one_of(draw, 5.0), _noise(draw), rng)
+    bound = _one_of(draw, 5.0, 1e-9)
+    return release.release_statistics(values, labels, _one_of(draw, 2, 2.0), bound, spec, rng).mean_epsilon
 
 
 def _solved(draw: Draw) -> Any:
@@ -121,7 +120,7 @@ PUBLIC: dict[str, Callable[[Draw], Any]] = {
     "epsilon_of_examples": lambda d: pld.epsilon_of_examples(_trace(d), *_snapshots(d), _delta(d), 1e-2),
     "group_epsilons": lambda d: pld.group_epsilons(_trace(d), _delta(d), [_size(d)], _one_of(d, 1e-2))[0],
     "delta_pld": lambda d: pld.delta_pld(_trace(d), _one_of(d, 1.0, 500, 1e5, 0, 1e-9), _size(d), 1e-2),
-    "linear_lower_bound": lambda d: pld.linear_lower_bound(_trace(d), _delta(d), _size(d)),
+    "linear_growth": lambda d: pld.linear_growth(_trace(d), _delta(d), _size(d)),
     "vadhan_epsilon": lambda d: pld.vadhan_epsilon(_trace(d), _delta(d), _size(d)),
     "total_rho": lambda d: accountants.total_rho(_trace(d), _size(d)),
     "total_rdp": lambda d: accountants.total_rdp(_trace(d), _size(d)),

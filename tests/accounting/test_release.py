@@ -12,15 +12,15 @@ from scipy.stats import kstest, norm
 
 from accounting.accountants import account
 from accounting.errors import InvalidInput
+from accounting.estimates import PrivacyEstimate
 from accounting.keyed import KEY_BYTES, KeyedStream
 from accounting.mechanism import Segment, Trace
 from accounting.records.shards import Epsilons
 from accounting.release import (
+    OwnerReport,
     ReleaseSpec,
     SecretDraws,
     owner_report,
-    release_mean,
-    release_quantiles,
     release_statistics,
 )
 from accounting.samplings import PoissonSampling
@@ -102,16 +102,13 @@ def test_mean_and_quantiles_of_paper_a_under_a_small_budget() -> None:
     """Table 2: under (0.1, 1e-5)-DP the average error is about 1 %."""
     epsilons, _ = _population()
     quantiles = (0.1, 0.3, 0.5, 0.7, 0.9)
-    queries = 20 * len(quantiles) + 1
-    multiplier = 40.0 * queries**0.5
-    trace = Trace(
-        60_000, releases=ReleaseSpec(quantiles=quantiles, quantile_noise_multiplier=multiplier).releases()[-1:]
-    )
-    assert account(trace, 1e-5, "gdp").epsilon <= 0.1
-    rng = np.random.default_rng(3)
-    errors = [abs(release_mean(epsilons, BOUND, multiplier, rng) / epsilons.mean() - 1)]
-    found = release_quantiles(epsilons, quantiles, BOUND, multiplier, generator=rng)
-    errors += [abs(value / np.quantile(epsilons, quantile) - 1) for quantile, value in found.items()]
+    steps = 20 * len(quantiles)
+    multiplier = 40.0 * (steps + 3) ** 0.5
+    spec = ReleaseSpec(20, multiplier, multiplier, multiplier, quantiles, quantile_noise_multiplier=multiplier)
+    assert account(Trace(60_000, releases=spec.releases()), 1e-5, "gdp").epsilon <= 0.1
+    released = release_statistics(epsilons, np.zeros(60_000), 1, BOUND, spec, np.random.default_rng(3))
+    errors = [abs(released.mean_epsilon / epsilons.mean() - 1)]
+    errors += [abs(value / np.quantile(epsilons, quantile) - 1) for quantile, value in released.quantiles.items()]
     assert np.mean(errors) < 0.03
 
 
@@ -175,7 +172,7 @@ def test_impossible_input_is_refused() -> None:
         ReleaseSpec(quantiles=(1.0,))
 
 
-def test_owner_report_tells_one_example_only() -> None:
+def _owned(**fields: Any) -> Epsilons:
     epsilons = Epsilons(
         example_ids=np.array([7, 9]),
         groups=np.zeros(2, np.int32),
@@ -186,7 +183,20 @@ def test_owner_report_tells_one_example_only() -> None:
         method="rdp",
         kind="estimate",
     )
-    report = owner_report(epsilons, 9, worst_case_epsilon=3.0)
-    assert (report.epsilon, report.worst_case_epsilon, report.kind) == (1.5, 3.0, "estimate")
+    return dataclasses.replace(epsilons, **fields)
+
+
+def test_owner_report_tells_one_example_only() -> None:
+    worst = PrivacyEstimate(3.0, 1e-5, "zero_out", "pld")
+    report = owner_report(_owned(), 9, worst)
+    assert report == OwnerReport(9, 1.5, 1e-5, "zero_out", "estimate", "rdp", 3.0)
     with pytest.raises(InvalidInput, match="example 8"):
-        owner_report(epsilons, 8, worst_case_epsilon=3.0)
+        owner_report(_owned(), 8, worst)
+    with pytest.raises(InvalidInput, match="worst case at 1e-06"):
+        owner_report(_owned(), 9, dataclasses.replace(worst, delta=1e-6))
+
+
+def test_an_owner_is_told_the_worst_case_where_it_is_lower() -> None:
+    """The worst case is a guarantee for every example, also for one whose own bound by a looser method is higher."""
+    report = owner_report(_owned(), 9, PrivacyEstimate(1.2, 1e-5, "add_remove", "pld"))
+    assert report == OwnerReport(9, 1.2, 1e-5, "add_remove", "guarantee", "pld", 1.2)

@@ -163,12 +163,10 @@ def sample_sweep(
     )
     return ReportData(
         name="quickstart",
-        description="Handwritten digits with digit 8 cut to a tenth of its training examples.",
         trials=(*trials, failed),
         delta=1e-5,
         disclosure=disclosure,
         created="2026-01-12 14:05 UTC",
-        wall_seconds=151.0,
         provenance={
             "dpsweep": "0.1.0",
             "python": "3.11.7",

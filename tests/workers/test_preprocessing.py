@@ -25,9 +25,9 @@ from workers.history import Progress
 from workers.noise import SeededNoise
 from workers.preprocessing import (
     PREPROCESSING,
+    State,
     make_preprocessing,
     planned_releases,
-    preprocess,
     second_moments,
 )
 from workers.spec import Component, DataSpec
@@ -36,6 +36,13 @@ from workers.trial import run_trial
 
 def noise(seed: int = 0) -> SeededNoise:
     return SeededNoise(seed, torch.device("cpu"))
+
+
+def preprocess(component: Component, dataset: Dataset, noise: SeededNoise) -> tuple[Dataset, State]:
+    """Fit and transform, as a trial does."""
+    preprocessing = make_preprocessing(component)
+    state = preprocessing.fit(dataset, noise)
+    return preprocessing.transform(dataset, state), state
 
 
 def rows_dataset(rows: np.ndarray) -> Dataset:

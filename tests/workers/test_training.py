@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from accounting.errors import InvalidInput
 from accounting.records.layout import TrialFiles
@@ -171,17 +170,6 @@ def test_impossible_trials_are_refused_in_words(changes: dict[str, Any], message
     with pytest.raises(InvalidInput, match=message):
         run_trial(small_trial(**changes), str(tmp_path))
     assert not Path(TrialFiles(str(tmp_path)).training).exists()
-
-
-def test_compilation_reaches_the_engine(tmp_path: Path) -> None:
-    prelu = Component(f"{__file__}:prelu_net")
-    with pytest.raises(InvalidInput, match=r"torch\.compile cannot see through"):
-        new_trainer(small_trial(model=prelu, execution=ExecutionSpec(device="cpu", compile=True)), tmp_path)
-
-
-def prelu_net(feature_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """A user's own model with a layer that has no rule."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(feature_shape[0], num_classes), nn.PReLU())
 
 
 def test_micro_batches_change_memory_and_not_the_result(tmp_path: Path) -> None:

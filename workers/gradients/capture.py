@@ -115,14 +115,14 @@ def _remembered(layer: Layer, capture: Capture, original: Callable[..., Tensor],
         if output._is_view():  # what works on a view in place takes its edge out of the graph
             output = output.clone()
         activation = args[0] if args else kwargs["input"]
-        require_rows(layer, activation, capture.rows)
+        _require_rows(layer, activation, capture.rows)
         assert layer.rule is not None
         differentiate = layer.rule(layer.module, activation, output, capture.examples)
         capture.uses.append(Use(layer, [get_gradient_edge(output)], differentiate, Input.now(layer, activation)))
     return output
 
 
-def require_rows(layer: Layer, activation: Tensor, rows: int) -> None:
+def _require_rows(layer: Layer, activation: Tensor, rows: int) -> None:
     if activation.shape[:1] != (rows,):
         raise InvalidInput(
             f"{layer.described} was given a tensor of shape "
@@ -141,7 +141,7 @@ def _rewritten(layer: Layer, capture: Capture, original: Callable[..., Any], *ar
 
 
 def _linear_of(layer: Layer, capture: Capture, activation: Tensor, weight: str, bias: str) -> Tensor:
-    require_rows(layer, activation, capture.rows)
+    _require_rows(layer, activation, capture.rows)
     parameters = dict(layer.module.named_parameters())
     output = functional.linear(activation, parameters[weight], parameters.get(bias))
     if output.requires_grad:

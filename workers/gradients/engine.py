@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from accounting.errors import InvalidInput
-from workers.gradients.capture import Capture, capturing
+from workers.gradients.capture import capturing
 from workers.gradients.checks import check_model
-from workers.gradients.compiled import CompiledForward
 from workers.gradients.draws import draws
 from workers.gradients.factors import HALF_PRECISION, ExampleGradients, widen
 from workers.gradients.layers import find_layers
@@ -55,8 +54,7 @@ class GradientEngine:
     micro_batch_size: at most this many examples are in memory at once; None for the whole batch. multiplicity: K
     consecutive rows of x and y are one example, whose loss is their mean (augmentation multiplicity, De et al. 2022).
     layerwise: also return norms per layer, and accept weights per layer. planner: how equal computations are chosen
-    among. autocast: dtype of `torch.autocast` in the forward pass, or None. compile: run forward and backward through
-    `torch.compile`; every layer must then have a rule.
+    among. autocast: dtype of `torch.autocast` in the forward pass, or None.
 
     The model must treat the rows of a batch independently; `check_model` refuses the layers known not to.
     """
@@ -71,7 +69,6 @@ class GradientEngine:
         layerwise: bool = False,
         planner: Planner | None = None,
         autocast: torch.dtype | None = None,
-        compile: bool = False,
     ) -> None:
         if micro_batch_size is not None and not micro_batch_size >= 1:
             raise InvalidInput(f"micro_batch_size is {micro_batch_size}, but must be at least 1, or None")
@@ -88,7 +85,6 @@ class GradientEngine:
         self._layers = find_layers(model)
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._verified = set[tuple[tuple[str, bool], ...]]()
-        self._forward = CompiledForward(model, self._losses, self._layers) if compile else self._eager_forward
         self._layer_of: dict[str, int] = {}
         for index, layer in enumerate(self._layers):
             for name in layer.parameters.values():
@@ -246,15 +242,12 @@ class GradientEngine:
 
     def _differentiate(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, ExampleGradients]]:
         """Losses [B], and what the gradients of every parameter are made of."""
-        with torch.enable_grad():
-            losses, capture = self._forward(x, y, x.shape[0] // self._multiplicity)
+        rows = x.shape[0]
+        with torch.enable_grad(), capturing(self._layers, rows, rows // self._multiplicity) as capture:
+            losses = self._losses(x, y)
         gradients = capture.backward(losses, 1.0 / self._multiplicity)
         losses = widen(losses.detach())
         return losses if self._multiplicity == 1 else losses.view(-1, self._multiplicity).mean(1), gradients
-
-    def _eager_forward(self, x: Tensor, y: Tensor, examples: int) -> tuple[Tensor, Capture]:
-        with capturing(self._layers, x.shape[0], examples) as capture:
-            return self._losses(x, y), capture
 
     def _losses(self, x: Tensor, y: Tensor) -> Tensor:
         if self._autocast is None:

@@ -21,7 +21,8 @@ from accounting.pld import (
     examples_law,
     group_epsilons,
     group_law,
-    linear_lower_bound,
+    grows_at_least_linearly,
+    linear_growth,
     vadhan_epsilon,
 )
 from accounting.pld.loss import DIRECTIONS, Bound, Direction
@@ -234,9 +235,25 @@ def test_published_comparisons_bracket_the_group() -> None:
     trace = Trace(50_000, (Segment(0, 2000, PoissonSampling(0.01), 1.0),))
     tight = group_epsilons(trace, 1e-6, (1, 2, 4))
     for size, claimed in zip((1, 2, 4), tight, strict=True):
-        assert linear_lower_bound(trace, 1e-6, size) <= claimed.upper
+        assert linear_growth(trace, 1e-6, size) <= claimed.upper
         assert vadhan_epsilon(trace, 1e-6, size) >= claimed.lower
     assert vadhan_epsilon(trace, 1e-6, 64) == math.inf
+
+
+@pytest.mark.parametrize("sigma", [0.3, 1.0, 30.0])
+def test_linear_growth_is_a_lower_bound_where_nothing_is_sampled(sigma: float) -> None:
+    trace = Trace(100, (Segment(0, 20, ShuffledSampling(4), sigma),), adjacency="zero_out")
+    assert grows_at_least_linearly(trace)
+    for size, claimed in zip((2, 8), group_epsilons(trace, 1e-5, (2, 8)), strict=True):
+        assert linear_growth(trace, 1e-5, size) <= claimed.upper
+
+
+def test_linear_growth_is_no_lower_bound_where_batches_are_sampled() -> None:
+    """Two members are in the one batch with probability 1e-6, less than delta."""
+    trace = Trace(50_000, (Segment(0, 1, PoissonSampling(1e-3), 0.3),))
+    (pair,) = group_epsilons(trace, 1e-5, (2,))
+    assert not grows_at_least_linearly(trace)
+    assert pair.upper < 0.7 * linear_growth(trace, 1e-5, 2)
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ def test_user_text_is_never_markup() -> None:
     assert trial.quality is not None
     groups = (replace(trial.quality.groups[0], name=hostile), *trial.quality.groups[1:])
     trial = replace(trial, quality=replace(trial.quality, groups=groups), error=hostile, notes=(hostile,), key=hostile)
-    data = replace(sample_sweep(), name=hostile, description=hostile, trials=(trial,), provenance={hostile: hostile})
+    data = replace(sample_sweep(), name=hostile, trials=(trial,), provenance={hostile: hostile})
     html = render(data)
     plain = render(sample_sweep())
     assert html.count("<script") == plain.count("<script")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 import weakref
 from typing import Any
 
@@ -228,41 +227,6 @@ def test_under_autocast_no_example_moves_the_sum_by_more_than_its_bound(micro_ba
         others = engine.weighted_sum(x[rest], y[rest], clip).gradients
         moved = torch.cat([(everyone[name] - others[name]).flatten() for name in everyone]).norm()
         assert moved <= 0.5 * (1.0 + NORM_ERROR)
-
-
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
-def test_compiled_passes_agree_and_follow_the_batch_size() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv2d(3, 4, 3), nn.ReLU(), WeightStandardizedConv2d(4, 2, 3), nn.Flatten(), nn.Linear(8, 3)
-    )
-    x, y = small_batch(9)
-    exact = GradientEngine(model, per_example_loss)
-    compiled = GradientEngine(model, per_example_loss, compile=True)
-    for rows in (6, 9):
-        expected = exact.weighted_sum(x[:rows], y[:rows], clip)
-        got = compiled.weighted_sum(x[:rows], y[:rows], clip)
-        torch.testing.assert_close(got.norms.norms, expected.norms.norms, rtol=1e-5, atol=0)
-        for name, gradient in got.gradients.items():
-            assert relative_error(gradient, expected.gradients[name]) < 1e-4
-    assert all(parameter.requires_grad for parameter in model.parameters())
-    assert not any(module._forward_hooks for module in model.modules())
-
-
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
-def test_compiled_passes_follow_the_length_of_sequences() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Embedding(20, 8), nn.LayerNorm(8), nn.Linear(8, 3))
-    compiled = GradientEngine(model, per_example_loss, compile=True)
-    for length in (7, 5, 7):
-        x, y = torch.randint(20, (6, length)), torch.arange(6)
-        expected = GradientEngine(model, per_example_loss).norms(x, y).norms
-        torch.testing.assert_close(compiled.norms(x, y).norms, expected, rtol=1e-5, atol=0)
-
-
-def test_compiling_refuses_layers_without_a_rule_by_name() -> None:
-    with pytest.raises(InvalidInput, match="layers 1 run per example"):
-        GradientEngine(nn.Sequential(nn.Linear(3, 3), nn.PReLU()), per_example_loss, compile=True)
 
 
 def test_cancelling_positions_keep_their_digits() -> None:

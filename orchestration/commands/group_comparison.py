@@ -1,0 +1,51 @@
+"""Published comparisons of what a group costs: Vadhan's generic conversion, and linear growth (paper B, Figure 1)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from accounting.mechanism import Trace
+from accounting.pld.groups import grows_at_least_linearly, linear_growth, vadhan_epsilon
+
+VADHAN = "Vadhan (upper bound)"
+COMPARISON = (
+    "Vadhan's conversion is an upper bound; linear, k times the epsilon of one example, is a lower bound where nothing "
+    "is sampled, else a reference only (a group may cost less)"
+)
+
+
+@dataclass(frozen=True)
+class GroupComparison:
+    """Beside the epsilon of a group: an upper bound, and k times the epsilon of one example.
+
+    linear_is_bound: whether the latter is proven to be a lower bound; else it is a reference only.
+    """
+
+    vadhan: float
+    linear: float
+    linear_is_bound: bool
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; an infinite epsilon is None."""
+        return {
+            "vadhan_upper_bound": self.vadhan if math.isfinite(self.vadhan) else None,
+            "linear_growth": self.linear if math.isfinite(self.linear) else None,
+            "linear_growth_is": "lower bound" if self.linear_is_bound else "reference, no bound",
+        }
+
+
+def compare_groups(trace: Trace, delta: float, sizes: Sequence[int]) -> dict[int, GroupComparison]:
+    """The comparisons for groups of each of ``sizes``, both from certified privacy loss distributions."""
+    is_bound = grows_at_least_linearly(trace)
+    return {
+        size: GroupComparison(vadhan_epsilon(trace, delta, size), linear_growth(trace, delta, size), is_bound)
+        for size in sizes
+    }
+
+
+def linear_heading(is_bound: bool) -> str:
+    """The name of the column and line of linear growth."""
+    return f"linear ({'lower bound' if is_bound else 'no bound'})"

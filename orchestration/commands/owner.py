@@ -1,0 +1,82 @@
+"""`dpsweep owner-report`: what one example paid in privacy, for its owner and nobody else."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from accounting.errors import DataCorruption, InvalidInput
+from accounting.records.files import exists
+from accounting.records.layout import TrialFiles
+from accounting.records.parts import MANIFEST
+from accounting.records.shards import read_epsilons
+from accounting.records.traces import read_trace
+from accounting.release import OwnerReport, owner_report
+from orchestration.records.layout import absolute
+
+
+def owner(
+    trial: Annotated[str, typer.Argument(help="Folder or URI of a finished trial.", metavar="TRIAL")],
+    example_id: Annotated[int, typer.Option(help="Id of the owner's record in the training data.")],
+    html: Annotated[Path | None, typer.Option(help="Write the report to this HTML file, readable by you only.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+) -> None:
+    """What one training example paid in privacy, in plain words, for its owner: nothing of any other example."""
+    from orchestration.report.owner import owner_page, owner_sentences
+
+    report, research_mode = read_owner_report(TrialFiles(absolute(trial)), example_id)
+    sentences = owner_sentences(report, research_mode)
+    if html is not None:
+        _write_private(html, owner_page(report, sentences))
+    if as_json:
+        plain = {name: None if value == math.inf else value for name, value in asdict(report).items()}
+        typer.echo(json.dumps({**plain, "research_mode": research_mode, "meaning": list(sentences)}))
+        return
+    typer.echo("\n".join(sentences))
+    if html is not None:
+        typer.echo(f"report: {html}")
+
+
+def read_owner_report(files: TrialFiles, example_id: int) -> tuple[OwnerReport, bool]:
+    """The report from the stored files of a finished trial, and whether its noise was drawn from a known seed.
+
+    Raises: InvalidInput for a trial that is not finished, was trained without noise or keeps no epsilons, and for an
+    unknown example; DataCorruption for damaged files.
+    """
+    from orchestration.records.results import TrialResult, read_result
+
+    result = read_result(files.result)
+    if not isinstance(result, TrialResult):
+        raise InvalidInput(f"{files.root} holds no finished trial; give the folder of one, below trials/ of its sweep")
+    if not result.worst_case.is_private or not read_trace(files.trace).is_private:
+        raise InvalidInput(f"{files.root} was trained without noise: nothing bounds what it reveals of any example")
+    if not exists(f"{files.epsilons}/{MANIFEST}"):
+        raise InvalidInput(
+            f"{files.epsilons} holds no epsilons of single examples; restore them from a backup, or delete "
+            f"{files.result} and resume the sweep, which accounts for them again"
+        )
+    epsilons = read_epsilons(files.epsilons)
+    if epsilons.delta != result.worst_case.delta:
+        raise DataCorruption(f"{files.epsilons} is of another run than {files.result}; restore both from one backup")
+    return owner_report(epsilons, example_id, result.worst_case), result.training.research_mode
+
+
+def _write_private(path: Path, text: str) -> None:
+    """Write a file of mode 0600, also where another one was; the folder keeps its mode."""
+    try:
+        with open(path, "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(text)
+    except OSError as error:
+        raise InvalidInput(f"--html {path} cannot be written: {error.strerror}; name another file") from error
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command("owner-report")(owner)

@@ -1,0 +1,74 @@
+"""The report for the owner of one training example: sentences, and a small page that stands alone. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+
+from accounting.calibration import round_up
+from accounting.estimates import Kind
+from accounting.release import OwnerReport
+from accounting.samplings import Adjacency
+
+_WITHOUT: Mapping[Adjacency, str] = {
+    "add_remove": "left out of the training data",
+    "zero_out": "replaced by a blank one in the training data",
+}
+_KINDS: Mapping[Kind, str] = {
+    "guarantee": "This is a guarantee: a proven upper bound.",
+    "estimate": "This is an estimate, not a guarantee: it rests on quantities that were not measured or bounded at "
+    "every step of training.",
+}
+_PAGE = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<style>body{{font:16px/1.5 sans-serif;max-width:42rem;margin:3rem auto;padding:0 1rem;color:#1d1f23}}
+th{{text-align:left;padding-right:2rem;font-weight:normal;color:#6b7078}}</style></head>
+<body><h1>{title}</h1><table>{rows}</table>{paragraphs}</body></html>
+"""
+
+
+def owner_sentences(report: OwnerReport, research_mode: bool) -> tuple[str, ...]:
+    """What the numbers mean, in plain words. research_mode: the noise came from a seed that somebody knows."""
+    without = _WITHOUT[report.adjacency]
+    sentences = [
+        f"Example {report.example_id}: epsilon {_up(report.epsilon)} at delta {report.delta:g}, {report.kind}, "
+        f"adjacency {report.adjacency}.",
+        "Whoever sees the trained model, and even every step of its training, and wants to tell whether this record "
+        f"was used or {without}, can shift the odds by at most a factor of e^epsilon = {_factor(report.epsilon)}, "
+        f"except with probability {report.delta:g}.",
+        _KINDS[report.kind],
+        f"The worst case of this trial, for any example, is epsilon {_up(report.worst_case_epsilon)}.",
+        "The number holds for the training that took place, and for this trial alone: costs of further trials on the "
+        "same record add up.",
+        "It was computed from the record itself: show it to nobody else.",
+    ]
+    if research_mode:
+        sentences.insert(3, "The noise was drawn from a known seed (research mode): whoever knows it is not held back.")
+    return tuple(sentences)
+
+
+def owner_page(report: OwnerReport, sentences: Sequence[str]) -> str:
+    """The report as one HTML document without scripts or any reference to the network."""
+    facts = {
+        "epsilon": _up(report.epsilon),
+        "delta": f"{report.delta:g}",
+        "kind": report.kind,
+        "adjacency": report.adjacency,
+        "computed by": report.method,
+        "worst case of any example": _up(report.worst_case_epsilon),
+    }
+    rows = (f'<tr><th scope="row">{escape(name)}</th><td>{escape(value)}</td></tr>' for name, value in facts.items())
+    paragraphs = (f"<p>{escape(sentence)}</p>" for sentence in sentences[1:])
+    title = f"Privacy report for example {report.example_id}"
+    return _PAGE.format(title=title, rows="".join(rows), paragraphs="".join(paragraphs))
+
+
+def _up(epsilon: float) -> str:
+    """Four decimals, rounded up."""
+    return f"{round_up(epsilon, 4) if epsilon > 0.0 else 0.0:.4f}" if math.isfinite(epsilon) else "infinite"
+
+
+def _factor(epsilon: float) -> str:
+    """e^epsilon, rounded up."""
+    return f"{round_up(math.exp(epsilon), 2):.2f}" if epsilon < 20.0 else f"more than {math.exp(20.0):.1e}"

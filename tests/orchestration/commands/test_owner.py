@@ -1,0 +1,107 @@
+"""`dpsweep owner-report`: one example's cost, nothing of anybody else, and one line for whatever it cannot tell."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from accounting.records.layout import TrialFiles
+from accounting.records.shards import Epsilons, read_epsilons
+from orchestration.commands.owner import read_owner_report
+from orchestration.execution.completion import Times, complete_trial
+from orchestration.sweeps.plan import plan_sweep
+from orchestration.sweeps.schema import parse_sweep
+from tests.orchestration.commands.test_main import run_main
+from tests.orchestration.sample_grids import small
+from workers.trial import run_trial
+
+Report = Callable[..., tuple[int, str, str]]
+
+
+def finished(folder: Path, **changes: object) -> TrialFiles:
+    """A trial, trained and accounted for."""
+    privacy = {"noise_multiplier": 1.0, "delta": 1e-5, "accountant": "rdp"}
+    sweep = parse_sweep(small(**{"privacy": privacy, "clipping": "flat", "noise": "constant", "seeds": 0, **changes}))
+    planned, files = plan_sweep(sweep).trials[0], TrialFiles(str(folder))
+    run_trial(planned.spec, files.root)
+    complete_trial(planned, files, sweep, Times(0.0, 1.0))
+    return files
+
+
+@pytest.fixture(scope="module")
+def trial(tmp_path_factory: pytest.TempPathFactory) -> TrialFiles:
+    return finished(tmp_path_factory.mktemp("trial"))
+
+
+@pytest.fixture(scope="module")
+def epsilons(trial: TrialFiles) -> Epsilons:
+    return read_epsilons(trial.epsilons)
+
+
+@pytest.fixture
+def report(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Report:
+    def run(*arguments: object) -> tuple[int, str, str]:
+        code = run_main(monkeypatch, "owner-report", *arguments)
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def test_it_tells_epsilon_kind_delta_adjacency_and_what_they_mean(
+    trial: TrialFiles, epsilons: Epsilons, report: Report
+) -> None:
+    owned = int(epsilons.example_ids[5])
+    code, out, err = report(trial.root, "--example-id", owned, "--json")
+    told = json.loads(out)
+    assert (code, err) == (0, "")
+    assert told["epsilon"] == min(epsilons.upper[5], told["worst_case_epsilon"])
+    assert (told["example_id"], told["delta"], told["kind"]) == (owned, 1e-5, "estimate")
+    assert (told["adjacency"], told["research_mode"]) == ("add_remove", True)
+    assert "left out of the training data" in " ".join(told["meaning"])
+    assert "known seed" in report(trial.root, "--example-id", owned)[1]
+
+
+def test_the_page_stands_alone_is_small_and_depends_on_nobody_else(
+    trial: TrialFiles, epsilons: Epsilons, report: Report, tmp_path: Path
+) -> None:
+    file = tmp_path / "owner.html"
+    file.write_text("an older file that everybody could read")
+    os.chmod(file, 0o644)
+    os.chmod(tmp_path, 0o755)
+    assert report(trial.root, "--example-id", int(epsilons.example_ids[5]), "--html", file)[0] == 0
+    page = file.read_text()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
+    assert len(page) < 4000
+    assert not any(word in page for word in ("http", "<script", "older file"))
+    others = {f"{value:.4f}" for value in epsilons.upper} - {f"{epsilons.upper[5]:.4f}"}
+    shown = {word.strip(".;,") for word in page.replace("<", " ").replace(">", " ").split()}
+    worst = read_owner_report(trial, int(epsilons.example_ids[5]))[0].worst_case_epsilon
+    assert not (others - {f"{worst:.4f}"}) & shown
+
+
+def test_what_it_cannot_tell_is_one_line(trial: TrialFiles, report: Report, tmp_path: Path) -> None:
+    without = tmp_path / "without"
+    shutil.copytree(trial.root, without)
+    shutil.rmtree(without / "private" / "epsilons")
+    baseline = finished(tmp_path / "baseline", clipping="none", privacy={"noise_multiplier": 0.0, "delta": 1e-5})
+    for root, example, complaint in (
+        (trial.root, 10**9, "example 1000000000 is not in the training data"),
+        (tmp_path / "nothing", 0, "holds no finished trial"),
+        (without, 0, "holds no epsilons of single examples"),
+        (baseline.root, 0, "was trained without noise"),
+    ):
+        code, out, err = report(root, "--example-id", example)
+        assert (code, out, err.count("\n")) == (2, "", 1), err
+        assert complaint in err
+    code, out, err = report(
+        trial.root, "--example-id", int(read_epsilons(trial.epsilons).example_ids[0]), "--html", "/no/x"
+    )
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "/no/x cannot be written" in err
