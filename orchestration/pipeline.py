@@ -6,28 +6,26 @@ sweep file -> plan -> trials under Ray Tune -> accounting as each trial ends -> 
 from __future__ import annotations
 
 import contextlib
-import json
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
 from accounting.errors import DataCorruption, InvalidInput
-from accounting.records.files import exists, read_bytes
-from orchestration.comparison.record import SweepRecord, parse_failures
+from orchestration.comparison.record import SweepRecord
+from orchestration.comparison.stored import stored_record
 from orchestration.execution.backend import backend
 from orchestration.execution.coordinator import Coordinator, initial_status
 from orchestration.execution.disk_space import require_space
 from orchestration.execution.environment import EMBEDDED
 from orchestration.records.failures import record_refusals
-from orchestration.records.integrity import damages, stored_result
+from orchestration.records.integrity import damages
 from orchestration.records.layout import SweepFiles, absolute, default_output
-from orchestration.records.manifest import open_manifest, read_manifest, write_manifest
+from orchestration.records.manifest import open_manifest, write_manifest
 from orchestration.records.ownership import claimed, exclusive
-from orchestration.records.status import SweepStatus, TrialStatus, status_of
+from orchestration.records.status import SweepStatus, TrialStatus
 from orchestration.report.writing import write_reports
-from orchestration.sweeps.grid import grid
 from orchestration.sweeps.plan import Plan, plan_sweep
-from orchestration.sweeps.schema import SweepSpec, parse_sweep
+from orchestration.sweeps.schema import SweepSpec
 from orchestration.tracking.mlflow import MlflowTracker, embedded_tracking_uri
 from orchestration.tracking.protocol import TrackingUnavailable
 from workers.imports import NO_CODE, UserCode
@@ -142,27 +140,10 @@ def render_again(folder: str) -> Outcome:
     Raises: DataCorruption with one line for each damaged file; no report is written then.
     """
     files = SweepFiles(absolute(folder))
-    manifest = read_manifest(files)
-    if manifest is None:
-        raise InvalidInput(f"{files.root} holds no sweep; name the folder that `dpsweep run` wrote")
-    sweep = parse_sweep(manifest.text, files.manifest)
-    points = grid(sweep)
-    found = (stored_result(files.trial(point.key)) for point in points)
-    results = {result.key: status_of(result) for result in found if result is not None}
-    record = SweepRecord(manifest, sweep, points, {**_earlier_failures(files), **results})
-    trained = filter(None, map(record.finished, results))
+    record = stored_record(files)
+    trained = filter(None, (record.finished(point.key) for point in record.points))
     damaged = [line for result in trained for line in damages(files.trial(result.key), result)]
     if damaged:
         raise DataCorruption("\n".join(damaged))
     write_reports(files, record)
     return Outcome(record, files, embedded_tracking_uri(files.local_folder), 0.0)
-
-
-def _earlier_failures(files: SweepFiles) -> dict[str, TrialStatus]:
-    """Trials that failed in the run that wrote the stored table."""
-    if not exists(files.results):
-        return {}
-    try:
-        return parse_failures(json.loads(read_bytes(files.results)))
-    except (ValueError, TypeError, KeyError) as error:
-        raise DataCorruption(f"{files.results} is damaged; delete it: it is written anew") from error

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -11,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from accounting.errors import InvalidInput
-from workers.data.base import Dataset, Split
+from workers.data.base import Dataset, Preparation, Split
 from workers.gradients.modes import modes_kept
 from workers.losses import Loss
 
 BATCH_SIZE = 1024
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -51,18 +53,32 @@ class Predictions:
 
 def predict(model: nn.Module, split: Split, dataset: Dataset, loss: Loss, batch_size: int = BATCH_SIZE) -> Predictions:
     """Predicted class and loss of every example. Device and modes of the model are kept."""
+
+    def read(logits: Tensor, batch: slice) -> tuple[Tensor, Tensor]:
+        return _decide(logits).cpu(), loss(logits, split.labels[batch].to(logits.device)).double().cpu()
+
+    classes, losses = zip(*in_batches(model, split.features, dataset.prepare, read, batch_size), strict=True)
+    return Predictions(torch.cat(classes).numpy(), torch.cat(losses).numpy())
+
+
+def in_batches(
+    model: nn.Module,
+    features: Tensor,
+    prepare: Preparation,
+    read: Callable[[Tensor, slice], T],
+    batch_size: int = BATCH_SIZE,
+) -> list[T]:
+    """What ``read`` makes of the logits of each batch of stored ``features``, and of the batch's rows.
+
+    The model is in evaluation mode and without gradients meanwhile; its device and modes are kept.
+    """
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    classes: list[Tensor] = []
-    losses: list[Tensor] = []
     with modes_kept(model), torch.no_grad():
         model.eval()
-        for start in range(0, len(split), batch_size):
-            batch = slice(start, start + batch_size)
-            labels = split.labels[batch].to(device)
-            logits = model(dataset.prepare(split.features[batch].to(device)))
-            classes.append(_decide(logits).cpu())
-            losses.append(loss(logits, labels).double().cpu())
-    return Predictions(torch.cat(classes).numpy(), torch.cat(losses).numpy())
+        return [
+            read(model(prepare(features[batch].to(device))), batch)
+            for batch in (slice(start, start + batch_size) for start in range(0, len(features), batch_size))
+        ]
 
 
 def _decide(logits: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from accounting.mechanism import Claim, Release, SideQuery, Trace
 from accounting.samplings import Sampling
 from accounting.schedules import NoiseSchedule, make_schedule, planned_trace
 from workers import clipping
+from workers.imports import NO_CODE, UserCode
 from workers.preprocessing import planned_releases
 from workers.sampling import planned_sampling
 from workers.spec import BudgetSpec, TrialSpec
@@ -27,22 +28,26 @@ class TrialMechanism:
     contributions: Claim
 
     @staticmethod
-    def of(spec: TrialSpec, dataset_size: int, releases: tuple[Release, ...] = ()) -> TrialMechanism:
+    def of(
+        spec: TrialSpec, dataset_size: int, releases: tuple[Release, ...] = (), code: UserCode = NO_CODE
+    ) -> TrialMechanism:
         """The mechanism of ``spec`` on ``dataset_size`` examples; ``releases`` are made besides training.
+
+        code: what of the user's own may be imported, for a clipping method of theirs.
 
         Contributions are guarantees when norms are taken at every step of the very gradients that are summed, or when
         clipping keeps to what was recorded. Augmentation changes the gradients, and autocast rounds them to other
         values in a batch of another size.
         """
-        schedule, method = spec.noise.schedule, clipping.make_clipping(spec.clipping)
+        schedule, method = spec.noise.schedule, clipping.make_clipping(spec.clipping, code)
         repeatable = spec.augmentation is None and not spec.execution.autocast
         exact = spec.norms.refreshes_per_epoch == "every_step" and repeatable
         return TrialMechanism(
             schedule=make_schedule(schedule.name, spec.noise.initial_noise_multiplier, **schedule.params),
             sampling=planned_sampling(spec.sampling, dataset_size),
             dataset_size=dataset_size,
-            side_queries=clipping.side_queries(spec.clipping),
-            releases=(*planned_releases(spec.preprocessing), *clipping.releases(spec.clipping), *releases),
+            side_queries=clipping.side_queries(spec.clipping, code),
+            releases=(*planned_releases(spec.preprocessing), *clipping.releases(spec.clipping, code), *releases),
             contributions="guarantee" if exact or method.keeps_to_contributions else "estimate",
         )
 

@@ -55,7 +55,7 @@ class Trainer:
     ) -> None:
         device = choose_device(spec.execution.device)
         self._spec, self._dataset, self._noise = spec, dataset, noise
-        self._method = make_clipping(spec.clipping)
+        self._method = make_clipping(spec.clipping, code)
         check_spec(spec, mechanism, 0 if dataset.public is None else len(dataset.public))
         self.total_steps = spec.epochs * mechanism.steps_per_epoch
         self._paid_epochs = 0

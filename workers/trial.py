@@ -7,8 +7,9 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
+from typing import Any
 
 import torch
 
@@ -19,6 +20,7 @@ from accounting.records.layout import TrialFiles
 from accounting.records.traces import read_trace, write_trace
 from workers.attacks import AttackResults, attack, write_attacks
 from workers.checkpoint import fingerprint, forget_checkpoint, load_checkpoint, save_checkpoint
+from workers.clipping import claims
 from workers.data import Dataset, load_dataset
 from workers.history import Progress, TrainingResult, read_training_result
 from workers.imports import NO_CODE, UserCode
@@ -28,6 +30,7 @@ from workers.noise import make_noise_source, noise_source_kind
 from workers.preprocessing import make_preprocessing
 from workers.recording import is_due
 from workers.spec import ExecutionSpec, TrialSpec
+from workers.trained import describe_inputs
 from workers.training import Trainer, choose_device
 
 __all__ = ["Progress", "TrainingResult", "run_trial"]
@@ -144,8 +147,8 @@ def _explained(execution: ExecutionSpec) -> Iterator[None]:
 def _train(
     spec: TrialSpec, files: TrialFiles, code: UserCode, releases: tuple[Release, ...], report: OnProgress
 ) -> TrainingResult:
-    dataset = load_dataset(spec.data, code)
-    mechanism = TrialMechanism.of(spec, len(dataset.train), releases)
+    dataset = source = load_dataset(spec.data, code)
+    mechanism = TrialMechanism.of(spec, len(dataset.train), releases, code)
     owner = fingerprint(spec.to_json(), mechanism, _digest(dataset))
     stored = load_checkpoint(files.checkpoint, owner)
     noise = make_noise_source(spec.noise_source, spec.seed, choose_device(spec.execution.device))
@@ -168,7 +171,8 @@ def _train(
     _train_to_the_end(spec, trainer, save, report)
     trainer.store_norms()
     save()
-    result = _finish(spec, files, trainer, dataset)
+    inputs = describe_inputs(spec, source, dataset, fitted)
+    result = _finish(spec, files, trainer, dataset, inputs)
     forget_checkpoint(files.checkpoint)
     return result
 
@@ -207,11 +211,14 @@ def _end_epoch(trainer: Trainer) -> Progress:
     )
 
 
-def _finish(spec: TrialSpec, files: TrialFiles, trainer: Trainer, dataset: Dataset) -> TrainingResult:
+def _finish(
+    spec: TrialSpec, files: TrialFiles, trainer: Trainer, dataset: Dataset, inputs: Mapping[str, Any]
+) -> TrainingResult:
     """Store what the run produced; the training result comes last, because its presence says that all is there."""
-    model, content = trainer.released_model(), io.BytesIO()
-    torch.save({name: value.cpu() for name, value in model.state_dict().items()}, content)
-    write_bytes_atomically(files.model, content.getvalue())
+    model = trainer.released_model()
+    weights = {name: value.cpu() for name, value in model.state_dict().items()}
+    write_bytes_atomically(files.model, _saved(weights))
+    write_bytes_atomically(files.inputs, _saved(inputs))
     write_trace(files.trace, trainer.trace())
     write_bytes_atomically(files.private_training, json.dumps(asdict(trainer.counters)).encode(), private=True)
     if spec.attacks.loss_threshold:
@@ -231,7 +238,14 @@ def _finish(spec: TrialSpec, files: TrialFiles, trainer: Trainer, dataset: Datas
         initial_bound=trainer.initial_bound,
         history=trainer.history,
         evaluation=trainer.history[-1].test,
-        notes=dataset.notes,
+        notes=(*dataset.notes, *claims(spec.clipping)),
     )
     write_bytes_atomically(files.training, result.to_json())
     return result
+
+
+def _saved(content: Mapping[str, Any]) -> bytes:
+    """Tensors, numbers, strings and containers of them, in a file that loads without running code."""
+    buffer = io.BytesIO()
+    torch.save(dict(content), buffer)
+    return buffer.getvalue()

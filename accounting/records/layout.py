@@ -31,6 +31,11 @@ class TrialFiles:
         return self._below("model.pt")
 
     @property
+    def inputs(self) -> str:
+        """What turns an example into the model's input: shapes, preparation and the state of preprocessing."""
+        return self._below("inputs.pt")
+
+    @property
     def training(self) -> str:
         """What training measured: history per epoch and the evaluation on test data (JSON)."""
         return self._below("training.json")

@@ -45,8 +45,10 @@ def connected(address: str, log: Path, code: UserCode = NO_CODE) -> Iterator[Use
 
     log: file that takes what Ray would print. code: the user's own, which remote workers need too; what the block gets
     is the same code as workers find it. Raises `InvalidInput` when no cluster answers at ``address`` or it wants
-    another token.
+    another token, and where this process is connected to Ray already, as that connection would end with the block.
     """
+    if ray.is_initialized():
+        raise InvalidInput("this process is connected to Ray already; call ray.shutdown(), or use another process")
     with private_session() if address == EMBEDDED else contextlib.nullcontext():
         try:
             with _termination_as_before():

@@ -59,10 +59,7 @@ def damages(files: TrialFiles, result: TrialResult) -> Iterator[str]:
         name for name, digest in (result.digests | private).items() if _is_altered(f"{files.root}/{name}", digest)
     ]
     for name in altered:
-        yield (
-            f"{files.root}/{name}: its sha256 differs from the one noted when training ended; restore the file from a "
-            "backup, or delete the trial's folder and resume the sweep"
-        )
+        yield _altered(f"{files.root}/{name}")
     for directory, read in (
         (files.norms, _read_norms),
         (files.exact_norms, _read_norms),
@@ -74,6 +71,20 @@ def damages(files: TrialFiles, result: TrialResult) -> Iterator[str]:
                 read(directory)
             except DataCorruption as error:
                 yield str(error)
+
+
+def require_unaltered(files: TrialFiles, result: TrialResult, uri: str) -> None:
+    """Raise `DataCorruption` where a public file of a trained trial is missing or not the one that training wrote."""
+    name = uri.removeprefix(f"{files.root}/")
+    if name in result.digests and (not exists(uri) or _digest(uri) != result.digests[name]):
+        raise DataCorruption(_altered(uri))
+
+
+def _altered(uri: str) -> str:
+    return (
+        f"{uri}: its sha256 differs from the one noted when training ended; restore the file from a "
+        "backup, or delete the trial's folder and resume the sweep"
+    )
 
 
 def _keep_private(digests: Mapping[str, str], files: TrialFiles) -> dict[str, str]:

@@ -214,12 +214,12 @@ def _private(sweep: SweepSpec, choice: Choice, private: Choice, with_baseline: b
     target = private["epsilon"][1] if "epsilon" in private else None
     trial = replace(
         shared,
-        key=_key(private["clipping"][0] or clipping.name, {**_without(private, "clipping"), **choice}),
+        key=_key(private["clipping"][0] or _short(clipping.name), {**_without(private, "clipping"), **choice}),
         clipping=clipping,
         noise=NoiseSpec(private["sigma"][1] if target is None else 1.0, schedule),
         budget=sweep.privacy.budget,
     )
-    labels = {"clipping": clipping.name, "schedule": schedule.name, **_labels(private), **_labels(choice)}
+    labels = {"clipping": _short(clipping.name), "schedule": schedule.name, **_labels(private), **_labels(choice)}
     return GridPoint(trial, labels, target, shared.key if with_baseline else None)
 
 

@@ -149,12 +149,17 @@ class _Planner:
                 "epsilon depend on the size of the data; plan it without --no-code, or give the size to `dpsweep "
                 "epsilon`"
             )
+        if self.code is None and is_import_path(trial.clipping.name):
+            raise InvalidInput(
+                f"clipping method {trial.clipping.name!r} is the user's own code, which is not run here, and what it "
+                "asks of every batch is part of the cost; plan it without --no-code"
+            )
         with _named("data"):
             dataset, _ = self._loaded(trial.data)
         if self.code is not None or not is_import_path(trial.model.name):
             self._check_combination(trial)
-        _check_components(trial)
-        mechanism = TrialMechanism.of(trial, dataset.train_size, after_training)
+        _check_components(trial, dataset, self.code or NO_CODE)
+        mechanism = TrialMechanism.of(trial, dataset.train_size, after_training, self.code or NO_CODE)
         if point.target_epsilon is not None:
             sigma = self._calibrated(mechanism, trial.epochs, point.target_epsilon, trial.delta)
             trial = replace(trial, noise=replace(trial.noise, initial_noise_multiplier=sigma))
@@ -232,10 +237,15 @@ def costs(trace: Trace, delta: float, sweep: SweepSpec) -> Costs:
     )
 
 
-def _check_components(trial: TrialSpec) -> None:
+def _check_components(trial: TrialSpec, dataset: DatasetDescription, code: UserCode) -> None:
     """Build every other component once, so that a wrong name or parameter is found before anything starts."""
     parameters = {"weight": nn.Parameter(torch.zeros(1))}
-    clipping.make_clipping(trial.clipping)
+    method = clipping.make_clipping(trial.clipping, code)
+    if is_import_path(trial.clipping.name):
+        layers = ("first layer", "last layer")
+        clipping.rehearse(
+            method, clipping.Setting(dataset.group_names, layers, dataset.train_size, trial.sampling.batch_size)
+        )
     make_optimizer(trial.optimizer, parameters)
     make_learning_rate_schedule(trial.learning_rate_schedule, total_steps=1, steps_per_epoch=1)
     if trial.averaging is not None:

@@ -210,7 +210,11 @@ class SweepSpec(Settings):
     @property
     def own_components(self) -> tuple[tuple[str, str], ...]:
         """The user's own ``module:function`` components: what each is, and its name."""
-        named = [*(("data source", data.name) for data in self.data), *(("model", model.name) for model in self.model)]
+        named = [
+            *(("data source", data.name) for data in self.data),
+            *(("model", model.name) for model in self.model),
+            *(("clipping method", clipping.name) for clipping in self.clipping),
+        ]
         return tuple(sorted({(what, name) for what, name in named if is_import_path(name)}))
 
     def plain(self) -> dict[str, Any]:

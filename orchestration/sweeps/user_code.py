@@ -55,6 +55,32 @@ def permitted(sweep: SweepSpec, folder: Path, allowed: Sequence[str] = ()) -> Us
     return UserCode(tuple(dict.fromkeys(found)))
 
 
+def allowed_again(sweep: SweepSpec, allowed: Sequence[str]) -> UserCode:
+    """Of the user's own code that a stored ``sweep`` names, what ``allowed`` names; nothing is imported.
+
+    Where its sweep file lay is not stored: a file is meant by every name that its path ends with.
+    """
+    allowances = [_allowance(name) for name in allowed]
+    locations = [split_import_path(name, what)[0] for what, name in sweep.own_components]
+    found = (_meant(location, allowance) for location in locations for allowance in allowances)
+    return UserCode(tuple(dict.fromkeys(module for module in found if module is not None)))
+
+
+def _meant(location: str, allowance: UserModule) -> UserModule | None:
+    """``allowance`` under the name ``location`` of a sweep, if it may be that one."""
+    if not allowance.location.endswith(".py"):
+        inside = location == allowance.location or location.startswith(f"{allowance.location}.")
+        return replace(allowance, location=location) if inside else None
+    file = PurePath(allowance.location)
+    if location.endswith(".py"):
+        return UserModule(location, str(file)) if file.match(location) else None
+    module = PurePath(*location.split("."))
+    for path in (module.with_suffix(".py"), module / "__init__.py"):
+        if file.match(str(path)):
+            return UserModule(location, str(PurePath(*file.parts[: -len(path.parts)])))
+    return None
+
+
 def _allowance(name: str) -> UserModule:
     """What ``--allow-code`` names: a file, or a module that is installed or lies in the working directory."""
     if name.endswith(".py"):

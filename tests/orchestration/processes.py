@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-COMMAND = [sys.executable, "-c", "from orchestration.commands.main import main; main()"]
+COMMAND = [sys.executable, "-c", "from dpsweep.command import main; main()"]
 PATIENCE = 420.0
 """Seconds after which a test gives up on a process; far above what anything takes."""
 

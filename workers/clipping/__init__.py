@@ -15,9 +15,11 @@ from workers.clipping.global_ import GlobalAdaptiveClipping, GlobalClipping
 from workers.clipping.individual import IndividualClipping
 from workers.clipping.naive import NaiveReweighting
 from workers.clipping.none import NoClipping
+from workers.clipping.own import own_clipping, rehearse
 from workers.clipping.per_layer import PerLayerClipping
 from workers.clipping.protocol import BatchQuery, ClippingMethod, ClippingState, ClipRule, Examples, Setting
 from workers.clipping.quantile import QuantileClipping
+from workers.imports import NO_CODE, UserCode, import_function, is_import_path
 from workers.spec import Component
 
 __all__ = [
@@ -29,7 +31,9 @@ __all__ = [
     "Examples",
     "PrivateMedian",
     "Setting",
+    "claims",
     "make_clipping",
+    "rehearse",
     "released_bound",
     "releases",
     "side_queries",
@@ -47,20 +51,37 @@ CLIPPING: Final[Mapping[str, Callable[..., ClippingMethod]]] = {
     "global": GlobalClipping,
     "global_adaptive": GlobalAdaptiveClipping,
 }
+_WHAT: Final = "clipping method"
 
 
-def make_clipping(component: Component) -> ClippingMethod:
-    """The clipping method a trial names, or `InvalidInput` naming the nearest valid name or key."""
-    return build(CLIPPING, component.name, component.params, "clipping method")
+def make_clipping(component: Component, code: UserCode = NO_CODE) -> ClippingMethod:
+    """The clipping method of that name: registered, or ``module:function(**params)`` of the user's ``code``.
+
+    Raises: InvalidInput naming the nearest valid name or key, or what a function of the user's own should return.
+    """
+    name, params = component.name, component.params
+    if not is_import_path(name):
+        return build(CLIPPING, name, params, _WHAT)
+    return own_clipping(name, build({name: import_function(name, _WHAT, code)}, name, params, _WHAT))
 
 
-def side_queries(component: Component) -> tuple[SideQuery, ...]:
+def side_queries(component: Component, code: UserCode = NO_CODE) -> tuple[SideQuery, ...]:
     """What a method asks of every batch beside the gradient: known without data, for planners."""
-    query = make_clipping(component).query
+    query = make_clipping(component, code).query
     return () if query is None else (query.as_side_query(),)
 
 
-def releases(component: Component) -> tuple[Release, ...]:
+def releases(component: Component, code: UserCode = NO_CODE) -> tuple[Release, ...]:
     """What a method releases once before training (the median norm of its initial bound), for planners."""
-    bound = make_clipping(component).bound
+    bound = make_clipping(component, code).bound
     return (bound.release,) if isinstance(bound, PrivateMedian) else ()
+
+
+def claims(component: Component) -> tuple[str, ...]:
+    """What a reader of the results has to know about the claim of a trial's sensitivity."""
+    if not is_import_path(component.name):
+        return ()
+    return (
+        f"clipping by {component.name}, the user's own: every epsilon rests on the sensitivity that it states, which "
+        "was checked on the examples of this run, but is not proved",
+    )

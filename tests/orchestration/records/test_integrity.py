@@ -58,7 +58,14 @@ def older(trial: TrialFiles) -> None:
 def test_digests_of_private_files_are_private(trial: TrialFiles, tmp_path: Path) -> None:
     result = stored_result(trial)
     assert isinstance(result, TrialResult)
-    assert set(result.digests) == {"spec.json", "trace.arrow", "model.pt", "training.json", "released.json"}
+    assert set(result.digests) == {
+        "spec.json",
+        "trace.arrow",
+        "model.pt",
+        "inputs.pt",
+        "training.json",
+        "released.json",
+    }
     private = json.loads(read_sealed(trial.private_digests, "") or b"")
     assert set(private) == {
         f"private/{name}"

@@ -1,0 +1,76 @@
+"""Sweeps of differentially private training, from Python.
+
+>>> import dpsweep
+>>> plan = dpsweep.plan('''
+... name: tumours
+... data: breast_cancer
+... model: logistic
+... sampling: {method: poisson, batch_size: 64}
+... epochs: 2
+... clipping: flat
+... privacy: {target_epsilon: 3, delta: 1e-5, accountant: rdp}
+... ''')
+>>> [trial.key for trial in plan.trials], plan.refusals
+(['flat-seed0'], ())
+>>> round(plan.trials[0].costs.worst_case.epsilon, 1)
+3.0
+>>> dpsweep.open("no/such/folder")
+Traceback (most recent call last):
+    ...
+accounting.errors.InvalidInput: ...no/such/folder holds no sweep; name the folder that `dpsweep run` wrote
+
+`run` trains such a plan, and `open` reads what a run has left: see docs/python.md. Importing this package loads neither
+torch, Ray nor MLflow; each is loaded by what needs it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from accounting.errors import (
+        DataCorruption,
+        DpsweepError,
+        InvalidInput,
+        StorageError,
+        Unreachable,
+        UnsupportedMechanism,
+    )
+    from orchestration.library import Sweep, Trial, plan, run
+    from orchestration.library import open_sweep as open
+
+__all__ = [
+    "DataCorruption",
+    "DpsweepError",
+    "InvalidInput",
+    "StorageError",
+    "Sweep",
+    "Trial",
+    "Unreachable",
+    "UnsupportedMechanism",
+    "open",
+    "plan",
+    "run",
+]
+
+_LIBRARY = {"Sweep": "Sweep", "Trial": "Trial", "open": "open_sweep", "plan": "plan", "run": "run"}
+"""Exported names, and what they are called in `orchestration.library`; the others are errors."""
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is exported when it is first used, once the packages are known to be our own."""
+    if name not in __all__:
+        raise AttributeError(f"module 'dpsweep' has no attribute {name!r}")
+    from dpsweep.command import other_package
+
+    found = other_package()
+    if found is not None:
+        raise ImportError(found)
+    if name in _LIBRARY:
+        return getattr(importlib.import_module("orchestration.library"), _LIBRARY[name])
+    return getattr(importlib.import_module("accounting.errors"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,32 @@
+"""What a training that another library did has cost: the accountants alone, without torch and Ray."""
+
+from accounting.accountants import account
+from accounting.calibration import calibrate_noise_multiplier
+from accounting.mechanism import PoissonSampling, Segment, Trace
+
+EXAMPLES, BATCH, EPOCHS, DELTA = 60_000, 600, 10, 1e-5
+
+
+def trace(noise_multiplier: float) -> Trace:
+    """Ten epochs of DP-SGD with Poisson batches: the noise of the second half is a little lower."""
+    sampling, half = PoissonSampling(BATCH / EXAMPLES), EPOCHS * EXAMPLES // BATCH // 2
+    return Trace(
+        dataset_size=EXAMPLES,
+        segments=(
+            Segment(0, half, sampling, noise_multiplier),
+            Segment(half, half, sampling, 0.9 * noise_multiplier),
+        ),
+    )
+
+
+def main() -> None:
+    spent = account(trace(1.0), DELTA)
+    print(f"noise 1.0: epsilon {spent.epsilon:.3f} at delta {DELTA:g}, a {spent.kind} by {spent.accountant}")
+    four = account(trace(1.0), DELTA, "pld", group_size=4)
+    print(f"four records together: epsilon {four.epsilon:.3f}, at least {four.lower_epsilon:.3f}")
+    noise = calibrate_noise_multiplier(trace, 2.0, DELTA)
+    print(f"epsilon 2 needs noise {noise:.3f}")
+
+
+if __name__ == "__main__":
+    main()

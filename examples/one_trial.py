@@ -1,0 +1,42 @@
+"""One trial in this process, without Ray or MLflow: train, account, and look at single examples."""
+
+import sys
+
+import numpy as np
+
+from accounting.accountants import account
+from accounting.individual.epsilons import individual_epsilons
+from accounting.records.layout import TrialFiles
+from accounting.records.shards import NormShards
+from accounting.records.traces import read_trace
+from workers.spec import Component, DataSpec, NoiseSpec, SamplingSpec, TrialSpec
+from workers.trained import load_trained
+from workers.trial import run_trial
+
+
+def main(folder: str) -> None:
+    spec = TrialSpec(
+        key="tumours",
+        data=DataSpec("breast_cancer"),
+        model=Component("logistic"),
+        sampling=SamplingSpec("poisson", batch_size=64),
+        clipping=Component("flat", {"bound": 1.0}),
+        noise=NoiseSpec(2.0),
+        epochs=3,
+        delta=1e-5,
+        seed=0,
+    )
+    result = run_trial(spec, folder)  # called again, it continues or returns what it stored
+    files = TrialFiles(folder)
+    trace = read_trace(files.trace)
+    worst = account(trace, spec.delta)
+    print(f"accuracy {result.evaluation.accuracy:.3f}; worst case: epsilon {worst.epsilon:.3f} by {worst.accountant}")
+    norms = NormShards(files.norms).read(0)  # private data of the examples, the first 65,536 of them
+    epsilons = individual_epsilons(norms.steps, norms.contributions, trace, spec.delta, "rdp")
+    print(f"{len(epsilons.upper)} examples: median epsilon {np.median(epsilons.upper):.3f}, {epsilons.kind}s")
+    logits = load_trained(files, spec).logits(np.zeros((2, 30)))
+    print(f"logits of two examples: shape {logits.shape}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

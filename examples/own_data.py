@@ -1,0 +1,22 @@
+"""A data source of one's own: visits of customers of two shops, and whether they bought."""
+
+import numpy as np
+
+from workers.data import Source, make_split
+
+
+def shops(customers: int = 400) -> Source:
+    """One row per customer; whose accuracy and privacy are compared is the shop."""
+    random = np.random.default_rng(0)
+    shop = (random.random(customers) < 0.2).astype(np.int64)  # every fifth customer is one of the small shop
+    visits, minutes = random.poisson(3.0, customers), random.exponential(10.0, customers)
+    bought = (visits + minutes / 10.0 + shop + random.normal(size=customers) > 4.5).astype(np.int64)
+    # Scaled by numbers known beforehand: a mean taken from the rows would be outside every guarantee.
+    rows = np.stack([visits / 10.0, minutes / 60.0, shop], axis=1).astype(np.float32)
+    return Source(
+        name="shops",
+        train=make_split(rows, labels=bought, groups=shop),
+        test=None,  # held out from the training rows by the sweep's test_fraction
+        group_names=("large shop", "small shop"),
+        class_names=("left", "bought"),
+    )

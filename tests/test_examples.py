@@ -1,0 +1,64 @@
+"""Every example does what it says: sweeps are planned and trained, programs are run."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dpsweep
+from orchestration.sweeps.schema import parse_sweep
+from orchestration.sweeps.user_code import permitted
+from tests.orchestration.processes import environment
+from workers.trial import run_trial
+
+FOLDER = Path(__file__).parent.parent / "examples"
+
+
+@pytest.mark.parametrize("file", sorted(FOLDER.glob("*.yaml")), ids=lambda file: file.stem)
+def test_sweeps_train(file: Path, tmp_path: Path) -> None:
+    """Each trial in this process; how sweeps run under Ray is tested elsewhere."""
+    sweep = parse_sweep(file.read_text(), str(file))
+    assert sweep.name == file.stem
+    plan, code = dpsweep.plan(file), permitted(sweep, FOLDER)
+    assert plan.refusals == ()
+    assert len(plan.trials) == 2
+    for trial in plan.trials:
+        result = run_trial(trial.spec, str(tmp_path / trial.key), code=code, releases=trial.releases)
+        assert result.evaluation.accuracy > 0.4, "far above chance, or half of it for two classes"
+        assert len(result.evaluation.groups) == len(result.group_names)
+
+
+@pytest.mark.parametrize(
+    ("program", "absent", "printed"),
+    [
+        (
+            "accounting_alone.py",
+            ("torch", "ray"),
+            r"epsilon \d\.\d+ at delta 1e-05, a guarantee by \w+\n.*\n.*noise 1\.\d",
+        ),
+        ("one_trial.py", ("ray", "mlflow"), r"accuracy 0\.[6-9].*\n456 examples: median epsilon 0\.\d+, estimates\n"),
+    ],
+)
+def test_programs_run(program: str, absent: tuple[str, ...], printed: str, tmp_path: Path) -> None:
+    """Without the packages that they are said not to need."""
+    hide = "; ".join(f"sys.modules[{name!r}] = None" for name in absent)
+    code = f"import runpy, sys; {hide}; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    finished = subprocess.run(
+        [sys.executable, "-c", code, str(FOLDER / program), str(tmp_path / "trial")],
+        env=environment(PYTHONPATH=str(FOLDER.parent)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert re.match(printed, finished.stdout), finished.stdout
+
+
+def test_the_index_names_every_example() -> None:
+    index = (FOLDER / "README.md").read_text()
+    files = {file.name for file in FOLDER.iterdir() if file.suffix in (".py", ".yaml")}
+    assert {name for name in files if f"({name})" not in index} == set()

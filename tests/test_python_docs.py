@@ -1,0 +1,74 @@
+"""What the documents say of Python is true: their examples run, and the reference is that of the docstrings."""
+
+from __future__ import annotations
+
+import doctest
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+import dpsweep
+
+ROOT = Path(__file__).parent.parent
+FLAGS = doctest.ELLIPSIS
+
+
+def run_examples(text: str, name: str) -> None:
+    """The ``>>>`` lines of ``text``, in order and in one namespace."""
+    test = doctest.DocTestParser().get_doctest(re.sub(r"^```.*$", "", text, flags=re.MULTILINE), {}, name, name, 0)
+    assert test.examples
+    report: list[str] = []
+    doctest.DocTestRunner(optionflags=FLAGS).run(test, out=report.append)
+    assert not report, "".join(report)
+
+
+def test_the_docstring_of_the_package_runs() -> None:
+    run_examples(dpsweep.__doc__ or "", "dpsweep")
+
+
+def test_the_page_about_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It trains with Ray, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    run_examples((ROOT / "docs" / "python.md").read_text(), "python.md")
+
+
+def test_the_reference_is_up_to_date() -> None:
+    """Else run: python docs/reference.py"""
+    assert (ROOT / "docs" / "reference.md").read_text() == runpy.run_path(str(ROOT / "docs" / "reference.py"))[
+        "reference"
+    ]()
+
+
+def test_exported_names() -> None:
+    """A name that leaves this list breaks programs of users: add, do not remove."""
+    assert dpsweep.__all__ == [
+        "DataCorruption",
+        "DpsweepError",
+        "InvalidInput",
+        "StorageError",
+        "Sweep",
+        "Trial",
+        "Unreachable",
+        "UnsupportedMechanism",
+        "open",
+        "plan",
+        "run",
+    ]
+    assert all(callable(getattr(dpsweep, name)) for name in dpsweep.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'close'"):
+        dpsweep.close  # noqa: B018
+
+
+@pytest.mark.parametrize("page", sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "examples").glob("*.md")]), ids=str)
+def test_links_lead_to_files(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)#:]+)[^)]*\)", page.read_text())
+    assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+def test_the_index_names_every_page() -> None:
+    index = (ROOT / "docs" / "README.md").read_text()
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    assert {page for page in pages if f"({page})" not in index} == set()

@@ -1,0 +1,170 @@
+"""A clipping method of the user's own, whose claims are checked on all that it is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from accounting.errors import InvalidInput, require_finite
+from workers.clipping.bounds import PrivateMedian, initial_bound
+from workers.clipping.protocol import (
+    NORM_ERROR,
+    BatchQuery,
+    ClippingMethod,
+    ClippingState,
+    ClipRule,
+    Examples,
+    Setting,
+    require_layer_norms,
+)
+
+_ROUNDING = 1e-6
+"""Relative error of sums in 64 and 32 bits that no check takes for a violation."""
+
+
+@dataclass(frozen=True)
+class OwnClipping(ClippingMethod):
+    """``method``, with an `InvalidInput` as soon as what it does contradicts what it states.
+
+    Checked on every batch and on all examples at every refresh: weights are finite, at least 0 and the same whatever
+    examples are beside; no example adds more than the sensitivity; leaving out an example (three are tried) changes the
+    answer by at most the query's sensitivity; a refresh changes thresholds alone, and sensitivity and bounds do not
+    depend on them. Not checked: examples that never occur, and numbers that the method keeps outside of its state.
+    The sensitivity itself therefore remains the claim of the method's author.
+
+    Contributions between refreshes are estimates whatever ``method`` says of them: no check can show more.
+    """
+
+    name: str = field(kw_only=True)
+    method: ClippingMethod = field(kw_only=True)
+
+    @property
+    def layerwise(self) -> bool:
+        return self.method.layerwise
+
+    @property
+    def query(self) -> BatchQuery | None:
+        return self.method.query
+
+    def start(self, bound: float, setting: Setting) -> ClippingState:
+        return self.method.start(bound, setting)
+
+    def refresh(self, state: ClippingState, everyone: Examples) -> ClippingState:
+        after = self.method.refresh(state, everyone)
+        for public in ("bound", "ratio", "counts"):
+            if not _equal(getattr(state, public), getattr(after, public)):
+                raise self._wrong(
+                    f"refresh() changes {public} by the norms of the training examples, which no noise hides; ask for "
+                    "them by a query, or keep to thresholds"
+                )
+        return after
+
+    def answer(self, state: ClippingState, batch: Examples, setting: Setting) -> Tensor:
+        answer, query = self.method.answer(state, batch, setting), self.query
+        if not isinstance(answer, Tensor) or not answer.isfinite().all():
+            raise self._wrong("answer() must return a tensor of finite numbers")
+        for left_out in _telling(batch) if query is not None else ():
+            others = self.method.answer(state, _without(batch, left_out), setting)
+            if query and not _moved(answer, others) <= query.sensitivity * (1.0 + _ROUNDING) + _ROUNDING:
+                raise self._wrong(
+                    f"an example moves the answer by more than the query's sensitivity {query.sensitivity}"
+                )
+        return answer
+
+    def decide(self, state: ClippingState, noisy_answer: Tensor, setting: Setting) -> ClipRule:
+        rule = self.method.decide(state, noisy_answer, setting)
+        require_finite(f"clipping method {self.name!r}: its sensitivity", rule.sensitivity, above=0.0)
+        if state.thresholds is not None:
+            halved = replace(state, thresholds=state.thresholds / 2.0)
+            other = self.method.decide(halved, noisy_answer, setting)
+            if (other.sensitivity, dict(other.bounds)) != (rule.sensitivity, dict(rule.bounds)):
+                raise self._wrong("sensitivity or bounds depend on thresholds, which belong to single examples")
+        return replace(rule, weigh=lambda examples: self._weights(rule, examples))
+
+    def advance(self, state: ClippingState, noisy_answer: Tensor, setting: Setting) -> ClippingState:
+        return self.method.advance(state, noisy_answer, setting)
+
+    def _weights(self, rule: ClipRule, examples: Examples) -> Tensor:
+        """The weights of ``rule``, checked where norms are finite: the others get no weight anyway."""
+        weights = rule.weigh(examples)
+        shape = examples.norms.shape if not self.layerwise else require_layer_norms(examples).shape
+        if not isinstance(weights, Tensor) or weights.shape != shape:
+            raise self._wrong(f"weights must be a tensor of shape {tuple(shape)}: one for each example (and layer)")
+        finite = examples.norms.isfinite()
+        checked = weights[finite].double()
+        if not ((checked >= 0.0) & checked.isfinite()).all():
+            raise self._wrong("a weight is negative or not finite; weights are factors, usually in [0, 1]")
+        norms = (require_layer_norms(examples) if self.layerwise else examples.norms)[finite].double()
+        added = checked * norms
+        added = added.norm(dim=1) if self.layerwise else added
+        if not (added <= rule.sensitivity * (1.0 + NORM_ERROR)).all():
+            raise self._wrong(
+                f"an example adds more than the sensitivity {rule.sensitivity:g}, to which the noise is scaled; give "
+                "smaller weights, or state a larger sensitivity"
+            )
+        middle = len(weights) // 2
+        parts = [rule.weigh(_rows(examples, part)) for part in (slice(None, middle), slice(middle, None))]
+        if not torch.allclose(torch.cat(parts)[finite].double(), checked, rtol=NORM_ERROR, atol=0.0):
+            raise self._wrong(
+                "an example's weight depends on the examples beside it, which no sensitivity covers; weigh each one by "
+                "itself, and learn of the batch by a query"
+            )
+        return weights
+
+    def _wrong(self, reason: str) -> InvalidInput:
+        return InvalidInput(f"clipping method {self.name!r}: {reason}")
+
+
+def own_clipping(name: str, method: object) -> OwnClipping:
+    """What the function ``name`` of the user's own returned, checked from now on."""
+    if not isinstance(method, ClippingMethod):
+        raise InvalidInput(
+            f"clipping method {name!r} returned {type(method).__name__}, but must return a ClippingMethod "
+            "(workers.clipping)"
+        )
+    return OwnClipping(method.bound, name=name, method=method)
+
+
+def rehearse(method: ClippingMethod, setting: Setting) -> None:
+    """Take one step with norms from 1e-6 to 1e6 in place of data, so that a plan finds what a check would refuse."""
+    order = torch.randperm(setting.dataset_size, generator=torch.Generator().manual_seed(0))
+    norms = torch.logspace(-6.0, 6.0, setting.dataset_size)[order]
+    layers = norms[:, None].expand(-1, len(setting.layer_names)) / len(setting.layer_names) ** 0.5
+    rows = torch.arange(setting.dataset_size)
+    everyone = Examples(norms, rows % setting.num_groups, rows, layers if method.layerwise else None)
+    bound = initial_bound(method.bound)
+    state = method.start(1.0 if isinstance(bound, PrivateMedian) else bound, setting)
+    state = method.refresh(state, everyone)
+    batch = _rows(everyone, slice(None, setting.batch_size))
+    answer = method.answer(state, batch, setting) if method.query is not None else torch.zeros(0, dtype=torch.float64)
+    method.decide(state, answer, setting).weights(everyone)
+    method.advance(state, answer, setting)
+
+
+def _telling(batch: Examples) -> set[int]:
+    """The examples of the first row, the largest and the smallest norm."""
+    if not len(batch.norms):
+        return set()
+    return {0, int(batch.norms.argmax()), int(batch.norms.argmin())}
+
+
+def _moved(answer: Tensor, other: Tensor) -> float:
+    return float((answer.double() - other.double()).norm()) if answer.shape == other.shape else float("inf")
+
+
+def _without(examples: Examples, row: int) -> Examples:
+    kept = torch.arange(len(examples.norms), device=examples.norms.device) != row
+    return _rows(examples, kept)
+
+
+def _rows(examples: Examples, rows: slice | Tensor) -> Examples:
+    layers = None if examples.layer_norms is None else examples.layer_norms[rows]
+    return Examples(examples.norms[rows], examples.groups[rows], examples.rows[rows], layers)
+
+
+def _equal(one: object, other: object) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.equal(one, other)
+    return one is other or (not isinstance(one, Tensor) and not isinstance(other, Tensor) and one == other)
