@@ -116,7 +116,7 @@ def epsilon(
     answers = [
         estimate.as_dict() | (compared[estimate.group_size].as_dict() if compare else {}) for estimate in estimates
     ]
-    tables = [_table(estimates, compared)]
+    tables, cautions = [_table(estimates, compared)], []
     if trial is not None and examples is not None:
         ids = _whole_numbers("--examples", examples, 0)
         together = estimate_of_examples(TrialFiles(trial), ran, ids, delta)
@@ -126,6 +126,7 @@ def epsilon(
         spread = spread_of_epsilons(TrialFiles(trial), ran, delta, individual)
         answers.append(spread.as_dict())
         tables.append(_spread_table(spread))
+        cautions += [spread.caution] if spread.caution else []
     if plot is not None:
         write_epsilon_plot(plot, ran, steps_per_epoch(ran), delta, accountant, sizes, compared)
     if as_json:
@@ -138,6 +139,8 @@ def epsilon(
         console.print(shown)
     if compared:
         typer.echo(f"note: {COMPARISON}")
+    for caution in cautions:
+        typer.echo(f"note: {caution}")
     if individual or examples:
         typer.echo(f"note: {PRIVATE}")
     if plot is not None:
@@ -380,7 +383,6 @@ def _spread_table(spread: EpsilonSpread) -> Table:
     for level, value in zip(QUANTILES, spread.quantiles, strict=True):
         table.add_row(names.get(level, f"{level:.0%} quantile"), _shown(value))
     table.add_row("mean", _shown(spread.mean))
-    table.caption = spread.caution
     return table
 
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from accounting.accountants import account
+from accounting.individual.algorithm_2 import algorithm_2
 from accounting.individual.epsilons import individual_epsilons
 from accounting.mechanism import GaussianRelease, Segment, SideQuery, Trace
 from accounting.pld.groups import epsilon_of_examples
@@ -137,6 +138,20 @@ class TestMore:
         assert "group size k" in page
         assert "cdn.plot.ly" not in page.split("<body>")[0]
 
+    def test_groups_beside_the_published_comparisons(self, answer: Answer, dpsweep: Command, tmp_path: Path) -> None:
+        line = "epsilon --noise-multiplier 1 --sample-rate 0.01 --steps 2000 --delta 1e-6 --accountant pld --compare"
+        for found in answer(f"{line} --group-size 1..2,4"):
+            assert found["linear_growth"] <= found["epsilon"] <= found["vadhan_upper_bound"] * (1.0 + 1e-3)
+            assert found["linear_growth_is"] == "reference, no bound"
+        page = tmp_path / "p.html"
+        shuffled = "epsilon --noise-multiplier 6 --sampling shuffle --epochs 4 --delta 1e-5 --group-size 1..3 --compare"
+        assert [found["group_size"] for found in answer(shuffled)] == [1, 2, 3]
+        code, out, _ = dpsweep(f"{shuffled} --plot {page}")
+        assert code == 0
+        for name in ("Vadhan (upper bound)", "linear (lower bound)"):
+            assert name in out
+            assert name in page.read_text()
+
     def test_warns_of_a_large_delta(self, dpsweep: Command) -> None:
         line = "epsilon --noise-multiplier 6 --dataset-size 1000 --batch-size 10 --epochs 1 --delta 1e-2 --accountant"
         code, _, err = dpsweep(f"{line} rdp")
@@ -165,6 +180,8 @@ CALIBRATE = "calibrate --sampling shuffle"
         (f"{SHUFFLE} --epochs 4 --schedule time", "needs decay"),
         (f"{SHUFFLE} --epochs 4 --group-size 0", "'0'"),
         (f"{SHUFFLE} --epochs 4 --group-size 1,x", "'x'"),
+        (f"{SHUFFLE} --epochs 4 --group-size 3..1", "'3..1'"),
+        (f"{SHUFFLE} --epochs 4 --group-size 1..99999", "more than 10000"),
         (f"{SHUFFLE} --epochs 4 --release laplace:1", "unknown release 'laplace'"),
         (f"{SHUFFLE} --epochs 4 --release gaussian:nan", "is nan"),
         (f"{SHUFFLE} --epochs 4 --release gaussian", "gaussian:SIGMA"),
@@ -240,6 +257,16 @@ class TestStoredTrials:
         assert spread["quantiles"]["0"] == pytest.approx(exact.min(), rel=1e-6)
         assert (spread["kind"], spread["adjacency"], spread["examples"]) == ("estimate", "add_remove", 50)
         assert "private data" in spread["sensitive"]
+
+    def test_algorithm_2_is_an_estimate_for_comparison(self, answer: Answer, dpsweep: Command, trial: Trial) -> None:
+        root, contributions = trial
+        line = f"epsilon --trial {root} --delta 1e-5 --individual rdp-algorithm-2"
+        spread = answer(line)[1]
+        exact = algorithm_2([0, 40, 80], contributions, TRACE, 1e-5)
+        assert spread["mean"] == pytest.approx(exact.mean(), rel=1e-6)
+        assert spread["kind"] == "estimate"
+        assert spread["caution"] == "as published: rounds to the nearest, may under-state; for comparison only"
+        assert "may under-state" in dpsweep(line)[1]
 
     def test_records_together(self, answer: Answer, trial: Trial) -> None:
         root, contributions = trial
