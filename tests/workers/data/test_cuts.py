@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accounting.errors import InvalidInput
+from tests.workers.private_details import assert_private
 from workers.data import Dataset, Source, make_split
 from workers.data.cuts import cut
 from workers.spec import DataSpec
@@ -111,7 +112,7 @@ def test_cuts_without_users_are_what_they_were() -> None:
 def test_a_part_smaller_than_every_user_is_refused() -> None:
     users = np.arange(20) % 2
     rows = Source("two", make_split(np.eye(20, dtype=np.float32), users, user_ids=users), None, ("a", "b"), ("a", "b"))
-    message = "test_fraction is 0.2, which takes 4 of 20 examples, but each of the 2 users has more"
+    message = "test_fraction is 0.2, which takes 4 of 20 examples, but each user has more, .* set it higher, or"
     with pytest.raises(InvalidInput, match=message):
         cut(rows, DataSpec("two"))
     dataset = cut(rows, DataSpec("two", test_fraction=0.5))
@@ -128,7 +129,7 @@ def test_users_follow_their_examples() -> None:
     ("spec", "message"),
     [
         (DataSpec("counting", keep={"A": 3}), "unknown group 'A'; .*valid: a, b, c, d"),
-        (DataSpec("counting", keep={"a": 1000}), "keep of group 'a' is 1000, but must be a count from 1 to 40"),
+        (DataSpec("counting", keep={"a": 1000}), "keep of group 'a' is 1000, but must be a count from 1 to the size"),
         (DataSpec("counting", keep={"a": 0}), "keep of group 'a' is 0, but must be a count from 1 to"),
         (DataSpec("counting", keep={"a": 1.5}), "at most 1.0"),
         (DataSpec("counting", keep={"a": float("nan")}), "finite"),
@@ -141,37 +142,50 @@ def test_impossible_cuts_are_refused(spec: DataSpec, message: str) -> None:
         cut(source(), spec)
 
 
+def test_the_size_of_a_group_that_is_too_small_is_private() -> None:
+    with pytest.raises(InvalidInput) as refused:
+        cut(source(), DataSpec("counting", keep={"a": 1000}))
+    assert_private(refused.value, "the group has 40 examples")
+
+
 @pytest.mark.parametrize(
-    ("labels", "groups", "ids", "message"),
+    ("labels", "groups", "message", "detail"),
     [
-        ([0, 2], [0, 0], None, "labels of 'wrong' range from 0 to 2, but must index its 2 names"),
-        ([0, 1], [-1, 0], None, "groups of 'wrong' range from -1 to 0"),
-        ([0, 1], [0, 0], [7, 7], "example_ids of 'wrong' are not unique"),
+        ([0, 2], [0, 0], "labels of 'wrong' must index its 2 names: be .* from 0 to 1", "range from 0 to 2"),
+        ([0, 1], [-1, 0], "groups of 'wrong' must index its 1 names: be .* from 0 to 0", "range from -1 to 0"),
     ],
 )
-def test_a_source_that_contradicts_itself_is_refused(
-    labels: list[int], groups: list[int], ids: list[int] | None, message: str
+def test_indices_beyond_the_names_are_refused_and_private(
+    labels: list[int], groups: list[int], message: str, detail: str
 ) -> None:
-    split = make_split(np.zeros((2, 3), dtype=np.float32), labels, groups, example_ids=ids)
-    with pytest.raises(InvalidInput, match=message):
+    split = make_split(np.zeros((2, 3), dtype=np.float32), labels, groups)
+    with pytest.raises(InvalidInput, match=message) as refused:
+        Source("wrong", split, None, ("a",), ("x", "y"))
+    assert_private(refused.value, detail)
+
+
+def test_ids_that_occur_twice_are_refused() -> None:
+    split = make_split(np.zeros((2, 3), dtype=np.float32), [0, 1], [0, 0], example_ids=[7, 7])
+    with pytest.raises(InvalidInput, match="example_ids of 'wrong' are not unique"):
         Source("wrong", split, None, ("a",), ("x", "y"))
 
 
 @pytest.mark.parametrize(
-    ("classes", "groups", "message"),
+    ("classes", "groups", "message", "detail"),
     [
-        (("x",), ("a", "b"), r"classes of 'wrong' are \['x'\], but must be at least 2"),
-        (("x", "x"), ("a", "b"), "classes of 'wrong' .* all different"),
-        (("x", "y"), ("a", "a"), "groups of 'wrong' .* all different"),
-        (("x", "y"), (), "groups of 'wrong' are .* at least 1"),
+        (("x",), ("a", "b"), "classes of 'wrong' must be at least 2, all different", "('x',)"),
+        (("x", "x"), ("a", "b"), "classes of 'wrong' must be at least 2, all different", "('x', 'x')"),
+        (("x", "y"), ("a", "a"), "groups of 'wrong' must be at least 1, all different", "('a', 'a')"),
+        (("x", "y"), (), "groups of 'wrong' must be at least 1, all different", "()"),
     ],
 )
-def test_names_that_tell_nothing_apart_are_refused(
-    classes: tuple[str, ...], groups: tuple[str, ...], message: str
+def test_names_that_tell_nothing_apart_are_refused_and_private(
+    classes: tuple[str, ...], groups: tuple[str, ...], message: str, detail: str
 ) -> None:
     split = make_split(np.zeros((2, 3), dtype=np.float32), [0, 0])
-    with pytest.raises(InvalidInput, match=message):
+    with pytest.raises(InvalidInput, match=message) as refused:
         Source("wrong", split, None, groups, classes)
+    assert_private(refused.value, detail)
 
 
 def test_an_empty_part_is_refused() -> None:
