@@ -2,19 +2,52 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Annotated, Any
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, PlainSerializer, PlainValidator, TypeAdapter, ValidationError
 
-from accounting.errors import DataCorruption
+from accounting.errors import DataCorruption, DpsweepError
 from accounting.estimates import PrivacyEstimate
-from accounting.mechanism import Trace
+from accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
 from accounting.records.sealed import read_sealed, write_sealed
+from accounting.samplings import SAMPLINGS
 from orchestration.records.published import IndividualStatistics, ReportEpoch
 from workers.attacks import AttackResults
 from workers.evaluation import Evaluation
 from workers.history import TrainingResult
 from workers.spec import TrialSpec
+
+
+def _trace(plain: Trace | Mapping[str, Any]) -> Trace:
+    """The trace that `dataclasses.asdict` made ``plain``; ValueError where it is none."""
+    if isinstance(plain, Trace):
+        return plain
+    try:
+        segments = (
+            Segment(
+                **{
+                    **row,
+                    "sampling": _with_fields(SAMPLINGS.values(), row["sampling"]),
+                    "side_queries": tuple(SideQuery(**query) for query in row["side_queries"]),
+                }
+            )
+            for row in plain["segments"]
+        )
+        releases = (_with_fields((GaussianRelease, PureRelease), row) for row in plain["releases"])
+        return Trace(**{**plain, "segments": tuple(segments), "releases": tuple(releases)})
+    except (LookupError, TypeError, RuntimeError, DpsweepError) as error:
+        raise ValueError(f"no trace of a run ({error})") from error
+
+
+def _with_fields(kinds: Iterable[type[Any]], row: Mapping[str, Any]) -> Any:
+    """The one of ``kinds`` whose fields are those of ``row``: no two kinds share theirs."""
+    return next(kind(**row) for kind in kinds if {each.name for each in fields(kind)} == row.keys())
+
+
+StoredTrace = Annotated[Trace, PlainSerializer(asdict), PlainValidator(_trace)]
+"""A trace inside a JSON file."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +95,7 @@ class StoppedTrial:
 
     key: str
     spec: TrialSpec
-    trace: Trace
+    trace: StoredTrace
     worst_case: PrivacyEstimate
     others: tuple[PrivacyEstimate, ...]
     groups: tuple[PrivacyEstimate, ...]
