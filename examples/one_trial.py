@@ -32,7 +32,7 @@ def main(folder: str) -> None:
     worst = account(trace, spec.delta)
     print(f"accuracy {result.evaluation.accuracy:.3f}; worst case: epsilon {worst.epsilon:.3f} by {worst.accountant}")
     norms = NormShards(files.norms).read(0)  # private data of the examples, the first 65,536 of them
-    epsilons = individual_epsilons(norms.steps, norms.contributions, trace, spec.delta, "rdp")
+    epsilons = individual_epsilons(norms.steps, norms.contributions, trace, spec.delta, "pld")
     print(f"{len(epsilons.upper)} examples: median epsilon {np.median(epsilons.upper):.3f}, {epsilons.kind}s")
     logits = load_trained(files, spec).logits(np.zeros((2, 30)))
     print(f"logits of two examples: shape {logits.shape}")

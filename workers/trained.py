@@ -67,7 +67,7 @@ class TrainedModel:
 
     def _checked(self, features: npt.ArrayLike | Tensor) -> Tensor:
         expected = f"numbers of shape [n, {', '.join(map(str, self.example_shape))}] and type {self.example_type}"
-        array = np.array(features)
+        array = np.array(features.numpy(force=True) if isinstance(features, Tensor) else features)
         if array.dtype.kind not in "biuf" or array.ndim == 0 or array.shape[1:] != self.example_shape:
             raise InvalidInput(
                 f"the examples have shape {array.shape} and type {array.dtype}, but must be {expected}, as the data "
