@@ -10,15 +10,8 @@ from types import ModuleType
 
 MODULES = (
     "dpsweep",
-    "accounting.accountants",
-    "accounting.estimates",
-    "accounting.mechanism",
-    "accounting.schedules",
-    "accounting.calibration",
+    "accounting",
     "accounting.release",
-    "accounting.individual.epsilons",
-    "accounting.pld.groups",
-    "accounting.records.shards",
 )
 """What users import, in the order of the page."""
 
