@@ -14,13 +14,15 @@ from accounting.errors import InvalidInput
 from orchestration.sweeps import plan as plan_module
 from orchestration.sweeps.plan import Plan, plan_sweep
 from orchestration.sweeps.schema import parse_sweep
+from orchestration.sweeps.user_code import permitted
 from tests.orchestration.sample_grids import small
 
 PRIVACY = {"target_epsilon": 5, "delta": 1e-5, "accountant": "rdp"}
 
 
 def planned(**changes: object) -> Plan:
-    return plan_sweep(parse_sweep(small(**{"privacy": PRIVACY, "seeds": 0, **changes})))
+    sweep = parse_sweep(small(**{"privacy": PRIVACY, "seeds": 0, **changes}))
+    return plan_sweep(sweep, permitted(sweep, Path(__file__).parent))
 
 
 def batch_normalised(feature_shape: tuple[int, ...], num_classes: int) -> nn.Module:
@@ -131,7 +133,7 @@ REFUSED = {
         {"privacy": {**PRIVACY, "target_epsilon": 0.001}, "release": "private"},
         r"(?i)target|unreachable|cannot",
     ),
-    "batch normalisation": ({"model": f"{__name__}:batch_normalised"}, r"BatchNorm1d"),
+    "batch normalisation": ({"model": "test_plan.py:batch_normalised"}, r"BatchNorm1d"),
     "missing data": ({"data": {"name": "csv", "path": "/nowhere.csv", "label": "y"}}, r"nowhere.csv"),
     "unknown model": ({"model": "mpl"}, r"did you mean 'mlp'"),
     "unknown parameter": ({"model": {"name": "mlp", "hiden": [8]}}, r"did you mean 'hidden'"),
