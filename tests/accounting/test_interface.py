@@ -46,7 +46,7 @@ def test_the_example_of_the_package_runs() -> None:
 
 def test_the_command_line_offers_what_is_registered() -> None:
     assert get_args(SamplingName) == tuple(SAMPLINGS)
-    assert get_args(IndividualMethod) == tuple(INDIVIDUAL_ACCOUNTANTS)
+    assert get_args(IndividualMethod) == (*INDIVIDUAL_ACCOUNTANTS, "rdp-algorithm-2")
     shown = inspect.signature(epsilon, eval_str=True).parameters["accountant"].annotation.__metadata__[0].help
     assert shown.rstrip(".").replace(" or ", ", ").split(", ") == list(ACCOUNTANTS)
 

@@ -158,9 +158,12 @@ def test_a_shuffled_epoch_visits_everyone_once_in_disjoint_batches(draws: str) -
 
 
 @every_sampler
-@pytest.mark.parametrize("batch", [0, SIZE + 1])
-def test_a_batch_that_does_not_fit_the_data_is_refused(method: str, batch: int) -> None:
-    with pytest.raises(InvalidInput, match=f"batch_size is {batch}, .* {SIZE} training examples"):
+@pytest.mark.parametrize(
+    ("batch", "reason"),
+    [(0, "batch_size is 0, but must be at least 1"), (51, f"batch_size is 51, .* {SIZE} training examples")],
+)
+def test_a_batch_that_does_not_fit_the_data_is_refused(method: str, batch: int, reason: str) -> None:
+    with pytest.raises(InvalidInput, match=reason):
         sampler(method, batch=batch)
 
 

@@ -24,7 +24,7 @@ ROWS = ("example_ids", "groups", "norms", "contributions", "losses")
 
 
 def train(spec: TrialSpec, root: Path, **options: Any) -> tuple[TrainingResult, Trace, TrialFiles]:
-    result = run_trial(spec, str(root), code=code_of(spec), **options)
+    result = run_trial(spec, str(root), **{"code": code_of(spec), **options})
     files = TrialFiles(str(root))
     return result, read_trace(files.trace), files
 

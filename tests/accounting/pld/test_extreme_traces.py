@@ -39,7 +39,8 @@ CASES = [  # sample rate, noise multiplier, steps, delta, group size
 ]
 
 MEASURE = """
-import json, resource, sys, time
+import json, sys, time
+from pathlib import Path
 from accounting.accountants import account
 from accounting.errors import InvalidInput
 from accounting.mechanism import Segment, Trace
@@ -49,7 +50,7 @@ for rate, sigma, steps, delta, size in json.loads(sys.argv[1]):
     trace = Trace(50_000, (Segment(0, steps, PoissonSampling(rate), sigma),))
     claimed = account(trace, delta, "pld", size)
     spent = time.process_time() - start
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak = int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])  # of this program alone
     print(json.dumps([claimed.epsilon, claimed.lower_epsilon, claimed.accountant, spent, peak]))
 """
 
