@@ -56,7 +56,7 @@ _CUTS = (3, 4, 5, 6, 7, 8)
 _STEP_ERROR = 1e-14
 
 _FEW_STEPS = 8
-"""Up to so many steps, examples with loose bounds are accounted again with rounded steps, which takes 10 ms for each."""
+"""Up to so many steps, examples with loose bounds are accounted again with rounded steps, at 10 ms for each."""
 
 
 def pld_epsilons(contributions: RecordedContributions, delta: float) -> tuple[Array, Array]:
