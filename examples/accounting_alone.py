@@ -1,8 +1,6 @@
 """What a training that another library did has cost: the accountants alone, without torch and Ray."""
 
-from accounting.accountants import account
-from accounting.calibration import calibrate_noise_multiplier
-from accounting.mechanism import PoissonSampling, Segment, Trace
+from accounting import PoissonSampling, Segment, Trace, account, calibrate_noise_multiplier
 
 EXAMPLES, BATCH, EPOCHS, DELTA = 60_000, 600, 10, 1e-5
 

@@ -20,7 +20,7 @@ def run_examples(text: str, name: str) -> None:
     test = doctest.DocTestParser().get_doctest(re.sub(r"^```.*$", "", text, flags=re.MULTILINE), {}, name, name, 0)
     assert test.examples
     report: list[str] = []
-    doctest.DocTestRunner(optionflags=FLAGS).run(test, out=report.append)
+    doctest.DocTestRunner(verbose=False, optionflags=FLAGS).run(test, out=report.append)
     assert not report, "".join(report)
 
 
