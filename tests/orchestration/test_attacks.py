@@ -40,7 +40,7 @@ def with_canary(files: TrialFiles) -> None:
 def finished(folder: Path, release: str) -> SweepFiles:
     """A private trial and its baseline, trained, attacked, accounted and reported; their attacks hold the canary."""
     text = small(
-        clipping=["none", {"name": "flat", "bound": 1.0}],
+        clipping=["none", {"name": "flat", "bound": 6.0}],
         noise="constant",
         seeds=0,
         attacks={"loss_threshold": True},
@@ -64,8 +64,8 @@ def words(page: str) -> str:
 
 @pytest.mark.parametrize("release", ["none", "private"])
 def test_attacks_and_correlations_stay_private(tmp_path: Path, release: str) -> None:
-    files = finished(tmp_path, release)
-    private = files.trial("flat-constant-seed0")
+    files = finished(tmp_path / "sweep", release)
+    private = files.trial("flat-seed0")
     exact = read_statistics(private.private_summary, "")
     assert exact is not None
     correlations = [exact.loss_correlation, *(group.loss_correlation for group in exact.groups)]
@@ -73,7 +73,7 @@ def test_attacks_and_correlations_stay_private(tmp_path: Path, release: str) -> 
     assert len(secrets) > 10
     thresholds = [
         repr(group.threshold)
-        for key in ("non-private-seed0", "flat-constant-seed0")
+        for key in ("non-private-seed0", "flat-seed0")
         for group in read_attacks(files.trial(key).attacks).loss_threshold
     ]
     public = [path for path in tmp_path.rglob("*") if path.is_file() and is_public(path)]
@@ -93,7 +93,7 @@ def test_attacks_and_correlations_stay_private(tmp_path: Path, release: str) -> 
 
 
 def test_exact_results_are_disclosed_by_raw_alone(tmp_path: Path) -> None:
-    files = finished(tmp_path, "raw")
+    files = finished(tmp_path / "sweep", "raw")
     assert words(files.report).count(f"{SHOWN} ± 0.4%") == 20
     assert str(CANARY) not in Path(files.results).read_text()
     record = render_again(files.root).record
@@ -101,7 +101,7 @@ def test_exact_results_are_disclosed_by_raw_alone(tmp_path: Path) -> None:
         trial = record.trial(point)
         assert group_table(trial)["attack_success_rate"] == [CANARY] * 10
         assert trial.tags["sensitive"] == "true"
-    exact = read_statistics(files.trial("flat-constant-seed0").private_summary, "")
+    exact = read_statistics(files.trial("flat-seed0").private_summary, "")
     assert exact is not None
     assert final_metrics(record.trial(record.points[1]))["privacy/loss_correlation"] == exact.loss_correlation
     assert exact.loss_correlation is not None
@@ -109,15 +109,15 @@ def test_exact_results_are_disclosed_by_raw_alone(tmp_path: Path) -> None:
 
 
 def test_a_trial_whose_attack_was_deleted_is_shown_without(tmp_path: Path) -> None:
-    files = finished(tmp_path, "none")
+    files = finished(tmp_path / "sweep", "none")
     Path(files.trial("non-private-seed0").attacks).unlink()
     render_again(files.root)
     assert words(files.private_report).count(SHOWN) == 10
 
 
 def test_results_of_earlier_versions_know_no_attacks(tmp_path: Path) -> None:
-    files = finished(tmp_path, "none")
-    trial = files.trial("flat-constant-seed0")
+    files = finished(tmp_path / "sweep", "none")
+    trial = files.trial("flat-seed0")
     content = json.loads(Path(trial.result).read_text())
     del content["attacks"], content["spec"]["attacks"], content["sha256"]
     write_sealed(trial.result, json.dumps(content).encode())
