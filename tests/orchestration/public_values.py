@@ -113,7 +113,8 @@ def _content(path: Path) -> Iterator[tuple[str, str]]:
             yield from _flat(json.loads(text) if text[:1] in (b"{", b"[") else text.hex())
         case ".pt":
             state = torch.load(path, weights_only=True)
-            yield from _flat({name: value.tolist() for name, value in state.items()})
+            plain = {name: part.tolist() if isinstance(part, torch.Tensor) else part for name, part in state.items()}
+            yield from _flat(plain)
         case ".arrow":
             table = pa.ipc.open_file(path).read_all()
             metadata = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
