@@ -189,7 +189,10 @@ CALIBRATE = "calibrate --sampling shuffle"
         (f"{EPSILON} --noise-multiplier 1 --epochs 4 --sample-rate 2", "--sample-rate is 2"),
         (f"{EPSILON} --noise-multiplier 1 --epochs 4 --sample-rate 0.1 --batch-size 3", "not both"),
         (f"{EPSILON} --noise-multiplier 1 --epochs 4 --dataset-size 10 --batch-size 30", "batch_size is 30"),
-        (f"{EPSILON} --noise-multiplier 1 --epochs 4 --sample-rate 0.1 --dataset-size 0", "a trace is 0, but"),
+        (
+            f"{EPSILON} --noise-multiplier 1 --epochs 4 --sample-rate 0.1 --dataset-size 0",
+            "dataset_size of a trace is 0, but must be at least 1",
+        ),
         (f"{EPSILON} --noise-multiplier 1 --epochs 4 --sampling fixed", "--sampling fixed needs --dataset-size"),
         (f"{EPSILON} --noise-multiplier 1 --epochs 4 --sample-rate 0.1 --accountant gdp", "use the accountant 'pld'"),
         ("epsilon --delta 2 --noise-multiplier 1 --sampling shuffle --epochs 4", "delta is 2"),
