@@ -21,7 +21,7 @@ Values = dict[str, str]
 _MODEL = (
     r"/model\.pt/",
     r"(^|/)(test|evaluation|public)/",
-    r"accuracy|loss|parity|odds|_gap|worst_group",
+    r"accurac(y|ies)|loss|parity|odds|_gap|worst_group",
     r"/(bounds/|sensitivity$|initial_bound$|clipping_bound)",
     r"/digests/(model\.pt|training\.json|released\.json)$",
     r"(result|released)\.json/sha256$",
@@ -37,7 +37,7 @@ _RUN = (
 )
 """Places of what tells runs apart: times, processes and random identities."""
 _FROM_MODEL, _OF_RUN = re.compile("|".join(_MODEL)), re.compile("|".join(_RUN))
-_COARSE = re.compile(r"accuracy|parity|odds|_gap|worst_group|bound|sensitivity|mean|median|quantiles")
+_COARSE = re.compile(r"accurac(y|ies)|parity|odds|_gap|worst_group|bound|sensitivity|mean|median|quantiles")
 """Shares of few test examples, and noisy values that were cut off at an end: some agree by chance."""
 _IDENTITY = re.compile(r"[0-9a-f]{32}|\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d")
 
