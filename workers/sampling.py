@@ -12,7 +12,7 @@ from accounting.errors import InvalidInput, require_finite
 from accounting.keyed import KeyedStream
 from accounting.registry import lookup
 from accounting.samplings import SAMPLINGS, Sampling
-from workers.noise import derive_seed
+from workers.noise import derive_seed, noise_source_kind
 from workers.spec import SamplingSpec
 
 Rows = npt.NDArray[np.int64]
@@ -118,7 +118,9 @@ class KeyedRows:
 
 def make_row_draws(noise_source: str, seed: int) -> RowDraws:
     """As secret as the noise: amplification rests on secret batches."""
-    return SeededRows(derive_seed(seed, "sampling")) if noise_source == "seeded" else KeyedRows(KeyedStream.from_os())
+    if noise_source_kind(noise_source).is_secret:
+        return KeyedRows(KeyedStream.from_os())
+    return SeededRows(derive_seed(seed, "sampling"))
 
 
 class _RowSampler:

@@ -16,7 +16,7 @@ from orchestration.comparison.formats import number
 from orchestration.comparison.metrics import Metric, Place, columns
 from orchestration.comparison.record import rows
 from orchestration.pipeline import Outcome
-from orchestration.records.published import ReportTrial
+from orchestration.records.published import PublishedTrial
 from orchestration.records.states import TrialState
 from orchestration.sweeps.plan import Plan, PlannedTrial
 
@@ -112,7 +112,7 @@ def _outcome_table(outcome: Outcome) -> Table:
     return shown
 
 
-def _cell(metric: Metric, trial: ReportTrial) -> str:
+def _cell(metric: Metric, trial: PublishedTrial) -> str:
     value, whose = metric.value(trial), metric.whose(trial)
     text = "not private" if value == math.inf else metric.format.one(value)
     return text if whose is None else f"{whose}: {text}"

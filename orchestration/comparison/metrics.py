@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from orchestration.comparison.formats import CORRELATION, GAP, NUMBER, PERCENT, POINTS, PRECISE, SECONDS, Format
-from orchestration.records.published import Histogram, ReportGroup, ReportTrial
+from orchestration.records.published import Histogram, PublishedGroup, PublishedTrial
 from orchestration.records.states import TrialState
 
-Value = Callable[[ReportTrial], float | None]
+Value = Callable[[PublishedTrial], float | None]
 """A number of a trial; None where it is not known, infinite where there is no bound."""
 
 
@@ -49,57 +49,57 @@ class Metric:
     places: frozenset[Place] = frozenset()
     of_model: bool = False
     exact: bool = False
-    whose: Callable[[ReportTrial], str | None] = lambda trial: None
+    whose: Callable[[PublishedTrial], str | None] = lambda trial: None
 
 
 @dataclass(frozen=True)
 class Family:
     """Numbers of a trial whose names depend on the trial, such as one for each group size: MLflow only."""
 
-    values: Callable[[ReportTrial], Mapping[str, float | None]]
+    values: Callable[[PublishedTrial], Mapping[str, float | None]]
     of_model: bool = False
 
 
-def worst_group(trial: ReportTrial) -> ReportGroup | None:
+def worst_group(trial: PublishedTrial) -> PublishedGroup | None:
     """The group of the test data with the lowest accuracy."""
     groups = [group for group in trial.quality.groups if math.isfinite(group.accuracy)] if trial.quality else []
     return min(groups, key=lambda group: group.accuracy, default=None)
 
 
-def worst_group_name(trial: ReportTrial) -> str | None:
+def worst_group_name(trial: PublishedTrial) -> str | None:
     group = worst_group(trial)
     return group.name if group else None
 
 
-def epsilon(trial: ReportTrial) -> float | None:
+def epsilon(trial: PublishedTrial) -> float | None:
     """The worst case over all training examples."""
     return trial.privacy.epsilon if trial.privacy else None
 
 
-def delta(trial: ReportTrial) -> float | None:
+def delta(trial: PublishedTrial) -> float | None:
     """The delta of `epsilon`; None for a baseline, which has no guarantee."""
     return trial.privacy.delta if trial.privacy and trial.privacy.is_private else None
 
 
-def accuracy(trial: ReportTrial) -> float | None:
+def accuracy(trial: PublishedTrial) -> float | None:
     return trial.quality.accuracy if trial.quality else None
 
 
-def loss(trial: ReportTrial) -> float | None:
+def loss(trial: PublishedTrial) -> float | None:
     return trial.quality.loss if trial.quality else None
 
 
-def accuracy_change(trial: ReportTrial) -> float | None:
+def accuracy_change(trial: PublishedTrial) -> float | None:
     """Accuracy minus that of the non-private baseline."""
     return trial.quality.accuracy_change if trial.quality else None
 
 
-def worst_group_accuracy(trial: ReportTrial) -> float | None:
+def worst_group_accuracy(trial: PublishedTrial) -> float | None:
     group = worst_group(trial)
     return group.accuracy if group else None
 
 
-def unequal_cost(trial: ReportTrial) -> float | None:
+def unequal_cost(trial: PublishedTrial) -> float | None:
     """Largest minus smallest accuracy change over groups: 0 when all groups pay the same for privacy (paper D)."""
     if trial.quality is None:
         return None
@@ -107,12 +107,12 @@ def unequal_cost(trial: ReportTrial) -> float | None:
     return max(changes) - min(changes) if len(changes) > 1 else None
 
 
-def mean_epsilon(trial: ReportTrial) -> float | None:
+def mean_epsilon(trial: PublishedTrial) -> float | None:
     """Mean epsilon_i over the training examples, as published."""
     return trial.individuals.mean if trial.individuals else None
 
 
-def median_epsilon(trial: ReportTrial) -> float | None:
+def median_epsilon(trial: PublishedTrial) -> float | None:
     """Median epsilon_i: as published, or read off the published histogram, which costs nothing more."""
     individuals = trial.individuals
     if individuals is None:
@@ -134,42 +134,42 @@ def _histogram_median(histogram: Histogram) -> float | None:
     return None
 
 
-def worst_over_median(trial: ReportTrial) -> float | None:
+def worst_over_median(trial: PublishedTrial) -> float | None:
     """The worst-case epsilon divided by the median epsilon_i."""
     worst, median = epsilon(trial), median_epsilon(trial)
     return worst / median if worst is not None and median is not None and median > 0.0 else None
 
 
-def loss_correlation(trial: ReportTrial) -> float | None:
+def loss_correlation(trial: PublishedTrial) -> float | None:
     """Pearson's r of epsilon_i and the log of the example's loss when norms were last taken (paper A, Figure 5)."""
     return trial.individuals.loss_correlation if trial.individuals else None
 
 
-def release_epsilon(trial: ReportTrial) -> float | None:
+def release_epsilon(trial: PublishedTrial) -> float | None:
     """What releasing the statistics of epsilon_i cost by itself; part of `epsilon`."""
     return trial.individuals.release_epsilon if trial.individuals else None
 
 
-def initial_noise_multiplier(trial: ReportTrial) -> float | None:
+def initial_noise_multiplier(trial: PublishedTrial) -> float | None:
     """The noise multiplier of the first epoch; None for a baseline."""
     return trial.history[0].noise_multiplier if trial.history and not trial.is_baseline else None
 
 
-def wall_seconds(trial: ReportTrial) -> float | None:
+def wall_seconds(trial: PublishedTrial) -> float | None:
     return trial.wall_seconds
 
 
-def _epsilon_by_group_size(trial: ReportTrial) -> Mapping[str, float | None]:
+def _epsilon_by_group_size(trial: PublishedTrial) -> Mapping[str, float | None]:
     sizes = trial.privacy.group_epsilons if trial.privacy else {}
     return {f"privacy/epsilon_group_of_{size}": value for size, value in sizes.items() if size > 1}
 
 
-def _epsilon_quantiles(trial: ReportTrial) -> Mapping[str, float | None]:
+def _epsilon_quantiles(trial: PublishedTrial) -> Mapping[str, float | None]:
     quantiles = trial.individuals.quantiles if trial.individuals else {}
     return {f"privacy/epsilon_i_quantile_{level:g}": value for level, value in quantiles.items()}
 
 
-def _fairness(trial: ReportTrial) -> Mapping[str, float | None]:
+def _fairness(trial: PublishedTrial) -> Mapping[str, float | None]:
     found = trial.quality.fairness if trial.quality else {}
     return {f"fairness/{name}": value for name, value in found.items()}
 
@@ -286,13 +286,13 @@ def columns(place: Place) -> tuple[Metric, ...]:
     return tuple(metric for metric in METRICS if place in metric.places)
 
 
-def known(trial: ReportTrial) -> dict[str, float | None]:
+def known(trial: PublishedTrial) -> dict[str, float | None]:
     """Every metric by its name in results.json; None where it is unknown or infinite."""
     found = {metric.name: metric.value(trial) for metric in METRICS}
     return {name: value if value is not None and math.isfinite(value) else None for name, value in found.items()}
 
 
-def final_metrics(trial: ReportTrial) -> dict[str, float]:
+def final_metrics(trial: PublishedTrial) -> dict[str, float]:
     """The scalars of a trial by their names in MLflow, section by section; only finite ones.
 
     An infinite epsilon is the tag ``private=false`` instead. What a stopped trial had reached is no final value: its
@@ -307,7 +307,7 @@ def final_metrics(trial: ReportTrial) -> dict[str, float]:
     }
 
 
-def _tracked(trial: ReportTrial) -> Iterator[tuple[str, float | None]]:
+def _tracked(trial: PublishedTrial) -> Iterator[tuple[str, float | None]]:
     finished = trial.state is TrialState.FINISHED
     for metric in METRICS:
         if metric.tracked is not None and (finished or not metric.of_model):

@@ -11,7 +11,7 @@ from orchestration.comparison.metrics import known, worst_group_name
 from orchestration.comparison.parameters import dataset_of, found_sizes, parameters
 from orchestration.records.layout import SweepFiles
 from orchestration.records.manifest import Manifest
-from orchestration.records.published import ReportData, ReportTrial
+from orchestration.records.published import PublishedSweep, PublishedTrial
 from orchestration.records.release_modes import EXACT, Disclosure, release_mode
 from orchestration.records.results import StoppedTrial, TrialResult, read_statistics
 from orchestration.records.states import TrialState
@@ -69,7 +69,7 @@ class SweepRecord:
         result = self.status(key or "").result
         return result if isinstance(result, TrialResult) else None
 
-    def trial(self, point: GridPoint, view: View = disclosed) -> ReportTrial:
+    def trial(self, point: GridPoint, view: View = disclosed) -> PublishedTrial:
         """One trial as shown, compared with its baseline where both are complete."""
         result = self.finished(point.key)
         spec = result.spec if result else point.spec
@@ -84,7 +84,7 @@ class SweepRecord:
             },
         )
 
-    def _outcome(self, point: GridPoint, view: View) -> ReportTrial:
+    def _outcome(self, point: GridPoint, view: View) -> PublishedTrial:
         status = self.status(point.key)
         match status.result:
             case TrialResult() as result:
@@ -93,9 +93,9 @@ class SweepRecord:
                 return shown.stopped(point, result)
         return shown.unfinished(point, status)
 
-    def data(self, view: View = disclosed) -> ReportData:
+    def data(self, view: View = disclosed) -> PublishedSweep:
         """The whole sweep as shown."""
-        return ReportData(
+        return PublishedSweep(
             name=self.sweep.name,
             trials=tuple(self.trial(point, view) for point in self.points),
             delta=self.sweep.privacy.delta,

@@ -9,14 +9,21 @@ from dataclasses import dataclass
 
 from orchestration.comparison.metrics import Value, accuracy, epsilon, worst_group_accuracy
 from orchestration.comparison.statistics import Spread, pareto_front, spread
-from orchestration.records.published import NON_PRIVATE, GroupEpsilon, Label, ReportAttack, ReportGroup, ReportTrial
+from orchestration.records.published import (
+    NON_PRIVATE,
+    GroupEpsilon,
+    Label,
+    PublishedAttack,
+    PublishedGroup,
+    PublishedTrial,
+)
 from orchestration.records.states import TrialState
 
 
-def group_value(name: str, value: Callable[[ReportGroup], float | None]) -> Value:
+def group_value(name: str, value: Callable[[PublishedGroup], float | None]) -> Value:
     """The given value of the test group called ``name``, as a function of the trial."""
 
-    def of_trial(trial: ReportTrial) -> float | None:
+    def of_trial(trial: PublishedTrial) -> float | None:
         groups = trial.quality.groups if trial.quality else ()
         return next((value(group) for group in groups if group.name == name), None)
 
@@ -41,17 +48,17 @@ def group_loss_correlation(name: str) -> Value:
 
 
 def _group_paid(name: str, value: Callable[[GroupEpsilon], float | None]) -> Value:
-    def of_trial(trial: ReportTrial) -> float | None:
+    def of_trial(trial: PublishedTrial) -> float | None:
         groups = trial.individuals.groups if trial.individuals else ()
         return next((value(group) for group in groups if group.name == name), None)
 
     return of_trial
 
 
-def group_attack(name: str, value: Callable[[ReportAttack], float]) -> Value:
+def group_attack(name: str, value: Callable[[PublishedAttack], float]) -> Value:
     """The given value of the attack on the group called ``name``, as a function of the trial."""
 
-    def of_trial(trial: ReportTrial) -> float | None:
+    def of_trial(trial: PublishedTrial) -> float | None:
         return next((value(group) for group in trial.attacks if group.name == name), None)
 
     return of_trial
@@ -63,7 +70,7 @@ class Setting:
 
     name: str
     labels: Mapping[str, Label]
-    trials: tuple[ReportTrial, ...]
+    trials: tuple[PublishedTrial, ...]
 
     @property
     def clipping(self) -> str:
@@ -90,7 +97,7 @@ class Setting:
         return spread(value(trial) for trial in self.trials)
 
 
-def setting_name(trial: ReportTrial) -> str:
+def setting_name(trial: PublishedTrial) -> str:
     """Labels without the seed, as a phrase: "flat · exponential · epsilon 3"; a baseline is called non-private."""
     labels = {key: value for key, value in trial.setting.items() if value not in ("", "none", NON_PRIVATE)}
     if trial.is_baseline:
@@ -103,9 +110,9 @@ def setting_name(trial: ReportTrial) -> str:
     return " · ".join([*([NON_PRIVATE] if trial.is_baseline else []), *plain, *named]) or "trial"
 
 
-def finished_settings(trials: Iterable[ReportTrial]) -> tuple[Setting, ...]:
+def finished_settings(trials: Iterable[PublishedTrial]) -> tuple[Setting, ...]:
     """Group the finished trials by setting: baselines first, then in the order of the sweep."""
-    grouped: dict[str, list[ReportTrial]] = {}
+    grouped: dict[str, list[PublishedTrial]] = {}
     for trial in trials:
         if trial.state is TrialState.FINISHED:
             grouped.setdefault(setting_name(trial), []).append(trial)
@@ -113,7 +120,7 @@ def finished_settings(trials: Iterable[ReportTrial]) -> tuple[Setting, ...]:
     return tuple(sorted(settings, key=lambda setting: not setting.is_baseline))
 
 
-def group_names(trials: Iterable[ReportTrial]) -> tuple[str, ...]:
+def group_names(trials: Iterable[PublishedTrial]) -> tuple[str, ...]:
     """Names of all test groups, worst served first: by mean accuracy over all given trials."""
     accuracies: dict[str, list[float]] = {}
     for trial in trials:

@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping
 
 from orchestration.records.published import (
-    ReportAttack,
-    ReportEpoch,
-    ReportGroup,
-    ReportPrivacy,
-    ReportQuality,
-    ReportTrial,
+    PublishedAttack,
+    PublishedEpoch,
+    PublishedGroup,
+    PublishedPrivacy,
+    PublishedQuality,
+    PublishedTrial,
 )
 from orchestration.records.results import StoppedTrial, StoredResult, TrialResult
 from orchestration.records.states import TrialState
@@ -21,9 +21,9 @@ from workers.evaluation import Evaluation, cost_of_privacy
 from workers.history import Progress
 
 
-def finished(point: GridPoint, result: TrialResult, baseline: TrialResult | None) -> ReportTrial:
+def finished(point: GridPoint, result: TrialResult, baseline: TrialResult | None) -> PublishedTrial:
     """A finished trial beside its baseline; all that the result knows about its training examples is shown."""
-    return ReportTrial(
+    return PublishedTrial(
         key=point.key,
         labels=point.labels,
         state=TrialState.FINISHED,
@@ -31,7 +31,7 @@ def finished(point: GridPoint, result: TrialResult, baseline: TrialResult | None
         quality=_quality(result.training.evaluation, baseline.training.evaluation if baseline else None),
         individuals=result.individuals,
         attacks=tuple(
-            ReportAttack(group.name, group.examples, group.success_rate, group.standard_error)
+            PublishedAttack(group.name, group.examples, group.success_rate, group.standard_error)
             for group in result.attacks.loss_threshold
         ),
         history=_history(result),
@@ -41,10 +41,10 @@ def finished(point: GridPoint, result: TrialResult, baseline: TrialResult | None
     )
 
 
-def stopped(point: GridPoint, result: StoppedTrial) -> ReportTrial:
+def stopped(point: GridPoint, result: StoppedTrial) -> PublishedTrial:
     """A trial that the scheduler stopped, without comparison: its model was not trained as long as the baseline's."""
     found = "accuracy and ε are those" if result.spec.is_private else "accuracy is that"
-    return ReportTrial(
+    return PublishedTrial(
         key=point.key,
         labels=point.labels,
         state=TrialState.STOPPED,
@@ -57,23 +57,23 @@ def stopped(point: GridPoint, result: StoppedTrial) -> ReportTrial:
     )
 
 
-def unfinished(point: GridPoint, status: TrialStatus) -> ReportTrial:
+def unfinished(point: GridPoint, status: TrialStatus) -> PublishedTrial:
     """A trial without a result: it waits, runs, or has failed."""
-    return ReportTrial(
+    return PublishedTrial(
         key=point.key,
         labels=point.labels,
         state=status.state,
         error=status.error,
-        privacy=None if point.is_private else ReportPrivacy(math.inf, point.spec.delta, accountant="none"),
+        privacy=None if point.is_private else PublishedPrivacy(math.inf, point.spec.delta, accountant="none"),
         history=status.history,
         started=status.started,
         ended=status.ended,
     )
 
 
-def _privacy(result: StoredResult) -> ReportPrivacy:
+def _privacy(result: StoredResult) -> PublishedPrivacy:
     worst = result.worst_case
-    return ReportPrivacy(
+    return PublishedPrivacy(
         epsilon=worst.epsilon,
         delta=worst.delta,
         accountant=worst.accountant,
@@ -83,23 +83,23 @@ def _privacy(result: StoredResult) -> ReportPrivacy:
     )
 
 
-def _quality(evaluation: Evaluation, baseline: Evaluation | None) -> ReportQuality:
+def _quality(evaluation: Evaluation, baseline: Evaluation | None) -> PublishedQuality:
     changes: Mapping[str, float] = cost_of_privacy(evaluation, baseline) if baseline else {}
-    return ReportQuality(
+    return PublishedQuality(
         accuracy=evaluation.accuracy,
         loss=evaluation.loss,
         accuracy_change=evaluation.accuracy - baseline.accuracy if baseline else None,
         groups=tuple(
-            ReportGroup(group.name, group.examples, group.accuracy, group.loss, changes.get(group.name))
+            PublishedGroup(group.name, group.examples, group.accuracy, group.loss, changes.get(group.name))
             for group in evaluation.groups
         ),
         fairness=evaluation.fairness,
     )
 
 
-def _history(result: TrialResult) -> tuple[ReportEpoch, ...]:
+def _history(result: TrialResult) -> tuple[PublishedEpoch, ...]:
     return tuple(
-        ReportEpoch(
+        PublishedEpoch(
             epoch=record.epoch,
             step=record.step,
             noise_multiplier=record.noise_multiplier,
@@ -110,9 +110,9 @@ def _history(result: TrialResult) -> tuple[ReportEpoch, ...]:
     )
 
 
-def epoch(progress: Progress, epsilon: float) -> ReportEpoch:
+def epoch(progress: Progress, epsilon: float) -> PublishedEpoch:
     """The epoch that a running trial has just completed, at a bound on what it has cost by then."""
-    return ReportEpoch(
+    return PublishedEpoch(
         epoch=progress.epoch - 1,
         step=progress.step,
         noise_multiplier=progress.noise_multiplier,

@@ -16,7 +16,7 @@ from accounting.release import ReleaseSpec, release_statistics
 from orchestration.comparison.individuals import exact_statistics, kind_of_capped, released_statistics
 from orchestration.execution.estimate_quality import quality_of_estimates
 from orchestration.records.integrity import note_digests
-from orchestration.records.published import IndividualStatistics, ReportEpoch
+from orchestration.records.published import IndividualStatistics, PublishedEpoch
 from orchestration.records.release_modes import release_mode, release_spec
 from orchestration.records.results import (
     StoppedTrial,
@@ -78,7 +78,7 @@ def complete_stopped(
     sweep: SweepSpec,
     times: Times,
     progress: Progress,
-    history: tuple[ReportEpoch, ...],
+    history: tuple[PublishedEpoch, ...],
 ) -> StoppedTrial:
     """Account what a trial had run when the scheduler stopped it, and write that as its result.
 

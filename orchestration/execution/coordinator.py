@@ -21,7 +21,7 @@ from orchestration.records.failures import forget_failure, record_failure
 from orchestration.records.integrity import stored_result
 from orchestration.records.layout import SweepFiles
 from orchestration.records.manifest import Manifest
-from orchestration.records.published import ReportTrial
+from orchestration.records.published import PublishedTrial
 from orchestration.records.results import StoredResult
 from orchestration.records.states import TrialState
 from orchestration.records.status import SweepStatus, TrialStatus, status_of
@@ -151,7 +151,7 @@ class Coordinator:
             raise DataCorruption(f"the trial ended, but {files.training} is not there; is the storage shared?")
         return complete_stopped(planned, files, self._sweep, times, progress, status.history)
 
-    def _shown(self, key: str) -> ReportTrial:
+    def _shown(self, key: str) -> PublishedTrial:
         return self._record().trial(self._planned[key].point)
 
     def _record(self) -> SweepRecord:

@@ -2,7 +2,7 @@
 
 Nothing here can hold a value of a single training example. Statistics of the training examples' epsilons have one
 place, `IndividualStatistics`, which says whether they were released with differential privacy or are exact; without
-it they are withheld. `ReportAttack` is exact, and there only where exact statistics are shown. Everything else is
+it they are withheld. `PublishedAttack` is exact, and there only where exact statistics are shown. Everything else is
 public by construction: configuration, the mechanism's own noise and post-processed bounds, worst-case guarantees, and
 evaluations on held-out test data.
 
@@ -25,7 +25,7 @@ NON_PRIVATE = "non-private"
 
 
 @dataclass(frozen=True)
-class ReportPrivacy:
+class PublishedPrivacy:
     """The worst-case cost of one trial: (epsilon, delta), who says so, and what the pair claims.
 
     group_epsilons: epsilon at the same delta for any k records together, by k.
@@ -44,7 +44,7 @@ class ReportPrivacy:
 
 
 @dataclass(frozen=True)
-class ReportGroup:
+class PublishedGroup:
     """How the model serves one group of the test data.
 
     accuracy_change: accuracy minus that of the non-private baseline with the same data, model and seed
@@ -59,13 +59,13 @@ class ReportGroup:
 
 
 @dataclass(frozen=True)
-class ReportQuality:
+class PublishedQuality:
     """Evaluation on test data. ``fairness`` holds further named group metrics (such as those of fairlearn)."""
 
     accuracy: float
     loss: float
     accuracy_change: float | None = None
-    groups: tuple[ReportGroup, ...] = ()
+    groups: tuple[PublishedGroup, ...] = ()
     fairness: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -129,7 +129,7 @@ class IndividualStatistics:
 
 
 @dataclass(frozen=True)
-class ReportAttack:
+class PublishedAttack:
     """Membership inference on one group by a loss threshold: exact, so whatever shows it is sensitive.
 
     examples: measured, half of them members. success_rate: share of right guesses, of which chance gives 0.5.
@@ -142,7 +142,7 @@ class ReportAttack:
 
 
 @dataclass(frozen=True)
-class ReportEpoch:
+class PublishedEpoch:
     """One epoch of training, counted from 0; ``step`` is the number of steps taken when it ended.
 
     clipping_bounds: by group name, or under ``"all"`` where one bound serves everybody; public values only (a bound
@@ -168,7 +168,7 @@ class PublishedDataset:
 
 
 @dataclass(frozen=True)
-class ReportTrial:
+class PublishedTrial:
     """One trial of the grid.
 
     labels: the values that tell the trials of a sweep apart, ``clipping``, ``schedule`` and ``seed`` among them.
@@ -184,11 +184,11 @@ class ReportTrial:
     labels: Mapping[str, Label]
     state: TrialState
     error: str | None = None
-    privacy: ReportPrivacy | None = None
-    quality: ReportQuality | None = None
+    privacy: PublishedPrivacy | None = None
+    quality: PublishedQuality | None = None
     individuals: IndividualStatistics | None = None
-    attacks: tuple[ReportAttack, ...] = ()
-    history: tuple[ReportEpoch, ...] = ()
+    attacks: tuple[PublishedAttack, ...] = ()
+    history: tuple[PublishedEpoch, ...] = ()
     notes: tuple[str, ...] = ()
     params: Mapping[str, Label] = field(default_factory=dict)
     dataset: PublishedDataset | None = None
@@ -213,11 +213,11 @@ class ReportTrial:
 
 
 @dataclass(frozen=True)
-class ReportData:
+class PublishedSweep:
     """A sweep, as shown. ``provenance`` is the manifest in flat words: versions, git state, hardware, data."""
 
     name: str
-    trials: tuple[ReportTrial, ...]
+    trials: tuple[PublishedTrial, ...]
     delta: float
     disclosure: Disclosure = "none"
     created: str = ""

@@ -13,7 +13,7 @@ from accounting.estimates import PrivacyEstimate
 from accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
 from accounting.records.sealed import read_sealed, write_sealed
 from accounting.samplings import SAMPLINGS
-from orchestration.records.published import IndividualStatistics, ReportEpoch
+from orchestration.records.published import IndividualStatistics, PublishedEpoch
 from workers.attacks import AttackResults
 from workers.evaluation import Evaluation
 from workers.history import TrainingResult
@@ -101,7 +101,7 @@ class StoppedTrial:
     groups: tuple[PrivacyEstimate, ...]
     epoch: int
     evaluation: Evaluation
-    history: tuple[ReportEpoch, ...]
+    history: tuple[PublishedEpoch, ...]
     started: float
     ended: float
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from orchestration.records.published import ReportEpoch
+from orchestration.records.published import PublishedEpoch
 from orchestration.records.results import StoredResult, TrialResult
 from orchestration.records.states import TrialState
 from workers.history import Progress
@@ -28,7 +28,7 @@ class TrialStatus:
     state: TrialState = TrialState.PENDING
     progress: Progress | None = None
     epsilon_so_far: float | None = None
-    history: tuple[ReportEpoch, ...] = ()
+    history: tuple[PublishedEpoch, ...] = ()
     result: StoredResult | None = None
     error: str | None = None
     started: float | None = None

@@ -12,7 +12,7 @@ from typing import Final, Literal
 import plotly.graph_objects as go
 
 from orchestration.comparison.settings import finished_settings, group_names
-from orchestration.records.published import ReportData
+from orchestration.records.published import PublishedSweep
 from orchestration.records.release_modes import release_mode
 from orchestration.report import figures as draw
 from orchestration.report.figures import Scene
@@ -21,18 +21,18 @@ from orchestration.report.style import style_of
 Section = Literal["results", "groups", "who pays", "single examples", "over time"]
 
 
-def _withheld(data: ReportData) -> str:
+def _withheld(data: PublishedSweep) -> str:
     return release_mode(data.disclosure).missing
 
 
-def _without_baseline(data: ReportData) -> str:
+def _without_baseline(data: PublishedSweep) -> str:
     return (
         "No finished private trial has a non-private baseline with the same data, model and seed. "
         "Add “none” to the clipping methods of the sweep."
     )
 
 
-def _left_out(data: ReportData) -> str:
+def _left_out(data: PublishedSweep) -> str:
     return ""
 
 
@@ -49,7 +49,7 @@ class Figure:
     title: str
     section: Section
     draw: Callable[[Scene], Mapping[str, go.Figure | None]]
-    missing: Callable[[ReportData], str] = _left_out
+    missing: Callable[[PublishedSweep], str] = _left_out
     in_mlflow: bool = False
     """Whether MLflow shows it beside the report."""
 
@@ -95,7 +95,7 @@ class Drawn:
     figure: go.Figure
 
 
-def drawn_figures(data: ReportData) -> tuple[Drawn, ...]:
+def drawn_figures(data: PublishedSweep) -> tuple[Drawn, ...]:
     """Every figure that the data allow, in the order of `FIGURES`."""
     settings = finished_settings(data.trials)
     scene = Scene(settings, style_of(settings), group_names(data.trials))
@@ -107,6 +107,6 @@ def drawn_figures(data: ReportData) -> tuple[Drawn, ...]:
     )
 
 
-def figures_for_mlflow(data: ReportData) -> dict[str, go.Figure]:
+def figures_for_mlflow(data: PublishedSweep) -> dict[str, go.Figure]:
     """The figures that MLflow shows, by name."""
     return {drawn.name: drawn.figure for drawn in drawn_figures(data) if drawn.kind.in_mlflow}

@@ -19,10 +19,10 @@ from orchestration.comparison.settings import (
     group_value,
 )
 from orchestration.comparison.statistics import spread
-from orchestration.records.published import ReportEpoch, ReportGroup, ReportTrial
+from orchestration.records.published import PublishedEpoch, PublishedGroup, PublishedTrial
 from orchestration.report.style import BAND, FONT, INK, MUTED, RULE, Style
 
-Value = Callable[[ReportTrial], float | None]
+Value = Callable[[PublishedTrial], float | None]
 
 
 @dataclass(frozen=True)
@@ -320,7 +320,7 @@ def _line(
     figure: go.Figure,
     setting: Setting,
     style: Style,
-    history: Sequence[ReportEpoch],
+    history: Sequence[PublishedEpoch],
     values: Sequence[float | None],
     name: str,
     width: float = 2.0,
@@ -376,7 +376,7 @@ def _possible(settings: Sequence[Setting]) -> tuple[float, float] | None:
     return (0.0, 1.04 * max(costs)) if costs else None
 
 
-def _change_in_points(group: ReportGroup) -> float | None:
+def _change_in_points(group: PublishedGroup) -> float | None:
     return None if group.accuracy_change is None else 100.0 * group.accuracy_change
 
 

@@ -1,4 +1,4 @@
-"""One self-contained HTML page that tells what a sweep found: pure, from `ReportData` to text.
+"""One self-contained HTML page that tells what a sweep found: pure, from `PublishedSweep` to text.
 
 The page needs neither network nor server: plotly.js is inlined once, figures are JSON inside it. Names and messages
 come from users and are escaped; pictures repeat what tables say, so the page also reads on paper.
@@ -21,8 +21,8 @@ from orchestration.comparison.metrics import accuracy, epsilon, worst_group_accu
 from orchestration.comparison.settings import Setting, finished_settings
 from orchestration.comparison.statistics import spread
 from orchestration.records.published import (
-    ReportData,
-    ReportTrial,
+    PublishedSweep,
+    PublishedTrial,
 )
 from orchestration.records.release_modes import release_mode
 from orchestration.records.states import TrialState
@@ -40,7 +40,7 @@ from orchestration.report.tables import (
 )
 
 
-def render(data: ReportData) -> str:
+def render(data: PublishedSweep) -> str:
     """The page as one HTML document without any reference to the network."""
     settings = finished_settings(data.trials)
     style = style_of(settings)
@@ -71,7 +71,7 @@ def _plain(drawn: Drawn) -> dict[str, Any]:
     return {"data": made["data"], "layout": made["layout"]}
 
 
-def _panels(data: ReportData, drawn: Sequence[Drawn]) -> dict[Section, str]:
+def _panels(data: PublishedSweep, drawn: Sequence[Drawn]) -> dict[Section, str]:
     """The figures of each section as HTML, and the reasons why others are missing."""
     panels: dict[Section, str] = {}
     for kind in FIGURES:
@@ -87,7 +87,7 @@ def _script_safe(value: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _opening(data: ReportData, settings: Sequence[Setting]) -> str:
+def _opening(data: PublishedSweep, settings: Sequence[Setting]) -> str:
     done = sum(trial.state is TrialState.FINISHED for trial in data.trials)
     byline = [f"{done} of {len(data.trials)} trials finished", f"δ = {data.delta:g}", _date(data.created)]
     sentences = headline(data, settings) if data.trials else ["This sweep has no trials."]
@@ -113,7 +113,7 @@ def _tiles(settings: Sequence[Setting]) -> str:
     private = [setting for setting in settings if not setting.is_baseline]
     baseline = spread(accuracy(trial) for setting in settings if setting.is_baseline for trial in setting.trials)
 
-    def best(value: Callable[[ReportTrial], float | None]) -> float | None:
+    def best(value: Callable[[PublishedTrial], float | None]) -> float | None:
         return max((found.mean for setting in private if (found := setting.over_seeds(value))), default=None)
 
     costs = [cost for setting in private if (cost := setting.over_seeds(epsilon))]
@@ -151,7 +151,7 @@ def _results(settings: Sequence[Setting], style: Style, panels: Mapping[Section,
 
 
 def _groups(
-    data: ReportData,
+    data: PublishedSweep,
     settings: Sequence[Setting],
     style: Style,
     panels: Mapping[Section, str],
@@ -170,7 +170,7 @@ def _groups(
     )
 
 
-def _individuals(data: ReportData, settings: Sequence[Setting], style: Style, panels: Mapping[Section, str]) -> str:
+def _individuals(data: PublishedSweep, settings: Sequence[Setting], style: Style, panels: Mapping[Section, str]) -> str:
     if not any(not setting.is_baseline for setting in settings):
         return ""
     if not panels["single examples"]:
@@ -201,7 +201,7 @@ def _attacks(settings: Sequence[Setting], style: Style) -> str:
     )
 
 
-def _release_words(data: ReportData, settings: Sequence[Setting]) -> str:
+def _release_words(data: PublishedSweep, settings: Sequence[Setting]) -> str:
     """How the published εᵢ came to be: exact or released with DP, and whether they are guarantees."""
     found = [trial.individuals for setting in settings for trial in setting.trials if trial.individuals]
     if not found:
@@ -226,7 +226,7 @@ def _over_time(settings: Sequence[Setting], style: Style, panels: Mapping[Sectio
     )
 
 
-def _meanings(data: ReportData) -> str:
+def _meanings(data: PublishedSweep) -> str:
     words = "".join(f"<dt>{escape(term)}</dt><dd>{escape(meaning)}</dd>" for term, meaning in meanings(data))
     facts = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in data.provenance.items())
     provenance = f"<h3>Where the numbers come from</h3><dl>{facts}</dl>" if facts else ""

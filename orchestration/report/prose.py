@@ -20,7 +20,7 @@ from orchestration.comparison.metrics import (
 )
 from orchestration.comparison.settings import Setting, group_epsilon, group_epsilon_error, group_names, group_value
 from orchestration.comparison.statistics import pearson
-from orchestration.records.published import ReportData
+from orchestration.records.published import PublishedSweep
 from orchestration.records.states import TrialState
 
 SENSITIVE = (
@@ -65,19 +65,19 @@ ATTACK = (
 )
 
 
-def meanings(data: ReportData) -> list[tuple[str, str]]:
+def meanings(data: PublishedSweep) -> list[tuple[str, str]]:
     """Every term of the page with what it means: the metrics', those of the comparison, and of attacks if shown."""
     metrics = [metric for metric in METRICS if metric.meaning and (data.disclosure == "raw" or not metric.exact)]
     attacked = any(trial.attacks for trial in data.trials)
     return [*((metric.heading, metric.meaning) for metric in metrics), *TERMS, *([ATTACK] if attacked else [])]
 
 
-def headline(data: ReportData, settings: Sequence[Setting]) -> list[str]:
+def headline(data: PublishedSweep, settings: Sequence[Setting]) -> list[str]:
     """What the sweep found, in sentences: best trade-offs, what single examples paid, what went wrong."""
     return [*_trade_offs(data, settings), *_individuals(data, settings), *_failures(data)]
 
 
-def _trade_offs(data: ReportData, settings: Sequence[Setting]) -> list[str]:
+def _trade_offs(data: PublishedSweep, settings: Sequence[Setting]) -> list[str]:
     private = [setting for setting in settings if not setting.is_baseline]
     ranked = sorted(
         ((found.mean, setting) for setting in private if (found := setting.over_seeds(accuracy))),
@@ -113,7 +113,7 @@ def _fairest(best: Setting, private: Sequence[Setting]) -> list[str]:
     ]
 
 
-def _individuals(data: ReportData, settings: Sequence[Setting]) -> list[str]:
+def _individuals(data: PublishedSweep, settings: Sequence[Setting]) -> list[str]:
     private = [setting for setting in settings if not setting.is_baseline]
     ratios = [(found.mean, setting) for setting in private if (found := setting.over_seeds(worst_over_median))]
     if not ratios:
@@ -158,7 +158,7 @@ def group_correlation(setting: Setting) -> float | None:
     return pearson(*zip(*pairs, strict=True)) if len(pairs) >= 3 else None
 
 
-def _failures(data: ReportData) -> list[str]:
+def _failures(data: PublishedSweep) -> list[str]:
     failed = sum(trial.state is TrialState.FAILED for trial in data.trials)
     stopped = sum(trial.state is TrialState.STOPPED for trial in data.trials)
     waiting = sum(not trial.state.has_ended for trial in data.trials)

@@ -16,7 +16,7 @@ from orchestration.comparison.settings import (
     group_names,
     setting_name,
 )
-from orchestration.records.published import EstimateQuality, ReportPrivacy, ReportTrial
+from orchestration.records.published import EstimateQuality, PublishedPrivacy, PublishedTrial
 from orchestration.report.html import Cell, named, table
 from orchestration.report.style import Style
 
@@ -54,7 +54,7 @@ def group_sizes_table(settings: Sequence[Setting], style: Style) -> str:
     if not any(k > 1 for k in sizes):
         return ""
 
-    def cost(k: int) -> Callable[[ReportTrial], float | None]:
+    def cost(k: int) -> Callable[[PublishedTrial], float | None]:
         return lambda trial: trial.privacy.group_epsilons.get(k) if trial.privacy else None
 
     rows = []
@@ -69,7 +69,7 @@ def group_sizes_table(settings: Sequence[Setting], style: Style) -> str:
 def estimates_table(settings: Sequence[Setting], style: Style) -> str:
     """How well estimated epsilon_i agree with exact ones, by setting; nothing where no trial tracked examples."""
 
-    def quality(value: Callable[[EstimateQuality], float | None]) -> Callable[[ReportTrial], float | None]:
+    def quality(value: Callable[[EstimateQuality], float | None]) -> Callable[[PublishedTrial], float | None]:
         return lambda trial: (
             value(trial.individuals.estimates) if trial.individuals and trial.individuals.estimates else None
         )
@@ -135,7 +135,7 @@ def _attack_cell(setting: Setting, name: str) -> str:
     return f"{100 * rate.mean:.1f} ± {100 * error:.1f}%<br><small>{', '.join(below)}</small>"
 
 
-def trials_table(trials: Sequence[ReportTrial]) -> str:
+def trials_table(trials: Sequence[PublishedTrial]) -> str:
     """Every trial, with its status and whatever it has to say."""
     shown = columns(Place.TRIALS)
     words, numbers = ("Trial", "Status", "Accountant"), (metric.heading for metric in shown)
@@ -144,7 +144,7 @@ def trials_table(trials: Sequence[ReportTrial]) -> str:
     return table(heads, rows, [trial.state.word for trial in trials]) if rows else "<p>None.</p>"
 
 
-def _trial_row(trial: ReportTrial, shown: Sequence[Metric]) -> list[Cell]:
+def _trial_row(trial: PublishedTrial, shown: Sequence[Metric]) -> list[Cell]:
     privacy = trial.privacy
     seed = f" · seed {trial.labels['seed']}" if "seed" in trial.labels else ""
     remarks = [*([trial.error] if trial.error else []), *trial.notes]
@@ -157,6 +157,6 @@ def _trial_row(trial: ReportTrial, shown: Sequence[Metric]) -> list[Cell]:
     ]
 
 
-def _claim(privacy: ReportPrivacy) -> str:
+def _claim(privacy: PublishedPrivacy) -> str:
     kind = privacy.kind.replace("_", " ")
     return f"{escape(privacy.accountant)}<br><small class='claim'>{kind}, {escape(privacy.adjacency)}</small>"

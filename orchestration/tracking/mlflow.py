@@ -38,7 +38,7 @@ from accounting.errors import DpsweepError
 from orchestration.comparison.metrics import final_metrics
 from orchestration.comparison.settings import Setting, finished_settings, setting_name
 from orchestration.comparison.statistics import spread
-from orchestration.records.published import PublishedDataset, ReportData, ReportTrial
+from orchestration.records.published import PublishedDataset, PublishedSweep, PublishedTrial
 from orchestration.records.release_modes import release_mode
 from orchestration.records.states import TrialState
 from orchestration.tracking.protocol import (
@@ -91,7 +91,7 @@ class MlflowTracker:
             self._experiment = _experiment_id(self._client, experiment, location)
         self._sweep_id = self._parent = ""
         self._runs: dict[tuple[str, str], str] = {}
-        self._trials: dict[str, ReportTrial] = {}
+        self._trials: dict[str, PublishedTrial] = {}
         self._points: dict[str, set[tuple[str, int]]] = {}
         """Points of series that a run holds, as (name, step), by run."""
 
@@ -107,7 +107,7 @@ class MlflowTracker:
             self._client.log_dict(self._parent, dict(sweep.manifest), "manifest.json")
         return self._parent
 
-    def log_trial(self, trial: ReportTrial) -> str:
+    def log_trial(self, trial: PublishedTrial) -> str:
         if trial.state not in _STATUSES:
             return self._runs.get(("trial", trial.key), "")
         with self._reported(f"cannot record trial {trial.key} in"):
@@ -122,7 +122,7 @@ class MlflowTracker:
         self._trials[trial.key] = trial
         return str(run.info.run_id)
 
-    def log_report(self, page: str, data: ReportData, figures: Mapping[str, Figure]) -> None:
+    def log_report(self, page: str, data: PublishedSweep, figures: Mapping[str, Figure]) -> None:
         with self._reported("cannot attach the report in"):
             self._client.log_text(self._parent, page, "report.html")
             for name, figure in figures.items():
@@ -185,7 +185,7 @@ class MlflowTracker:
         self._runs[kind, key] = run.info.run_id
         return str(run.info.run_id)
 
-    def _trial_run(self, trial: ReportTrial) -> Run:
+    def _trial_run(self, trial: PublishedTrial) -> Run:
         """The run of the trial. One with other parameters (they cannot be changed) makes way for a new one."""
         key = trial.key
         run_id = self._runs.get(("trial", key))
@@ -200,7 +200,7 @@ class MlflowTracker:
         seed = f" · seed {trial.labels['seed']}" if "seed" in trial.labels else ""
         return self._client.get_run(self._create("trial", key, setting_name(trial) + seed, trial.started))
 
-    def _log_epochs(self, run: Run, trial: ReportTrial) -> None:
+    def _log_epochs(self, run: Run, trial: PublishedTrial) -> None:
         """Append what is not recorded yet of the series: epochs may be new, and series too once the trial has ended."""
         history, run_id = trial.history, run.info.run_id
         recorded = self._points.pop(run_id, None)  # forgotten if writing fails: it may have succeeded in part
@@ -234,7 +234,7 @@ class MlflowTracker:
         for chunk in _chunks(changed, _ENTITIES_PER_BATCH):
             self._client.log_batch(run.info.run_id, metrics=chunk)
 
-    def _log_groups(self, run: Run, trial: ReportTrial) -> None:
+    def _log_groups(self, run: Run, trial: PublishedTrial) -> None:
         """The table of groups; log_table appends to a table that is there, so a changed one is written over it."""
         table = group_table(trial)
         content = {"columns": list(table), "data": [list(row) for row in zip(*table.values(), strict=True)]}
@@ -329,12 +329,12 @@ def _experiment_id(client: MlflowClient, name: str, artifact_location: str | Non
     return str(experiment.experiment_id)
 
 
-def _params(trial: ReportTrial) -> dict[str, str]:
+def _params(trial: PublishedTrial) -> dict[str, str]:
     """Labels and everything else that was set; numbers are written as numbers."""
     return {_name(key): str(value)[:_LONGEST_PARAM] for key, value in {**trial.labels, **trial.params}.items()}
 
 
-def _tags(trial: ReportTrial) -> dict[str, str]:
+def _tags(trial: PublishedTrial) -> dict[str, str]:
     tags = {**trial.tags, _OUTCOME: trial.state.word}
     if trial.privacy is not None:
         tags |= {"private": str(trial.privacy.is_private).lower()}

@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 from plotly.graph_objects import Figure
 
 from accounting.errors import DpsweepError
-from orchestration.records.published import ReportData, ReportEpoch, ReportTrial
+from orchestration.records.published import PublishedEpoch, PublishedSweep, PublishedTrial
 
 RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
 
@@ -42,17 +42,17 @@ class Tracker(Protocol):
     def open_sweep(self, sweep: TrackedSweep) -> str:
         """Start or continue the sweep; runs that a killed driver left RUNNING are closed. Returns the run's id."""
 
-    def log_trial(self, trial: ReportTrial) -> str:
+    def log_trial(self, trial: PublishedTrial) -> str:
         """Bring the trial's run up to date: call it while the trial runs, and when it ended. Returns the run's id."""
 
-    def log_report(self, page: str, data: ReportData, figures: Mapping[str, Figure]) -> None:
+    def log_report(self, page: str, data: PublishedSweep, figures: Mapping[str, Figure]) -> None:
         """Attach the rendered page and its main figures to the sweep's run, marked where they are sensitive."""
 
     def close(self, status: RunStatus = "FINISHED") -> None:
         """Write the averages over seeds and end the sweep's run; no run of the sweep is RUNNING afterwards."""
 
 
-def epoch_metrics(epoch: ReportEpoch) -> dict[str, float]:
+def epoch_metrics(epoch: PublishedEpoch) -> dict[str, float]:
     """What one epoch adds to the series of a trial."""
     bounds = {
         "clipping_bound" if name == "all" else f"clipping_bound/{name}": bound
@@ -62,7 +62,7 @@ def epoch_metrics(epoch: ReportEpoch) -> dict[str, float]:
     return {**finite, "epoch": float(epoch.epoch), "noise_multiplier": epoch.noise_multiplier}
 
 
-def group_table(trial: ReportTrial) -> dict[str, list[str | float | None]]:
+def group_table(trial: PublishedTrial) -> dict[str, list[str | float | None]]:
     """Columns over the groups of the test data: how each is served; what its training examples paid, and how
     well an attack finds them, if published."""
     groups = trial.quality.groups if trial.quality else ()

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from orchestration.records.published import ReportTrial
+from orchestration.records.published import PublishedTrial
 from orchestration.tracking.protocol import Tracker, TrackingUnavailable
 
 INTERVAL, LONGEST_INTERVAL = 2.0, 30.0
@@ -24,9 +24,9 @@ class Recorder:
     current: the trial of a key, as it is now; called from the recorder's thread.
     """
 
-    def __init__(self, tracker: Tracker, current: Callable[[str], ReportTrial]) -> None:
+    def __init__(self, tracker: Tracker, current: Callable[[str], PublishedTrial]) -> None:
         self._tracker, self._current = tracker, current
-        self._recorded: dict[str, ReportTrial] = {}
+        self._recorded: dict[str, PublishedTrial] = {}
         self._changed: set[str] = set()
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="dpsweep-recorder", daemon=True)

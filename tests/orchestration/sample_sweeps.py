@@ -12,13 +12,13 @@ from orchestration.records.published import (
     Histogram,
     IndividualStatistics,
     Label,
-    ReportAttack,
-    ReportData,
-    ReportEpoch,
-    ReportGroup,
-    ReportPrivacy,
-    ReportQuality,
-    ReportTrial,
+    PublishedAttack,
+    PublishedEpoch,
+    PublishedGroup,
+    PublishedPrivacy,
+    PublishedQuality,
+    PublishedSweep,
+    PublishedTrial,
 )
 from orchestration.records.release_modes import Disclosure
 from orchestration.records.states import TrialState
@@ -30,17 +30,17 @@ PRICE = {"flat": 0.05, "dpsgd_f": 0.035, "individual": 0.055, "automatic": 0.04}
 RARE = {"flat": 0.34, "dpsgd_f": 0.12, "individual": 0.30, "automatic": 0.26}
 
 
-def _quality(clipping: str, gain: float, noise: random.Random, baseline: bool) -> ReportQuality:
+def _quality(clipping: str, gain: float, noise: random.Random, baseline: bool) -> PublishedQuality:
     groups = []
     for name, accuracy in BASELINE.items():
         price = 0.0 if clipping == "none" else (RARE if name == "digit 8" else PRICE)[clipping] - gain
         served = accuracy - max(0.0, price * (2.2 - 1.2 * accuracy)) + noise.gauss(0.0, 0.012)
         served = min(served, 1.0)
         change = served - accuracy if baseline and clipping != "none" else None
-        groups.append(ReportGroup(name, 36, served, -math.log(max(served, 0.05)), change))
+        groups.append(PublishedGroup(name, 36, served, -math.log(max(served, 0.05)), change))
     total = statistics.fmean(group.accuracy for group in groups)
     changes = [group.accuracy_change for group in groups if group.accuracy_change is not None]
-    return ReportQuality(
+    return PublishedQuality(
         accuracy=total,
         loss=-math.log(total),
         accuracy_change=statistics.fmean(changes) if changes else None,
@@ -49,7 +49,9 @@ def _quality(clipping: str, gain: float, noise: random.Random, baseline: bool) -
     )
 
 
-def _individuals(worst: float, noise: random.Random, disclosure: str, quality: ReportQuality) -> IndividualStatistics:
+def _individuals(
+    worst: float, noise: random.Random, disclosure: str, quality: PublishedQuality
+) -> IndividualStatistics:
     samples = sorted(worst * min(1.0, 0.1 + noise.betavariate(1.6, 3.2)) for _ in range(1300))
     width = worst / 20
     counts = [0.0] * 20
@@ -81,7 +83,7 @@ def _individuals(worst: float, noise: random.Random, disclosure: str, quality: R
     )
 
 
-def _history(clipping: str, schedule: str, sigma: float) -> tuple[ReportEpoch, ...]:
+def _history(clipping: str, schedule: str, sigma: float) -> tuple[PublishedEpoch, ...]:
     def bounds(epoch: int) -> dict[str, float]:
         if clipping == "dpsgd_f":
             decay = math.exp(-epoch / 12)
@@ -95,7 +97,7 @@ def _history(clipping: str, schedule: str, sigma: float) -> tuple[ReportEpoch, .
         return sigma * math.exp(-0.02 * epoch) if schedule == "exponential" else sigma
 
     return tuple(
-        ReportEpoch(
+        PublishedEpoch(
             epoch,
             (epoch + 1) * 23,
             level(epoch),
@@ -115,17 +117,17 @@ def sample_trial(
     disclosure: str = "raw",
     baseline: bool = True,
     **labels: Label,
-) -> ReportTrial:
+) -> PublishedTrial:
     """One finished trial; clipping ``none`` is the non-private baseline."""
     noise = random.Random(f"{clipping} {schedule} {seed} {target}")
     private = clipping != "none"
     quality = _quality(clipping, 0.015 * (schedule == "exponential") + 0.02 * math.log(target), noise, baseline)
     spent = target - 0.004 * noise.random()
-    return ReportTrial(
+    return PublishedTrial(
         key="-".join(str(part) for part in (clipping, schedule, seed, *labels.values())),
         labels={"clipping": clipping, "schedule": schedule if private else "none", "seed": seed, **labels},
         state=TrialState.FINISHED,
-        privacy=ReportPrivacy(
+        privacy=PublishedPrivacy(
             spent if private else math.inf,
             1e-5,
             "pld",
@@ -133,7 +135,7 @@ def sample_trial(
         ),
         quality=quality,
         individuals=_individuals(spent, noise, disclosure, quality) if private and disclosure != "none" else None,
-        attacks=tuple(ReportAttack(name, 72, 0.5625 if private else 0.6875, 0.06) for name in DIGITS)
+        attacks=tuple(PublishedAttack(name, 72, 0.5625 if private else 0.6875, 0.06) for name in DIGITS)
         if disclosure == "raw"
         else (),
         history=_history(clipping, schedule, 6.0 / target + 0.4 * (schedule == "exponential")) if private else (),
@@ -144,7 +146,7 @@ def sample_trial(
 
 def sample_sweep(
     disclosure: Disclosure = "raw", targets: tuple[float, ...] = (3.0,), baseline: bool = True
-) -> ReportData:
+) -> PublishedSweep:
     """Clipping x schedule x two seeds (x target), the shared baseline, and one trial that failed."""
     trials = [sample_trial("none", "none", seed, disclosure=disclosure) for seed in (0, 1)] if baseline else []
     for target in targets:
@@ -155,13 +157,13 @@ def sample_sweep(
             for schedule in ("constant", "exponential")
             for seed in (0, 1)
         ]
-    failed = ReportTrial(
+    failed = PublishedTrial(
         "automatic-constant-0",
         {"clipping": "automatic", "schedule": "constant", "seed": 0},
         TrialState.FAILED,
         error="the training worker was lost three times: out of memory <node 10.0.0.7>",
     )
-    return ReportData(
+    return PublishedSweep(
         name="quickstart",
         trials=(*trials, failed),
         delta=1e-5,

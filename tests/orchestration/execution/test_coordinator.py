@@ -15,7 +15,7 @@ from orchestration.execution.coordinator import Coordinator, initial_status
 from orchestration.execution.in_process import InProcess
 from orchestration.records.layout import SweepFiles
 from orchestration.records.manifest import open_manifest
-from orchestration.records.published import ReportData, ReportTrial
+from orchestration.records.published import PublishedSweep, PublishedTrial
 from orchestration.records.results import StoppedTrial, TrialResult, read_result
 from orchestration.records.states import TrialState
 from orchestration.records.status import SweepStatus
@@ -35,18 +35,18 @@ class KeptTracker:
     """A tracker that keeps in memory what it was told last."""
 
     def __init__(self) -> None:
-        self.trials: dict[str, ReportTrial] = {}
-        self.reports: list[ReportData] = []
+        self.trials: dict[str, PublishedTrial] = {}
+        self.reports: list[PublishedSweep] = []
         self.closed: list[RunStatus] = []
 
     def open_sweep(self, sweep: TrackedSweep) -> str:
         return sweep.sweep_id
 
-    def log_trial(self, trial: ReportTrial) -> str:
+    def log_trial(self, trial: PublishedTrial) -> str:
         self.trials[trial.key] = trial
         return trial.key
 
-    def log_report(self, page: str, data: ReportData, figures: Mapping[str, Figure]) -> None:
+    def log_report(self, page: str, data: PublishedSweep, figures: Mapping[str, Figure]) -> None:
         self.reports.append(data)
 
     def close(self, status: RunStatus = "FINISHED") -> None:

@@ -19,7 +19,13 @@ from orchestration.comparison.formats import number, points, seconds
 from orchestration.comparison.metrics import accuracy, median_epsilon, unequal_cost, worst_over_median
 from orchestration.comparison.settings import Setting, best_trade_offs, finished_settings, group_names
 from orchestration.comparison.statistics import pareto_front
-from orchestration.records.published import Histogram, ReportData, ReportPrivacy, ReportQuality, ReportTrial
+from orchestration.records.published import (
+    Histogram,
+    PublishedPrivacy,
+    PublishedQuality,
+    PublishedSweep,
+    PublishedTrial,
+)
 from orchestration.records.release_modes import RELEASE_MODES, Disclosure
 from orchestration.records.states import TrialState
 from orchestration.report.catalogue import FIGURES, drawn_figures, figures_for_mlflow
@@ -35,7 +41,7 @@ FLAGS = (
 )
 
 
-def figures(data: ReportData) -> dict[str, go.Figure]:
+def figures(data: PublishedSweep) -> dict[str, go.Figure]:
     return {drawn.name: drawn.figure for drawn in drawn_figures(data)}
 
 
@@ -84,7 +90,7 @@ def test_the_page_says_that_trials_add_up_and_baselines_are_not_protected() -> N
     assert "no guarantee protects" in said
 
 
-def _mean(setting: Setting, metric: Callable[[ReportTrial], float | None]) -> float:
+def _mean(setting: Setting, metric: Callable[[PublishedTrial], float | None]) -> float:
     spread = setting.over_seeds(metric)
     assert spread is not None
     return spread.mean
@@ -140,13 +146,13 @@ def _plotly(html: str) -> str:
     return max(scripts, key=len)
 
 
-def _broken(data: ReportData) -> ReportData:
+def _broken(data: PublishedSweep) -> PublishedSweep:
     """Numbers a diverged training leaves behind."""
     trial = data.trials[2]
     assert trial.quality is not None
     assert trial.individuals is not None
     groups = tuple(replace(group, accuracy=math.nan, accuracy_change=math.nan) for group in trial.quality.groups)
-    quality = ReportQuality(math.nan, math.nan, math.nan, groups)
+    quality = PublishedQuality(math.nan, math.nan, math.nan, groups)
     individuals = replace(trial.individuals, histogram=Histogram((0.0, 1.0), (math.nan,)), median=math.nan)
     return replace(data, trials=(replace(trial, quality=quality, individuals=individuals), *data.trials[3:]))
 
@@ -167,7 +173,7 @@ def _broken(data: ReportData) -> ReportData:
     ],
     ids=["no trials", "all failed", "baseline only", "single trial", "no baseline", "not a number", "unfinished"],
 )
-def test_incomplete_sweeps_render(data: ReportData, said: str) -> None:
+def test_incomplete_sweeps_render(data: PublishedSweep, said: str) -> None:
     page = Page(render(data))
     assert said in page.text
     assert not re.search(r"\bnan\b", page.text, re.IGNORECASE)
@@ -176,7 +182,7 @@ def test_incomplete_sweeps_render(data: ReportData, said: str) -> None:
 
 def test_an_infinite_epsilon_is_never_a_number() -> None:
     trial = replace(sample_trial("none", "none"), labels={"clipping": "none", "schedule": "none", "seed": 0})
-    assert trial.privacy == ReportPrivacy(math.inf, 1e-5, "pld")
+    assert trial.privacy == PublishedPrivacy(math.inf, 1e-5, "pld")
     html = render(replace(sample_sweep(), trials=(trial,)))
     assert "∞" in Page(html).text
     assert "Infinity" not in html.replace(_plotly(html), "")

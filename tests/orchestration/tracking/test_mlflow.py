@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from accounting.schedules import SCHEDULES
-from orchestration.records.published import Label, PublishedDataset, ReportData, ReportTrial
+from orchestration.records.published import Label, PublishedDataset, PublishedSweep, PublishedTrial
 from orchestration.records.release_modes import Disclosure
 from orchestration.records.states import TrialState
 from orchestration.report.catalogue import figures_for_mlflow
@@ -40,21 +40,21 @@ def opened(folder: Path) -> MlflowTracker:
     return tracker
 
 
-def tracked(shown: ReportTrial) -> ReportTrial:
+def tracked(shown: PublishedTrial) -> PublishedTrial:
     first = shown.history[0].noise_multiplier if shown.history else 0.0
     params: dict[str, Label] = {"epochs": EPOCHS, "noise.initial_noise_multiplier": first, "model": "mlp"}
     tags = {"baseline": "none-none-0"}
     return replace(shown, params=params, dataset=DATA, tags=tags, started=1.7e9, ended=1.7e9 + 10.0)
 
 
-def some_trials(disclosure: Disclosure = "none") -> list[ReportTrial]:
+def some_trials(disclosure: Disclosure = "none") -> list[PublishedTrial]:
     """Two settings of two seeds each, a baseline, and a failure."""
     sweep = sample_sweep(disclosure)
     chosen = [trial for trial in sweep.trials if trial.labels["clipping"] in ("none", "flat", "automatic")]
     return [tracked(trial) for trial in chosen if trial.labels["schedule"] != "exponential"]
 
 
-def record(tracker: MlflowTracker, trials: list[ReportTrial], data: ReportData = NOTHING) -> None:
+def record(tracker: MlflowTracker, trials: list[PublishedTrial], data: PublishedSweep = NOTHING) -> None:
     for trial in trials:
         tracker.log_trial(trial)
     drawn = figures_for_mlflow(data)

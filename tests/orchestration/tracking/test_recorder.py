@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestration.records.published import ReportTrial
+from orchestration.records.published import PublishedTrial
 from orchestration.records.states import TrialState
 from orchestration.tracking import recorder
 from orchestration.tracking.mlflow import MlflowTracker, embedded_tracking_uri
@@ -30,7 +30,7 @@ class GrowingTrial:
     def key(self) -> str:
         return self.whole.key
 
-    def __call__(self, key: str) -> ReportTrial:
+    def __call__(self, key: str) -> PublishedTrial:
         assert key == self.key
         if self.epochs == EPOCHS:
             return self.whole
@@ -74,7 +74,7 @@ class SlowTracker(MlflowTracker):
         super().__init__(embedded_tracking_uri(folder), artifact_root=str(folder / "artifacts"))
         self.released, self.updates = threading.Event(), 0
 
-    def log_trial(self, trial: ReportTrial) -> str:
+    def log_trial(self, trial: PublishedTrial) -> str:
         self.updates += 1
         self.released.wait()
         return super().log_trial(trial)
