@@ -1,11 +1,12 @@
-"""Privacy accounting for DP-SGD runs: whole data set, groups and individuals. Loads neither torch, ray nor mlflow.
+"""Privacy accounting of DP-SGD runs: for one example, for groups, and for each example by its own contributions.
 
     >>> from accounting import PoissonSampling, account, parse_schedule, planned_trace
     >>> trace = planned_trace(parse_schedule("constant", 1.1), PoissonSampling(0.01), 10, 100, dataset_size=60_000)
     >>> round(account(trace, delta=1e-5).epsilon, 3)
     1.515
 
-What is exported here is the library's interface; `accounting.parallel` spreads it over Ray actors.
+The names exported here are the library's interface. Importing it loads neither torch, ray nor mlflow;
+`accounting.parallel` runs the accounting of single examples on Ray actors.
 """
 
 from accounting.accountants import ACCOUNTANTS, account

@@ -1,8 +1,8 @@
 """Trace -> (epsilon, delta): one small function per method, and a registry of their names.
 
 Every function takes a private trace, delta and a group size, and returns an upper bound on epsilon under the trace's
-adjacency, or an estimate where it says so. Each refuses by name, with `UnsupportedMechanism`, what its theorem does
-not cover; none accounts for shuffled batches as if they were Poisson samples. See docs/accounting.md for which to use.
+adjacency, or an estimate where it says so. Each raises `UnsupportedMechanism` for what its theorem does not cover; none
+treats shuffled batches as Poisson samples. docs/accounting.md says which to use.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from accounting.renyi import ORDERS, Array, epsilon_classic, epsilon_improved, p
 from accounting.rounds import Round, gaussian_rounds, pure_epsilons, require_group_size
 
 _ROUND_UP = 1.0 + 1e-9
-"""Closed forms are inflated by this, far above their floating-point error."""
+"""Inflation of closed forms, far above their floating-point error."""
 
 
 class Bounds(NamedTuple):
-    """An upper bound on epsilon, or an estimate of it, and a certified lower one where the method gives it."""
+    """An upper bound on epsilon, or an estimate of it, and a certified lower bound if the method gives one."""
 
     upper: float
     lower: float | None = None
     method: str | None = None
-    """What gave the upper bound, where that is not the accountant asked for."""
+    """The method that gave the upper bound, if not the accountant asked for."""
 
 
 def total_rdp(trace: Trace, group_size: int = 1) -> Array:
@@ -75,7 +75,7 @@ def epsilon_rdp_classic(trace: Trace, delta: float, group_size: int = 1) -> Boun
 def epsilon_pld(trace: Trace, delta: float, group_size: int = 1) -> Bounds:
     """Privacy loss distributions, composed with certified error, for every trace and group size.
 
-    Where they certify less than Renyi DP or one dominating Gaussian, the bound is theirs and carries their name.
+    Where Renyi DP or one dominating Gaussian gives a lower upper bound, that bound is returned under its own name.
     """
     certified = composition.epsilon_pld(trace, delta, group_size)
     return Bounds(certified.upper, certified.lower, certified.method)
@@ -120,7 +120,7 @@ def epsilon_gdp(trace: Trace, delta: float, group_size: int = 1) -> Bounds:
     """Gaussian DP: unsampled Gaussians compose to one with mu^2 = sum 1/sigma^2, converted without loss.
 
     Exact for Gaussian rounds (Dong, Roth and Su 2019, Corollaries 3.3 and 2.13). A pure release of epsilon enters as
-    mu = -2 ndtri(1/(1 + e^epsilon)): its trade-off function is made of two chords of that convex Gaussian curve.
+    mu = -2 ndtri(1/(1 + e^epsilon)): its trade-off function consists of two chords of that convex curve.
     """
     rounds = _unsampled_rounds(trace, "gdp", group_size)
     squares = [part.count / part.noise_multiplier**2 for part in rounds]
@@ -133,10 +133,10 @@ def epsilon_gdp(trace: Trace, delta: float, group_size: int = 1) -> Bounds:
 
 
 def epsilon_strong(trace: Trace, delta: float, group_size: int = 1) -> Bounds:
-    """Strong composition, for comparison, optimised over how delta is split between rounds and composition.
+    """Strong composition, for comparison, with the best split of delta between rounds and composition.
 
     A round is (e, d)-DP by the exact Gaussian trade-off, amplified by sampling to (ln(1 + q (e^e - 1)), q d)
-    (Balle, Barthe and Gaboardi 2018, Theorem 8). All rounds spend the same q d; pure releases add up.
+    (Balle, Barthe and Gaboardi 2018, Theorem 8). All rounds have the same d; epsilons of pure releases are added.
     """
     rounds = gaussian_rounds(trace, group_size)
     counts = [part.count for part in rounds]
@@ -154,29 +154,29 @@ def epsilon_strong(trace: Trace, delta: float, group_size: int = 1) -> Bounds:
 
 
 def strong_composition(epsilons: Sequence[float], counts: Sequence[int], delta: float) -> float:
-    """Epsilon of counts[i] mechanisms of epsilons[i] each, at ``delta`` more than the sum of theirs.
+    """Epsilon of composing counts[i] mechanisms of epsilon epsilons[i], at the sum of their deltas plus ``delta``.
 
     sqrt(2 ln(1/delta) sum e^2) + sum e (exp(e) - 1)  (Dwork, Rothblum and Vadhan 2010, Theorem III.3), or the plain sum
     where that is smaller.
     """
     each, times = require_numbers("epsilons", epsilons, 1), require_numbers("counts", counts, 1)
     if len(each) != len(times) or not ((each >= 0.0).all() and (times >= 0).all()):
-        raise InvalidInput("epsilons and counts must be equally many, and at least 0")
+        raise InvalidInput("epsilons and counts must have the same length and be at least 0")
     delta = require_finite("delta", delta, above=0.0, below=1.0)
     with np.errstate(over="ignore", invalid="ignore"):
         composed = math.sqrt(-2.0 * math.log(delta) * (times @ each**2)) + float(times @ (each * np.expm1(each)))
-    return min(float(times @ each), composed)  # the plain sum where the other overflows to NaN
+    return min(float(times @ each), composed)  # the plain sum if the other overflows to NaN
 
 
 def epsilon_dp_accounting_pld(trace: Trace, delta: float, group_size: int = 1) -> Bounds:
-    """Google's dp-accounting, privacy loss distributions: a cross-check, an estimate (see `accounting.events`)."""
+    """An estimate for cross-checks: privacy loss distributions of Google's dp-accounting (`accounting.events`)."""
     from accounting.events import dp_accounting_pld  # late: importing dp_accounting takes seconds
 
     return Bounds(dp_accounting_pld(trace, delta, group_size))
 
 
 def epsilon_dp_accounting_rdp(trace: Trace, delta: float, group_size: int = 1) -> Bounds:
-    """Google's dp-accounting, Renyi DP: a cross-check, an estimate (see `accounting.events`)."""
+    """An estimate for cross-checks: Renyi DP of Google's dp-accounting (`accounting.events`)."""
     from accounting.events import dp_accounting_rdp  # late: importing dp_accounting takes seconds
 
     return Bounds(dp_accounting_rdp(trace, delta, group_size))
@@ -203,7 +203,7 @@ def _unsampled_rounds(trace: Trace, accountant: str, group_size: int) -> tuple[R
 
 @dataclass(frozen=True)
 class Accountant:
-    """A method by name: its bounds on epsilon, and what the upper one claims."""
+    """A named method: its bounds on epsilon, and the strength of the upper bound."""
 
     name: str
     bounds: Callable[[Trace, float, int], Bounds]
@@ -216,7 +216,7 @@ class Accountant:
         return PrivacyEstimate(best.upper, delta, trace.adjacency, name, self.kind, unit, group_size, best.lower)
 
     def _best(self, trace: Trace, delta: float, group_size: int) -> Bounds:
-        """The method's bounds, or less where adding the epsilons of pure releases to the rest is tighter."""
+        """The method's bounds, or, if lower, those of the run without pure releases plus the sum of their epsilons."""
         composed = self.bounds(trace, delta, group_size)
         pure = pure_epsilons(trace, group_size)
         if not pure:
@@ -243,7 +243,7 @@ _METHODS = (
 def auto(trace: Trace, delta: float, group_size: int = 1) -> PrivacyEstimate:
     """The tightest guarantee for the trace: gdp where it is exact, else the lowest of gdp, pld and rdp.
 
-    The result carries the name of the method that gave it.
+    The result names the method that gave it.
     """
     accepted: list[PrivacyEstimate] = []
     refusals: list[str] = []
@@ -268,8 +268,10 @@ ACCOUNTANTS: Mapping[str, Callable[[Trace, float, int], PrivacyEstimate]] = {
 def account(trace: Trace, delta: float, accountant: str = "auto", group_size: int = 1) -> PrivacyEstimate:
     """(epsilon, delta) of ``trace`` under its own adjacency, for groups of ``group_size`` examples.
 
-    A trace without noise has epsilon infinity; where noise followed results, the claim is an estimate at best.
-    Raises UnsupportedMechanism when the accountant does not cover the trace, InvalidInput for an unknown accountant or
+    The result's ``kind`` says whether this is a guarantee. A trace without noise has epsilon infinity; if the noise
+    followed earlier results, kind is at best ``estimate``.
+
+    Raises: UnsupportedMechanism when the accountant does not cover the trace, InvalidInput for an unknown accountant or
     a delta outside (0, 1).
     """
     delta = require_finite("delta", delta, above=0.0, below=1.0)

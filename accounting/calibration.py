@@ -1,7 +1,7 @@
 """Solve for a parameter: the noise, the decay or the length of a run that meets a privacy target.
 
-Every solver works on a cost that is monotone in the parameter, brackets the solution, refines it, and returns a value
-on the safe side that was itself evaluated and found to meet the target.
+The cost is monotone in the parameter. Each solver brackets the solution, refines the bracket, and returns a value on
+the safe side whose own cost was evaluated and meets the target.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from accounting.schedules import (
 )
 
 SEARCHED_NOISE_MULTIPLIERS = (1e-2, 1e6)
-"""The range in which a noise multiplier is sought."""
+"""The range in which a noise multiplier is searched."""
 
 _TOLERANCE = 1e-6
 _ROUNDING = 1e-12
@@ -41,25 +41,31 @@ _DIGITS = 6
 
 
 class Budget(Protocol):
-    """What a run may cost."""
+    """An upper limit on the privacy cost of a run."""
 
     @property
-    def limit(self) -> float: ...
+    def limit(self) -> float:
+        """The largest accepted cost."""
+        ...
 
     @property
-    def unit(self) -> str: ...
+    def unit(self) -> str:
+        """The name of the cost in messages, such as "epsilon"."""
+        ...
 
     @property
     def resolution(self) -> float:
-        """How finely, relative to the limit, it pays to solve for the cost."""
+        """Relative precision of the cost beyond which solving more finely gains nothing."""
         ...
 
-    def cost(self, trace: Trace) -> float: ...
+    def cost(self, trace: Trace) -> float:
+        """The cost of the run; infinite without noise."""
+        ...
 
 
 @dataclass(frozen=True)
 class RhoBudget:
-    """A budget of zero-concentrated DP, as in paper C: shuffled epochs cost 1/(2 sigma^2) each."""
+    """A budget of rho in zero-concentrated DP, as in paper C: each shuffled epoch costs 1/(2 sigma^2)."""
 
     limit: float
     group_size: int = 1
@@ -76,7 +82,7 @@ class RhoBudget:
 
 @dataclass(frozen=True)
 class EpsilonBudget:
-    """A budget of epsilon at ``delta``, as ``accountant`` measures it, for groups of ``group_size`` examples."""
+    """A budget of epsilon at ``delta``, computed by ``accountant``, for groups of ``group_size`` examples."""
 
     limit: float
     delta: float
@@ -91,7 +97,7 @@ class EpsilonBudget:
 
     @property
     def resolution(self) -> float:
-        """The bounds of pld are 1e-4 apart, and every evaluation of it costs: solving more finely gains nothing."""
+        """5e-5 for pld, whose bounds are 1e-4 apart and costly to evaluate; 0 for the others."""
         return 5e-5 if self.accountant in ("pld", "auto") else 0.0
 
     def cost(self, trace: Trace) -> float:
@@ -99,19 +105,19 @@ class EpsilonBudget:
 
 
 def count_within_budget(trace_of: Callable[[int], Trace], budget: Budget, at_most: int) -> int:
-    """How many steps or epochs, 0 to ``at_most``, stay within ``budget``; trace_of gives the run of that length.
+    """The largest number of steps or epochs, from 0 to ``at_most``, whose run stays within ``budget``.
 
-    A budget that is reached exactly, to floating-point rounding, is not passed (paper C: training ends before the
-    first epoch whose cost would pass the budget).
+    trace_of(n) is the run of length n. A cost equal to the limit, up to floating-point rounding, is within the budget
+    (paper C: training ends before the first epoch that would exceed it).
     """
     at_most = require_whole("the longest run", at_most, at_least=0)
     return _largest_count(lambda length: budget.cost(trace_of(length)), budget.limit, at_most)
 
 
 def length_within_budget(trace_of: Callable[[int], Trace], budget: Budget, at_most: int) -> int:
-    """`count_within_budget` for a question that must have an answer.
+    """`count_within_budget`, with an error where the budget does not determine a length.
 
-    Raises: Unreachable when not even a run of length 1 does, or when one of ``at_most`` still does.
+    Raises: Unreachable when a run of length 1 exceeds the budget, or when one of length ``at_most`` stays within it.
     """
     found = count_within_budget(trace_of, budget, at_most)
     if found == 0:
@@ -136,14 +142,20 @@ def calibrate_noise_multiplier(
 ) -> float:
     """The smallest noise multiplier whose run meets (target_epsilon, delta), rounded up to six digits.
 
-    trace_of maps a noise multiplier, or the initial one of a schedule, to the run that it would give.
+    trace_of maps a noise multiplier (for a schedule: the initial one) to the planned run.
+
     Raises: Unreachable when no noise multiplier up to 1e6 meets the target.
     """
     return noise_multiplier_within_budget(trace_of, EpsilonBudget(target_epsilon, delta, accountant, group_size))
 
 
 def noise_multiplier_within_budget(trace_of: Callable[[float], Trace], budget: Budget) -> float:
-    """The smallest noise multiplier, to six digits and the budget's resolution, whose run stays within ``budget``."""
+    """The smallest noise multiplier whose run stays within ``budget``, rounded up to six digits.
+
+    It is found to the budget's resolution. trace_of maps a noise multiplier to the planned run.
+
+    Raises: Unreachable when no noise multiplier up to 1e6 stays within the budget.
+    """
 
     def excess(noise_multiplier: float) -> float:
         return _excess(budget.cost(trace_of(noise_multiplier)), budget.limit)
@@ -169,12 +181,12 @@ def calibrate_decay(
 ) -> float:
     """The smallest decay parameter of the schedule ``name`` with which ``budget`` lasts exactly ``epochs`` epochs.
 
-    Exactly: so many epochs stay within the budget and one more would pass it (paper C, Table III, whose values are
-    these rounded up to their printed digits). The parameter is the schedule's own (`NoiseSchedule.decay_parameter`);
-    ``params`` are its others. trace_of(schedule, n) is the run of n epochs. The result is rounded up to ``decimals``
-    decimals, by default to six significant digits.
+    Exactly: ``epochs`` epochs stay within the budget, and one more exceeds it. Paper C's Table III prints these values,
+    rounded up. The parameter solved for is `NoiseSchedule.decay_parameter`; ``params`` are the schedule's other ones.
+    trace_of(schedule, n) is the run of n epochs. The result is rounded up to ``decimals`` decimals, by default to six
+    significant digits.
 
-    Raises: Unreachable, naming how long the budget can be made to last, when no value makes it last ``epochs`` epochs.
+    Raises: Unreachable when no value makes the budget last ``epochs`` epochs; the message names how long it can last.
     """
     parameter = decay_parameter(name)
     epochs = require_whole("epochs", epochs, at_least=1, at_most=LARGEST_EPOCHS)
@@ -186,7 +198,7 @@ def calibrate_decay(
         return budget.cost(trace_of(schedule, length))
 
     def excess(value: float) -> float:
-        # Falls with the value: a slower decay affords the epochs, or a faster one no longer affords one more.
+        # Decreases in the value. sign 1: less decay until the epochs fit; sign -1: more decay until one more does not.
         length = epochs if parameter.sign > 0 else epochs + 1
         return parameter.sign * _excess(cost(value, length), budget.limit)
 
@@ -205,7 +217,7 @@ def calibrate_decay(
 
 
 def decay_parameter(name: str) -> DecayParameter:
-    """What decays in the schedule ``name``; InvalidInput for a schedule without such a parameter."""
+    """The decay parameter of the schedule ``name``; InvalidInput for a schedule without one."""
     parameter = lookup(SCHEDULES, name, "schedule").decay_parameter
     if parameter is None:
         raise InvalidInput(f"schedule {name!r} has no decay to solve for; choose time, exponential, step or polynomial")
@@ -213,7 +225,11 @@ def decay_parameter(name: str) -> DecayParameter:
 
 
 def round_up(value: float, decimals: int | None = None) -> float:
-    """``value`` > 0 rounded up to so many decimals, by default to six significant digits; never below it."""
+    """``value`` > 0 rounded up to ``decimals`` decimals, by default to six significant digits.
+
+    >>> round_up(1.23456789), round_up(0.01812, 3)
+    (1.23457, 0.019)
+    """
     value = require_finite("the value to round up", value, above=0.0)
     places = _DIGITS - 1 - math.floor(math.log10(value)) if decimals is None else decimals
     rounded = round(value, places)
@@ -221,9 +237,9 @@ def round_up(value: float, decimals: int | None = None) -> float:
 
 
 def _guess(trace_of: Callable[[float], Trace], budget: Budget) -> tuple[float, float]:
-    """A starting point and a first stride for the search, which is correct from any.
+    """A starting point and a first stride for the search; they affect its speed, not its result.
 
-    The rdp accountant is cheap, and typically asks for 5 % more noise than the tightest one.
+    The rdp accountant is cheap, and typically needs 5 % more noise than the tightest one.
     """
     if not isinstance(budget, EpsilonBudget) or budget.accountant == "rdp":
         return 1.0, 0.5
@@ -242,22 +258,23 @@ def _guess(trace_of: Callable[[float], Trace], budget: Budget) -> tuple[float, f
 
 
 def _fits(cost: float, limit: float) -> bool:
-    """Whether a cost, a sum of many rounded terms, is at most ``limit``."""
+    """Whether ``cost`` is at most ``limit``, up to the rounding of a sum of many terms."""
     return cost <= limit * (1.0 + _ROUNDING)
 
 
 def _excess(cost: float, limit: float) -> float:
-    """How far ``cost`` >= 0 is above ``limit``, relative to it when close; at most 2, so that infinity does no harm."""
+    """Relative excess of ``cost`` >= 0 over ``limit``, from -2 to 2 (an infinite cost)."""
     return 2.0 if math.isinf(cost) else 2.0 * (cost - limit) / (cost + limit)
 
 
 def _smallest(
     excess: Callable[[float], float], guess: float, stride: float, bounds: tuple[float, float], waste: float = 0.0
 ) -> float | None:
-    """The smallest number of six digits within ``bounds`` with excess(x) <= 0; one of -waste or more will do.
+    """The smallest number of six digits within ``bounds`` with excess(x) <= 0.
 
-    ``excess`` falls with x. None when it is positive even at the upper bound, the lower bound when negative there.
-    Brackets by growing strides in log x and then interpolates (regula falsi with the Illinois rule).
+    ``excess`` decreases in x. The search stops early at any x with -waste <= excess(x) <= 0. Returns None if the excess
+    is positive at the upper bound, and the lower bound if it is not positive there. Brackets by growing strides in
+    log x and then interpolates (regula falsi with the Illinois rule).
     """
     lowest, highest = bounds
     low = high = round_up(min(max(guess, lowest), highest))
@@ -290,7 +307,7 @@ def _smallest(
 
 
 def _largest_count(cost: Callable[[int], float], limit: float, at_most: int) -> int:
-    """The largest count in [0, at_most] with cost(count) <= limit, for a cost that grows with the count."""
+    """The largest count in [0, at_most] with cost(count) <= limit, for a cost that increases with the count."""
     low, high = 0, 1
     while high <= at_most and _fits(cost(high), limit):
         low, high = high, 2 * high

@@ -1,8 +1,8 @@
-"""Errors a user can act on, and what of an error may be published.
+"""Errors a user can act on, and the part of an error that may be published.
 
-The text of a `DpsweepError` that dpsweep itself raises is public: it names configuration, files, columns and shapes,
-and says the value, the bound and the next step. Values of the data stand in its cause, a `PrivateDetail`. The text of
-any other exception may hold anything, so of these only type and place are public.
+The message of a `DpsweepError` raised by dpsweep itself is public. It names configuration, files, columns and shapes,
+and states the value, the bound and the next step; values of the data are kept in its cause, a `PrivateDetail`. Any
+other exception may quote the data, so only its type and place are public.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ import numpy.typing as npt
 T = TypeVar("T")
 
 LARGEST_WHOLE = 2**53
-"""Of what is counted (steps, examples): beyond it a double no longer tells neighbouring whole numbers apart."""
+"""Largest accepted count (steps, examples): above it a double cannot represent every whole number."""
 
 
 class DpsweepError(Exception):
-    """Base class of every error that dpsweep raises on purpose; its text never quotes the data."""
+    """Base class of every error that dpsweep raises on purpose; its message never quotes the data."""
 
 
 class InvalidInput(DpsweepError, ValueError):
-    """A value given by the user is impossible; the message names value, bound and next step."""
+    """A value given by the user is not accepted; the message names the value, the bound and the next step."""
 
 
 class UnsupportedMechanism(DpsweepError, ValueError):
-    """An accountant was asked to account for something its theorem does not cover."""
+    """The theorem behind an accountant does not cover what it was asked to account for."""
 
 
 class Unreachable(DpsweepError, ValueError):
@@ -51,20 +51,20 @@ class StorageError(DpsweepError):
 
 
 class PrivateDetail(Exception):
-    """Values of the data, as the cause of an error whose own text leaves them out."""
+    """Values of the data, kept as the cause of an error whose own message omits them."""
 
 
 _OWN: Final = frozenset({"accounting", "workers", "orchestration"})
 _WRAPPERS: Final = frozenset({"contextlib", "functools", "pydantic"})
 _LIBRARIES: Final = frozenset({"torch", "numpy", "scipy"})
-"""They hand on no data of the user's code to what dpsweep says of layers and shapes."""
+"""Libraries that may call dpsweep's code: its messages then name layers and shapes, but no values of user code."""
 
 
 def public_text(error: BaseException) -> str:
-    """What may be published of an error that was just caught.
+    """The part of a just caught error that may be published.
 
-    The text of a `DpsweepError`, unless code that is not dpsweep's raised it or called what did, with values that it
-    may quote. Of any other exception its type and place: function, file without folders, and line.
+    For a `DpsweepError` raised by dpsweep's own code: its message, unless user code called that code, because the
+    message may quote the caller's values. For any other exception: type and place (function, file name and line).
     """
     if isinstance(error, DpsweepError) and _is_own(error):
         return str(error)
@@ -72,14 +72,14 @@ def public_text(error: BaseException) -> str:
 
 
 def private_text(error: BaseException) -> str | None:
-    """The whole text and traceback of an error, its causes included; None where `public_text` has left nothing out."""
+    """Full message and traceback of an error and its causes; None if `public_text` omits nothing."""
     if all(isinstance(each, DpsweepError) and _is_own(each) for each in _with_causes(error)):
         return None
     return "".join(traceback.format_exception(error))
 
 
 def full_text(error: BaseException) -> str:
-    """The text of an error and of what caused it, on one line; for research on data that are not private."""
+    """The messages of an error and of its causes, on one line; only for data that are not private."""
     told = public_text(error)
     for each in _with_causes(error):
         told += "" if str(each) in told else f": {each}"
@@ -87,7 +87,7 @@ def full_text(error: BaseException) -> str:
 
 
 def without_locals(error: DpsweepError) -> DpsweepError:
-    """The error to be kept for its texts, without what the frames of its causes hold, such as rows and models."""
+    """The error with the local variables in its traceback and those of its causes cleared, which may hold data rows."""
     for each in _with_causes(error):
         traceback.clear_frames(each.__traceback__)
     return error
@@ -101,13 +101,13 @@ def _with_causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _is_own(error: BaseException) -> bool:
-    """Whether dpsweep's own code raised the error, on no call of other code but by a library."""
+    """Whether dpsweep's own code raised the error and was not called by user code; calls by a library are fine."""
     callers = (_package(frame) for frame, _ in _frames(error))
     return next((name for name in callers if name not in _OWN | _WRAPPERS), "torch") in _LIBRARIES
 
 
 def _place(error: BaseException) -> str:
-    """Where the user's code failed, or dpsweep's where none of it ran."""
+    """The innermost place in user code, or in dpsweep's if no user code ran."""
     if isinstance(error, SyntaxError) and error.filename:
         return f" ({PurePath(error.filename).name}:{error.lineno})"
     frames = list(_frames(error))
@@ -120,7 +120,7 @@ def _place(error: BaseException) -> str:
 
 
 def _frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
-    """Each frame that the error passed and its line, the one that raised it first."""
+    """The frames of the traceback with their line numbers, innermost first."""
     return reversed(list(traceback.walk_tb(error.__traceback__)))
 
 
@@ -137,7 +137,7 @@ def require_finite(
     below: float | None = None,
     at_most: float | None = None,
 ) -> float:
-    """Return ``value``, a number of Python or numpy, as a float, or raise `InvalidInput` naming the violated bound.
+    """Return ``value``, a Python or numpy number, as a float, or raise `InvalidInput` naming the violated bound.
 
     NaN fails every bound, because each test is written as ``not value >= bound``.
     """
@@ -165,7 +165,11 @@ def require_finite(
 
 
 def require_whole(name: str, value: float, *, at_least: int, at_most: int = LARGEST_WHOLE) -> int:
-    """Return ``value`` as an int, or raise `InvalidInput` when it is fractional, not finite or out of bounds."""
+    """Return ``value`` as an int, or raise `InvalidInput` if it is fractional, not finite or out of bounds.
+
+    >>> require_whole("epochs", 5.0, at_least=1)
+    5
+    """
     number = require_finite(name, value, at_least=at_least, at_most=at_most)
     if number != math.floor(number):
         raise InvalidInput(f"{name} is {value}, but must be a whole number")
@@ -173,13 +177,13 @@ def require_whole(name: str, value: float, *, at_least: int, at_most: int = LARG
 
 
 def keep_whole(component: object, field: str, name: str, *, at_least: int, at_most: int = LARGEST_WHOLE) -> None:
-    """Check a field of a frozen dataclass and hold it as an int: 5.0 is whole, but nothing to count or index by."""
+    """Check a field of a frozen dataclass by `require_whole` and store it as an int: 5.0 becomes 5."""
     whole = require_whole(name, getattr(component, field), at_least=at_least, at_most=at_most)
     object.__setattr__(component, field, whole)
 
 
 def keep_finite(component: object, field: str, name: str, **bounds: float) -> None:
-    """Check a field of a frozen dataclass by `require_finite` and hold it as a float."""
+    """Check a field of a frozen dataclass by `require_finite` and store it as a float."""
     object.__setattr__(component, field, require_finite(name, getattr(component, field), **bounds))
 
 
@@ -193,7 +197,7 @@ def require_choice(name: str, value: T, valid: Collection[T]) -> T:
 def require_numbers(name: str, values: npt.ArrayLike, dimensions: int) -> npt.NDArray[Any]:
     """Return ``values``, an array or nested lists of numbers, as a numpy array, or raise `InvalidInput`.
 
-    Integers and floats keep their type; what has no elements counts as float64. Values are not checked further.
+    Integers and floats keep their type; an empty list becomes float64. NaN and infinities are accepted.
     """
     try:
         array = np.asarray(values)

@@ -1,4 +1,4 @@
-"""Privacy numbers that carry their meaning."""
+"""(epsilon, delta) together with what it claims: kind, unit, adjacency and accountant."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ class PrivacyEstimate:
     unit: str = "example"
     group_size: int = 1
     lower_epsilon: float | None = None
-    """A certified lower bound of the same epsilon, where the accountant gives one: the gap is the numerics' cost."""
+    """A certified lower bound on the exact epsilon, if the accountant gives one; the gap is numerical."""
 
     @property
     def is_private(self) -> bool:
+        """Whether epsilon is finite."""
         return self.epsilon < float("inf")
 
     def as_dict(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Trace -> dp-accounting's event and accountants: an independent route to the same numbers.
 
-dp_accounting composes each event with its count; only events whose count it honours are produced here. Importing this
+dp_accounting ignores the count of some events; only events whose count it honours are produced here. Importing this
 module imports dp_accounting, which takes seconds.
 """
 
@@ -25,7 +25,7 @@ _RELATIONS = {
     "add_remove": dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
     "zero_out": dp_accounting.NeighboringRelation.REPLACE_SPECIAL,
 }
-_NEGLIGIBLE = 1e-18
+_NEGLIGIBLE = 1e-18  # probabilities of members in a batch that are dropped
 _POINTS = 2e5
 _COARSEST = 0.05
 
@@ -79,7 +79,7 @@ def dp_accounting_pld(trace: Trace, delta: float, group_size: int = 1, grid: flo
     """Epsilon by dp_accounting's PLD accountant, with privacy losses rounded up to multiples of ``grid``.
 
     grid None is 1e-4, dp_accounting's own, or coarser where that would take too many points. The result is
-    an estimate: losses are rounded up, but nothing bounds floating-point errors, which matter at tiny deltas.
+    an estimate: losses are rounded up, but floating-point errors, which matter at tiny deltas, are not bounded.
 
     Raises: UnsupportedMechanism for pure releases, for runs that need too coarse a grid, and where no finite epsilon
     is found because the accountant cuts off more probability than delta allows.
@@ -93,10 +93,10 @@ def dp_accounting_pld(trace: Trace, delta: float, group_size: int = 1, grid: flo
 
 
 def dp_accounting_rdp(trace: Trace, delta: float, group_size: int = 1) -> float:
-    """Epsilon by dp_accounting's RDP accountant and its own orders: an estimate, since nothing bounds rounding errors.
+    """Epsilon by dp_accounting's RDP accountant and its own orders: an estimate, as rounding errors are not bounded.
 
-    Raises: UnsupportedMechanism for pure releases, for groups in sampled batches, and where a divergence comes out
-    negative by rounding, which dp_accounting would count as no cost at all.
+    Raises: UnsupportedMechanism for pure releases, for groups in sampled batches, and where rounding makes a
+    divergence negative, which dp_accounting would count as no cost.
     """
     accountant = RdpAccountant(neighboring_relation=_RELATIONS[trace.adjacency])
     event = to_event(trace, group_size)
@@ -115,7 +115,7 @@ def dp_accounting_rdp(trace: Trace, delta: float, group_size: int = 1) -> float:
 
 
 def _grid(trace: Trace, group_size: int) -> float:
-    """The finest grid, but none below dp_accounting's own, on which its tables have at most about `_POINTS` points.
+    """The finest grid, at least dp_accounting's own 1e-4, on which its tables have at most about `_POINTS` points.
 
     A table spans the losses of one round down to probability e^-50, which is ten standard deviations of the Gaussian
     without sampling, or those of the composed run down to probability 1e-15.

@@ -8,16 +8,16 @@ import numpy as np
 from scipy import optimize, special
 
 _SLACK = 1e-9  # relative error allowed for the closed form in double precision; measured below 1e-11
-_LEAST = 1e-8  # mean shift below which the two terms of the closed form have too few digits to differ in
-_FARTHEST = 38.0  # quantile beyond which the normal tail is below the least normal double, 2e-308
+_LEAST = 1e-8  # smallest mean shift evaluated; below it the two terms of the closed form cancel
+_FARTHEST = 38.0  # quantile beyond which the normal tail underflows (2e-308)
 _TINY = 1e-322
-_ROOT = 1e-13  # relative, far above what the root finder leaves
+_ROOT = 1e-13  # relative error allowed for a root, far above that of the root finder
 
 
 def gaussian_log_delta(mean: float, epsilon: float) -> float:
     """log delta(epsilon) of N(mean, 1) against N(0, 1): Phi(m/2 - eps/m) - exp(eps) Phi(-m/2 - eps/m), Theorem 8.
 
-    Both terms share the density at the first argument, so their difference is one of Mills ratios.
+    Both terms have the normal density at the first argument as a factor; the rest is a difference of Mills ratios.
     """
     near, far = epsilon / mean - mean / 2, epsilon / mean + mean / 2
     if near >= 0.0:
@@ -28,9 +28,9 @@ def gaussian_log_delta(mean: float, epsilon: float) -> float:
 
 
 def gaussian_delta(mean: float, epsilon: float) -> tuple[float, float]:
-    """(upper, lower) delta of the Gaussian mechanism with that mean shift.
+    """(upper, lower) delta at ``epsilon`` of N(mean, 1) against N(0, 1).
 
-    A mean shift below `_LEAST` is dominated by that one; the lower bound is then 0.
+    A mean below `_LEAST` is rounded up to it; the lower bound is then 0.
     """
     if mean == 0.0:
         return 0.0, 0.0
@@ -45,10 +45,10 @@ def gaussian_delta(mean: float, epsilon: float) -> tuple[float, float]:
 
 
 def gaussian_epsilon(mean: float, delta: float) -> tuple[float, float]:
-    """(upper, lower) epsilon at which the Gaussian mechanism with that mean shift has ``delta``; at least 0.
+    """(upper, lower) epsilon, at least 0, at which N(mean, 1) against N(0, 1) has ``delta``.
 
-    A mean shift below `_LEAST` is dominated by that one; for one so large that its epsilon has no digits left for
-    delta, the normal tail is the upper bound. The lower bound is 0 in both cases.
+    A mean below `_LEAST` is rounded up to it. For a mean so large that the closed form loses all digits, the normal
+    tail gives the upper bound. The lower bound is 0 in both cases.
     """
     if mean == 0.0:
         return 0.0, 0.0
@@ -73,7 +73,8 @@ def gaussian_epsilon(mean: float, delta: float) -> tuple[float, float]:
 
 
 def _slack(mean: float, quantile: float) -> float:
-    """Bound on the relative error of the closed form: its terms nearly cancel at a small mean shift, and at a large one
-    epsilon / mean has an error of its own.
+    """Bound on the relative error of the closed form.
+
+    At a small mean shift its terms nearly cancel; at a large one the rounding of epsilon / mean matters.
     """
     return _SLACK + 4e-15 * (1.0 + quantile) * (1.0 / mean + mean + quantile)

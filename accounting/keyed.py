@@ -1,4 +1,4 @@
-"""A cryptographic stream of uniform bits, for all random numbers that a guarantee needs to be secret."""
+"""A cryptographic stream of uniform bits, for random numbers that must stay secret for a guarantee to hold."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ KEY_BYTES: Final = 32
 class KeyedStream:
     """SHAKE-256 of (key, counter), a fresh counter for every call.
 
-    Guarantee: whoever does not know the 256-bit key cannot tell the bits from uniform ones, however many of them are
-    seen, as long as SHAKE-256 with a secret prefix is a pseudo-random function.
+    Guarantee: without the 256-bit key the bits, however many are seen, are computationally indistinguishable from
+    uniform ones, if SHAKE-256 with a secret prefix is a pseudo-random function.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -25,7 +25,7 @@ class KeyedStream:
 
     @staticmethod
     def from_os() -> KeyedStream:
-        """With a key of the operating system."""
+        """A stream with a fresh key from the operating system."""
         return KeyedStream(os.urandom(KEY_BYTES))
 
     def octets(self, count: int) -> NDArray[np.uint8]:
@@ -39,8 +39,9 @@ class KeyedStream:
         return self.octets(8 * count).view("<u8")
 
     def state(self) -> dict[str, Any]:
-        """Holds the key: as secret as what was drawn."""
+        """Key and counter, for `restore`; as secret as the numbers drawn."""
         return {"key": self._key, "counter": self._counter}
 
     def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state` returned."""
         self._key, self._counter = state["key"], state["counter"]

@@ -1,7 +1,7 @@
 """What was run, as data.
 
-A `Trace` documents a training run completely enough to account for its privacy. The planner, the trainer
-and the accountants share it, so none of them can disagree with another about what happened.
+A `Trace` describes a training run completely enough to account for its privacy. The planner, the trainer
+and the accountants share it, so they cannot disagree about what happened.
 
 Glossary (long names to the papers' letters): sample_rate q, noise_multiplier sigma, dataset_size n,
 batch_size B, steps T, sensitivity S, contribution c / S.
@@ -26,11 +26,11 @@ from accounting.registry import one_of
 from accounting.samplings import SAMPLINGS, Adjacency, Sampling, require_adjacency
 
 Claim = Literal["guarantee", "estimate"]
-"""What an upper bound is worth: proven, or resting on values that only come close to the true ones."""
+"""Strength of an upper bound: proven, or based on values that only approximate the true ones."""
 NOISE_MULTIPLIERS = (1e-6, 1e9)
-"""The accepted range: below it the bound says nothing, above it the cost of a step underflows."""
+"""Accepted range of noise multipliers: below it the bound is vacuous, above it the cost of a step underflows."""
 LARGEST_EPSILON = 1e12
-"""The largest accepted epsilon of a pure release: its noise is as small as that of the smallest noise multiplier."""
+"""Largest accepted epsilon of a pure release, about that of the smallest accepted noise multiplier."""
 
 
 def _keep_noise(component: object, name: str) -> None:
@@ -44,7 +44,7 @@ def _require_name(what: str, name: str) -> None:
 
 
 def _keep_parts(component: object, field: str, kinds: tuple[type, ...]) -> None:
-    """Check that a field holds a sequence of ``kinds``, and hold it as a tuple."""
+    """Check that a field holds a sequence of ``kinds``, and store it as a tuple."""
     parts = getattr(component, field)
     wanted = " or ".join(kind.__name__ for kind in kinds)
     if not isinstance(parts, Sequence):
@@ -57,7 +57,7 @@ def _keep_parts(component: object, field: str, kinds: tuple[type, ...]) -> None:
 
 @dataclass(frozen=True)
 class SideQuery:
-    """A Gaussian query on the same batch as the gradient: noise std over L2 sensitivity is ``noise_multiplier``.
+    """A Gaussian query on the same batch as the gradient; ``noise_multiplier`` is noise std over L2 sensitivity.
 
     Every sampled example contributes to it with its full sensitivity, whatever its gradient norm.
     """
@@ -75,7 +75,7 @@ class Segment:
     """``steps`` equal steps starting at ``start_step``: one sampling, one noise level, the same side queries.
 
     ``noise_multiplier`` is noise std over the L2 sensitivity of the clipped sum; 0 means no noise at all,
-    which every accountant reports as an explicit infinity.
+    for which every accountant reports epsilon infinity.
     """
 
     start_step: int
@@ -97,12 +97,13 @@ class Segment:
 
     @property
     def stop_step(self) -> int:
+        """The first step after the segment."""
         return self.start_step + self.steps
 
     def effective_noise_multiplier(self, contribution: float = 1.0) -> float:
-        """Noise multiplier of gradient and side queries taken together, for one example.
+        """Noise multiplier of gradient and side queries combined, for one example with ``contribution`` c / S >= 0.
 
-        Independent Gaussians on the same batch are one Gaussian: sensitivities add in quadrature, so
+        Independent Gaussians on the same batch are one Gaussian: sensitivities over noise add in quadrature, so
         (1/m)^2 = (contribution / sigma)^2 + sum of (1 / sigma_side)^2. Zero noise gives 0; an example that
         contributes to nothing gives infinity.
         """
@@ -116,9 +117,9 @@ class Segment:
     def amplitude(self, contribution: float = 1.0) -> float:
         """How far one drawn example moves the release, in noise standard deviations.
 
-        sqrt(((c + d) / sigma)^2 + sum of ((1 + d) / sigma_side)^2), where d = 1 if the example displaces another from
-        its batch, whose contribution may be as large as any, else d = 0. Twice 1 / `effective_noise_multiplier` for
-        a full contribution to a fixed batch (paper B, Theorem 3.3).
+        sqrt(((c + d) / sigma)^2 + sum of ((1 + d) / sigma_side)^2). d = 1 if the example displaces another from its
+        batch, whose contribution may be full; else d = 0. For a full contribution to a fixed batch this is twice
+        1 / `effective_noise_multiplier` (paper B, Theorem 3.3).
         """
         displaced = self.sampling.displaced
         moved = require_finite("contribution", contribution, at_least=0.0) + displaced
@@ -160,13 +161,13 @@ Release = GaussianRelease | PureRelease
 class Trace:
     """A run: its adjacency, data-set size, training segments in step order, and one-off releases.
 
-    contributions says what the recorded contributions of single examples are worth: ``guarantee`` when they bound
-    the true contribution at every step (norms taken at every step, or individual clipping), else ``estimate``.
-    noise_follows_results says that noise was chosen from earlier results (a validation-driven schedule that reacted):
-    the cost of what it chose in the end bounds nothing, so no accountant calls it a guarantee.
+    contributions: the strength of the recorded contributions of single examples. ``guarantee`` if they bound the true
+    contribution at every step (norms taken at every step, or individual clipping), else ``estimate``.
+    noise_follows_results: the noise was chosen from earlier results (a validation-driven schedule that reacted). The
+    cost of the noise that was used is then not a proven bound, and accountants report an estimate.
 
-    Raises: InvalidInput for a run that cannot have been: segments with gaps, batches from a data set of another size,
-    epochs of more batches than there are examples; UnsupportedMechanism for an adjacency that a sampling does not have.
+    Raises: InvalidInput for an impossible run: segments with gaps, batches from a data set of another size, epochs of
+    more batches than there are examples. UnsupportedMechanism for a sampling not accounted for under ``adjacency``.
     """
 
     dataset_size: int
@@ -201,24 +202,26 @@ class Trace:
 
     @property
     def kind(self) -> Claim:
-        """What an upper bound on the cost of this trace is worth, whatever the accountant."""
+        """Strength of an upper bound on the cost of this trace by any accountant whose theorem is proven."""
         return "estimate" if self.noise_follows_results else "guarantee"
 
     @property
     def individual_kind(self) -> Claim:
-        """What one is worth that rests on the recorded contributions of single examples."""
+        """Strength of an upper bound that rests on the recorded contributions of single examples."""
         return "guarantee" if self.kind == self.contributions == "guarantee" else "estimate"
 
     @property
     def steps(self) -> int:
+        """Number of training steps."""
         return self.segments[-1].stop_step if self.segments else 0
 
     @property
     def is_private(self) -> bool:
+        """Whether every step has noise."""
         return all(segment.noise_multiplier > 0.0 for segment in self.segments)
 
     def until(self, step: int) -> Trace:
-        """The trace of a run that stopped after ``step`` steps."""
+        """The trace cut after ``step`` steps; releases are kept."""
         step = require_whole("step", step, at_least=0)
         kept = (
             replace(segment, steps=min(segment.stop_step, step) - segment.start_step)
@@ -229,7 +232,7 @@ class Trace:
 
 
 def join_segments(segments: Iterable[Segment]) -> tuple[Segment, ...]:
-    """Merge neighbouring segments that describe the same mechanism, renumbering steps from 0."""
+    """Merge neighbouring segments that describe the same mechanism, and renumber steps from 0."""
     joined: list[Segment] = []
     for segment in segments:
         start = joined[-1].stop_step if joined else 0

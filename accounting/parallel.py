@@ -1,8 +1,8 @@
-"""Accounting of a trial, spread over Ray actors: the only file of this package that imports ray.
+"""Per-example accounting of a trial on Ray actors: the only file of this package that imports ray.
 
-The unit of work is stateless: `account_part` reads one fixed range of examples across all snapshots and returns that
-range's final result. Actors keep nothing but caches, so one that dies is restarted and its part computed again; parts
-are merged by concatenation, and a part that is missing is an error, never a zero.
+The unit of work is stateless: `account_part` reads one fixed range of examples across all snapshots and returns its
+final result. Actors hold only caches, so an actor that dies is restarted and its part computed again. Parts are
+concatenated; a missing part is an error, never a zero.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from accounting.records.shards import Epsilons, NormShards, read_epsilons, write
 from accounting.records.traces import read_trace
 
 RESTARTS = 3
-"""An actor is restarted, and a part tried again, this often before the trial's accounting fails."""
+"""How often an actor is restarted, and a part retried, before the trial's accounting fails."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,7 @@ Scatter = Callable[[AccountingJob, Sequence[int]], Iterator[PartResult]]
 def account_part(job: AccountingJob, part: int) -> PartResult:
     """Epsilon of every example in one part, from its verified shards: a pure function of the trial's files.
 
-    Raises: DataCorruption for missing, cut or altered files; see `accounting.individual.epsilons` for the
-    claim that is made.
+    The claim is that of `accounting.individual.epsilons`. Raises: DataCorruption for missing, cut or altered files.
     """
     files = TrialFiles(job.root)
     rows = NormShards(files.norms).read(part)
@@ -69,7 +68,7 @@ def account_part(job: AccountingJob, part: int) -> PartResult:
 
 
 def account_in_process(job: AccountingJob, parts: Sequence[int]) -> Iterator[PartResult]:
-    """The twin of `AccountingPool` without ray."""
+    """Account the parts one after the other in this process: `AccountingPool.scatter` without Ray."""
     return (account_part(job, part) for part in parts)
 
 
@@ -104,9 +103,11 @@ class AccountingActor:
     """Runs `account_part` in a process of its own, where tables stay cached between parts."""
 
     def account(self, job: AccountingJob, part: int) -> PartResult:
+        """As `account_part`."""
         return account_part(job, part)
 
     def process_id(self) -> int:
+        """The id of the actor's process."""
         return os.getpid()
 
 
@@ -115,10 +116,10 @@ class AccountingFailed(DpsweepError):
 
 
 class AccountingPool:
-    """A fixed number of actors on the running Ray cluster. Use as a context manager; `scatter` fits `account_trial`."""
+    """A fixed number of actors on the running Ray cluster; a context manager whose `scatter` `account_trial` takes."""
 
     def __init__(self, actors: int, **actor_options: Any) -> None:
-        """actor_options go to Ray (num_cpus, resources, ...); ray must be initialised."""
+        """Start the actors; Ray must be initialised. actor_options are Ray's (num_cpus, resources, ...)."""
         options = {"num_cpus": 1, "max_restarts": RESTARTS, "max_task_retries": RESTARTS, **actor_options}
         remote = ray.remote(AccountingActor)
         self.actors: list[Any] = [remote.options(**options).remote() for _ in range(actors)]
@@ -126,16 +127,18 @@ class AccountingPool:
     def scatter(self, job: AccountingJob, parts: Sequence[int]) -> Iterator[PartResult]:
         """Submit all parts at once, round robin, and yield results in order.
 
-        Errors of `account_part` arrive as they are; `AccountingFailed` says that an actor died too often.
+        Errors of `account_part` are raised unchanged. Raises: AccountingFailed when an actor died too often.
         """
         pending = [self.actors[i % len(self.actors)].account.remote(job, part) for i, part in enumerate(parts)]
         for part, reference in zip(parts, pending, strict=True):
             yield _collect(job, part, reference)
 
     def process_ids(self) -> tuple[int, ...]:
+        """The process id of each actor."""
         return tuple(ray.get([actor.process_id.remote() for actor in self.actors]))
 
     def close(self) -> None:
+        """Stop all actors."""
         for actor in self.actors:
             ray.kill(actor)
         self.actors = []

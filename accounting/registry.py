@@ -1,4 +1,4 @@
-"""Look a component up by name and build it from named parameters, with errors that suggest the fix."""
+"""Look up a component by name and build it from named parameters, with errors that suggest the fix."""
 
 from __future__ import annotations
 
@@ -13,20 +13,28 @@ T = TypeVar("T")
 
 
 def one_of(names: Collection[str]) -> str:
-    """Two or more names as a choice: "a, b or c"."""
+    """Two or more names as a choice.
+
+    >>> one_of(["rdp", "pld", "gdp"])
+    'rdp, pld or gdp'
+    """
     *others, last = names
     return f"{', '.join(others)} or {last}"
 
 
 def nearest(word: str, valid: Collection[str]) -> str:
-    """A sentence part naming the closest valid word, if one is close, and always the valid ones."""
+    """The end of an error message: the closest valid word, if any is close, and all valid words.
+
+    >>> nearest("poison", ["poisson", "fixed"])
+    "did you mean 'poisson'? valid: fixed, poisson"
+    """
     close = difflib.get_close_matches(word, valid, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return f"{hint}valid: {', '.join(sorted(valid))}"
 
 
 def lookup(registry: Mapping[str, T], name: str, what: str) -> T:
-    """The entry called ``name``, or `InvalidInput` naming the nearest valid one."""
+    """The entry ``name``, or `InvalidInput` with the nearest valid name; ``what`` names the kind of entry."""
     if not isinstance(name, str):
         raise InvalidInput(f"{what} is {name!r}, but must be a name; {nearest('', registry)}")
     if name not in registry:
@@ -37,10 +45,10 @@ def lookup(registry: Mapping[str, T], name: str, what: str) -> T:
 def build(
     registry: Mapping[str, Callable[..., T]], name: str, params: Mapping[str, Any], what: str, **context: Any
 ) -> T:
-    """Call the entry called ``name`` with the user's ``params``, and with what it takes of ``context``.
+    """Call the entry ``name`` with the user's ``params`` and with those arguments in ``context`` that it accepts.
 
-    Raises: InvalidInput for a key that the entry does not take, a required one that is missing, and whatever value
-    the entry itself refuses. Each names the entry, once, and the valid keys or the bound.
+    Raises: InvalidInput for an unknown key, a missing required key, or a value that the entry itself refuses. The
+    message names the entry once, and the valid keys or the bound.
     """
     factory = lookup(registry, name, what)
     subject = f"{what} {name!r}"

@@ -1,10 +1,10 @@
 """What may leave the private folder: owner reports and differentially private statistics of the epsilons.
 
-Why these releases are accounted for simply (paper A, Section 3.4). epsilon_i is computed from example i and from the
-released iterates alone. Conditioned on the iterates, which the training cost has paid for, replacing one example by a
-null record or removing it changes that example's epsilon and no other. So a sum over examples of a bounded function
-of epsilon_i has sensitivity one times the bound, and its Gaussian release adds to the cost of training like one more
-step of adaptive composition. Putting ``ReleaseSpec.releases()`` into the planned trace pays for it in advance.
+Why plain composition suffices (paper A, Section 3.4): epsilon_i is computed from example i and the released iterates
+alone. Given the iterates, whose cost is that of training, removing one example or replacing it by a null record changes
+its own epsilon and no other. So a sum over examples of a function of epsilon_i bounded by b has sensitivity b, and its
+Gaussian release composes with training like one more adaptive step. With ``ReleaseSpec.releases()`` in the planned
+trace, the trial's target covers this cost.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from accounting.samplings import Adjacency
 Array = NDArray[np.float64]
 
 _MOST = 10**6
-"""Bins, steps or groups of one release."""
+"""Largest accepted number of bins, steps or groups of one release."""
 
 
 @dataclass(frozen=True)
 class ReleaseSpec:
     """Which statistics are released, with how much noise: each multiplier is noise std over L2 sensitivity.
 
-    The histogram has ``bins`` equal bins over [0, epsilon_bound]. quantiles are found by ``quantile_steps`` noisy
-    steps each (Andrew et al. 2021), whose multipliers are those of one step.
+    The histogram has ``bins`` equal bins over [0, epsilon_bound]. Each quantile is found in ``quantile_steps`` noisy
+    steps (Andrew et al. 2021); ``quantile_noise_multiplier`` is that of one step.
     """
 
     bins: int = 20
@@ -57,7 +57,7 @@ class ReleaseSpec:
         self.releases()
 
     def releases(self) -> tuple[GaussianRelease, ...]:
-        """The cost of `release_statistics`, for the planned trace."""
+        """The Gaussian releases that `release_statistics` makes, for the planned trace."""
         once = (
             GaussianRelease("histogram of epsilons", self.histogram_noise_multiplier),
             GaussianRelease("examples per group", self.group_count_noise_multiplier),
@@ -72,7 +72,7 @@ class ReleaseSpec:
 
 @dataclass(frozen=True)
 class GroupStatistics:
-    """Released about one group; standard errors are those of the noise, by the delta method for the mean."""
+    """Released statistics of one group. Standard errors are those of the noise, for the mean by the delta method."""
 
     group: int
     examples: float
@@ -83,7 +83,11 @@ class GroupStatistics:
 
 @dataclass(frozen=True)
 class ReleasedStatistics:
-    """Public once released. histogram has one noisy count per bin between neighbouring edges."""
+    """The statistics as released, which are public.
+
+    edges has shape [bins + 1]; histogram [bins] holds the noisy count between neighbouring edges. quantiles maps each
+    level to its released value.
+    """
 
     edges: tuple[float, ...]
     histogram: tuple[float, ...]
@@ -95,19 +99,21 @@ class ReleasedStatistics:
 
 
 class GaussianDraws(Protocol):
-    """Independent normal draws; `numpy.random.Generator` is one, for research."""
+    """A source of independent normal draws, such as `SecretDraws` or, for research, `numpy.random.Generator`."""
 
-    def normal(self, loc: float, scale: float, size: tuple[int, ...]) -> Array: ...
+    def normal(self, loc: float, scale: float, size: tuple[int, ...]) -> Array:
+        """Draws of mean ``loc`` and standard deviation ``scale``, of shape ``size``."""
+        ...
 
 
 class SecretDraws:
-    """From a key of the operating system that nobody keeps: the noise of a real release must not be reproducible."""
+    """Draws from a fresh key that is never stored, because the noise of a real release must not be reproducible."""
 
     def __init__(self) -> None:
         self._stream = KeyedStream.from_os()
 
     def normal(self, loc: float, scale: float, size: tuple[int, ...]) -> Array:
-        """By the inverse of the distribution function, at the middles of 2^52 equal parts of (0, 1)."""
+        """Inverse normal CDF at the midpoint of one of 2^52 equal parts of (0, 1), chosen uniformly."""
         words = self._stream.words(math.prod(size)) >> np.uint64(12)
         draws: Array = ndtri((words.astype(np.float64) + 0.5) * 2.0**-52).reshape(size)
         return loc + scale * draws
@@ -123,10 +129,11 @@ def release_statistics(
 ) -> ReleasedStatistics:
     """Noisy histogram, per-group counts and means, overall mean and quantiles of epsilons [examples].
 
-    Guarantee: the mechanisms of ``spec.releases()``, composed, under adding, removing or blanking one example. That
-    needs ``num_groups`` and ``epsilon_bound`` to be public; the worst-case epsilon of the planned trace is a bound.
-    Values above it are counted as the bound. generator: seeded in research; None draws
-    from a fresh secret key, and then the guarantee is against those who cannot break SHAKE-256 (`KeyedStream`).
+    Guarantee: that of the composed mechanisms ``spec.releases()``, under adding, removing or blanking one example, if
+    ``num_groups`` and ``epsilon_bound`` are public. A valid bound is the worst-case epsilon of the planned trace;
+    epsilons above the bound are clipped to it. groups [examples] are labels from 0 to num_groups - 1. generator: a
+    seeded one is for research only; None draws from a fresh secret key, and the guarantee then assumes that SHAKE-256
+    is not broken (`KeyedStream`).
 
     Raises: InvalidInput for NaN, for group labels outside [0, num_groups), and for a bound that is not positive.
     """
@@ -167,7 +174,7 @@ class OwnerReport:
     """What the owner of one example, and nobody else, may be told.
 
     Claim, of strength ``kind``: output-specific individual (epsilon, delta)-DP of that example under ``adjacency``.
-    method: the individual accounting that gave it, or the accountant of the worst case where that is lower.
+    method: the individual method that gave epsilon, or the worst case's accountant where the worst case is lower.
     """
 
     example_id: int
@@ -180,10 +187,10 @@ class OwnerReport:
 
 
 def owner_report(epsilons: Epsilons, example_id: int, worst_case: PrivacyEstimate) -> OwnerReport:
-    """epsilon_i for the owner of example i: the lower of its own and the worst case, which holds for it, too.
+    """epsilon_i for the owner of example i: the lower of its individual epsilon and the worst case, which also holds.
 
-    It costs nobody privacy: only the owner sees it, and it says nothing of other examples beyond the released
-    iterates (paper A, Section 3.4). The caller must know that it speaks to the owner.
+    The report has no privacy cost: only the owner sees it, and it depends on other examples only through the released
+    iterates (paper A, Section 3.4). The caller must make sure that the reader is the owner.
 
     Raises: InvalidInput for an unknown example, and for a worst case at another delta.
     """
@@ -204,7 +211,7 @@ def owner_report(epsilons: Epsilons, example_id: int, worst_case: PrivacyEstimat
 
 
 def _shares(epsilons: ArrayLike, bound: float) -> Array:
-    """epsilons [examples] over their bound, at most 1."""
+    """epsilons [examples] divided by ``bound``, at most 1."""
     values = require_numbers("epsilons", epsilons, 1)
     if not (values >= 0.0).all():
         raise InvalidInput("an epsilon is negative or NaN; account for the trial again")
@@ -220,16 +227,16 @@ def _labels(groups: ArrayLike, examples: int, num_groups: int) -> NDArray[np.int
 
 
 def _noisy(values: NDArray[Any], noise_multiplier: float, rng: GaussianDraws) -> Array:
-    """values of sensitivity 1 plus Gaussian noise, on the public grid."""
+    """``values``, of L2 sensitivity 1, plus Gaussian noise, rounded to the public grid."""
     grid = release_grid(noise_multiplier)
     noisy: Array = np.round((values + rng.normal(0.0, noise_multiplier, values.shape)) / grid) * grid
     return noisy
 
 
 def _mean(total: float, count: float, width: float, spec: ReleaseSpec) -> tuple[float, float]:
-    """A released sum over a released count, and its standard error; width scales the noise of both.
+    """A released sum over a released count, and its standard error; ``width`` scales the noise of both.
 
-    The count is taken to be at least one, and the mean in [0, 1]: post-processing, free of cost.
+    The count is raised to at least 1 and the mean clipped to [0, 1], which is post-processing.
     """
     count = max(count, 1.0)
     mean = min(max(total / count, 0.0), 1.0)
@@ -240,8 +247,8 @@ def _mean(total: float, count: float, width: float, spec: ReleaseSpec) -> tuple[
 def _release_quantile(shares: Array, quantile: float, count: float, spec: ReleaseSpec, rng: GaussianDraws) -> float:
     """A quantile of shares [examples] in [0, 1] by noisy descent on the pinball loss (Andrew et al. 2021, eq. 1).
 
-    Each step releases the number of shares below the estimate and moves the estimate against the gap. The step halves
-    when the gap changes sign, so that ``quantile_steps`` steps settle wherever the quantile lies.
+    Each step releases the number of shares up to the estimate and moves the estimate towards the quantile. The step
+    size halves when the direction changes, so that the estimate settles wherever the quantile lies.
     """
     estimate, step, last = 0.5, 0.25, 0.0
     for _ in range(spec.quantile_steps):

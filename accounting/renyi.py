@@ -26,10 +26,10 @@ ORDERS: Array = np.unique(
         ]
     )
 )
-"""Orders alpha over which the conversions to (epsilon, delta) take their minimum."""
+"""Orders alpha over which the conversions to (epsilon, delta) minimise."""
 
 _ROUNDING = 1e-9
-"""Relative inflation of every sampled RDP value: far above the rounding error of either evaluation below."""
+"""Relative inflation of every sampled RDP value, far above the rounding error of either evaluation below."""
 
 
 def gaussian_rdp(noise_multiplier: float, orders: Array = ORDERS) -> Array:
@@ -66,15 +66,15 @@ def pure_rdp(epsilon: float, orders: Array = ORDERS) -> Array:
 def epsilon_improved(rdp: Array, delta: float) -> Array:
     """Epsilon of RDP values [..., orders] at `ORDERS`; shape [...].
 
-    rdp + log(1 - 1/alpha) - log(delta alpha) / (alpha - 1)  (Canonne, Kamath and Steinke 2020, Prop. 12), or 0 where
-    delta already covers the total variation distance, at most sqrt(1 - exp(-KL)) (Bretagnolle-Huber).
+    rdp + log(1 - 1/alpha) - log(delta alpha) / (alpha - 1)  (Canonne, Kamath and Steinke 2020, Prop. 12). It is 0 where
+    delta is at least the total variation distance, bounded by sqrt(1 - exp(-KL)) (Bretagnolle-Huber).
     """
     epsilons = np.maximum(np.min(rdp + _improved_terms(delta), axis=-1, initial=np.inf), 0.0)
     return np.where(-np.expm1(-np.min(rdp, axis=-1, initial=np.inf)) < delta**2, 0.0, epsilons)
 
 
 def best_orders(rdp: Array, delta: float) -> Array:
-    """The order that gives `epsilon_improved` of each row [..., orders]."""
+    """The order at which each row of RDP values [..., orders] attains `epsilon_improved`; shape [...]."""
     return np.asarray(ORDERS[np.argmin(rdp + _improved_terms(delta), axis=-1)])
 
 
@@ -105,7 +105,7 @@ def _log_moments_whole(sample_rate: float, noise_multiplier: float, orders: Arra
 
 @functools.lru_cache(maxsize=8)
 def _binomial_terms(orders: tuple[int, ...]) -> tuple[Array, Array, Array, NDArray[np.intp]]:
-    """alpha, j, log C(alpha, j) for j = 2..alpha of every order, one after the other, and where each order starts."""
+    """alpha, j and log C(alpha, j) for j = 2..alpha, concatenated over the orders, and the index where each starts."""
     alphas = np.concatenate([np.full(order - 1, float(order)) for order in orders])
     powers = np.concatenate([np.arange(2.0, order + 1.0) for order in orders])
     log_binomials = gammaln(alphas + 1.0) - gammaln(powers + 1.0) - gammaln(alphas - powers + 1.0)
@@ -119,7 +119,7 @@ def _log_moments_fractional(sample_rate: float, noise_multiplier: float, orders:
     E[y] = 0, so this integrates A_alpha - 1. The integrand is a Gaussian of width sigma times a function analytic in
     a strip of half-width pi sigma^2 (where 1 - q + q exp(loss) first vanishes), so the rule with step h errs by
     about exp(-2 pi^2 min(sigma, sigma^2) / h) = exp(-79) relative to it; cutting at 13 sigma leaves exp(-84).
-    Below sigma = 0.1 the grid would be long and the bound useless anyway: the unsampled RDP stands in for it.
+    Below sigma = 0.1 the grid would be long and the bound vacuous, so the unsampled RDP is returned.
     """
     if noise_multiplier < 0.1:
         return np.asarray((orders - 1.0) * gaussian_rdp(noise_multiplier, orders))

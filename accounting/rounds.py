@@ -5,14 +5,14 @@ q N(1, sigma^2), in both directions: the sampled Gaussian mechanism with rate q 
 
 - Poisson sampling: q is the sample rate (Mironov, Talwar and Zhang 2019, Theorem 4).
 - Fixed batches of B out of n: q = B / n. Adding or removing an example also displaces another one from the batch,
-  so the sum moves by twice the sensitivity and sigma counts half (paper B, Theorem 3.3, at group size 1). Under
-  ``zero_out`` they are refused: a batch with the blanked example has one example less of the others, which tells
-  that it is there, and sampling then amplifies less (docs/group-proof.md).
+  so the sum moves by twice the sensitivity and sigma is halved (paper B, Theorem 3.3, at group size 1). Refused under
+  ``zero_out``: a batch with the blanked example holds one fewer of the others, which reveals its presence, so that
+  sampling does not amplify as it does here (docs/group-proof.md).
 - Shuffled epochs under ``zero_out``: the example is in exactly one batch of the epoch. For every order of the data the
   epoch is one Gaussian, at worst that of its lowest noise: one round with q = 1 per epoch (paper C, Theorem 2).
 
-For accountants that need one example's rate and noise at a time (Renyi, concentrated, strong composition). What groups
-see, mixtures with all plain Gaussians taken together, is `accounting.pld.group_rounds`.
+Used by the accountants that work with a rate and a noise multiplier (Renyi, concentrated, strong composition). The
+mixtures of Gaussians that groups need are in `accounting.pld.group_rounds`.
 
 Independent side queries on the same batch are part of the same Gaussian (`Segment.effective_noise_multiplier`).
 """
@@ -34,7 +34,7 @@ from accounting.mechanism import (
 from accounting.samplings import Sampling
 
 LARGEST_GROUP = 10**6
-"""The largest accepted group: the law of how many members a batch holds has one entry per member."""
+"""Largest accepted group size: the law of the number of members in a batch has one entry per member."""
 
 
 def require_group_size(group_size: int) -> int:
@@ -52,10 +52,10 @@ class Round:
 
 
 def gaussian_rounds(trace: Trace, group_size: int = 1) -> tuple[Round, ...]:
-    """Rounds that dominate the training steps and Gaussian releases of ``trace``, equal ones taken together.
+    """Rounds that dominate the training steps and Gaussian releases of ``trace``, with equal rounds merged.
 
-    A group of ``group_size`` examples multiplies the shift of every unsampled round. Noise multipliers are positive:
-    a trace without noise (`Trace.is_private` false) has no rounds and is the caller's to refuse or report.
+    For a group of ``group_size`` examples the shift of every unsampled round is multiplied by it. The trace must have
+    noise (`Trace.is_private`); callers handle runs without noise first.
 
     Raises: UnsupportedMechanism for groups in sampled rounds.
     """
@@ -69,7 +69,7 @@ def gaussian_rounds(trace: Trace, group_size: int = 1) -> tuple[Round, ...]:
             counts[1.0, release.noise_multiplier] += 1
     if group_size > 1 and any(sample_rate < 1.0 for sample_rate, _ in counts):
         raise UnsupportedMechanism(
-            f"groups of {group_size} in sampled batches are no sampled Gaussian mechanism; use the accountant 'pld'"
+            f"groups of {group_size} in sampled batches are not a sampled Gaussian mechanism; use the accountant 'pld'"
         )
     return tuple(Round(rate, sigma / group_size, count) for (rate, sigma), count in counts.items())
 
@@ -81,16 +81,16 @@ def pure_epsilons(trace: Trace, group_size: int = 1) -> tuple[float, ...]:
 
 
 def _round_noise(sampling: Sampling, segments: Iterable[Segment]) -> Iterator[tuple[float, int]]:
-    """The effective noise multiplier of the rounds of segments with one sampling, and of how many rounds."""
+    """(effective noise multiplier, number of rounds) for consecutive segments with one sampling."""
     if sampling.draws == "epoch":
         return _epoch_noise(segments, sampling.steps_per_epoch)
     return ((segment.effective_noise_multiplier(), segment.steps) for segment in segments)
 
 
 def _epoch_noise(segments: Iterable[Segment], steps_per_epoch: int) -> Iterator[tuple[float, int]]:
-    """The lowest effective noise multiplier of each epoch, an unfinished last one included, and of how many epochs.
+    """(lowest effective noise multiplier of an epoch, number of such epochs); an unfinished last epoch counts.
 
-    Only the first and the last epoch of a segment may share their steps with another one.
+    Only the first and the last epoch of a segment can share steps with another segment.
     """
     lowest: dict[int, float] = {}
     first_step: int | None = None

@@ -1,7 +1,7 @@
 """How the batches of a run are drawn: a class per sampling, and the registry of their names.
 
-A sampling answers everything that accountants, planner, files and the command line ask about it, so that a new one is
-a class and a line in `SAMPLINGS` here, and a sampler that draws it in `workers.sampling`.
+A sampling states all that accountants, planner, files and the command line need to know. A new one is a class and a
+line of `SAMPLINGS` here, and a sampler in `workers.sampling` that draws its batches.
 """
 
 from __future__ import annotations
@@ -24,30 +24,32 @@ Adjacency = Literal["add_remove", "zero_out"]
 ``zero_out``: one record is replaced by a null record that contributes nothing; the size is the same. This
 is the adjacency under which the batches of a reshuffled epoch stay aligned, so shuffled runs use it.
 """
-Draws = Literal["independent", "subset", "epoch"]
-"""How one round of a sampling picks examples, which decides the theorems that account for it.
 
-``independent``: every example joins every batch on its own, with the same probability. ``subset``: batches are
-independent of each other, and given how many members of a group one holds, every set of so many is equally likely.
-``epoch``: every example is in exactly one batch of every epoch, so that an epoch is one round for it.
+Draws = Literal["independent", "subset", "epoch"]
+"""How one round of a sampling draws examples, which decides which theorems apply.
+
+``independent``: each example joins each batch independently, with the same probability. ``subset``: batches are
+independent of each other, and given the number of a group's members in a batch, all subsets of that size are equally
+likely. ``epoch``: each example is in exactly one batch of every epoch, so an epoch is one round for it.
 """
+
 SMALLEST_RATE = 1e-12
-"""The smallest accepted sample rate: below it, 1 - q is too coarse in double precision to account for q."""
+"""Smallest accepted sample rate q: below it, rounding 1 - q to a double loses too many digits of q."""
 
 
 class Sampling(Protocol):
-    """What is asked of a sampling. Implementations are frozen dataclasses whose fields are numbers, named as stored."""
+    """Interface of all samplings. Implementations are frozen dataclasses of numbers; files store fields by name."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
     stored_name: ClassVar[str]
-    """Its name in the file of a trace."""
+    """Name in the file of a trace."""
     words: ClassVar[str]
-    """What a message calls the batches, in the plural."""
+    """Words for the batches in messages, in the plural."""
     adjacencies: ClassVar[tuple[Adjacency, ...]]
-    """Those it can be accounted for under; the first is that of a planned run."""
+    """Adjacencies under which it can be accounted for; planned runs use the first."""
     draws: ClassVar[Draws]
     displaced: ClassVar[int]
-    """How many other examples leave the batch that an example joins; each may contribute as much as any."""
+    """How many other examples an example that joins a batch displaces from it; each may contribute in full."""
 
     @classmethod
     def of_sizes(cls, dataset_size: int, batch_size: int) -> Self:
@@ -64,16 +66,18 @@ class Sampling(Protocol):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps in which the batches hold as many examples as there are, rounded up."""
+        """Data-set size over (expected) batch size, rounded up."""
         ...
 
     def members_drawn(self, group_size: int) -> tuple[Array, Array]:
-        """How many of a group a round holds: ascending counts, and the logarithms of their probabilities up to a
-        common constant, both of shape [counts]."""
+        """Law of the number of a group's members in a round.
+
+        Returns the possible numbers, ascending, and their log-probabilities up to a common constant; both [numbers].
+        """
         ...
 
     def require_fits(self, dataset_size: int) -> None:
-        """Raise `InvalidInput` when the batches cannot be those of a data set of ``dataset_size`` examples."""
+        """Raise `InvalidInput` if a data set of ``dataset_size`` examples cannot have such batches."""
         ...
 
 
@@ -100,7 +104,11 @@ class PoissonSampling:
 
     @property
     def steps_per_epoch(self) -> int:
-        """1/q: the rounding of q = B/n, 1e-16 relative, adds no step."""
+        """1/q rounded up; the rounding error of q = B/n, 1e-16 relative, does not add a step.
+
+        >>> PoissonSampling.of_sizes(dataset_size=60_000, batch_size=256).steps_per_epoch
+        235
+        """
         return math.ceil(1.0 / self.sample_rate * (1.0 - 1e-12))
 
     def members_drawn(self, group_size: int) -> tuple[Array, Array]:
@@ -112,7 +120,7 @@ class PoissonSampling:
         return np.arange(group_size + 1.0), np.concatenate(([0.0], np.cumsum(odds)))
 
     def require_fits(self, dataset_size: int) -> None:
-        """Any data set can be sampled at any rate."""
+        """Accepts every size: any data set can be sampled at any rate."""
 
 
 @final
@@ -120,8 +128,9 @@ class PoissonSampling:
 class FixedBatchSampling:
     """Each batch is a uniformly random subset of exactly ``batch_size`` of ``dataset_size`` examples.
 
-    An example that joins a batch displaces another from it. Not under zero-out: a batch with the blanked example has
-    one fewer of the others, which tells that it is there, and nothing is amplified (docs/group-proof.md).
+    An example that joins a batch displaces another from it. Not accounted for under zero-out: a batch with the blanked
+    example holds one fewer of the others, which reveals its presence and so defeats the amplification by sampling
+    (docs/group-proof.md).
     """
 
     stored_name: ClassVar[str] = "fixed"
@@ -184,7 +193,7 @@ class FixedBatchSampling:
 class ShuffledSampling:
     """Each epoch visits every example once, in a fresh random order, in ``steps_per_epoch`` disjoint batches.
 
-    Not under add/remove: a record more shifts every later batch of an epoch.
+    Not accounted for under add/remove: one record more shifts every later batch of the epoch.
     """
 
     stored_name: ClassVar[str] = "shuffled"
@@ -204,7 +213,7 @@ class ShuffledSampling:
         return cls(FixedBatchSampling(dataset_size, batch_size).steps_per_epoch)
 
     def members_drawn(self, group_size: int) -> tuple[Array, Array]:
-        """All of them, in every epoch."""
+        """All members, in every epoch."""
         return np.array([float(group_size)]), np.zeros(1)
 
     def require_fits(self, dataset_size: int) -> None:
@@ -224,7 +233,7 @@ SAMPLINGS: Mapping[str, type[Sampling]] = {
 
 
 def require_adjacency(sampling: Sampling, adjacency: Adjacency) -> None:
-    """Raise `UnsupportedMechanism` where nothing is known about ``sampling`` under ``adjacency``; see its class."""
+    """Raise `UnsupportedMechanism` unless ``sampling`` can be accounted for under ``adjacency``."""
     if adjacency not in sampling.adjacencies:
         raise UnsupportedMechanism(
             f"{sampling.words} ({type(sampling).__name__}) have no accounting under {adjacency!r}; "

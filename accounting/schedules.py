@@ -31,21 +31,20 @@ from accounting.registry import build
 from accounting.samplings import Sampling
 
 NEGLIGIBLE_NOISE = NOISE_MULTIPLIERS[0]
-"""A noise multiplier below this counts as 0: no noise, and an explicit infinity for every accountant.
+"""Noise multipliers below this count as 0: no noise, and epsilon infinity from every accountant.
 
-Float32 rounds noise much smaller than this away, where it is added to a gradient as long as the sensitivity.
+Added in float32 to a gradient of the largest norm, noise much smaller than this is rounded away.
 """
 
-
 LARGEST_EPOCHS = 10**7
-"""Of any plan: a schedule is asked for the noise of each epoch."""
+"""Largest accepted number of epochs: a plan evaluates the schedule at each of them."""
 
 
 @dataclass(frozen=True)
 class DecayParameter:
-    """The parameter that sets how fast a schedule's noise falls, which lies in (0, ``highest``].
+    """The parameter, in (0, ``highest``], that sets how fast a schedule's noise falls.
 
-    sign is 1 when a larger value keeps the noise up for longer, -1 when it lets the noise fall faster.
+    sign: 1 if a larger value means slower decay, -1 if it means faster decay.
     """
 
     name: str
@@ -65,7 +64,7 @@ class NoiseSchedule(ABC):
     hold_after: int | None = field(default=None, kw_only=True)
 
     decay_parameter: ClassVar[DecayParameter | None] = None
-    """What `accounting.calibration.calibrate_decay` solves for; None when the schedule has no such parameter."""
+    """The parameter that `accounting.calibration.calibrate_decay` solves for, if the schedule has one."""
 
     def __post_init__(self) -> None:
         require_finite("initial_noise_multiplier", self.initial_noise_multiplier, at_least=0.0)
@@ -95,7 +94,7 @@ class ConstantSchedule(NoiseSchedule):
 
 @dataclass(frozen=True)
 class _DecayingSchedule(NoiseSchedule):
-    """Falls from sigma_0 for ever, by ``decay`` every ``every`` epochs."""
+    """Falls from sigma_0 without a floor; the total decay grows by ``decay`` every ``every`` epochs."""
 
     decay: float
     every: int = 1
@@ -112,7 +111,7 @@ class _DecayingSchedule(NoiseSchedule):
 
     @abstractmethod
     def _decayed(self, amount: float) -> float:
-        """The value after a decay that has added up to ``amount`` >= 0."""
+        """The value at a total decay of ``amount`` >= 0."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +167,7 @@ class _EndingSchedule(NoiseSchedule):
 
     @abstractmethod
     def _remaining(self, progress: float) -> float:
-        """How much of the way down is left at ``progress`` in [0, 1]: 1 at the start, 0 at the end."""
+        """Remaining share of sigma_0 - sigma_end at ``progress`` in [0, 1]: 1 at the start, 0 at the end."""
 
 
 @dataclass(frozen=True)
@@ -208,10 +207,10 @@ class ValidationSchedule(NoiseSchedule):
     """Multiply sigma by ``factor`` whenever the public validation accuracy stops improving (paper C, Sec. IV-A1).
 
     Every ``period`` epochs the mean accuracy of the last ``window`` epochs (Eq. 10) is compared with that of the
-    check before, which is 0 at first. An improvement of at most ``threshold`` reduces the noise (Eq. 8).
+    previous check (0 at the first). An improvement of at most ``threshold`` reduces the noise (Eq. 8).
 
-    A check whose accuracies are not known counts as no improvement. The schedule without any history is
-    therefore the lowest noise the run can reach: a plan made before training bounds the cost from above.
+    A check without known accuracies counts as no improvement. Without history the schedule therefore gives the lowest
+    noise that a run can reach, and a plan made before training bounds the cost from above.
     """
 
     factor: float
@@ -259,7 +258,7 @@ SCHEDULES: Mapping[str, type[NoiseSchedule]] = {
 
 
 def make_schedule(name: str, initial_noise_multiplier: float, **params: Any) -> NoiseSchedule:
-    """The schedule called ``name``; unknown names and keys are `InvalidInput` naming the nearest valid one."""
+    """The schedule ``name`` with ``params``; InvalidInput with the nearest valid word for an unknown name or key."""
     return build(SCHEDULES, name, params, "noise schedule", initial_noise_multiplier=initial_noise_multiplier)
 
 
@@ -270,7 +269,11 @@ def parse_schedule(text: str, initial_noise_multiplier: float) -> NoiseSchedule:
 
 
 def split_schedule(text: str) -> tuple[str, dict[str, float]]:
-    """Name and parameters of ``name:key=value,...``."""
+    """Name and parameters of ``name:key=value,...``.
+
+    >>> split_schedule("step:factor=0.5,period=10")
+    ('step', {'factor': 0.5, 'period': 10})
+    """
     name, _, listed = text.partition(":")
     params: dict[str, float] = {}
     for item in filter(None, (part.strip() for part in listed.split(","))):
@@ -285,7 +288,7 @@ def split_schedule(text: str) -> tuple[str, dict[str, float]]:
 
 
 def with_initial(schedule: NoiseSchedule, initial_noise_multiplier: float) -> NoiseSchedule:
-    """The same schedule from another initial noise multiplier."""
+    """The same schedule with another initial noise multiplier."""
     return replace(schedule, initial_noise_multiplier=initial_noise_multiplier)
 
 
@@ -302,9 +305,10 @@ def planned_trace(
     """The trace of ``epochs`` epochs of ``steps_per_epoch`` steps each under ``schedule``.
 
     Noise is constant within an epoch; neighbouring epochs of equal noise share one segment. The adjacency is the
-    first of `Sampling.adjacencies`.
+    first of `Sampling.adjacencies`. validation_accuracies: public accuracy after each completed epoch, for schedules
+    that react to it; if it changed the noise, the trace says so (`Trace.noise_follows_results`).
 
-    Raises: InvalidInput when an epoch of the sampling is one round and has another number of steps.
+    Raises: InvalidInput for shuffled epochs whose own number of steps is not ``steps_per_epoch``.
     """
     epochs = require_whole("epochs", epochs, at_least=0, at_most=LARGEST_EPOCHS)
     steps_per_epoch = require_whole("steps_per_epoch", steps_per_epoch, at_least=1)

@@ -19,8 +19,8 @@ def checked_snapshots(
 ) -> tuple[list[int], NDArray[np.float64]]:
     """The steps of snapshots [snapshots] as ints, and their contributions [examples, snapshots] as doubles.
 
-    Raises: InvalidInput for steps that are no whole numbers, do not start at 0, do not increase or lie beyond the run,
-    for shapes that do not fit, for NaN and for contributions outside [0, 1].
+    Raises: InvalidInput for steps that are not whole, do not start at 0, do not increase or lie beyond the run, for
+    shapes that do not match, for NaN and for contributions outside [0, 1].
     """
     starts = [require_whole("a snapshot step", step, at_least=0) for step in require_numbers("steps", steps, 1)]
     values = require_numbers("contributions", contributions, 2)
