@@ -1,4 +1,4 @@
-"""Per-example accounting from recorded contributions (paper A)."""
+"""Epsilons of single examples from their recorded contributions (paper A), by Renyi DP or exact composition."""
 
 from accounting.individual.epsilons import INDIVIDUAL_ACCOUNTANTS, IndividualEpsilons, individual_epsilons
 

@@ -1,7 +1,7 @@
 """Algorithm 2 of paper A as published: a reference for comparison, never a bound.
 
 It rounds each contribution to the *nearest* multiple of r, which can under-state a cost, and converts by Mironov's
-bound. `accounting.individual.epsilons` is what to use: it is certified, and tighter.
+bound. For claims use `accounting.individual.epsilons`, which is certified and tighter.
 """
 
 from __future__ import annotations

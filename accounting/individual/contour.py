@@ -16,18 +16,19 @@ Array = NDArray[np.float64]
 Complex = NDArray[np.complex128]
 
 EXPONENTS: Mapping[str, Callable[[Complex], Complex]] = {"remove": lambda z: z, "add": lambda z: 1.0 - z}
-"""The exponent of P/Q that belongs to z for each direction: (P, Q) on removing an example, (Q, P) on adding it."""
+"""The exponent of P/Q at z in each direction: the pair is (P, Q) for removing an example, (Q, P) for adding it."""
 
 _LOG_PRECISION = 40.0
-"""Truncation and discretisation of the integrals over x are below exp(-40) = 4e-18, relative to A at the real point."""
+"""Truncation and discretisation errors of integrals over x are below exp(-40) = 4e-18 times A at the real point."""
 
 UNKNOWN = 1e6
-"""An error of log A that makes every bound built on it useless, as it should."""
+"""Error of log A where nothing is known; every bound that uses it is vacuous."""
 
 NODE_ERROR = 2e-12
-"""Rounding of a moment at a node, relative to the moment at the real point; see `node_log_moments`."""
+"""Bound on the rounding error of a moment at a node, relative to the moment at the real point (`node_log_moments`)."""
 
 _BLOCK_ENTRIES = 1 << 15
+"""Nodes times grid points that are held at once."""
 
 _SINC_LATER = 0.21724
 """The largest |sin(y)/y| for y >= pi."""
@@ -43,6 +44,7 @@ class Contour:
 
     @property
     def frequencies(self) -> Array:
+        """Imaginary parts of the points; shape [points]."""
         return np.asarray(self.spacing * np.arange(self.size), np.float64)
 
     @property
@@ -51,7 +53,7 @@ class Contour:
 
     @property
     def end(self) -> float:
-        """The first frequency left out."""
+        """The first frequency beyond the contour."""
         return self.spacing * self.size
 
 
@@ -59,8 +61,8 @@ class Contour:
 class MomentTable:
     """log A at each node and point of a contour, on the branch that is real at the first point; [nodes, points].
 
-    errors [nodes, points] bound how far log A is from linear in u within either cell beside a node; where nothing is
-    known log A is 0 and its error `UNKNOWN`.
+    errors [nodes, points] bound the distance of log A from its chord in u, over both cells beside a node. Where nothing
+    is known, log A is 0 and its error `UNKNOWN`.
     """
 
     log_moments: Complex
@@ -68,7 +70,7 @@ class MomentTable:
 
 
 def moment_table(sample_rate: float, precisions: Array, contour: Contour, direction: str) -> MomentTable:
-    """Tabulate log A for one sampling rate."""
+    """Tabulate log A at nodes ``precisions`` [nodes], ascending, for one sampling rate and direction."""
     exponents = EXPONENTS[direction](contour.points)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         roots = np.sqrt(precisions)
@@ -86,8 +88,8 @@ def moment_table(sample_rate: float, precisions: Array, contour: Contour, direct
 def node_log_moments(sample_rate: float, precisions: Array, widest: float, contour: Contour, direction: str) -> Complex:
     """log A [nodes, points] at nodes whose sqrt(u) is at most ``widest``, on any branch.
 
-    Each A errs by at most `NODE_ERROR` times A at the first point: rotating `contour.size` times is what rounds most.
-    A row does not depend on the other nodes.
+    Each A errs by at most `NODE_ERROR` times A at the first point, mostly from `contour.size` successive rotations.
+    Each row depends on its own node only.
     """
     exponents = EXPONENTS[direction](contour.points)
     roots, log_moments = np.sqrt(precisions), np.empty((len(precisions), contour.size), np.complex128)
@@ -102,7 +104,7 @@ def node_log_moments(sample_rate: float, precisions: Array, widest: float, conto
 
 
 def _moments(tilted: Array, log_ratio: Array, exponents: Complex) -> Complex:
-    """Sums [nodes, points] of ``tilted`` [nodes, grid], turned by i (Im z) log G for every exponent z."""
+    """Sums [nodes, points] over the grid of ``tilted`` [nodes, grid] times exp(i (Im z) log G), for each exponent z."""
     rotation = np.exp(1j * (exponents[1] - exponents[0]).imag * log_ratio)
     moments = np.empty((len(tilted), len(exponents)), np.complex128)
     running = tilted.astype(np.complex128)
@@ -135,7 +137,7 @@ def _integration_grid(
 
 
 def _ratio(sample_rate: float, log_m: Array) -> tuple[Array, Array]:
-    """log G and p where log M is ``log_m``, without cancellation for M near 1 and overflow for large M."""
+    """log G and p where log M is ``log_m``, without cancellation for M near 1 or overflow for large M."""
     excess = sample_rate * np.expm1(np.minimum(log_m, 30.0))
     log_ratio = np.where(
         log_m <= 30.0, np.log1p(excess), np.logaddexp(np.log1p(-sample_rate), np.log(sample_rate) + log_m)
@@ -184,8 +186,8 @@ def _linearity_errors(widths: Array, exponents: Complex, moduli: Array, suprema:
 class DecayBound:
     """Proves |A_(e + i w)| <= A_e exp(-decay) for every |w| from some frequency on, in every cell of u.
 
-    The privacy loss under the tilted law G^e N(x) / A_e has a density, and that is at least a stack of uniform layers,
-    nested intervals. A layer of mass m and length l takes m (1 - |sin(w l/2) / (w l/2)|) off the modulus.
+    The density of the privacy loss under the tilted law G^e N(x) / A_e lies above a stack of uniform layers on nested
+    intervals. A layer of mass m and length l lowers the modulus by m (1 - |sin(w l/2) / (w l/2)|).
     masses and lengths have shape [cells, layers].
     """
 
@@ -193,14 +195,14 @@ class DecayBound:
     lengths: Array
 
     def node_decay(self, frequency: float) -> Array:
-        """decay for |w| >= frequency, the smaller of the two cells beside each node; shape [nodes]."""
+        """decay for |w| >= frequency, the minimum over the two cells beside each node; shape [nodes]."""
         y = np.clip(0.5 * frequency * self.lengths, 1e-12, np.pi)
         cells = (self.masses * np.maximum(1.0 - np.maximum(np.sin(y) / y, _SINC_LATER), 0.0)).sum(axis=1)
         return np.asarray(np.minimum(np.append(cells[:1], cells), np.append(cells, cells[-1:])))
 
 
 def decay_bound(sample_rate: float, precisions: Array, exponent: float, layers: int = 128) -> DecayBound:
-    """Layers below the density of the loss, for every u of a cell at once: each factor at its worst corner."""
+    """Layers below the density of the loss for every u of a cell: each factor takes its worst value in the cell."""
     roots = np.sqrt(precisions)
     low, high = roots[:-1, None], roots[1:, None]
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
@@ -227,7 +229,7 @@ def decay_bound(sample_rate: float, precisions: Array, exponent: float, layers: 
 
 
 def _unimodal(heights: Array) -> Array:
-    """The largest function below ``heights`` [cells, layers] that rises to its peak and falls from there."""
+    """The largest function below ``heights`` [cells, layers] that rises to the peak and then falls."""
     columns = np.arange(heights.shape[1])
     peak = heights.argmax(axis=1)[:, None]
     rising = np.where(columns <= peak, heights, np.inf)[:, ::-1]

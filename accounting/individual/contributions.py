@@ -1,21 +1,22 @@
-"""What single examples contributed, reduced to weights on a few nodes of effective precision.
+"""Recorded contributions of single examples, reduced to weights on a few nodes of effective precision.
 
 For one example, a step is the sampled Gaussian mechanism with effective precision
 
-    u = (moved / sigma)^2 + sum over side queries of (displaced / sigma_side)^2,
+    u = (moved / sigma)^2 + sum over side queries of (side / sigma_side)^2,
 
-the inverse square of its effective noise multiplier; side queries always count in full. ``moved`` is how far the
-example moves the clipped sum over its sensitivity, ``displaced`` how often a full contribution changes place:
+the inverse square of its effective noise multiplier. ``moved`` is how far the example moves the clipped sum, in units
+of the sum's sensitivity; ``side`` how far it moves a side query, in units of that query's sensitivity:
 
-- Poisson sampling: moved is the contribution c, and displaced is 1, under either adjacency.
+- Poisson sampling: moved is the contribution c, and side is 1, under either adjacency.
 - Fixed batches under ``add_remove``: an example that joins a batch displaces another, whose contribution is only known
-  to be at most 1. moved is 1 + c and displaced is 2; at c = 1 this is the factor 2 of paper B, Theorem 3.3. Under
-  ``zero_out`` they are refused: the rest of the batch tells whether the example is in it, so nothing is amplified.
+  to be at most 1. moved is 1 + c and side is 2; at c = 1 this is the factor 2 of paper B, Theorem 3.3. Under
+  ``zero_out`` they are refused: the rest of the batch reveals whether the example is in it, which defeats the
+  amplification by sampling (docs/group-proof.md).
 - Shuffled epochs under ``zero_out``: the example is in one batch of the epoch. For every order of the data the epoch is
   one Gaussian, at worst that of the step with the largest u (paper C, Theorem 2).
 
-The sum of log E_Q[(P/Q)^z] over steps is all that Renyi and privacy-loss accounting need. As a function of u it is
-smooth, so a step is spread linearly over the two nodes beside its u. For real z = alpha > 1 this only rounds up:
+Renyi and privacy-loss accounting need only the sum of log E_Q[(P/Q)^z] over the steps. It is smooth in u, so each step
+is spread linearly over the two nodes beside its u. For real z = alpha > 1 this can only increase the sum, because
 log A_alpha is convex in u. Proof: M_u = exp(B_u - u/2), the likelihood ratio as a function of Brownian time u, is a
 martingale; A(u) = E[g(M_u)] with g(m) = (1 - q + q m)^alpha; A' = E[L g], A'' = E[L L g] with L = (m^2/2) d^2/dm^2.
 With p = q m / (1 - q + q m) in [0, 1], L g = alpha (alpha-1) p^2 g / 2 and g L L g - (L g)^2 =
@@ -41,22 +42,23 @@ from accounting.snapshots import checked_snapshots
 Array = NDArray[np.float64]
 
 NODES = 256
-"""Nodes per sampling rate, uniform in sqrt(u), for a largest sqrt(u) of at most 1; more in proportion above."""
+"""Nodes per sampling rate, uniform in sqrt(u). Above a largest sqrt(u) of 1 the number grows in proportion, to 4x."""
 
 FINE_STEP = 1.0 / 512.0
-"""Relative distance, in sqrt(u), of the nodes that steps are rounded to."""
+"""Relative spacing, in sqrt(u), of the nodes that `round_up` and `round_down` use."""
 
 _FINE_SPAN = 64.0
-"""The largest sqrt(u) over the smallest such node but the first."""
+"""Ratio of the largest to the smallest sqrt(u) of these nodes, not counting the first one."""
 
 _BLOCK_ENTRIES = 1 << 18
+"""Rows times nodes, or rows times stretches, that are held at once."""
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """The steps [start, stop) in which snapshot ``column`` is current: u = (slope (offset + c))^2 + side.
+    """Steps [start, stop) with one noise level and one snapshot, ``column``: u = (slope (offset + c))^2 + side.
 
-    slope is 1/sigma; it is 0 where there was no noise, and examples that contributed there are unprotected.
+    slope is 1/sigma, or 0 for steps without noise; examples that contributed to those are unprotected.
     """
 
     column: int
@@ -68,19 +70,21 @@ class Stretch:
 
     @property
     def steps(self) -> int:
+        """Number of steps."""
         return self.stop - self.start
 
     def precisions(self, contributions: Array) -> Array:
+        """u at each contribution c; shape of ``contributions``."""
         return np.square(self.slope * (self.offset + contributions)) + self.side
 
 
 @dataclass(frozen=True)
 class SampledSteps:
-    """Steps with one sampling rate: weights [rows, nodes] say for how many steps each node stands.
+    """Steps with one sampling rate; weights [rows, nodes] are the numbers of steps assigned to each node.
 
-    precisions [nodes] are increasing; the first may be 0. The weights of a row sum to the number of steps. They are
-    sparse rows, because the product of such a row with a table is one sum in the order of the nodes: its bits depend
-    neither on the other rows nor on threads, as those of a dense product do.
+    precisions [nodes] are increasing; the first may be 0. The weights of a row sum to the number of steps. Rows are
+    sparse, because the product of a sparse row with a table is one sum in the order of the nodes. Unlike those of a
+    dense product, its bits depend neither on the other rows nor on the number of threads.
     """
 
     sample_rate: float
@@ -107,9 +111,9 @@ Spread = Callable[[float, Sequence[Stretch], Array], SampledSteps]
 
 @dataclass(frozen=True)
 class RecordedContributions:
-    """Contributions values [rows, snapshots] in [0, 1], taken at ``steps`` of the run of ``trace``.
+    """Contributions ``values`` [rows, snapshots] in [0, 1], recorded at ``steps`` of the run ``trace``.
 
-    A snapshot stands for the steps up to the next one. `checked` makes them from what a caller gives.
+    A snapshot holds until the next one. `checked` builds them from a caller's input.
     """
 
     steps: Sequence[int]
@@ -120,14 +124,15 @@ class RecordedContributions:
     def checked(
         steps: Sequence[int] | NDArray[np.integer[Any]], values: ArrayLike, trace: Trace
     ) -> RecordedContributions:
-        """Raises `InvalidInput` as `checked_snapshots` does."""
+        """The contributions, validated. Raises: InvalidInput as `checked_snapshots` does."""
         return RecordedContributions(*checked_snapshots(steps, values, trace), trace)
 
     def of(self, rows: NDArray[np.intp] | slice) -> RecordedContributions:
+        """The contributions of some rows."""
         return replace(self, values=self.values[rows])
 
     def unprotected(self) -> NDArray[np.bool_]:
-        """Which examples [rows] contributed to a step without noise."""
+        """Whether each example contributed to a step without noise; shape [rows]."""
         found = np.zeros(len(self.values), np.bool_)
         for _, stretches in _stretches(self.steps, self.trace):
             for part in stretches:
@@ -136,7 +141,7 @@ class RecordedContributions:
         return found
 
     def costs(self, spread: Spread) -> StepWeights:
-        """The costs of each example, sampled steps reduced by ``spread``."""
+        """The step weights of each example; ``spread`` reduces the sampled steps."""
         values = np.minimum(np.ascontiguousarray(np.asarray(self.values, np.float64).T), 1.0)
         trace = self.trace
         releases = [release.noise_multiplier**-2 for release in trace.releases if isinstance(release, GaussianRelease)]
@@ -185,7 +190,7 @@ def _shuffled_precision(stretches: Sequence[Stretch], values: Array, steps_per_e
 
 
 def spread_linearly(sample_rate: float, stretches: Sequence[Stretch], values: Array) -> SampledSteps:
-    """Histogram of the stretches over nodes, each step linearly over the two nodes beside its u."""
+    """Weights of the stretches on nodes; each step is split linearly between the two nodes beside its u."""
     nodes = _nodes(stretches)
     column, steps, slope, offset, side = _fields(stretches)
     rows, size = values.shape[1], len(nodes)
@@ -210,12 +215,12 @@ def spread_linearly(sample_rate: float, stretches: Sequence[Stretch], values: Ar
 
 
 def round_up(sample_rate: float, stretches: Sequence[Stretch], values: Array) -> SampledSteps:
-    """Each step at the next node above its u. A larger u dominates: noise that is added to it gives the smaller one."""
+    """Each step at the nearest node not below its u. A larger u dominates: adding noise to it gives the smaller one."""
     return _rounded(sample_rate, stretches, values, lambda nodes, u: np.searchsorted(nodes, u, side="left"))
 
 
 def round_down(sample_rate: float, stretches: Sequence[Stretch], values: Array) -> SampledSteps:
-    """Each step at the next node below its u, which the step dominates; see `round_up`."""
+    """Each step at the nearest node not above its u, so that the step dominates its node (see `round_up`)."""
     return _rounded(sample_rate, stretches, values, lambda nodes, u: np.searchsorted(nodes, u, side="right") - 1)
 
 
@@ -243,7 +248,7 @@ def _fields(stretches: Sequence[Stretch]) -> tuple[NDArray[Any], ...]:
 
 
 def _nodes(stretches: Sequence[Stretch]) -> Array:
-    """Nodes for every u these stretches can produce, whatever the contributions: results do not depend on the block."""
+    """Nodes that cover u for all contributions in [0, 1], so that they do not depend on the block of rows."""
     lowest, highest = _ends(stretches)
     if not highest > lowest * (1.0 + 1e-9):  # nodes in between would coincide
         highest = lowest * (1.0 + 1e-6) + 1e-12
@@ -254,7 +259,7 @@ def _nodes(stretches: Sequence[Stretch]) -> Array:
 
 
 def _fine_nodes(stretches: Sequence[Stretch]) -> Array:
-    """The least u that these stretches can produce, and nodes from the largest one down that are `FINE_STEP` apart."""
+    """Nodes from the largest possible u downwards, `FINE_STEP` apart, and the least possible u as the first node."""
     lowest, highest = _ends(stretches)
     count = int(np.log(_FINE_SPAN) / FINE_STEP)
     nodes = highest * np.exp(-2.0 * FINE_STEP * np.arange(count))[::-1]
@@ -262,6 +267,6 @@ def _fine_nodes(stretches: Sequence[Stretch]) -> Array:
 
 
 def _ends(stretches: Sequence[Stretch]) -> tuple[float, float]:
-    """The least and the largest u that these stretches can produce."""
+    """The least and the largest u of these stretches over contributions in [0, 1]."""
     ends = np.array([part.precisions(np.array([0.0, 1.0])) for part in stretches])
     return float(ends[:, 0].min()), float(ends[:, 1].max())

@@ -1,9 +1,8 @@
-"""Per-example epsilon from recorded contributions (paper A), certified from above, by Renyi DP or exact privacy loss.
+"""Per-example epsilon from recorded contributions (paper A), by Renyi DP or exact composition of privacy losses.
 
-The result for example i is output-specific individual (epsilon_i, delta)-DP (paper A, Section 3): a statement about
-adding, removing or blanking that one example, given the iterates that were released. It is a guarantee when the trace
-says that the contributions bound the true ones at every step and that noise did not follow results, an estimate
-otherwise (`Trace.individual_kind`).
+The result for example i is output-specific individual (epsilon_i, delta)-DP (paper A, Section 3): it concerns adding,
+removing or blanking that one example, given the released iterates. It is a guarantee if the contributions bound the
+true ones at every step and the noise did not follow results, else an estimate (`Trace.individual_kind`).
 """
 
 from __future__ import annotations
@@ -29,14 +28,15 @@ INDIVIDUAL_ACCOUNTANTS: Mapping[str, Callable[[RecordedContributions, float], tu
 """Methods by name: recorded contributions, delta -> (upper, lower). Both are certified; ``pld`` is tight."""
 
 _ROWS = 1 << 16
+"""Examples accounted at once."""
 
 
 @dataclass(frozen=True)
 class IndividualEpsilons:
-    """upper and lower have shape [examples]; an example that met no noise has infinity in both.
+    """upper and lower have shape [examples]; both are infinite for an example that contributed to a step without noise.
 
-    upper is certified for the given contributions. lower is certainly not above what exact arithmetic would give:
-    for ``pld`` the true epsilon of the worst neighbouring pair, for ``rdp`` the value of the Renyi bound.
+    upper is certified for the given contributions. lower is a certified lower bound: with ``pld`` on the true epsilon
+    of the worst neighbouring pair, with ``rdp`` on the Renyi bound in exact arithmetic.
     """
 
     upper: Array
@@ -56,7 +56,8 @@ def individual_epsilons(
     """Epsilon of every example at ``delta``, under the adjacency of ``trace``.
 
     contributions [examples, snapshots] lie in [0, 1]: clipped gradient norm over sensitivity. The snapshot taken at
-    steps[j] stands for the steps up to steps[j + 1]. Rows do not influence each other.
+    steps[j] holds until steps[j + 1]. Each row's result depends on that row alone. What the numbers claim: see the
+    module's description and `IndividualEpsilons`.
 
     Raises: InvalidInput for an unknown method, a delta outside (0, 1), snapshots that do not start at step 0 or lie
     beyond the run, NaN or contributions outside [0, 1].

@@ -1,10 +1,10 @@
-"""From a spectrum to epsilon, for many examples at once: which rows share a contour, and where delta is met on it.
+"""From the spectrum to epsilon, for many examples at once: group rows by contour, then solve delta(eps) = delta.
 
-See `accounting.individual.pld` for the formula. Everything a row's result depends on is a function of that row alone,
-so that it has the same bits whichever rows are accounted beside it.
+See `accounting.individual.pld` for the formula. All choices for a row depend on that row alone, so its result has the
+same bits whichever rows are accounted with it.
 
 Where the spectrum falls slowly, it is damped by one more Gaussian mechanism of precision v: K gains v z (z-1) / 2.
-The damped delta_v is not below delta, as one more mechanism only costs. It is above it by at most twice the effect:
+The damped delta_v is at least delta, because another mechanism only adds cost. Its excess is bounded as follows:
 with N ~ N(-v/2, v) independent of the loss L and y = L - eps,
 
     E_N[(e^(L+N) - e^eps)_+] - (e^L - e^eps)_+ = e^eps int_0^v e^(y/2) phi(y / sqrt(t)) e^(-t/8) / (2 sqrt(t)) dt
@@ -15,7 +15,7 @@ e^eps v e^(y/2) phi_v(y) with the density phi_v of N(0, v), whose transform alon
     E_Q[e^eps v e^(y/2) phi_v(y)] = (1/2 pi) int v e^(v/8) exp(K(z) + v z (z-1) / 2 + eps (1 - z)) dw.
 
 So delta(eps) is at least the damped integral with 1 / (z (z-1)) replaced by 1 / (z (z-1)) - v e^(v/8). The trapezoidal
-rule adds the aliases of delta_v, bounded by `aliasing`, and subtracts those of a density, which is safe.
+rule adds the aliases of delta_v, bounded by `_aliasing`, and subtracts those of a density, which is safe.
 """
 
 from __future__ import annotations
@@ -32,32 +32,32 @@ from accounting.individual.contributions import Array, SampledSteps, StepWeights
 from accounting.renyi import ORDERS, best_orders
 
 _TILT_STEP, _PERIOD_STEP, _REACH_STEP = 1.25, 2.0, 2.0**0.5
-"""Examples whose tilt, less one, period and largest sqrt(u) agree within these factors share a contour."""
+"""Examples share a contour if their tilt - 1, period and largest sqrt(u) agree within these factors."""
 
 _RETREAT = 0.7
-"""The tilt, less one, over the best Renyi order, less one: orders in between bound the aliasing."""
+"""Ratio of tilt - 1 to the best Renyi order - 1; higher orders then bound the aliasing."""
 
 NEGLIGIBLE = 1e-6
-"""Aliasing and truncation are made about this small, relative to delta."""
+"""Target size of aliasing and truncation, relative to delta."""
 
 LOOSE = 1e-2
-"""Bounds that are further apart than this, relative, are computed again in a slower way."""
+"""Relative gap between the bounds above which they are computed again by a slower method."""
 
 FLOAT_ERROR = 1e-11
-"""Rounding of a term, relative, but for that of the moments."""
+"""Bound on the relative rounding error of a term, without that of the moments."""
 
 _DAMPING = 20.0
-"""The terms left out are damped by at least exp(-20) = 2e-9."""
+"""Terms beyond the contour are damped by at least exp(-20) = 2e-9."""
 
 _NEWTON_STEPS = 40
 
 LARGEST_EPSILON = 1e3
-"""Above it Renyi's bound is kept: hardly looser there, while the grid of the contour would outgrow any memory."""
+"""Above it the Renyi bound is returned: it is nearly tight there, and the contour would need too much memory."""
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Rows with one tilt and period; of each part's nodes none of them reaches those from ``stops`` on."""
+    """Rows with one tilt and period. In part p no row has weight on nodes from ``stops[p]`` on."""
 
     rows: NDArray[np.intp]
     tilt: float
@@ -66,7 +66,7 @@ class Bucket:
 
 
 def buckets(costs: StepWeights, rdp: Array, bound: Array, delta: float) -> Iterator[Bucket]:
-    """Every row that costs something, but not too much, in one bucket, which is chosen by that row alone.
+    """Each row with 0 < bound <= `LARGEST_EPSILON` in one bucket, which depends on that row alone.
 
     rdp [rows, orders] and bound [rows] are the Renyi results of the rows.
     """
@@ -84,12 +84,12 @@ def buckets(costs: StepWeights, rdp: Array, bound: Array, delta: float) -> Itera
 
 
 def _rounded(values: Array, factor: float) -> Array:
-    """The nearest power of ``factor``."""
+    """The powers of ``factor`` nearest to ``values``."""
     return np.asarray(factor ** np.round(np.log(values) / np.log(factor)))
 
 
 def _periods(rdp: Array, bound: Array, delta: float, tilt: float) -> Array:
-    """P so long that delta(eps + m P), weighted, is negligible beside delta(eps); shape [rows].
+    """Periods P [rows] so long that the weighted aliases delta(eps + m P) are negligible relative to delta(eps).
 
     To the left delta(eps - m P) <= 1; to the right delta(eps + m P) <= exp((b-1) (rdp_b - eps - m P)) for b > tilt.
     """
@@ -101,7 +101,7 @@ def _periods(rdp: Array, bound: Array, delta: float, tilt: float) -> Array:
 
 
 def _stops(part: SampledSteps) -> NDArray[np.intp]:
-    """A number of nodes, at least 2, beyond which each row has no weight; one of few numbers. Shape [rows]."""
+    """Number of nodes, at least 2, beyond which a row has no weight, rounded up to one of few levels; shape [rows]."""
     weights, roots = part.weights, np.sqrt(part.precisions)
     reach = np.zeros(weights.shape[0], np.intp)
     reached = np.diff(weights.indptr) > 0
@@ -112,6 +112,7 @@ def _stops(part: SampledSteps) -> NDArray[np.intp]:
 
 
 def select(costs: StepWeights, rows: NDArray[np.intp]) -> StepWeights:
+    """The costs of some rows."""
     sampled = tuple(SampledSteps(p.sample_rate, p.precisions, p.weights[rows]) for p in costs.sampled)
     return StepWeights(sampled, costs.precision[rows], costs.pure)
 
@@ -126,7 +127,7 @@ def without_nodes_from(stops: tuple[int, ...], costs: StepWeights) -> StepWeight
     return StepWeights(tuple(sampled), costs.precision, costs.pure)
 
 
-def aliasing(contour: Contour, rdp: Array, epsilons: Array) -> Array:
+def _aliasing(contour: Contour, rdp: Array, epsilons: Array) -> Array:
     """Bound [rows] on what the trapezoidal rule adds to delta at or above ``epsilons``: see `_periods`."""
     period = 2.0 * np.pi / contour.spacing
     higher = ORDERS[1.001 * contour.tilt < ORDERS]
@@ -136,25 +137,34 @@ def aliasing(contour: Contour, rdp: Array, epsilons: Array) -> Array:
     return np.asarray(np.exp(left) + np.exp(right.min(axis=1, initial=np.inf)))
 
 
+def unsampled_exponent(costs: StepWeights, contour: Contour, v: float) -> Complex:
+    """K [rows, points] of Gaussians, pure releases and the damping v: all but the sampled steps."""
+    z = contour.points
+    exponent = np.asarray((costs.precision[:, None] + v) * (0.5 * z * (z - 1.0)))
+    for epsilon in costs.pure:
+        exponent = exponent + _log_pure_moment(epsilon, z)
+    return exponent
+
+
 def damping(contour: Contour) -> float:
-    """The precision v of a Gaussian mechanism that makes all frequencies beyond the contour negligible."""
+    """The precision v of damping that makes all frequencies beyond the contour negligible."""
     return 2.0 * _DAMPING / contour.end**2
 
 
 def upper_kernel(contour: Contour) -> Complex:
-    """What exp(K) is multiplied by at each point, half at the first one: the contour's other half is its conjugate."""
+    """Factor of exp(K) at each point; half at the first one, as the contour's other half is the complex conjugate."""
     z = contour.points
     return np.asarray(np.where(np.arange(contour.size) == 0, 0.5, 1.0) / (z * (z - 1.0)))
 
 
 def lower_kernel(contour: Contour, v: float) -> Complex:
-    """The kernel of a lower bound where exp(K) is damped by a precision v."""
+    """The kernel of the lower bound if exp(K) is damped by precision v; see the module's description."""
     z = contour.points
     return np.asarray(upper_kernel(contour) * (1.0 - v * np.exp(0.125 * v) * z * (z - 1.0)))
 
 
 def left_out(contour: Contour, size: int, v: float) -> float:
-    """Sum of |kernel| from term ``size`` on, damped by v, relative to exp(K) at the real point; for both kernels.
+    """Bound for both kernels on the sum of |kernel|, damped by v, from term ``size`` on, over exp(K) at the real point.
 
     1/|z (z-1)| sums to at most (1 + 1/size) / (spacing end); the damping falls at least geometrically.
     """
@@ -164,8 +174,30 @@ def left_out(contour: Contour, size: int, v: float) -> float:
     return float(np.exp(-0.5 * v * end**2) * (plain + (bump if v > 0.0 else 0.0)))
 
 
+Terms = tuple[Complex, Array]
+"""Terms [points, rows] of the trapezoidal rule without e^(eps (1-z)), and a bound [rows] on the error of their sum."""
+
+
+def certified_bounds(
+    contour: Contour, v: float, above: Terms, below: Terms, rdp: Array, bound: Array, delta: float
+) -> tuple[Array, Array]:
+    """Upper and lower epsilon [rows] at ``delta``; infinity and 0 where nothing can be certified.
+
+    ``above`` and ``below`` are the terms with `upper_kernel` and `lower_kernel`, damped by v. rdp [rows, orders] and
+    bound [rows] are the Renyi results of the rows.
+    """
+    scale = np.log(contour.spacing / np.pi) - np.log(delta)
+    terms, error = above
+    upper = _certified_upper(_Curve(contour, terms, error, scale), bound)
+    nearly = 0.9 * upper
+    added = _aliasing(contour, rdp + 0.5 * v * ORDERS, nearly) / delta
+    terms, error = below
+    curve = _Curve(contour, terms, -error, scale - np.log1p(added))
+    return upper, _certified_lower(curve, np.minimum(upper, bound), nearly)
+
+
 @dataclass(frozen=True)
-class Curve:
+class _Curve:
     """eps -> log(delta(eps) / delta), the sum of columns [points, rows] with an error [rows] added."""
 
     contour: Contour
@@ -185,9 +217,9 @@ class Curve:
         return self.scale + np.log(value) + (1.0 - self.contour.tilt) * epsilons, slope
 
     def root(self, stop: Array) -> Array:
-        """Where the curve falls below zero on [0, stop]: Newton's method, kept inside a shrinking bracket.
+        """Where the curve falls below zero on [0, stop], by Newton's method inside a shrinking bracket; shape [rows].
 
-        0 where it is below zero already at 0; ``stop`` where it is still above zero there.
+        0 if the curve is already below zero at 0; ``stop`` if it is still above zero there.
         """
         left, right = np.zeros_like(stop), stop.copy()
         epsilons, settled = stop.copy(), np.zeros(len(stop), np.bool_)
@@ -210,20 +242,20 @@ def _log_series(rate: Array) -> Array:
     return np.asarray(-rate - np.log(-np.expm1(-rate)))
 
 
-def log_pure_moment(epsilon: float, z: Complex) -> Complex:
-    """log E_Q[(P/Q)^z] of randomised response, which dominates every (epsilon, 0)-DP release; symmetric in z, 1 - z."""
+def _log_pure_moment(epsilon: float, z: Complex) -> Complex:
+    """log E_Q[(P/Q)^z] of randomised response, which dominates every (epsilon, 0)-DP release; the same at 1 - z."""
     share = 1.0 / (1.0 + np.exp(-epsilon))
     log_moment = np.log(share * np.exp((z - 1.0) * epsilon) + (1.0 - share) * np.exp(-(z - 1.0) * epsilon))
     return np.asarray(log_moment.real + 1j * log_moment.imag)
 
 
-def certified_upper(curve: Curve, stop: Array) -> Array:
-    """An epsilon [rows] at which the curve is checked to be at most zero; infinity where none was found."""
+def _certified_upper(curve: _Curve, stop: Array) -> Array:
+    """Epsilons [rows] at which the curve was evaluated and is at most zero; infinity where none was found."""
     upper = curve.root(stop) * (1.0 + 1e-9) + 1e-12
     return np.where(curve(upper)[0] <= 0.0, upper, np.inf)
 
 
-def certified_lower(curve: Curve, stop: Array, least: Array) -> Array:
-    """An epsilon [rows], not below ``least``, at which the curve is checked to be at least zero; else 0."""
+def _certified_lower(curve: _Curve, stop: Array, least: Array) -> Array:
+    """Epsilons [rows], at least ``least``, at which the curve was evaluated and is at least zero; else 0."""
     lower = curve.root(stop) * (1.0 - 1e-9) - 1e-12
     return np.where((curve(lower)[0] >= 0.0) & (lower >= least), np.maximum(lower, 0.0), 0.0)

@@ -4,19 +4,20 @@ For the dominating pair (P, Q) of a whole run, with K(z) = sum over steps of log
 
     delta(eps) = E_Q[(P/Q - e^eps)_+] = (1/2 pi) int exp(K(z) + eps (1 - z)) / (z (z - 1)) dw,   z = a + i w,
 
-and for the pair (Q, P) the same with K(1 - z). With a near the best Renyi order this is the saddle point: the integrand
-is a short bump, and everything is relative to the Renyi bound on delta. No privacy loss is discretised.
+and for the pair (Q, P) the same with K(1 - z). Near the best Renyi order a is the saddle point: the integrand is
+a short bump, and all errors are relative to the Renyi bound on delta. No privacy loss is discretised.
 
 Why the result is certified:
 - The trapezoidal rule with step w_1 equals, by Poisson summation, sum over m of e^((a-1) m P) delta(eps + m P) with
-  P = 2 pi / w_1. All terms are non-negative, so aliasing only ever adds; the lower companion subtracts a Renyi bound
-  on the other terms.
+  P = 2 pi / w_1. All terms are non-negative, so aliasing only adds; the lower bound subtracts a Renyi bound on the
+  other terms.
 - K is linear in the step weights except for a bounded error per node (`contour.MomentTable`).
 - Frequencies left out are bounded by a proven decay of every factor (`contour.DecayBound`) and 1/w^2.
 - Floating point is bounded by `FLOAT_ERROR` per term, and by one rounding per step in K.
-All of this is added to delta. The final epsilon is checked, not interpolated; where Renyi's bound is better, that is
-returned. After few steps K decays slowly: the spectrum is damped (`accounting.individual.inversion`). Far out K is not
-linear enough in the step weights, though: what this leaves loose is accounted again by `accounting.individual.rounded`.
+All of this is added to delta. delta is evaluated again at the epsilon returned; where the Renyi bound is lower, that is
+returned. After few steps exp(K) decays slowly, so the spectrum is damped (`accounting.individual.inversion`). At high
+frequencies K is then not linear enough in the step weights; examples whose bounds stay loose are accounted again by
+`accounting.individual.rounded`.
 """
 
 from __future__ import annotations
@@ -34,29 +35,32 @@ from accounting.individual.inversion import (
     LARGEST_EPSILON,
     LOOSE,
     NEGLIGIBLE,
-    Curve,
-    aliasing,
+    Terms,
     buckets,
-    certified_lower,
-    certified_upper,
+    certified_bounds,
     damping,
     left_out,
-    log_pure_moment,
     lower_kernel,
     select,
+    unsampled_exponent,
     upper_kernel,
     without_nodes_from,
 )
 from accounting.individual.rdp import rdp_upper
 from accounting.individual.rounded import rounded_epsilons
-from accounting.renyi import ORDERS, epsilon_improved
+from accounting.renyi import epsilon_improved
 
 _SIZES = (16, 32, 64, 128, 256)
+"""Points of a contour, tried in this order."""
+
 _CUTS = (3, 4, 5, 6, 7, 8)
+"""Eighths of a contour at which a row may end."""
+
 _STEP_ERROR = 1e-14
+"""Bound on the rounding error that each step adds to K."""
 
 _FEW_STEPS = 8
-"""Up to so many steps, examples with loose bounds are accounted again with rounded steps, at 10 ms for each."""
+"""Up to this many steps, examples with loose bounds are accounted again with rounded steps, at 10 ms each."""
 
 
 def pld_epsilons(contributions: RecordedContributions, delta: float) -> tuple[Array, Array]:
@@ -75,6 +79,7 @@ def pld_epsilons(contributions: RecordedContributions, delta: float) -> tuple[Ar
 
 
 def _interpolated_epsilons(costs: StepWeights, rdp: Array, bound: Array, delta: float) -> tuple[Array, Array]:
+    """Upper and lower epsilon [rows] with K interpolated between nodes; rdp and bound are the Renyi results."""
     below = np.zeros_like(bound)
     above = {direction: np.where(bound > 0.0, np.inf, 0.0) for direction in EXPONENTS}
     for bucket in buckets(costs, rdp, bound, delta):
@@ -90,7 +95,7 @@ def _interpolated_epsilons(costs: StepWeights, rdp: Array, bound: Array, delta: 
 
 
 def _log_decay(costs: StepWeights, bounds: Sequence[DecayBound], frequency: float) -> Array:
-    """Proven fall [rows] of log |exp(K)| from the real point to every frequency from the given one on."""
+    """Proven decay [rows] of log |exp(K)|, relative to the real point, at every frequency from the given one on."""
     decay = 0.5 * costs.precision * frequency**2
     for part, bound in zip(costs.sampled, bounds, strict=True):
         decay = decay + part.weights @ bound.node_decay(frequency)
@@ -120,7 +125,7 @@ class _Group:
         return [decay_bound(part.sample_rate, part.precisions, real) for part in self.costs.sampled]
 
     def _contours(self) -> Iterator[tuple[NDArray[np.intp], Contour, float]]:
-        """Rows that need equally many points, their contour and its damping, which only the longest one needs."""
+        """Rows that need the same number of points, their contour and its damping: 0 but for the longest contour."""
         bounds = self._decay_bounds()
         rows = np.arange(len(self.bound))
         for size in _SIZES:
@@ -134,25 +139,15 @@ class _Group:
         yield rows, contour, damping(contour)
 
     def _solve(self, contour: Contour, v: float) -> tuple[Array, Array]:
-        scale = np.log(contour.spacing / np.pi) - np.log(self.delta)
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
             exponent, slack = self._exponent(contour, v)
-            terms, error = self._terms(contour, v, exponent, slack, upper_kernel(contour))
-            upper = certified_upper(Curve(contour, terms, error, scale), self.bound)
-            nearly = 0.9 * upper
-            added = aliasing(contour, self.rdp + 0.5 * v * ORDERS, nearly) / self.delta
-            if v > 0.0:
-                terms, error = self._terms(contour, v, exponent, slack, lower_kernel(contour, v))
-            below = Curve(contour, terms, -error, scale - np.log1p(added))
-            lower = certified_lower(below, np.minimum(upper, self.bound), nearly)
-        return upper, lower
+            above = self._terms(contour, v, exponent, slack, upper_kernel(contour))
+            below = self._terms(contour, v, exponent, slack, lower_kernel(contour, v)) if v > 0.0 else above
+            return certified_bounds(contour, v, above, below, self.rdp, self.bound, self.delta)
 
     def _exponent(self, contour: Contour, v: float) -> tuple[Complex, Array]:
         """K [rows, points], damped by v, and a bound on its error."""
-        z = contour.points
-        exponent = (self.costs.precision[:, None] + v) * (0.5 * z * (z - 1.0))
-        for epsilon in self.costs.pure:
-            exponent = exponent + log_pure_moment(epsilon, z)
+        exponent = unsampled_exponent(self.costs, contour, v)
         slack = np.full(exponent.shape, FLOAT_ERROR)
         for part in self.costs.sampled:
             table = moment_table(part.sample_rate, part.precisions, contour, self.direction)
@@ -162,13 +157,11 @@ class _Group:
             slack += errors + _STEP_ERROR * part.weights.sum(axis=1)[:, None]
         return exponent, slack
 
-    def _terms(
-        self, contour: Contour, v: float, exponent: Complex, slack: Array, kernel: Complex
-    ) -> tuple[Complex, Array]:
-        """Terms [points, rows] of the trapezoidal rule without e^(eps (1-z)), and a bound [rows] on their error.
+    def _terms(self, contour: Contour, v: float, exponent: Complex, slack: Array, kernel: Complex) -> Terms:
+        """The terms of exp(K) times ``kernel``.
 
-        Each row ends where the error of the terms kept and of those dropped is least: far out the terms are
-        negligible, but the error of K may not be.
+        Each row ends where the errors of kept and dropped terms together are least: at high frequencies the terms
+        are negligible, but the error of K may not be.
         """
         terms = kernel * np.exp(exponent)
         errors = np.cumsum(np.abs(terms) * np.expm1(np.minimum(slack, 700.0)), axis=1)

@@ -10,13 +10,13 @@ from accounting.individual.contributions import Array, RecordedContributions, Sa
 from accounting.renyi import ORDERS, epsilon_improved, pure_rdp, sampled_gaussian_rdp
 
 _TABLE_ERROR = 4e-9
-"""Relative error of a table entry, twice that of `accounting.renyi`; subtracted on the way down."""
+"""Relative error allowed for a table entry, above that of `accounting.renyi`; subtracted for the lower bound."""
 
 
 def rdp_epsilons(contributions: RecordedContributions, delta: float) -> tuple[Array, Array]:
     """Upper and lower epsilon [rows] at ``delta`` by the improved conversion; covers both directions of add/remove.
 
-    upper bounds exact evaluation from above because RDP is convex in a step's precision
+    Spreading steps over nodes can only increase upper, because RDP is convex in a step's precision
     (`accounting.individual.contributions`).
     """
     costs = contributions.costs(spread_linearly)
@@ -26,7 +26,7 @@ def rdp_epsilons(contributions: RecordedContributions, delta: float) -> tuple[Ar
 
 
 def rdp_upper(costs: StepWeights) -> Array:
-    """RDP of every example, from above, at `ORDERS`; shape [rows, orders]."""
+    """Upper bound on the RDP of every example at `ORDERS`; shape [rows, orders]."""
     return _rdp(costs, [_table(part) for part in costs.sampled])
 
 
@@ -49,7 +49,7 @@ def _node_rdp(sample_rate: float, precision: float) -> Array:
 
 
 def _lower_table(part: SampledSteps) -> Array:
-    """The same less the most by which linear spreading beside a node can overshoot.
+    """`_table` minus the largest overshoot of linear spreading beside each node; shape [nodes, orders].
 
     Between two nodes a convex function lies below its chord and above the extensions of the neighbouring chords, so
     with slopes a <= b <= c the chord overshoots by at most width (b - a) (c - b) / (c - a).

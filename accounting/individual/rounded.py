@@ -1,10 +1,10 @@
 """Individual accounting by exact composition after few steps, where the spectrum falls slowly.
 
-The formula is that of `accounting.individual.pld`. Two things make it hold for any number of steps:
+The formula is that of `accounting.individual.pld`. Two changes make it accurate after few steps:
 
 - Each step's effective precision u is rounded to a node, up for the upper bound and down for the lower one. A larger
-  u dominates (the smaller one is its post-processing), also under composition, so no error has to be bounded.
-- The spectrum is damped (`accounting.individual.inversion`) until nothing beyond the contour matters.
+  u dominates (the smaller one is its post-processing), also under composition, so nothing is interpolated.
+- The spectrum is damped (`accounting.individual.inversion`) until the terms beyond the contour are negligible.
 """
 
 from __future__ import annotations
@@ -28,31 +28,28 @@ from accounting.individual.inversion import (
     FLOAT_ERROR,
     LOOSE,
     Bucket,
-    Curve,
-    aliasing,
+    Terms,
     buckets,
-    certified_lower,
-    certified_upper,
+    certified_bounds,
     damping,
     left_out,
-    log_pure_moment,
     lower_kernel,
     select,
+    unsampled_exponent,
     upper_kernel,
 )
-from accounting.renyi import ORDERS
 
 _SIZES = (512, 2048)
-"""Points of a contour; the next number is for the rows that the one before leaves loose."""
+"""Points of a contour; the second number is for rows whose bounds are still loose with the first."""
 
 _ROWS = 1 << 20
-"""Points times rows that are held at once."""
+"""Points times rows held at once."""
 
 
 def rounded_epsilons(
     contributions: RecordedContributions, rdp: Array, bound: Array, delta: float
 ) -> tuple[Array, Array]:
-    """Upper and lower epsilon [rows] at ``delta``: infinity and 0 where nothing can be certified.
+    """Upper and lower epsilon [rows] at ``delta``; infinity and 0 where nothing can be certified.
 
     rdp [rows, orders] and bound [rows] are the Renyi results of the rows. Covers both directions of add/remove.
     """
@@ -76,6 +73,7 @@ def rounded_epsilons(
 
 
 def _inversion(up: StepWeights, down: StepWeights, bucket: Bucket, size: int, direction: str) -> _Inversion:
+    """The contour of a bucket, and log A at the nodes that its rows reach."""
     contour = Contour(bucket.tilt, 2.0 * np.pi / bucket.period, size)
     parts = zip(up.sampled, down.sampled, bucket.stops, strict=True)
     tables = tuple(_table(one, other, bucket.rows, stop, contour, direction) for one, other, stop in parts)
@@ -85,7 +83,7 @@ def _inversion(up: StepWeights, down: StepWeights, bucket: Bucket, size: int, di
 def _table(
     up: SampledSteps, down: SampledSteps, rows: NDArray[np.intp], stop: int, contour: Contour, direction: str
 ) -> Array:
-    """Real and imaginary parts [nodes, 2 points] of log A at the nodes that the rows reach, 0 at the others."""
+    """Real and imaginary parts [nodes, 2 points] of log A at the nodes where the rows have weight, 0 elsewhere."""
     reached = np.union1d(up.weights[rows].indices, down.weights[rows].indices)
     table = np.zeros((len(up.precisions), 2 * contour.size))
     widest = float(np.sqrt(up.precisions[stop - 1]))
@@ -96,7 +94,7 @@ def _table(
 
 @dataclass(frozen=True)
 class _Inversion:
-    """One contour in one direction, the precision v of damping, and the `_table` of each part of the costs."""
+    """A contour in one direction, its damping v, and the `_table` of each part of the costs."""
 
     contour: Contour
     damping: float
@@ -105,25 +103,18 @@ class _Inversion:
     def solve(self, up: StepWeights, down: StepWeights, rdp: Array, bound: Array, delta: float) -> tuple[Array, Array]:
         """Upper and lower epsilon [rows] of costs rounded up and down."""
         contour, v = self.contour, self.damping
-        scale = np.log(contour.spacing / np.pi) - np.log(delta)
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-            upper = certified_upper(Curve(contour, *self._terms(up, upper_kernel(contour)), scale), bound)
-            nearly = 0.9 * upper
-            added = aliasing(contour, rdp + 0.5 * v * ORDERS, nearly) / delta
-            terms, error = self._terms(down, lower_kernel(contour, v))
-            below = Curve(contour, terms, -error, scale - np.log1p(added))
-            return upper, certified_lower(below, np.minimum(upper, bound), nearly)
+            above = self._terms(up, upper_kernel(contour))
+            below = self._terms(down, lower_kernel(contour, v))
+            return certified_bounds(contour, v, above, below, rdp, bound, delta)
 
-    def _terms(self, costs: StepWeights, kernel: Complex) -> tuple[Complex, Array]:
-        """Terms [points, rows] of the trapezoidal rule without e^(eps (1-z)), and a bound [rows] on their error.
+    def _terms(self, costs: StepWeights, kernel: Complex) -> Terms:
+        """The terms of exp(K) times ``kernel``.
 
-        Rounding errs by at most the peak exp(K(a)) times (1 + NODE_ERROR)^steps - 1.
+        The rounding error of a term is at most exp(K(a)) times (1 + NODE_ERROR)^steps - 1.
         """
         contour, v = self.contour, self.damping
-        z, steps = contour.points, np.zeros(len(costs.precision))
-        exponent = (costs.precision[:, None] + v) * (0.5 * z * (z - 1.0))
-        for epsilon in costs.pure:
-            exponent = exponent + log_pure_moment(epsilon, z)
+        exponent, steps = unsampled_exponent(costs, contour, v), np.zeros(len(costs.precision))
         for part, table in zip(costs.sampled, self.tables, strict=True):
             real, imaginary = np.split(part.weights @ table, 2, axis=1)
             exponent = exponent + (real + 1j * imaginary)
