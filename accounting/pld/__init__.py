@@ -1,7 +1,7 @@
 """Privacy loss distributions: certified composition of any trace, for one example and for groups.
 
-Building blocks for other accountants: `group_law` and `examples_law` give a `SensitivityMixture` (scale it by 1 / noise
-multiplier); `discretise` gives the certified law of its loss on a lattice (guarantees: `accounting.pld.loss`).
+Building blocks for other accountants: `group_law` and `examples_law` return a `SensitivityMixture`, to be scaled by
+1 / noise multiplier; `discretise` returns the certified law of its loss on a lattice (`accounting.pld.loss`).
 """
 
 from accounting.pld.composition import CertifiedDelta, CertifiedEpsilon, delta_pld, epsilon_pld

@@ -1,8 +1,8 @@
-"""Bounds on a run's epsilon and delta that need no lattice, for where a lattice certifies little or nothing.
+"""Upper bounds on a run's epsilon and delta without a lattice, for runs where a lattice certifies little or nothing.
 
 All hold for both directions. Where sensitivities are cut off (`SensitivityMixture.truncated`), the missing probability
-M of all rounds adds to delta in one direction and -log(1 - M) to epsilon in the other, because the law that is kept,
-times 1 - M, is a part of the true one.
+M of all rounds adds to delta in one direction and -log(1 - M) to epsilon in the other, because the true law is at least
+1 - M times the law that is kept.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from accounting.pld.group_rounds import GroupRounds
 from accounting.renyi import ORDERS, epsilon_improved, gaussian_rdp, pure_rdp, sampled_gaussian_rdp
 
 Method = Literal["pld", "gdp", "rdp"]
-"""What gave an upper bound: the law of the loss, one dominating Gaussian, or Renyi divergences."""
+"""The method behind an upper bound: the law of the loss, one dominating Gaussian, or Renyi divergences."""
 
 _ROUND_UP = 1 + 1e-9
-_STRONGEST = 1e6  # mean shift from which on the Gaussian's closed form has too few digits left
-_CUTS = (0.0, 1e-8, 0.5)  # shares of delta that the sensitivities cut off may use up
+_STRONGEST = 1e6  # mean shift above which the Gaussian's closed form is too inaccurate
+_CUTS = (0.0, 1e-8, 0.5)  # shares of delta spent on cutting off sensitivities
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class Ceiling:
 
 
 def total_variation(rounds: GroupRounds) -> float:
-    """An upper bound on delta at epsilon 0: total variation distances add up over the rounds.
+    """An upper bound on delta at epsilon 0: the sum of the rounds' total variation distances.
 
-    Of a mixture it is at most the mean over its sensitivities a of that of N(a, 1) from N(0, 1), 2 Phi(a/2) - 1.
+    That of a mixture is at most the mean over its sensitivities a of that of N(a, 1) from N(0, 1), 2 Phi(a/2) - 1.
     """
     parts = [special.erf(rounds.gaussian / math.sqrt(8)), *np.tanh(np.asarray(rounds.pure) / 2)]
     for mixture, count in rounds.mixtures:
@@ -50,8 +50,8 @@ def total_variation(rounds: GroupRounds) -> float:
 def gaussian_ceiling(rounds: GroupRounds, delta: float) -> Ceiling:
     """The epsilon of one Gaussian that dominates all rounds.
 
-    A mixture of Gaussians is made from the Gaussian of its largest sensitivity without looking at the data: draw the
-    sensitivity, shrink the output to it, and add the noise that this removed. Pure releases add to epsilon.
+    A mixture of Gaussians is post-processing of the Gaussian with its largest sensitivity: draw a sensitivity, shrink
+    the output by the ratio, and add the noise that this removed. Pure releases add to epsilon.
     """
     return Ceiling(_least(rounds, delta, _of_one_gaussian), "gdp")
 
@@ -66,9 +66,9 @@ def gaussian_delta_ceiling(rounds: GroupRounds, epsilon: float) -> float:
 def renyi_ceiling(rounds: GroupRounds, delta: float) -> Ceiling:
     """Renyi DP with the improved conversion, each mixture as the sampled Gaussian mechanism that dominates it.
 
-    A random sensitivity is stochastically at most its largest value times whether it is positive at all, so the
-    mixture is dominated by the Gaussian of the largest sensitivity, sampled at the rate of a positive one
-    (docs/group-proof.md, "Vector to scalar").
+    The mixture is dominated by the Gaussian with its largest sensitivity, sampled with the probability that the
+    sensitivity is positive: this replaces every positive sensitivity by the largest (docs/group-proof.md, "Vector to
+    scalar").
     """
     return Ceiling(_least(rounds, delta, _of_renyi), "rdp")
 
@@ -78,7 +78,7 @@ def _least(rounds: GroupRounds, delta: float, bound: Callable[[GroupRounds, floa
 
 
 def _cut(rounds: GroupRounds, delta: float) -> Iterator[tuple[GroupRounds, float, float]]:
-    """The rounds without their rarest, largest sensitivities, the delta that is left, and what adds to epsilon."""
+    """(rounds without their largest, rarest sensitivities, remaining delta, addition to epsilon), one per share."""
     total = sum(count for _, count in rounds.mixtures)
     for share in _CUTS:
         kept = tuple((mixture.truncated(share * delta / total), count) for mixture, count in rounds.mixtures)

@@ -1,12 +1,12 @@
 """Certified privacy of a whole trace: upper and lower bounds on epsilon or delta.
 
 Guarantee: for a group of ``group_size`` examples under the trace's adjacency, the run is (upper, delta)-DP, with every
-step's output visible and later steps chosen adaptively. lower is certainly not above the exact epsilon of the rounds'
-dominating pairs, so the gap bounds what the numerics cost.
+step's output visible and later steps chosen adaptively. lower is a certified lower bound on the exact epsilon of the
+rounds' dominating pairs, so the gap bounds the numerical error.
 
-Method: each round's loss is discretised upwards and downwards on one lattice (`accounting.pld.loss.discretise`), the
-rounds compose in the frequency domain (`accounting.pld.fourier`, which lists the error terms), and an approximate
-answer (`accounting.pld.saddlepoint`) only decides where to look. Formulas and error analysis: docs/accounting.md.
+Method: each round's loss is discretised upwards and downwards on one lattice (`accounting.pld.loss.discretise`); the
+rounds compose in the frequency domain (`accounting.pld.fourier`, which lists the error terms). An uncertified
+approximation (`accounting.pld.saddlepoint`) chooses the lattice. Formulas and error analysis: docs/accounting.md.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from accounting.pld.lattice import make_plan, spacing_for
 from accounting.pld.loss import DIRECTIONS, MAX_POINTS
 from accounting.pld.saddlepoint import Cumulants, Saddle, cumulants, saddle_at_delta, saddle_at_epsilon
 
-TOLERANCE = 2e-4  # the relative gap between upper and lower that is aimed at
-MIN_DELTA = 1e-250  # below, the mass that a round may lose to infinity is not a double any more
+TOLERANCE = 2e-4  # target for the relative gap between upper and lower
+MIN_DELTA = 1e-250  # below it, the mass that a round may lose to infinity underflows
 _ATTEMPTS = 4
-_ENOUGH = 1.5  # a gap of so many tolerances is not worth another composition
+_ENOUGH = 1.5  # gap, in tolerances, that is accepted without another composition
 _COARSEST = 4.0  # coarser lattices cannot improve on the closed-form bound
-_STEEPEST = 40.0  # change of a tilted law's logarithm between two nodes from which on the same holds
+_STEEPEST = 40.0  # the same for larger changes of log exp(tilt * loss) between neighbouring nodes
 _SPENT_MARGIN = 0.5  # fraction of the gap between directions allowed as discretisation error
 
 
@@ -39,8 +39,8 @@ _SPENT_MARGIN = 0.5  # fraction of the gap between directions allowed as discret
 class CertifiedEpsilon:
     """lower <= exact epsilon at ``delta`` <= upper; both are infinite for a run without noise.
 
-    method: what gave the upper bound, ``pld`` unless the law of the loss, on a lattice, certifies less than others do.
-    kind: what upper is worth for the run, an ``estimate`` where the pairs bounded here need not dominate its steps.
+    method: what gave the upper bound; ``pld`` unless one dominating Gaussian or Renyi DP gives a lower one.
+    kind: strength of upper for the run; ``estimate`` where the pairs bounded here need not dominate its steps.
     """
 
     upper: float
@@ -63,8 +63,9 @@ class CertifiedDelta:
 def epsilon_pld(trace: Trace, delta: float, group_size: int = 1, tolerance: float = TOLERANCE) -> CertifiedEpsilon:
     """The epsilon of a trace at ``delta`` for a group of ``group_size`` examples, certified from both sides.
 
-    The bounds hold whatever ``tolerance`` is; it is the relative gap that is aimed at. Raises InvalidInput for a delta
-    outside [1e-250, 1).
+    The bounds hold for any ``tolerance``, the target for their relative gap. Guarantee: see the module's description.
+
+    Raises: InvalidInput for a delta outside [1e-250, 1).
     """
     return replace(epsilon_of_rounds(rounds_of_group(trace, group_size), delta, tolerance), kind=trace.kind)
 
@@ -74,9 +75,9 @@ def delta_pld(trace: Trace, epsilon: float, group_size: int = 1, tolerance: floa
     return replace(delta_of_rounds(rounds_of_group(trace, group_size), epsilon, tolerance), kind=trace.kind)
 
 
-@np.errstate(all="ignore")  # what overflows on the way becomes infinite or NaN, and neither ever helps a bound
+@np.errstate(all="ignore")  # overflow gives infinity or NaN, which no bound uses
 def epsilon_of_rounds(rounds: GroupRounds, delta: float, tolerance: float = TOLERANCE) -> CertifiedEpsilon:
-    """As `epsilon_pld`, for rounds from anywhere."""
+    """As `epsilon_pld`, for given rounds."""
     delta = require_finite("delta", delta, at_least=MIN_DELTA, below=1.0)
     tolerance = require_finite("tolerance", tolerance, above=0.0)
     if not rounds.is_private:
@@ -96,7 +97,7 @@ def epsilon_of_rounds(rounds: GroupRounds, delta: float, tolerance: float = TOLE
 
 
 def _epsilon_on_lattices(rounds: GroupRounds, delta: float, tolerance: float, ceiling: float) -> tuple[float, float]:
-    """(upper, lower) epsilon of the worse direction; upper is ``ceiling`` where lattices certify less."""
+    """(upper, lower) epsilon of the worse direction; upper is at most ``ceiling``."""
     tail = _tail(rounds, delta)
     pair = [cumulants(rounds, direction, tail) for direction in DIRECTIONS]
     saddles = [saddle_at_delta(generating, math.log(delta)) for generating in pair]
@@ -114,7 +115,7 @@ def _epsilon_on_lattices(rounds: GroupRounds, delta: float, tolerance: float, ce
 
 @np.errstate(all="ignore")
 def delta_of_rounds(rounds: GroupRounds, epsilon: float, tolerance: float = TOLERANCE) -> CertifiedDelta:
-    """As `delta_pld`, for rounds from anywhere."""
+    """As `delta_pld`, for given rounds."""
     epsilon = require_finite("epsilon", epsilon, at_least=0.0)
     tolerance = require_finite("tolerance", tolerance, above=0.0)
     if not rounds.is_private:
@@ -152,12 +153,12 @@ class _Bracket:
 
 
 def _tail(rounds: GroupRounds, delta: float) -> float:
-    """Probability that each round may lose to infinity: together a negligible share of delta."""
+    """Probability that each round may lose to infinity; the sum is a negligible share of delta."""
     return max(delta * 1e-8 / rounds.count, 1e-300)
 
 
 def _is_too_coarse(rounds: GroupRounds, plan: LatticePlan) -> bool:
-    """Whether the lattice certifies no more than the ceilings do, or does not hold the losses of pure releases."""
+    """Whether the lattice cannot improve on the ceilings, or is too short for the losses of pure releases."""
     holds_pure = max(rounds.pure, default=0.0) <= plan.spacing * MAX_POINTS
     coarse = plan.spacing > _COARSEST or plan.spacing * plan.tilt > _STEEPEST
     return coarse or not math.isfinite(plan.bottom) or not holds_pure
@@ -172,9 +173,9 @@ def _is_below(
     other: Cumulants,
     saddle: Saddle,
 ) -> bool:
-    """Whether one direction's epsilon is certainly at most ``epsilon``, on the coarsest lattice that shows it.
+    """Whether one direction's epsilon is certified to be at most ``epsilon``, on a lattice as coarse as the gap allows.
 
-    Not tried where the approximate answer is so close that it would take the finest lattice.
+    False without trying if the approximate epsilon is so close that the finest lattice would be needed.
     """
     margin = _SPENT_MARGIN * (1 - saddle.epsilon / max(epsilon, saddle.epsilon, 1e-300))
     if not margin > tolerance:
@@ -199,8 +200,8 @@ def _bracket_epsilon(
 ) -> _Bracket:
     """Bounds on the epsilon of one direction: compose, and refine the lattice until the bounds are close.
 
-    ``ceiling`` is an upper bound known before; it stays where the lattice has none. An upper bound below ``enough``
-    needs no refinement: the other direction is certainly worse.
+    ``ceiling`` is a known upper bound, returned if the lattice gives none below it. An upper bound up to ``enough`` is
+    not refined, because the other direction is certainly worse.
     """
     tail = _tail(rounds, delta)
     spacing = spacing_for(rounds, saddle, tolerance)

@@ -1,19 +1,19 @@
 """Composition of lattice losses in the frequency domain, with every error accounted for.
 
-All rounds' laws live on one lattice of N points, circularly. Each law w is tilted, w_i exp(theta l_i) / M(theta), so
-that the composed, tilted law is centred where delta is decided; then delta, however small, is a sum of numbers of its
-own size, and the error of the transform (relative to the largest entry) is relative to delta. In tilted terms
+All rounds' laws are put on one circular lattice of N points. Each law w is tilted, w_i exp(theta l_i) / M(theta), so
+that the composed, tilted law is centred at the epsilon of interest. Then delta, however small, is a sum of numbers of
+its own size, and the error of the transform (relative to the largest entry) is relative to delta. In tilted terms
 
     delta(eps) = M(theta) sum_{l > eps} exp(-theta l) (1 - exp(eps - l)) W(l).
 
 Error terms, each a bound (docs/accounting.md, "What certified means"):
 
 - infinity: union bound over the rounds of the mass that the discretisation put at +infinity (upper only).
-- lost: mass above the window may be missing from the sum (upper only): by a Chernoff bound at a further tilt.
-- aliasing: mass outside the window may be counted inside it (lower only): Chernoff bounds at two further tilts.
+- lost: mass above the window may be missing from the sum (upper only): a Chernoff bound at another tilt.
+- aliasing: mass outside the window may be counted inside it (lower only): Chernoff bounds at two other tilts.
 - transform: an FFT output errs by at most 4 eps log2(N) times the sum of its inputs; T rounds add up.
-- masses: a round's edges err by E in all (tilted); an edge's error moves mass between the cells beside it, and within
-  a cell between its nodes, so the round's law is off by at most the factor 1 + 2 (1 + theta) (exp(theta h) - 1) E.
+- masses: a round's edges err by E in total (tilted). An edge's error moves mass between the cells beside it, and within
+  a cell between its nodes, so the round's law errs by at most a factor 1 + 2 (1 + theta) (exp(theta h) - 1) E.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ Spectrum = npt.NDArray[np.complex128]
 
 _EPS = float(np.finfo(np.float64).eps)
 _OPPOSITE: dict[Direction, Direction] = {"remove": "add", "add": "remove"}
-_CHUNKS = 8  # fixed, so that the order of products, and with it every bit, is independent of the machine's cores
+_CHUNKS = 8  # fixed, so that the order of products, and so every bit, does not depend on the number of cores
 
 
 @dataclass(frozen=True)
 class LatticePlan:
     """How to compose: lattice ``spacing`` and ``points``, the window's first loss ``bottom``, and the tilts.
 
-    tilt: theta. up, down: how far above and below theta the Chernoff bounds of the aliasing look. centre: the epsilon
-    of interest. tail: probability that a round may lose to infinity. floor: probability of the least losses, which a
-    round may round up (or, for the lower bound, lose). opposite: tilt at which to bound the other direction, None where
-    no Chernoff bound is good enough.
+    tilt: theta. up, down: distances from theta of the tilts of the aliasing's Chernoff bounds. centre: the epsilon of
+    interest. tail: probability that a round may lose to infinity. floor: probability of the least losses, which a round
+    may round up (or, for the lower bound, drop). opposite: tilt of the Chernoff bound on the other direction, None if
+    no such bound is good enough.
     """
 
     direction: Direction
@@ -69,11 +69,11 @@ class LatticePlan:
 
 @dataclass(frozen=True)
 class _Factor:
-    """A product of tilted spectra and what is known about it; factors multiply."""
+    """A product of tilted spectra with its error bounds; factors multiply."""
 
     spectrum: Spectrum
     rounds: int
-    offset: float  # of the lattice, in spacings: what the laws' starts have beyond whole numbers
+    offset: float  # shift of the lattice, in spacings: the sum of the fractional parts of the laws' starts
     log_mgf: float  # at the tilt
     log_up: float  # at tilt + up
     log_down: float  # at tilt - down
@@ -139,7 +139,7 @@ Product = TypeVar("Product", bound=_Composable)
 
 @dataclass(frozen=True)
 class Root:
-    """A bound on epsilon, and the loss of the curve nearest to where delta is met (the next centre to try)."""
+    """A bound on epsilon, and the curve's loss nearest to where delta is reached (the next centre to try)."""
 
     epsilon: float
     nearest: float
@@ -147,10 +147,10 @@ class Root:
 
 @dataclass(frozen=True)
 class Curve:
-    """delta as a function of epsilon for one direction and bound, certified; scaled by exp(log_scale).
+    """Certified delta as a function of epsilon, for one direction and bound, in units of exp(log_scale).
 
-    ``near[j]`` and ``far[j]`` are the sums over losses from ``losses[j]`` on of the composed law times 1 and times
-    exp(centre - loss); delta(eps) / scale = near - exp(eps - centre) far, summed from the first loss above eps.
+    ``near[j]`` and ``far[j]`` sum the composed law, untilted, over the losses from ``losses[j]`` on, times 1 and times
+    exp(centre - loss). delta(eps) / scale = near - exp(eps - centre) far at the first loss above eps.
     """
 
     bound: Bound
@@ -175,9 +175,8 @@ class Curve:
     def epsilon_at(self, delta: float) -> Root:
         """The epsilon, at least 0, where the bound on delta equals ``delta``, rounded to the bound's side."""
         deltas = self._certified(self.near - np.exp(self.losses - self.centre) * self.far, self.additive)
-        exceeds = (
-            ~(deltas <= delta) if self.bound == "upper" else (deltas > delta) & (deltas < np.inf)
-        )  # NaN never helps a bound
+        above = (deltas > delta) & (deltas < np.inf)
+        exceeds = ~(deltas <= delta) if self.bound == "upper" else above  # NaN never helps a bound
         index = int(np.max(np.nonzero(exceeds)[0], initial=-1)) + 1
         if index == len(deltas):
             return Root(math.inf if self.bound == "upper" else max(0.0, float(self.losses[-1])), float(self.losses[-1]))
@@ -220,7 +219,7 @@ class Composed:
 
 
 def compose(rounds: GroupRounds, plan: LatticePlan) -> Composed:
-    """Compose all rounds under the plan, from above and below; the result is certified whatever the plan."""
+    """Compose all rounds from above and below; the result is certified for any plan."""
     total = _product(rounds, lambda mixture: _factors_of(mixture, plan), lambda eps: _randomised_response(eps, plan))
     return Composed(
         upper=_curve(total.upper, plan, "upper"),
@@ -232,12 +231,11 @@ def compose(rounds: GroupRounds, plan: LatticePlan) -> Composed:
 
 
 def compose_upper(rounds: GroupRounds, plan: LatticePlan) -> Curve:
-    """`compose` without the lower bound and the other direction, at less than half the price."""
+    """`compose` for the upper bound of one direction only, at less than half the cost."""
 
     def of_mixture(mixture: SensitivityMixture) -> _Factor:
-        table = tabulate(
-            mixture.truncated(plan.tail).pooled(MAX_ATOMS, "upper"), plan.spacing, plan.direction, plan.tail, plan.floor
-        )
+        kept = mixture.truncated(plan.tail).pooled(MAX_ATOMS, "upper")
+        table = tabulate(kept, plan.spacing, plan.direction, plan.tail, plan.floor)
         return _factors((table.law(plan.direction, "upper"),), plan)[0]
 
     return _curve(_product(rounds, of_mixture, lambda eps: _randomised_response(eps, plan).upper), plan, "upper")
@@ -277,13 +275,15 @@ def _factors_of(mixture: SensitivityMixture, plan: LatticePlan) -> _Factors:
     if plan.opposite is None:
         return _Factors(upper, lower, math.inf)
     opposite = table.law(_OPPOSITE[plan.direction], "upper")
-    return _Factors(upper, lower, _log_mgf(opposite, plan.opposite), opposite.infinity_mass)
+    return _Factors(
+        upper, lower, _log_mgf(opposite.probabilities, opposite.losses, plan.opposite), opposite.infinity_mass
+    )
 
 
 def _randomised_response(epsilon: float, plan: LatticePlan) -> _Factors:
     """Losses +-epsilon with odds exp(epsilon), which dominates every (epsilon, 0)-DP mechanism (Kairouz et al., 2015).
 
-    Upper: each atom spread over its two nodes, keeping its mass under both measures. Lower: rounded down a node.
+    Upper: each atom is spread over its two nodes, keeping its mass under both measures. Lower: it is rounded down.
     """
     spacing, start = plan.spacing, int(np.floor(-epsilon / plan.spacing)) - 1
     spread, rounded = np.zeros((2, int(np.ceil(epsilon / spacing)) - start + 3))
@@ -295,13 +295,13 @@ def _randomised_response(epsilon: float, plan: LatticePlan) -> _Factors:
     rounding = 8 * _EPS * (1 + epsilon / spacing) * np.ones_like(spread) * spread
     upper = LatticeLoss(spacing, start, spread, 0.0, rounding)
     lower = LatticeLoss(spacing, start + 0.5, rounded, 0.0, rounding)
-    log_opposite = math.inf if plan.opposite is None else _log_mgf(upper, plan.opposite)
+    log_opposite = math.inf if plan.opposite is None else _log_mgf(upper.probabilities, upper.losses, plan.opposite)
     from_above, from_below = _factors((upper, lower), plan)
     return _Factors(from_above, from_below, log_opposite)
 
 
 def _factors(laws: Sequence[LatticeLoss], plan: LatticePlan) -> list[_Factor]:
-    """The factors of tilted laws, with their spectra on the ring from one transform (faster than one each)."""
+    """The factors of the laws, tilted; one transform computes all spectra, which is faster than one each."""
     with np.errstate(divide="ignore"):
         exponents = [np.log(law.probabilities) + plan.tilt * law.losses for law in laws]
     totals = [_log_sum(exponent) for exponent in exponents]
@@ -312,7 +312,7 @@ def _factors(laws: Sequence[LatticeLoss], plan: LatticePlan) -> list[_Factor]:
 
 
 def _ring(start: float, weights: Array, points: int) -> Array:
-    """Lay ``weights``, the first at node floor(start), around a ring of so many points."""
+    """Wrap ``weights``, the first at node floor(start), around a ring of ``points``."""
     first = int(np.floor(start)) % points
     laps = -(-(first + len(weights)) // points)
     ring = np.zeros(laps * points)
@@ -322,10 +322,8 @@ def _ring(start: float, weights: Array, points: int) -> Array:
 
 def _factor(law: LatticeLoss, exponents: Array, log_total: float, spectrum: Spectrum, plan: LatticePlan) -> _Factor:
     losses = law.losses
-    with np.errstate(divide="ignore"):
-        log_rounding = np.log(law.rounding)
     moved = min(1.0, 2 * float(np.expm1(plan.tilt * plan.spacing)))  # an edge's error moves mass by one cell
-    rounding = float(np.exp(_log_sum(log_rounding + plan.tilt * losses) - log_total)) * (1 + plan.tilt) * moved
+    rounding = float(np.exp(_log_mgf(law.rounding, losses, plan.tilt) - log_total)) * (1 + plan.tilt) * moved
     return _Factor(
         spectrum=spectrum,
         rounds=1,
@@ -338,9 +336,9 @@ def _factor(law: LatticeLoss, exponents: Array, log_total: float, spectrum: Spec
     )
 
 
-def _log_mgf(law: LatticeLoss, tilt: float) -> float:
+def _log_mgf(masses: Array, losses: Array, tilt: float) -> float:
     with np.errstate(divide="ignore"):
-        return _log_sum(np.log(law.probabilities) + tilt * law.losses)
+        return _log_sum(np.log(masses) + tilt * losses)
 
 
 def _log_sum(exponents: Array) -> float:
@@ -350,7 +348,7 @@ def _log_sum(exponents: Array) -> float:
 
 
 def transform_error(rounds: int, tilt: float, spacing: float, points: int) -> float:
-    """Bound on the transforms' error of delta, in units of exp(K(tilt) - tilt epsilon).
+    """Bound on the error of delta from the transforms, in units of exp(K(tilt) - tilt epsilon).
 
     Every entry of the composed, tilted law errs by at most rounds * 4 eps log2(points), and delta sums the entries
     with weights exp(-tilt u) (1 - exp(-u)) at distances u = h, 2 h, ... above epsilon.
@@ -362,8 +360,7 @@ def transform_error(rounds: int, tilt: float, spacing: float, points: int) -> fl
 def _curve(total: _Factor, plan: LatticePlan, bound: Bound) -> Curve:
     """Invert the spectrum, cut the ring open at the window's bottom and sum from the top."""
     theta, spacing, points, centre = plan.tilt, plan.spacing, plan.points, plan.centre
-    ring = fft.irfft(total.spectrum, points)
-    offset = total.offset
+    ring, offset = fft.irfft(total.spectrum, points), total.offset
     lowest = int(np.ceil(plan.bottom / spacing - offset))
     losses = np.asarray((lowest + offset + np.arange(points)) * spacing, dtype=np.float64)
     law = np.roll(ring, -(lowest % points))

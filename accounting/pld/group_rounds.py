@@ -1,7 +1,7 @@
 """From a trace to the random sensitivities of its rounds, for a group of equal or of given examples.
 
-Everything that is a plain Gaussian mechanism, however many times, is one Gaussian: sensitivities over noise add in
-quadrature. The rest is a list of distinct mixtures with counts.
+All plain Gaussian mechanisms of a run are merged into one: sensitivities over noise add in quadrature. The other rounds
+are a list of distinct mixtures with counts.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from accounting.rounds import require_group_size
 from accounting.samplings import Sampling
 from accounting.snapshots import checked_snapshots
 
-_GRID_POINTS = 512  # contributions of given examples are rounded up to this share of their largest
+_GRID_POINTS = 512  # amplitudes of given examples are rounded up to multiples of the largest over this
 
 
 @dataclass(frozen=True)
 class GroupRounds:
-    """What a trace does to one group: a product of independent (adaptively chosen) dominating pairs.
+    """Dominating pairs of the rounds of a trace for one group; their product dominates the whole run.
 
     mixtures: subsampled rounds and how often each occurs. gaussian: mean shift, in noise standard deviations, of all
     plain Gaussian mechanisms together. pure: the epsilons of pure-DP releases. is_private: false without noise.
@@ -53,7 +53,7 @@ class _Piece:
 
 
 def rounds_of_group(trace: Trace, group_size: int = 1) -> GroupRounds:
-    """The rounds of a trace as ``group_size`` examples with full contributions see them."""
+    """The rounds that dominate a trace for any group of ``group_size`` examples."""
     group_size = require_group_size(group_size)
     if not trace.is_private:
         return GroupRounds(is_private=False)
@@ -62,11 +62,12 @@ def rounds_of_group(trace: Trace, group_size: int = 1) -> GroupRounds:
 
 
 def rounds_of_examples(trace: Trace, steps: Sequence[int], contributions: npt.ArrayLike) -> GroupRounds:
-    """The rounds as a group of given examples sees them.
+    """The rounds that dominate a trace for one group of given examples.
 
     steps: first step of each snapshot, ascending from 0, shape [snapshots]. contributions: contribution over
-    sensitivity (c / S), in [0, 1], shape [members, snapshots]. Raises InvalidInput as `checked_snapshots` does, and
-    for a group of nobody.
+    sensitivity (c / S), in [0, 1], shape [members, snapshots].
+
+    Raises: InvalidInput as `checked_snapshots` does, and for an empty group.
     """
     steps, table = checked_snapshots(steps, contributions, trace)
     if len(table) == 0:
@@ -124,11 +125,11 @@ def _given_members(piece: _Piece) -> SensitivityMixture:
 
 
 def _shuffled_square(pieces: Iterable[_Piece]) -> float:
-    """Squared mean shift of all reshuffled epochs: one Gaussian per epoch, as if all members met its least noise.
+    """Squared mean shift of all reshuffled epochs: one Gaussian per epoch, each member at its largest amplitude.
 
-    Given the order of an epoch, its batches are Gaussians whose squared shifts add up to at most the square of the sum
-    of the members' largest amplitudes; orders mix by quasi-convexity (docs/group-proof.md, Theorem 3). An epoch that a
-    change of noise, or the end of the run, cuts in two counts once.
+    Given the order of an epoch, its batches are Gaussians whose squared shifts sum to at most the square of the sum of
+    the members' largest amplitudes; the order is random, which quasi-convexity covers (docs/group-proof.md, Theorem 3).
+    An epoch counts once, also if the noise changes within it or the run ends in it.
     """
     whole, partial = 0.0, dict[tuple[int, int], npt.NDArray[np.float64]]()
     run_start, run_stop, length = 0, -1, 0

@@ -1,4 +1,4 @@
-"""Privacy of groups: every size in one call, groups of given examples, and the published comparisons.
+"""Privacy of groups: epsilon by group size, for given examples, and the conversions it is compared with.
 
 Proofs: docs/group-proof.md.
 """
@@ -28,13 +28,13 @@ from accounting.pld.loss import DIRECTIONS
 from accounting.pld.saddlepoint import cumulants, saddle_at_epsilon
 from accounting.rounds import gaussian_rounds, pure_epsilons, require_group_size
 
-_CONFIRMATIONS = 9  # epsilons tried above the saddle point's, first 0.05 % apart and then doubling
+_CONFIRMATIONS = 9  # epsilons tried above the saddle point's; steps of 0.05 % that double each time
 
 
 def group_epsilons(
     trace: Trace, delta: float, sizes: Sequence[int], tolerance: float = TOLERANCE
 ) -> tuple[CertifiedEpsilon, ...]:
-    """Epsilon as a function of the group's size, certified from both sides, in the order of ``sizes``.
+    """Epsilon for each group size, certified from both sides, in the order of ``sizes``.
 
     Guarantee: for groups of each size, (upper, delta)-DP under the trace's adjacency (paper B, Theorems 3.1 and 3.3;
     for reshuffled epochs docs/group-proof.md, Theorem 3).
@@ -48,10 +48,11 @@ def epsilon_of_examples(
     """Epsilon of one group of given examples (a user's records, a household) with their own contributions.
 
     steps: first step of each snapshot, ascending from 0, shape [snapshots]. contributions: contribution over
-    sensitivity (c / S), in [0, 1], shape [members, snapshots]; a snapshot holds until the next. kind: a guarantee under
-    the trace's adjacency if the contributions bound the members' true ones at every step and noise did not follow
-    results (`Trace.individual_kind`, docs/group-proof.md), else an estimate. lower is below the epsilon of the
-    mixtures whose contributions are rounded up (docs/group-proof.md).
+    sensitivity (c / S), in [0, 1], shape [members, snapshots]; a snapshot holds until the next.
+
+    Claim: (upper, delta)-DP of the group under the trace's adjacency. It is a guarantee if the contributions bound the
+    members' true ones at every step and the noise did not follow results (`Trace.individual_kind`), else an estimate.
+    lower bounds the epsilon of the mixtures with rounded-up contributions. Proofs: docs/group-proof.md.
     """
     certified = epsilon_of_rounds(rounds_of_examples(trace, steps, contributions), delta, tolerance)
     return replace(certified, kind=trace.individual_kind)
@@ -60,17 +61,17 @@ def epsilon_of_examples(
 def linear_growth(trace: Trace, delta: float, group_size: int) -> float:
     """k times the certified lower epsilon of one example: the "lower bound" in the figures of paper B, Section 4.
 
-    A reference, and a lower bound on the epsilon of a group only where `grows_at_least_linearly` says so: with sampled
-    batches and few steps a group may cost less, because several of its members are hardly ever in one batch.
+    It bounds the epsilon of a group from below only if `grows_at_least_linearly`; else it is a reference. With sampled
+    batches and few steps a group may cost less, because its members are rarely in the same batch.
     """
     group_size = require_group_size(group_size)
     return group_size * epsilon_pld(trace, delta).lower
 
 
 def grows_at_least_linearly(trace: Trace) -> bool:
-    """Whether `linear_growth` is proven to be a lower bound: where the run is Gaussian and nothing is sampled.
+    """Whether `linear_growth` is a proven lower bound: the run is Gaussian and nothing is sampled.
 
-    Such a run is one Gaussian that moves by mu standard deviations, by k mu for a group of k. With b = t mu/2 + eps/mu,
+    Such a run is one Gaussian with mean shift mu, or k mu for a group of k. With b = t mu/2 + eps/mu,
     the derivative of delta(t eps, t mu) by t is e^(t eps) (mu phi(b) - eps Phi(-b)), which is not negative, because
     Phi(-b) <= phi(b) / b and b >= eps / mu. So delta(k eps, k mu) >= delta(eps, mu).
     """
@@ -82,7 +83,7 @@ def vadhan_epsilon(trace: Trace, delta: float, group_size: int) -> float:
     """Group epsilon by the generic conversion, for comparison; infinite where it needs a delta below 1e-250.
 
     (eps, d)-DP for one example is (k eps, d (e^{k eps} - 1) / (e^eps - 1))-DP for k (Vadhan 2017, Lemma 2.2; paper B,
-    Theorem 1.1). The smallest such eps is sought by saddle point and then certified.
+    Theorem 1.1). The smallest such eps is estimated by saddle point and then certified.
     """
     group_size = require_group_size(group_size)
     delta = require_finite("delta", delta, at_least=MIN_DELTA, below=1.0)

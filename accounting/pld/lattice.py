@@ -12,10 +12,10 @@ from accounting.pld.group_rounds import GroupRounds
 from accounting.pld.loss import MAX_POINTS
 from accounting.pld.saddlepoint import Cumulants, Saddle, chernoff_tilt, log_peak
 
-_MOST_WORK = 1 << 24  # entries of a table times its sensitivities
-_FEWEST = 1 << 15  # entries that any table may have
-_ALIASING = 1e-5  # wanted error of delta, relative, from everything outside the window
-_ROUNDING = 1e-5  # wanted error of delta, relative, from the transform
+_MOST_WORK = 1 << 24  # limit on entries of a table times its sensitivities
+_FEWEST = 1 << 15  # entries that a table may always have
+_ALIASING = 1e-5  # target for the relative error of delta from mass outside the window
+_ROUNDING = 1e-5  # target for the relative error of delta from the transform
 _FLOOR = 1e-7  # probability that any of the rounds has a loss below its table
 _SHARES = (1.0, 0.7, 0.5, 0.35, 0.25)  # tilts to try, as a share of the saddle point's
 
@@ -23,9 +23,9 @@ _SHARES = (1.0, 0.7, 0.5, 0.35, 0.25)  # tilts to try, as a share of the saddle 
 def spacing_for(rounds: GroupRounds, saddle: Saddle, tolerance: float) -> float:
     """The lattice spacing at which upper and lower epsilon differ by about ``tolerance``, relative.
 
-    Spreading a cell over its nodes adds a variance of h^2/6 per round, merging one removes h^2/12, and epsilon moves
-    by (1 + theta) / 2 times the composed variance; rounds finer than the lattice by less, in practice a third.
-    Epsilons below 1 / (1 + theta) are measured on that scale.
+    Spreading a cell over its nodes adds a variance of h^2/6 per round and merging one removes h^2/12; epsilon changes
+    by (1 + theta) / 2 times the composed variance. Rounds finer than the lattice change it less, in practice a third.
+    For epsilons below 1 / (1 + theta) the difference is relative to that value.
     """
     scale = max(saddle.epsilon, 1 / (1 + saddle.tilt))
     return float(np.sqrt(3 * tolerance * scale / ((1 + saddle.tilt) * rounds.count)))
@@ -34,10 +34,10 @@ def spacing_for(rounds: GroupRounds, saddle: Saddle, tolerance: float) -> float:
 def make_plan(
     generating: Cumulants, other: Cumulants, saddle: Saddle, spacing: float, tail: float, rounds: int
 ) -> LatticePlan:
-    """A plan around ``saddle``; the spacing grows if window or tables would otherwise be too long.
+    """A plan centred at ``saddle``, with a larger spacing than asked for if window or tables would be too long.
 
-    A tilt below the saddle point's narrows the window, since rare large losses weigh less, until the transform's
-    rounding error, which is relative to exp(K(theta) - theta epsilon), becomes a noticeable part of delta.
+    A tilt below the saddle point's narrows the window, because rare large losses weigh less. The tilt with the shortest
+    window is chosen for which the transform's error, relative to exp(K(theta) - theta epsilon), is negligible.
     """
     windows = [_window(generating, saddle, share * saddle.tilt, rounds, spacing) for share in _SHARES]
     precise = [window for window in windows if window.rounding <= _ROUNDING] or windows[:1]
@@ -63,7 +63,7 @@ def make_plan(
 
 @dataclass(frozen=True)
 class _Window:
-    """The losses needed at a tilt, the Chernoff tilts that bound what lies outside, and the transform's error."""
+    """The window of losses at a tilt, the tilts of the Chernoff bounds outside it, and the transform's error."""
 
     tilt: float
     bottom: float

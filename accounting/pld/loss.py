@@ -11,8 +11,8 @@ The round is a `SensitivityMixture`: ``Q = N(0, 1)`` and ``P = sum_j p_j N(a_j, 
   merged into its barycentre, which is a post-processing, and the barycentres are then moved onto the nodes by pooling
   mass with neighbours (again second order). The true pair dominates the discrete one.
 
-The other measure of the discrete pair is exp(-loss) times the law. Laws of one spacing lie on one lattice but for
-a shift that is the fraction of ``start``, so laws of different rounds convolve and their shifts add.
+The other measure of the discrete pair is exp(-loss) times the law. Laws of equal spacing lie on the same lattice up to
+a shift, the fractional part of ``start``, so laws of different rounds convolve and their shifts add.
 
     >>> from accounting import PoissonSampling
     >>> from accounting.pld import discretise, group_law
@@ -39,8 +39,8 @@ Direction = Literal["remove", "add"]
 Bound = Literal["upper", "lower"]
 DIRECTIONS: tuple[Direction, Direction] = ("remove", "add")
 
-MAX_POINTS = 1 << 21  # of a table or a transform: 16 MiB a column
-MAX_ATOMS = 2048  # sensitivities that are tabulated; of more, neighbours are taken together
+MAX_POINTS = 1 << 21  # most points of a table or a transform: 16 MiB per column
+MAX_ATOMS = 2048  # most sensitivities in a table; with more, neighbours are merged
 
 _EPS = float(np.finfo(np.float64).eps)
 _SQRT_HALF_PI = float(np.sqrt(np.pi / 2))
@@ -53,8 +53,8 @@ _NEWTON_STEPS = 60
 class LatticeLoss:
     """Law of a loss on the lattice: ``probabilities[i]`` at loss ``(start + i) * spacing``, shape [nodes].
 
-    ``infinity_mass`` sits at +infinity. A lower bound's law may sum to less than 1: what is absent counts as loss
-    -infinity. ``rounding[i]`` bounds the floating-point error of the mass of the cell at node i.
+    ``infinity_mass`` sits at +infinity. A lower bound's law may sum to less than 1: the missing mass counts as
+    loss -infinity. ``rounding[i]`` bounds the floating-point error of the mass of the cell at node i.
     """
 
     spacing: float
@@ -65,6 +65,7 @@ class LatticeLoss:
 
     @property
     def losses(self) -> Array:
+        """The losses of the nodes; shape [nodes]."""
         return np.asarray((self.start + np.arange(len(self.probabilities))) * self.spacing, dtype=np.float64)
 
 
@@ -89,7 +90,7 @@ class LossTable:
     """The loss of ``mixture`` inverted on a lattice: ``L(outputs[i]) = (start + i) * spacing``; arrays are [edges].
 
     mills_q and mills_p are signed Mills ratios at the outputs: the tail of Q (of P) beyond the output, on the side
-    away from the mean, over its density; of P, the average over the atoms given the output.
+    away from the mean, over the density. For P it is the average over the atoms given the output.
     """
 
     mixture: SensitivityMixture
@@ -100,7 +101,7 @@ class LossTable:
     mills_p: Array
 
     def law(self, direction: Direction, bound: Bound) -> LatticeLoss:
-        """The law of the loss in one direction; see the module's description for what it guarantees."""
+        """The law of the loss in one direction, with the guarantee in the module's description."""
         cells = self._remove_cells() if direction == "remove" else self._add_cells()
         return _spread(cells, self.spacing) if bound == "upper" else _merge(cells, self.spacing)
 
@@ -146,7 +147,7 @@ class LossTable:
     def _atoms(self, means: Array, probabilities: Array) -> Array:
         """Mass of the Gaussians by the gap between edges that holds their mean; shape [edges + 1].
 
-        Signed Mills ratios give the nearer tail, negative left of the mean, so the gap with the mean lacks mass one.
+        Signed Mills ratios give the nearer tail, negative left of the mean, so mass 1 is missing in the mean's gap.
         """
         gaps = np.searchsorted(self.outputs, means, side="left")
         return np.bincount(gaps, weights=probabilities, minlength=len(self.outputs) + 1).astype(np.float64)
@@ -161,12 +162,11 @@ class LossTable:
 def tabulate(
     mixture: SensitivityMixture, spacing: float, direction: Direction, tail: float, floor: float, offset: float = 0.0
 ) -> LossTable:
-    """Invert the loss on the lattice points that the direction's first measure reaches.
+    """Invert the loss on the lattice points ``(i + offset) * spacing`` that the direction's first measure reaches.
 
-    At most ``tail`` of it has a greater loss than the last point, at most ``floor`` a smaller one than the first, or
-    more where the table would otherwise pass MAX_POINTS: an upper bound rounds such losses up, a lower one loses them.
-    Points are ``(i + offset) * spacing``. Both bounds share a table; so do both directions, but the other direction
-    then loses more to infinity. ``mixture`` is used as given: truncate it first.
+    At most ``tail`` of its mass lies above the last point. At most ``floor`` lies below the first, or more if the table
+    would exceed MAX_POINTS; an upper bound rounds these losses up, a lower bound drops them. Both bounds can use one
+    table. Both directions can, too, but the other direction then loses more to infinity. ``mixture`` is not truncated.
     """
     lowest, highest = output_range(mixture, direction, tail, floor)
     first, last = loss_at(mixture, np.array([lowest, highest]))
@@ -193,9 +193,10 @@ def tabulate(
 def discretise(
     mixture: SensitivityMixture, spacing: float, direction: Direction, bound: Bound, tail: float = 1e-20
 ) -> LatticeLoss:
-    """The law of one round's privacy loss on the lattice of ``spacing``, bounding the true loss from ``bound``.
+    """The law of one round's privacy loss on the lattice of ``spacing``, as an upper or a lower bound.
 
-    ``tail`` is the probability that may be cut off: added to infinity_mass for the upper bound, lost for the lower.
+    The guarantee is in the module's description. ``tail`` is the probability that may be cut off: it is added to
+    infinity_mass for the upper bound, and dropped for the lower.
     """
     spacing = require_finite("spacing", spacing, at_least=1e-9, at_most=1e3)
     tail = require_finite("tail", tail, at_least=1e-300, below=1.0)
@@ -221,9 +222,9 @@ def _spread(cells: _Cells, spacing: float) -> LatticeLoss:
 def _merge(cells: _Cells, spacing: float) -> LatticeLoss:
     """Merge each cell into its barycentre and move the barycentres onto the nodes in the middle of the cells.
 
-    A barycentre above its node lifts some mass from the node below, one below its node lowers some from the node
-    above, so that every node ends on its own barycentre: pooling, a post-processing. Where a neighbour has too little
-    to give, the cell gives up mass (barycentre above) or is rounded down one node (below); both only lower the loss.
+    A barycentre above its node is pooled with mass from the node below, one below its node with mass from the node
+    above, so that the pooled barycentre is the node; pooling is post-processing. If a neighbour has too little mass,
+    the cell drops mass (barycentre above) or is rounded down one node (below); both only lower the loss.
     """
     numerator = np.maximum(cells.numerator, 0.0)
     excess = numerator - np.exp(spacing / 2) * cells.denominator
@@ -269,9 +270,9 @@ def loss_at(mixture: SensitivityMixture, outputs: Array) -> Array:
 
 
 def output_range(mixture: SensitivityMixture, direction: Direction, tail: float, floor: float) -> tuple[float, float]:
-    """Outputs that hold the direction's first measure but for ``tail`` of the greatest losses, ``floor`` of the least.
+    """Outputs (low, high) outside which the first measure has at most ``tail`` of large and ``floor`` of small losses.
 
-    A little wide, never tight.
+    The range is slightly wider than needed.
     """
     reach, short = np.sqrt(-2 * np.log((tail, floor))).tolist()  # Pr[N(0, 1) > z] <= exp(-z^2 / 2) / 2
     if direction == "add":
@@ -288,10 +289,10 @@ def output_range(mixture: SensitivityMixture, direction: Direction, tail: float,
 
 
 def lower_offset(mixture: SensitivityMixture, spacing: float) -> float:
-    """Where on the lattice, in spacings, a lower bound's table should start.
+    """Shift of the lattice, in spacings, for a lower bound's table.
 
-    Rounds much finer than the lattice have nearly all their mass in one cell at the least log ratio, log p_0. Their
-    lower bound is tight only if that cell's barycentre is a node, so the lattice is shifted to make it one.
+    Rounds much finer than the lattice have nearly all their mass in one cell at the smallest log ratio, log p_0. Their
+    lower bound is tight only if that cell's barycentre is a node; the shift makes it one.
     """
     if not mixture.zero_probability:
         return 0.0
@@ -326,7 +327,7 @@ def _without_zero(mixture: SensitivityMixture, losses: Array) -> tuple[npt.NDArr
 def _invert(shifts: Array, log_atoms: Array, targets: Array, lowest: float, highest: float) -> Array:
     """Solve log sum_j exp(log_atoms_j + shifts_j x) = target for each target, ascending; shape [targets].
 
-    The left side is convex and increasing, so Newton's method converges from wherever the table puts it.
+    The left side is convex and increasing, so Newton's method converges from any start.
     """
     if len(shifts) == 0:
         return np.full_like(targets, np.inf)
@@ -359,7 +360,7 @@ def _log_sum(lines: Array) -> Array:
 
 
 def _scaled(masses: Array, exponents: Array) -> Array:
-    """masses * exp(exponents), evaluated only where there is mass."""
+    """masses * exp(exponents), evaluated only where the mass is positive."""
     result = np.zeros_like(masses)
     there = masses > 0.0
     result[there] = np.exp(np.log(masses[there]) + exponents[there])

@@ -1,9 +1,9 @@
-"""A quick, uncertified first answer that tells the certified composition where to look.
+"""A fast, uncertified approximation of delta(epsilon), used to choose tilt, lattice and window.
 
 The cumulant generating function K of the composed loss is summed over the rounds by quadrature over the outputs;
 delta(epsilon) = (1 / 2 pi i) integral exp(K(z) - z epsilon) / (z (z + 1)) dz is then approximated at its saddle point
-(Alghamdi et al., "The saddle-point method in differential privacy", 2023). Nothing here enters a guarantee: the
-tilt, lattice and window chosen from it are checked afterwards.
+(Alghamdi et al., "The saddle-point method in differential privacy", 2023). No guarantee rests on it:
+the composition is certified for any tilt, lattice and window.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from accounting.pld.loss import MAX_ATOMS, Direction, loss_at, output_range
 from accounting.pld.sensitivity import Array, SensitivityMixture
 
 _POINTS = 128
-_ROWS = 128  # rounds that are tabulated; of more, neighbours in order of strength share a table
+_ROWS = 128  # most tables; with more rounds, neighbours in order of strength share one
 _TILTS = (1e-4, 1e14)
 
 
@@ -33,11 +33,11 @@ class Cumulants:
     counts: Array  # [rounds]
     gaussian: float
     pure: Array  # [pure releases]
-    atoms: int  # sensitivities of the mixture that has most
+    atoms: int  # largest number of sensitivities of a mixture
 
     @property
     def highest(self) -> float:
-        """The greatest loss of a tabulated round."""
+        """The largest loss in the tables."""
         sign = 1.0 if self.direction == "remove" else -1.0
         return float(np.max(sign * self.losses, initial=-np.inf))
 
@@ -80,7 +80,7 @@ def cumulants(rounds: GroupRounds, direction: Direction, tail: float) -> Cumulan
 
 
 def _representatives(mixtures: Sequence[tuple[SensitivityMixture, int]]) -> tuple[list[SensitivityMixture], Array]:
-    """At most about `_ROWS` of many mixtures, each the middle one of its neighbours in strength, and their counts."""
+    """At most about `_ROWS` mixtures, each standing for a block of similar ones, and the blocks' counts."""
     ordered = sorted(mixtures, key=lambda pair: (pair[0].probabilities, pair[0].sensitivities))
     stride = -(-len(ordered) // _ROWS) if ordered else 1
     blocks = [ordered[start : start + stride] for start in range(0, len(ordered), stride)]
@@ -90,7 +90,7 @@ def _representatives(mixtures: Sequence[tuple[SensitivityMixture, int]]) -> tupl
 
 @dataclass(frozen=True)
 class Saddle:
-    """Where the composition should look: ``tilt`` z > 0 at ``epsilon``, and log(delta) there, approximately."""
+    """The saddle point ``tilt`` z > 0 at ``epsilon``, and the approximate log(delta) there."""
 
     tilt: float
     epsilon: float
@@ -98,21 +98,22 @@ class Saddle:
 
 
 def saddle_at_delta(generating: Cumulants, log_delta: float) -> Saddle:
-    """The saddle whose delta is the wanted one; at epsilon 0 if delta is reached below."""
+    """The saddle at which delta is exp(log_delta), or that at epsilon 0 if this would be negative."""
     found = _solve(lambda tilt: log_delta - _at(generating, tilt).log_delta)
     saddle = _at(generating, found)
     return saddle if saddle.epsilon > 0.0 else saddle_at_epsilon(generating, 0.0)
 
 
 def saddle_at_epsilon(generating: Cumulants, epsilon: float) -> Saddle:
+    """The saddle at ``epsilon``."""
     found = _at(generating, _solve(lambda tilt: _at(generating, tilt).epsilon - epsilon))
     return Saddle(found.tilt, epsilon, found.log_delta)
 
 
 def chernoff_tilt(generating: Cumulants, saddle: Saddle) -> float | None:
-    """A tilt whose Chernoff bound shows delta at the saddle's epsilon to be well below the saddle's.
+    """A tilt whose Chernoff bound on delta, at the saddle's epsilon, is well below the saddle's delta.
 
-    Failing that the tilt of the best bound, or None where even that one is above.
+    If there is none, the tilt of the lowest bound, or None if that bound is not below the saddle's delta.
     """
     tilts = saddle.tilt * np.geomspace(1 / 16, 256.0, 25)
     bounds = np.array([generating(tilt)[0] - tilt * saddle.epsilon + log_peak(tilt) for tilt in tilts])
@@ -135,7 +136,7 @@ def _at(generating: Cumulants, tilt: float) -> Saddle:
 
 
 def _solve(increasing: Callable[[float], float]) -> float:
-    """The tilt where an increasing function crosses zero, or the nearer end of the allowed range."""
+    """The tilt where an increasing function crosses zero, or the nearer end of `_TILTS`."""
 
     def at(log_tilt: float) -> float:
         return increasing(float(np.exp(log_tilt)))

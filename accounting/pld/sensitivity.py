@@ -20,11 +20,11 @@ from accounting.samplings import Sampling
 
 Array = npt.NDArray[np.float64]
 
-_MOST_UNITS = 10**8  # of a law on a grid
-_NEGLIGIBLE = 1e-290  # probabilities below this are never kept: doubles lose precision there
-_SMALL = 1 / 64  # of the largest contribution, below which another has a finer grid
-_SUMS = 1024  # sums of large and small contributions that are told apart
-_SUMS_OF_SMALL = 32  # of them, sums of small contributions beside each sum of large ones
+_MOST_UNITS = 10**8  # largest sum of contributions on a grid, in grid spacings
+_NEGLIGIBLE = 1e-290  # probabilities below this are dropped: doubles lose precision there
+_SMALL = 1 / 64  # contributions below this share of the largest get a finer grid
+_SUMS = 1024  # distinct sums of large and small contributions that are kept
+_SUMS_OF_SMALL = 32  # distinct sums of small contributions that are kept for each sum of large ones
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class SensitivityMixture:
     """Sensitivity ``sensitivities[j]`` (in noise standard deviations) with probability ``probabilities[j]``.
 
     Sensitivities ascend strictly and are at least 0; probabilities are positive and sum to 1 - ``missing``.
-    ``missing`` is the probability of larger sensitivities that the mixture says nothing about.
+    ``missing`` is the probability of larger sensitivities, which were cut off.
     """
 
     sensitivities: tuple[float, ...]
@@ -72,14 +72,14 @@ class SensitivityMixture:
         return SensitivityMixture(tuple(a * factor for a in self.sensitivities), self.probabilities, self.missing)
 
     def truncated(self, tail: float) -> SensitivityMixture:
-        """The mixture without its largest sensitivities, as far as their probability stays below ``tail``."""
+        """The mixture without its largest sensitivities, of total probability below ``tail``."""
         kept, dropped = self._split(tail)
         if not dropped:
             return self
         return SensitivityMixture(self.sensitivities[:kept], self.probabilities[:kept], self.missing + dropped)
 
     def rounded_down(self, tail: float) -> SensitivityMixture:
-        """A mixture that this one dominates: what `truncated` drops gets the largest sensitivity that is kept."""
+        """A mixture that this one dominates: the probability that `truncated` drops moves to the largest one kept."""
         kept, dropped = self._split(tail)
         if not dropped + self.missing:
             return self
@@ -87,9 +87,9 @@ class SensitivityMixture:
         return SensitivityMixture(self.sensitivities[:kept], probabilities)
 
     def pooled(self, limit: int, bound: Literal["upper", "lower"]) -> SensitivityMixture:
-        """The mixture with at most about ``limit`` sensitivities: neighbours share the largest (upper) or the least.
+        """The mixture with at most ``limit`` + 1 sensitivities: neighbours are merged at their largest or smallest.
 
-        So the result dominates this mixture (upper), or this mixture dominates it (lower).
+        With "upper" (largest) the result dominates this mixture; with "lower" (smallest) this mixture dominates it.
         """
         if len(self.sensitivities) <= limit:
             return self
@@ -101,15 +101,17 @@ class SensitivityMixture:
 
     def _split(self, tail: float) -> tuple[int, float]:
         from_the_top = np.cumsum(self.probabilities[::-1])
-        fewest = min(1 + (self.sensitivities[0] == 0.0), len(self.probabilities))  # one that moves the round is kept
+        fewest = min(
+            1 + (self.sensitivities[0] == 0.0), len(self.probabilities)
+        )  # at least one positive sensitivity is kept
         drop = min(int(np.searchsorted(from_the_top, tail)), len(self.probabilities) - fewest)
         return len(self.probabilities) - drop, float(from_the_top[drop - 1]) if drop else 0.0
 
 
 def _cells(values: Array, limit: int) -> npt.NDArray[np.intp]:
-    """Where cells of equal width start among ascending ``values``, the first value alone: at most limit + 1 cells.
+    """Start indices of cells of equal width among ascending ``values``; the first value is a cell of its own.
 
-    The width is the least, to a part in 2^40, with which no more than that are occupied.
+    The width is the smallest, to a part in 2^40, that gives at most limit + 1 occupied cells.
     """
     span = float(values[-1] - values[0])
     fine, coarse = 0.0, span / limit
@@ -133,7 +135,7 @@ def mixture_from_log_weights(
 
 
 def group_law(sampling: Sampling, group_size: int) -> SensitivityMixture:
-    """How many of a group of ``group_size`` a round of ``sampling`` holds: the group's sensitivity in clipping norms.
+    """Law of the number of members of a group in a round of ``sampling``: the group's sensitivity in clipping norms.
 
     Binomial for Poisson batches, hypergeometric for fixed ones (paper B, Theorems 3.1 and 3.3, before its factor 2).
     """
@@ -141,7 +143,7 @@ def group_law(sampling: Sampling, group_size: int) -> SensitivityMixture:
 
 
 def examples_law(sampling: Sampling, contributions: Sequence[float], spacing: float) -> SensitivityMixture:
-    """Sum of the contributions of those members that a round of ``sampling`` holds, each rounded up to ``spacing``.
+    """Law of the sum of the contributions of the members in a round, each rounded up to a multiple of ``spacing``.
 
     Rounding up is stochastic dominance, so the mixture dominates the group's rounds (docs/group-proof.md, Theorems 1
     and 2, the latter before its factor 2).
@@ -159,8 +161,8 @@ def examples_law(sampling: Sampling, contributions: Sequence[float], spacing: fl
 def _independent(contributions: Sequence[float], sample_rate: float, spacing: float) -> SensitivityMixture:
     """Sum of c_j B_j over independent B_j ~ Bernoulli(q), each c_j rounded up to a multiple of ``spacing``.
 
-    Contributions below `_SMALL` of the largest have a grid of their own, as much finer as they are smaller, and the sum
-    of both kinds is rounded up again where it takes too many values.
+    Contributions below `_SMALL` times the largest have their own, proportionally finer grid. The sum of both kinds is
+    rounded up again if it takes too many values.
     """
     values = _checked(contributions)
     smallest = _SMALL * max(values, default=0.0)
@@ -195,7 +197,7 @@ def _sum(first: SensitivityMixture, second: SensitivityMixture) -> SensitivityMi
 
 
 def _subset(contributions: Sequence[float], counts: Array, log_weights: Array, spacing: float) -> SensitivityMixture:
-    """Sum of c_j over the members drawn, each c_j rounded up to the grid, by the law of how many they are.
+    """Sum of c_j over the members drawn, each c_j rounded up to the grid, given the law of their number.
 
     subsets[h, s] is the share of the h-subsets of the group whose contributions sum to s grid units; the law is the
     mixture of its rows.

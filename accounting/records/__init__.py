@@ -1,24 +1,38 @@
-"""What is stored: files, norm shards, traces and epsilons, and the names of a trial's files."""
+"""Stored data: atomic files, traces, norm shards, per-example epsilons, and the names of a trial's files."""
 
+from accounting.records.files import delete, exists, list_files, open_filesystem, read_bytes, write_bytes_atomically
 from accounting.records.layout import TrialFiles
+from accounting.records.parts import MANIFEST
+from accounting.records.sealed import read_sealed, write_sealed
 from accounting.records.shards import (
     Epsilons,
     NormShards,
     NormShardWriter,
     NormSnapshot,
+    PartNorms,
     read_epsilons,
     write_epsilons,
 )
 from accounting.records.traces import read_trace, write_trace
 
 __all__ = [
+    "MANIFEST",
     "Epsilons",
     "NormShardWriter",
     "NormShards",
     "NormSnapshot",
+    "PartNorms",
     "TrialFiles",
+    "delete",
+    "exists",
+    "list_files",
+    "open_filesystem",
+    "read_bytes",
     "read_epsilons",
+    "read_sealed",
     "read_trace",
+    "write_bytes_atomically",
     "write_epsilons",
+    "write_sealed",
     "write_trace",
 ]

@@ -1,8 +1,8 @@
-"""File input and output through pyarrow.fs: a local path, ``s3://`` and ``gs://`` are the same code.
+"""File input and output through pyarrow.fs: the same code for local paths, ``s3://`` and ``gs://``.
 
-Writes are all or nothing. Locally: temporary name, fsync, rename, fsync of the folder. On object stores an object
-appears when its upload completes, so the upload itself is atomic. Private files are 0600 in folders of mode 0700
-where the file system has modes.
+Writes are atomic. Locally: temporary name, fsync, rename, fsync of the folder. On object stores an object
+appears only when its upload completes. Private files have mode 0600, in folders of mode 0700, where the file system
+has modes.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from accounting.errors import InvalidInput, StorageError
 def open_filesystem(uri: str) -> tuple[fs.FileSystem, str]:
     """The file system of a local path or URI, and the path inside it.
 
-    One file system object per scheme and host is kept for the life of the process: connecting is slow.
-    Raises `InvalidInput` for a scheme that pyarrow does not know.
+    Connecting is slow, so one file system object per scheme and host is cached for the life of the process.
+
+    Raises: InvalidInput for a scheme that pyarrow does not know.
     """
     if "://" not in uri:
         return fs.LocalFileSystem(), os.path.abspath(uri)
@@ -53,10 +54,11 @@ def read_bytes(uri: str) -> bytes:
 
 
 def write_bytes_atomically(uri: str, data: bytes, private: bool = False) -> None:
-    """Replace the content of ``uri``: afterwards it holds the old bytes or the new ones, never a mixture.
+    """Replace the content of ``uri``: whatever fails, it holds either the old bytes or the new ones.
 
-    private gives the file mode 0600 and its folder, and every folder made on the way, mode 0700.
-    Raises `StorageError` (disk full, no permission, ...); the old content is then untouched.
+    private gives the file mode 0600, and its folder and every folder created for it mode 0700.
+
+    Raises: StorageError (disk full, no permission, ...); the old content is then unchanged.
     """
     filesystem, path = open_filesystem(uri)
     with _named_errors("write", uri):
@@ -68,9 +70,9 @@ def write_bytes_atomically(uri: str, data: bytes, private: bool = False) -> None
 
 
 def append_bytes(uri: str, data: bytes, private: bool = False) -> None:
-    """Add ``data`` to the end and make it durable; object stores, which cannot append, rewrite the object.
+    """Append ``data`` durably; object stores cannot append, so there the object is rewritten.
 
-    A crash may leave a prefix of ``data`` behind: the caller's format must be able to tell.
+    A crash may leave only a prefix of ``data``; the caller's format must be able to detect that.
     """
     filesystem, path = open_filesystem(uri)
     if _is_local(filesystem):
@@ -83,20 +85,21 @@ def append_bytes(uri: str, data: bytes, private: bool = False) -> None:
 
 
 def exists(uri: str) -> bool:
+    """Whether there is a file or folder at ``uri``. Raises `StorageError` when the storage cannot tell."""
     filesystem, path = open_filesystem(uri)
     with _named_errors("read", uri):
         return bool(filesystem.get_file_info(path).type != fs.FileType.NotFound)
 
 
 def delete(uri: str) -> None:
-    """Delete a file, if it is there."""
+    """Delete a file if it exists. Raises `StorageError` when the storage refuses."""
     filesystem, path = open_filesystem(uri)
     with _named_errors("delete", uri), contextlib.suppress(FileNotFoundError):
         filesystem.delete_file(path)
 
 
 def list_files(uri: str) -> tuple[str, ...]:
-    """The files below a folder, as sorted paths relative to it; temporary files of unfinished writes are left out."""
+    """Sorted paths, relative to a folder, of all files below it, without temporary files of unfinished writes."""
     filesystem, path = open_filesystem(uri)
     with _named_errors("list", uri):
         found = filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True, recursive=True))
@@ -113,7 +116,7 @@ def _is_local(filesystem: fs.FileSystem) -> bool:
 
 @contextlib.contextmanager
 def _named_errors(action: str, uri: str) -> Iterator[None]:
-    """Turn an operating system's error into one sentence that names the file and the next step."""
+    """Turn an error of the operating system into a `StorageError` that names the file and the next step."""
     try:
         yield
     except FileNotFoundError:
@@ -128,7 +131,7 @@ def _named_errors(action: str, uri: str) -> Iterator[None]:
 def _put_object(filesystem: fs.FileSystem, path: str, data: bytes) -> None:
     try:
         stream = filesystem.open_output_stream(path)
-    except FileNotFoundError:  # a store that has real folders
+    except FileNotFoundError:  # a store with real folders
         filesystem.create_dir(path.rpartition("/")[0], recursive=True)
         stream = filesystem.open_output_stream(path)
     with stream:

@@ -1,4 +1,4 @@
-"""The files of one trial: the only place that spells their names.
+"""The names of one trial's files, defined only here.
 
 Everything derived from single training examples lies under ``private/`` (folder 0700, files 0600 where the
 file system has modes).
@@ -37,7 +37,7 @@ class TrialFiles:
 
     @property
     def training(self) -> str:
-        """What training measured: history per epoch and the evaluation on test data (JSON)."""
+        """Measurements of training (JSON): the history per epoch and the evaluation on test data."""
         return self._below("training.json")
 
     @property
@@ -64,22 +64,22 @@ class TrialFiles:
 
     @property
     def released(self) -> str:
-        """Statistics of the epsilons that were released with noise (JSON): drawn once, because each draw costs."""
+        """Statistics of the epsilons, released with noise (JSON); drawn once, because every draw costs privacy."""
         return self._below("released.json")
 
     @property
     def exact_norms(self) -> str:
-        """Norms of a few random examples at every step, to measure the estimates of all others by."""
+        """Norms of a few random examples at every step, to measure how good the estimates from rarer norms are."""
         return self._below("private", "exact-norms")
 
     @property
     def private_training(self) -> str:
-        """Raw facts about training batches (JSON): gradients that were not finite, empty batches."""
+        """Counts of anomalies in training batches (JSON): gradients that were not finite, empty batches."""
         return self._below("private", "training.json")
 
     @property
     def attacks(self) -> str:
-        """What attacks on the trained model found (JSON); only of trials whose ``attacks`` ask for them."""
+        """Results of attacks on the trained model (JSON), for trials whose ``attacks`` setting asks for them."""
         return self._below("private", "attacks.json")
 
     @property
@@ -89,7 +89,7 @@ class TrialFiles:
 
     @property
     def error(self) -> str:
-        """Text and traceback of the error that ended the trial, or its last attempt; of them, little is public."""
+        """Message and traceback of the error that ended the trial or its last attempt; they may quote the data."""
         return self._below("private", "error.txt")
 
     @property

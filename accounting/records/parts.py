@@ -1,9 +1,9 @@
-"""Write-once Arrow parts under a manifest that commits them.
+"""Write-once Arrow parts, committed by a manifest.
 
-A part counts when, and only when, ``manifest.jsonl`` lists it; the line is added after the part is durable. Each line
+A part is committed if and only if ``manifest.jsonl`` lists it; the line is added after the part is durable. Each line
 holds the part's step (none for results of a whole run), number, rows, first and last example id, bytes and sha256.
-Readers verify length and sha256 before they decode, because Arrow does not notice a flipped byte. Both are private:
-they depend on the rows without noise, so no error, which a sweep may publish, quotes them.
+Readers verify length and sha256 before they decode, because Arrow does not detect a flipped byte. Length and sha256
+depend on the rows without noise, so they are private, and error messages, which a sweep may publish, omit them.
 """
 
 from __future__ import annotations
@@ -43,11 +43,12 @@ class PartRecord:
         return name if self.step is None else f"step={self.step:08d}/{name}"
 
     def to_line(self) -> bytes:
+        """The record as a line of the manifest."""
         return json.dumps(asdict(self), separators=(",", ":")).encode() + b"\n"
 
 
 class PartStore:
-    """The parts of one folder. There is one writer per folder; every reader sees committed parts only."""
+    """The parts of one folder, which has a single writer; readers see committed parts only."""
 
     def __init__(self, directory: str, schema: pa.Schema) -> None:
         """Read the manifest. Raises `DataCorruption` when a line before the last is damaged."""
@@ -84,9 +85,9 @@ class PartStore:
             self._commit(fresh)
 
     def replace(self, parts: Iterable[tuple[int | None, int, pa.Table]]) -> None:
-        """Write the tables as they come and commit exactly these in the end, in place of what was there.
+        """Write the tables one by one, then commit exactly these in place of the earlier parts.
 
-        For results that can be computed again: a crash in between leaves parts that the old manifest refuses.
+        For results that can be computed again: after a crash in between, parts do not match the old manifest.
         """
         records: list[PartRecord] = []
         for step, part, table in parts:
@@ -161,9 +162,9 @@ _LINE = re.compile(
 
 
 def _is_cut(tail: bytes) -> bool:
-    """Whether ``tail``, which no newline ends, is the beginning of a line, as a crash while appending leaves it.
+    """Whether ``tail``, without a final newline, may be the start of a line cut off by a crash while appending.
 
-    A whole line followed by something else than its newline is damage, not an unfinished commit.
+    A complete line followed by anything but a newline is damage instead.
     """
     whole = _LINE.match(tail)
     return whole is None or whole.end() == len(tail)

@@ -1,4 +1,4 @@
-"""JSON files that notice damage: a checksum of the content lies beside it, because a flipped digit is valid JSON."""
+"""JSON files with a checksum of their content, because a flipped digit is still valid JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def write_sealed(uri: str, content: bytes, private: bool = False) -> None:
 def read_sealed(uri: str, next_step: str) -> bytes | None:
     """The stored object as JSON; None when there is none.
 
-    Raises `DataCorruption`, which ends in what to do about it, when the file is cut or altered.
+    Raises: DataCorruption when the file is cut or altered; its message ends with ``next_step``.
     """
     try:
         values: dict[str, Any] = json.loads(read_bytes(uri))

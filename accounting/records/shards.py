@@ -1,8 +1,8 @@
-"""Norm shards and per-example epsilons as Arrow files: the only place that spells their columns.
+"""Norm shards and per-example epsilons as Arrow files; their columns are defined only here.
 
-A norm snapshot at step s holds, for every training example, what its gradient contributes from step s up to the next
-snapshot. Part p holds the same examples in every snapshot, so that one part can be accounted for on its own.
-Everything here is derived from single examples, is private, and is stored so.
+A norm snapshot at step s holds, for every training example, the contribution of its gradient from step s up to the next
+snapshot. Part p holds the same examples in every snapshot, so that each part can be accounted for on its own.
+Everything here is derived from single examples and stored as private.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ EPSILON_SCHEMA = pa.schema(
 )
 
 ROUNDING = 1e-6
-"""A contribution may pass 1 by this much through the rounding of 32-bit arithmetic; it is then stored as 1."""
+"""Rounding in 32-bit arithmetic may raise a contribution above 1 by up to this much; it is then stored as 1."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,9 @@ _SNAPSHOT_COLUMNS = ("example_ids", "groups", "norms", "contributions", "losses"
 
 
 def check_contributions(contributions: Floats, where: str) -> None:
-    """Raise `InvalidInput`, which tells none of these private values, unless every contribution lies in [0, 1].
+    """Raise `InvalidInput` unless every contribution lies in [0, 1]; NaN does not.
 
-    NaN never does.
+    The contributions are private, so the message quotes none of them.
     """
     values = np.asarray(contributions)
     wrong = ~((values >= 0.0) & (values <= 1.0 + ROUNDING))
@@ -117,7 +117,7 @@ class NormShardWriter:
 
 
 def _round_up_to_float32(contributions: Floats) -> npt.NDArray[np.float32]:
-    """The nearest 32-bit values that are not below the given ones: storing must not make an example cheaper."""
+    """The nearest 32-bit values not below the given ones, because storing must not lower an example's cost."""
     stored = np.asarray(contributions).astype(np.float32)
     below = stored < np.asarray(contributions)
     return np.minimum(np.where(below, np.nextafter(stored, np.float32(2.0)), stored), np.float32(1.0))
@@ -154,15 +154,16 @@ class NormShards:
 
     @property
     def uncommitted(self) -> tuple[str, ...]:
-        """Part files without a manifest line: training was interrupted, and resuming it will replay them."""
+        """Part files without a manifest line: training was interrupted, and a resume writes them again."""
         return self._store.uncommitted
 
     @property
     def examples(self) -> int:
+        """Number of training examples."""
         return sum(records[self.steps[0]].rows for records in self._records.values())
 
     def require_complete(self, examples: int) -> None:
-        """Raise `DataCorruption` when training was interrupted while it wrote, or when some of ``examples`` lack."""
+        """Raise `DataCorruption` if a write was interrupted, or if there are not exactly ``examples`` examples."""
         if self.uncommitted:
             raise DataCorruption(
                 f"{self._store.directory} holds shards that were never committed, such as {self.uncommitted[0]}: "
@@ -221,8 +222,8 @@ class NormShards:
 class Epsilons:
     """Per-example privacy of a run; arrays have shape [examples].
 
-    upper is the certified bound, lower its companion from below, losses the loss at the last snapshot. kind is
-    ``guarantee`` or ``estimate`` (see `accounting.mechanism.Trace`), and holds for all examples alike.
+    upper and lower are the certified bounds, losses the loss at the last snapshot. kind, ``guarantee`` or ``estimate``
+    (`Trace.individual_kind`), applies to all examples.
     """
 
     example_ids: npt.NDArray[np.int64]
@@ -236,7 +237,7 @@ class Epsilons:
 
     @staticmethod
     def concatenate(parts: Sequence[Epsilons]) -> Epsilons:
-        """Merge parts in the given order. Raises `InvalidInput` when they claim different things."""
+        """Concatenate parts in the given order. Raises `InvalidInput` when delta, method or kind differ."""
         claims = {(part.delta, part.method, part.kind) for part in parts}
         if len(claims) != 1:
             raise InvalidInput(f"parts claim different (delta, method, kind): {sorted(claims)}; account them again")
@@ -251,7 +252,7 @@ class Epsilons:
 
 
 def write_epsilons(directory: str, parts: Iterable[Epsilons]) -> None:
-    """Store parts, in order, as they come; the last step commits them together and replaces earlier results."""
+    """Store parts one by one, in order, then commit them together in place of earlier results."""
     PartStore(directory, EPSILON_SCHEMA).replace((None, part, _to_table(rows)) for part, rows in enumerate(parts))
 
 

@@ -1,4 +1,4 @@
-"""Traces as Arrow files: one row per segment; what belongs to the whole run is in the schema's metadata."""
+"""Traces as Arrow files: one row per segment; facts about the whole run are in the schema's metadata."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _schema() -> pa.Schema:
 
 
 def write_trace(path: str, trace: Trace) -> None:
-    """Store a trace, with a checksum of its content."""
+    """Store a trace with a checksum of its content. Raises `StorageError` when the storage refuses."""
     run = {
         "dataset_size": trace.dataset_size,
         "adjacency": trace.adjacency,
@@ -65,7 +65,7 @@ def read_trace(path: str) -> Trace:
     data = read_bytes(path)
     try:
         table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
-        table.validate(full=True)  # so that decoding altered lengths and offsets cannot leave the buffers
+        table.validate(full=True)  # altered lengths and offsets must not make decoding read outside the buffers
         rows, run = table.to_pylist(), json.loads(table.schema.metadata[b"run"])
         intact = table.schema.metadata[b"sha256"].decode() == _checksum(rows, run)
     except (pa.ArrowException, ValueError, KeyError, TypeError, OSError):

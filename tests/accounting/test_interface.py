@@ -27,8 +27,9 @@ EXPORTED = {
     "accounting.pld": """CertifiedDelta CertifiedEpsilon LatticeLoss SensitivityMixture delta_pld discretise
         epsilon_of_examples epsilon_pld examples_law group_epsilons group_law
         grows_at_least_linearly linear_growth vadhan_epsilon""",
-    "accounting.records": """Epsilons NormShardWriter NormShards NormSnapshot TrialFiles read_epsilons read_trace
-        write_epsilons write_trace""",
+    "accounting.records": """MANIFEST Epsilons NormShardWriter NormShards NormSnapshot PartNorms TrialFiles delete
+        exists list_files open_filesystem read_bytes read_epsilons read_sealed read_trace
+        write_bytes_atomically write_epsilons write_sealed write_trace""",
 }
 
 
