@@ -36,7 +36,7 @@ def image_folder(
     """Pictures in one folder per class, below ``path``, or below ``path/train`` and ``path/test`` if it has only these.
 
     size: pictures are resized to size x size, in colour. groups: a CSV file with columns file (relative to ``path``)
-    and group; without it the groups are the classes. classes, group_names: the declared names; undeclared ones are taken
+    and group; without it the groups are the classes. classes, group_names: the declared names; others are taken
     from the folders and the CSV file, which is not private, and a note says so. Example ids follow the sorted file
     names. All pictures are held in memory.
 
