@@ -1,15 +1,15 @@
-"""Privacy accounting beside dp-accounting and Opacus, on this machine, in one run.
+"""Time and accuracy of privacy accounting, compared with dp-accounting and Opacus.
 
     python benchmarks/accounting.py [--quick] [--json] [--task NAME]
 
-Prints a markdown table, or with --json one object per comparison. Every number is measured, ours and the peer's in the
-same run: nothing is extrapolated. Where the peer would take hours it accounts for a sample, and `ours_items` and
-`peer_items` say how many epsilons each side computed; `speedup` is the ratio of times per epsilon.
-`max_relative_gap` is the largest |ours - peer| / peer over the epsilons that both computed. Ours is an upper bound with
-a certified lower companion; `certified_gap` is the largest (upper - lower) / upper.
+Prints a markdown table, or with --json one object per comparison. All numbers are measured on this machine in one run;
+nothing is extrapolated. If the peer would take hours, it computes only a sample: `ours_items` and `peer_items` are the
+numbers of epsilons that each side computed, and `speedup` is the ratio of times per epsilon. `max_relative_gap` is the
+largest |ours - peer| / peer over the epsilons that both computed. Our epsilon is an upper bound and comes with a
+certified lower bound; `certified_gap` is the largest (upper - lower) / upper.
 
-The peer's mixtures of Gaussians are timed on its default grid of 1e-4 for small groups only, where that takes seconds,
-and for all on 1e-3, which gives the same epsilons (see the gap) ten times faster.
+The peer's mixtures of Gaussians use its default grid of 1e-4 for small groups only, which takes seconds, and a grid of
+1e-3 for all groups, which gives the same epsilons (see the gap) ten times faster.
 """
 
 # ruff: noqa: E402
@@ -47,7 +47,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Result:
-    """One comparison. Times are in seconds, for `ours_items` and `peer_items` epsilons; None where there is no peer."""
+    """One comparison. Times are in seconds for `ours_items` and `peer_items` epsilons; None if there is no peer."""
 
     task: str
     ours_s: float
@@ -77,7 +77,7 @@ SCHEDULE_DELTA = 1e-5
 
 
 def schedule(quick: bool) -> Iterator[Result]:
-    """Distinct noise levels x steps at each; the peers see the same trace. Opacus adds its error of 0.01 to epsilon."""
+    """Many noise levels of a few steps; the peers get the same trace. Opacus adds its error of 0.01 to epsilon."""
     for levels, steps_each, peers in QUICK_SCHEDULES if quick else SCHEDULES:
         planned = make_schedule("exponential", 2.0, decay=0.7 / levels)
         trace = planned_trace(planned, PoissonSampling(0.01), levels, steps_each, 50_000)
@@ -135,7 +135,7 @@ def groups(quick: bool) -> Iterator[Result]:
 
 
 def hard_groups(quick: bool) -> Iterator[Result]:
-    """Little noise and large groups, where the peers need many minutes or report infinity: ours alone."""
+    """Little noise and large groups, without a peer: the peers need many minutes or report infinity."""
     for sigma, size in ((1.0, 64),) if quick else ((1.0, 256), (0.5, 64), (0.3, 256)):
         trace = Trace(50_000, (Segment(0, 2000, PoissonSampling(0.01), sigma),))
         ours, ours_s = timed(lambda trace=trace, size=size: epsilon_pld(trace, GROUP_DELTA, size))
@@ -151,7 +151,7 @@ LEVELS = 128
 
 
 def contributions(rows: int, snapshots: int, levels: int | None = None) -> Array:
-    """Contributions [rows, snapshots] in (0, 1]: a typical level per example that drifts down over training."""
+    """Contributions [rows, snapshots] in (0, 1]: a typical level per example that decreases during training."""
     generator = np.random.default_rng(0)
     typical = generator.beta(1.0, 1.5, size=(rows, 1))
     drift = np.linspace(1.2, 0.6, snapshots)
@@ -206,8 +206,8 @@ def _dp_accounting_rdp(row: Array, steps_each: int) -> float:
 def individual_pld(quick: bool) -> Iterator[Result]:
     """60,000 examples x 300 snapshots, 6000 steps, 128 contribution levels, both directions.
 
-    dp-accounting composes one example after the other: from PLDs of the levels made beforehand and shared by all
-    examples (their making is not counted), and from PLDs of its own.
+    dp-accounting composes the PLDs of one example after the other: once with precomputed PLDs of the levels that all
+    examples share (their construction is not timed), and once with PLDs constructed for each example.
     """
     rows, snapshots, sample = (4_000, 30, 3) if quick else (60_000, 300, 10)
     values, steps_each = contributions(rows, snapshots, LEVELS), 20
@@ -294,7 +294,7 @@ def main() -> None:
     options = parser.parse_args()
     if not options.json:
         print(markdown(COLUMNS), markdown(["---"] * len(COLUMNS)), sep="\n")
-    epsilon_pld(individual_trace(10), INDIVIDUAL_DELTA)  # what is loaded on first use is not what is measured
+    epsilon_pld(individual_trace(10), INDIVIDUAL_DELTA)  # warm up: loading on first use is not measured
     for name in options.task or TASKS:
         for result in TASKS[name](options.quick):
             print(json.dumps(result.as_dict()) if options.json else table_row(result), flush=True)

@@ -1,13 +1,14 @@
-"""Cost of a private training step against a plain one, beside Opacus and torch.func, on this machine, in one run.
+"""Time and memory of a private training step relative to a plain one, compared with Opacus and torch.func.
 
     python benchmarks/training.py [--quick | --paper-batch] [--json] [--model NAME] [--device cuda] [--threads 2]
 
-A step is forward, backward and optimiser step over a whole batch, in micro-batches that every method shares. The
-private methods clip every per-example gradient to norm 1. Noise is left out of them, as it costs the same for everyone:
-`noise_ms` says how much, and `dpsweep_with_noise` is a whole private step, as a trial takes it. Methods take turns; a
-ratio is that to the plain step of the same turn, and the median over a method's turns is printed; `samples` counts
-them. `norm_pass` computes the norms of all examples and trains nothing. Peak memory is what a step adds to the process
-(or to the GPU). The process holds on to its memory as a trial's does (`workers.memory`), for every method alike.
+All methods are measured on this machine in one run. A step is forward, backward and optimiser step over a whole batch,
+in the same micro-batches for every method. The private methods clip every per-example gradient to norm 1. They add no
+noise, which costs the same for all of them: `noise_ms` is its time, and `dpsweep_with_noise` is a complete private step
+as in a trial. Methods take turns. A ratio is relative to the plain step of the same turn; the median over a method's
+turns is printed, and `samples` is their number. `norm_pass` computes the norms of all examples without training. Peak
+memory is what a step adds to the process (or to the GPU). All methods use the allocator settings of a trial
+(`workers.memory`).
 """
 
 # ruff: noqa: E402
@@ -31,7 +32,7 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])  # this file's own folder
 
 from workers.memory import ALLOCATOR
 
-if __name__ == "__main__" and not ALLOCATOR.items() <= os.environ.items():  # read when a process starts
+if __name__ == "__main__" and not ALLOCATOR.items() <= os.environ.items():  # glibc reads them when a process starts
     os.execve(sys.executable, sys.orig_argv, {**os.environ, **ALLOCATOR})
 
 import torch
@@ -53,16 +54,19 @@ CLIP = 1.0
 NOISE_MULTIPLIER = 1.0
 LEARNING_RATE = 0.01
 SHORTEST_SAMPLE = 0.02
-"""Seconds: faster steps are repeated within one sample."""
+"""Seconds; faster steps are repeated within one sample."""
 FEWEST_SAMPLES: Mapping[str, int] = {"dpsweep": 8, "norm_pass": 8}
-"""Of methods whose ratio has a goal; of every other method, two. One of each where a plain step outlasts the budget."""
+"""Minimum number of samples of methods with a target ratio; two for others, one if a plain step exceeds the budget."""
 
 Step = Callable[[Tensor, Tensor], None]
 
 
 @dataclass(frozen=True)
 class Workload:
-    """paper_batch is what the papers train with; batch is what one measured step takes, in parts of micro_batch."""
+    """A model and its batch sizes.
+
+    paper_batch: of the papers. batch, quick_batch: of one measured step. micro_batch: examples in memory at once.
+    """
 
     model: str
     shape: tuple[int, ...]
@@ -141,7 +145,7 @@ def dpsweep_with_noise(model: nn.Module, micro_batch: int) -> Step:
 
 
 def clipping(model: nn.Module, micro_batch: int) -> Callable[[Tensor, Tensor], Mapping[str, Tensor]]:
-    """Mean of the clipped gradients of a batch, by our engine."""
+    """Mean of the clipped gradients of a batch, computed by `GradientEngine`."""
     engine = GradientEngine(model, losses, micro_batch_size=micro_batch)
 
     def clipped_mean(x: Tensor, y: Tensor) -> Mapping[str, Tensor]:
@@ -254,7 +258,7 @@ def seconds(run: Callable[[], None], times: int, device: torch.device) -> float:
 
 
 def peak_megabytes(run: Callable[[], None], device: torch.device) -> float | None:
-    """What ``run`` adds to the memory in use at its worst moment; None where the system does not tell."""
+    """Peak memory that ``run`` adds to the memory in use; None if the system does not report it."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
@@ -264,7 +268,7 @@ def peak_megabytes(run: Callable[[], None], device: torch.device) -> float | Non
     if not reset.exists():
         run()
         return None
-    ctypes.CDLL(None).malloc_trim(0)  # memory that earlier methods freed must not count as at hand
+    ctypes.CDLL(None).malloc_trim(0)  # return memory freed by earlier methods, so that this one does not reuse it
     reset.write_text("5")
     before = _status_kilobytes(status, "VmRSS")
     run()
@@ -277,7 +281,7 @@ def _status_kilobytes(status: Path, field: str) -> int:
 
 
 def check_agreement(models: Mapping[str, nn.Module], name: str) -> None:
-    """After the first step from the same weights, all private methods hold the same clipped mean gradient."""
+    """Check that all private methods have the same clipped mean gradient after the first step from the same weights."""
     gradients = {m: torch.cat([p.grad.flatten() for p in models[m].parameters()]) for m in PRIVATE}  # type: ignore[union-attr]
     for method in PRIVATE:
         error = float((gradients[method] - gradients["vmap"]).norm() / gradients["vmap"].norm())
@@ -288,7 +292,7 @@ def check_agreement(models: Mapping[str, nn.Module], name: str) -> None:
 def take_turns(
     runs: Mapping[str, Callable[[], None]], fewest: Mapping[str, int], repeat: int, budget: float, device: torch.device
 ) -> Mapping[str, list[tuple[float, float]]]:
-    """Seconds, and their ratio to the plain step of the same turn, for every method and turn it took part in."""
+    """For every method and each of its turns: seconds, and their ratio to the plain step of the same turn."""
     samples: dict[str, list[tuple[float, float]]] = {method: [] for method in runs}
     deadline = time.perf_counter() + budget
     while True:
@@ -305,11 +309,12 @@ def take_turns(
 
 
 def measure(workload: Workload, name: str, batch: int, device: torch.device, budget: float) -> dict[str, object]:
+    """All results for one model; ``budget``: seconds after which no more turns start than necessary."""
     initial = workload.build().to(device)
     x, y = workload.data(batch, device)
     models = {method: copy.deepcopy(initial) for method in METHODS}
     steps = {method: make(models[method], min(batch, workload.micro_batch)) for method, make in METHODS.items()}
-    few = slice(0, 2 * workload.micro_batch)  # memory does not depend on how many micro-batches follow
+    few = slice(0, 2 * workload.micro_batch)  # peak memory does not depend on the number of micro-batches
     memory = {method: peak_megabytes(partial(step, x[few], y[few]), device) for method, step in steps.items()}
     check_agreement(models, name)
     runs = {method: partial(step, x, y) for method, step in steps.items()}
@@ -346,7 +351,7 @@ def as_row(result: Mapping[str, object]) -> str:
 
 
 def whole_threads(text: str) -> int:
-    """A number of threads that torch takes, or argparse's error."""
+    """A valid number of threads, or argparse's error."""
     threads = int(text) if text.isdecimal() else 0
     if not 1 <= threads <= MAX_THREADS:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of threads; give 1 to {MAX_THREADS}")
@@ -354,7 +359,7 @@ def whole_threads(text: str) -> int:
 
 
 def present_device(name: str) -> torch.device:
-    """A device that this machine has, or argparse's error."""
+    """A device of this machine, or argparse's error."""
     try:
         return choose_device(name)
     except InvalidInput as error:

@@ -1,4 +1,4 @@
-"""What a training that another library did has cost: the accountants alone, without torch and Ray."""
+"""Privacy accounting for training done with another library, without torch or Ray."""
 
 from accounting import PoissonSampling, Segment, Trace, account, calibrate_noise_multiplier
 
@@ -6,7 +6,7 @@ EXAMPLES, BATCH, EPOCHS, DELTA = 60_000, 600, 10, 1e-5
 
 
 def trace(noise_multiplier: float) -> Trace:
-    """Ten epochs of DP-SGD with Poisson batches: the noise of the second half is a little lower."""
+    """Ten epochs of DP-SGD with Poisson batches; the noise multiplier is 10 % lower in the second half."""
     sampling, half = PoissonSampling(BATCH / EXAMPLES), EPOCHS * EXAMPLES // BATCH // 2
     return Trace(
         dataset_size=EXAMPLES,

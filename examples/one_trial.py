@@ -1,4 +1,4 @@
-"""One trial in this process, without Ray or MLflow: train, account, and look at single examples."""
+"""One trial in this process, without Ray or MLflow: training, accounting, and individual epsilons."""
 
 import sys
 
@@ -26,12 +26,12 @@ def main(folder: str) -> None:
         delta=1e-5,
         seed=0,
     )
-    result = run_trial(spec, folder)  # called again, it continues or returns what it stored
+    result = run_trial(spec, folder)  # a second call resumes, or returns the stored result
     files = TrialFiles(folder)
     trace = read_trace(files.trace)
     worst = account(trace, spec.delta)
     print(f"accuracy {result.evaluation.accuracy:.3f}; worst case: epsilon {worst.epsilon:.3f} by {worst.accountant}")
-    norms = NormShards(files.norms).read(0)  # private data of the examples, the first 65,536 of them
+    norms = NormShards(files.norms).read(0)  # private data: the first part, of up to 65,536 examples
     epsilons = individual_epsilons(norms.steps, norms.contributions, trace, spec.delta, "pld")
     print(f"{len(epsilons.upper)} examples: median epsilon {np.median(epsilons.upper):.3f}, {epsilons.kind}s")
     logits = load_trained(files, spec).logits(np.zeros((2, 30)))

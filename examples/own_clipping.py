@@ -1,4 +1,4 @@
-"""A clipping method of one's own: a smooth version of flat clipping."""
+"""A clipping method of your own: a smooth version of flat clipping."""
 
 from dataclasses import dataclass
 
@@ -10,10 +10,10 @@ from workers.clipping import ClippingMethod, ClippingState, ClipRule, Examples, 
 
 @dataclass(frozen=True)
 class Smooth(ClippingMethod):
-    """C g / sqrt(C^2 + s^2 ||g||^2), shorter than C / s for every g. Sensitivity C / s.
+    """C g / sqrt(C^2 + s^2 ||g||^2). Sensitivity C / s under add/remove and zero-out adjacency.
 
-    The proof is the author's business: ||g|| C / sqrt(C^2 + s^2 ||g||^2) < C ||g|| / (s ||g||) = C / s. What is stated
-    below is checked on every example of the training, which is no proof for those that never occur.
+    Proof, which dpsweep leaves to the author: C ||g|| / sqrt(C^2 + s^2 ||g||^2) < C ||g|| / (s ||g||) = C / s. Training
+    checks the stated sensitivity on every example that it uses; that is no proof for other examples.
     """
 
     steepness: float = 1.0
@@ -26,7 +26,7 @@ class Smooth(ClippingMethod):
         bound, steepness = state.bound, self.steepness
 
         def weigh(examples: Examples) -> Tensor:
-            """[B]: the factor of each gradient, from its own norm alone."""
+            """[B]: the weight of each gradient, computed from its own norm only."""
             return bound / sqrt(bound**2 + (steepness * examples.norms) ** 2)
 
         return ClipRule(sensitivity=bound / steepness, weigh=weigh, bounds={"all": bound / steepness})

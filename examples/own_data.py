@@ -1,4 +1,4 @@
-"""A data source of one's own: visits of customers of two shops, and whether they bought."""
+"""A data source of your own: visits of customers to two shops, and whether they bought something."""
 
 import numpy as np
 
@@ -6,12 +6,12 @@ from workers.data import Source, make_split
 
 
 def shops(customers: int = 400) -> Source:
-    """One row per customer; whose accuracy and privacy are compared is the shop."""
+    """One row per customer. The shop is the group by which accuracy and privacy are compared."""
     random = np.random.default_rng(0)
-    shop = (random.random(customers) < 0.2).astype(np.int64)  # every fifth customer is one of the small shop
+    shop = (random.random(customers) < 0.2).astype(np.int64)  # one customer in five belongs to the small shop
     visits, minutes = random.poisson(3.0, customers), random.exponential(10.0, customers)
     bought = (visits + minutes / 10.0 + shop + random.normal(size=customers) > 4.5).astype(np.int64)
-    # Scaled by numbers known beforehand: a mean taken from the rows would be outside every guarantee.
+    # Scale by constants: a mean computed from the rows would not be covered by any privacy guarantee.
     rows = np.stack([visits / 10.0, minutes / 60.0, shop], axis=1).astype(np.float32)
     return Source(
         name="shops",

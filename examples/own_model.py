@@ -1,4 +1,4 @@
-"""A model of one's own: any torch.nn.Module that maps features [batch, ...] to logits [batch, classes]."""
+"""A model of your own: any torch.nn.Module that maps features [batch, ...] to logits [batch, classes]."""
 
 import math
 
@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 class Residual(nn.Module):
-    """A hidden layer beside a linear one. Layers must not mix the examples of a batch, as BatchNorm does."""
+    """A hidden layer in parallel with a linear one. No layer may mix the examples of a batch, as BatchNorm does."""
 
     def __init__(self, inputs: int, hidden: int, num_classes: int) -> None:
         super().__init__()
@@ -20,5 +20,5 @@ class Residual(nn.Module):
 
 
 def residual(feature_shape: tuple[int, ...], num_classes: int, hidden: int = 16) -> nn.Module:
-    """The sweep gives the shape of one example and the number of classes; further parameters are your own."""
+    """dpsweep passes feature_shape (of one example) and num_classes; other parameters come from the sweep file."""
     return Residual(math.prod(feature_shape), hidden, num_classes)

@@ -1,1 +1,2 @@
-"""Training with differential privacy and per-example norms. Loads neither ray nor mlflow."""
+"""DP-SGD training of one trial: data, models, clipping, noise and per-example gradient norms. Imports neither Ray nor
+MLflow."""

@@ -1,9 +1,9 @@
 """Membership inference by a loss threshold, per group (Yu et al. 2023, App. D).
 
-The result is an observation, not a bound on epsilon in either direction. A better attack may succeed where this one
-fails. Success proves nothing about epsilon either: audits by counting right guesses (Steinke et al. 2023) need every
-example to have been put into the training set by a fair coin of its own, while a test set may differ from the training
-set by more than membership.
+The success rate bounds epsilon neither from above nor from below. A low one proves nothing, because a better attack may
+succeed. A high one is no lower bound on epsilon: audits that count right guesses (Steinke et al. 2023) need an
+independent fair coin for each example to decide whether it is in the training set, while here the test set may differ
+from the training set by more than membership.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ Losses = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class GroupAttack:
-    """Attack on one group, measured on ``examples`` examples, half of them members; 0.5 is what guessing gives.
+    """Attack on one group, measured on ``examples`` examples, half of them members.
 
-    threshold: who has at most this loss is called a member; found on examples other than the measured ones.
-    correct: how many of the measured examples were called rightly.
+    threshold: examples with at most this loss are predicted to be members; chosen on examples that are not measured.
+    correct: number of right predictions; guessing gives half.
     """
 
     name: str
@@ -42,13 +42,14 @@ class GroupAttack:
 
     @property
     def success_rate(self) -> float:
+        """Share of right predictions."""
         return self.correct / self.examples
 
     @property
     def standard_error(self) -> float:
-        """Binomial standard error of the success rate at the rate (correct + 1) / (examples + 2).
+        """Binomial standard error of the success rate, at the rate (correct + 1) / (examples + 2).
 
-        The success rate itself would give 0 where all guesses are right, however few they are.
+        At the success rate itself it would be 0 whenever all predictions are right, even for two examples.
         """
         rate = (self.correct + 1) / (self.examples + 2)
         return math.sqrt(rate * (1.0 - rate) / self.examples)
@@ -56,7 +57,7 @@ class GroupAttack:
 
 @dataclass(frozen=True)
 class AttackResults:
-    """What the attacks on one trial found, by the fields of `workers.spec.AttackSpec`: private data."""
+    """Results of the attacks on one trial, by the fields of `workers.spec.AttackSpec`: private data."""
 
     loss_threshold: tuple[GroupAttack, ...] = ()
 
@@ -65,12 +66,12 @@ _RESULTS: TypeAdapter[AttackResults] = TypeAdapter(AttackResults)
 
 
 def write_attacks(uri: str, results: AttackResults) -> None:
-    """Store the results for the owner of the data alone."""
+    """Store the results in a file that only its owner may read."""
     write_sealed(uri, _RESULTS.dump_json(results), private=True)
 
 
 def read_attacks(uri: str) -> AttackResults:
-    """The stored results; none where the trial was not attacked. Raises `DataCorruption` when they are damaged."""
+    """The stored results; empty if the trial was not attacked. Raises: DataCorruption when they are damaged."""
     next_step = "restore it from a backup, or delete it: the trial is then shown without attacks"
     content = read_sealed(uri, next_step)
     try:
@@ -82,9 +83,9 @@ def read_attacks(uri: str) -> AttackResults:
 def attack(model: nn.Module, dataset: Dataset, loss: Loss, seed: int) -> tuple[GroupAttack, ...]:
     """Attack every group: members are training examples, non-members test examples.
 
-    Takes as many of either as the smaller side has, at random by ``seed``; half of each finds the threshold, the
-    other half measures. Groups with fewer than two members or non-members are left out. The result is computed
-    from training losses without noise: private data.
+    Per group, equally many members and non-members are drawn at random by ``seed``; half of each choose the threshold,
+    the other half measure the attack. Groups with fewer than two members or non-members are left out. The result is
+    computed from training losses without noise: private data.
     """
     member_losses = predict(model, dataset.train, dataset, loss).losses
     other_losses = predict(model, dataset.test, dataset, loss).losses
@@ -98,9 +99,9 @@ def attack(model: nn.Module, dataset: Dataset, loss: Loss, seed: int) -> tuple[G
 
 
 def attack_losses(members: Losses, others: Losses, name: str, generator: np.random.Generator) -> GroupAttack:
-    """`attack` on one group, given the losses of its members [m] and non-members [k], both of at least two.
+    """`attack` on one group, given the losses of its members [m] and non-members [k]. A NaN loss counts as infinite.
 
-    A loss that is NaN counts as infinite.
+    Raises: InvalidInput when there are fewer than two members or non-members.
     """
     half = min(len(members), len(others)) // 2
     if half < 1:
@@ -116,9 +117,12 @@ def attack_losses(members: Losses, others: Losses, name: str, generator: np.rand
 
 
 def best_threshold(members: Losses, others: Losses) -> float:
-    """The threshold at which "member if loss <= threshold" is right most often; no loss may be NaN.
+    """The threshold for which "member if loss <= threshold" is right most often; no loss may be NaN.
 
-    It lies halfway to the next loss where that is finite; -inf calls nobody a member.
+    It lies halfway to the next larger loss if that is finite; -inf predicts no members at all.
+
+    >>> best_threshold(np.array([0.25, 0.5, 2.0]), np.array([1.0, 3.0]))
+    0.75
     """
     losses = np.concatenate([members, others])
     order = np.argsort(losses, kind="stable")

@@ -1,7 +1,7 @@
-"""Random image augmentation with multiplicity: each example's gradient is a mean over its augmented copies.
+"""Random image augmentation with multiplicity K: an example's gradient is the mean over its K augmented copies.
 
-An example's copies are averaged before clipping, so augmentation changes neither sensitivity nor accounting
-(De et al., 2022, Sec. 3.3).
+The mean is taken before clipping, so augmentation changes neither sensitivity nor accounting (De et al., 2022,
+Sec. 3.3).
 """
 
 from __future__ import annotations
@@ -20,19 +20,21 @@ from workers.spec import Component
 
 
 class Augmentation(Protocol):
+    """Random transformations of a batch of prepared features."""
+
     @property
     def multiplicity(self) -> int:
-        """Copies per example, K."""
+        """K: copies per example."""
         ...
 
     def __call__(self, features: Tensor, generator: torch.Generator) -> Tensor:
-        """[b, ...] to [b * K, ...]; the copies of one example are consecutive. Draws come from a CPU generator."""
+        """[b, ...] -> [b * K, ...]; the copies of one example are consecutive. ``generator`` is on the CPU."""
         ...
 
 
 @dataclass(frozen=True)
 class FlipAndCrop:
-    """Random horizontal flips and random crops of the image padded by reflection."""
+    """Random horizontal flip, and a random crop after reflection padding of ``padding`` pixels on each side."""
 
     multiplicity: int = 1
     padding: int = 4
@@ -65,5 +67,5 @@ AUGMENTATIONS: Final[Mapping[str, Callable[..., Augmentation]]] = {"flip_and_cro
 
 
 def make_augmentation(component: Component) -> Augmentation:
-    """The augmentation a trial names."""
+    """The augmentation that a trial names. Raises: InvalidInput for unknown names, keys and impossible values."""
     return build(AUGMENTATIONS, component.name, component.params, "augmentation")

@@ -1,6 +1,6 @@
-"""The bounds of a number field, stated once: in the type of the field, as ``Annotated[int, Field(ge=1, le=1024)]``.
+"""Bounds of number fields, read from their types, such as ``Annotated[int, Field(ge=1, le=1024)]``.
 
-pydantic enforces them where a field is read from a file, `check_bounds` where a dataclass is built in Python.
+pydantic enforces them on fields read from a file, `check_bounds` on dataclasses built in Python.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ from pydantic.fields import FieldInfo
 from accounting.errors import require_finite
 
 _ARGUMENTS: Final = {"gt": "above", "ge": "at_least", "lt": "below", "le": "at_most"}
-"""What `require_finite` calls the bounds of pydantic."""
+"""pydantic's names of bounds, and those of `require_finite`."""
 
 
 def check_bounds(instance: Any, section: str = "") -> None:
-    """Raise `InvalidInput` naming the field of a dataclass that is not finite or out of bounds, and the bound.
+    """Check every number field of a dataclass against the bounds in its type.
 
-    section: the name of the dataclass in a trial, put before that of the field. Values of another type, such as None
-    or a word in place of a number, have no bounds.
+    section: the name of the dataclass in a trial, which errors put before the field's. Values that are not numbers,
+    such as None, are not checked.
+
+    Raises: InvalidInput naming the first field that is not finite or out of bounds, and the bound.
     """
     kind: Any = type(instance)
     for name, bounds in _bounds_of(kind).items():
@@ -37,7 +39,7 @@ def _bounds_of(kind: type[Any]) -> Mapping[str, Mapping[str, float]]:
 
 
 def _bounds(hint: Any) -> Iterator[tuple[str, float]]:
-    """Those of an annotated type, or of a member of a union."""
+    """Bounds in an annotated type, or in a member of a union."""
     for part in get_args(hint):
         if isinstance(part, FieldInfo):
             yield from (

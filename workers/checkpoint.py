@@ -1,4 +1,4 @@
-"""Checkpoints: everything a run needs to go on as if it had never stopped, in one private, verified file."""
+"""Checkpoints: the state from which a run continues bit for bit, in one private file with a checksum."""
 
 from __future__ import annotations
 
@@ -18,12 +18,18 @@ _DIGEST_BYTES: Final = 32
 
 
 def fingerprint(*parts: object) -> str:
-    """Identifies what a checkpoint belongs to; equal parts give equal fingerprints in every process."""
+    """sha256 of the parts; equal parts give equal fingerprints in every process.
+
+    It identifies what a checkpoint belongs to.
+    """
     return hashlib.sha256("\n".join(map(repr, parts)).encode()).hexdigest()
 
 
 def save_checkpoint(uri: str, owner: str, state: Mapping[str, Any]) -> None:
-    """Replace the checkpoint at ``uri`` atomically; tensors, numbers, strings, bytes and containers of them."""
+    """Replace the checkpoint at ``uri`` atomically.
+
+    state: tensors, numbers, strings, bytes and containers of them.
+    """
     buffer = io.BytesIO()
     torch.save({"owner": owner, "state": dict(state)}, buffer)
     payload = buffer.getvalue()
@@ -34,8 +40,8 @@ def load_checkpoint(uri: str, owner: str) -> dict[str, Any] | None:
     """The state stored at ``uri``, or None when there is no checkpoint yet.
 
     Raises:
-        DataCorruption: the file is truncated or altered. The run never starts anew in silence.
-        InvalidInput: the checkpoint belongs to another trial than ``owner``.
+        DataCorruption: the file is truncated or altered; the run does not start anew by itself.
+        InvalidInput: the checkpoint does not belong to ``owner``.
     """
     try:
         data = read_bytes(uri)
@@ -55,9 +61,9 @@ def load_checkpoint(uri: str, owner: str) -> dict[str, Any] | None:
 
 
 def forget_checkpoint(uri: str) -> None:
-    """Delete the checkpoint of a finished run, and with it the key that would let one subtract the noise.
+    """Delete the checkpoint of a finished run, because it holds the key from which the noise can be subtracted.
 
-    So go the temporary files of a process that was killed while it wrote a checkpoint: they hold the key too.
+    Temporary files of a process that was killed while writing a checkpoint hold the key too and are also deleted.
     """
     filesystem, path = open_filesystem(uri)
     folder, _, name = path.rpartition("/")

@@ -1,4 +1,4 @@
-"""How well a model serves each group, on held-out data. Deterministic, without gradients, in bounded memory."""
+"""Accuracy, loss and fairness of a model by group. Deterministic, without gradients, in bounded memory."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class GroupEvaluation:
+    """Number of examples of one group in the split, and their mean accuracy and loss."""
+
     name: str
     examples: int
     accuracy: float
@@ -33,8 +35,8 @@ class Evaluation:
     """Mean accuracy and loss, overall and per group, on one split.
 
     groups has an entry for each group with at least one example in the split, in the order of the group names.
-    fairness: accuracy_gap and worst_group_accuracy (best minus worst group, worst group); for two-class tasks whose
-    groups are not the classes also demographic_parity_difference and equalized_odds_difference.
+    fairness: accuracy_gap (best minus worst group) and worst_group_accuracy; for two-class tasks whose groups are not
+    the classes also demographic_parity_difference and equalized_odds_difference.
     """
 
     accuracy: float
@@ -52,7 +54,7 @@ class Predictions:
 
 
 def predict(model: nn.Module, split: Split, dataset: Dataset, loss: Loss, batch_size: int = BATCH_SIZE) -> Predictions:
-    """Predicted class and loss of every example. Device and modes of the model are kept."""
+    """Predicted class and loss of every example. The model keeps its device and its modes."""
 
     def read(logits: Tensor, batch: slice) -> tuple[Tensor, Tensor]:
         return _decide(logits).cpu(), loss(logits, split.labels[batch].to(logits.device)).double().cpu()
@@ -68,9 +70,9 @@ def in_batches(
     read: Callable[[Tensor, slice], T],
     batch_size: int = BATCH_SIZE,
 ) -> list[T]:
-    """What ``read`` makes of the logits of each batch of stored ``features``, and of the batch's rows.
+    """Call ``read(logits, rows)`` for each batch of the stored ``features``, and return the results in order.
 
-    The model is in evaluation mode and without gradients meanwhile; its device and modes are kept.
+    The model runs in evaluation mode and without gradients; afterwards its modes are restored.
     """
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     with modes_kept(model), torch.no_grad():
@@ -88,7 +90,9 @@ def _decide(logits: Tensor) -> Tensor:
 def evaluate(model: nn.Module, split: Split, dataset: Dataset, loss: Loss, batch_size: int = BATCH_SIZE) -> Evaluation:
     """Accuracy, loss and group fairness of ``model`` on ``split``.
 
-    Exact statistics of the split: no privacy is claimed for it, so give it held-out or public examples.
+    These are exact statistics without any privacy guarantee for the split: pass held-out or public examples.
+
+    Raises: InvalidInput when the split has no examples.
     """
     if len(split) == 0:
         raise InvalidInput("cannot evaluate on a split without examples")
@@ -115,7 +119,14 @@ def evaluate(model: nn.Module, split: Split, dataset: Dataset, loss: Loss, batch
 def fairness(
     labels: npt.NDArray[np.int64], predicted: npt.NDArray[np.int64], groups: npt.NDArray[np.int64], num_classes: int
 ) -> dict[str, float]:
-    """Group fairness measures, those of two-class tasks by fairlearn; see `Evaluation`."""
+    """Group fairness measures of `Evaluation`; those of two-class tasks are computed by fairlearn.
+
+    labels, predicted, groups: class and group indices [n].
+
+    >>> labels, predicted, groups = np.array([0, 1, 1, 0]), np.array([0, 1, 0, 0]), np.array([0, 0, 1, 1])
+    >>> fairness(labels, predicted, groups, num_classes=3)
+    {'accuracy_gap': 0.5, 'worst_group_accuracy': 0.5}
+    """
     sizes = np.bincount(groups)
     accuracies = np.bincount(groups, weights=labels == predicted)[sizes > 0] / sizes[sizes > 0]
     measures = {"accuracy_gap": accuracies.max() - accuracies.min(), "worst_group_accuracy": accuracies.min()}
@@ -140,9 +151,9 @@ def _parity(
 
 
 def cost_of_privacy(private: Evaluation, baseline: Evaluation) -> Mapping[str, float]:
-    """Delta_k = accuracy of the private minus that of the non-private model, by group name (Xu et al. 2021, Sec. 5.1).
+    """Delta_k: accuracy of the private model minus that of the baseline, by group name (Xu et al. 2021, Sec. 5.1).
 
-    Equal values for all groups are that paper's notion of fairness. Groups missing from either are left out.
+    That paper calls training fair when Delta_k is equal for all groups. Groups missing from either are left out.
     """
     before = {group.name: group.accuracy for group in baseline.groups}
     return {group.name: group.accuracy - before[group.name] for group in private.groups if group.name in before}

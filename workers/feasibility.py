@@ -1,7 +1,7 @@
-"""Whether a trial can take its first step: a plan tries the trainer's own path on a few examples.
+"""Tries the first step of a trial on a few examples when a sweep is planned.
 
-Data, preprocessing, model, loss and augmentation are combined as a worker combines them, so what a worker would refuse
-is refused before anything starts. Nothing is fitted, downloaded or kept.
+Data, preprocessing, model, loss and augmentation run through the trainer's own code, so a combination that a worker
+would refuse is refused before training starts. Nothing is fitted, downloaded or stored.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from workers.preprocessing import make_preprocessing
 from workers.spec import Component
 
 EXAMPLES: Final = 3
-"""Examples in a trial step: as many as the check of per-example gradients uses."""
+"""Examples in the tried step: as many as the check of per-example gradients compares."""
 _COPIES: Final = 2
-"""Augmented copies per example in a trial step."""
+"""Augmented copies per example in the tried step."""
 _EMBED: Final = "; whole numbers need a model that embeds them, such as transformer with `vocabulary`"
 
 
 @dataclass(frozen=True)
 class Combination:
-    """The fields of a trial that decide whether it can take a step at all."""
+    """The fields of a trial that decide whether a step is possible."""
 
     model: Component
     loss: Component
@@ -43,13 +43,13 @@ class Combination:
 
 
 def excerpt(dataset: Dataset) -> Dataset:
-    """The first few examples of ``dataset``, which keep nothing of the others in memory."""
+    """A copy of the first few examples of ``dataset``, so that the others can be freed."""
     train, test = (split.select(np.arange(min(EXAMPLES, len(split)))) for split in (dataset.train, dataset.test))
     return replace(dataset, train=train, test=test, public=None)
 
 
 def check_feasible(combination: Combination, dataset: Dataset, code: UserCode) -> None:
-    """Take the gradients of a few examples (those of `excerpt`) on the CPU, as a training step does.
+    """Compute per-example gradients of ``dataset`` (an `excerpt`) on the CPU, as a training step does.
 
     Raises: InvalidInput naming the component that does not fit the others.
     """
@@ -70,9 +70,10 @@ def check_feasible(combination: Combination, dataset: Dataset, code: UserCode) -
 
 @contextlib.contextmanager
 def _blamed_on(what: str, component: Component, features: Tensor) -> Iterator[None]:
-    """An error names the component, once, and what it was given; a user's own model raises what it likes.
+    """Any error becomes an `InvalidInput` that names the component and the features it was given.
 
-    What that says may quote the rows: it is the cause, and only type and place are told.
+    Messages of other libraries and of the user's code may quote rows: they stay in the cause, and only the error's type
+    and place are shown.
     """
     subject = f"{what} {component.name!r}"
     try:
@@ -88,7 +89,7 @@ def _blamed_on(what: str, component: Component, features: Tensor) -> Iterator[No
 
 
 def _batch(augmentation: Component | None, dataset: Dataset) -> tuple[Tensor, Tensor, int]:
-    """Prepared examples, their labels, and how many rows are one example."""
+    """Prepared rows, their labels, and the number of rows per example."""
     with blamed_on(dataset.name, "the preparation of"):
         x, y = dataset.prepare(dataset.train.features), dataset.train.labels
     if augmentation is None:
@@ -101,7 +102,7 @@ def _batch(augmentation: Component | None, dataset: Dataset) -> tuple[Tensor, Te
 
 
 def _checked_logits(model: nn.Module, x: Tensor, classes: int) -> Tensor:
-    """The logits of ``x``; what is wrong with them is said before the gradients, which cannot name it, fail on it."""
+    """The logits of ``x``, checked first because later failures in the gradients would not name the cause."""
     with torch.enable_grad():
         logits = model(x)
     if not isinstance(logits, Tensor):

@@ -1,7 +1,7 @@
-"""What training reports: progress while it runs, and its result. All of it may be shown to everyone.
+"""Progress and result of a training run. All of it may be published.
 
-Nothing here is computed from raw training data: bounds come from configuration and noisy answers, evaluations from
-held-out and public examples.
+Bounds come from configuration and noisy answers, evaluations from held-out and public examples; nothing else here
+depends on the training data.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from workers.evaluation import Evaluation
 class EpochRecord:
     """One completed epoch.
 
-    epoch counts from 0; step is the number of steps done. noise_multiplier held during the epoch; sensitivity and
-    bounds (by group, layer or "all") are those of its last step; sensitivity is None without clipping.
+    epoch counts from 0; step is the number of steps done. noise_multiplier: sigma of this epoch. sensitivity and bounds
+    (by group, layer or "all"): those of its last step; sensitivity is None without clipping.
     """
 
     epoch: int
@@ -37,7 +37,7 @@ class EpochRecord:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a running trial is; epoch is the number of completed epochs, trace what was run so far."""
+    """Progress of a running trial. epoch: number of completed epochs; trace: the steps so far."""
 
     epoch: int
     step: int
@@ -52,8 +52,9 @@ class Progress:
 class TrainingResult:
     """A finished training run.
 
-    stopped: ``completed`` all planned epochs, or the ``budget`` did not pay for another. evaluation is that of the
-    final model on held-out data. research_mode: the noise came from a known seed, so the model must not be released.
+    stopped: ``completed`` after all planned epochs, ``budget`` if another epoch would have exceeded the budget.
+    evaluation: the final model on held-out data. research_mode: the noise came from a known seed, so the model must not
+    be released.
     """
 
     key: str
@@ -82,7 +83,10 @@ _HISTORY: TypeAdapter[tuple[EpochRecord, ...]] = TypeAdapter(tuple[EpochRecord, 
 
 
 def read_training_result(uri: str) -> TrainingResult:
-    """The stored result. Raises FileNotFoundError when there is none, `DataCorruption` when it is damaged."""
+    """The stored result.
+
+    Raises: FileNotFoundError when there is none, DataCorruption when it is damaged.
+    """
     try:
         return _RESULT.validate_json(read_bytes(uri))
     except ValidationError as error:

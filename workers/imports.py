@@ -1,6 +1,6 @@
-"""Functions that a sweep names: registered ones, and the user's own as ``module:function`` or ``file.py:function``.
+"""Imports the user's own functions, which a sweep names as ``module:function`` or ``file.py:function``.
 
-A name alone runs nothing: only the modules of a `UserCode` are imported, each from the place that it gives.
+Only modules listed in a `UserCode` are imported, each from the place given there; a name alone runs nothing.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ R = TypeVar("R")
 class UserModule:
     """A module of the user's own that may be imported.
 
-    location: what a sweep calls it, ``module`` or ``file.py``. source: where it lies, which is the file, or the folder
-    that holds the module; None is wherever Python finds an installed one.
+    location: its name in a sweep, ``module`` or ``file.py``. source: the path of the file, or of the folder that holds
+    the module; None for an installed module.
     """
 
     location: str
@@ -48,7 +48,7 @@ NO_CODE: Final = UserCode()
 
 
 def with_checked_types(function: Callable[P, R]) -> Callable[P, R]:
-    """``function``, with an `InvalidInput` that names the first argument that is not what its annotation says."""
+    """``function`` with arguments checked against their annotations; InvalidInput names the first that does not fit."""
     checked = validate_call(function)
 
     @functools.wraps(function)
@@ -64,11 +64,16 @@ def with_checked_types(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def is_import_path(name: str) -> bool:
+    """Whether ``name`` is ``module:function`` or ``file.py:function``, rather than a registered name."""
     return ":" in name
 
 
 def split_import_path(name: str, what: str) -> tuple[str, str]:
-    """Module or file, and function. Raises: InvalidInput when ``name`` is neither form."""
+    """Module or file, and function. Raises: InvalidInput when ``name`` has neither form.
+
+    >>> split_import_path("own_model.py:residual", "model")
+    ('own_model.py', 'residual')
+    """
     location, _, function = name.rpartition(":")
     is_location = location.endswith(".py") or all(part.isidentifier() for part in location.split("."))
     if not (is_location and function.isidentifier()):
@@ -77,13 +82,13 @@ def split_import_path(name: str, what: str) -> tuple[str, str]:
 
 
 def import_function(name: str, what: str, code: UserCode) -> Callable[..., Any]:
-    """The function that ``name`` points to; ``what`` says in errors what it was wanted for.
+    """The function called ``name``; ``what`` describes it in errors, such as "model".
 
-    What it raises when called becomes an `InvalidInput` that names the line of the user's code, and does not quote it.
+    An error in a call of it becomes an `InvalidInput` that gives the type and line, without the error's own text.
 
     Raises:
-        InvalidInput: ``code`` does not have the module or file (nothing is imported then), it cannot be imported, or
-            the function is not defined there: what a module has imported from elsewhere is not run.
+        InvalidInput: the module or file is not in ``code`` (nothing is imported then) or cannot be imported, or the
+            function is not defined in it (functions that it imported from elsewhere are refused).
     """
     location, function = split_import_path(name, what)
     allowed = next((module for module in code.modules if module.location == location), None)
@@ -109,7 +114,7 @@ def import_function(name: str, what: str, code: UserCode) -> Callable[..., Any]:
 
 
 def module_file(folder: Path, location: str) -> Path | None:
-    """The Python file of module ``location`` below ``folder``, found without importing anything; None if none."""
+    """The Python file of module ``location`` below ``folder``, or None; imports nothing."""
     stem = folder.joinpath(*location.split("."))
     candidates = (stem / "__init__.py", stem.with_name(f"{stem.name}.py"))
     return next((file for file in candidates if file.is_file()), None)
@@ -117,7 +122,7 @@ def module_file(folder: Path, location: str) -> Path | None:
 
 @contextlib.contextmanager
 def blamed_on(name: str, what: str) -> Iterator[None]:
-    """An error of the user's code, in one line with type and place; its text, which may quote data, is the cause."""
+    """Turn errors of the user's code into a line with type and place; their text may quote data and is the cause."""
     try:
         yield
     except (Exception, SystemExit) as error:
@@ -144,7 +149,7 @@ def _load(module: UserModule, name: str, what: str) -> ModuleType:
 
 
 def _make_importable(folder: Path) -> None:
-    """For this process alone, and after everything that is installed."""
+    """Append ``folder`` to the import path of this process, after installed packages."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
 

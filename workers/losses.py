@@ -1,4 +1,4 @@
-"""Losses per example: logits [b, classes] and labels [b] to losses [b]."""
+"""Per-example losses: logits [b, classes] and labels [b] -> losses [b]."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def hinge(margin: float = 1.0) -> Loss:
     require_finite("margin of hinge", margin, above=0.0)
 
     def loss(logits: Tensor, labels: Tensor) -> Tensor:
-        # not torch's multi_margin_loss, for which a diverged model has no loss: it takes NaN for 0
+        # not torch's multi_margin_loss, which returns 0 for NaN and so hides a diverged model
         violations = functional.relu(margin - logits.gather(1, labels[:, None]) + logits)
         is_other = torch.arange(logits.shape[1], device=logits.device) != labels[:, None]
         return torch.where(is_other, violations, 0.0).sum(1) / logits.shape[1]
@@ -34,7 +34,10 @@ def hinge(margin: float = 1.0) -> Loss:
 
 
 def binary_logistic() -> Loss:
-    """log(1 + exp(-s z)) with s = +1 for class 1, -1 for class 0; z is the one logit, or the difference of two."""
+    """log(1 + exp(-s z)), s = +1 for class 1 and -1 for class 0; z is the single logit, or logit 1 minus logit 0.
+
+    Raises (when called): InvalidInput for more than two classes.
+    """
     return _binary_logistic
 
 
@@ -57,5 +60,10 @@ LOSSES: Mapping[str, Callable[..., Loss]] = {
 
 
 def build_loss(component: Component) -> Loss:
-    """The per-example loss called ``component.name``."""
+    """The per-example loss called ``component.name``. Raises: InvalidInput for unknown names, keys and values.
+
+    >>> hinge = build_loss(Component("hinge", {"margin": 1.0}))
+    >>> hinge(torch.tensor([[2.0, 0.5], [0.0, 0.0]]), torch.tensor([0, 1]))
+    tensor([0.0000, 0.5000])
+    """
     return build(LOSSES, component.name, component.params, "loss")

@@ -1,4 +1,4 @@
-"""The mechanism of a trial, and how far its budget reaches: the trainer's side of the plan."""
+"""The mechanism that a trial runs, and how many epochs its budget covers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from workers.spec import BudgetSpec, TrialSpec
 
 @dataclass(frozen=True)
 class TrialMechanism:
-    """All that the cost of a trial depends on. `trace` is the planner's `planned_trace`, so both state the same."""
+    """Everything that the privacy cost of a trial depends on; `trace` is the same `planned_trace` as a planner's."""
 
     schedule: NoiseSchedule
     sampling: Sampling
@@ -31,13 +31,13 @@ class TrialMechanism:
     def of(
         spec: TrialSpec, dataset_size: int, releases: tuple[Release, ...] = (), code: UserCode = NO_CODE
     ) -> TrialMechanism:
-        """The mechanism of ``spec`` on ``dataset_size`` examples; ``releases`` are made besides training.
+        """The mechanism of ``spec`` on ``dataset_size`` examples; ``releases`` are made in addition to training.
 
-        code: what of the user's own may be imported, for a clipping method of theirs.
+        code: the user's modules that may be imported, for their own clipping method.
 
-        Contributions are guarantees when norms are taken at every step of the very gradients that are summed, or when
-        clipping keeps to what was recorded. Augmentation changes the gradients, and autocast rounds them to other
-        values in a batch of another size.
+        Contributions are guarantees if norms are computed at every step for exactly the gradients that are summed, or
+        if clipping enforces the recorded contributions. Under augmentation the summed gradients are of other inputs,
+        and under autocast their rounding depends on the batch size, so norms at every step are then estimates.
         """
         schedule, method = spec.noise.schedule, clipping.make_clipping(spec.clipping, code)
         repeatable = spec.augmentation is None and not spec.execution.autocast
@@ -56,7 +56,7 @@ class TrialMechanism:
         return self.sampling.steps_per_epoch
 
     def trace(self, epochs: int, public_accuracies: Sequence[float] = ()) -> Trace:
-        """The first ``epochs`` epochs, given the public accuracies after the epochs completed so far."""
+        """Trace of the first ``epochs`` epochs, given the public accuracies after each completed epoch."""
         planned = planned_trace(
             self.schedule,
             self.sampling,
@@ -72,9 +72,9 @@ class TrialMechanism:
 
 
 def affordable_epochs(spec: TrialSpec, mechanism: TrialMechanism, public_accuracies: Sequence[float]) -> int:
-    """How many epochs of the planned ones complete within the trial's budget, given the public history so far.
+    """Number of planned epochs that fit in the trial's budget, given the public accuracies so far.
 
-    An epoch whose cost would pass the budget is not started (paper C, Sec. IV-A).
+    An epoch whose cost would exceed the budget is not started (paper C, Sec. IV-A).
     """
     if spec.budget is None:
         return spec.epochs
@@ -83,7 +83,7 @@ def affordable_epochs(spec: TrialSpec, mechanism: TrialMechanism, public_accurac
 
 
 def make_budget(spec: BudgetSpec, delta: float) -> Budget:
-    """The budget that ``spec`` names; an epsilon is at the trial's delta."""
+    """The budget of ``spec``; an epsilon is meant at the trial's ``delta``."""
     if spec.rho is not None:
         return RhoBudget(spec.rho)
     assert spec.epsilon is not None, "a budget has exactly one of the two"

@@ -1,14 +1,14 @@
-"""Sources of Gaussian noise, each with a state that a checkpoint can keep.
+"""Sources of Gaussian noise. A checkpoint keeps their state, so a resumed run repeats the same noise.
 
 ========================  ==========================================================================================
 ``seeded``                research mode: whoever knows the trial's seed can subtract the noise. For experiments only.
 ``os_entropy``            a 256-bit key from the operating system, expanded by SHAKE-256. For models that are released.
-``os_entropy_secure``     the same, each value the scaled sum of four draws, so that no draw can be recovered from its
-                          rounding (Holohan and Braghin, 2021, "Secure random sampling").
+``os_entropy_secure``     the same, but each value is a scaled sum of four draws, against attacks that recover a draw
+                          from its floating-point rounding (Holohan and Braghin, 2021, "Secure random sampling").
 ========================  ==========================================================================================
 
-Sums with noise from a key are rounded to a public grid, so that their last bits do not tell the value either.
-The key never leaves the private checkpoint; with it a resumed run repeats the noise of the undisturbed one.
+Values with noise from a key are rounded to a public grid, so that their last bits do not reveal the exact value.
+The key is stored only in the private checkpoint.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ from accounting.registry import lookup
 from accounting.rounding import release_grid
 
 BLOCK: Final = 65_536
-"""Draws made at a time: few enough for what they are made from to stay in a core's cache."""
+"""Draws made at once; their working memory fits in a core's cache."""
 
 
 class NoiseSource(Protocol):
     """Independent draws from N(0, std^2), reproducible from `state`.
 
-    Guarantee: successive draws are independent of each other and of everything else in the run; std 0 gives exact
-    zeros; std NaN, infinite or negative is `InvalidInput`.
+    Guarantee: draws are independent of each other and of everything else in the run; std 0 gives exact zeros.
+
+    Raises: InvalidInput when std is NaN, infinite or negative.
     """
 
     def normal(self, shape: tuple[int, ...], std: float) -> Tensor:
@@ -46,7 +47,7 @@ class NoiseSource(Protocol):
         ...
 
     def added(self, values: Tensor, std: float) -> Tensor:
-        """values + noise, with the dtype and device of ``values``: the form in which private values are released."""
+        """values + noise, with the dtype and device of ``values``. Release private values only through this method."""
         ...
 
     def state(self) -> dict[str, Any]: ...
@@ -55,7 +56,7 @@ class NoiseSource(Protocol):
 
 
 class SeededNoise:
-    """Research mode: a torch generator on the device, seeded by the trial."""
+    """Research mode: a torch generator on the device, seeded by the trial's seed."""
 
     def __init__(self, seed: int, device: torch.device) -> None:
         self._generator = torch.Generator(device).manual_seed(derive_seed(seed, "noise"))
@@ -75,10 +76,10 @@ class SeededNoise:
 
 
 class KeyedNoise:
-    """Noise from a secret key: Box and Muller make the uniform bits of its stream Gaussian.
+    """Noise from a secret key: the Box-Muller transform of the key's uniform bits.
 
-    draws: each value is the sum of this many independent draws over the square root of their number, which is
-    exactly as Gaussian; with four, recovering a draw from its rounding is infeasible.
+    draws: each value is the sum of this many independent draws, divided by the square root of their number, and has the
+    same distribution; with four, recovering a draw from its rounding is infeasible.
     """
 
     def __init__(self, stream: KeyedStream, device: torch.device, draws: int = 1) -> None:
@@ -88,7 +89,7 @@ class KeyedNoise:
         return self._exact(shape, std).to(self._device, torch.float32)
 
     def added(self, values: Tensor, std: float) -> Tensor:
-        """Added in double precision, beside which the grid is coarse, and rounded to it."""
+        """values + noise in double precision, rounded to the public grid, which is much coarser."""
         if std == 0.0:
             return values
         grid = release_grid(std)
@@ -96,7 +97,7 @@ class KeyedNoise:
         return noisy.div_(grid).round_().mul_(grid).to(values)
 
     def _exact(self, shape: tuple[int, ...], std: float) -> Tensor:
-        """float64, on the CPU."""
+        """The noise in float64, on the CPU."""
         require_finite("noise std", std, at_least=0.0)
         values, scale = torch.empty(math.prod(shape), dtype=torch.float64), std / math.sqrt(self._draws)
         with _one_thread():
@@ -114,7 +115,7 @@ class KeyedNoise:
 
 
 def _box_muller(words: npt.NDArray[np.uint64]) -> Tensor:
-    """An even number of uniform 64-bit words to as many independent standard normal values, in double precision."""
+    """Uniform 64-bit words (an even number) -> as many independent standard normal values, float64."""
     uniform = torch.from_numpy((words >> np.uint64(11)).astype(np.float64))
     radius, angle = uniform.add_(0.5).mul_(2.0**-53).chunk(2)  # in (0, 1): the logarithm is finite
     radius, angle = radius.log_().mul_(-2.0).sqrt_(), angle.mul_(2.0 * math.pi)
@@ -123,7 +124,7 @@ def _box_muller(words: npt.NDArray[np.uint64]) -> Tensor:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Blocks are too small for several: on a busy machine, threads that wait for each other cost a hundredfold."""
+    """Use one torch thread: blocks are small, and on a busy machine several threads can be a hundred times slower."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -146,10 +147,10 @@ def _os_entropy_secure(seed: int, device: torch.device) -> NoiseSource:
 
 @dataclass(frozen=True)
 class NoiseSourceKind:
-    """How to make a noise source, from the trial's seed and a device, and what it claims.
+    """A kind of noise source: its factory (trial's seed, device -> source) and whether its noise is secret.
 
-    is_secret: the noise comes from a key that nobody knows, so batches and all other random choices of the run must
-    too, and the seed is ignored. Otherwise the run is reproducible from its seed: research mode.
+    is_secret: noise, batches and all other random choices of the run come from secret keys, and the seed is ignored.
+    Otherwise the run is reproducible from its seed (research mode).
     """
 
     make: Callable[[int, torch.device], NoiseSource]
@@ -164,7 +165,7 @@ NOISE_SOURCES: Final[Mapping[str, NoiseSourceKind]] = {
 
 
 def noise_source_kind(name: str) -> NoiseSourceKind:
-    """The noise source called ``name``, or `InvalidInput` naming the nearest valid one."""
+    """The kind of noise source called ``name``. Raises: InvalidInput naming the nearest valid name."""
     return lookup(NOISE_SOURCES, name, "noise source")
 
 
@@ -174,15 +175,15 @@ def make_noise_source(name: str, seed: int, device: torch.device) -> NoiseSource
 
 
 def derive_seed(seed: int, purpose: str) -> int:
-    """A 63-bit seed for one purpose, unrelated to those of other purposes and other seeds."""
+    """A 63-bit seed for one purpose: the first bits of a SHA-256 digest of seed and purpose."""
     digest = hashlib.sha256(f"dpsweep:{purpose}:{seed}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
 
 
 def seed_torch(noise_source: str, seed: int, purpose: str) -> None:
-    """Start torch's global generators, which models draw from, as by dropout; see `start_generator`.
+    """Start torch's global generators, from which models draw (dropout, for instance); see `start_generator`.
 
-    Those of CUDA devices take no more than 64 bits.
+    A CUDA generator takes at most 64 bits of seed.
     """
     secret = noise_source_kind(noise_source).is_secret
     torch.manual_seed(int(KeyedStream.from_os().words(1)[0]) if secret else derive_seed(seed, purpose))
@@ -190,11 +191,11 @@ def seed_torch(noise_source: str, seed: int, purpose: str) -> None:
 
 
 def start_generator(generator: torch.Generator, noise_source: str, seed: int, purpose: str) -> None:
-    """Start a generator of the CPU: from the trial's seed, or from a secret key where the noise source has one.
+    """Start a CPU generator: from the trial's seed, or from a secret key if the noise source is secret.
 
-    One example more shifts what is drawn for all others of its batch: whoever knew those numbers would see the sum move
-    by more than that example. The start is secret in all its 19,937 bits, of which `torch.Generator.manual_seed` takes
-    32. But what follows from it is a Mersenne Twister's: no cryptographic stream.
+    Why secret: one more example in a batch shifts the draws for all others in it, so for an adversary who knows the
+    draws, the sum changes by more than the contribution of one example. All 19,937 bits of the start are secret, while
+    `torch.Generator.manual_seed` takes 32. The stream itself is that of a Mersenne Twister, which is not cryptographic.
     """
     if not noise_source_kind(noise_source).is_secret:
         generator.manual_seed(derive_seed(seed, purpose))
@@ -207,4 +208,4 @@ def start_generator(generator: torch.Generator, noise_source: str, seed: int, pu
 
 _TWISTER_START: Final = 24
 _TWISTER_WORDS: Final = 624
-"""Where torch keeps the words of a Mersenne Twister in its state, each in 64 bits, and how many they are."""
+"""Byte offset of the Mersenne Twister's words in the state of a torch generator, and their number (64 bits each)."""

@@ -1,6 +1,6 @@
 """Optimisers over noisy gradients, learning-rate schedules and parameter averaging.
 
-All of it is post-processing of noisy gradients, so none of it changes the privacy of a run.
+Everything here is post-processing of noisy gradients and does not change the privacy of a run.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ Parameters = Mapping[str, nn.Parameter]
 
 
 class Optimizer(Protocol):
-    """Updates parameters in place; ``factor`` is that of the learning-rate schedule at this step.
+    """Updates parameters in place from noisy gradients.
 
-    gradients: by parameter name, averaged and noisy; noise_std: the standard deviation of their noise per coordinate.
+    gradients: by parameter name, already divided by the batch size; factor: of the learning-rate schedule at this step;
+    noise_std: standard deviation of the noise in each coordinate of ``gradients``.
     """
 
     def step(self, gradients: Mapping[str, Tensor], factor: float, noise_std: float) -> None: ...
@@ -34,7 +35,7 @@ class Optimizer(Protocol):
 
 
 class TorchOptimizer:
-    """Any optimiser of torch.optim."""
+    """An optimiser of torch.optim behind the `Optimizer` protocol."""
 
     def __init__(self, parameters: Parameters, inner: torch.optim.Optimizer) -> None:
         self._parameters, self._inner = parameters, inner
@@ -57,10 +58,10 @@ class TorchOptimizer:
 
 @dataclass
 class BiasCorrectedAdam:
-    """AdamW whose second moment is freed of the noise in it (DP-AdamBC, Tang et al., 2024, Algorithm 1).
+    """AdamW that subtracts the noise variance from the second moment (DP-AdamBC, Tang et al., 2024, Algorithm 1).
 
-    E[g~^2] = g^2 + noise_std^2, so the same moving average of noise_std^2 is subtracted from the second moment,
-    which also is right when noise and bound change from step to step; what remains is at least ``floor`` squared.
+    E[g~^2] = g^2 + noise_std^2 for the noisy gradient g~, so the moving average of noise_std^2 is subtracted from the
+    second moment. It follows noise and bounds that change between steps. The result is clamped at ``floor`` squared.
     """
 
     parameters: Parameters
@@ -106,6 +107,7 @@ def sgd(
     nesterov: bool = False,
     weight_decay: float = 0.0,
 ) -> Optimizer:
+    """torch.optim.SGD."""
     require_finite("momentum", momentum, at_least=0.0, below=1.0)
     require_finite("weight_decay", weight_decay, at_least=0.0)
     if not isinstance(nesterov, bool):
@@ -117,14 +119,14 @@ def sgd(
 
 
 def _require_moments(beta1: float, beta2: float, weight_decay: float) -> None:
-    """What every Adam needs: at beta = 1 a moving average would never see a gradient."""
+    """Check the parameters that every Adam has; at beta = 1 a moving average would ignore all gradients."""
     require_finite("beta1", beta1, at_least=0.0, below=1.0)
     require_finite("beta2", beta2, at_least=0.0, below=1.0)
     require_finite("weight_decay", weight_decay, at_least=0.0)
 
 
 def _adam(kind: type[torch.optim.Adam | torch.optim.AdamW], weight_decay: float) -> Callable[..., Optimizer]:
-    """The factory of one of torch's two Adams, which differ in how (and by default, how much) weights decay."""
+    """The factory of torch's Adam or AdamW; ``weight_decay`` is its default."""
     default = weight_decay
 
     def make(
@@ -153,6 +155,7 @@ def adam_corrected(
     floor: float = 1e-3,
     weight_decay: float = 0.0,
 ) -> Optimizer:
+    """`BiasCorrectedAdam`."""
     _require_moments(beta1, beta2, weight_decay)
     require_finite("floor", floor, above=0.0)
     return BiasCorrectedAdam(parameters, learning_rate, (beta1, beta2), floor, weight_decay)
@@ -167,14 +170,14 @@ OPTIMIZERS: Final[Mapping[str, Callable[..., Optimizer]]] = {
 
 
 def make_optimizer(component: Component, parameters: Parameters) -> Optimizer:
-    """The optimiser a trial names. Raises: InvalidInput for unknown names, keys and impossible values."""
+    """The optimiser that a trial names. Raises: InvalidInput for unknown names, keys and impossible values."""
     rate = component.params.get("learning_rate", 1.0)
     require_finite(f"optimizer {component.name!r}: learning_rate", rate, at_least=0.0)
     return build(OPTIMIZERS, component.name, component.params, "optimizer", parameters=parameters)
 
 
 LearningRateSchedule = Callable[[int], float]
-"""Step, from 0, to the factor on the learning rate."""
+"""Step, counted from 0 -> factor on the learning rate."""
 
 
 def _constant(total_steps: int, steps_per_epoch: int, warmup_epochs: float = 0.0) -> LearningRateSchedule:
@@ -207,7 +210,7 @@ def _step(total_steps: int, steps_per_epoch: int, factor: float, period_epochs: 
 
 
 def _inverse_sqrt_steps(total_steps: int, steps_per_epoch: int) -> LearningRateSchedule:
-    """1 / sqrt(T) throughout, T the planned number of steps (paper D)."""
+    """1 / sqrt(T) at every step, with T the planned number of steps (paper D)."""
     return lambda step: 1.0 / math.sqrt(total_steps)
 
 
@@ -224,7 +227,14 @@ LEARNING_RATE_SCHEDULES: Final[Mapping[str, Callable[..., LearningRateSchedule]]
 
 
 def make_learning_rate_schedule(component: Component, total_steps: int, steps_per_epoch: int) -> LearningRateSchedule:
-    """The learning-rate schedule a trial names; ``total_steps`` is the planned number, also if the run ends early."""
+    """The learning-rate schedule that a trial names.
+
+    total_steps: the planned number of steps, even if the run ends early.
+
+    >>> schedule = make_learning_rate_schedule(Component("cosine"), total_steps=100, steps_per_epoch=10)
+    >>> schedule(0), schedule(50)
+    (1.0, 0.5)
+    """
     return build(
         LEARNING_RATE_SCHEDULES,
         component.name,
@@ -263,5 +273,5 @@ AVERAGES: Final[Mapping[str, Callable[..., ExponentialAverage]]] = {"ema": Expon
 
 
 def make_average(component: Component, parameters: Parameters) -> ExponentialAverage:
-    """The parameter average a trial names."""
+    """The parameter average that a trial names."""
     return build(AVERAGES, component.name, component.params, "parameter average", parameters=parameters)

@@ -1,7 +1,6 @@
-"""Preprocessing that is fitted once before training: DP-PCA, and features of a frozen, publicly trained network.
+"""Preprocessing that is fitted once before training: DP-PCA, and features of a frozen network trained on public data.
 
-What is fitted is a state of tensors, apart from the transformation, so that a checkpoint can keep it and a resumed
-run need not draw noise again.
+The fitted state is a dictionary of tensors that a checkpoint stores, so that a resumed run does not draw noise again.
 """
 
 from __future__ import annotations
@@ -33,31 +32,33 @@ State = dict[str, Tensor]
 _CACHE: Final = "cache of frozen_features:"
 _ROWS: Final = 512
 _PIXELS: Final = 512 * 64 * 64
-"""Examples are taken this many at a time, pictures so many that they have no more pixels, to bound memory."""
+"""Bounds on memory: rows processed at once, and pixels of the pictures processed at once."""
 
 
 class Preprocessing(Protocol):
-    """Fitted on the training split at the cost of ``releases``; applied to every split alike."""
+    """Fitted on the training split at the privacy cost of ``releases``; then applied to every split."""
 
     @property
     def releases(self) -> tuple[Release, ...]:
-        """What fitting releases about the training data; known without data, so that a planner can account for it."""
+        """What fitting releases about the training data; a planner can account for it without data."""
         ...
 
     def output_shape(self, feature_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Shape of one example afterwards, given that before; `InvalidInput` where it does not apply."""
+        """Shape of one example after the transformation. Raises: InvalidInput when the shape does not fit."""
         ...
 
-    def fit(self, dataset: Dataset, noise: NoiseSource) -> State: ...
+    def fit(self, dataset: Dataset, noise: NoiseSource) -> State:
+        """The state of the transformation, fitted on the training split with ``noise``."""
+        ...
 
     def transform(self, dataset: Dataset, state: State) -> Dataset:
         """The data set with new features; labels, groups and ids are kept."""
         ...
 
     def rehearse(self, dataset: Dataset) -> Dataset:
-        """`transform` for a plan: features of the same shape and type, with a state that says nothing about any data.
+        """Features of the shape and type that `transform` gives, from a state that does not depend on data, for a plan.
 
-        Fits, downloads and keeps nothing; raises `InvalidInput` where a worker could not transform ``dataset``.
+        Fits, downloads and stores nothing. Raises: InvalidInput when a worker could not transform ``dataset``.
         """
         ...
 
@@ -66,14 +67,14 @@ class Preprocessing(Protocol):
 class DPPCA:
     """Projection on the leading eigenvectors of a noisy second-moment matrix (Dwork et al. 2014, "Analyze Gauss").
 
-    Guarantee: `fit` is one Gaussian mechanism of noise multiplier ``noise_multiplier`` under adding, removing or
-    zeroing one example. Each flattened example x is scaled to norm at most 1, so it moves sum x x^T by a matrix of
-    Frobenius norm ||x||^2 <= 1; the entries on and above the diagonal, which are all that is released, have L2
-    sensitivity at most 1 and get independent N(0, noise_multiplier^2). An example that is not finite counts as
-    zero. Eigenvectors and projections are post-processing.
+    Guarantee: `fit` is one Gaussian mechanism with noise multiplier ``noise_multiplier`` under add/remove and zero-out
+    adjacency. Each flattened example x is scaled to norm at most 1, so it changes sum x x^T by a matrix of Frobenius
+    norm ||x||^2 <= 1. Only the entries on and above the diagonal are released; their L2 sensitivity is at most 1, and
+    each gets independent noise N(0, noise_multiplier^2). Examples that are not finite count as zero. Eigenvectors and
+    projections are post-processing.
 
-    Yu et al. (2019) take 60 dimensions and a noise multiplier of 16 for MNIST. The projected rows are those of the
-    prepared features, unscaled; nothing is centred, because a mean would be a second release.
+    Yu et al. (2019) use 60 dimensions and noise multiplier 16 for MNIST. Prepared features are projected without the
+    scaling, and are not centred, because a private mean would be a second release.
     """
 
     dimensions: int = 60
@@ -119,7 +120,7 @@ class DPPCA:
 def second_moments(split: Split, dataset: Dataset) -> Tensor:
     """sum x x^T over the split, float64 [d, d], with every flattened example scaled to norm at most 1.
 
-    Sensitivity: adding or removing one example moves it by at most 1 in Frobenius norm.
+    Sensitivity: 1 in Frobenius norm, under add/remove and zero-out adjacency.
     """
     size = math.prod(dataset.feature_shape)
     total = torch.zeros(size, size, dtype=torch.float64)
@@ -133,7 +134,7 @@ def second_moments(split: Split, dataset: Dataset) -> Tensor:
 
 
 def _leading_eigenvectors(symmetric: Tensor, count: int) -> Tensor:
-    """[d, count], largest eigenvalue first; the sign makes each vector's largest entry positive."""
+    """[d, count], largest eigenvalue first; signs are chosen so that each vector's largest entry is positive."""
     vectors: Tensor = torch.linalg.eigh(symmetric)[1]
     leading = vectors.flip(1)[:, :count]
     largest = leading.gather(0, leading.abs().argmax(0, keepdim=True))
@@ -144,7 +145,7 @@ def _leading_eigenvectors(symmetric: Tensor, count: int) -> Tensor:
 class Trunk:
     """A torchvision network without its classifier: ``cut`` maps it to pictures -> [b, width].
 
-    smallest: pixels that the sides of a picture need for anything to be left after the last layer.
+    smallest: smallest side of a picture, in pixels, for which the last layer still has an output.
     """
 
     width: int
@@ -172,13 +173,13 @@ TRUNKS: Final[Mapping[str, Trunk]] = {
 class FrozenFeatures:
     """Features of a network trained on public data (Yu et al. 2019, Sec. V: VGG16 for CIFAR-10).
 
-    Guarantee: costs no privacy with respect to the training split, as each example is transformed by itself and
-    the network's weights do not depend on it.
+    Guarantee: no privacy cost under add/remove, zero-out and replace-one adjacency, because each example is transformed
+    by itself and the network's weights do not depend on the training data.
 
     network: vgg16, resnet18 or resnet50. weights: a file with the state dict, or ``imagenet`` for torchvision's own,
-    which are downloaded unless torch's hub folder has them. size: pictures are resized to size x size first; None
-    leaves them. cache: a folder (or URI) that keeps the features for other trials on the same pictures, and for
-    resuming; whoever can read them can guess at the pictures, so they are as private as those.
+    which are downloaded unless they are in torch's hub folder. size: pictures are resized to size x size first; None
+    leaves them as they are. cache: a folder (or URI) that keeps the features for other trials on the same pictures, and
+    for resuming; features reveal much of a picture, so they are as private as the pictures.
     """
 
     network: str = "vgg16"
@@ -239,7 +240,7 @@ class FrozenFeatures:
         return _with_features(dataset, features_of, note)
 
     def rehearse(self, dataset: Dataset) -> Dataset:
-        """Random features: those of the network have no other shape; torchvision's own weights always fit it."""
+        """Random features of the network's output shape. Weights from a file are loaded, to check that they fit."""
         self._require_pictures(dataset)
         if self.cache is not None:
             _require_folder(self.cache)
@@ -297,18 +298,18 @@ def _digest(file: Path) -> str:
 
 
 Change = Callable[[Tensor], Tensor]
-"""Stored features [n, ...] of a split to new ones."""
+"""Stored features [n, ...] of a split -> new features [n, ...]."""
 
 
 def _in_blocks(rows: int, change: Change) -> Change:
-    """``change``, applied to so many rows at a time."""
+    """``change``, applied to ``rows`` rows at a time."""
     return lambda features: torch.cat([change(block) for block in torch.split(features, rows)])
 
 
 def _kept_in(folder: str, owner: str, change: Change) -> Change:
-    """``change``, with results kept in private files of ``folder``, named after all that they depend on.
+    """``change`` with results cached in private files of ``folder``, each named by a hash of all its inputs.
 
-    A damaged file is made anew.
+    A damaged file is written again.
     """
 
     def kept(features: Tensor) -> Tensor:
@@ -331,7 +332,7 @@ def _kept_in(folder: str, owner: str, change: Change) -> Change:
 
 
 def _require_folder(cache: str) -> None:
-    """Refuse a local folder that can neither be written nor be made; what a store lacks shows when it is used."""
+    """Refuse a local folder that can be neither written nor created. Other URIs are checked on first use only."""
     if "://" in cache:
         return
     folder = Path(cache).absolute()
@@ -363,10 +364,10 @@ PREPROCESSING: Final[Mapping[str, Callable[..., Preprocessing]]] = {
 
 
 def make_preprocessing(component: Component) -> Preprocessing:
-    """The preprocessing a trial names."""
+    """The preprocessing that a trial names. Raises: InvalidInput for unknown names, keys and impossible values."""
     return build(PREPROCESSING, component.name, component.params, "preprocessing")
 
 
 def planned_releases(component: Component | None) -> tuple[Release, ...]:
-    """What a trial's preprocessing releases about the training data; known before any data is read."""
+    """The releases of a trial's preprocessing, known before any data is read."""
     return () if component is None else make_preprocessing(component).releases

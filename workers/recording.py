@@ -17,11 +17,11 @@ from workers.data.base import Dataset
 from workers.gradients import BatchNorms, GradientEngine
 
 _CHUNK = 512
-"""Examples per pass when norms of many are taken; fixed, so that a resumed run repeats every bit."""
+"""Examples per norm pass; fixed, so that a resumed run repeats every bit."""
 
 
 class TrainingData:
-    """The training split on the device; rows are positions in it."""
+    """The training split on the device. ``rows`` are positions in the split, int64 [b]."""
 
     def __init__(self, dataset: Dataset, device: torch.device) -> None:
         split = dataset.train
@@ -38,6 +38,7 @@ class TrainingData:
         return self._prepare(self._features[rows]), self._labels[rows]
 
     def examples(self, rows: Tensor, norms: BatchNorms) -> Examples:
+        """What a clipping method may know about the examples ``rows``."""
         return Examples(norms.norms, self._groups[rows], rows, norms.layer_norms)
 
     def ids(self, rows: Tensor) -> Tensor:
@@ -47,7 +48,7 @@ class TrainingData:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Norms and losses of some examples at one step."""
+    """Norms of some examples at one step, and their losses [n]."""
 
     examples: Examples
     losses: Tensor
@@ -55,20 +56,20 @@ class Measurement:
 
 _ORDER = 4.0
 _LEAST_NOISE = 0.1
-"""Noise multipliers below this count as this, to keep exponentials finite."""
+"""Smaller noise multipliers are replaced by this one, to keep exponentials finite."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """The steps from one measurement up to the next, and what each example contributed to them.
+    """The steps from one measurement up to the next, and the contribution c / S of each example to them.
 
-    Rules that follow noisy counts change from step to step, while the norms are those measured. One contribution
-    then stands for all steps: the generalised mean of c / S under the rule of each step whose generator is the moment
-    exp(a (a - 1) / 2 (c / S)^2 / sigma^2) of order a = 4 of the Gaussian's privacy loss. A root
-    mean square would underestimate the cost of most examples, and the maximum grossly overestimate it. For one step, or
-    one rule, it is exact.
+    The clipping rule may change at every step while the norms stay as measured. One contribution is stored for all
+    steps of the interval: the generalised mean of c / S over the steps, with generator
+    exp(a (a - 1) / 2 (c / S)^2 / sigma^2), the moment of order a = 4 of the Gaussian's privacy loss. A root mean square
+    would under-estimate the cost of most examples, and the maximum would grossly over-estimate it. With one step or one
+    rule the mean is exact.
 
-    rate: a (a - 1) / (2 sigma^2). moments [n] float64: sum over the ``steps`` steps of the generator less 1.
+    rate: a (a - 1) / (2 sigma^2). moments [n] float64: sum over the ``steps`` steps of (generator - 1).
     """
 
     start: int
@@ -89,12 +90,12 @@ class Interval:
 
     @property
     def contributions(self) -> Tensor:
-        """[n] in [0, 1]."""
+        """[n] in [0, 1]: the stored contribution of each example; needs at least one step."""
         return (torch.log1p(self.moments / self.steps) / self.rate).sqrt().clamp(max=1.0)
 
     @staticmethod
     def restored(state: Mapping[str, Any], device: torch.device) -> Interval:
-        """The inverse of `state`."""
+        """The interval of a `state`."""
         columns: dict[str, Any] = {
             name: None if column is None else column.to(device) for name, column in state["examples"].items()
         }
@@ -113,9 +114,9 @@ class Interval:
 
 
 class NormRecorder:
-    """Measures the same training examples again and again, and stores what each contributes.
+    """Measures the norms of a fixed set of training examples, and stores the contributions of each interval.
 
-    An interval is open from one measurement up to the next; it is the state that a checkpoint keeps.
+    An interval is open from one measurement up to the next. It is the recorder's state in a checkpoint.
     """
 
     def __init__(self, data: TrainingData, rows: Tensor, engine: GradientEngine, writer: NormShardWriter) -> None:
@@ -123,13 +124,13 @@ class NormRecorder:
         self._interval: Interval | None = None
 
     def open(self, step: int, noise_multiplier: float) -> Examples:
-        """Measure, and begin an interval at ``step``; returns the examples with their norms."""
+        """Measure and open an interval at ``step``; returns the examples with their norms."""
         measured = self.measure()
         self._interval = Interval.from_step(step, measured, noise_multiplier)
         return measured.examples
 
     def extend(self, rule: ClipRule) -> None:
-        """Note that a step was taken under ``rule``."""
+        """Add a step under ``rule`` to the open interval, if there is one."""
         self._interval = self._interval.extended(rule) if self._interval else None
 
     def store(self) -> None:
@@ -144,7 +145,7 @@ class NormRecorder:
         self._interval = None if state is None else Interval.restored(state, self._data.device)
 
     def measure(self) -> Measurement:
-        """Norm-only passes over all rows, in chunks of fixed size."""
+        """Norms and losses of all rows, computed in chunks of fixed size."""
         chunks = [self._engine.norms(*self._data.inputs(rows)) for rows in torch.split(self._rows, _CHUNK)]
         by_layer = [chunk.layer_norms for chunk in chunks if chunk.layer_norms is not None]
         norms = BatchNorms(
@@ -155,7 +156,7 @@ class NormRecorder:
         return Measurement(self._data.examples(self._rows, norms), norms.losses)
 
     def write(self, interval: Interval) -> None:
-        """Store the snapshot that stands for the steps of ``interval``; a replay must give equal bytes."""
+        """Store the snapshot of ``interval``. A resumed run may store it again, but only with equal bytes."""
         examples = interval.measured.examples
         self._writer.write(
             NormSnapshot(
@@ -170,12 +171,16 @@ class NormRecorder:
 
 
 def is_due(step: int, times_per_epoch: float, steps_per_epoch: int) -> bool:
-    """Whether what happens ``times_per_epoch`` times in an epoch happens at ``step``: at 0, then evenly spread."""
+    """Whether an event that occurs ``times_per_epoch`` times per epoch is due at ``step``: at 0, then evenly spaced.
+
+    >>> [step for step in range(20) if is_due(step, times_per_epoch=2, steps_per_epoch=10)]
+    [0, 5, 10, 15]
+    """
     rate = times_per_epoch / steps_per_epoch
     return step == 0 or math.floor(step * rate + 1e-9) > math.floor((step - 1) * rate + 1e-9)
 
 
 def choose_rows(population: int, count: int, seed: int) -> Tensor:
-    """``count`` distinct rows, uniformly at random, ascending; all of them when there are fewer."""
+    """A uniformly random subset of ``count`` rows, ascending; all rows if there are fewer."""
     chosen = np.random.default_rng(seed).choice(population, min(count, population), replace=False)
     return torch.from_numpy(np.sort(chosen).astype(np.int64))

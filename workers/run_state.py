@@ -1,4 +1,4 @@
-"""What changes while a run trains, and how a checkpoint keeps it: every component tells its own state."""
+"""The mutable state of a training run. Each component saves and restores its own part of the checkpoint."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from workers.history import EpochRecord
 class Stateful(Protocol):
     """A component that changes from step to step.
 
-    Guarantee: a new component of the same trial that takes back the state continues bit for bit. The state is tensors,
-    numbers, text, bytes and containers of them; it is private.
+    Guarantee: a new component of the same trial that restores this state continues bit for bit. The state consists of
+    tensors, numbers, text, bytes and containers of them; it is private.
     """
 
     def state(self) -> Any: ...
@@ -29,7 +29,7 @@ class Stateful(Protocol):
 
 @dataclass
 class Counters:
-    """Raw facts about training batches: private."""
+    """Exact counts over training batches: private data."""
 
     non_finite_gradients: int = 0
     empty_batches: int = 0
@@ -37,10 +37,11 @@ class Counters:
 
 @dataclass
 class RunState:
-    """How far a run is. Each field is in the checkpoint, under its name.
+    """Progress of a run. The checkpoint holds each field under its name.
 
-    clipping: the state of the clipping method. contributions: what recorded contributions are worth, see `Trace`.
-    initial_bound: the first clipping bound, None without clipping. history: one record for each completed epoch.
+    clipping: the state of the clipping method. contributions: whether recorded contributions are guarantees or
+    estimates, see `Trace`. initial_bound: the first clipping bound, None without clipping. history: one record per
+    completed epoch.
     """
 
     contributions: Literal["guarantee", "estimate"]
@@ -64,7 +65,7 @@ _READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "counters": lambda state: Counters(**state),
     "history": lambda state: _HISTORY.validate_python(tuple(state)),
 }
-"""How the fields that are no plain values are read back."""
+"""Readers of the fields that are dataclasses."""
 
 
 def _plain(value: Any) -> Any:
@@ -92,7 +93,7 @@ class ModelValues:
 
 @dataclass(frozen=True)
 class ModelModes:
-    """Which modules of a model are in training mode."""
+    """The mode, training or evaluation, of every module of a model."""
 
     model: nn.Module
 
@@ -105,7 +106,7 @@ class ModelModes:
 
 @dataclass(frozen=True)
 class CpuGenerator:
-    """A random number generator of torch on the CPU."""
+    """A torch random number generator on the CPU."""
 
     generator: torch.Generator
 
@@ -118,7 +119,7 @@ class CpuGenerator:
 
 @dataclass(frozen=True)
 class CudaGenerator:
-    """The global generator of a CUDA device; on a CPU it has no state, and a run may resume on the other kind."""
+    """The global generator of a CUDA device. State None on a CPU, so a run may resume on the other kind of device."""
 
     device: torch.device
 

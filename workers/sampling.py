@@ -1,4 +1,4 @@
-"""How batches are drawn. Each sampler realises exactly the sampling that the trace states."""
+"""Batch samplers. Each one draws batches exactly as the sampling in the trace says."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Rows = npt.NDArray[np.int64]
 
 
 class Sampler(Protocol):
-    """Batches of rows of the training set, reproducible from `state`.
+    """Draws batches of rows of the training set, reproducibly from `state`.
 
-    Guarantee: batches are distributed as the `planned_sampling` of its trial says, independently of the data and of all
-    noise, as long as the seed or key of its `RowDraws` is secret. Rows are unique within a batch and ascending, so that
-    sums do not depend on their order.
+    Guarantee: while the seed or key of its `RowDraws` is secret, batches are distributed as the `planned_sampling` of
+    the trial, independently of the data and of all noise. The rows of a batch are distinct and ascending, so sums over
+    a batch do not depend on the order of drawing.
     """
 
     def next_batch(self) -> Rows:
@@ -36,18 +36,18 @@ class Sampler(Protocol):
 
 
 class RowDraws(Protocol):
-    """Random choices among the rows 0 .. n - 1, each independent of those before; reproducible from `state`."""
+    """Random choices among the rows 0 .. n - 1, independent of each other and reproducible from `state`."""
 
     def each(self, n: int, expected: int) -> Rows:
-        """Every row on its own with probability expected / n; ascending."""
+        """Each row independently with probability expected / n; ascending."""
         ...
 
     def subset(self, n: int, count: int) -> Rows:
-        """``count`` distinct rows, every set of them equally likely; ascending."""
+        """A uniformly random subset of ``count`` rows; ascending."""
         ...
 
     def order(self, n: int) -> Rows:
-        """All rows, in every order equally likely."""
+        """A uniformly random permutation of the rows."""
         ...
 
     def state(self) -> dict[str, Any]: ...
@@ -78,13 +78,16 @@ class SeededRows:
 
 
 class KeyedRows:
-    """From a secret key. As likely as stated where the stream's bits are uniform: ties are drawn again, not broken."""
+    """Choices from a secret key. They have the stated distribution if the bits of the stream are uniform."""
 
     def __init__(self, stream: KeyedStream) -> None:
         self._stream = stream
 
     def each(self, n: int, expected: int) -> Rows:
-        """The probability is rounded down to a multiple of 2^-72: one byte decides for all rows but one in 256."""
+        """The probability is rounded down to a multiple of 2^-72, which never weakens the guarantee.
+
+        A row's first byte decides unless it ties with the threshold (one row in 256); ties draw 64 more bits.
+        """
         threshold, rest = divmod((expected << 72) // n, 1 << 64)
         first = self._stream.octets(n)
         ties = np.flatnonzero(first == threshold)
@@ -93,7 +96,7 @@ class KeyedRows:
         return np.flatnonzero(joins)
 
     def subset(self, n: int, count: int) -> Rows:
-        """Those with the smallest of random numbers, whose digits to base 256 are drawn where they decide."""
+        """The rows with the ``count`` smallest random numbers; base-256 digits are drawn only while rows are tied."""
         rows, chosen = np.arange(n), list[Rows]()
         while 0 < count < len(rows):
             digits = self._stream.octets(len(rows))
@@ -104,7 +107,7 @@ class KeyedRows:
         return np.sort(np.concatenate([*chosen, rows[:count]]))
 
     def order(self, n: int) -> Rows:
-        """That of random words; where two are equal, all are drawn again."""
+        """The rows sorted by random 64-bit words; if two words are equal, all are drawn again."""
         words = self._stream.words(n)
         rows = np.argsort(words)
         return rows if (np.diff(words[rows]) > 0).all() else self.order(n)
@@ -117,14 +120,17 @@ class KeyedRows:
 
 
 def make_row_draws(noise_source: str, seed: int) -> RowDraws:
-    """As secret as the noise: amplification rests on secret batches."""
+    """Random choices for batches: from a secret key if the noise source is secret, else from ``seed``.
+
+    Privacy amplification by sampling holds only while the batches are secret.
+    """
     if noise_source_kind(noise_source).is_secret:
         return KeyedRows(KeyedStream.from_os())
     return SeededRows(derive_seed(seed, "sampling"))
 
 
 class _RowSampler:
-    """What the samplers share: sizes, and where the random choices come from."""
+    """State shared by the samplers: data set size, batch size and the source of random choices."""
 
     def __init__(self, dataset_size: int, batch_size: int, draws: RowDraws) -> None:
         self._dataset_size, self._batch_size = dataset_size, batch_size
@@ -152,7 +158,7 @@ class FixedBatchSampler(_RowSampler):
 
 
 class ShuffledSampler(_RowSampler):
-    """Each epoch deals a fresh random order out in disjoint batches; the last one may be smaller."""
+    """Each epoch splits a fresh random permutation into disjoint batches; the last one may be smaller."""
 
     def __init__(self, dataset_size: int, batch_size: int, draws: RowDraws) -> None:
         super().__init__(dataset_size, batch_size, draws)
@@ -186,9 +192,12 @@ def make_sampler(spec: SamplingSpec, dataset_size: int, draws: RowDraws) -> Samp
 
 
 def planned_sampling(spec: SamplingSpec, dataset_size: int) -> Sampling:
-    """The sampling that a trial's trace will state; without data.
+    """The sampling that the trace of a trial will state; needs only the size of the data.
 
-    Raises: InvalidInput for an unknown method and for a batch larger than the data.
+    Raises: InvalidInput for an unknown method or a batch larger than the data.
+
+    >>> planned_sampling(SamplingSpec("poisson", batch_size=600), dataset_size=60_000)
+    PoissonSampling(sample_rate=0.01)
     """
     require_finite("training set size", dataset_size, at_least=1)
     if not 1 <= spec.batch_size <= dataset_size:

@@ -1,9 +1,9 @@
-"""What one trial is, as data: everything a training worker needs, and nothing it could disagree about.
+"""The specification of one trial: all settings that a training worker needs.
 
-A `TrialSpec` is made by the planner, travels as JSON, and is never changed by the worker. Fields are split by
-privacy meaning: `sampling`, `clipping`, `noise`, `epochs` and the released preprocessing change the mechanism;
-`execution` changes only speed; `attacks` look at the trained model. The bounds of a number stand in the type of its
-field, for sweep files too; what else a section requires stands in its `__post_init__`.
+The planner makes a `TrialSpec`, sends it as JSON, and the worker never changes it. Fields are split by privacy meaning:
+`sampling`, `clipping`, `noise`, `epochs` and released preprocessing change the mechanism; `execution` changes only
+speed and memory; `attacks` examine the trained model. The bounds of a number are in the type of its field, which sweep
+files use too; other requirements of a section are in its `__post_init__`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ Params = dict[str, Any]
 
 
 def name_in(registry: Collection[str]) -> GetPydanticSchema:
-    """Checks that a text field is a name in ``registry``, as a `Literal` of its names would."""
+    """An annotation that accepts only the names in ``registry``, as a `Literal` of them would."""
     return GetPydanticSchema(lambda _type, _handler: core_schema.literal_schema(list(registry)))
 
 
 def known_noise_source(name: str) -> str:
-    """``name``, or `InvalidInput` unless it is registered in `workers.noise`."""
-    from workers.noise import noise_source_kind  # here, because it imports torch, which reading a sweep does not need
+    """``name``. Raises: InvalidInput unless it is registered in `workers.noise`."""
+    from workers.noise import noise_source_kind  # late: it imports torch, which a sweep file does not need
 
     noise_source_kind(name)
     return name
@@ -45,7 +45,7 @@ MAX_THREADS = 1024
 
 @dataclass(frozen=True)
 class Component:
-    """A registered component by name, with its own parameters (checked where it is built)."""
+    """Name and parameters of a component; both are checked where the component is built."""
 
     name: str
     params: Params = field(default_factory=dict, hash=False)
@@ -53,11 +53,11 @@ class Component:
 
 @dataclass(frozen=True)
 class DataSpec:
-    """A data source and how it is cut.
+    """A data source and its splits.
 
-    keep: how much of a group stays in the training set, by group name: a fraction in (0, 1) or a count.
-    test_fraction: held out where the source has no test set of its own. public_fraction: split off the training
-    set, treated as public (validation-driven schedules read it). split_seed fixes all of these cuts.
+    keep: by group name, how much of the group stays in the training set: a fraction in (0, 1] or a count.
+    test_fraction: held out if the source has no test set. public_fraction: split off the training set and treated as
+    public, without any guarantee (validation-driven schedules read it). split_seed: seed of all of these splits.
     """
 
     name: str
@@ -73,7 +73,7 @@ class DataSpec:
 
 @dataclass(frozen=True)
 class SamplingSpec:
-    """method: a name in `accounting.samplings.SAMPLINGS`; batch_size is the public, expected batch size."""
+    """method: a name in `accounting.samplings.SAMPLINGS`. batch_size: the expected batch size, which is public."""
 
     method: Annotated[str, name_in(SAMPLINGS)]
     batch_size: Annotated[int, Field(ge=1)]
@@ -84,7 +84,7 @@ class SamplingSpec:
 
 @dataclass(frozen=True)
 class NoiseSpec:
-    """A noise schedule and its initial noise multiplier; 0 trains without noise (the non-private baseline)."""
+    """A noise schedule and its initial noise multiplier; 0 means no noise (the non-private baseline)."""
 
     initial_noise_multiplier: NoiseMultiplier
     schedule: Component = field(default_factory=lambda: Component("constant"))
@@ -95,7 +95,7 @@ class NoiseSpec:
 
 @dataclass(frozen=True)
 class BudgetSpec:
-    """Stop before the first epoch whose cost would pass the budget. Exactly one of rho (zCDP) and epsilon."""
+    """Stop before the first epoch whose cost would exceed the budget: exactly one of rho (zCDP) and epsilon."""
 
     rho: Annotated[float, Field(gt=0.0)] | None = None
     epsilon: Annotated[float, Field(gt=0.0)] | None = None
@@ -108,12 +108,15 @@ class BudgetSpec:
 
 @dataclass(frozen=True)
 class NormSpec:
-    """How often the norm of every example is refreshed: times per epoch (gamma of paper A), or every step."""
+    """How often the gradient norms of all examples are computed.
+
+    refreshes_per_epoch: times per epoch (gamma of paper A), or at every step. rows_per_part: rows of one shard file.
+    """
 
     refreshes_per_epoch: Annotated[float, Field(gt=0.0)] | Literal["every_step"] = 1.0
     rows_per_part: Annotated[int, Field(ge=1)] = 65_536
     exact_examples: Annotated[int, Field(ge=0)] = 0
-    """This many random examples are tracked at every step, to measure the quality of the estimates."""
+    """Number of random examples whose norms are stored at every step, to measure the error of the estimates."""
 
     def __post_init__(self) -> None:
         check_bounds(self, "norms")
@@ -121,7 +124,7 @@ class NormSpec:
 
 @dataclass(frozen=True)
 class AttackSpec:
-    """Attacks on the trained model, which change nothing of the training. What they find is private data.
+    """Attacks on the trained model. They do not change the training; their results are private data.
 
     loss_threshold: membership inference by a loss threshold, per group (see `workers.attacks`).
     """
@@ -146,6 +149,16 @@ class ExecutionSpec:
 
 @dataclass(frozen=True)
 class TrialSpec:
+    """All settings of one trial. key: its name, unique within a sweep. delta: at which epsilon is reported.
+
+    >>> spec = TrialSpec(
+    ...     key="a", data=DataSpec("digits"), model=Component("logistic"), sampling=SamplingSpec("poisson", 64),
+    ...     clipping=Component("flat"), noise=NoiseSpec(1.0), epochs=1, delta=1e-5, seed=0,
+    ... )
+    >>> TrialSpec.from_json(spec.to_json()) == spec
+    True
+    """
+
     key: str
     data: DataSpec
     model: Component
@@ -179,9 +192,9 @@ class TrialSpec:
         return _ADAPTER.dump_json(self, indent=2).decode()
 
     def checked(self) -> TrialSpec:
-        """This spec with every field of its type, and what it is when read back: a tuple of parameters is a list.
+        """This spec as it is read back from JSON, where for instance tuples of parameters are lists.
 
-        Raises: InvalidInput naming the field that is not.
+        Raises: InvalidInput naming the first field whose value has another type than declared.
         """
         try:
             spec = TrialSpec.from_json(_ADAPTER.dump_json(self, warnings=False))

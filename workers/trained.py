@@ -1,7 +1,7 @@
-"""A trained model, read back from its trial's folder, with all that evaluation applies to examples before it.
+"""Loads a trained model from its trial's folder, together with the preprocessing and preparation of its inputs.
 
-Nothing stored is executed: files are read as tensors, numbers and strings. Code of the user's own is imported only
-where the caller allows it.
+No stored code is executed: files are read as tensors, numbers and strings. The user's own code is imported only if the
+caller allows it.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ _INPUTS: Final = {"example_shape", "example_type", "feature_shape", "num_classes
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A model in evaluation mode on the CPU, and what its trial's evaluation applied to examples.
+    """A model in evaluation mode on the CPU, with the preprocessing and preparation of its inputs.
 
-    example_shape, example_type: of one example as its data source stores it.
+    example_shape, example_type: shape and dtype of one example as the data source stores it. fitted: the state of the
+    preprocessing.
     """
 
     model: nn.Module
@@ -47,12 +48,12 @@ class TrainedModel:
     fitted: State
 
     def logits(self, features: npt.ArrayLike | Tensor) -> npt.NDArray[np.float32]:
-        """Logits [n, classes] of examples [n, ...] in the form in which the data source stores them.
+        """Logits [n, classes] of examples [n, ...], given as the data source stores them.
 
-        The trial's preprocessing and preparation are applied as in its evaluation. The model sees batches of
-        `workers.evaluation.BATCH_SIZE`; besides, only the preprocessed features and the logits are held in memory.
+        Preprocessing and preparation are applied as in the trial's evaluation. The model runs on batches of
+        `workers.evaluation.BATCH_SIZE`; memory holds the preprocessed features of all examples and their logits.
 
-        Raises: InvalidInput for another shape, or values that the stored type cannot hold.
+        Raises: InvalidInput for another shape, or for values that the stored type cannot represent.
         """
         dataset = self._dataset(self._checked(features))
         if self.spec.preprocessing is not None and len(dataset.train):
@@ -82,7 +83,7 @@ class TrainedModel:
         return stored
 
     def _dataset(self, features: Tensor) -> Dataset:
-        """The examples as a data set without labels, which is what preprocessing takes."""
+        """The examples as the training split of a data set, as preprocessing needs them; labels are zeros."""
         none = torch.zeros(len(features), dtype=torch.int64)
         rows = Split(features, none, none, torch.arange(len(features)))
         names = tuple(map(str, range(self.num_classes)))
@@ -93,8 +94,8 @@ class TrainedModel:
 def describe_inputs(spec: TrialSpec, source: Dataset, dataset: Dataset, fitted: State) -> dict[str, Any]:
     """What `load_trained` needs besides the weights; all of it is public.
 
-    source: the data as loaded; dataset: after preprocessing, whose state is ``fitted``. The state of a private
-    preprocessing is its release. The preparation is kept where it is known not to depend on the rows.
+    source: the data as loaded; dataset: the data after preprocessing; fitted: the state of the preprocessing, which for
+    private preprocessing is its release. The preparation is stored only if it is known not to depend on the rows.
     """
     return {
         "example_shape": list(source.train.features.shape[1:]),
@@ -107,7 +108,7 @@ def describe_inputs(spec: TrialSpec, source: Dataset, dataset: Dataset, fitted: 
 
 
 def _kept_preparation(spec: TrialSpec, preparation: Preparation) -> dict[str, Any] | None:
-    """None for one of the user's own: it may hold statistics of the rows, and it may be code."""
+    """None for the user's own preparation: it may be code, or hold statistics of the rows."""
     if is_import_path(spec.data.name) and preparation not in (Scaling(), Tokens()):
         return None
     for name, kind in _PREPARATIONS.items():
@@ -119,20 +120,18 @@ def _kept_preparation(spec: TrialSpec, preparation: Preparation) -> dict[str, An
 def load_model(files: TrialFiles, spec: TrialSpec, code: UserCode = NO_CODE) -> nn.Module:
     """The trained model of ``spec`` on the CPU, in evaluation mode; averaged parameters where averaging was on.
 
-    The model is built as for training, and gets the stored weights.
-
     Raises:
-        InvalidInput: the trial has not trained to its end, an earlier version trained it, the weights do not fit, or a
-            model of the user's own is not in ``code``.
+        InvalidInput: the trial has not finished training, an earlier version trained it, the weights do not fit, or the
+            user's own model is not in ``code``.
         DataCorruption: a stored file is damaged.
     """
     return _build(files, spec, _read(files.inputs, _INPUTS), code)
 
 
 def load_trained(files: TrialFiles, spec: TrialSpec, code: UserCode = NO_CODE) -> TrainedModel:
-    """The trained model of ``spec``, and what its evaluation applied to examples first.
+    """The trained model of ``spec`` with the preprocessing and preparation of its inputs.
 
-    Data are read only for a source of the user's own with a preparation of its own. Raises: see `load_model`.
+    Data are read only for the user's own source with its own preparation. Raises: see `load_model`.
     """
     inputs = _read(files.inputs, _INPUTS)
     return TrainedModel(
@@ -167,7 +166,7 @@ def _preparation(spec: TrialSpec, kept: Mapping[str, Any] | None, code: UserCode
 
 
 def _read(uri: str, keys: Set[str] = frozenset()) -> dict[str, Any]:
-    """The stored mapping, which has ``keys``."""
+    """The stored mapping, which must have ``keys``."""
     try:
         content = read_bytes(uri)
     except FileNotFoundError:

@@ -1,8 +1,8 @@
 """One differentially private training run, step by step.
 
-Each step draws a batch, lets the clipping method decide on a rule from (noisy answers about) the whole batch, sums the
-clipped gradients, adds noise of std sigma * S to the sum, divides by the public expected batch size and hands the
-result to the optimiser. A batch that happens to be empty does all of this too: it adds noise and it counts.
+Each step draws a batch, lets the clipping method choose a rule (from a noisy answer about the batch, if it asks for
+one), sums the clipped gradients, adds noise of std sigma * S to the sum, divides by the public expected batch size and
+passes the result to the optimiser. An empty batch is a step like any other: it adds noise and the accountant counts it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from workers.spec import TrialSpec
 
 
 class Trainer:
-    """The state of a run and its single steps. `state` and `restore` make it continue bit for bit."""
+    """A training run, one step at a time. After `restore` of a `state` it continues bit for bit."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class Trainer:
             "cuda": CudaGenerator(device),
             "interval": self._everyone,
         }
-        """What changes from step to step besides the run's own state, by its name in the checkpoint."""
+        """Everything that changes from step to step, besides `RunState`, by its name in the checkpoint."""
 
     def _make_engine(self, multiplicity: int) -> GradientEngine:
         execution = self._spec.execution
@@ -124,9 +124,9 @@ class Trainer:
         return everyone, NormRecorder(self._data, rows, engine, NormShardWriter(files.exact_norms, norms.rows_per_part))
 
     def begin(self) -> None:
-        """Start a new run: release the initial bound where it is a median (the cost is among the releases).
+        """Start a new run; an initial bound that is a median is released here (its cost is in the trace).
 
-        Raises: InvalidInput when the budget does not pay for one epoch.
+        Raises: InvalidInput when the budget does not cover one epoch.
         """
         if not self.may_continue():
             raise InvalidInput(
@@ -143,7 +143,7 @@ class Trainer:
 
     @property
     def mechanism(self) -> TrialMechanism:
-        """The planned one; its contributions are estimates where the model was seen to draw or to change."""
+        """The planned mechanism; contributions become estimates if the model drew random numbers or changed modes."""
         return replace(self._planned, contributions=self._run.contributions)
 
     @property
@@ -181,7 +181,7 @@ class Trainer:
 
     @property
     def noise_multiplier(self) -> float:
-        """sigma of the present epoch."""
+        """sigma of the current epoch."""
         return self._planned.schedule.noise_multiplier(self.epoch, self.public_accuracies)
 
     @property
@@ -190,19 +190,22 @@ class Trainer:
         return refreshes == "every_step" or is_due(self.step_count, refreshes, self._planned.steps_per_epoch)
 
     def trace(self) -> Trace:
-        """What was run so far."""
+        """The trace of the steps so far."""
         epochs = -(-self.step_count // self._planned.steps_per_epoch)
         return self.mechanism.trace(epochs, self.public_accuracies).until(self.step_count)
 
     def may_continue(self) -> bool:
-        """Whether another step is planned and paid for. Only at the end of the paid epochs is the budget asked again,
-        because a validation-driven schedule may by then have turned out cheaper than its plan."""
+        """Whether another step is planned and within the budget.
+
+        The budget is checked again only after the last affordable epoch: by then a validation-driven schedule may have
+        cost less than planned.
+        """
         if self.epoch >= self._paid_epochs:
             self._paid_epochs = affordable_epochs(self._spec, self.mechanism, self.public_accuracies)
         return self.epoch < self._paid_epochs
 
     def step(self) -> None:
-        """One step: snapshot where one is due, clip, add noise, update."""
+        """One step: compute all norms if a refresh is due, clip, add noise, update."""
         sigma, step, before = self.noise_multiplier, self.step_count, RandomState.of(self._data.device)
         if self._refresh_is_due:
             self.store_norms()
@@ -224,13 +227,16 @@ class Trainer:
         self._look_again(before)
 
     def _look_again(self, before: RandomState) -> None:
-        """A model may begin to draw, or change modes, at any step: then norms may not be those of what was summed."""
+        """Downgrade contributions if this step drew torch random numbers or changed modes.
+
+        The measured norms may then differ from those of the summed gradients. A model can begin to do so at any step.
+        """
         repeatable = before.is_current() and modes_of(self._model) == self._modes
         if not repeatable and not self._method.keeps_to_contributions:
             self._run.contributions = "estimate"
 
     def store_norms(self) -> None:
-        """Store the last snapshot of all examples: its steps end here, where norms are taken anew or training ends."""
+        """Store the last snapshot of all norms. Call it before the next refresh and at the end of training."""
         self._everyone.store()
 
     def _batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -240,9 +246,9 @@ class Trainer:
         return self._augmentation(x, self._augmentation_rng), y.repeat_interleave(self._augmentation.multiplicity)
 
     def _clipped_sum(self, rows: Tensor) -> WeightedSum:
-        """Decide on the rule of this step and apply it to the batch.
+        """The clipped sum under the rule of this step.
 
-        Methods without a query decide before they see the batch, which saves a pass where there are micro-batches.
+        A method without a query chooses its rule before the batch, which saves a second pass over micro-batches.
         """
         x, y = self._batch(rows)
         if self._method.query is None:
@@ -253,7 +259,7 @@ class Trainer:
         return self._engine.weighted_sum(x, y, lambda norms: self._weigh(self._data.examples(rows, norms)))
 
     def _weigh(self, batch: Examples) -> Tensor:
-        """Answer the method's query with noise, and decide: only the noisy answer leaves the batch."""
+        """Weights by the rule that the method chooses from the noisy answer to its query."""
         query = self._method.query
         assert query is not None, "methods without a query decide before the batch"
         answer = self._method.answer(self._run.clipping, batch, self._setting).cpu()
@@ -266,7 +272,7 @@ class Trainer:
         self._run.clipping = self._method.advance(clipping, noisy_answer, self._setting)
 
     def _update(self, gradients: Mapping[str, Tensor], sigma: float) -> None:
-        """Noise of std sigma S, rounded up by as much as a clipped gradient may exceed S through rounding."""
+        """Add noise of std sigma S (1 + NORM_ERROR), which covers the rounding error of clipped norms, and update."""
         std = sigma * self._rule.sensitivity * (1.0 + NORM_ERROR) if sigma > 0.0 else 0.0
         batch_size = self._setting.batch_size
         noisy = {name: self._noise.added(gradient, std) / batch_size for name, gradient in gradients.items()}
@@ -275,7 +281,7 @@ class Trainer:
             self._average.update(self._parameters)
 
     def end_epoch(self) -> EpochRecord:
-        """Evaluate on held-out and public data, and note what is public about the epoch just completed."""
+        """Evaluate on held-out and public data, and append the public record of the completed epoch to the history."""
         shown, step = self.released_model(), self.step_count
         epoch = self.epoch - 1
         public = self._dataset.public
@@ -293,20 +299,21 @@ class Trainer:
         return record
 
     def released_model(self) -> nn.Module:
-        """The model to evaluate and keep: with averaged parameters where averaging is on."""
+        """The model to evaluate and store: a copy with averaged parameters if averaging is on."""
         if self._average is None:
             return self._model
         activations = [value for module in self._model.modules() for value in vars(module).values()]
         kept = {id(value): value.detach() for value in activations if isinstance(value, Tensor) and not value.is_leaf}
-        shown = copy.deepcopy(self._model, kept)  # what a forward pass left on a module cannot be copied
+        shown = copy.deepcopy(self._model, kept)  # activations stored on a module cannot be deep-copied
         shown.load_state_dict({**shown.state_dict(), **self._average.values})
         return shown
 
     def state(self) -> dict[str, Any]:
-        """Everything that a restored run needs to repeat the bits of this one; private."""
+        """Everything that `restore` needs to continue bit for bit; private data."""
         return {**self._run.state(), **{name: component.state() for name, component in self._components.items()}}
 
     def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from a `state`. Raises: InvalidInput when it lacks a component."""
         missing = sorted(self.state().keys() - state.keys())
         if missing:
             raise InvalidInput(
@@ -319,9 +326,12 @@ class Trainer:
 
 
 def check_spec(spec: TrialSpec, mechanism: TrialMechanism, public_size: int) -> None:
-    """Refuse what cannot be trained privately, or at all, before anything is written.
+    """Refuse a trial that cannot be trained, or not privately, before anything is written.
 
-    public_size: how many public examples the data set has.
+    public_size: number of public examples in the data set.
+
+    Raises: InvalidInput for an unknown device, for noise without clipping, and for a validation-driven schedule without
+    public data.
     """
     if spec.execution.device != "auto":
         _parse_device(spec.execution.device)
@@ -336,7 +346,10 @@ def check_spec(spec: TrialSpec, mechanism: TrialMechanism, public_size: int) -> 
 
 
 def choose_device(name: str) -> torch.device:
-    """The device of that name, if this machine has it; ``auto`` is the GPU where there is one."""
+    """The device called ``name``; ``auto`` is the GPU if there is one, else the CPU.
+
+    Raises: InvalidInput when the name is unknown or this machine has no such device.
+    """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device, found = _parse_device(name), torch.cuda.device_count()
@@ -348,7 +361,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def _parse_device(name: str) -> torch.device:
-    """A device by torch's own name for it, whether this machine has it or not."""
+    """The device by its torch name, whether or not this machine has it."""
     with contextlib.suppress(RuntimeError):
         device = torch.device(name)
         if device.type in ("cpu", "cuda"):

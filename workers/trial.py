@@ -1,4 +1,4 @@
-"""A whole trial in one process: from its spec to the model, the norm shards and the trace. No ray, no mlflow."""
+"""Runs one trial in this process, from its spec to the stored model, norm shards and trace, without Ray or MLflow."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ def run_trial(
     releases: tuple[Release, ...] = (),
     on_progress: OnProgress | None = None,
 ) -> TrainingResult:
-    """Train ``spec`` below ``root``, or continue where an earlier call was interrupted.
+    """Train ``spec`` in the folder ``root``, or continue where an earlier call was interrupted.
 
-    A trial that has finished is not run again: its stored result is returned. ``releases`` are made from the same
-    data outside training; they go into the trace. ``code`` is what of the user's own may be imported. ``on_progress``
-    is called after every epoch; what it raises ends the call, and the trial can be resumed.
+    A finished trial is not run again; its stored result is returned. code: the user's modules that may be imported.
+    releases: made from the same data outside training; they are added to the trace. on_progress: called after every
+    epoch; an exception in it ends the call, and the trial can be resumed.
 
     Raises:
-        InvalidInput: an impossible spec, ``root`` holds another trial, memory does not suffice, or torch has no
-            deterministic algorithm for the model.
-        DataCorruption: a stored file is damaged; nothing is silently started anew.
+        InvalidInput: an impossible spec, ``root`` holds another trial, not enough memory, or torch has no deterministic
+            algorithm for the model.
+        DataCorruption: a stored file is damaged; training does not start anew by itself.
     """
     files, spec = TrialFiles(root), spec.checked()
     _refuse_other_trials(files, spec)
@@ -88,7 +88,7 @@ def _refuse_other_trials(files: TrialFiles, spec: TrialSpec) -> None:
 
 
 def _refuse_other_releases(files: TrialFiles, releases: tuple[Release, ...]) -> None:
-    """The trace of a finished trial ends in them."""
+    """Refuse a finished trial whose stored trace does not end in ``releases``."""
     stored = read_trace(files.trace).releases
     if stored[len(stored) - len(releases) :] != releases:
         raise InvalidInput(
@@ -99,10 +99,10 @@ def _refuse_other_releases(files: TrialFiles, releases: tuple[Release, ...]) -> 
 
 @contextlib.contextmanager
 def _reproducible(execution: ExecutionSpec, seed: int) -> Iterator[None]:
-    """Threads, determinism, precision and torch's global random state for one trial; all are put back afterwards.
+    """Set threads, determinism, precision and torch's global random state for one trial, and restore them afterwards.
 
-    TensorFloat-32 rounds factors to 10 bits, so a clipped gradient could exceed its bound by far more than the noise
-    allows for.
+    TensorFloat-32 is off: it rounds factors to 10 bits, so a clipped gradient could exceed its bound by far more than
+    the rounding error that the noise covers.
     """
     device = choose_device(execution.device)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what deterministic algorithms need on CUDA
@@ -125,7 +125,7 @@ def _reproducible(execution: ExecutionSpec, seed: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _explained(execution: ExecutionSpec) -> Iterator[None]:
-    """torch's errors that a field of ``execution`` would have prevented name that field."""
+    """Turn torch errors that a field of ``execution`` can prevent into an `InvalidInput` that names the field."""
     try:
         yield
     except RuntimeError as error:
@@ -178,7 +178,7 @@ def _train(
 
 
 def _digest(dataset: Dataset) -> str:
-    """sha256 of all examples: a run does not go on with other data than it began with."""
+    """sha256 of all examples, so that a run is not resumed on other data."""
     digest = hashlib.sha256()
     for split in (dataset.train, dataset.test, dataset.public):
         if split is not None:
@@ -214,7 +214,7 @@ def _end_epoch(trainer: Trainer) -> Progress:
 def _finish(
     spec: TrialSpec, files: TrialFiles, trainer: Trainer, dataset: Dataset, inputs: Mapping[str, Any]
 ) -> TrainingResult:
-    """Store what the run produced; the training result comes last, because its presence says that all is there."""
+    """Store the results of the run. The training result is written last: its presence marks the trial as finished."""
     model = trainer.released_model()
     weights = {name: value.cpu() for name, value in model.state_dict().items()}
     write_bytes_atomically(files.model, _saved(weights))
@@ -245,7 +245,7 @@ def _finish(
 
 
 def _saved(content: Mapping[str, Any]) -> bytes:
-    """Tensors, numbers, strings and containers of them, in a file that loads without running code."""
+    """The bytes of a file with tensors, numbers, strings and containers of them, which loads without running code."""
     buffer = io.BytesIO()
     torch.save(dict(content), buffer)
     return buffer.getvalue()

@@ -1,4 +1,4 @@
-"""Clipping methods, one file each, behind one protocol."""
+"""Clipping methods: each bounds what one example adds to the sum of gradients, and states the sensitivity."""
 
 from __future__ import annotations
 
@@ -55,9 +55,10 @@ _WHAT: Final = "clipping method"
 
 
 def make_clipping(component: Component, code: UserCode = NO_CODE) -> ClippingMethod:
-    """The clipping method of that name: registered, or ``module:function(**params)`` of the user's ``code``.
+    """The clipping method that a trial names: registered, or ``module:function(**params)`` from the user's ``code``.
 
-    Raises: InvalidInput naming the nearest valid name or key, or what a function of the user's own should return.
+    Raises: InvalidInput for unknown names, keys and impossible values, and when the user's function returns something
+    else than a `ClippingMethod`.
     """
     name, params = component.name, component.params
     if not is_import_path(name):
@@ -66,19 +67,19 @@ def make_clipping(component: Component, code: UserCode = NO_CODE) -> ClippingMet
 
 
 def side_queries(component: Component, code: UserCode = NO_CODE) -> tuple[SideQuery, ...]:
-    """What a method asks of every batch beside the gradient: known without data, for planners."""
+    """The method's query on every batch, which the accountant counts as a side query; known without data."""
     query = make_clipping(component, code).query
     return () if query is None else (query.as_side_query(),)
 
 
 def releases(component: Component, code: UserCode = NO_CODE) -> tuple[Release, ...]:
-    """What a method releases once before training (the median norm of its initial bound), for planners."""
+    """What the method releases once before training (the median norm for its initial bound); known without data."""
     bound = make_clipping(component, code).bound
     return (bound.release,) if isinstance(bound, PrivateMedian) else ()
 
 
 def claims(component: Component) -> tuple[str, ...]:
-    """What a reader of the results has to know about the claim of a trial's sensitivity."""
+    """Notes for readers of the results about how far the sensitivity is proved; none for registered methods."""
     if not is_import_path(component.name):
         return ()
     return (

@@ -1,4 +1,4 @@
-"""The initial clipping bound: a number, or a multiple of the median gradient norm, found privately."""
+"""The initial clipping bound: a number, or a multiple of the privately released median gradient norm."""
 
 from __future__ import annotations
 
@@ -15,19 +15,25 @@ from accounting.mechanism import GaussianRelease
 from accounting.registry import nearest
 
 SMALLEST_BOUND, LARGEST_BOUND = 1e-8, 1e8
-"""Bounds for which float32 arithmetic is safe: `workers.gradients` states its error of norms from 1e-12 on."""
+"""Accepted range of clipping bounds, in which float32 norms are accurate (`workers.gradients`: from 1e-12 on)."""
 
 
 @dataclass(frozen=True)
 class PrivateMedian:
     """``median_multiple`` times the median norm at initialisation (paper A, Sec. 4), released privately.
 
-    Bisection on a logarithmic scale: each of ``rounds`` answers "how many norms are at most c, less half of them"
-    with Gaussian noise. One example moves that sum by 1/2, under add/remove and zero-out adjacency alike.
+    Bisection on a logarithmic scale in ``rounds`` rounds. Each round releases sum (1[norm <= c] - 1/2) with Gaussian
+    noise; one example changes this sum by at most 1/2, under add/remove and zero-out adjacency.
 
-    Guarantee: the rounds together are one Gaussian release with ``noise_multiplier`` (noise std over sensitivity;
-    adaptive Gaussians compose to a Gaussian of summed precision, Dong et al., Cor. 3.3), so every round has
+    Guarantee: under these adjacencies all rounds together are one Gaussian release with ``noise_multiplier`` (noise std
+    over sensitivity). The precisions of adaptively composed Gaussians add up (Dong et al., Cor. 3.3), so each round has
     noise std noise_multiplier * sqrt(rounds) / 2. Norms that are not finite count as above every c.
+
+    smallest, largest: the interval in which the median is searched.
+
+    >>> norms, without_noise = torch.tensor([1.0, 2.0, 3.0]), lambda std: 0.0
+    >>> round(PrivateMedian(median_multiple=1.0, rounds=40).find(norms, without_noise), 6)
+    2.0
     """
 
     median_multiple: float
@@ -45,14 +51,16 @@ class PrivateMedian:
 
     @property
     def release(self) -> GaussianRelease:
+        """The release that the accountant counts: all rounds together."""
         return GaussianRelease("median norm at initialisation", self.noise_multiplier)
 
     @property
     def round_noise_std(self) -> float:
+        """Noise std of one round."""
         return 0.5 * self.noise_multiplier * math.sqrt(self.rounds)
 
     def find(self, norms: Tensor, draw: Callable[[float], float]) -> float:
-        """The released bound; ``draw(std)`` returns one Gaussian draw."""
+        """The released bound from norms [n]; ``draw(std)`` returns one draw from N(0, std^2)."""
         low, high = math.log(self.smallest), math.log(self.largest)
         for _ in range(int(self.rounds)):
             middle = 0.5 * (low + high)
@@ -66,7 +74,10 @@ Bound = float | PrivateMedian | Mapping[str, Any]
 
 
 def initial_bound(bound: Bound) -> float | PrivateMedian:
-    """A checked bound from what the user wrote: a number, or the keys of `PrivateMedian`."""
+    """The bound that the user gave as a number or as the keys of `PrivateMedian`, checked.
+
+    Raises: InvalidInput for unknown keys and numbers out of range.
+    """
     if isinstance(bound, PrivateMedian):
         return bound
     if not isinstance(bound, Mapping):
@@ -81,9 +92,9 @@ def initial_bound(bound: Bound) -> float | PrivateMedian:
 
 
 def released_bound(bound: Bound, norms: Callable[[], Tensor], draw: Callable[[float], float]) -> float:
-    """The number to start with; ``norms()`` is asked only when the bound is a median.
+    """The initial bound as a number; ``norms()`` is called only if the bound is a median.
 
-    Norms are taken on whatever device they lie and never leave this function except through the noisy answers.
+    The norms may be on any device. They affect the result only through noisy answers.
     """
     checked = initial_bound(bound)
     if isinstance(checked, PrivateMedian):

@@ -16,14 +16,14 @@ from workers.clipping.protocol import ClippingState, ClipRule, Examples, Setting
 class DPSGDFClipping(GroupCountClipping):
     """Group k is clipped at C_k = C0 (1 + (m_k / b_k) / (m / b)). Sensitivity max_k C_k.
 
-    Side query per batch: for each group the number m_k of norms above C0 and the number o_k of the others. One
-    example moves one of the 2K counts by 1 (``count_noise_multiplier`` is sigma1). b_k = m_k + o_k, m and b are the
-    sums over groups.
+    Side query per batch: for each group, the number m_k of norms above C0 and the number o_k of other norms. One
+    example changes one of the 2K counts by 1; ``count_noise_multiplier`` is the paper's sigma1. b_k = m_k + o_k; m and
+    b are the sums over groups.
 
-    The maximum runs over all K groups, which are public configuration, and uses noisy counts only: over the
-    groups present in the batch it would make the scale of the noise a function of private data. Noisy counts
-    are clamped (m_k, o_k at 0, b_k at 1) and the ratio is capped at ``max_ratio``, both by post-processing. With
-    no norm above C0 at all every C_k is C0. The published method has no ``count_memory``.
+    The maximum is over all K groups, which are public configuration, and uses noisy counts only. A maximum over the
+    groups present in the batch would make the noise scale depend on private data. Noisy counts are clamped (m_k and o_k
+    at 0, b_k at 1) and the ratio is capped at ``max_ratio``, both as post-processing. If no norm is above C0, every C_k
+    is C0. The published method has no ``count_memory``.
     """
 
     max_ratio: float = 10.0
@@ -33,7 +33,7 @@ class DPSGDFClipping(GroupCountClipping):
         require_finite("max_ratio", self.max_ratio, above=0.0)
 
     def answer(self, state: ClippingState, batch: Examples, setting: Setting) -> Tensor:
-        """[2K]: norms above C0 by group, then the others; a norm that is NaN counts among the others."""
+        """[2K]: numbers of norms above C0 by group, then of other norms by group; NaN counts as other."""
         cells = batch.groups + torch.where(batch.norms > state.bound, 0, setting.num_groups)
         return torch.bincount(cells, minlength=2 * setting.num_groups).double()
 

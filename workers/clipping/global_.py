@@ -1,4 +1,4 @@
-"""Global clipping: gradients within a threshold Z are scaled alike, so their directions keep their weights."""
+"""Global clipping: all gradients with norm at most Z are scaled by the same factor, which keeps their ratios."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class GlobalClipping(ClippingMethod):
 class GlobalAdaptiveClipping(ClippingMethod):
     """(C / Z) g if ||g|| <= Z, else clipped at C; Z adapts (DPSGD-Global-Adapt, Esipova et al., 2023). Sensitivity C.
 
-    Side query per batch: the number of norms above tolerance * Z, which one example moves by 1. With b the noisy
-    count over the expected batch size, clamped to [0, 1], Z_{t+1} = Z_t exp(b - learning_rate): at rest a
-    fraction ``learning_rate`` of the norms is above. Z starts at threshold_ratio * C; the state holds Z / C.
+    Side query per batch: the number of norms above tolerance * Z, which one example changes by at most 1. Let b be the
+    noisy count over the expected batch size, clamped to [0, 1]; then Z_{t+1} = Z_t exp(b - learning_rate). Z settles
+    where a fraction ``learning_rate`` of the norms is above. It starts at threshold_ratio * C; the state holds Z / C.
     """
 
     threshold_ratio: float = 10.0

@@ -1,4 +1,4 @@
-"""What methods have in common that go by how many examples of each group a batch holds."""
+"""Base class of the methods that query how many examples of each group a batch has."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from workers.clipping.protocol import BatchQuery, ClippingMethod, ClippingState,
 
 @dataclass(frozen=True)
 class GroupCountClipping(ClippingMethod, ABC):
-    """A method whose side query counts examples by group, each in one count: one example moves it by 1.
+    """A method whose side query counts examples by group. Each example is in one count, so the sensitivity is 1.
 
-    count_noise_multiplier: noise of every count over that sensitivity. Where groups are few examples per batch,
-    count_memory close to 1 averages the noisy counts over many steps, at no cost; 0 keeps only the last.
+    count_noise_multiplier: noise std of each count over the sensitivity. count_memory: weight of the past in a moving
+    average of the noisy counts, which costs no privacy; close to 1 helps when groups have few examples per batch, and 0
+    uses only the last counts.
     """
 
     count_noise_multiplier: float = 10.0
@@ -32,7 +33,7 @@ class GroupCountClipping(ClippingMethod, ABC):
         return BatchQuery("group counts", 1.0, self.count_noise_multiplier)
 
     def averaged(self, state: ClippingState, noisy_answer: Tensor) -> Tensor:
-        """Moving average of noisy counts that forgets at rate 1 - count_memory. Post-processing."""
+        """Moving average of the noisy counts, with weight 1 - count_memory on the latest. Post-processing."""
         if state.counts is None:
             return noisy_answer
         return self.count_memory * state.counts + (1.0 - self.count_memory) * noisy_answer

@@ -1,4 +1,4 @@
-"""Individual clipping: every example is clipped at its own last known norm (Yu et al., Algorithm 3)."""
+"""Individual clipping: every example is clipped at its own norm of the last refresh (Yu et al., Algorithm 3)."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from workers.clipping.protocol import (
 class IndividualClipping(ClippingMethod):
     """g_i * min(1, Z_i / ||g_i||) with Z_i = min(norm of g_i at the last refresh, C). Sensitivity C.
 
-    Z_i depends on example i and on the released models only, so conditioned on those the recorded contribution
-    Z_i / C bounds the true one at every step until the next refresh: individual epsilons are guarantees at any
-    refresh interval. A norm that is not finite at a refresh gives Z_i = C.
+    Z_i depends only on example i and the released models. Conditioned on these, the recorded contribution Z_i / C
+    bounds the true one at every step until the next refresh, so individual epsilons are guarantees for any refresh
+    interval. A norm that is not finite at a refresh gives Z_i = C.
     """
 
     @property

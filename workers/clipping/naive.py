@@ -1,4 +1,4 @@
-"""Naive reweighting: small groups weigh more, whatever their gradients (the baseline of Xu et al., 2021)."""
+"""Naive reweighting: small groups get larger weights, independent of their gradients (baseline of Xu et al., 2021)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from workers.clipping.protocol import ClippingState, ClipRule, Examples, Setting
 class NaiveReweighting(GroupCountClipping):
     """theta_k clip(g, C0) with theta_k = (b / K) / b_k. Sensitivity C0 max_k theta_k over all K groups.
 
-    Side query per batch: the members b_k of each group. Noisy counts are clamped at 1, and theta is capped at
-    ``max_weight``: both by post-processing.
+    Side query per batch: the number b_k of examples of each group; one example changes one count by 1. b is the sum of
+    the b_k. Noisy counts are clamped at 1 and theta is capped at ``max_weight``, both as post-processing.
     """
 
     max_weight: float = 10.0

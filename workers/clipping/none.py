@@ -12,7 +12,7 @@ from workers.clipping.protocol import ClippingMethod, ClippingState, ClipRule, S
 
 @dataclass(frozen=True)
 class NoClipping(ClippingMethod):
-    """Every gradient as it is. The sensitivity is infinite, so the trainer refuses to add noise to the sum."""
+    """Weight 1 for every gradient. The sensitivity is infinite, so the trainer refuses to add noise."""
 
     def decide(self, state: ClippingState, noisy_answer: Tensor, setting: Setting) -> ClipRule:
         return ClipRule(float("inf"), lambda examples: torch.ones_like(examples.norms))

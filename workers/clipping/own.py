@@ -1,4 +1,4 @@
-"""A clipping method of the user's own, whose claims are checked on all that it is given."""
+"""Wrapper around the user's own clipping method that checks its claims on every example it is given."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ from workers.clipping.protocol import (
 )
 
 _ROUNDING = 1e-6
-"""Relative error of sums in 64 and 32 bits that no check takes for a violation."""
+"""Relative rounding error that the checks tolerate."""
 
 
 @dataclass(frozen=True)
 class OwnClipping(ClippingMethod):
-    """``method``, with an `InvalidInput` as soon as what it does contradicts what it states.
+    """``method`` with checks: InvalidInput as soon as its behaviour contradicts its claims.
 
-    Checked on every batch and on all examples at every refresh: weights are finite, at least 0 and the same whatever
-    examples are beside; no example adds more than the sensitivity; leaving out an example (three are tried) changes the
-    answer by at most the query's sensitivity; a refresh changes thresholds alone, and sensitivity and bounds do not
-    depend on them. Not checked: examples that never occur, and numbers that the method keeps outside of its state.
-    The sensitivity itself therefore remains the claim of the method's author.
+    Checked on every batch, and on all examples at every refresh: weights are finite, nonnegative and independent of the
+    other examples; no example adds more than the sensitivity; leaving out an example (three are tried) changes the
+    answer by at most the query's sensitivity; a refresh changes only thresholds; sensitivity and bounds do not depend
+    on thresholds. Not checked: examples that never occur, and numbers that the method keeps outside its state. The
+    sensitivity therefore remains a claim of the method's author, not a proof.
 
-    Contributions between refreshes are estimates whatever ``method`` says of them: no check can show more.
+    Contributions between refreshes are always estimates, whatever ``method`` states, because the checks cannot prove
+    that they are guarantees.
     """
 
     name: str = field(kw_only=True)
@@ -87,7 +88,7 @@ class OwnClipping(ClippingMethod):
         return self.method.advance(state, noisy_answer, setting)
 
     def _weights(self, rule: ClipRule, examples: Examples) -> Tensor:
-        """The weights of ``rule``, checked where norms are finite: the others get no weight anyway."""
+        """The weights of ``rule``, checked for examples with finite norms; all others get weight 0 anyway."""
         weights = rule.weigh(examples)
         shape = examples.norms.shape if not self.layerwise else require_layer_norms(examples).shape
         if not isinstance(weights, Tensor) or weights.shape != shape:
@@ -118,7 +119,10 @@ class OwnClipping(ClippingMethod):
 
 
 def own_clipping(name: str, method: object) -> OwnClipping:
-    """What the function ``name`` of the user's own returned, checked from now on."""
+    """``method``, which the user's function ``name`` returned, wrapped in checks.
+
+    Raises: InvalidInput when it is not a `ClippingMethod`.
+    """
     if not isinstance(method, ClippingMethod):
         raise InvalidInput(
             f"clipping method {name!r} returned {type(method).__name__}, but must return a ClippingMethod "
@@ -128,7 +132,7 @@ def own_clipping(name: str, method: object) -> OwnClipping:
 
 
 def rehearse(method: ClippingMethod, setting: Setting) -> None:
-    """Take one step with norms from 1e-6 to 1e6 in place of data, so that a plan finds what a check would refuse."""
+    """Run one step on made-up norms from 1e-6 to 1e6, so that a plan already finds methods that fail their checks."""
     order = torch.randperm(setting.dataset_size, generator=torch.Generator().manual_seed(0))
     norms = torch.logspace(-6.0, 6.0, setting.dataset_size)[order]
     layers = norms[:, None].expand(-1, len(setting.layer_names)) / len(setting.layer_names) ** 0.5
@@ -144,7 +148,7 @@ def rehearse(method: ClippingMethod, setting: Setting) -> None:
 
 
 def _telling(batch: Examples) -> set[int]:
-    """The examples of the first row, the largest and the smallest norm."""
+    """Indices of the first example and of those with the largest and the smallest norm."""
     if not len(batch.norms):
         return set()
     return {0, int(batch.norms.argmax()), int(batch.norms.argmin())}

@@ -1,4 +1,4 @@
-"""Per-layer clipping: every layer's gradient is clipped by itself (McMahan et al., 2018)."""
+"""Per-layer clipping: the gradient of every layer is clipped separately (McMahan et al., 2018)."""
 
 from __future__ import annotations
 

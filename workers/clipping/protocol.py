@@ -1,8 +1,8 @@
-"""What a clipping method is: pure functions with explicit state, and a bound on what one example adds.
+"""The protocol of clipping methods: pure functions with explicit state, and the sensitivity of each step's rule.
 
-A method sees a whole batch in one place only, `ClippingMethod.answer`, and the trainer perturbs that answer before
-anything else sees it. `decide` and `advance` get the *noisy* answer, so what they compute from it is public by
-post-processing. A `ClipRule` then treats each example by itself.
+A method sees a whole batch only in `ClippingMethod.answer`, and the trainer adds noise to that answer. `decide` and
+`advance` get the *noisy* answer, so everything they compute from it is public by post-processing. A `ClipRule` then
+weighs each example on its own.
 
 Guarantee of every rule, for add/remove and zero-out adjacency alike: given the noisy answers so far, adding one
 example to the batch moves the weighted sum of gradients by at most ``sensitivity`` in L2 norm, because
@@ -12,7 +12,8 @@ example to the batch moves the weighted sum of gradients by at most ``sensitivit
     finite                  as the method says             at most ``sensitivity``
     inf, NaN                0                              0 (the engine drops and counts such gradients)
 
-up to `NORM_ERROR`, by which the trainer raises the noise. Replacing one example moves the sum by at most twice as much.
+up to a relative error of `NORM_ERROR`, by which the trainer increases the noise. Under replace-one adjacency the sum
+moves by at most 2 ``sensitivity``.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from accounting.mechanism import SideQuery
 from workers.clipping.bounds import LARGEST_BOUND, Bound, initial_bound
 
 NORM_ERROR = 1e-5
-"""Relative error of gradient norms that `workers.gradients` states."""
+"""Bound on the relative error of gradient norms, stated by `workers.gradients`."""
 
 
 @dataclass(frozen=True)
 class Examples:
-    """What a method may know of some training examples.
+    """What a clipping method may know about some training examples.
 
     norms [B]: gradient norms before clipping; layer_norms [B, L]: the same by layer, for layer-wise methods;
     groups [B] int64; rows [B] int64: positions in the training set.
@@ -48,20 +49,20 @@ class Examples:
     layer_norms: Tensor | None = None
 
     def scaled(self, factor: float) -> Examples:
-        """The same examples with gradients ``factor`` times as long."""
+        """The same examples with all norms multiplied by ``factor``."""
         layer_norms = None if self.layer_norms is None else factor * self.layer_norms
         return replace(self, norms=factor * self.norms, layer_norms=layer_norms)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What is public about a run: nothing here may be computed from the training data."""
+    """Public facts about a run. None of them may be computed from the training data."""
 
     group_names: tuple[str, ...]
     layer_names: tuple[str, ...]
     dataset_size: int
     batch_size: int
-    """The configured, expected batch size, never a realised one."""
+    """The configured, expected batch size, not the size of an actual batch."""
 
     @property
     def num_groups(self) -> int:
@@ -70,11 +71,10 @@ class Setting:
 
 @dataclass(frozen=True)
 class ClippingState:
-    """State between steps: a bound known to everyone, and thresholds known only to the trainer.
+    """State of a clipping method between steps.
 
-    bound C, ratio Z / C (global clipping) and counts (the moving average of noisy answers) are public: configured,
-    or computed from noisy answers. thresholds [n] belong to single examples and are private; only individual
-    clipping has them.
+    Public, because configured or computed from noisy answers: bound C, ratio Z / C (global clipping), counts (a moving
+    average of noisy answers). Private: thresholds [n], one per example (individual clipping only).
     """
 
     bound: float
@@ -85,9 +85,14 @@ class ClippingState:
 
 @dataclass(frozen=True)
 class ClipRule:
-    """How one step treats any example, and the L2 sensitivity that its noise is scaled to.
+    """The weights of examples in one step, and the L2 sensitivity to which its noise is scaled.
 
-    bounds: what of the rule may be shown to everyone, by group or layer name.
+    bounds: the public clipping bounds of the rule, by group or layer name.
+
+    >>> rule = ClipRule(1.0, lambda examples: clip_factor(examples.norms, 1.0))
+    >>> rows = torch.arange(3)
+    >>> rule.weights(Examples(torch.tensor([0.5, 2.0, float("nan")]), groups=rows, rows=rows))
+    tensor([1.0000, 0.5000, 0.0000])
     """
 
     sensitivity: float
@@ -102,12 +107,12 @@ class ClipRule:
         return torch.where(finite, weights, torch.zeros_like(weights))
 
     def contributions(self, examples: Examples) -> Tensor:
-        """[B] float64 in [0, 1]: the norm of what each example would add over the sensitivity (c / S), or more.
+        """[B] float64 in [0, 1]: an upper bound on c / S, the norm of what each example adds over the sensitivity.
 
-        Norms of two passes over the same example may differ by `NORM_ERROR`, and next to a jump of the rule the pass
-        that is summed may clip quite differently from the one that measures: the largest result of norms so close
-        counts, rounded up by as much. An example whose norm is not finite counts as 1: it adds nothing at this step,
-        but a contribution stands for all steps until the next snapshot, and too much is the safe side.
+        Norms of two passes over the same example may differ by a factor of 1 +- `NORM_ERROR`. At a discontinuity of the
+        rule the summed pass may then clip quite differently from the measured one, so the largest result over norms in
+        this range is taken and rounded up by `NORM_ERROR`. An example whose norm is not finite counts as 1: it adds
+        nothing at this step, but the contribution also covers later steps until the next snapshot.
         """
         if self.sensitivity == float("inf"):
             return torch.ones_like(examples.norms, dtype=torch.float64)
@@ -118,7 +123,7 @@ class ClipRule:
         return torch.where(finite, contributions, torch.ones_like(contributions))
 
     def _added(self, examples: Examples) -> Tensor:
-        """[B] float64: the norm of what each example adds; NaN (0 times infinity) where its norm is not finite."""
+        """[B] float64: the norm of what each example adds; NaN (0 times infinity) if its norm is infinite."""
         weights = self.weights(examples).double()
         if weights.ndim == 1:
             return weights * examples.norms.double()
@@ -128,7 +133,7 @@ class ClipRule:
 
 @dataclass(frozen=True)
 class BatchQuery:
-    """A query that is answered on each batch with Gaussian noise: std = noise_multiplier * sensitivity."""
+    """A query answered on each batch with Gaussian noise of std noise_multiplier * sensitivity (L2, one example)."""
 
     name: str
     sensitivity: float
@@ -139,14 +144,15 @@ class BatchQuery:
         return self.noise_multiplier * self.sensitivity
 
     def as_side_query(self) -> SideQuery:
+        """The query as the accountant counts it."""
         return SideQuery(self.name, self.noise_multiplier)
 
 
 @dataclass(frozen=True)
 class ClippingMethod(ABC):
-    """A way to bound what each example adds to the sum of gradients.
+    """A method that bounds what each example adds to the sum of gradients.
 
-    bound C: a number, or the keys of `workers.clipping.bounds.PrivateMedian`.
+    bound: the initial C, a number or the keys of `workers.clipping.bounds.PrivateMedian`.
     """
 
     bound: Bound = 1.0
@@ -156,34 +162,34 @@ class ClippingMethod(ABC):
 
     @property
     def layerwise(self) -> bool:
-        """Whether weights are by example and layer, which needs norms by layer."""
+        """Whether weights are per example and layer, which requires norms by layer."""
         return False
 
     @property
     def keeps_to_contributions(self) -> bool:
-        """Whether contributions recorded at a refresh bound those of all later steps (individual clipping)."""
+        """Whether contributions recorded at a refresh bound those of all steps until the next (individual clipping)."""
         return False
 
     @property
     def query(self) -> BatchQuery | None:
-        """The query on each batch that this method needs, without data, for planners."""
+        """The query that this method asks of each batch, or None; must not depend on data."""
         return None
 
     def start(self, bound: float, setting: Setting) -> ClippingState:
-        """The state before the first step; ``bound`` is the number, released privately if it was a median."""
+        """The state before the first step; ``bound`` is a number, also if it was configured as a private median."""
         return ClippingState(bound)
 
     def refresh(self, state: ClippingState, everyone: Examples) -> ClippingState:
-        """Take note of the norms of all training examples, where the method uses them."""
+        """The state after the norms of all training examples were computed, if the method uses them."""
         return state
 
     def answer(self, state: ClippingState, batch: Examples, setting: Setting) -> Tensor:
-        """The exact answer to `query` on this batch; the trainer adds noise before it goes to `decide`."""
+        """The exact answer to `query` on this batch; the trainer adds noise before passing it to `decide`."""
         return torch.zeros(0, dtype=torch.float64)
 
     @abstractmethod
     def decide(self, state: ClippingState, noisy_answer: Tensor, setting: Setting) -> ClipRule:
-        """The rule of this step, from what is public (and, for individual clipping, each example's threshold)."""
+        """The rule of this step, from public values (and, in individual clipping, each example's own threshold)."""
 
     def advance(self, state: ClippingState, noisy_answer: Tensor, setting: Setting) -> ClippingState:
         """The state of the next step."""
@@ -191,16 +197,17 @@ class ClippingMethod(ABC):
 
 
 def clip_factor(norms: Tensor, bound: float | Tensor) -> Tensor:
-    """min(1, bound / norm) elementwise: the factor of flat clipping; 1 for norm 0, 0 for infinity."""
+    """min(1, bound / norm) elementwise, the factor of flat clipping: 1 for norm 0, 0 for an infinite norm."""
     return torch.clamp(bound / norms, max=1.0)
 
 
 def adapted(value: float, exponent: float, smallest: float) -> float:
-    """value * exp(exponent), from ``smallest`` to `LARGEST_BOUND`: adaptation neither vanishes nor overflows."""
+    """value * exp(exponent), clamped to [smallest, LARGEST_BOUND]."""
     return min(max(value * math.exp(min(exponent, 100.0)), smallest), LARGEST_BOUND)
 
 
 def require_layer_norms(examples: Examples) -> Tensor:
+    """Norms by layer [B, L]. Raises: InvalidInput when the examples have none."""
     if examples.layer_norms is None:
         raise InvalidInput("per-layer clipping needs norms by layer; build the gradient engine with layerwise=True")
     return examples.layer_norms

@@ -24,8 +24,8 @@ from workers.clipping.protocol import (
 class QuantileClipping(ClippingMethod):
     """Flat clipping whose bound moves towards the ``quantile`` (gamma) of the norms. Sensitivity C_t.
 
-    Side query per batch: sum of (1[norm <= C_t] - 1/2), which one example moves by 1/2. The noisy sum over the
-    expected batch size, plus 1/2, clamped to [0, 1], estimates the fraction b of norms within the bound, and
+    Side query per batch: sum (1[norm <= C_t] - 1/2), which one example changes by 1/2. The noisy sum over the expected
+    batch size, plus 1/2 and clamped to [0, 1], estimates the fraction b of norms within the bound. Then
     C_{t+1} = C_t exp(-learning_rate (b - quantile)) (Andrew et al., Algorithm 1).
     """
 

@@ -1,4 +1,4 @@
-"""Data sources: one file per source, one registry, and the cuts that every source shares."""
+"""Data sources by name, and how a source is split into the data set of a trial."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ _SOURCES: Mapping[str, Callable[..., Source]] = {
 SOURCES: Mapping[str, Callable[..., Source]] = {
     name: blamed_on(name, "data source")(with_checked_types(load)) for name, load in _SOURCES.items()
 }
-"""Data sources by name; parameters are the functions' own."""
+"""Data sources by name. Their parameters are those of the functions."""
 
 
 @dataclass(frozen=True)
 class DatasetDescription:
-    """What a planner needs to know about a data set."""
+    """Sizes, names and notes of a data set, for planning. group_sizes: training examples by group."""
 
     name: str
     train_size: int
@@ -59,7 +59,10 @@ class DatasetDescription:
 
 
 def load_source(spec: DataSpec, code: UserCode = NO_CODE) -> Source:
-    """The uncut source: a registered one, or ``module:function(**params) -> Source`` of the user's ``code``."""
+    """The source before any split: registered, or ``module:function(**params) -> Source`` from the user's ``code``.
+
+    Raises: see `load_dataset`.
+    """
     if not is_import_path(spec.name):
         return build(SOURCES, spec.name, spec.params, "data source")
     source = build({spec.name: import_function(spec.name, "data source", code)}, spec.name, spec.params, "data source")
@@ -69,17 +72,18 @@ def load_source(spec: DataSpec, code: UserCode = NO_CODE) -> Source:
 
 
 def load_dataset(spec: DataSpec, code: UserCode = NO_CODE) -> Dataset:
-    """Load and cut. Equal specs give equal data sets, on every machine.
+    """Load a source and split it. Equal specs give equal data sets on every machine.
 
     Raises:
-        InvalidInput: unknown source, key or group; impossible cut; data not found (says where it was looked for); a
-            source of the user's own that is not in ``code``.
+        InvalidInput: unknown source, key or group; impossible split; data not found (with the paths that were tried);
+            the user's own source whose module is not in ``code``.
+        DataCorruption: a file cannot be read or decoded.
     """
     return cut(load_source(spec, code), spec)
 
 
 def describe(dataset: Dataset) -> DatasetDescription:
-    """Sizes, groups and notes of a data set, for planning."""
+    """The description of a data set."""
     sizes = np.bincount(dataset.train.groups.numpy(), minlength=dataset.num_groups)
     return DatasetDescription(
         name=dataset.name,

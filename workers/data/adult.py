@@ -77,10 +77,10 @@ _COLUMNS: tuple[Column, ...] = (
         ),
     ),
 )
-"""Ranges and categories as the data set's documentation lists them.
+"""Ranges and categories as listed in the data set's documentation.
 
-Without the work class "Never-worked", whose rows are never complete. The attribute sex is protected: a group,
-not a feature.
+The work class "Never-worked" is left out, because none of its rows is complete. The attribute sex is protected: it is
+used for groups, not as a feature.
 """
 _DOWNLOAD = downloads(
     "https://archive.ics.uci.edu/ml/machine-learning-databases/adult/",
@@ -113,8 +113,8 @@ def adult(
 ) -> Source:
     """The 45,222 complete rows of adult.data (training) and adult.test (test).
 
-    exclude: attributes left out; the default leaves 40 features, as many as Xu et al. (2021) report (education is also
-    there as a number). group: sex, race or income.
+    exclude: attributes left out; by default 40 features remain, as in Xu et al. (2021) (education-num repeats education
+    as a number). group: sex, race or income.
     """
     names = choose_group("adult", group, _GROUPS)
     columns = without(_COLUMNS, exclude, "adult")
@@ -131,7 +131,7 @@ def adult(
 
 
 def _read(path: Path, skip_rows: int, published_rows: int) -> pa.Table:
-    """All rows, every field a trimmed string, unknown values ("?") null; adult.test ends its labels with a dot."""
+    """All rows as trimmed strings, null for unknown values ("?"). The dot after labels in adult.test is cut."""
     with reading(path):
         table = csv.read_csv(
             path,

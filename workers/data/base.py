@@ -1,4 +1,4 @@
-"""What a data set is: splits of examples with labels, groups and stable ids, and how features become floats."""
+"""Data sets: splits of examples with labels, groups and stable ids, and the preparation of features for a model."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Split:
     """Examples of one split; every tensor has the same length n.
 
     features: [n, ...] in their stored type (uint8 images, float32 rows, int64 tokens). labels, groups: int64 [n],
-    indices into the data set's class and group names. example_ids: int64 [n], unique within the whole data set
-    and stable: the position in the source. user_ids: int64 [n], whose example it is, where the source says so; cuts
-    keep the examples of a user together.
+    indices into the data set's class and group names. example_ids: int64 [n], positions in the source; unique within
+    the data set, and the same in every run. user_ids: int64 [n], the owner of each example if the source names one; all
+    examples of a user stay in the same split.
     """
 
     features: Tensor
@@ -57,14 +57,14 @@ class Split:
 
 
 class Preparation(Protocol):
-    """Turns stored features into what a model takes; the same for every example, so it costs no privacy."""
+    """Converts stored features [b, ...] to model inputs, each example by itself, so it costs no privacy."""
 
     def __call__(self, features: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """(features - offset) / scale as float32; offset and scale are one number, or one per leading channel."""
+    """(features - offset) / scale as float32; offset and scale have one number, or one per channel."""
 
     offset: tuple[float, ...] = (0.0,)
     scale: tuple[float, ...] = (1.0,)
@@ -77,13 +77,17 @@ class Scaling:
 
 
 def pixels(mean: Sequence[float] = (0.5,), std: Sequence[float] = (0.5,)) -> Scaling:
-    """uint8 pixels in 0..255 to floats with this mean and standard deviation, given on the scale 0..1."""
+    """Scaling of uint8 pixels by a mean and standard deviation given for pixels in [0, 1].
+
+    >>> pixels((0.5,), (0.5,))(torch.tensor([[0, 255]], dtype=torch.uint8))
+    tensor([[-1.,  1.]])
+    """
     return Scaling(tuple(255.0 * m for m in mean), tuple(255.0 * s for s in std))
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """Token ids stay integers: the model's first layer is an embedding."""
+    """Leaves token ids unchanged, for models whose first layer is an embedding."""
 
     def __call__(self, features: Tensor) -> Tensor:
         return features
@@ -91,10 +95,13 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Source:
-    """Data as the source has it, before any cut. test is None where the source has no test set of its own.
+    """All data of a source, before any split. test: None if the source has no test set.
 
-    notes say what a reader of the results has to know about the data (other pixels than the original's,
-    statistics taken from private rows, rows dropped). Names and notes may be given as lists, one note by itself.
+    notes: facts about the data that readers of the results must know (pixels that differ from the original, statistics
+    taken from private rows, dropped rows). Names and notes may be lists; a single note may be a string.
+
+    Raises: InvalidInput when names, labels, groups, ids or shapes are inconsistent, and when the preparation depends on
+    other examples.
     """
 
     name: str
@@ -132,12 +139,12 @@ class Source:
 
 
 def repeated(values: Collection[str]) -> str | None:
-    """The first value that occurs more than once."""
+    """The first value that occurs more than once, or None."""
     return next((value for value, count in Counter(values).items() if count > 1), None)
 
 
 def _texts(what: str, values: Iterable[object]) -> tuple[str, ...]:
-    """Text alone is stored as text: 0 would come back as '0'."""
+    """``values`` as a tuple of strings. Other types are refused: 0 would be read back as '0'."""
     if isinstance(values, list | tuple) and all(isinstance(value, str) for value in values):
         return tuple(str(value) for value in values)
     raise InvalidInput(f"{what} must be a tuple of strings; put others in quotes") from PrivateDetail(repr(values))
@@ -156,7 +163,7 @@ def _check_indices(what: str, values: Tensor, names: tuple[str, ...]) -> None:
 
 
 def not_private(what: Sequence[str]) -> tuple[str, ...]:
-    """The note that names ``what`` was computed from the examples without noise; none if nothing was."""
+    """The note that lists ``what`` was computed from the examples without noise; no note if nothing was."""
     if not what:
         return ()
     listed = "; ".join(what)
@@ -165,7 +172,7 @@ def not_private(what: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Data ready for one trial: cut, with disjoint splits. public is treated as public, outside every guarantee."""
+    """Data of one trial, in disjoint splits. The split ``public`` is treated as public: no guarantee covers it."""
 
     name: str
     train: Split
@@ -203,7 +210,10 @@ def make_split(
     example_ids: npt.ArrayLike | None = None,
     user_ids: npt.ArrayLike | None = None,
 ) -> Split:
-    """A split from arrays. Groups default to the labels; ids count up from ``first_id`` unless given."""
+    """A split from arrays. Groups default to the labels; ids default to first_id, first_id + 1, ...
+
+    Raises: InvalidInput for columns that are not whole numbers, or of another length than ``features``.
+    """
     stored = features if isinstance(features, Tensor) else torch.from_numpy(np.array(features, order="C"))
     ids = np.arange(first_id, first_id + len(stored)) if example_ids is None else example_ids
     return Split(
@@ -224,7 +234,13 @@ def _int64(values: npt.ArrayLike) -> Tensor:
 
 
 def encode(values: Sequence[str], names: Sequence[str], what: str) -> Indices:
-    """Strings as indices into ``names``; ``what`` they are is said where one is not there."""
+    """Strings as indices into ``names``; ``what`` describes them in errors.
+
+    Raises: InvalidInput for strings that are not in ``names``.
+
+    >>> encode(["b", "a", "b"], ["a", "b"], "labels")
+    array([1, 0, 1])
+    """
     position = {name: index for index, name in enumerate(names)}
     unknown = sorted(set(values) - set(names))
     if unknown:

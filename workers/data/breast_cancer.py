@@ -21,7 +21,7 @@ _PUBLISHED_RANGES = np.array([
     (0.027, 1.058), (0.0, 1.252), (0.0, 0.291), (0.156, 0.664), (0.055, 0.208),
 ])
 # fmt: on
-"""Minimum and maximum of each of the 30 attributes, as the data set's description prints them."""
+"""Minimum and maximum of each of the 30 attributes, as printed in the data set's description."""
 _DOWNLOAD = downloads(
     "https://archive.ics.uci.edu/ml/machine-learning-databases/breast-cancer-wisconsin/",
     "breast-cancer-wisconsin",
@@ -50,7 +50,7 @@ def breast_cancer() -> Source:
 
 
 def breast_cancer_wisconsin(root: str | None = None) -> Source:
-    """The 683 complete of the original 699 rows: nine scores of 1 to 10, scaled to [0, 1]; groups are the diagnoses."""
+    """The 683 complete rows of 699: nine scores from 1 to 10, scaled to [0, 1]; groups are the two diagnoses."""
     names = ("breast-cancer-wisconsin/breast-cancer-wisconsin.data", "breast-cancer-wisconsin.data")
     path = locate("breast_cancer_wisconsin", names, root, _DOWNLOAD)
     fields = ("id", *_SCORES, "diagnosis")

@@ -24,8 +24,8 @@ _MEAN, _STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 def cifar10(root: str | None = None) -> Source:
     """50,000 + 10,000 colour pictures of 32 x 32 pixels; groups are the ten classes.
 
-    Taken from ``cifar-10-batches-py`` (the original), else from ``cifar10-jpeg/train.parquet`` and
-    ``test.parquet`` with columns image_jpeg and label, whose pixels are not the original ones; notes say so.
+    Read from ``cifar-10-batches-py`` (the original) if it exists, else from ``cifar10-jpeg/train.parquet`` and
+    ``test.parquet`` with columns image_jpeg and label. Pixels decoded from JPEG differ from the original: see the note.
     """
     folder = locate("cifar10", ("cifar-10-batches-py", "cifar10-jpeg"), root, _download)
     if folder.name == "cifar10-jpeg":
@@ -81,7 +81,7 @@ def _read_jpegs(path: Path) -> tuple[Tensor, npt.NDArray[np.int64]]:
 
 
 def _decode(jpeg: bytes, path: Path, row: int) -> npt.NDArray[np.uint8]:
-    """[3, 32, 32]"""
+    """The picture as uint8 [3, 32, 32]."""
     try:
         with Image.open(io.BytesIO(jpeg)) as picture:
             pixels = np.asarray(colours(picture, f"{path}, row {row}")).transpose(2, 0, 1)

@@ -1,4 +1,4 @@
-"""From a source to a data set: test split, public split, imbalance by group. Every cut depends only on the spec."""
+"""Splits a source into a data set: test split, public split, reduced groups. The splits depend only on the spec."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from workers.data.base import Dataset, Indices, Source, Split
 from workers.spec import DataSpec
 
 _TEST, _PUBLIC, _KEEP = 0, 1, 2
-"""Streams of randomness: changing one cut leaves the others as they are."""
+"""Random streams, one per kind of split, so that changing one split leaves the others unchanged."""
 
 
 def cut(source: Source, spec: DataSpec) -> Dataset:
-    """Apply the cuts of ``spec``: hold out a test set if the source has none, then the public part, then ``keep``.
+    """Hold out a test set if the source has none, then split off the public part, then apply ``keep`` to the rest.
 
-    keep comes last, so that a count is what the training set has. Within each split, examples stay in the order
-    of the source. A larger ``keep`` of the same seed contains a smaller one. No user has examples in two parts that
-    are cut here.
+    A count in ``keep`` is therefore the size of the group in the training set. Examples keep the order of the source.
+    With the same seed, a larger ``keep`` contains a smaller one. The parts that are split here share no user.
+
+    Raises: InvalidInput for unknown groups, and for parts that would be empty or larger than the data.
     """
     train, test = source.train, source.test
     if test is None:
@@ -34,7 +35,7 @@ def cut(source: Source, spec: DataSpec) -> Dataset:
 
 
 def _split_off(split: Split, fraction: float, seed: tuple[int, ...], name: str) -> tuple[Split, Split]:
-    """The rest and a uniformly random part of round(fraction * n) examples, or as many as whole users allow."""
+    """The rest, and a uniformly random part of round(fraction * n) examples (or fewer, to keep users whole)."""
     count = round(fraction * len(split))
     if not 0 < count < len(split):
         raise InvalidInput(f"{name} is {fraction}, which takes {count} of {len(split)} examples; leave both parts some")
@@ -53,7 +54,7 @@ def _split_off(split: Split, fraction: float, seed: tuple[int, ...], name: str) 
 
 
 def _fill(sizes: Indices, count: int, generator: np.random.Generator) -> npt.NDArray[np.bool_]:
-    """Users in random order, each taken if the total of their ``sizes`` stays within ``count``."""
+    """Mask of chosen users: in random order, each is chosen if the total of their ``sizes`` stays within ``count``."""
     taken = np.zeros(len(sizes), dtype=bool)
     for user in generator.permutation(len(sizes)):
         if sizes[user] <= count:
@@ -76,7 +77,7 @@ def _keep(train: Split, group_names: tuple[str, ...], spec: DataSpec) -> Split:
 
 
 def _chosen(members: Indices, name: str, amount: float | int, seed: tuple[int, ...]) -> Indices:
-    """A random part of ``members``: a float is a fraction in (0, 1], an int a count."""
+    """A random part of ``members``; ``amount`` is a fraction in (0, 1] if a float, a count if an int."""
     if isinstance(amount, bool):
         raise InvalidInput(f"keep of group {name!r} is {amount}, but must be a fraction or a count")
     if isinstance(amount, int):

@@ -23,7 +23,7 @@ _CODES = {
     "cur_eco_activity": (111, 122, 124, *range(131, 140)),
     "marital_status": (1, 2, 3, 4),
 }
-"""The census' codes of each unprotected attribute."""
+"""Codes of each attribute in the census; the protected attribute sex is not a feature."""
 _COLUMNS: tuple[Column, ...] = tuple(
     Categorical(name, tuple(str(code) for code in codes), closed=True) for name, codes in _CODES.items()
 )
@@ -34,7 +34,7 @@ _GROUPS = {"sex": ("female", "male"), "occupation": _CLASSES}
 def dutch(root: str | None = None, group: str = "sex", exclude: Sequence[str] = ("age", "cur_eco_activity")) -> Source:
     """The 60,420 rows of dutch.csv, every attribute one-hot.
 
-    exclude: attributes left out; the default leaves 35 features, as many as Xu et al. (2021) report.
+    exclude: attributes left out; the default leaves 35 features, as in Xu et al. (2021).
     group: sex or occupation.
     """
     names = choose_group("dutch", group, _GROUPS)

@@ -1,4 +1,4 @@
-"""Where the files of a data source are: the folder the user names, ``DPSWEEP_DATA``, or a download into a cache."""
+"""Locates the files of a data source: in a folder named by the user, in ``DPSWEEP_DATA``, or downloaded to a cache."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ CACHE = Path("~/.cache/dpsweep")
 
 UNREADABLE = (
     *(pa.ArrowException, OSError, EOFError, zlib.error),
-    *(SyntaxError, struct.error, Image.DecompressionBombError),  # pictures: damaged ones, and absurdly large ones
+    *(SyntaxError, struct.error, Image.DecompressionBombError),  # damaged or extremely large pictures
 )
-"""What libraries raise where a file cannot be read or decoded."""
+"""Errors of libraries when a file cannot be read or decoded."""
 
 Download = Callable[[Path], object]
 """Fetches a source's files below a folder."""
@@ -30,11 +30,11 @@ Download = Callable[[Path], object]
 def locate(source: str, names: tuple[str, ...], root: str | None, download: Download | None = None) -> Path:
     """The first of the relative paths ``names`` that exists.
 
-    A folder that the user names, by ``root`` or by ``DPSWEEP_DATA``, is the only one looked at. Otherwise the cache
-    is, and filled by ``download`` if need be.
+    If the user names a folder, by ``root`` or ``DPSWEEP_DATA``, only this folder is searched. Otherwise the cache is
+    searched, after a ``download`` if necessary.
 
     Raises:
-        InvalidInput: nothing there, or the download failed; says where it looked and what to do.
+        InvalidInput: nothing was found, or the download failed; the message gives the paths and the next step.
     """
     named = root or os.environ.get(DATA_VARIABLE)
     folder = Path(named or CACHE).expanduser().absolute()
@@ -49,7 +49,7 @@ def locate(source: str, names: tuple[str, ...], root: str | None, download: Down
 
 
 def require_path(path: str) -> Path:
-    """``path`` itself, absolute, or `InvalidInput` if nothing is there."""
+    """``path`` as an absolute path. Raises: InvalidInput when it does not exist."""
     absolute = Path(path).expanduser().absolute()
     if not absolute.exists():
         raise InvalidInput(f"there is no {absolute}; give an absolute path to the data")
@@ -58,9 +58,9 @@ def require_path(path: str) -> Path:
 
 @contextlib.contextmanager
 def reading(path: Path, shown: Path | None = None) -> Iterator[None]:
-    """What goes wrong while ``path`` is read and decoded becomes one line that names it, or ``shown``.
+    """Turn errors while ``path`` is read and decoded into a one-line DataCorruption that names it, or ``shown``.
 
-    What the library says of it may quote the content, and is the cause.
+    The library's own message may quote the content, so it stays in the cause.
     """
     try:
         yield
@@ -72,7 +72,7 @@ def reading(path: Path, shown: Path | None = None) -> Iterator[None]:
 
 
 def require_rows(path: Path, rows: int, published: int) -> None:
-    """Refuse a file that was cut short or changed."""
+    """Raises: DataCorruption when a file does not have its published number of rows."""
     if rows != published:
         raise DataCorruption(f"{path} has {rows} rows, but as published it has {published}; fetch it again")
 
@@ -101,7 +101,7 @@ def _fetch(source: str, download: Download, folder: Path) -> None:
 
 
 def downloads(address: str, folder: str, checksums: Mapping[str, str]) -> Download:
-    """Fetches files below ``address`` into ``folder`` of the cache, verified by their md5."""
+    """A download of files below ``address`` into ``folder`` of the cache; their md5 is verified."""
 
     def download(cache: Path) -> None:
         from torchvision.datasets.utils import download_url  # late: importing torchvision takes seconds

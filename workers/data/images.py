@@ -19,11 +19,11 @@ from workers.data.base import Source, Split, encode, make_split, not_private, pi
 from workers.data.files import reading, require_path
 
 IMAGENET_SCALING = pixels((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-"""The usual scaling of colour pictures, and the one that models pre-trained on ImageNet expect."""
+"""The common scaling of colour pictures, which models pre-trained on ImageNet expect."""
 
 _PARTS = ("train", "test")
 _EIGHT_BIT = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
-"""Pillow's modes whose colours lie in 0..255; it would cut those of the others off at 255."""
+"""Pillow modes with colours in 0..255; in other modes, Pillow would clamp colours at 255."""
 
 
 def image_folder(
@@ -33,12 +33,14 @@ def image_folder(
     classes: Sequence[str] | None = None,
     group_names: Sequence[str] | None = None,
 ) -> Source:
-    """Pictures in one folder per class, below ``path`` or below its ``train`` and ``test``, if these are all it holds.
+    """Pictures in one folder per class, below ``path``, or below ``path/train`` and ``path/test`` if it has only these.
 
-    size: pictures are resized to size x size, colour. groups: a CSV file with columns file (relative to ``path``)
-    and group; without it the classes are the groups. classes, group_names: declared; what is not is taken from the
-    folders and the CSV file, which is not private: the notes say so. Example ids follow the sorted file names. All
-    pictures are held in memory.
+    size: pictures are resized to size x size, in colour. groups: a CSV file with columns file (relative to ``path``)
+    and group; without it the groups are the classes. classes, group_names: the declared names; others are taken
+    from the folders and the CSV file, which is not private, and a note says so. Example ids follow the sorted file
+    names. All pictures are held in memory.
+
+    Raises: InvalidInput for folders, groups or pictures that do not fit; DataCorruption for unreadable files.
     """
     if group_names is not None and groups is None:
         raise InvalidInput("`group_names` needs `groups`, the CSV file that gives each picture's group; name it too")
@@ -66,10 +68,13 @@ class _Listing:
 
 
 def _parts(folder: Path) -> list[Path]:
-    """Training and test set where they are all that the folder holds; else the folder, if no class could be either."""
+    """The folders train and test if there are no others, else ``folder`` itself.
+
+    Raises: InvalidInput when a class folder could also be a training or test set.
+    """
     with _listing():
         found = (entry.name for entry in folder.iterdir() if entry.is_dir())
-        names = sorted(name for name in found if not name.startswith((".", "__")))  # left by other programs
+        names = sorted(name for name in found if not name.startswith((".", "__")))  # files of other programs
     if set(names) == set(_PARTS):
         return [folder / name for name in _PARTS]
     if mistaken := [name for name in names if name.lower().removesuffix("ing") in _PARTS]:
@@ -103,7 +108,7 @@ def _divide(whole: Split, train_size: int) -> tuple[Split, Split]:
 
 
 def _groups(path: Path, folder: Path, files: list[Path]) -> list[str]:
-    """The group of each file, by the CSV file ``path``."""
+    """The group of each file, read from the CSV file ``path``."""
     as_spelt = csv.ConvertOptions(column_types={"file": pa.string(), "group": pa.string()}, strings_can_be_null=True)
     found = require_path(str(path))
     with reading(found):
@@ -149,7 +154,10 @@ def _read_image(file: Path, size: int) -> Tensor:
 
 
 def colours(picture: Image.Image, place: str) -> Image.Image:
-    """The picture as 8-bit RGB, or `InvalidInput` where that would lose what it shows; ``place`` says where it is."""
+    """The picture as 8-bit RGB; ``place`` is its location.
+
+    Raises: InvalidInput when its pixels have more than 8 bits, which the conversion would clamp.
+    """
     if picture.mode not in _EIGHT_BIT:
         raise InvalidInput(
             f"a picture has pixels of mode {picture.mode}, but must have one of 8 bit ({', '.join(_EIGHT_BIT)}); "

@@ -1,4 +1,4 @@
-"""What a preparation of features has to keep to: every example by itself."""
+"""Checks that a preparation of features transforms every example by itself."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from accounting.errors import InvalidInput
 from workers.imports import blamed_on
 
 _TRIED: Final = 8
-"""Examples on which a preparation is tried."""
+"""Number of examples on which a preparation is tried."""
 _ROUNDING: Final = 1e-4
-"""A feature prepared alone and beside others may differ by this part of its largest value."""
+"""Tolerated difference between a feature prepared alone and in a batch, relative to its largest value."""
 
 
 def require_one_by_one(source: str, prepare: Callable[[Tensor], Tensor], features: Tensor) -> None:
-    """Refuse a preparation that fails, or by which an example's features depend on the examples beside it.
+    """Raises: InvalidInput when a preparation fails, or when it makes features depend on other examples of a batch.
 
-    The gradient of an example would then depend on others, which no clipping bounds. Tried on a few of ``features``,
-    spread over all of them, as neighbours can be alike.
+    Clipping bounds the influence of an example only through its own gradient, so examples must not be mixed. The
+    preparation is tried on a few examples, spread over all of ``features`` because neighbouring ones can be alike.
     """
     what = f"the preparation of {source!r}"
     count = min(_TRIED, len(features))

@@ -1,4 +1,4 @@
-"""Values that a sweep declares, and how a table may spell them."""
+"""Matches the values that a sweep declares with the ways in which a table may spell them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BOOLEANS = ("false", "true")
 
 
 def _value(value: object) -> object:
-    """What YAML knows besides text, numbers and booleans, such as dates, is meant as text."""
+    """A declared value; types of YAML other than text, numbers and booleans, such as dates, become text."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         raise InvalidInput("write null and NaN in quotes, as the table spells them")
     return value if isinstance(value, Value) else as_text(pa.array([value]), "it")[0].as_py()
@@ -31,7 +31,11 @@ Values = Sequence[Annotated[Value, BeforeValidator(_value)]]
 
 
 def names(values: Values) -> tuple[str, ...]:
-    """Declared values as text: whole numbers without a decimal point, booleans as true and false."""
+    """Declared values as text: whole numbers without a decimal point, booleans as true and false.
+
+    >>> names([1, 2.0, True, "x"])
+    ('1', '2', 'true', 'x')
+    """
     return tuple(value if isinstance(value, str) else _text(value) for value in values)
 
 
@@ -40,10 +44,12 @@ def _text(value: bool | int | float) -> str:
 
 
 def as_declared(column: pa.ChunkedArray, values: Values, what: str) -> pa.ChunkedArray:
-    """``column`` as text, in which what is declared is spelt as its name.
+    """``column`` as text, in which every spelling of a declared value is replaced by its name.
 
-    Without quotes, a number or boolean stands for all its spellings: 0 also for 0.0, true also for True. In quotes it
-    stands for that one, but in a column of booleans, which has no spelling, for any.
+    A number or boolean declared without quotes matches all its spellings: 0 also matches 0.0, and true also True. In
+    quotes it matches only that text, except in a column of booleans, where there are no spellings to tell apart.
+
+    Raises: InvalidInput when the column holds booleans and another value is declared.
     """
     texts, is_boolean = as_text(column, what), pa.types.is_boolean(column.type)
     if is_boolean and (strange := next((value for value in values if _key(value) not in _BOOLEANS), None)) is not None:
@@ -63,7 +69,7 @@ def as_declared(column: pa.ChunkedArray, values: Values, what: str) -> pa.Chunke
 
 
 def _key(value: Value) -> Decimal | str:
-    """The same for every spelling of a number or boolean."""
+    """A key that all spellings of a number or boolean share."""
     text = str(value)
     try:
         number = Decimal(text)

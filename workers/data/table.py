@@ -1,4 +1,4 @@
-"""Any CSV or Parquet file with declared label, group, user and feature columns."""
+"""CSV and Parquet files with declared label, group, user and feature columns."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from workers.data.tabular import (
 )
 
 _MOST_CATEGORIES: Final = 1000
-"""A text column with more distinct values than this has to be declared: one column for each would fill the memory."""
+"""A text column with more distinct values must be declared: one feature per value could exhaust memory."""
 
 
 Range = tuple[FiniteFloat, FiniteFloat]
@@ -39,7 +39,7 @@ Range = tuple[FiniteFloat, FiniteFloat]
 
 @dataclass(frozen=True)
 class Roles:
-    """Which column is what, by name."""
+    """Names of the columns by their role."""
 
     label: str
     group: str
@@ -54,7 +54,7 @@ class Roles:
 
 @dataclass(frozen=True)
 class Declared:
-    """What the user says about the values of columns, so that it need not be taken from the rows."""
+    """Values that the user declares for columns; undeclared ones are taken from the rows, which is not private."""
 
     ranges: Mapping[str, Range]
     categories: Mapping[str, Values]
@@ -62,7 +62,7 @@ class Declared:
     groups: Values | None
 
     def texts(self, label: str, group: str, user: str | None) -> dict[str, list[Value]]:
-        """The columns to be read as they are spelt, numbers too, each with the values declared for it."""
+        """The columns to read as text, even if they hold numbers, each with its declared values."""
         columns: dict[str, list[Value]] = {} if user is None else {user: []}
         for name, values in ((label, self.classes), (group, self.groups), *self.categories.items()):
             columns.setdefault(name, []).extend(values or ())
@@ -71,7 +71,7 @@ class Declared:
 
 @dataclass(frozen=True)
 class Encoding:
-    """How rows become examples; ``notes`` say what had to be taken from the rows, for want of a declaration."""
+    """How rows become examples. notes: what was taken from the rows because it was not declared."""
 
     roles: Roles
     columns: tuple[Column, ...]
@@ -80,7 +80,7 @@ class Encoding:
     notes: tuple[str, ...]
 
     def split(self, table: pa.Table, first_id: int, user_names: tuple[str, ...]) -> Split:
-        """The complete rows; the others are left out."""
+        """A split of the complete rows; rows with a missing value are left out."""
         rows = complete_rows(table)
         complete = table.take(rows)
         roles = self.roles
@@ -107,11 +107,13 @@ def table(
 ) -> Source:
     """Rows of a .csv (UTF-8, with a header) or .parquet file.
 
-    label, group, user: columns; the label's classes are the groups by default. features: columns (all without
-    another role by default). Numbers are scaled by ``ranges`` {column: [low, high]}; text columns, and those in
-    ``categories`` {column: [values]}, become one-hot. What is not declared is taken from the rows, which is not
-    private: the notes say so. Rows with a missing value (in CSV an empty field, NA, NaN or null) are left out;
-    example ids count rows of the file, then those of ``test_path``.
+    label, group, user: columns; by default the groups are the classes of the label. features: columns; by default all
+    without another role. Numbers are scaled by ``ranges`` {column: [low, high]}; text columns, and those in
+    ``categories`` {column: [values]}, become one-hot. Ranges, categories, classes and groups that are not declared are
+    taken from the rows, which is not private, and a note says so. Rows with a missing value (in CSV an empty field, NA,
+    NaN or null) are left out. Example ids count the rows of the file, then those of ``test_path``.
+
+    Raises: InvalidInput for unknown columns and undeclared values; DataCorruption for unreadable files.
     """
     declared = Declared(ranges or {}, categories or {}, classes, groups)
     texts = declared.texts(label, group or label, user)
@@ -139,7 +141,7 @@ def table(
 
 
 def _read_csv(path: Path, texts: Collection[str]) -> pa.Table:
-    """The columns ``texts`` are taken as they are spelt: 007 stays 007."""
+    """The table, with the columns ``texts`` read as text: 007 stays 007."""
     types = dict.fromkeys(texts, pa.string())
     return csv.read_csv(path, convert_options=csv.ConvertOptions(column_types=types, strings_can_be_null=True))
 
@@ -172,7 +174,7 @@ def _roles(columns: Sequence[str], label: str, group: str, user: str | None, fea
 
 
 def _used_columns(rows: pa.Table, roles: Roles, texts: Mapping[str, Values], path: str) -> pa.Table:
-    """The columns that have a role: numbers as they are, all else as text, by the values declared in ``texts``."""
+    """The columns that have a role: numbers unchanged, others as text, spelt like the values declared in ``texts``."""
     for name in roles.used:
         if name not in rows.column_names:
             raise InvalidInput(f"there is no column {name!r} in {path}; {nearest(name, rows.column_names)}")
@@ -209,7 +211,7 @@ def _encoding(rows: pa.Table, roles: Roles, declared: Declared) -> Encoding:
 
 
 def _undeclared(roles: Roles, declared: Declared) -> list[str]:
-    """What is taken from the rows, each with the key that would declare it."""
+    """What is taken from the rows, each with the key by which to declare it."""
     columns = [name for name in roles.features if name not in declared.ranges and name not in declared.categories]
     undeclared = {
         f"ranges or categories of {', '.join(columns)} (`ranges`, `categories`)": bool(columns),
@@ -220,7 +222,7 @@ def _undeclared(roles: Roles, declared: Declared) -> list[str]:
 
 
 def _complete(rows: pa.Table) -> pa.Table:
-    """The rows without a missing value, or `InvalidInput` if there is none."""
+    """The rows without a missing value. Raises: InvalidInput when there is none."""
     if rows.num_rows == 0:
         raise InvalidInput("the table has no rows")
     complete = rows.take(complete_rows(rows))
@@ -266,7 +268,7 @@ def _declared_or_distinct(declared: Values | None, values: pa.ChunkedArray) -> t
 
 
 def _distinct(texts: pa.ChunkedArray) -> tuple[str, ...]:
-    """The distinct values: numbers by size where all are numbers, else by letter."""
+    """The distinct values, sorted as numbers if all are numbers, else as text."""
     found: list[str] = compute.unique(texts).drop_null().to_pylist()
     try:
         return tuple(sorted(found, key=float))

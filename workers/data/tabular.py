@@ -1,6 +1,6 @@
-"""Columns of a table as features: numbers scaled by declared ranges, categories one-hot by declared values.
+"""Encodes columns of a table as features: numbers scaled by declared ranges, categories one-hot by declared values.
 
-Declared means public: nothing is learnt from the rows, so encoding costs no privacy.
+Declared values are public. Nothing is computed from the rows, so the encoding costs no privacy.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Column(Protocol):
 
 @dataclass(frozen=True)
 class Numeric:
-    """A number as (value - low) / (high - low), cut to [0, 1]."""
+    """A number as (value - low) / (high - low), clamped to [0, 1]."""
 
     name: str
     low: float
@@ -63,7 +63,7 @@ class Numeric:
 
 @dataclass(frozen=True)
 class Categorical:
-    """A category as a one-hot row. A value outside the declared ones is all zeros, or refused if ``closed``."""
+    """A category as a one-hot row. An undeclared value becomes all zeros, or InvalidInput if ``closed``."""
 
     name: str
     categories: tuple[str, ...]
@@ -89,6 +89,7 @@ class Categorical:
 
 
 def is_numeric(values: pa.ChunkedArray) -> bool:
+    """Whether the column holds integers, floating-point numbers or decimals."""
     kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
     return any(is_kind(values.type) for is_kind in kinds)
 
@@ -104,7 +105,7 @@ def numbers(values: pa.ChunkedArray, name: str) -> npt.NDArray[np.float64]:
 
 
 def as_text(values: pa.Array | pa.ChunkedArray, what: str) -> pa.Array | pa.ChunkedArray:
-    """Values as strings; a whole number has no decimal point, NaN is null."""
+    """Values as strings: whole numbers without a decimal point, NaN as null. Raises: InvalidInput for nested types."""
     if pa.types.is_floating(values.type):
         values = compute.if_else(compute.is_nan(values), None, values)
     try:
@@ -116,13 +117,13 @@ def as_text(values: pa.Array | pa.ChunkedArray, what: str) -> pa.Array | pa.Chun
 
 
 def positions(values: pa.ChunkedArray, names: Sequence[str]) -> npt.NDArray[np.int64]:
-    """[n]: where each value, as a string, stands in ``names``; -1 where it does not."""
+    """[n]: index in ``names`` of each value as a string; -1 for values that are not there."""
     found = compute.index_in(values.cast(pa.string()), value_set=pa.array(names, pa.string()))
     return np.asarray(found.cast(pa.int64()).fill_null(-1).to_numpy(), dtype=np.int64)
 
 
 def indices(values: pa.ChunkedArray, names: Sequence[str], what: str) -> npt.NDArray[np.int64]:
-    """`positions`, with an error for values that are not in ``names``."""
+    """`positions` of values that must all be in ``names``. Raises: InvalidInput otherwise."""
     found = positions(values, names)
     if (found < 0).any():
         stranger = str(values[int(np.flatnonzero(found < 0)[0])])
@@ -133,14 +134,14 @@ def indices(values: pa.ChunkedArray, names: Sequence[str], what: str) -> npt.NDA
 
 
 def encode_table(table: pa.Table, columns: Sequence[Column]) -> Rows:
-    """[n, total width], the columns side by side."""
+    """[n, total width]: the encoded columns, concatenated."""
     if not columns:
         raise InvalidInput("no feature column is left; name at least one")
     return np.concatenate([column.encode(table[column.name]) for column in columns], axis=1)
 
 
 def without(columns: Sequence[Column], exclude: Collection[str], source: str) -> list[Column]:
-    """The columns not named in ``exclude``, or `InvalidInput` if it names one that is not there."""
+    """The columns not named in ``exclude``. Raises: InvalidInput when it names an unknown column."""
     names = [column.name for column in columns]
     for name in exclude:
         if name not in names:
@@ -149,7 +150,7 @@ def without(columns: Sequence[Column], exclude: Collection[str], source: str) ->
 
 
 def choose_group(source: str, group: str, names: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """The group names of the attribute ``group``, or `InvalidInput` with the valid attributes."""
+    """The group names of the attribute ``group``. Raises: InvalidInput for an unknown attribute."""
     if group not in names:
         raise InvalidInput(f"data source {source!r} has no groups by {group!r}; {nearest(group, names)}")
     return names[group]

@@ -1,4 +1,4 @@
-"""UTKFace: faces whose file names say age, gender and race; two tasks, groups by race (Yu et al. 2023, Sec. 4)."""
+"""UTKFace: faces with age, gender and race in their file names; two tasks, groups by race (Yu et al. 2023, Sec. 4)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _RACE_CODES = {race: code for code, race in enumerate(RACES)}
 
 @dataclass(frozen=True)
 class Face:
-    """What a file name ``age_gender_race_*.jpg`` says; gender 0 is male, 1 female; race indexes the five groups."""
+    """A file named ``age_gender_race_*.jpg``. gender: 0 male, 1 female. race: index into `RACES`."""
 
     file: Path
     age: int
@@ -33,6 +33,8 @@ class Face:
 
 @dataclass(frozen=True)
 class Task:
+    """A classification task: its class names, and the label of a face."""
+
     class_names: tuple[str, str]
     label: Callable[[Face], int]
 
@@ -50,11 +52,13 @@ def utkface(
     labels: Literal["balanced", "all"] = "balanced",
     races: Sequence[str] = RACES,
 ) -> Source:
-    """Faces (.jpg or .jpeg, in any case) below the folder ``UTKFace``, resized to size x size.
+    """Faces (.jpg or .jpeg, upper or lower case) below the folder ``UTKFace``, resized to size x size.
 
-    task: gender, or age (under 30). labels: ``balanced`` leaves out random faces until each race has as many of
-    either class, as in Yu et al. (2023). races: the groups that are kept, in this order (there all but Other).
+    task: gender, or age (under 30). labels: ``balanced`` leaves out random faces so that each race has equally many of
+    both classes, as in Yu et al. (2023). races: the groups to keep, in this order; that paper uses all but Other.
     Example ids follow the sorted file names.
+
+    Raises: InvalidInput for unknown tasks or races, and when no faces are found or some are there twice.
     """
     chosen = lookup(TASKS, task, "UTKFace task")
     if not races:
@@ -100,7 +104,7 @@ def _all(targets: Indices, groups: Indices) -> Indices:
 
 
 def _balanced(targets: Indices, groups: Indices) -> Indices:
-    """Sorted indices of as many faces of either class for each race, the surplus left out at random (fixed seed)."""
+    """Sorted indices of equally many faces of both classes per race; surplus faces are left out at random."""
     kept = []
     for group in np.unique(groups):
         members = [np.flatnonzero((groups == group) & (targets == target)) for target in (0, 1)]

@@ -1,4 +1,4 @@
-"""Per-example gradient norms and weighted sums of per-example gradients at close to the cost of a plain step."""
+"""Per-example gradient norms and weighted sums of per-example gradients, at about the cost of a plain step."""
 
 from workers.gradients.checks import check_model
 from workers.gradients.engine import GradientEngine

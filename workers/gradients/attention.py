@@ -1,4 +1,4 @@
-"""nn.MultiheadAttention as self-attention: two linear layers around scaled dot products."""
+"""nn.MultiheadAttention as self-attention, rewritten as two linear layers around scaled dot products."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ def self_attention(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None] | None:
-    """What ``module.forward`` returns for query [b, t, width], or None where this does not cover it.
+    """The output of ``module.forward`` for query [b, t, width], or None if the call is not covered.
 
-    Covered is self-attention without an extra key; a causal mask must be given, as `module.forward` demands too.
+    Covered: self-attention without an extra key (bias_k, add_zero_attn). As in `module.forward`, ``is_causal`` needs an
+    ``attn_mask``.
     """
     if not (query is key is value and query.dim() == 3 and module.bias_k is None and not module.add_zero_attn):
         return None
@@ -47,7 +48,7 @@ def self_attention(
 def _bias(
     rows: int, heads: int, key_padding_mask: Tensor | None, attn_mask: Tensor | None, dtype: torch.dtype
 ) -> Tensor | None:
-    """What is added to the scores, broadcastable to [b, heads, t, t]; True in a mask means "do not attend"."""
+    """The sum of both masks as a bias of the scores, broadcastable to [b, heads, t, t]; True means "do not attend"."""
     bias: Tensor | None = None
     for mask, shape in ((key_padding_mask, (rows, 1, 1, -1)), (attn_mask, None)):
         if mask is None:

@@ -1,4 +1,4 @@
-"""One forward pass that remembers, for every layer, its input and where its output gradient will appear."""
+"""A forward pass that records every layer's input and the graph edge at which its output gradient will appear."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from workers.gradients.rules import Differentiate
 
 @dataclass(frozen=True)
 class Input:
-    """What a layer read, and the version that it had then."""
+    """The input of a layer, and its version counter at that time."""
 
     layer: Layer
     activation: Tensor
@@ -31,9 +31,11 @@ class Input:
 
     @staticmethod
     def now(layer: Layer, activation: Tensor) -> Input:
+        """The input with its current version."""
         return Input(layer, activation, activation._version)
 
     def require_unchanged(self) -> None:
+        """Raises: InvalidInput when the tensor was changed in place since."""
         if self.activation._version != self.version:
             raise InvalidInput(
                 f"{self.layer.described} read a tensor that was changed in place afterwards; "
@@ -43,8 +45,11 @@ class Input:
 
 @dataclass(frozen=True)
 class Use:
-    """One call of a layer. edges: what to differentiate by; differentiate: takes the gradients of all of them, and may
-    read ``input``."""
+    """One call of a layer.
+
+    edges: graph edges with respect to which the losses are differentiated. differentiate: takes their gradients and
+    returns per-example gradients; it may read ``input``.
+    """
 
     layer: Layer
     edges: Sequence[GradientEdge]
@@ -54,8 +59,11 @@ class Use:
 
 @dataclass
 class Capture:
-    """rows: leading dimension of every activation; examples: rows / K, where K rows form one example; layers: those
-    that ran in another form than the model's own."""
+    """The uses of all layers in one forward pass.
+
+    rows: leading dimension of every activation. examples: rows / K, with K rows per example. layers: the layers without
+    a rule, which ran rewritten or row by row.
+    """
 
     rows: int
     examples: int
@@ -65,14 +73,14 @@ class Capture:
     def backward(self, losses: Tensor, scale: float) -> dict[str, ExampleGradients]:
         """Per-example gradients of ``scale * losses`` [rows] by parameter name; unused parameters have none.
 
-        Only output gradients of layers are differentiated: autograd skips every parameter gradient. Call this with
-        gradients disabled.
+        Only gradients of layer outputs are computed; autograd skips all parameter gradients. Call this with gradients
+        disabled.
         """
         edges = [edge for use in self.uses for edge in use.edges]
         if not edges or not losses.requires_grad:
             return {}
         again = capturing(self.layers, self.rows, self.examples) if self.layers else nullcontext()
-        with again:  # checkpointed parts run again, in the same form
+        with again:  # activation checkpointing runs layers again: use the same form
             remaining = iter(torch.autograd.grad(losses, edges, torch.full_like(losses, scale), allow_unused=True))
         found: dict[str, list[ExampleGradients]] = {}
         for use in self.uses:
@@ -89,10 +97,10 @@ class Capture:
 
 @contextmanager
 def capturing(layers: Sequence[Layer], rows: int, examples: int) -> Iterator[Capture]:
-    """Within this context a forward pass of the model fills the capture; the model is left as it was.
+    """Within this context a forward pass of the model fills the capture; afterwards the model is restored.
 
-    Forwards are replaced rather than hooked: that sees exactly what the layer computes, whatever hooks the user has
-    registered, and is the quicker of the two.
+    Forwards are replaced rather than hooked. A replaced forward sees exactly the layer's own input and output, whatever
+    hooks the user has registered, and is faster.
     """
     capture = Capture(rows, examples, [layer for layer in layers if layer.rule is None])
     replaced: list[tuple[dict[str, Any], Callable[..., Any] | None]] = []
@@ -109,10 +117,10 @@ def capturing(layers: Sequence[Layer], rows: int, examples: int) -> Iterator[Cap
 
 
 def _remembered(layer: Layer, capture: Capture, original: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
-    """A layer with a rule runs as it is; its only input and its output are noted."""
+    """Run a layer that has a rule unchanged, and record its input and output."""
     output = original(*args, **kwargs)
     if output.requires_grad:
-        if output._is_view():  # what works on a view in place takes its edge out of the graph
+        if output._is_view():  # an in-place change of a view would remove its edge from the graph
             output = output.clone()
         activation = args[0] if args else kwargs["input"]
         _require_rows(layer, activation, capture.rows)
@@ -131,7 +139,7 @@ def _require_rows(layer: Layer, activation: Tensor, rows: int) -> None:
 
 
 def _rewritten(layer: Layer, capture: Capture, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """A layer without a rule runs as linear maps if it can be rewritten as such, or else once per row."""
+    """Run a layer without a rule as linear maps if its rewrite covers the call, else row by row."""
     with _patched(layer.module, original):
         if layer.rewrite is not None:
             output = layer.rewrite(layer.module, partial(_linear_of, layer, capture), *args, **kwargs)
@@ -151,7 +159,7 @@ def _linear_of(layer: Layer, capture: Capture, activation: Tensor, weight: str, 
 
 
 def _expanded(layer: Layer, capture: Capture, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Generic fallback: every row runs with parameters of its own, whose gradients autograd then keeps apart."""
+    """Generic fallback: every example runs with its own copy of the parameters, so its gradients stay separate."""
     owned = dict(layer.module.named_parameters())
     leaves = {
         local: owned[local].detach().expand(capture.examples, *owned[local].shape).requires_grad_()
@@ -169,7 +177,7 @@ def _expanded(layer: Layer, capture: Capture, args: tuple[Any, ...], kwargs: dic
 
 @contextmanager
 def _patched(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """The module runs ``forward`` within this context."""
+    """Replace the forward of the module within this context."""
     before = module.__dict__.get("forward")
     module.__dict__["forward"] = forward
     try:

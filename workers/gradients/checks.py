@@ -1,4 +1,4 @@
-"""Which modules per-example gradients cannot exist for: refused by name, with what to use instead."""
+"""Refuses modules that have no per-example gradients, and says what to use instead."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ REFUSED: tuple[tuple[type | tuple[type, ...], Callable[..., bool], str], ...] = 
 
 
 def check_model(model: nn.Module) -> None:
-    """Raise `InvalidInput` naming every module that has no per-example gradient, and its replacement."""
+    """Raises: InvalidInput naming every module without per-example gradients and its replacement."""
     problems = [
         f"module {name or '(the model itself)'!r} ({type(module).__name__}) {reason}"
         for name, module in model.named_modules()

@@ -1,4 +1,4 @@
-"""nn.Conv1d, Conv2d and Conv3d of any stride, padding, padding mode, dilation and number of groups."""
+"""Gradients of nn.Conv1d, Conv2d and Conv3d with any stride, padding, padding mode, dilation and number of groups."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from workers.gradients.planning import rates
 from workers.gradients.rules import Differentiate
 
 CACHED_NUMBERS = 600_000
-"""Examples are processed in chunks of about this many numbers, which fit into a core's cache."""
+"""Numbers per chunk of examples; about as many as fit in a core's cache."""
 
 VECTOR = 16
-"""Channels per vector register: grouped convolutions work on multiples of it, and copy inputs of other numbers."""
+"""Channels per vector register. Grouped convolutions copy inputs whose channels are not a multiple of it."""
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """What a convolution's weight gradient depends on besides input and output gradient."""
+    """The settings of a convolution on which its weight gradient depends, besides input and output gradient."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -46,7 +46,7 @@ class Geometry:
         return self.shape[2:]
 
     def weight_gradient(self, inputs: Tensor, grads: Tensor, copies: int = 1) -> Tensor:
-        """Gradient of ``copies`` stacked kernels, each of shape ``shape``: [copies * out, in / groups, *kernel]."""
+        """Gradient of ``copies`` stacked kernels of shape ``shape``: [copies * out, in / groups, *kernel]."""
         weight = inputs.new_empty(1).expand(copies * self.shape[0], *self.shape[1:])
         gradients: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.convolution_backward(
             grads,
@@ -64,9 +64,9 @@ class Geometry:
         return gradients[1]
 
     def patches(self, inputs: Tensor, positions: tuple[int, ...]) -> Tensor:
-        """What every output position sees: [rows, in, *kernel, *positions], a view of the (padded) inputs.
+        """The patch of every output position: [rows, in, *kernel, *positions], a view of the (padded) inputs.
 
-        Copying this view is about twice as fast as `torch.nn.functional.unfold`, and it takes any number of axes.
+        Copying this view is about twice as fast as `torch.nn.functional.unfold`, and works for any number of axes.
         """
         if any(self.padding):
             inputs = functional.pad(inputs, [width for width in reversed(self.padding) for _ in range(2)])
@@ -79,7 +79,7 @@ class Geometry:
 
 @dataclass(frozen=True)
 class Correlations(Planned):
-    """g_i = weight gradient of a convolution; inputs [B K, in, *size], grads [B K, out, *positions]."""
+    """g_i = weight gradient of a convolution; inputs [B K, in, *size], grads [B K, out, *positions]; K rows each."""
 
     inputs: Tensor
     grads: Tensor
@@ -111,7 +111,7 @@ class Correlations(Planned):
         return len(self.grads) // self.examples
 
     def _chunks(self, numbers: int) -> Iterator[Correlations]:
-        """Parts of the batch; ``numbers`` is what one example needs in fast memory."""
+        """Parts of the batch that fit in the cache; one example needs ``numbers`` numbers."""
         size = max(1, CACHED_NUMBERS // numbers) if self.grads.device.type == "cpu" else self.examples
         for start in range(0, self.examples, size):
             rows = slice(start * self._rows, (start + size) * self._rows)
@@ -125,7 +125,7 @@ class Correlations(Planned):
         outputs, inputs = self.geometry.shape[:2]
         taps, length = prod(self.geometry.kernel), prod(self.grads.shape[2:])
         sweep = self.examples * prod(self.geometry.shape) / rate.elementwise
-        per_pair = 2.0 * rows * taps * length  # operations for one input and one output channel
+        per_pair = 2.0 * rows * taps * length  # operations per pair of an input and an output channel
         padded = -(-inputs // VECTOR) * VECTOR * (-(-outputs // VECTOR) * VECTOR)
         copied = 1.0 if inputs % VECTOR == 0 else 2.0
         moved = self.inputs.numel() + self.grads.numel() + self.examples * prod(self.geometry.shape)
@@ -172,11 +172,11 @@ class Correlations(Planned):
         return {"gram": Method(seconds, again, lambda: (self._gram_norm_sq(), self))}
 
     def _gram_norm_sq(self) -> Tensor:
-        """Ghost norms without unfolding: patch inner products are sums of pixel inner products.
+        """Ghost norms without unfolding: inner products of patches are sums of inner products of pixels.
 
         <patch_t, patch_s> = sum_o <x[t + o], x[s + o]> over kernel offsets o, so the Gram matrix of patches is the
-        Gram matrix of pixels summed along its diagonals, one axis after the other: prod(kernel) times less work
-        than the product of unfolded patches.
+        Gram matrix of pixels summed along its diagonals, one axis after the other. That takes 1 / prod(kernel) of the
+        operations of the product of unfolded patches.
         """
         norms, cancelled = [], []
         for chunk in self._chunks((self._rows * prod(self.inputs.shape[2:])) ** 2):
@@ -188,7 +188,7 @@ class Correlations(Planned):
         return repaired(torch.cat(norms), torch.cat(cancelled), self)
 
     def _patch_gram(self) -> Tensor:
-        """[B, K, *positions, K, *positions]: inner products of the patches that two output positions see."""
+        """[B, K, *positions, K, *positions]: inner products of the patches of two output positions."""
         pixels = _by_example(self.inputs, self.examples)
         sizes = pixels.shape[2:]  # K, *size
         flat = pixels.flatten(2)
@@ -198,7 +198,7 @@ class Correlations(Planned):
         return gram
 
     def _summed_over_taps(self, gram: Tensor, axis: int, outputs: int) -> Tensor:
-        """One spatial axis of both sides: from inner products of inputs to those of what the outputs see of them."""
+        """Sum ``gram`` over the kernel offsets of one axis: from inner products of inputs to those of patches."""
         geometry, size = self.geometry, self.inputs.shape[2 + axis]
         row_axis, column_axis = 2 + axis, 2 + axis + self.grads.dim() - 1
         shape = list(gram.shape)
@@ -232,7 +232,7 @@ def _sum_rows(per_row: Tensor, examples: int) -> Tensor:
 
 
 def correlations(module: _ConvNd, activation: Tensor, grad: Tensor, examples: int) -> Correlations:
-    """The gradients of the kernel that a module convolves with."""
+    """Per-example gradients of the kernel of a convolution module."""
     inputs, grads = widen(activation).contiguous(), widen(grad).contiguous()
     if module.padding_mode == "zeros" and not isinstance(module.padding, str):
         padding = module.padding
@@ -245,6 +245,8 @@ def correlations(module: _ConvNd, activation: Tensor, grad: Tensor, examples: in
 
 
 def convolution(module: _ConvNd, activation: Tensor, output: Tensor | None, examples: int) -> Differentiate:
+    """The rule of nn.Conv1d, Conv2d and Conv3d."""
+
     def differentiate(grad: Tensor) -> dict[str, ExampleGradients]:
         weight = correlations(module, activation, grad, examples)
         if module.bias is None:

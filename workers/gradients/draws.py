@@ -18,10 +18,10 @@ from workers.gradients.modes import modes_kept
 from workers.gradients.randomness import RandomState
 
 SHARES = (0.25, 0.75)
-"""Constants returned in place of continuous draws; two, because a model may branch on whether a draw exceeds 1/2."""
+"""Constants that replace continuous draws; two of them, because a model may branch on whether a draw exceeds 1/2."""
 
 SPREAD = 0.2
-"""Half-width of the values within one row around that constant."""
+"""Maximum deviation from that constant within one row."""
 
 _CONTINUOUS = frozenset(
     {"_sample_dirichlet", "_standard_gamma", "cauchy", "exponential", "log_normal", "normal", "rand", "rand_like"}
@@ -32,12 +32,12 @@ _INTEGERS = ("randint", "randint_like", "random")
 
 
 class ConstantDraws(TorchDispatchMode):
-    """Within this context torch's random operators return constants, the same for every row of any batch.
+    """Within this context torch's random operators return constants that are the same for every row of any batch.
 
-    Continuous numbers are about ``share``, integers the lowest that could come, and permutations reverse. replaced:
-    whether an operator would have drawn; missed: whether one without such a constant has drawn, as fused attention with
-    dropout does; own_generator: whether one was given a generator other than torch's own. Operators of higher order
-    fail in it.
+    Continuous draws are close to ``share``, integers are the smallest possible, and permutations are reversals.
+    replaced: whether a draw was replaced. missed: whether an operator that cannot be replaced has drawn, such as fused
+    attention with dropout. own_generator: whether an operator was given a torch.Generator of the model's own.
+    Higher-order operators raise RuntimeError in this context.
     """
 
     def __init__(self, device: torch.device, share: float = SHARES[0]) -> None:
@@ -75,7 +75,7 @@ class ConstantDraws(TorchDispatchMode):
         return None
 
     def _continuous(self, result: Tensor) -> Tensor:
-        """Values along the last of at least two axes differ, so that their standard deviation is not zero."""
+        """Values along the last axis (of at least two) differ: their standard deviation is nonzero."""
         if result.dim() < 2 or not result.is_floating_point():
             return result.fill_(self._share)
         places = torch.arange(result.shape[-1], device=result.device, dtype=torch.float64)
@@ -88,7 +88,7 @@ def _name(func: OpOverload) -> str:
 
 
 def _may_draw(func: OpOverload) -> bool:
-    """torch has no tag on random_."""
+    """Whether the operator is random; torch does not tag random_ and randint."""
     return torch.Tag.nondeterministic_seeded in func.tags or _name(func) in _INTEGERS
 
 
@@ -107,7 +107,7 @@ def _rates(model: nn.Module) -> list[tuple[nn.Module, str, float]]:
 
 @contextmanager
 def without_dropout(model: nn.Module) -> Iterator[None]:
-    """Set every dropout rate to 0: fused kernels draw outside the operators that `ConstantDraws` replaces."""
+    """Set every dropout rate to 0, because fused kernels draw outside the operators that `ConstantDraws` replaces."""
     before = _rates(model)
     for module, name, _ in before:
         setattr(module, name, 0.0)
@@ -120,9 +120,9 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
 
 @torch.no_grad()
 def draws(model: nn.Module, device: torch.device, run: Callable[[], object]) -> bool:
-    """Whether ``run``, a forward pass of the model, draws random numbers of torch, numpy or Python.
+    """Whether ``run``, a forward pass of the model, draws random numbers from torch, numpy or Python.
 
-    Then no two passes agree. The model, its modes and all random states are left as they were.
+    If so, no two passes agree. The model, its modes and all random states are restored.
     """
     if any(module.training and rate > 0.0 for module, _, rate in _rates(model)):
         return True
@@ -132,8 +132,8 @@ def draws(model: nn.Module, device: torch.device, run: Callable[[], object]) -> 
         try:
             with constants:
                 run()
-        except RuntimeError:  # of an operator that runs within no mode; real errors come back
-            torch.compiler.reset()  # torch 2.11 would remember it
+        except RuntimeError:  # higher-order operators fail in a dispatch mode; genuine errors occur again
+            torch.compiler.reset()  # torch 2.11 would cache the failure
             run()
         drawn = constants.replaced or not before.is_current() or not start.is_current()
     start.restore()
@@ -141,7 +141,7 @@ def draws(model: nn.Module, device: torch.device, run: Callable[[], object]) -> 
 
 
 class Start:
-    """Buffers of a model, and the states of Python's and numpy's generators: what every compared pass starts from."""
+    """The state from which every compared pass starts: buffers of the model, and Python's and numpy's generators."""
 
     def __init__(self, model: nn.Module) -> None:
         self._names = {id(value): name for name, value in model.named_buffers()}
@@ -152,7 +152,7 @@ class Start:
             if value is not None
         ]
         self._python = random.getstate()
-        self._numpy = np.random.get_state(legacy=False)  # noqa: NPY002, what models draw from
+        self._numpy = np.random.get_state(legacy=False)  # noqa: NPY002, models may draw from it
 
     def restore(self) -> None:
         for module, name, value, content in self._buffers:
@@ -163,14 +163,14 @@ class Start:
         np.random.set_state(self._numpy)  # noqa: NPY002
 
     def is_current(self) -> bool:
-        """Whether neither Python nor numpy has drawn a number."""
+        """Whether neither Python nor numpy has drawn a number since."""
         numpy = np.random.get_state(legacy=False)["state"]  # noqa: NPY002
         kept = self._numpy["state"]
         same = numpy["pos"] == kept["pos"] and np.array_equal(numpy["key"], kept["key"])
         return same and random.getstate() == self._python
 
     def buffers(self) -> dict[str, Tensor | None]:
-        """Copies of the present ones, by name in the model."""
+        """Copies of the current buffers, by name in the model."""
         present = {self._names[id(value)]: module._buffers.get(name) for module, name, value, _ in self._buffers}
         return {name: None if value is None else value.clone() for name, value in present.items()}
 

@@ -21,7 +21,7 @@ class Lookups:
     vocabulary: int
 
     def norm_sq(self, planner: Planner) -> Tensor:
-        """Rows of equal tokens are added first, so nothing of the size of the vocabulary is made per example."""
+        """Gradients of equal tokens are added first, so no tensor of size examples x vocabulary is needed."""
         examples = len(self.tokens)
         offsets = torch.arange(examples, device=self.tokens.device)[:, None] * self.vocabulary
         keys, inverse = torch.unique(self.tokens + offsets, return_inverse=True)
@@ -48,6 +48,7 @@ class Lookups:
 
 
 def embedding(module: nn.Embedding, activation: Tensor, output: Tensor | None, examples: int) -> Differentiate:
+    """The rule of nn.Embedding."""
     tokens = activation.reshape(examples, -1)
 
     def differentiate(grad: Tensor) -> dict[str, ExampleGradients]:

@@ -1,8 +1,8 @@
-"""Per-example gradients of one parameter, kept as the factors they are products of.
+"""Per-example gradients of one parameter in factored form.
 
-A layer whose parameters see the activation ``a`` and whose output receives the gradient ``g`` has per-example
-gradients that are cheap functions of the pair (a, g). Each class of `ExampleGradients` is one such function, and
-answers what the engine asks. B is the number of examples; sums and norms are taken in float32 or wider.
+The per-example gradients of a layer are functions of its input activation ``a`` and its output gradient ``g``. Each
+class of `ExampleGradients` is one such function, with cheap norms and weighted sums. B is the number of examples; sums
+and norms are computed in float32 or wider.
 """
 
 from __future__ import annotations
@@ -22,38 +22,41 @@ from workers.gradients.planning import Alternative, Planner
 HALF_PRECISION = (torch.float16, torch.bfloat16)
 
 CANCELLATION = 0.05
-"""Below this share of the squared norms of its terms, a squared norm from Gram matrices has lost too many digits."""
+"""Smallest ratio of a squared norm from Gram matrices to the sum of its terms' squared norms that is accurate."""
 
 COHERENT_CANCELLATION = 0.01
-"""The same share of the absolute terms of that sum."""
+"""Smallest ratio of such a squared norm to the sum of absolute terms that is accurate."""
 
 LARGE_SQUARE = 1e10
-"""A factor's square above this lifts what underflow took from the square of the other factor above 1e-26: the squared
-error that norms may have, 1e-5, at the smallest clipping bound, 1e-8."""
+"""Largest square of one factor for which underflow in the square of the other factor is negligible.
+
+Above it, the product of both squares may err by more than 1e-26 = (1e-5 * 1e-8)^2: the accepted relative error of a
+norm, at the smallest clipping bound.
+"""
 
 LOST_SHARE = 1e-30
-"""At most this share of a large square is lost by underflow of its factors."""
+"""Largest share of a large square that underflow in its factors can lose."""
 
 _REPAIRED_AT_ONCE = 16
-"""Examples whose instantiated gradients are in memory together."""
+"""Number of examples instantiated at once."""
 
 _BLOCK = 4096
-"""So many squares are summed without loss in one go."""
+"""Number of squares that one float32 sum adds accurately."""
 
 
 class ExampleGradients(Protocol):
     """The gradients g_1 .. g_B of one parameter of shape S."""
 
     def norm_sq(self, planner: Planner) -> Tensor:
-        """[B]: squared L2 norm of every g_i, in the cheapest way."""
+        """[B]: squared L2 norm of every g_i, computed in the cheapest way."""
         ...
 
     def prepare(self, planner: Planner) -> tuple[Tensor, ExampleGradients]:
-        """norm_sq, and these gradients in a form that makes it and a later `weighted_sum` cheapest together."""
+        """norm_sq, and these gradients in a form that makes norm_sq and a later `weighted_sum` cheapest in total."""
         ...
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        """S: sum_i weights[i] g_i; weights [B] must be finite, and so must every g_i."""
+        """[*S]: sum_i weights[i] g_i; weights [B] and every g_i must be finite."""
         ...
 
     def instantiate(self) -> Tensor:
@@ -61,17 +64,17 @@ class ExampleGradients(Protocol):
         ...
 
     def select(self, rows: Tensor) -> ExampleGradients:
-        """Only the examples named by the index tensor ``rows``."""
+        """The examples given by the index tensor ``rows``."""
         ...
 
 
 def widen(tensor: Tensor) -> Tensor:
-    """At least float32: norms of half-precision gradients are accumulated in single precision."""
+    """Convert half precision to float32, in which norms and sums are accumulated."""
     return tensor.float() if tensor.dtype in HALF_PRECISION else tensor
 
 
 def sum_of_squares(gradients: Tensor) -> Tensor:
-    """[B, ...] -> [B], in blocks: one running float32 sum of n squares understates it by up to n / 2^24, relatively."""
+    """[B, ...] -> [B], summed in blocks: a running float32 sum of n squares has a relative error up to n / 2^24."""
     flat = gradients if gradients.dim() == 2 else gradients.flatten(1)
     whole = flat.shape[1] - flat.shape[1] % _BLOCK
     if whole <= _BLOCK:
@@ -86,13 +89,14 @@ def _squared_norms(vectors: Tensor) -> Tensor:
 
 
 def gram_norm_sq(activations: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
-    """sum_{t,s} <a_t, a_s> <g_t, g_s> from both Gram matrices [B, T, T], and which examples lost digits [B].
+    """sum_{t,s} <a_t, a_s> <g_t, g_s> from both Gram matrices [B, T, T], and a mask [B] of inaccurate results.
 
-    It is the squared norm of sum_t g_t (x) a_t (Goodfellow 2015; Li et al. 2022, Sec. 4.1). Its T^2 terms are rounded
-    by eps |a_t| |a_s| |g_t| |g_s| each, in quadrature by eps sum_t |a_t|^2 |g_t|^2: the squared norm itself, eps apart,
-    where the T products are orthogonal. Terms of equal positions are rounded alike, so their errors add up, to at most
-    eps times the sum of the absolute terms, which then are as large as their factors. Where the squared norm is far
-    below either, terms cancelled; where it is as small as what underflow takes from the factors, they are lost, too.
+    The sum is the squared norm of sum_t g_t (x) a_t (Goodfellow 2015; Li et al. 2022, Sec. 4.1). Each of its T^2 terms
+    has a rounding error of about eps |a_t| |a_s| |g_t| |g_s|. If these errors are independent, the total error is about
+    eps sum_t |a_t|^2 |g_t|^2, which is eps times the squared norm when the T products are orthogonal. If positions
+    repeat, their errors are equal and add up to at most eps times the sum of absolute terms. A result is inaccurate if
+    it is far below either sum, because terms cancelled, or as small as the loss by underflow in the factors.
+
     ``activations`` is overwritten.
     """
     widths = activations.diagonal(dim1=1, dim2=2), grads.diagonal(dim1=1, dim2=2)
@@ -106,7 +110,7 @@ def gram_norm_sq(activations: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def repaired(norm_sq: Tensor, cancelled: Tensor, gradients: ExampleGradients) -> Tensor:
-    """norm_sq with the cancelled examples (a mask) recomputed from instantiated gradients."""
+    """norm_sq [B], recomputed from instantiated gradients for the examples in the mask ``cancelled`` [B]."""
     if bool(cancelled.any()):
         for rows in torch.split(cancelled.nonzero().squeeze(1), _REPAIRED_AT_ONCE):
             norm_sq[rows] = sum_of_squares(gradients.select(rows).instantiate())
@@ -115,7 +119,7 @@ def repaired(norm_sq: Tensor, cancelled: Tensor, gradients: ExampleGradients) ->
 
 @dataclass(frozen=True)
 class Instantiated:
-    """Gradients already at hand as one tensor [B, *S]."""
+    """Gradients stored as one tensor [B, *S]."""
 
     gradients: Tensor
 
@@ -143,7 +147,7 @@ class Instantiated:
 
 @dataclass(frozen=True)
 class Summed:
-    """One parameter used several times (shared between modules, or a module called twice): the gradients add."""
+    """Sum of gradients of one parameter that is used several times (shared, or in a module that is called twice)."""
 
     parts: Sequence[ExampleGradients]
 
@@ -164,12 +168,12 @@ class Summed:
 
 
 Prepared = tuple[Tensor, ExampleGradients]
-"""norm_sq [B], and the gradients in the form it left them in."""
+"""norm_sq [B], and the gradients in the form that its computation left."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """One way to norms. Estimated seconds for them, and for a weighted sum of what ``prepare`` leaves."""
+    """One way to compute norms, with estimated seconds for the norms and for a later weighted sum."""
 
     norm_seconds: float
     sum_seconds: float
@@ -177,14 +181,15 @@ class Method:
 
 
 class Planned(ABC):
-    """Gradients with several ways to their norms, among which the planner chooses."""
+    """Gradients whose norms can be computed in several ways, among which the planner chooses."""
 
     @abstractmethod
     def key(self) -> tuple[Hashable, ...]:
-        """Everything that the methods and their costs depend on."""
+        """Everything on which the methods and their costs depend."""
 
     @abstractmethod
-    def methods(self) -> Mapping[str, Method]: ...
+    def methods(self) -> Mapping[str, Method]:
+        """The ways to compute norms, by name."""
 
     def norm_sq(self, planner: Planner) -> Tensor:
         alternatives = {
@@ -206,6 +211,6 @@ def _both(method: Method) -> Tensor:
 
 
 def keep(gradients: Tensor) -> Prepared:
-    """Norms of instantiated gradients [B, *S], which are kept for the weighted sum."""
+    """Squared norms of instantiated gradients [B, *S], and the gradients, kept for the weighted sum."""
     kept = Instantiated(gradients)
     return kept.squared_norms, kept

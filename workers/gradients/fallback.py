@@ -1,4 +1,4 @@
-"""Running any module once per row of a batch, each time with parameters of its own."""
+"""The generic fallback: runs any module once per row of a batch, with a separate copy of the parameters per row."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from workers.gradients.layers import Layer
 
 
 class _Forward(nn.Module):
-    """The forward of a module without its hooks: those run once, around all rows."""
+    """The forward of a module without its hooks, which run once around all rows."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -30,11 +30,11 @@ class _Forward(nn.Module):
 def run_per_row(
     layer: Layer, parameters: Mapping[str, Tensor], rows: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
-    """The output of ``layer.module.forward(*args, **kwargs)`` where row r is computed with ``parameters[name][r]``.
+    """The output of ``layer.module.forward(*args, **kwargs)`` with row r computed from ``parameters[name][r]``.
 
-    Tensors with one entry per row on their batch axis are cut into rows of a batch of 1; all else is passed as it is.
+    Tensors that hold the batch are split into batches of 1; other arguments are passed unchanged.
 
-    Raises: InvalidInput where no tensor has the rows, or where the module does not run on one of them.
+    Raises: InvalidInput when no argument holds the batch, or when the module does not run on a batch of 1.
     """
     leaves, structure = pytree.tree_flatten((args, dict(kwargs)))
     batched = _batched(layer, leaves, structure, rows)
@@ -56,7 +56,7 @@ def run_per_row(
     try:
         with _without_inference_kernels(), _without_leftovers(layer):
             by_row = vmap(one, randomness="different")(dict(parameters), *tensors)
-    except RuntimeError:  # an operator without a batching rule: one row after the other; real errors come back
+    except RuntimeError:  # an operator has no vmap rule: run row by row, where genuine errors occur again
         by_row = _one_after_the_other(layer, one, parameters, tensors)
     joined = {index: _joined(layer, index, output) for index, output in by_row.items()} | constants
     return pytree.tree_unflatten([joined[index] for index in range(len(joined))], output_structure)
@@ -64,8 +64,10 @@ def run_per_row(
 
 @contextmanager
 def _without_inference_kernels() -> Iterator[None]:
-    """Attention and transformer layers have fused ones that cannot be differentiated; under vmap, nothing keeps torch
-    from choosing them."""
+    """Disable the fused kernels of attention and transformer layers, which cannot be differentiated.
+
+    Under vmap torch may choose them although gradients are needed.
+    """
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -76,9 +78,9 @@ def _without_inference_kernels() -> Iterator[None]:
 
 @contextmanager
 def _without_leftovers(layer: Layer) -> Iterator[None]:
-    """What a forward pass under vmap stored on its module cannot be used outside: attributes are put back.
+    """Restore attributes of the module in which a forward pass under vmap stored tensors, unusable outside of it.
 
-    Raises: InvalidInput where such an attribute is a buffer, which would carry values from row to row.
+    Raises: InvalidInput when such an attribute is a buffer, which would carry values from row to row.
     """
     before = [(module, dict(vars(module)), dict(module._buffers)) for module in layer.module.modules()]
     buffers: list[str] = []
@@ -96,7 +98,7 @@ def _without_leftovers(layer: Layer) -> Iterator[None]:
 
 
 def _put_back(present: dict[str, Any], before: Mapping[str, Any]) -> list[str]:
-    """Restore entries that became tensors of a vmap, and return their names."""
+    """Restore entries that now hold tensors of a vmap, and return their names."""
     names = [name for name, value in present.items() if isinstance(value, Tensor) and is_batchedtensor(value)]
     for name in names:
         if name in before:
@@ -107,7 +109,7 @@ def _put_back(present: dict[str, Any], before: Mapping[str, Any]) -> list[str]:
 
 
 def _batched(layer: Layer, leaves: list[Any], structure: pytree.TreeSpec, rows: int) -> list[int]:
-    """Which arguments hold the batch: as long as it, now and in every call before (a length can agree by chance)."""
+    """Indices of the arguments that hold the batch: its length on the batch axis in this and all earlier calls."""
     found = []
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, Tensor):
@@ -125,8 +127,10 @@ def _batched(layer: Layer, leaves: list[Any], structure: pytree.TreeSpec, rows: 
 
 
 def _batch_axis(layer: Layer, index: int) -> int:
-    """Of the tensor at ``index`` among the inputs or outputs: the first, but states of recurrent layers are
-    [layers, batch, width]."""
+    """Batch axis of the tensor at ``index`` among inputs or outputs.
+
+    It is the first axis, except for states of recurrent layers, which are [layers, batch, width].
+    """
     return 1 if index and isinstance(layer.module, nn.RNNBase) else 0
 
 
@@ -146,7 +150,7 @@ def _one_after_the_other(
 
 
 def _joined(layer: Layer, index: int, by_row: Tensor) -> Tensor:
-    """[rows, ...] outputs of batches of 1 -> the output of the whole batch."""
+    """Outputs [rows, ...] of batches of 1 -> the output of the whole batch."""
     axis = _batch_axis(layer, index)
     if by_row.dim() <= axis + 1:
         raise InvalidInput(

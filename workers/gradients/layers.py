@@ -1,4 +1,4 @@
-"""Cutting a model into layers: the units whose per-example gradients are computed together."""
+"""Splits a model into layers: modules whose per-example gradients are computed together."""
 
 from __future__ import annotations
 
@@ -33,9 +33,12 @@ REWRITES: Mapping[type[nn.Module], Rewrite] = {nn.MultiheadAttention: attention.
 
 @dataclass(frozen=True)
 class Layer:
-    """parameters: local name -> name in the model, trainable ones only. Without a rule, the layer is rewritten as
-    linear maps or, where that is None or does not cover the call, runs in the generic fallback, which notes in
-    without_batch the positions of arguments that do not hold the batch."""
+    """A module, and how its per-example gradients are computed: by a rule, a rewrite, or the generic fallback.
+
+    parameters: trainable ones, local name -> name in the model. rule: None if there is none for this class; then
+    ``rewrite`` expresses the call in linear maps. If it is None or does not cover the call, the fallback runs the
+    module row by row. without_batch: positions of arguments that the fallback has seen not to hold the batch.
+    """
 
     name: str
     module: nn.Module
@@ -46,11 +49,12 @@ class Layer:
 
     @property
     def described(self) -> str:
+        """Name and class, for errors."""
         return f"layer {self.name!r} ({type(self.module).__name__})"
 
 
 def find_rule(module: nn.Module) -> Rule | None:
-    """The rule of the module's class; a subclass or parametrization that changes the computation has none."""
+    """The rule of the module's class; None if a subclass or parametrization changes the computation."""
     if is_parametrized(module):
         return None
     for kind, rule in RULES.items():
@@ -60,7 +64,7 @@ def find_rule(module: nn.Module) -> Rule | None:
 
 
 def find_layers(model: nn.Module) -> tuple[Layer, ...]:
-    """Every module with trainable parameters of its own, outermost first; each parameter is in at least one."""
+    """The modules that own trainable parameters, outermost first. Each trainable parameter is in at least one layer."""
     names = {id(parameter): name for name, parameter in model.named_parameters() if parameter.requires_grad}
     return tuple(_walk(model, "", names, set()))
 
@@ -82,7 +86,7 @@ def _walk(module: nn.Module, name: str, names: Mapping[int, str], seen: set[int]
 
 
 def _own_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
-    """Those that its forward reads by itself, also from lists and dictionaries of parameters."""
+    """Parameters that the module's own forward reads, including those in its ParameterLists and ParameterDicts."""
     yield from module.parameters(recurse=False)
     for child in module.children():
         if isinstance(child, nn.ParameterList | nn.ParameterDict):

@@ -80,7 +80,7 @@ class OuterProduct:
         return of_activations.mul_(of_grads)
 
     def _precise_norm_sq(self, of_activations: Tensor, of_grads: Tensor) -> Tensor:
-        """Where one factor is so large that what underflow took from the other counts, both are squared again."""
+        """Square both factors in float64 where one factor is so large that underflow in the other matters."""
         norm_sq = of_activations * of_grads
         rows = (torch.maximum(of_activations, of_grads) > LARGE_SQUARE).nonzero().squeeze(1)
         factors = (self.activations, self.grads.gradients)
@@ -105,7 +105,7 @@ class OuterProduct:
 
 
 def affine(activation: Tensor, examples: int, weight: str = "weight", bias: str = "bias") -> Differentiate:
-    """Gradients of x -> x W' + b for one activation [rows, ..., d]; rows of the same example become positions."""
+    """Gradients of x -> x W' + b for an activation [rows, ..., d]; the rows of an example become positions."""
 
     def differentiate(grad: Tensor) -> dict[str, ExampleGradients]:
         activations, grads = widen(activation), widen(grad)
@@ -120,4 +120,5 @@ def affine(activation: Tensor, examples: int, weight: str = "weight", bias: str 
 
 
 def linear(module: nn.Linear, activation: Tensor, output: Tensor | None, examples: int) -> Differentiate:
+    """The rule of nn.Linear."""
     return affine(activation, examples)

@@ -1,4 +1,4 @@
-"""Which modules of a model train and which evaluate, to be brought back: `nn.Module.train` would set all alike."""
+"""Saves and restores the mode, training or evaluation, of each module; `nn.Module.train` would set them all alike."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ def modes_of(model: nn.Module) -> dict[str, bool]:
 
 
 def set_modes(model: nn.Module, modes: Mapping[str, bool]) -> None:
-    """Bring `modes_of` back; modules it does not name stay as they are."""
+    """Restore the modes that `modes_of` returned; modules without an entry stay as they are."""
     for name, module in model.named_modules():
         module.training = modes.get(name, module.training)
 
 
 @contextmanager
 def modes_kept(model: nn.Module) -> Iterator[None]:
-    """Afterwards every module is in the mode it is in now."""
+    """Restore the current modes at the end of the context."""
     before = modes_of(model)
     try:
         yield

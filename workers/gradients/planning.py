@@ -1,8 +1,8 @@
-"""Which of several equal computations is taken: by a cost model (a pure function of shapes) or by timing them.
+"""Planners choose among equivalent computations, by a cost model (a pure function of shapes) or by timing them.
 
-All alternatives of a choice agree up to floating-point error. `ShapePlanner` chooses the same one for the same
-shapes for ever, so that a resumed run repeats the bits of the undisturbed one; `TimingPlanner` measures each
-alternative once per shape on the present device, and keeps the fastest.
+The alternatives of a choice agree up to floating-point error. `ShapePlanner` always makes the same choice for the same
+shapes, so that a resumed run is bit-identical to an uninterrupted one. `TimingPlanner` times each alternative once per
+shape on the current device, and keeps the fastest.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Rates:
-    """What a device does in a second, roughly; only the ratios matter.
+    """Approximate throughput of a device per second; only the ratios matter.
 
-    gemm: floating-point operations in large matrix products and convolutions; grouped: the same in convolutions with
-    a group per example; elementwise: numbers through a pass over memory; unfold: numbers of patches copied.
+    gemm: floating-point operations in large matrix products and convolutions. grouped: floating-point operations in
+    convolutions with one group per example. elementwise: numbers in a pass over memory. unfold: numbers copied into
+    patches.
     """
 
     gemm: float
@@ -39,12 +40,13 @@ RATES: Mapping[str, Rates] = {
 
 
 def rates(device: torch.device) -> Rates:
+    """The rates of the kind of device; those of CUDA for kinds that are not listed."""
     return RATES.get(device.type, RATES["cuda"])
 
 
 @dataclass(frozen=True)
 class Alternative(Generic[T]):
-    """cost: estimated seconds; compute: the computation; trial: what a timing measures, if not compute alone."""
+    """cost: estimated seconds. compute: the computation. trial: what a timing runs instead of ``compute``, if given."""
 
     cost: float
     compute: Callable[[], T]
@@ -52,14 +54,16 @@ class Alternative(Generic[T]):
 
 
 class Planner(Protocol):
+    """Chooses among equivalent computations."""
+
     def choose(self, key: Hashable, alternatives: Mapping[str, Alternative[T]]) -> T:
-        """The value of one of the alternatives; ``key`` holds everything that their costs depend on."""
+        """The result of one of the alternatives; their costs may depend only on ``key``."""
         ...
 
 
 @dataclass(frozen=True)
 class ShapePlanner:
-    """Deterministic: the smallest estimated cost; ties go to the first."""
+    """Deterministic: chooses the smallest estimated cost, and the first among equals."""
 
     def choose(self, key: Hashable, alternatives: Mapping[str, Alternative[T]]) -> T:
         return min(alternatives.values(), key=lambda alternative: alternative.cost).compute()
@@ -67,7 +71,7 @@ class ShapePlanner:
 
 @dataclass
 class TimingPlanner:
-    """The fastest as measured on first use; results may differ in the last bits from run to run."""
+    """Chooses the fastest, measured on first use; results may differ in the last bits between runs."""
 
     repetitions: int = 3
     chosen: dict[Hashable, str] = field(default_factory=dict)
@@ -78,7 +82,7 @@ class TimingPlanner:
         return alternatives[self.chosen[key]].compute()
 
     def _seconds(self, alternative: Alternative[T]) -> float:
-        """The best of a few runs, after one that is not counted."""
+        """The shortest of a few runs, after a warm-up run."""
         run = alternative.trial or alternative.compute
         seconds = []
         for _ in range(self.repetitions + 1):

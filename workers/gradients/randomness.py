@@ -1,4 +1,4 @@
-"""The state of torch's own random number generators, so that a second pass can draw what the first one drew."""
+"""The state of torch's global random number generators, so that a second pass can repeat the draws of the first."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class RandomState:
-    """The global generators of the CPU and, for a CUDA device, of that device."""
+    """States of the global generators of the CPU and, if ``device`` is a CUDA device, of that device."""
 
     device: torch.device
     cpu: Tensor
@@ -20,23 +20,26 @@ class RandomState:
 
     @staticmethod
     def of(device: torch.device) -> RandomState:
+        """The current states."""
         cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
         return RandomState(device, torch.get_rng_state(), cuda)
 
     def is_current(self) -> bool:
+        """Whether no number was drawn since."""
         now = RandomState.of(self.device)
         same_cuda = self.cuda is None or now.cuda is None or torch.equal(self.cuda, now.cuda)
         return same_cuda and torch.equal(self.cpu, now.cpu)
 
     def restore(self) -> None:
+        """Set the generators to these states."""
         torch.set_rng_state(self.cpu)
-        if self.cuda is not None and self.device.type == "cuda":  # a run may resume without the GPU it began on
+        if self.cuda is not None and self.device.type == "cuda":  # a run may resume on a machine without a GPU
             torch.cuda.set_rng_state(self.cuda, self.device)
 
     @staticmethod
     @contextmanager
     def preserved(device: torch.device) -> Iterator[None]:
-        """Leave the generators as they are now."""
+        """Restore the current states at the end of the context."""
         before = RandomState.of(device)
         try:
             yield

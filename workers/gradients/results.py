@@ -1,4 +1,4 @@
-"""What a pass over a batch returns."""
+"""Results of a pass over a batch."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class BatchNorms:
     """L2 norms of the per-example gradients of one batch, before any clipping.
 
     norms: [B], over all trainable parameters. layer_norms: [B, L] in the order of `GradientEngine.layer_names`, or
-    None where the engine is not layerwise. losses: [B]. A gradient that is not finite (or whose squared norm
-    overflows) has norm +inf, so that ``min(1, C / norm)`` is 0.
+    None if the engine is not layerwise. losses: [B]. The norm of a gradient that is not finite (or whose squared norm
+    overflows) is +inf, so that ``min(1, C / norm)`` is 0.
     """
 
     norms: Tensor
@@ -25,7 +25,7 @@ class BatchNorms:
 class WeightedSum:
     """``gradients[name] = sum_i weights[i] * g_i[name]``, each in the shape of its parameter.
 
-    weights: [B] or [B, L], after the weight of every example counted in ``non_finite`` was set to 0.
+    non_finite: number of examples whose gradient is not finite; their weights are 0. weights: [B] or [B, L], as used.
     """
 
     norms: BatchNorms

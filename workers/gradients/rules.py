@@ -1,4 +1,4 @@
-"""What a rule of a layer type is."""
+"""Types of the rules that compute per-example gradients of a layer type."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Differentiate = Callable[..., Mapping[str, ExampleGradients]]
 Rule = Callable[..., Differentiate]
 """(module, activation, output, examples) -> Differentiate, called during the forward pass.
 
-Activation and output have one row per example, or K consecutive rows of which an example is made: gradients of those
-are summed. ``output`` is None where it is not at hand; a rule that uses it must also do without.
+Activation and output have K consecutive rows per example, whose gradients are summed. ``output`` is None if it is not
+available; a rule that uses it must also work without it.
 """
 
 LinearOf = Callable[[Tensor, str, str], Tensor]
-"""(activation, name of a weight, name of a bias) -> output of that linear map, whose gradients are captured."""
+"""(activation, name of a weight, name of a bias) -> output of this linear map; its gradients are captured."""
 
 Rewrite = Callable[..., Any]
-"""(module, linear_of, *args, **kwargs) -> what the module returns, or None where the rewriting does not cover it."""
+"""(module, linear_of, *args, **kwargs) -> the output of the module, or None if the rewrite does not cover the call."""

@@ -1,4 +1,4 @@
-"""Weight-standardised convolution: the kernel's gradients, projected as the standardisation projects them."""
+"""Weight-standardised convolution: gradients of the kernel, projected by the Jacobian of the standardisation."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from workers.gradients.rules import Differentiate
 from workers.models.layers import WeightStandardizedConv2d
 
 SMALLEST_GAIN = 0.1
-"""Below this share of the largest gain or bias, a gain is not divided by; the convolution is computed again instead."""
+"""Smallest gain, relative to the largest gain or bias, that is divided by; else the convolution is computed again."""
 
 
 @dataclass(frozen=True)
 class Projected(Planned):
-    """g_i = kernel_i - mean_i ones / sqrt(n) - along_i unit, where S has shape [out, n] and is treated row by row.
+    """g_i = kernel_i - mean_i ones / sqrt(n) - along_i unit, row by row, where kernel_i is viewed as [out, n].
 
-    unit [out, n]: rows that sum to 0 and have norm 1, or are 0. mean and along [B, out]: inner products of the rows of
-    kernel_i with ones / sqrt(n) and with unit. So |g_i|^2 = |kernel_i|^2 - |mean_i|^2 - |along_i|^2.
+    unit [out, n]: rows that sum to 0 and have norm 1, or are 0. mean, along [B, out]: inner products of the rows of
+    kernel_i with ones / sqrt(n) and with unit. Hence |g_i|^2 = |kernel_i|^2 - |mean_i|^2 - |along_i|^2.
     """
 
     kernel: ExampleGradients
@@ -79,13 +79,14 @@ class Projected(Planned):
 def standardized_convolution(
     module: WeightStandardizedConv2d, activation: Tensor, output: Tensor | None, examples: int
 ) -> Differentiate:
-    """kernel = gain * unit, unit = centred / divisor, divisor = max(|centred|, sqrt(eps)), by output channel.
+    """Gradients of weight, gain and bias. Per output channel: kernel = gain * unit, unit = centred / divisor, divisor =
+    max(|centred|, sqrt(eps)).
 
-    The gradient G of the kernel's channel gives <G, unit> for the gain, and for the weight gain / divisor * G less its
-    mean and, unless the divisor is sqrt(eps), less its component along unit.
+    Let G be the gradient of one channel's kernel. The gradient of the gain is <G, unit>. The gradient of the weight is
+    gain / divisor * G minus its mean and, unless the divisor is sqrt(eps), minus its component along unit.
     """
     response = None if output is None or output.dtype in HALF_PRECISION else output.detach()
-    version = None if response is None else response._version  # modules that follow may work in place
+    version = None if response is None else response._version  # later modules may change the output in place
 
     def differentiate(grad: Tensor) -> dict[str, ExampleGradients]:
         gain = module.gain.detach()
@@ -125,6 +126,6 @@ def standardized_convolution(
 
 
 def _over_positions(grads: Tensor, response: Tensor | None, examples: int) -> Tensor:
-    """[B K, out, *positions] (times a response, if any) summed over rows and positions of each example: [B, out]."""
+    """Sum of grads [B K, out, *positions] (times the response, if given) over rows and positions: [B, out]."""
     product = grads if response is None else grads * response
     return product.flatten(2).sum(2).view(examples, -1, grads.shape[1]).sum(1)

@@ -16,14 +16,14 @@ class Sums:
         self._sums: dict[str, Tensor] = {}
 
     def add(self, name: str, value: Tensor) -> None:
-        """Takes over ``value`` if it is the first of its name."""
+        """Add ``value``; the first of a name is kept without a copy and changed in place later."""
         if name in self._sums:
             self._sums[name] += value
         else:
             self._sums[name] = value
 
     def complete(self) -> dict[str, Tensor]:
-        """By name, in the parameters' order and dtypes; zeros where nothing was added."""
+        """The sums by name, in the order and dtypes of the parameters; zeros where nothing was added."""
         return {
             name: self._sums[name].to(parameter.dtype) if name in self._sums else torch.zeros_like(parameter)
             for name, parameter in self._parameters.items()

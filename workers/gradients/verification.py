@@ -1,4 +1,4 @@
-"""Checking once, on real examples, that a model is one that per-example gradients can be computed for."""
+"""Checks once, on real examples, that the engine's per-example gradients of a model are correct."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from workers.gradients.randomness import RandomState
 T = TypeVar("T")
 
 TOLERANCE = 1e-2
-"""Relative to a parameter's gradient: so loose that only a wrong formula or a wrong use of a parameter exceeds it."""
+"""Largest difference relative to a parameter's gradient; loose, because errors of a formula or a model exceed it."""
 
 HALF_TOLERANCE = 0.1
-"""The same where frozen parts compute in half precision, which round differently in batches of another size."""
+"""The same when frozen parts compute in half precision, where rounding depends on the batch size."""
 
 DISPLACEMENT = 0.1
-"""How far parameters are moved from where some gradient is 0, in multiples of 1 / sqrt(fan in)."""
+"""Standard deviation by which parameters are perturbed if some gradient is 0, in units of 1 / sqrt(fan in)."""
 
 Gradients = Mapping[str, Tensor | None]
-"""By parameter name; None for a parameter that took no part."""
+"""By parameter name; None for a parameter that was not used."""
 
 
 def verify(
@@ -37,24 +37,29 @@ def verify(
     examples: int,
     tolerance: float = TOLERANCE,
 ) -> bool:
-    """Compare each example's gradient as computed within a batch with autograd's gradient of that example alone.
+    """Compare the engine's gradient of each example in a batch with autograd's gradient of that example alone.
 
-    within: gradients of the first few examples in a batch of so many, as the engine finds them; alone: autograd's, of
-    one of them; examples: how many the batch has; tolerance: how far they may be apart, relative to a parameter's
-    gradient. They differ where a parameter is also read outside the forward of the module that owns it, which the
-    engine cannot see, and where model or loss mix or reorder the rows of a batch. Where a gradient is 0, as behind
-    layers that start at 0, they are compared at displaced parameters as well. Chance is taken out of these passes
-    (`draws`); a model that draws random numbers even so is compared in evaluation instead, and passes if it draws
-    there, too. Parameters, buffers, modes and random states are left as they were. Returns whether there was something
-    to compare: gradients that are 0 or not finite are no evidence.
+    within(n): the engine's gradients of the first few examples in a batch of n. alone(i): autograd's gradients of
+    example i. examples: size of the batch. tolerance: largest difference, relative to a parameter's gradient.
 
-    Raises: InvalidInput naming the parameters that disagree, or buffers that take up something of the examples.
+    The two differ if a parameter is also read outside the forward of the module that owns it, which the engine cannot
+    see, or if model or loss mix or reorder the rows of a batch. If some gradient is 0, as behind layers initialised at
+    0, they are compared at perturbed parameters as well. The passes are deterministic (`draws`). A model that draws
+    random numbers nevertheless is compared in evaluation mode instead, and accepted if it draws there too. Parameters,
+    buffers, modes and random states are restored.
+
+    Returns whether there was anything to compare: gradients that are 0 or not finite are no evidence.
+
+    Raises: InvalidInput naming the parameters that disagree, or the buffers that depend on the examples.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     device, start = parameters[0].device, Start(model)
 
     def compare(draws: ConstantDraws | None) -> tuple[bool, list[Gradients]]:
-        """Whether no chance was left, and the gradients of each example alone, compared if so. draws: None for none."""
+        """Whether the passes were deterministic, and if so the gradients of each example alone, after comparing them.
+
+        draws: the constants that replace random draws; None replaces nothing.
+        """
         before, buffers = RandomState.of(device), list[Mapping[str, Tensor | None]]()
 
         def run(function: Callable[[int], T], argument: int) -> T:
@@ -64,7 +69,7 @@ def verify(
             buffers.append(start.buffers())
             return found
 
-        run(within, 1)  # so that another axis as long as the batch is not mistaken for it in the pass that counts
+        run(within, 1)  # lets the fallback tell the batch axis from another axis of the same length
         pairs = [(ours, run(alone, index)) for index, ours in enumerate(run(within, examples))]
         done = before.is_current() if draws is None else not draws.missed
         if done:
@@ -79,7 +84,7 @@ def verify(
         return done, found + compare(high)[1] if low.replaced else found
 
     def compare_where_possible() -> tuple[bool, list[Gradients]]:
-        with suppress(RuntimeError):  # operators of higher order run within no mode; real errors come back
+        with suppress(RuntimeError):  # higher-order operators fail in a dispatch mode; genuine errors occur again
             done, found = compare_without_chance()
             if found:
                 return done, found
@@ -114,9 +119,9 @@ def _run(function: Callable[[int], T], argument: int) -> T:
     except InvalidInput:
         raise
     except RuntimeError:
-        torch.compiler.reset()  # torch 2.11 would remember that an operator does not run within a mode
+        torch.compiler.reset()  # torch 2.11 would cache that an operator fails in a mode
         raise
-    except ValueError as error:  # as of batch norms, which need several rows
+    except ValueError as error:  # batch norms, for instance, need several rows
         raise InvalidInput(
             f"model or loss do not run on one example, or a few: {public_text(error)}; they must treat the rows "
             "of a batch independently"
@@ -124,7 +129,7 @@ def _run(function: Callable[[int], T], argument: int) -> T:
 
 
 def _require_independent(passes: Sequence[Mapping[str, Tensor | None]]) -> None:
-    """Buffers after every pass; those that differ hold something of the rows that passed."""
+    """Refuse buffers that differ between the passes: they depend on the examples."""
     first, *others = passes
     taken = [name for name in first if not all(_same(first[name], other[name]) for other in others)]
     if taken:
@@ -150,7 +155,7 @@ def _require_equal(pairs: Sequence[tuple[Gradients, Gradients]], tolerance: floa
 
 
 def _near(ours: Gradients, theirs: Gradients, name: str, tolerance: float) -> bool:
-    """Up to rounding, which grows with the gradient of the whole model where terms cancel."""
+    """Equal up to ``tolerance`` and rounding, which is relative to the gradient of the whole model if terms cancel."""
     size, found, expected = _size(theirs), ours.get(name), theirs[name]
     if expected is None or not size.isfinite():
         return True
@@ -165,7 +170,7 @@ def _size(gradients: Gradients) -> Tensor:
 
 
 def _is_degenerate(examples: Sequence[Gradients]) -> bool:
-    """Whether the gradient of a parameter that takes part is 0 for every example."""
+    """Whether the gradient of some used parameter is 0 for every example."""
     largest: dict[str, float] = {}
     for gradients in examples:
         for name, gradient in gradients.items():
@@ -189,7 +194,10 @@ def _displaced(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Recurrent layers stay in training: cuDNN differentiates them there only, and their dropout is off anyway."""
+    """Evaluation mode, except for recurrent layers: cuDNN differentiates them in training mode only.
+
+    Their dropout is off anyway.
+    """
     with modes_kept(model):
         for module in model.modules():
             module.training &= isinstance(module, nn.RNNBase)

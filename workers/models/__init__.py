@@ -1,4 +1,4 @@
-"""Models by name, built for a data set and initialised from a seed."""
+"""Registered and user-defined models, built for the feature shape of a data set and initialised from a seed."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ _MODELS: Mapping[str, Callable[..., nn.Module]] = {
     "wrn16_4": wrn16_4,
 }
 MODELS: Mapping[str, Callable[..., nn.Module]] = {name: with_checked_types(make) for name, make in _MODELS.items()}
-"""Factories take any of feature_shape (one prepared example) and num_classes, then the user's parameters."""
+"""Factories by name. Arguments: feature_shape (of one prepared example), num_classes, then the user's parameters."""
 
 
 def build_model(component: Component, dataset: Dataset, seed: int, code: UserCode = NO_CODE) -> nn.Module:
     """The model, on the CPU, mapping prepared features [b, ...] to logits [b, num_classes].
 
-    Initialisation depends only on ``seed``; the global random state is left as it was. The user's own model is
-    ``module:function(feature_shape, num_classes, **params) -> nn.Module``, of a module in ``code``.
+    Initialisation depends only on ``seed``; the global random state is restored. The user's own model is
+    ``module:function(feature_shape, num_classes, **params) -> nn.Module`` with a module in ``code``.
 
     Raises:
-        InvalidInput: unknown model or key, a model that does not fit the features, or one of the user's own that is
-            not in ``code``.
+        InvalidInput: unknown model or key, a model that does not fit the features, or the user's own model whose module
+            is not in ``code``.
     """
     return build_for_shape(component, dataset.feature_shape, dataset.num_classes, seed, code)
 
@@ -49,7 +49,12 @@ def build_model(component: Component, dataset: Dataset, seed: int, code: UserCod
 def build_for_shape(
     component: Component, feature_shape: tuple[int, ...], num_classes: int, seed: int, code: UserCode = NO_CODE
 ) -> nn.Module:
-    """`build_model` for features of a known shape."""
+    """`build_model` for a known feature shape.
+
+    >>> model = build_for_shape(Component("mlp", {"hidden": [8]}), (4,), num_classes=3, seed=0)
+    >>> tuple(model(torch.zeros(5, 4)).shape)
+    (5, 3)
+    """
     name = component.name
     registry = {name: import_function(name, "model", code)} if is_import_path(name) else MODELS
     with torch.random.fork_rng(devices=[]):

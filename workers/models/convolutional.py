@@ -10,7 +10,7 @@ from accounting.errors import InvalidInput
 
 
 def require_image(model: str, feature_shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """The shape as (channels, height, width), or `InvalidInput`."""
+    """The shape as (channels, height, width). Raises: InvalidInput when it has another number of axes."""
     if len(feature_shape) != 3:
         raise InvalidInput(
             f"{model} takes images (channels, height, width), but features have shape {feature_shape}; "
@@ -21,7 +21,7 @@ def require_image(model: str, feature_shape: tuple[int, ...]) -> tuple[int, int,
 
 
 def flat_size(model: str, trunk: nn.Module, feature_shape: tuple[int, ...], advice: str) -> int:
-    """Number of features that ``trunk`` makes of one example, or `InvalidInput` if the image is too small."""
+    """Number of output features of ``trunk`` per example. Raises: InvalidInput when the image is too small."""
     try:
         with torch.no_grad():
             return int(trunk(torch.zeros(1, *feature_shape)).numel())
@@ -37,7 +37,7 @@ def cnn_dpsgdf(
     padding: NonNegativeInt = 0,
     hidden: PositiveInt = 500,
 ) -> nn.Module:
-    """Two convolutions with max-pooling and two linear layers (Xu et al. 2021, Sec. 6.1); small images need padding."""
+    """Two convolutions with max-pooling, two linear layers (Xu et al. 2021, Sec. 6.1); small images need padding."""
     inputs, _, _ = require_image("cnn_dpsgdf", feature_shape)
     trunk = nn.Sequential(
         nn.Conv2d(inputs, channels[0], kernel_size, padding=padding),
@@ -74,8 +74,8 @@ def cnn_papernot(
 ) -> nn.Module:
     """The two-layer CNN for MNIST-sized images of Papernot et al. (2020), with tempered sigmoids.
 
-    Convolutions 16 of 8 x 8, stride 2, and 32 of 4 x 4, stride 2, max-pooling 2 x 2 of stride 1 after each, then
-    32 hidden units.
+    Convolutions: 16 filters of 8 x 8 and 32 filters of 4 x 4, both with stride 2 and followed by 2 x 2 max-pooling with
+    stride 1. Then 32 hidden units.
     """
     inputs, _, _ = require_image("cnn_papernot", feature_shape)
 

@@ -1,4 +1,4 @@
-"""Models of flat features: logistic regression and multi-layer perceptrons."""
+"""Models for flat features: logistic regression and multi-layer perceptrons."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ ACTIVATIONS: Mapping[str, Callable[[], nn.Module]] = {
 
 
 def activation_named(name: str) -> nn.Module:
+    """The activation called ``name``. Raises: InvalidInput naming the nearest valid name."""
     return lookup(ACTIVATIONS, name, "activation")()
 
 
 def logistic(feature_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """Multinomial logistic regression; its weights start at zero, as the convex problem has no need of noise."""
+    """Multinomial logistic regression. The problem is convex, so weights start at zero rather than at random."""
     linear = nn.Linear(math.prod(feature_shape), num_classes)
     nn.init.zeros_(linear.weight)
     nn.init.zeros_(linear.bias)
@@ -35,7 +36,7 @@ def logistic(feature_shape: tuple[int, ...], num_classes: int) -> nn.Module:
 def mlp(
     feature_shape: tuple[int, ...], num_classes: int, hidden: Sequence[PositiveInt] = (128,), activation: str = "relu"
 ) -> nn.Module:
-    """Fully connected layers of the sizes ``hidden`` with an activation after each."""
+    """Fully connected hidden layers of sizes ``hidden``, each followed by the activation."""
     sizes = (math.prod(feature_shape), *hidden)
     layers: list[nn.Module] = [nn.Flatten()]
     for inputs, outputs in itertools.pairwise(sizes):
@@ -44,7 +45,7 @@ def mlp(
 
 
 def pca_mlp(feature_shape: tuple[int, ...], num_classes: int, hidden: PositiveInt = 1000) -> nn.Module:
-    """One hidden layer of 1000 ReLU on PCA features (Yu et al. 2019, Sec. V); the PCA is preprocessing."""
+    """One hidden layer of 1000 ReLUs on PCA features (Yu et al. 2019, Sec. V). Needs ``preprocessing: dp_pca``."""
     if len(feature_shape) != 1:
         raise InvalidInput(
             f"pca_mlp takes projected rows, but features have shape {feature_shape}; add `preprocessing: dp_pca`"
@@ -53,5 +54,5 @@ def pca_mlp(feature_shape: tuple[int, ...], num_classes: int, hidden: PositiveIn
 
 
 def cancer_net(feature_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """Hidden layers of 10, 20 and 10 units (Yu et al. 2019, Breast Cancer)."""
+    """An MLP with hidden layers of 10, 20 and 10 units (Yu et al. 2019, Breast Cancer)."""
     return mlp(feature_shape, num_classes, (10, 20, 10))

@@ -10,8 +10,8 @@ from torch.nn import functional
 class WeightStandardizedConv2d(nn.Conv2d):
     """Convolution whose kernel is standardised per output channel, with a learned gain (Brock et al. 2021).
 
-    kernel = gain * (weight - mean) / sqrt(max(fan_in * var, eps)); mean and var over the inputs of a channel.
-    Weights start from a truncated normal of variance 1 / fan_in, gains at 1, biases at 0, as De et al. (2022) do.
+    kernel = gain * (weight - mean) / sqrt(max(fan_in * var, eps)), with mean and var over the weights of an output
+    channel. Initial weights are truncated normal with variance 1 / fan_in, gains 1, biases 0 (De et al. 2022).
     """
 
     def __init__(
@@ -25,14 +25,14 @@ class WeightStandardizedConv2d(nn.Conv2d):
             nn.init.zeros_(self.bias)
 
     def standardized(self, weight: Tensor, gain: Tensor) -> Tensor:
-        """The kernel that is convolved with, as a function of both parameters."""
+        """The convolution kernel as a function of weight and gain."""
         centred, divisor = self.centred(weight)
         return (centred * (gain / divisor)[:, None]).view_as(weight)
 
     def centred(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Centred rows [out, n] of a weight, and what standardising divides them by [out]: max(|row|, sqrt(eps)).
+        """Centred rows [out, n] of a weight, and their divisors max(|row|, sqrt(eps)) [out].
 
-        From a mean and a norm: `torch.var_mean` takes fifty times as long.
+        Computed from a mean and a norm, because `torch.var_mean` takes fifty times as long.
         """
         rows = weight.flatten(1)
         centred = rows - rows.mean(1, keepdim=True)
@@ -44,6 +44,6 @@ class WeightStandardizedConv2d(nn.Conv2d):
 
 
 def truncated_variance_scaling_(weight: Tensor) -> None:
-    """Normal of variance 1 / fan_in, cut at two standard deviations of the uncut distribution (Haiku's default)."""
+    """Normal with variance 1 / fan_in, truncated at two standard deviations of the full normal (Haiku's default)."""
     uncut = weight[0].numel() ** -0.5 / 0.87962566103423978  # std of a normal cut at +-2
     nn.init.trunc_normal_(weight, std=uncut, a=-2.0 * uncut, b=2.0 * uncut)

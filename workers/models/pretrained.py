@@ -1,4 +1,4 @@
-"""Weights that were trained elsewhere, on public data."""
+"""Loads weights that were pre-trained on public data."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from accounting.errors import InvalidInput
 
 
 def load_weights(path: Path) -> Mapping[str, Tensor]:
-    """The state dict that ``torch.save`` wrote into a file.
+    """The state dict in a file written by ``torch.save``.
 
     Raises:
-        InvalidInput: no such file, or it holds anything else than named tensors.
+        InvalidInput: there is no such file, or it holds anything but named tensors.
     """
     if not path.is_file():
         raise InvalidInput(f"there is no file {path.absolute()}; give an absolute path to the weights")
@@ -37,10 +37,10 @@ def load_weights(path: Path) -> Mapping[str, Tensor]:
 
 
 def load_pretrained(model: nn.Module, path: str) -> None:
-    """Copy the weights of a file into ``model``; only its last layer may differ in shape, and then stays as it is.
+    """Copy the weights in a file into ``model``. If its last layer has another shape, that layer is left unchanged.
 
     Raises:
-        InvalidInput: no such file, or a tensor before the last layer is missing or has another shape.
+        InvalidInput: there is no such file, or a tensor before the last layer is missing or has another shape.
     """
     stored = load_weights(Path(path))
     own = model.state_dict()

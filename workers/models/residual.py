@@ -1,4 +1,4 @@
-"""Residual networks with group normalisation, which unlike batch normalisation keeps examples apart."""
+"""Residual networks with group normalisation, which, unlike batch normalisation, does not mix examples."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from workers.models.pretrained import load_pretrained
 
 
 class BasicBlock(nn.Module):
-    """conv - norm - relu - conv - norm, plus the input (He et al. 2016); a 1 x 1 convolution where shapes change."""
+    """conv - norm - relu - conv - norm, plus the input (He et al. 2016), by a 1 x 1 convolution if shapes change."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, groups: int) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ def resnet20_gn(
 ) -> nn.Module:
     """ResNet20 for small images (He et al. 2016, Sec. 4.2) with group normalisation (Yu et al. 2023, Sec. 4).
 
-    initial_weights: a file of pre-trained weights (``torch.save`` of a state dict); all but the last layer must fit.
+    initial_weights: a file with pre-trained weights (``torch.save`` of a state dict); all layers but the last must fit.
     """
     channels, _, _ = require_image("resnet20_gn", feature_shape)
     layers: list[nn.Module] = [
@@ -60,7 +60,7 @@ def resnet20_gn(
 
 
 class PreActivationBlock(nn.Module):
-    """(relu - norm - conv) twice, plus the input; the skip is transformed alike in a stage's first block."""
+    """(relu - norm - conv) twice, plus the input, which passes through relu - norm - conv in a stage's first block."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, groups: int, transform_skip: bool) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ def _activated_convolution(inputs: int, outputs: int, kernel: int, stride: int, 
 def wide_resnet(
     feature_shape: tuple[int, ...], num_classes: int, depth: int = 16, width: PositiveInt = 4, groups: PositiveInt = 16
 ) -> nn.Module:
-    """Wide ResNet with GroupNorm(16) and weight standardisation; WRN-16-4 of De et al. (2022) by default."""
+    """Wide ResNet with group normalisation and weight standardisation; by default WRN-16-4 of De et al. (2022)."""
     channels, _, _ = require_image("wide_resnet", feature_shape)
     blocks, rest = divmod(depth - 4, 6)
     if blocks < 1 or rest:

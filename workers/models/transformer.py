@@ -1,6 +1,6 @@
-"""A small transformer encoder for token sequences, sequences of vectors, and images cut into patches.
+"""A small transformer encoder for token sequences, sequences of vectors, and images split into patches.
 
-Built from Linear, LayerNorm and Embedding alone, so that per-example gradients take the fast path throughout.
+Its layers are Linear, LayerNorm and Embedding only, which all have fast per-example gradients.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ def transformer(
 ) -> nn.Module:
     """A pre-norm transformer encoder with mean pooling.
 
-    Features are tokens (length,) if ``vocabulary`` is given, vectors (length, size), or images (channels, height,
-    width) cut into square patches.
+    Features: tokens (length,) if ``vocabulary`` is given, vectors (length, size), or images (channels, height, width),
+    which are split into square patches.
     """
     if width % heads:
         raise InvalidInput(f"width is {width}, but must be a multiple of heads, which is {heads}")
@@ -106,7 +106,7 @@ def transformer(
 def _embedding(
     feature_shape: tuple[int, ...], width: int, patch_size: int, vocabulary: int | None
 ) -> tuple[nn.Module, int]:
-    """The first layer and the length of the sequence it gives."""
+    """The first layer, and the length of its output sequence."""
     match feature_shape:
         case (length,) if vocabulary is not None:
             return nn.Embedding(vocabulary, width), length
