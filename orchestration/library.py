@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Trial:
-    """One trial of a stored sweep. Made by `Sweep.trials`."""
+    """One trial of a stored sweep, from `Sweep.trials`."""
 
     _record: SweepRecord
     _point: GridPoint
@@ -45,12 +45,12 @@ class Trial:
 
     @property
     def key(self) -> str:
-        """Its name in the sweep, and that of its folder."""
+        """Unique name of the trial in its sweep; also that of its folder."""
         return self._point.key
 
     @property
     def spec(self) -> TrialSpec:
-        """What was trained; of a trial that is not over, what was asked for, its noise not yet calibrated."""
+        """What was trained; for a trial that is not over, what was asked for, before its noise is calibrated."""
         return self.result.spec if self.result is not None else self._point.spec
 
     @property
@@ -60,17 +60,17 @@ class Trial:
 
     @property
     def result(self) -> StoredResult | None:
-        """What the trial found; None where it has not finished and was not stopped."""
+        """The result of a finished or stopped trial, else None."""
         return self._record.status(self.key).result
 
     @property
     def error(self) -> str | None:
-        """Why the trial failed, as far as that may be shown."""
+        """Why the trial failed, as far as the release mode shows it; None if it did not fail."""
         return self._record.status(self.key).error
 
     @property
     def trace(self) -> Trace:
-        """The mechanisms that were run: what every accountant takes. Raises: InvalidInput for a trial not over."""
+        """The mechanisms that were run, the input of every accountant. Raises: InvalidInput for a trial not over."""
         from accounting.records.traces import read_trace
         from orchestration.records.results import StoppedTrial
 
@@ -83,7 +83,7 @@ class Trial:
         """The privacy cost of every training example: arrays [examples] of ``example_ids``, ``upper``, ``lower``.
 
         Private data of these examples, not to be published. ``kind`` says whether they are guarantees or estimates,
-        at ``delta``. Raises: InvalidInput where they were not computed or are deleted, DataCorruption for damage.
+        at ``delta``. Raises: InvalidInput if they were not computed or are deleted, DataCorruption for damaged files.
         """
         from accounting.records.files import exists
         from accounting.records.parts import MANIFEST
@@ -111,9 +111,9 @@ class Trial:
     def predict(self, examples: npt.ArrayLike) -> npt.NDArray[np.float32]:
         """Logits [n, classes], not probabilities, of examples [n, ...] as the trial's data source stores them.
 
-        Pictures as bytes, rows as encoded by their source: the trial's preprocessing and preparation are applied as in
-        its evaluation. The class is the largest logit; of a single column, whether it is above 0. Raises: as `model`,
-        and InvalidInput for examples of another shape or type.
+        Images are bytes, rows are encoded as by their source; preprocessing and preparation are applied as in the
+        trial's evaluation. The predicted class is the largest logit, or with a single column whether it is above 0.
+        Raises: as `model`, and InvalidInput for examples of another shape or type.
         """
         from workers.trained import load_trained
 
@@ -136,7 +136,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep as it was on disk when it was opened. Made by `open_sweep` and `run`."""
+    """A sweep as it was on disk when it was opened; from `open_sweep` or `run`."""
 
     _record: SweepRecord
     _files: SweepFiles
@@ -144,7 +144,7 @@ class Sweep:
 
     @property
     def name(self) -> str:
-        """What its file calls it."""
+        """The name that the sweep file gives."""
         return self._record.sweep.name
 
     @property
@@ -154,7 +154,7 @@ class Sweep:
 
     @property
     def trials(self) -> Mapping[str, Trial]:
-        """Every trial of the grid by its key, in the order of the results."""
+        """Every trial of the grid by its key, in the order of `results`."""
         points = self._record.points
         return MappingProxyType(
             {point.key: Trial(self._record, point, self._files.trial(point.key), self._code) for point in points}
@@ -168,10 +168,10 @@ class Sweep:
         return tuple(trial for trial in self.trials.values() if trial.state is TrialState.FAILED)
 
     def results(self) -> pd.DataFrame:
-        """One row per trial: those of results.json, with a column for each nested value, as ``labels.clipping``.
+        """One row per trial, as in results.json, with a column for each nested value, such as ``labels.clipping``.
 
-        Costs of groups are in columns by group size, as ``groups.4.epsilon``. An infinite epsilon is missing, beside
-        ``private`` False.
+        Costs of groups are in columns by group size, such as ``groups.4.epsilon``. An infinite epsilon is a missing
+        value; the column ``private`` is then False.
         """
         import pandas as pd
 
@@ -180,7 +180,7 @@ class Sweep:
         return pd.DataFrame([dict(_flat(row)) for row in rows(self._record)])
 
     def report(self) -> str:
-        """Verify every stored file, write the reports again, and return the path of the one that may be shared.
+        """Verify every stored file, write the reports again, and return the path of report.html, which may be shared.
 
         Raises: DataCorruption with one line for each damaged file.
         """
@@ -200,15 +200,15 @@ def _flat(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 SweepLike = str | Path | Mapping[str, Any]
-"""A sweep: the path of its file, its text (of more than one line), or the text as a mapping."""
+"""A sweep: the path of its file, its text (more than one line), or its content as a mapping."""
 
 
 def open_sweep(folder: str | Path, *, allow_code: Sequence[str] = ()) -> Sweep:
-    """The sweep in a folder or at a URI that ``dpsweep run`` wrote; files of models are read when they are asked for.
+    """The sweep in a folder or at a URI that ``dpsweep run`` wrote; models are loaded only when asked for.
 
-    allow_code: modules and files of the user's own that `Trial.model` and `Trial.predict` may import, such as
-    ``["my_models.py"]``; without it they import none. Raises: InvalidInput where there is no sweep or a module is not
-    found, DataCorruption for damage.
+    allow_code: the user's own modules and files that `Trial.model` and `Trial.predict` may import, such as
+    ``["my_models.py"]``; by default none. Raises: InvalidInput if there is no sweep or a module is not found,
+    DataCorruption for damaged files.
     """
     from orchestration.comparison.stored import stored_record
     from orchestration.records.layout import SweepFiles, absolute
@@ -222,8 +222,9 @@ def open_sweep(folder: str | Path, *, allow_code: Sequence[str] = ()) -> Sweep:
 def plan(sweep: SweepLike, *, allow_code: Sequence[str] = ()) -> Plan:
     """What a sweep would do: noise, steps and worst-case epsilon of each trial, and why one is refused; trains nothing.
 
-    As ``dpsweep plan``: a sweep is code, and models of the user's own beside its file run on a few rows. The folder of
-    a sweep given as text or mapping is the working directory. Raises: InvalidInput for a sweep that cannot be read.
+    As ``dpsweep plan``: a sweep is code, and the user's own models beside its file run on a few rows. For a sweep given
+    as text or mapping, that folder is the working directory. allow_code: further modules and files that may be
+    imported. Raises: InvalidInput for a sweep that cannot be read.
     """
     from orchestration.sweeps.plan import plan_sweep
 
@@ -242,8 +243,8 @@ def run(
 ) -> Sweep:
     """Train, account and compare every trial of a sweep, as ``dpsweep run`` with the same options; shows nothing.
 
-    A trial that fails is in `Sweep.failed`. Raises: InvalidInput, before any trial starts, for a sweep that cannot run
-    and for a process that is connected to Ray already.
+    Failed trials are in `Sweep.failed`. Raises: InvalidInput, before any trial starts, for a sweep that cannot run and
+    for a process that is already connected to Ray.
     """
     spec, text, code = _read(sweep, allow_code)
     prepare_environment(address)

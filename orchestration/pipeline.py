@@ -1,4 +1,4 @@
-"""The composition root: a sweep from its file to its report. Reads as the data flows.
+"""The composition root: runs a sweep from its file to its report.
 
 sweep file -> plan -> trials under Ray Tune -> accounting as each trial ends -> results -> MLflow -> report
 """
@@ -33,7 +33,7 @@ from workers.imports import NO_CODE, UserCode
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came out of a run, and where to look at it."""
+    """The record of a run, its files and its MLflow store. ``seconds``: duration of the run."""
 
     record: SweepRecord
     files: SweepFiles
@@ -43,10 +43,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class RunRequest:
-    """What the user asked for: a sweep and its text, and where to run it.
+    """A sweep to run, and where.
 
-    output None is runs/NAME; tracking_uri None is the SQLite store inside the sweep's folder. code is what of the
-    user's own may be imported.
+    text: of the sweep file. output: folder or URI; None for runs/NAME. address: ``--address``. tracking_uri: None for
+    the SQLite store in the sweep's folder. code: the user's own modules that may be imported.
     """
 
     sweep: SweepSpec
@@ -59,19 +59,20 @@ class RunRequest:
 
 
 class Display(Protocol):
-    """Where a run tells how it goes."""
+    """Shows the progress of a run."""
 
-    def warn(self, message: str) -> None: ...
+    def warn(self, message: str) -> None:
+        """Show a warning, one sentence."""
 
     def ended(self, trial: TrialStatus) -> None:
-        """A trial has ended; called in the thread that ended it."""
+        """Show that a trial has ended; called in the thread that ended it."""
 
     def watching(self, status: SweepStatus) -> AbstractContextManager[None]:
-        """Show the state of the sweep for the length of a ``with`` block."""
+        """Show the state of the sweep for the duration of a ``with`` block."""
 
 
 class NoDisplay:
-    """Shows nothing: what `run_sweep` uses unless it is given another display."""
+    """A `Display` that shows nothing; the default of `run_sweep`."""
 
     def warn(self, message: str) -> None:
         return
@@ -87,10 +88,10 @@ NO_DISPLAY = NoDisplay()
 
 
 def run_sweep(request: RunRequest, display: Display = NO_DISPLAY) -> Outcome:
-    """Run or resume a sweep to its end.
+    """Run or resume a sweep until all its trials have ended.
 
-    Raises: InvalidInput, before any trial is started, for one that cannot run, for a folder that holds another
-    sweep, and for a cluster or storage that cannot be used.
+    A trial that fails does not end the run: it is in the record. Raises: InvalidInput, before any trial starts, for a
+    trial that cannot run, a folder that holds another sweep, and a cluster, storage or MLflow that cannot be used.
     """
     sweep = request.sweep
     files = SweepFiles(absolute(request.output or default_output(sweep.name)))
@@ -127,7 +128,7 @@ def _tracker(uri: str, files: SweepFiles) -> MlflowTracker:
 
 
 def accept(plan: Plan, files: SweepFiles) -> Plan:
-    """The plan, if every trial can run; else `InvalidInput` with one line per reason."""
+    """Return the plan if every trial can run. Raises: InvalidInput with one line per reason of refusal."""
     where = record_refusals(plan.refusals, files)
     if plan.refusals:
         raise InvalidInput("\n".join(filter(None, (*plan.reasons(), where))))
@@ -135,9 +136,10 @@ def accept(plan: Plan, files: SweepFiles) -> Plan:
 
 
 def render_again(folder: str) -> Outcome:
-    """Write the reports of a sweep anew from what is on disk, and verify every file of its trained trials.
+    """Verify every file of the trained trials of a sweep, and write its reports again.
 
-    Raises: DataCorruption with one line for each damaged file; no report is written then.
+    Raises: InvalidInput if the folder holds no sweep; DataCorruption with one line per damaged file, and then no report
+    is written.
     """
     files = SweepFiles(absolute(folder))
     record = stored_record(files)

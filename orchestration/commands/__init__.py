@@ -1,1 +1,4 @@
-"""The command line: what users type and what the terminal shows."""
+"""The command line: what users type and what the terminal shows.
+
+Exports nothing: `dpsweep.command` imports `commands.main`, and commands load heavy modules only when they run.
+"""

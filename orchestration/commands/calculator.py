@@ -1,7 +1,7 @@
 """`dpsweep epsilon` and `dpsweep calibrate`: the accountants as calculators.
 
-Both raise `InvalidInput`, `UnsupportedMechanism` or `Unreachable`, which `orchestration.commands.main.main` turns into
-one line.
+Both raise `InvalidInput`, `UnsupportedMechanism` or `Unreachable`, which `orchestration.commands.main.main` prints as
+one line. The flags that describe a run are shared: `RunFlags`.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from accounting.calibration import (
     noise_multiplier_within_budget,
     round_up,
 )
-from accounting.errors import InvalidInput, require_finite
+from accounting.errors import InvalidInput
 from accounting.estimates import PrivacyEstimate
-from accounting.mechanism import GaussianRelease, PureRelease, Release, Trace
+from accounting.mechanism import Trace
 from accounting.records.layout import TrialFiles
-from accounting.registry import lookup, one_of
-from accounting.samplings import SAMPLINGS
+from accounting.registry import one_of
 from accounting.schedules import NoiseSchedule, make_schedule, parse_schedule, split_schedule, with_initial
 from orchestration.commands.group_comparison import COMPARISON, VADHAN, GroupComparison, compare_groups, linear_heading
 from orchestration.commands.plots import write_epsilon_plot
+from orchestration.commands.run_flags import RunFlags, with_run_flags
 from orchestration.commands.run_shape import RunShape, delta_warning
 from orchestration.commands.stored_trial import (
     INDIVIDUAL,
@@ -50,44 +50,25 @@ from orchestration.commands.stored_trial import (
 )
 
 if TYPE_CHECKING:
-    SamplingName = str
     IndividualMethod = str
-else:  # what typer offers and accepts
-    SamplingName = Literal[tuple(SAMPLINGS)]
+else:  # the choices that typer shows and accepts
     IndividualMethod = Literal[tuple(INDIVIDUAL)]
 
-Sampling = Annotated[SamplingName, typer.Option(help="How batches are drawn.")]
-Noise = Annotated[float | None, typer.Option(help="Noise std over sensitivity: the initial one of a schedule.")]
-Schedule = Annotated[str, typer.Option(help="name or name:key=value,... (constant, time, exponential, step, ...).")]
-SampleRate = Annotated[float | None, typer.Option(help="Poisson sampling probability; an epoch is 1/q steps.")]
-DatasetSize = Annotated[int | None, typer.Option(help="Number of training examples.")]
-BatchSize = Annotated[int | None, typer.Option(help="Examples per batch (expected, for Poisson).")]
-Steps = Annotated[int | None, typer.Option(help="Length of the run in steps.")]
-Epochs = Annotated[int | None, typer.Option(help="Length of the run in epochs (steps per epoch are rounded up).")]
 Method = Annotated[str, typer.Option(help=f"{one_of(ACCOUNTANTS)}.")]
-SideNoise = Annotated[list[float] | None, typer.Option(help="Noise multiplier of a side query on every batch.")]
-Releases = Annotated[list[str] | None, typer.Option(help="A release on all the data: gaussian:SIGMA or pure:EPSILON.")]
 _MOST_NUMBERS = 10_000
+"""Most numbers in a list such as --group-size."""
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
+@with_run_flags
 def epsilon(
+    flags: RunFlags,
     delta: Annotated[float, typer.Option(help="Failure probability of the guarantee, well below 1/n.")],
-    noise_multiplier: Noise = None,
-    schedule: Schedule = "constant",
-    sampling: Sampling = "poisson",
-    sample_rate: SampleRate = None,
-    dataset_size: DatasetSize = None,
-    batch_size: BatchSize = None,
-    steps: Steps = None,
-    epochs: Epochs = None,
     accountant: Method = "auto",
     group_size: Annotated[str, typer.Option(help="Size of the protected group, or several: 1,2,4 or 1..64.")] = "1",
     compare: Annotated[
         bool, typer.Option("--compare", help="Show Vadhan's bound for groups, and linear growth, beside each epsilon.")
     ] = False,
-    side_noise_multiplier: SideNoise = None,
-    release: Releases = None,
     trial: Annotated[str | None, typer.Option(help="Folder or URI of a trial: account for what was run.")] = None,
     trace: Annotated[str | None, typer.Option(help="The same from a trace.arrow alone.")] = None,
     individual: Annotated[
@@ -100,13 +81,17 @@ def epsilon(
     plot: Annotated[Path | None, typer.Option(help="Write epsilon over epochs and group sizes to this HTML.")] = None,
 ) -> None:
     """What a run, planned or stored, costs in privacy: for one example, for groups, for given examples."""
-    planned = (noise_multiplier, sample_rate, dataset_size, batch_size, steps, epochs, side_noise_multiplier, release)
-    ran = _ran(trial, trace, planned, individual or examples)
+    ran = _ran(trial, trace, flags, individual or examples)
     if ran is None:
-        shape = _shape(sampling, sample_rate, dataset_size, batch_size, side_noise_multiplier, release)
-        ran = shape.trace(parse_schedule(schedule, _required_noise(noise_multiplier)), epochs=epochs, steps=steps)
-        run = {"sampling": sampling, "schedule": schedule, "noise_multiplier": noise_multiplier, "steps": ran.steps}
-        _warn(delta_warning(delta, dataset_size))
+        schedule = parse_schedule(flags.schedule, flags.required_noise())
+        ran = flags.shape().trace(schedule, epochs=flags.epochs, steps=flags.steps)
+        run = {
+            "sampling": flags.sampling,
+            "schedule": flags.schedule,
+            "noise_multiplier": flags.noise_multiplier,
+            "steps": ran.steps,
+        }
+        _warn(delta_warning(delta, flags.dataset_size))
     else:
         run = {"trial": trial, "trace": trace, "steps": ran.steps}
         _warn(delta_warning(delta, ran.dataset_size))
@@ -147,49 +132,43 @@ def epsilon(
         typer.echo(f"plot: {plot}")
 
 
-def _ran(trial: str | None, trace: str | None, planned: Sequence[object], of_examples: str | None) -> Trace | None:
-    """The trace that was stored, or None where the flags describe a run instead."""
+def _ran(trial: str | None, trace: str | None, flags: RunFlags, of_examples: str | None) -> Trace | None:
+    """The stored trace, or None if the flags describe a run instead.
+
+    of_examples: --individual or --examples. Raises: InvalidInput for flags that contradict each other.
+    """
     if of_examples and trial is None:
         raise InvalidInput("--individual and --examples need --trial: they read its recorded contributions")
     if trial is None and trace is None:
         return None
     if trial is not None and trace is not None:
         raise InvalidInput("give either --trial or --trace, not both")
-    if any(value not in (None, [], ()) for value in planned):
+    if flags.describe_a_run:
         raise InvalidInput(
             "--trial and --trace say what was run: drop the flags that describe noise, batches and length"
         )
     return stored_trace(TrialFiles(trial).trace if trial is not None else str(trace))
 
 
+@with_run_flags
 def calibrate(
+    flags: RunFlags,
     solve: Annotated[
         Literal["noise-multiplier", "decay", "epochs", "steps"], typer.Option(help="The quantity to solve for.")
     ] = "noise-multiplier",
     target_epsilon: Annotated[float | None, typer.Option(help="Epsilon to meet (needs --delta).")] = None,
     budget_rho: Annotated[float | None, typer.Option(help="zCDP budget to meet, instead of an epsilon.")] = None,
     delta: Annotated[float | None, typer.Option(help="Failure probability of the guarantee.")] = None,
-    noise_multiplier: Noise = None,
-    schedule: Schedule = "constant",
-    sampling: Sampling = "poisson",
-    sample_rate: SampleRate = None,
-    dataset_size: DatasetSize = None,
-    batch_size: BatchSize = None,
-    steps: Steps = None,
-    epochs: Epochs = None,
     accountant: Method = "auto",
     group_size: Annotated[int, typer.Option(help="Size of the protected group.")] = 1,
-    side_noise_multiplier: SideNoise = None,
-    release: Releases = None,
     digits: Annotated[int | None, typer.Option(help="Round a decay up to so many decimals.")] = None,
     as_json: Json = False,
 ) -> None:
     """The noise, decay or length with which a run meets a privacy target."""
-    shape = _shape(sampling, sample_rate, dataset_size, batch_size, side_noise_multiplier, release)
     budget = _budget(target_epsilon, budget_rho, delta, accountant, group_size)
-    question = Question(shape, schedule, noise_multiplier, epochs, steps, budget, digits)
+    question = Question(flags, flags.shape(), budget, digits)
     value, trace = _SOLVERS[solve](question)
-    _warn(None if delta is None else delta_warning(delta, dataset_size))
+    _warn(None if delta is None else delta_warning(delta, flags.dataset_size))
     name = solve.replace("-", "_")
     cost = budget.cost(trace)
     answer = {
@@ -202,8 +181,8 @@ def calibrate(
         "adjacency": trace.adjacency,
         "group_size": group_size,
         "accountant": accountant if target_epsilon is not None else "zcdp",
-        "sampling": sampling,
-        "schedule": schedule,
+        "sampling": flags.sampling,
+        "schedule": flags.schedule,
         "steps": trace.steps,
     }
     if as_json:
@@ -214,29 +193,26 @@ def calibrate(
 
 @dataclass(frozen=True)
 class Question:
-    """What to solve, with the flags that fix the rest of the run."""
+    """What to solve: the budget, and the flags that describe the rest of the run. digits: decimals of a decay."""
 
+    flags: RunFlags
     shape: RunShape
-    schedule: str
-    noise_multiplier: float | None
-    epochs: int | None
-    steps: int | None
     budget: Budget
     digits: int | None
 
 
 Solver = Callable[[Question], tuple[float, Trace]]
-"""The answer, and the run with it."""
+"""From a question to the value found, and the trace of the run with that value."""
 
 
 def _solve_noise(question: Question) -> tuple[float, Trace]:
-    if question.noise_multiplier is not None:
+    if question.flags.noise_multiplier is not None:
         raise InvalidInput("--noise-multiplier is what is being solved for: drop it, or choose another --solve")
-    schedule = parse_schedule(question.schedule, 1.0)
+    schedule = parse_schedule(question.flags.schedule, 1.0)
 
     def trace_of(noise_multiplier: float) -> Trace:
         return question.shape.trace(
-            with_initial(schedule, noise_multiplier), epochs=question.epochs, steps=question.steps
+            with_initial(schedule, noise_multiplier), epochs=question.flags.epochs, steps=question.flags.steps
         )
 
     found = noise_multiplier_within_budget(trace_of, question.budget)
@@ -244,26 +220,26 @@ def _solve_noise(question: Question) -> tuple[float, Trace]:
 
 
 def _solve_decay(question: Question) -> tuple[float, Trace]:
-    if question.epochs is None or question.steps is not None:
-        raise InvalidInput("solving for the decay needs --epochs, how long the budget shall last, and no --steps")
-    name, params = split_schedule(question.schedule)
+    if question.flags.epochs is None or question.flags.steps is not None:
+        raise InvalidInput("solving for the decay needs --epochs, the length of the run, and no --steps")
+    name, params = split_schedule(question.flags.schedule)
 
     def trace_of(schedule: NoiseSchedule, epochs: int) -> Trace:
         return question.shape.trace(schedule, epochs=epochs)
 
-    sigma = _required_noise(question.noise_multiplier)
+    sigma = question.flags.required_noise()
     parameter = decay_parameter(name).name
     if parameter in params:
         raise InvalidInput(f"{parameter!r} of schedule {name!r} is what is being solved for: drop it")
-    found = calibrate_decay(name, sigma, question.epochs, question.budget, trace_of, question.digits, **params)
-    return found, trace_of(make_schedule(name, sigma, **params, **{parameter: found}), question.epochs)
+    found = calibrate_decay(name, sigma, question.flags.epochs, question.budget, trace_of, question.digits, **params)
+    return found, trace_of(make_schedule(name, sigma, **params, **{parameter: found}), question.flags.epochs)
 
 
 def _solve_length(unit: Literal["epochs", "steps"], at_most: int) -> Solver:
     def solve(question: Question) -> tuple[float, Trace]:
-        if question.epochs is not None or question.steps is not None:
+        if question.flags.epochs is not None or question.flags.steps is not None:
             raise InvalidInput("the length of the run is what is being solved for: drop --epochs and --steps")
-        schedule = parse_schedule(question.schedule, _required_noise(question.noise_multiplier))
+        schedule = parse_schedule(question.flags.schedule, question.flags.required_noise())
 
         def trace_of(length: int) -> Trace:
             return question.shape.trace(schedule, **{unit: length})
@@ -283,44 +259,9 @@ _SOLVERS: Mapping[str, Solver] = {
 
 
 def register(app: typer.Typer) -> None:
-    """Add both commands to the command line."""
+    """Add the commands ``epsilon`` and ``calibrate`` to ``app``."""
     app.command("epsilon")(epsilon)
     app.command("calibrate")(calibrate)
-
-
-def _shape(
-    sampling: str,
-    sample_rate: float | None,
-    dataset_size: int | None,
-    batch_size: int | None,
-    side_noise_multipliers: list[float] | None,
-    releases: list[str] | None,
-) -> RunShape:
-    return RunShape(
-        sampling,
-        sample_rate,
-        dataset_size,
-        batch_size,
-        tuple(side_noise_multipliers or ()),
-        tuple(_release(text) for text in releases or ()),
-    )
-
-
-_RELEASES: Mapping[str, Callable[[str, float], Release]] = {"gaussian": GaussianRelease, "pure": PureRelease}
-
-
-def _release(text: str) -> Release:
-    kind, _, amount = text.partition(":")
-    try:
-        return lookup(_RELEASES, kind, "release")(text, float(amount))
-    except ValueError as error:
-        raise InvalidInput(f"--release is {text!r}, but must be gaussian:SIGMA or pure:EPSILON ({error})") from None
-
-
-def _required_noise(noise_multiplier: float | None) -> float:
-    if noise_multiplier is None:
-        raise InvalidInput("--noise-multiplier is missing: noise std over sensitivity, initial value of the schedule")
-    return require_finite("--noise-multiplier", noise_multiplier, at_least=0.0)
 
 
 def _budget(
@@ -356,7 +297,7 @@ def _warn(sentence: str | None) -> None:
 
 
 def _table(estimates: Sequence[PrivacyEstimate], compared: Mapping[int, GroupComparison]) -> Table:
-    """One row for each estimate; those of groups beside what ``compared`` says of their size."""
+    """One row per estimate; rows of groups also show the comparison for their size, if given."""
     headings = [VADHAN, linear_heading(all(one.linear_is_bound for one in compared.values()))] if compared else []
     table = Table("unit", "epsilon", "at least", *headings, "delta", "accountant", "adjacency", "kind")
     for estimate in estimates:
@@ -387,12 +328,12 @@ def _spread_table(spread: EpsilonSpread) -> Table:
 
 
 def _shown_down(epsilon: float) -> str:
-    """Four decimals, rounded down."""
+    """Epsilon with four decimals, rounded down."""
     return f"{math.floor(epsilon * 1e4) / 1e4:.4f}" if math.isfinite(epsilon) else "infinite"
 
 
 def _shown(epsilon: float) -> str:
-    """Four decimals, rounded up."""
+    """Epsilon with four decimals, rounded up."""
     if not epsilon < float("inf"):
         return "infinite"
     return f"{round_up(epsilon, 4) if epsilon > 0.0 else 0.0:.4f}"

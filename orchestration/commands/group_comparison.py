@@ -1,4 +1,4 @@
-"""Published comparisons of what a group costs: Vadhan's generic conversion, and linear growth (paper B, Figure 1)."""
+"""Baselines for the epsilon of a group: Vadhan's generic conversion, and linear growth (paper B, Figure 1)."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ COMPARISON = (
 
 @dataclass(frozen=True)
 class GroupComparison:
-    """Beside the epsilon of a group: an upper bound, and k times the epsilon of one example.
+    """To compare with the epsilon of a group of k: Vadhan's upper bound, and k times the epsilon of one example.
 
-    linear_is_bound: whether the latter is proven to be a lower bound; else it is a reference only.
+    linear_is_bound: whether the latter is a proven lower bound; otherwise it is only a reference.
     """
 
     vadhan: float
@@ -38,7 +38,7 @@ class GroupComparison:
 
 
 def compare_groups(trace: Trace, delta: float, sizes: Sequence[int]) -> dict[int, GroupComparison]:
-    """The comparisons for groups of each of ``sizes``, both from certified privacy loss distributions."""
+    """The comparisons by group size, computed from certified privacy loss distributions."""
     is_bound = grows_at_least_linearly(trace)
     return {
         size: GroupComparison(vadhan_epsilon(trace, delta, size), linear_growth(trace, delta, size), is_bound)
@@ -47,5 +47,5 @@ def compare_groups(trace: Trace, delta: float, sizes: Sequence[int]) -> dict[int
 
 
 def linear_heading(is_bound: bool) -> str:
-    """The name of the column and line of linear growth."""
+    """Heading of the column and name of the line of linear growth."""
     return f"linear ({'lower bound' if is_bound else 'no bound'})"

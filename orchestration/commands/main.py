@@ -1,7 +1,7 @@
 """The command ``dpsweep``.
 
-Exit codes: 0 when all is well, 1 when a trial failed or a store cannot be trusted, 2 for input that cannot be used
-(one line for each mistake, nothing started), 130 when interrupted.
+Exit codes: 0 for success, 1 if a trial failed or stored files are damaged or cannot be written, 2 for invalid input
+(one line per mistake, nothing started), 130 when interrupted.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def run(
 ) -> None:
     """Train, account and compare every trial of a sweep.
 
-    A sweep file is code: it runs the functions that it names in the modules beside it.
+    A sweep file is code: it runs the functions that it names in the modules of its folder.
     """
     from orchestration.sweeps.schema import parse_sweep
     from orchestration.sweeps.text import read_text
@@ -94,13 +94,13 @@ def plan(
     sweep: SweepFile,
     allow_code: AllowCode = None,
     no_code: Annotated[
-        bool, typer.Option("--no-code", help="Import nothing that the sweep names; what depends on it is left out.")
+        bool, typer.Option("--no-code", help="Run no code of the user's own; what depends on it is not planned.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show what a sweep would do: noise, steps, worst-case epsilon and bytes of each trial; trains nothing.
 
-    A sweep file is code: data and models of the user's own are run on a few rows, unless with --no-code.
+    A sweep file is code: the user's own data sources and models run on a few rows, unless with --no-code.
     """
     from orchestration.commands.tables import plan_rows, plan_table, stdout
     from orchestration.records.failures import record_refusals
@@ -132,14 +132,14 @@ def report(
     folder: Annotated[str, typer.Argument(help="Folder or URI that `dpsweep run` wrote.", metavar="DIR")],
     as_json: AsJson = False,
 ) -> None:
-    """Write the report of a sweep again, from what is on disk."""
+    """Verify the stored files of a sweep and write its report again."""
     from orchestration.pipeline import render_again
 
     _print_outcome(render_again(folder), as_json)
 
 
 def main() -> None:
-    """Entry point of the command: turns errors that a user can act on into one line each."""
+    """Entry point of the command: prints errors that a user can act on as one line each, and sets the exit code."""
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         app()

@@ -1,4 +1,4 @@
-"""`dpsweep owner-report`: what one example paid in privacy, for its owner and nobody else."""
+"""`dpsweep owner-report`: the privacy cost of one example, for its owner only."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def owner(
 def read_owner_report(files: TrialFiles, example_id: int) -> tuple[OwnerReport, bool]:
     """The report from the stored files of a finished trial, and whether its noise was drawn from a known seed.
 
-    Raises: InvalidInput for a trial that is not finished, was trained without noise or keeps no epsilons, and for an
-    unknown example; DataCorruption for damaged files.
+    Raises: InvalidInput for a trial that is not finished, was trained without noise or has no stored epsilons, and for
+    an unknown example; DataCorruption for damaged files.
     """
     from orchestration.records.results import TrialResult, read_result
 
@@ -68,7 +68,7 @@ def read_owner_report(files: TrialFiles, example_id: int) -> tuple[OwnerReport, 
 
 
 def _write_private(path: Path, text: str) -> None:
-    """Write a file of mode 0600, also where another one was; the folder keeps its mode."""
+    """Write a file of mode 0600, replacing an existing one; the mode of the folder is not changed."""
     try:
         with open(path, "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
             os.fchmod(file.fileno(), 0o600)
@@ -78,5 +78,5 @@ def _write_private(path: Path, text: str) -> None:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
+    """Add the command ``owner-report`` to ``app``."""
     app.command("owner-report")(owner)

@@ -1,4 +1,4 @@
-"""Pictures of the calculator: epsilon over epochs and over group sizes, in one self-contained HTML file."""
+"""Plots of the calculator: epsilon over epochs and over group sizes, in one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def write_epsilon_plot(
     group_sizes: Sequence[int],
     compared: Mapping[int, GroupComparison],
 ) -> None:
-    """Write epsilon after each of up to 20 epochs and, where the accountant covers groups, over the group size.
+    """Plot epsilon at up to 20 points of the run and, if the accountant covers groups, over the group size.
 
-    compared: by group size, what is drawn as further lines; infinite values are left out.
+    compared: comparisons by group size, drawn as further lines; infinite values are left out.
     """
     by_epoch = epsilon_over_epochs(trace, steps_per_epoch, delta, accountant)
     by_size = epsilon_over_group_sizes(trace, delta, accountant, group_sizes)
@@ -54,7 +54,7 @@ def write_epsilon_plot(
 
 
 def _comparison_lines(compared: Mapping[int, GroupComparison]) -> dict[str, dict[int, float]]:
-    """Name of each line, and its finite values by group size."""
+    """Finite values by group size, for each line by name."""
     if not compared:
         return {}
     is_bound = all(one.linear_is_bound for one in compared.values())
@@ -75,7 +75,7 @@ def epsilon_over_epochs(trace: Trace, steps_per_epoch: int, delta: float, accoun
 def epsilon_over_group_sizes(
     trace: Trace, delta: float, accountant: str, group_sizes: Sequence[int]
 ) -> dict[int, float]:
-    """Epsilon of the sizes asked for and of 1, 2, 4, 8, as far as the accountant covers groups."""
+    """Epsilon by group size, for the given sizes and 1, 2, 4, 8; sizes that the accountant refuses are left out."""
     epsilons: dict[int, float] = {}
     for size in sorted({*group_sizes, *_GROUP_SIZES}):
         try:

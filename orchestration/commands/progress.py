@@ -1,4 +1,4 @@
-"""Live progress of a sweep on a terminal, and plain lines where there is none."""
+"""Progress of a sweep: live on a terminal, one line per event elsewhere."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHOWN_AT_ONCE = 12
 
 
 class ConsoleDisplay:
-    """A `pipeline.Display` on a terminal, kept up to date; where there is none, it prints a line for each event."""
+    """A `pipeline.Display` with live progress on a terminal, and one line per event if the output is no terminal."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

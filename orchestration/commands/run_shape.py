@@ -1,4 +1,4 @@
-"""From the calculator's flags to a trace: what `dpsweep epsilon` and `dpsweep calibrate` are asked about."""
+"""From the flags of `dpsweep epsilon` and `dpsweep calibrate` to a trace."""
 
 from __future__ import annotations
 
@@ -15,9 +15,14 @@ from accounting.schedules import NoiseSchedule, planned_trace
 
 @dataclass(frozen=True)
 class RunShape:
-    """How a run samples, apart from its length and noise: the flags as given, None where not given.
+    """Sampling, side queries and releases of a run, without its length and noise; None for a flag that is not given.
 
-    An epoch is 1/q steps for Poisson batches and n/B steps for fixed and shuffled ones, rounded up to a whole number.
+    An epoch has 1/q steps with --sample-rate q, else n/B steps, rounded up.
+
+    >>> from accounting.schedules import parse_schedule
+    >>> shape = RunShape("poisson", dataset_size=1000, batch_size=100)
+    >>> shape.trace(parse_schedule("constant", 1.1), epochs=3).steps
+    30
     """
 
     sampling: str = "poisson"
@@ -28,13 +33,13 @@ class RunShape:
     releases: tuple[Release, ...] = ()
 
     def mechanism(self) -> Sampling:
-        """The sampling that the flags describe. Raises InvalidInput for a flag that is missing or does not belong."""
+        """The sampling that the flags describe. Raises: InvalidInput for a missing or contradictory flag."""
         if self.sampling not in SAMPLINGS:
             raise InvalidInput(f"--sampling is {self.sampling!r}; choose {one_of(SAMPLINGS)}")
         return _WITH_OWN_FLAGS.get(self.sampling, RunShape.of_sizes)(self)
 
     def trace(self, schedule: NoiseSchedule, *, epochs: int | None = None, steps: int | None = None) -> Trace:
-        """The run of so many epochs or so many steps; exactly one of them is given."""
+        """The trace of a run of ``epochs`` or ``steps``; exactly one is given. Raises: InvalidInput for bad flags."""
         if (epochs is None) == (steps is None):
             raise InvalidInput("give the length of the run as exactly one of --steps and --epochs")
         sampling = self.mechanism()
@@ -77,16 +82,20 @@ def _poisson(shape: RunShape) -> Sampling:
 
 def _shuffle(shape: RunShape) -> Sampling:
     if shape.sample_rate is not None:
-        raise InvalidInput("--sample-rate says nothing about shuffled epochs: drop it, they visit every example once")
+        raise InvalidInput("--sample-rate does not apply to shuffled epochs, which visit every example once: drop it")
     return ShuffledSampling(1) if shape.batch_size is None else shape.of_sizes()
 
 
 _WITH_OWN_FLAGS: Mapping[str, Callable[[RunShape], Sampling]] = {"poisson": _poisson, "shuffle": _shuffle}
-"""The samplings that the flags may describe otherwise than by the sizes of data set and batch."""
+"""Samplings that can be described by flags other than --dataset-size and --batch-size."""
 
 
 def delta_warning(delta: float, dataset_size: int | None) -> str | None:
-    """A sentence when delta allows publishing a whole record, which delta >= 1/n does."""
+    """A warning if delta >= 1/n, which allows publishing a whole record; None otherwise or if n is unknown.
+
+    >>> delta_warning(1e-5, 1000) is None
+    True
+    """
     if dataset_size is None or delta < 1.0 / dataset_size:
         return None
     return (

@@ -1,4 +1,4 @@
-"""What a stored trial cost: its trace, and the epsilons of its examples from their recorded contributions.
+"""Costs of a stored trial: its trace, and the epsilons of its examples from their recorded contributions.
 
 Everything derived from the norm shards is private data of the training examples.
 """
@@ -32,9 +32,9 @@ PRIVATE = "computed from single training examples: private data, not to be publi
 
 @dataclass(frozen=True)
 class EpsilonSpread:
-    """How the epsilons of single examples spread, as exact order statistics: ``quantiles`` at `QUANTILES`.
+    """Distribution of the epsilons of single examples: mean, and exact order statistics at `QUANTILES`.
 
-    caution: what the method does not promise, or None.
+    caution: a limit of the method, or None.
     """
 
     method: str
@@ -63,7 +63,7 @@ class EpsilonSpread:
 
 
 def stored_trace(path: str) -> Trace:
-    """The trace in ``path``. Raises InvalidInput where there is none, DataCorruption where it is damaged."""
+    """The trace in the file ``path``. Raises: InvalidInput if it does not exist, DataCorruption if it is damaged."""
     try:
         return read_trace(path)
     except FileNotFoundError:
@@ -71,7 +71,12 @@ def stored_trace(path: str) -> Trace:
 
 
 def spread_of_epsilons(files: TrialFiles, trace: Trace, delta: float, method: str) -> EpsilonSpread:
-    """The distribution of per-example epsilons at ``delta``, by one of `INDIVIDUAL`: upper bounds, or as published."""
+    """Distribution of per-example epsilons at ``delta``.
+
+    method: a key of `INDIVIDUAL`. Certified methods give upper bounds, ``rdp-algorithm-2`` the values of the published
+    algorithm.
+    Raises: InvalidInput for an unknown method, DataCorruption for missing or damaged norm shards.
+    """
     account = lookup(INDIVIDUAL, method, "individual accounting method")
     shards = _complete_shards(files, trace)
     epsilons = np.concatenate([account(part, trace, delta) for part in map(shards.read, shards.parts)])
@@ -102,11 +107,14 @@ INDIVIDUAL: Mapping[str, Callable[[PartNorms, Trace, float], npt.NDArray[np.floa
     **{method: partial(_certified, method) for method in INDIVIDUAL_ACCOUNTANTS},
     "rdp-algorithm-2": _as_published,
 }
-"""What ``--individual`` takes: epsilon [rows] of the examples of a part."""
+"""Methods of ``--individual``: from the norms of a part, the trace and delta to the epsilons [examples of the part]."""
 
 
 def estimate_of_examples(files: TrialFiles, trace: Trace, example_ids: Sequence[int], delta: float) -> PrivacyEstimate:
-    """What the run reveals at ``delta`` about these records together, by their own contributions."""
+    """Epsilon at ``delta`` of the given records together, from their recorded contributions.
+
+    Raises: InvalidInput for an id that is not in the training data, DataCorruption for missing or damaged norm shards.
+    """
     wanted = np.array(sorted(set(example_ids)), dtype=np.int64)
     shards = _complete_shards(files, trace)
     rows: dict[int, npt.NDArray[np.float32]] = {}
@@ -131,7 +139,7 @@ def estimate_of_examples(files: TrialFiles, trace: Trace, example_ids: Sequence[
 
 
 def steps_per_epoch(trace: Trace) -> int:
-    """Steps in which a run sees as many examples as there are, by the sampling of its first segment."""
+    """Steps per epoch of the sampling of the first segment; 1 for a trace without segments."""
     return trace.segments[0].sampling.steps_per_epoch if trace.segments else 1
 
 

@@ -1,4 +1,4 @@
-"""What the commands print: plans and outcomes, as tables for people and as plain values for programs."""
+"""Output of the commands: plans and outcomes, as tables for terminals and as plain values for JSON."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ def _planned_row(planned: PlannedTrial) -> dict[str, Any]:
 
 
 def plan_table(plan: Plan) -> Table:
+    """The plan as ``dpsweep plan`` prints it."""
     shown = _table("trial", "noise multiplier", "steps", "epsilon", "accountant", "norm shards")
     for planned in plan.trials:
         worst = planned.costs.worst_case
@@ -76,7 +77,7 @@ def outcome_object(outcome: Outcome) -> dict[str, Any]:
 
 
 def print_outcome(outcome: Outcome) -> None:
-    """The table of trials, and the two lines to copy."""
+    """Print the table of trials, their errors, and the commands that open the report and MLflow."""
     console = stdout()
     console.print(_outcome_table(outcome))
     for row in rows(outcome.record):
@@ -119,7 +120,7 @@ def _cell(metric: Metric, trial: PublishedTrial) -> str:
 
 
 def _table(*columns: str) -> Table:
-    """A table whose first column gives way in a narrow terminal; no value is ever cut."""
+    """A table whose first column wraps in a narrow terminal; no value is truncated."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     first, *others = columns
     table.add_column(first, overflow="fold")
@@ -129,13 +130,13 @@ def _table(*columns: str) -> Table:
 
 
 def stdout() -> Console:
-    """The standard output; as wide as the tables where it is no terminal."""
+    """The standard output as a rich console; 160 columns wide if it is no terminal."""
     console = Console()
     return console if console.is_terminal else Console(width=160)
 
 
 def _this_python() -> str:
-    """The running interpreter, so that the lines to copy work where no environment is activated."""
+    """The running interpreter, so that the printed commands work without an activated environment."""
     executable, here = Path(sys.executable), Path.cwd()
     return shlex.quote(str(executable.relative_to(here) if executable.is_relative_to(here) else executable))
 

@@ -1,4 +1,4 @@
-"""How numbers are written, for the report, the terminal and messages alike. Pure; every string is plain text."""
+"""Number formats of the report, the terminal and messages. Pure; every result is plain text."""
 
 from __future__ import annotations
 
@@ -9,23 +9,27 @@ from dataclasses import dataclass
 from orchestration.comparison.statistics import Spread
 
 MISSING = "–"
-"""Shown where a number is not known."""
+"""Shown in place of an unknown number."""
 
 
 @dataclass(frozen=True)
 class Format:
-    """How one kind of number is written: a single value, and the mean of several with their deviation."""
+    """Format of one kind of number: ``one`` value, and the mean of ``several`` with their standard deviation."""
 
     one: Callable[[float | None], str]
     several: Callable[[Spread], str]
 
     def over_seeds(self, found: Spread) -> str:
-        """The mean over seeds; with its deviation where this kind of number shows one and there are several seeds."""
+        """The mean over seeds, with the standard deviation if the format has one and there are several seeds."""
         return self.one(found.mean) if found.count == 1 else self.several(found)
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """So many significant digits; ∞ for infinity."""
+    """A number with ``digits`` significant digits; ∞ for infinity, `MISSING` for None and NaN.
+
+    >>> number(0.12345), number(12345.6), number(math.inf), number(None)
+    ('0.123', '12,346', '∞', '–')
+    """
     if value is None or math.isnan(value):
         return MISSING
     if math.isinf(value):
@@ -34,27 +38,47 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def percent(value: float | None) -> str:
-    """A share in percent, with one decimal."""
+    """A fraction in percent, with one decimal.
+
+    >>> percent(0.9876)
+    '98.8%'
+    """
     return MISSING if value is None or not math.isfinite(value) else f"{100 * value:.1f}%"
 
 
 def points(value: float | None) -> str:
-    """A signed difference of two shares, in percentage points."""
+    """A signed difference of two fractions, in percentage points.
+
+    >>> points(-0.0213)
+    '−2.1'
+    """
     return MISSING if value is None or not math.isfinite(value) else f"{100 * value:+.1f}".replace("-", "−")
 
 
 def gap(value: float | None) -> str:
-    """A distance between two shares, in percentage points."""
+    """An unsigned difference of two fractions, in percentage points.
+
+    >>> gap(0.0213)
+    '2.1'
+    """
     return MISSING if value is None or not math.isfinite(value) else f"{100 * value:.1f}"
 
 
 def correlation(value: float | None) -> str:
-    """A correlation coefficient, with two decimals."""
+    """A correlation coefficient, with two decimals.
+
+    >>> correlation(-0.456)
+    '−0.46'
+    """
     return MISSING if value is None or not math.isfinite(value) else f"{value:.2f}".replace("-", "−")
 
 
 def seconds(value: float | None) -> str:
-    """A duration in its largest two units."""
+    """A duration given in seconds, in its largest two units.
+
+    >>> seconds(7500.0), seconds(75.0), seconds(7.5)
+    ('2 h 5 min', '1 min 15 s', '7.5 s')
+    """
     if value is None or not math.isfinite(value):
         return MISSING
     minutes, rest = divmod(round(value), 60)
@@ -65,7 +89,11 @@ def seconds(value: float | None) -> str:
 
 
 def clock(value: float) -> str:
-    """A running time as a clock shows it: 4:05 or 1:04:05."""
+    """A duration given in seconds, as h:mm:ss or m:ss.
+
+    >>> clock(245.0), clock(3845.0)
+    ('4:05', '1:04:05')
+    """
     minutes, rest = divmod(round(value), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

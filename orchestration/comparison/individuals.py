@@ -1,4 +1,4 @@
-"""Statistics of the training examples' epsilons: exact ones for the owner of the data, released ones for everybody."""
+"""Statistics of the training examples' epsilons: exact (for the owner of the data) or released with DP."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from orchestration.records.release_modes import EXACT, RELEASED
 _QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
 _BINS = 30
 _LEAST_CORRELATED = 10
-"""Fewest examples whose correlation is computed: with 10, the 95% interval of r around 0 is about ±0.63."""
+"""Minimum number of examples for a correlation; with 10, the 95% interval of r around 0 is about ±0.63."""
 
 
 def kind_of_capped(epsilons: Epsilons, worst_case: PrivacyEstimate) -> Kind:
-    """What statistics of epsilons capped at the worst case may claim: no more than either of the two."""
+    """Kind of statistics over epsilons capped at the worst case: a guarantee only if both of them are."""
     return epsilons.kind if worst_case.kind == "guarantee" else "estimate"
 
 
@@ -28,7 +28,7 @@ def exact_statistics(
 ) -> IndividualStatistics:
     """Exact statistics of the epsilon_i of all training examples: private data.
 
-    The worst case holds for every example too, so where it is lower than an example's own bound it takes its place.
+    Each epsilon_i is capped at the worst case, which bounds every example as well.
     """
     values = np.minimum(epsilons.upper, worst_case.epsilon)
     counts, edges = np.histogram(values, bins=_BINS, range=(0.0, worst_case.epsilon))
@@ -51,8 +51,8 @@ def exact_statistics(
 def loss_correlation(values: NDArray[np.float64], losses: NDArray[np.float32]) -> float | None:
     """Pearson's r of epsilon_i and the natural log of the loss of example i (paper A, Figure 5): private data.
 
-    values, losses: both [examples]. Examples whose loss is 0, which has no logarithm, or not finite are left out.
-    None with fewer than 10 of the others, or where either side is constant.
+    values, losses: both [examples]. Examples whose loss is zero or not finite are left out. None with fewer than 10
+    examples left, or if either side is constant.
     """
     usable = (losses > 0.0) & np.isfinite(losses)
     if int(usable.sum()) < _LEAST_CORRELATED:
@@ -63,7 +63,7 @@ def loss_correlation(values: NDArray[np.float64], losses: NDArray[np.float32]) -
 def released_statistics(
     released: ReleasedStatistics, group_names: tuple[str, ...], kind: Kind, cost: float
 ) -> IndividualStatistics:
-    """Statistics released with differential privacy, of which ``cost`` is the epsilon of the release alone."""
+    """Statistics released with differential privacy. ``cost``: epsilon of the release alone."""
     return IndividualStatistics(
         disclosure=RELEASED,
         kind=kind,

@@ -1,6 +1,6 @@
-"""Every number that describes a trial, defined once: the report, MLflow, results.json and the terminal read this table.
+"""The metrics of a trial, each defined once; the report, MLflow, results.json and the terminal read this table.
 
-A new metric is one entry of `METRICS`. Pure.
+To add a metric, add one entry to `METRICS`. Pure.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from orchestration.records.published import Histogram, PublishedGroup, Published
 from orchestration.records.states import TrialState
 
 Value = Callable[[PublishedTrial], float | None]
-"""A number of a trial; None where it is not known, infinite where there is no bound."""
+"""A number of a trial; None if it is unknown, infinite if there is no bound."""
 
 
 class Place(Enum):
-    """Where a metric has a column; results.json and MLflow hold every metric."""
+    """A table in which a metric can have a column; results.json holds every metric, MLflow every tracked one."""
 
     SETTINGS = auto()
     """The report's table of settings, averaged over seeds."""
     TRIALS = auto()
     """The report's table of all trials."""
     TERMINAL = auto()
-    """The table that a run prints when it ends."""
+    """The table that ``dpsweep run`` and ``dpsweep report`` print."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One number of a trial, as everything that shows it needs it.
+    """One number of a trial, and how it is shown.
 
-    name: in results.json. tracked: in MLflow, with its section (``final/``, ``fairness/``, ``privacy/``); None where a
-    parameter of the run says it already. heading: of its column. meaning: a sentence for the report, "" where the
-    heading says enough. of_model: describes the model at the end of training, so what a stopped trial had reached is
-    not shown as its final value. exact: computed from training examples without noise, so known only where exact
-    statistics are shown. whose: the group that the number belongs to.
+    name: in results.json. tracked: its name in MLflow, with the section (``final/``, ``fairness/``, ``privacy/``); None
+    if a parameter of the run has the same value. heading: of its column. meaning: its explanation in the report, "" if
+    the heading suffices. of_model: describes the final model; not recorded as a final value for a stopped trial.
+    exact: computed from training examples without noise; known only where exact statistics are shown. whose: the
+    group that the number belongs to, or None.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class Family:
-    """Numbers of a trial whose names depend on the trial, such as one for each group size: MLflow only."""
+    """Numbers whose names depend on the trial, such as one per group size; MLflow only. of_model: as in `Metric`."""
 
     values: Callable[[PublishedTrial], Mapping[str, float | None]]
     of_model: bool = False
@@ -67,12 +67,13 @@ def worst_group(trial: PublishedTrial) -> PublishedGroup | None:
 
 
 def worst_group_name(trial: PublishedTrial) -> str | None:
+    """The name of `worst_group`."""
     group = worst_group(trial)
     return group.name if group else None
 
 
 def epsilon(trial: PublishedTrial) -> float | None:
-    """The worst case over all training examples."""
+    """Epsilon in the worst case over all training examples; infinite for a baseline."""
     return trial.privacy.epsilon if trial.privacy else None
 
 
@@ -82,25 +83,28 @@ def delta(trial: PublishedTrial) -> float | None:
 
 
 def accuracy(trial: PublishedTrial) -> float | None:
+    """Accuracy on test data, in [0, 1]."""
     return trial.quality.accuracy if trial.quality else None
 
 
 def loss(trial: PublishedTrial) -> float | None:
+    """Mean loss on test data."""
     return trial.quality.loss if trial.quality else None
 
 
 def accuracy_change(trial: PublishedTrial) -> float | None:
-    """Accuracy minus that of the non-private baseline."""
+    """Accuracy minus that of the non-private baseline, in [-1, 1]."""
     return trial.quality.accuracy_change if trial.quality else None
 
 
 def worst_group_accuracy(trial: PublishedTrial) -> float | None:
+    """Accuracy of `worst_group`, in [0, 1]."""
     group = worst_group(trial)
     return group.accuracy if group else None
 
 
 def unequal_cost(trial: PublishedTrial) -> float | None:
-    """Largest minus smallest accuracy change over groups: 0 when all groups pay the same for privacy (paper D)."""
+    """Largest minus smallest accuracy change over groups: 0 if all groups lose the same accuracy (paper D)."""
     if trial.quality is None:
         return None
     changes = [group.accuracy_change for group in trial.quality.groups if group.accuracy_change is not None]
@@ -113,7 +117,7 @@ def mean_epsilon(trial: PublishedTrial) -> float | None:
 
 
 def median_epsilon(trial: PublishedTrial) -> float | None:
-    """Median epsilon_i: as published, or read off the published histogram, which costs nothing more."""
+    """Median epsilon_i: as published, or computed from the published histogram (post-processing, no further cost)."""
     individuals = trial.individuals
     if individuals is None:
         return None
@@ -141,12 +145,12 @@ def worst_over_median(trial: PublishedTrial) -> float | None:
 
 
 def loss_correlation(trial: PublishedTrial) -> float | None:
-    """Pearson's r of epsilon_i and the log of the example's loss when norms were last taken (paper A, Figure 5)."""
+    """Pearson's r of epsilon_i and the log loss of the example when norms were last taken (paper A, Figure 5)."""
     return trial.individuals.loss_correlation if trial.individuals else None
 
 
 def release_epsilon(trial: PublishedTrial) -> float | None:
-    """What releasing the statistics of epsilon_i cost by itself; part of `epsilon`."""
+    """Epsilon of releasing the statistics of epsilon_i alone; already part of `epsilon`."""
     return trial.individuals.release_epsilon if trial.individuals else None
 
 
@@ -156,6 +160,7 @@ def initial_noise_multiplier(trial: PublishedTrial) -> float | None:
 
 
 def wall_seconds(trial: PublishedTrial) -> float | None:
+    """Duration of training in seconds."""
     return trial.wall_seconds
 
 
@@ -182,8 +187,8 @@ METRICS = (
         epsilon,
         NUMBER,
         "With δ, bounds what the published model can reveal about any one training record, whoever it belongs to and "
-        "whatever an attacker knows. A guarantee, unless its row says estimate. It is that of one trial: all trials "
-        "train on the same records, so publishing several adds up.",
+        "whatever an attacker knows. A guarantee, unless its row says estimate. It covers one trial: all trials train "
+        "on the same records, so the costs of publishing several add up.",
         frozenset(Place),
     ),
     Metric("delta", "privacy/delta", "δ", delta, NUMBER),
@@ -236,8 +241,8 @@ METRICS = (
         "Change, points",
         accuracy_change,
         POINTS,
-        "Private minus non-private accuracy, same data, model and seed, in percentage points. What is shown of the "
-        "non-private baseline, and so of this change, no guarantee protects.",
+        "Private minus non-private accuracy, same data, model and seed, in percentage points. No guarantee covers the "
+        "non-private baseline, and therefore none covers this change.",
         frozenset({Place.SETTINGS, Place.TERMINAL}),
         of_model=True,
     ),
@@ -278,16 +283,20 @@ FAMILIES = (
     Family(_epsilon_quantiles),
 )
 SECTIONS = ("final/", "fairness/", "privacy/")
-"""Sections of MLflow's metrics, in the order in which a run shows them: its comparison opens with the first metric."""
+"""Sections of MLflow's metrics, in the order of logging; MLflow's comparison page opens with the first metric."""
 
 
 def columns(place: Place) -> tuple[Metric, ...]:
-    """The metrics that have a column in ``place``, in its order."""
+    """The metrics with a column in ``place``, in the order of `METRICS`.
+
+    >>> [metric.name for metric in columns(Place.TERMINAL)][:2]
+    ['epsilon', 'median_example_epsilon']
+    """
     return tuple(metric for metric in METRICS if place in metric.places)
 
 
 def known(trial: PublishedTrial) -> dict[str, float | None]:
-    """Every metric by its name in results.json; None where it is unknown or infinite."""
+    """Every metric by its name in results.json; None if it is unknown or infinite."""
     found = {metric.name: metric.value(trial) for metric in METRICS}
     return {name: value if value is not None and math.isfinite(value) else None for name, value in found.items()}
 
@@ -295,8 +304,8 @@ def known(trial: PublishedTrial) -> dict[str, float | None]:
 def final_metrics(trial: PublishedTrial) -> dict[str, float]:
     """The scalars of a trial by their names in MLflow, section by section; only finite ones.
 
-    An infinite epsilon is the tag ``private=false`` instead. What a stopped trial had reached is no final value: its
-    series say it. What it had cost by then is final.
+    An infinite epsilon is recorded as the tag ``private=false`` instead. For a stopped trial, metrics of the model are
+    left out (its series show them); its costs are included.
     """
     found = dict(_tracked(trial))
     return {

@@ -1,4 +1,4 @@
-"""What was set for a trial and what it found, as flat parameters that runs can be selected by."""
+"""Parameters of a trial as flat names and values, by which MLflow can filter and compare runs."""
 
 from __future__ import annotations
 
@@ -14,32 +14,34 @@ from workers.spec import DataSpec, TrialSpec
 
 
 def parameters(spec: TrialSpec, labels: Mapping[str, Label]) -> dict[str, Label]:
-    """The trial's specification below ``spec.``, without what its labels say already.
+    """The trial's specification as flat parameters ``spec.*``, without those that its labels already give.
 
-    MLflow's comparison starts with the first three names that differ: with this prefix the labels come before them.
+    MLflow's comparison page preselects the first three parameters that differ, in alphabetical order; the prefix
+    ``spec.`` makes it pick labels.
     """
     said = {"key", *labels, *(f"{_FIELDS.get(axis, axis)}.name" for axis in labels)}
     return {f"spec.{name}": value for name, value in _flat(asdict(spec)).items() if name not in said}
 
 
 _FIELDS = {"schedule": "noise.schedule"}
-"""Where the specification has what a label says, if not under the label's own name."""
+"""Labels whose field in the specification has another name."""
 
 
 def found_sizes(training: TrainingResult) -> dict[str, Label]:
-    """What the data and the model turned out to be."""
+    """Sizes known after training: of the training and test data, and the number of model parameters."""
     sizes = {"train_size": training.train_size, "test_size": training.test_size}
     return {**sizes, "parameters": training.parameters}
 
 
 def dataset_of(data: DataSpec, training: TrainingResult) -> PublishedDataset:
+    """The training data by name, digest of its specification, and sizes."""
     digest = hashlib.sha256(json.dumps(asdict(data), sort_keys=True).encode()).hexdigest()[:16]
     sizes = {"train_size": training.train_size, "test_size": training.test_size}
     return PublishedDataset(data.name, digest, data.name, sizes)
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Label]:
-    """Nested parameters by dotted names; what is not set is left out."""
+    """Nested parameters by dotted names; None is left out."""
     flat: dict[str, Label] = {}
     for key, item in value.items():
         if isinstance(item, Mapping):

@@ -1,4 +1,4 @@
-"""From stored results to what leaves the sweep: the report's data, MLflow's trials, the table on the terminal."""
+"""The joined record of a sweep, and what is shown of it: the report's data, MLflow's trials, results.json."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from workers.attacks import read_attacks
 from workers.noise import noise_source_kind
 
 View = Callable[[TrialResult], TrialResult]
-"""The result of a trial with what a reader may know about its training examples: ``individuals`` and ``attacks``."""
+"""Replaces ``individuals`` and ``attacks`` of a result by those that the reader may see."""
 
 
 def disclosed(result: TrialResult) -> TrialResult:
-    """What the sweep discloses."""
+    """The view under the sweep's release mode: the result as stored."""
     return result
 
 
 def exact(files: SweepFiles) -> View:
-    """The exact statistics and attacks, for the owner of the data. Raises `DataCorruption` where they are damaged."""
+    """The view with exact statistics and attacks, for the owner of the data. It raises `DataCorruption` for damage."""
 
     def view(result: TrialResult) -> TrialResult:
         trial = files.trial(result.key)
@@ -43,9 +43,9 @@ def exact(files: SweepFiles) -> View:
 
 @dataclass(frozen=True)
 class SweepRecord:
-    """A sweep with everything that is known of its trials: what was asked for, and what has happened.
+    """A sweep with its manifest, its grid of trials (``points``) and what has happened to each.
 
-    statuses: by the trial's key; a trial without one has not been started.
+    statuses: by trial key; a trial without one has not started.
     """
 
     manifest: Manifest
@@ -55,22 +55,25 @@ class SweepRecord:
 
     @property
     def disclosure(self) -> Disclosure:
+        """The sweep's release mode."""
         return self.sweep.disclosure
 
     @property
     def failed(self) -> bool:
+        """Whether any trial failed."""
         return any(status.state is TrialState.FAILED for status in self.statuses.values())
 
     def status(self, key: str) -> TrialStatus:
+        """The status of the trial called ``key``; pending if it has not started."""
         return self.statuses.get(key, TrialStatus(key, total_steps=0))
 
     def finished(self, key: str | None) -> TrialResult | None:
-        """The result of a trial that trained to its end."""
+        """The result of the trial if it trained to its end, else None."""
         result = self.status(key or "").result
         return result if isinstance(result, TrialResult) else None
 
     def trial(self, point: GridPoint, view: View = disclosed) -> PublishedTrial:
-        """One trial as shown, compared with its baseline where both are complete."""
+        """One trial as shown under ``view``, compared with its baseline if both are finished."""
         result = self.finished(point.key)
         spec = result.spec if result else point.spec
         return replace(
@@ -94,7 +97,7 @@ class SweepRecord:
         return shown.unfinished(point, status)
 
     def data(self, view: View = disclosed) -> PublishedSweep:
-        """The whole sweep as shown."""
+        """The whole sweep as shown under ``view``."""
         return PublishedSweep(
             name=self.sweep.name,
             trials=tuple(self.trial(point, view) for point in self.points),
@@ -106,7 +109,8 @@ class SweepRecord:
 
 
 def rows(record: SweepRecord) -> list[dict[str, Any]]:
-    """One plain row for each trial, as ``--json`` prints them; infinite epsilons are null beside "private": false."""
+    """One row of plain values per trial, as ``--json`` prints them; an infinite epsilon is None, and ``private``
+    False."""
     return [_row(record, point) for point in record.points]
 
 
@@ -133,7 +137,7 @@ def _row(record: SweepRecord, point: GridPoint) -> dict[str, Any]:
 
 
 def parse_failures(table: Iterable[Mapping[str, Any]]) -> dict[str, TrialStatus]:
-    """The trials that failed in an earlier run, from its stored table: what no trial's own files tell."""
+    """The failed trials in the rows of an earlier run's results.json; the files of a trial do not record a failure."""
     return {
         row["key"]: TrialStatus(row["key"], total_steps=0, state=TrialState.FAILED, error=row["error"])
         for row in table

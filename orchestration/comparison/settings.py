@@ -21,7 +21,7 @@ from orchestration.records.states import TrialState
 
 
 def group_value(name: str, value: Callable[[PublishedGroup], float | None]) -> Value:
-    """The given value of the test group called ``name``, as a function of the trial."""
+    """A function from a trial to ``value`` of its test group called ``name``."""
 
     def of_trial(trial: PublishedTrial) -> float | None:
         groups = trial.quality.groups if trial.quality else ()
@@ -31,19 +31,19 @@ def group_value(name: str, value: Callable[[PublishedGroup], float | None]) -> V
 
 
 def group_epsilon(name: str) -> Value:
-    """Mean epsilon_i of the training group called ``name``, as a function of the trial."""
+    """A function from a trial to the mean epsilon_i of its training group called ``name``."""
 
     return _group_paid(name, lambda group: group.mean)
 
 
 def group_epsilon_error(name: str) -> Value:
-    """Standard error of `group_epsilon` as published, as a function of the trial."""
+    """A function from a trial to the published standard error of `group_epsilon`."""
 
     return _group_paid(name, lambda group: group.standard_error)
 
 
 def group_loss_correlation(name: str) -> Value:
-    """`metrics.loss_correlation` over the training group called ``name``, as a function of the trial."""
+    """A function from a trial to `metrics.loss_correlation` within its training group called ``name``."""
     return _group_paid(name, lambda group: group.loss_correlation)
 
 
@@ -56,7 +56,7 @@ def _group_paid(name: str, value: Callable[[GroupEpsilon], float | None]) -> Val
 
 
 def group_attack(name: str, value: Callable[[PublishedAttack], float]) -> Value:
-    """The given value of the attack on the group called ``name``, as a function of the trial."""
+    """A function from a trial to ``value`` of the attack on the group called ``name``."""
 
     def of_trial(trial: PublishedTrial) -> float | None:
         return next((value(group) for group in trial.attacks if group.name == name), None)
@@ -66,7 +66,7 @@ def group_attack(name: str, value: Callable[[PublishedAttack], float]) -> Value:
 
 @dataclass(frozen=True)
 class Setting:
-    """Finished trials that share all labels but the seed. ``clipping`` and ``schedule`` are "" where unlabelled."""
+    """Finished trials that share all labels but the seed."""
 
     name: str
     labels: Mapping[str, Label]
@@ -74,26 +74,31 @@ class Setting:
 
     @property
     def clipping(self) -> str:
+        """Label of the clipping method, ``non-private`` for a baseline; "" without a label."""
         return NON_PRIVATE if self.is_baseline else str(self.labels.get("clipping", ""))
 
     @property
     def schedule(self) -> str:
+        """Label of the noise schedule; "" for a baseline and without a label."""
         return "" if self.is_baseline else str(self.labels.get("schedule", ""))
 
     @property
     def is_baseline(self) -> bool:
+        """Whether all trials are non-private."""
         return all(trial.is_baseline for trial in self.trials)
 
     @property
     def name_without_schedule(self) -> str:
+        """The name without its schedule."""
         return " · ".join(part for part in self.name.split(" · ") if part != self.schedule)
 
     def error_over_seeds(self, error: Value) -> float:
-        """Standard error of a mean over seeds whose values have independent standard errors; 0 where unknown."""
+        """Standard error of the mean over seeds, from the independent standard errors of its values; 0 if unknown."""
         known = [found for trial in self.trials if (found := error(trial)) is not None and math.isfinite(found)]
         return math.hypot(*known) / len(known) if known else 0.0
 
     def over_seeds(self, value: Value) -> Spread | None:
+        """Mean, standard deviation and range of a number over the seeds; None if no trial has a finite one."""
         return spread(value(trial) for trial in self.trials)
 
 
@@ -101,7 +106,7 @@ def setting_name(trial: PublishedTrial) -> str:
     """Labels without the seed, as a phrase: "flat · exponential · epsilon 3"; a baseline is called non-private."""
     labels = {key: value for key, value in trial.setting.items() if value not in ("", "none", NON_PRIVATE)}
     if trial.is_baseline:
-        labels.pop("schedule", None)  # without noise, its schedule means nothing
+        labels.pop("schedule", None)  # a baseline has no noise
     plain = [str(labels.pop(key)) for key in ("clipping", "schedule") if key in labels]
     named = [
         f"{key.replace('_', ' ')} {value:g}" if isinstance(value, float) else f"{key.replace('_', ' ')} {value}"
@@ -121,7 +126,7 @@ def finished_settings(trials: Iterable[PublishedTrial]) -> tuple[Setting, ...]:
 
 
 def group_names(trials: Iterable[PublishedTrial]) -> tuple[str, ...]:
-    """Names of all test groups, worst served first: by mean accuracy over all given trials."""
+    """Names of all test groups, in increasing order of their mean accuracy over the given trials."""
     accuracies: dict[str, list[float]] = {}
     for trial in trials:
         for group in trial.quality.groups if trial.quality else ():
@@ -130,7 +135,7 @@ def group_names(trials: Iterable[PublishedTrial]) -> tuple[str, ...]:
 
 
 def best_trade_offs(settings: Sequence[Setting]) -> tuple[Setting, ...]:
-    """The private settings on the Pareto front of epsilon, accuracy and accuracy of the worst-served group.
+    """The private settings on the Pareto front of epsilon, accuracy and worst-group accuracy.
 
     Epsilons are compared to two significant digits, because trials calibrated to one target differ by rounding.
     """

@@ -1,4 +1,4 @@
-"""From what happened to a trial to what may be shown of it."""
+"""Converts points, statuses and results of trials to `PublishedTrial`, which may be shown."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ from workers.history import Progress
 
 
 def finished(point: GridPoint, result: TrialResult, baseline: TrialResult | None) -> PublishedTrial:
-    """A finished trial beside its baseline; all that the result knows about its training examples is shown."""
+    """A finished trial, compared with its baseline if given.
+
+    Shows ``result.individuals`` and ``result.attacks`` as they are: choose them by a `record.View` first.
+    """
     return PublishedTrial(
         key=point.key,
         labels=point.labels,
@@ -42,7 +45,7 @@ def finished(point: GridPoint, result: TrialResult, baseline: TrialResult | None
 
 
 def stopped(point: GridPoint, result: StoppedTrial) -> PublishedTrial:
-    """A trial that the scheduler stopped, without comparison: its model was not trained as long as the baseline's."""
+    """A stopped trial. It is not compared with its baseline, which was trained for longer."""
     found = "accuracy and ε are those" if result.spec.is_private else "accuracy is that"
     return PublishedTrial(
         key=point.key,
@@ -58,7 +61,7 @@ def stopped(point: GridPoint, result: StoppedTrial) -> PublishedTrial:
 
 
 def unfinished(point: GridPoint, status: TrialStatus) -> PublishedTrial:
-    """A trial without a result: it waits, runs, or has failed."""
+    """A trial without a result: pending, running or failed."""
     return PublishedTrial(
         key=point.key,
         labels=point.labels,
@@ -111,7 +114,7 @@ def _history(result: TrialResult) -> tuple[PublishedEpoch, ...]:
 
 
 def epoch(progress: Progress, epsilon: float) -> PublishedEpoch:
-    """The epoch that a running trial has just completed, at a bound on what it has cost by then."""
+    """The epoch that a running trial has just completed. ``epsilon``: upper bound on the cost of the steps so far."""
     return PublishedEpoch(
         epoch=progress.epoch - 1,
         step=progress.step,

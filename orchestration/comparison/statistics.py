@@ -1,4 +1,4 @@
-"""Statistics over the seeds of a setting, correlations, and which settings are not dominated by another. Pure."""
+"""Statistics over seeds, correlations and Pareto fronts. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Numbers = Sequence[float] | NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean, standard deviation (0 for a single value) and range of one number over seeds."""
+    """Mean, sample standard deviation (0 for a single value), range and count of one number over seeds."""
 
     mean: float
     deviation: float
@@ -25,7 +25,11 @@ class Spread:
 
 
 def spread(values: Iterable[float | None]) -> Spread | None:
-    """The spread of the finite values; None without any."""
+    """The spread of the finite values; None if there are none.
+
+    >>> spread([1.0, 3.0, None, math.inf])
+    Spread(mean=2.0, deviation=1.4142135623730951, low=1.0, high=3.0, count=2)
+    """
     finite = [value for value in values if value is not None and math.isfinite(value)]
     if not finite:
         return None
@@ -34,14 +38,19 @@ def spread(values: Iterable[float | None]) -> Spread | None:
 
 
 def pearson(one: Numbers, other: Numbers) -> float | None:
-    """Pearson's r of two sequences of the same length; None where it is undefined because either is constant."""
+    """Pearson's r of two sequences of equal length; None if either is constant."""
     if min(np.ptp(one), np.ptp(other)) == 0.0:
         return None
     return float(np.corrcoef(one, other)[0, 1])
 
 
 def pareto_front(costs: Sequence[tuple[float, ...]]) -> tuple[int, ...]:
-    """Indices of the points that no other point dominates: none is as small everywhere and smaller somewhere."""
+    """Indices of the points that no other point dominates, that is, is at most as large in every coordinate and
+    smaller in one.
+
+    >>> pareto_front([(1.0, 2.0), (2.0, 1.0), (2.0, 2.0)])
+    (0, 1)
+    """
 
     def dominates(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
         return all(a <= b for a, b in zip(one, other, strict=True)) and one != other

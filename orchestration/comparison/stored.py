@@ -1,4 +1,4 @@
-"""The record of a sweep, read back from what is on disk."""
+"""The record of a sweep, read from disk."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from orchestration.sweeps.schema import parse_sweep
 
 
 def stored_record(files: SweepFiles) -> SweepRecord:
-    """The sweep that a folder holds, with the result of every trial that is over.
+    """The sweep in a folder, with the result of every trial that is over.
 
     Raises: InvalidInput for a folder without a sweep, DataCorruption for a damaged manifest or result.
     """
@@ -31,10 +31,10 @@ def stored_record(files: SweepFiles) -> SweepRecord:
 
 
 def _earlier_failures(files: SweepFiles) -> dict[str, TrialStatus]:
-    """Trials that failed in the run that wrote the stored table."""
+    """Trials that failed, according to results.json."""
     if not exists(files.results):
         return {}
     try:
         return parse_failures(json.loads(read_bytes(files.results)))
     except (ValueError, TypeError, KeyError) as error:
-        raise DataCorruption(f"{files.results} is damaged; delete it: it is written anew") from error
+        raise DataCorruption(f"{files.results} is damaged; delete it; it will be written again") from error

@@ -1,1 +1,5 @@
-"""What runs: Ray, the trials under Tune, the coordinator that follows them, and accounting as each one ends."""
+"""Running a sweep: backends (Ray Tune or this process), the coordinator, and accounting as each trial ends.
+
+Other rooms import from its modules: an export here would make `environment`, which must be imported before Ray, load
+Ray.
+"""

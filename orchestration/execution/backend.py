@@ -1,4 +1,4 @@
-"""Where trials train and parts of them are accounted: a protocol, what its implementations share, and the choice."""
+"""Where trials are trained and accounted: the `Backend` protocol, what its implementations share, and their choice."""
 
 from __future__ import annotations
 
@@ -20,52 +20,55 @@ from workers.trial import Progress
 
 @dataclass(frozen=True)
 class TrialContext:
-    """What all trials of a run share: where they write, what is shown of their errors, and the user's own code."""
+    """What all trials of a sweep share: their files, the release mode that limits error texts, and the user's code."""
 
     files: SweepFiles
     disclosure: Disclosure
     code: UserCode
 
     def failure(self, key: str, error: BaseException) -> str:
-        """What is shown of the error that ended a trial; its text goes to the trial's private folder."""
+        """Return what is shown of the error that ended a trial; the full text goes to the trial's private folder."""
         return record_failure(error, self.files.trial(key), self.disclosure)
 
 
 class TrainingObserver(Protocol):
-    """Told what happens to trials, in the driver, in the order of events."""
+    """Receives the events of trials, in the driver, in order. ``key``: of the trial."""
 
-    def started(self, key: str) -> None: ...
+    def started(self, key: str) -> None:
+        """The trial has started, or started again after its worker was lost."""
 
-    def progressed(self, key: str, progress: Progress) -> None: ...
+    def progressed(self, key: str, progress: Progress) -> None:
+        """The trial has completed an epoch."""
 
     def ended(self, key: str) -> None:
         """The trial trained to its end, or the scheduler stopped it early."""
 
-    def failed(self, key: str, error: str) -> None: ...
+    def failed(self, key: str, error: str) -> None:
+        """The trial ended with an error; ``error`` is the part of its text that may be shown."""
 
 
 class Backend(Protocol):
-    """Trains trials and accounts their parts."""
+    """Trains trials, and accounts the parts of each."""
 
     def train(self, trials: Sequence[PlannedTrial], observer: TrainingObserver, name: str) -> None:
-        """Train every trial and return when all have ended; each event is told to ``observer`` as it happens.
+        """Train every trial, sending events to ``observer`` as they happen; return when all have ended.
 
         name: unique to the sweep, and the same when it is resumed.
         """
 
     def scatter(self, job: AccountingJob, parts: Sequence[int]) -> Iterator[PartResult]:
-        """The results of the parts of one trial, in order; as `accounting.parallel.Scatter`."""
+        """The results of the given parts of one trial, in order; see `accounting.parallel.Scatter`."""
 
 
 Opening = Callable[[str, SweepSpec, SweepFiles, UserCode], AbstractContextManager[Backend]]
-"""Address, sweep, its files and the user's code -> a backend for the length of a ``with`` block.
+"""Address, sweep, its files and the user's code -> a backend for the duration of a ``with`` block.
 
-Raises: InvalidInput, before anything is started, where the backend cannot run the sweep.
+Raises: InvalidInput, before any trial starts, if the backend cannot run the sweep.
 """
 
 
 def backend(address: str) -> Opening:
-    """The backend for ``--address``: this process, a Ray cluster started for the sweep, or one that runs already."""
+    """The backend for ``--address``: this process, a Ray cluster started for the sweep, or a running cluster."""
     return _OPENINGS.get(address, _on_cluster)()
 
 

@@ -1,9 +1,8 @@
-"""Connect to Ray: a cluster embedded in this machine, or one that runs already.
+"""Connect to Ray: an embedded cluster on this machine, or a running one.
 
-Embedded: started for this sweep and stopped with it, without dashboard, protected by a token of its own, its files in a
-folder of its own.
-Running (``auto`` or ``HOST:PORT``): this process's code is shipped to the workers, so every node runs the same
-version, and the storage is proven to be shared before anything starts.
+Embedded: started for this sweep and stopped with it, without dashboard, with its own token and its own folder.
+Running (``auto`` or ``HOST:PORT``): this process's code is shipped to the workers, so that every node runs the same
+version, and the storage is checked to be shared before any trial starts.
 """
 
 from __future__ import annotations
@@ -36,16 +35,17 @@ from workers.memory import ALLOCATOR
 
 _PACKAGES = ("accounting", "workers", "orchestration")
 _OBJECT_STORE_BYTES = 128 * 2**20
-"""Specs and progress pass through Ray's object store; everything large passes through files."""
+"""Size of the embedded object store. It carries only specs and progress; everything large goes through files."""
 
 
 @contextlib.contextmanager
 def connected(address: str, log: Path, code: UserCode = NO_CODE) -> Iterator[UserCode]:
-    """A connection to Ray for the length of a ``with`` block; an embedded cluster and its files end with it.
+    """Connect to Ray for the duration of a ``with`` block; an embedded cluster and its files are removed afterwards.
 
-    log: file that takes what Ray would print. code: the user's own, which remote workers need too; what the block gets
-    is the same code as workers find it. Raises `InvalidInput` when no cluster answers at ``address`` or it wants
-    another token, and where this process is connected to Ray already, as that connection would end with the block.
+    log: file for what Ray would print. code: the user's own modules; a running cluster gets a copy of them, and the
+    block receives ``code`` with their locations on the workers. Raises: InvalidInput when no cluster answers at
+    ``address``, when the cluster requires another token, and when this process is already connected to Ray, because
+    leaving the block would end that connection.
     """
     if ray.is_initialized():
         raise InvalidInput("this process is connected to Ray already; call ray.shutdown(), or use another process")
@@ -64,7 +64,7 @@ def connected(address: str, log: Path, code: UserCode = NO_CODE) -> Iterator[Use
 
 @contextlib.contextmanager
 def _termination_as_before() -> Iterator[None]:
-    """Ray takes SIGTERM for itself and dies with a native stack: give it back to whom it belonged."""
+    """Restore the SIGTERM handler that Ray replaces; Ray's own handler aborts with a native stack trace."""
     handler = signal.getsignal(signal.SIGTERM)
     yield
     if threading.current_thread() is threading.main_thread():
@@ -89,14 +89,14 @@ def _start_embedded() -> None:
 
 
 class _OwnPath(JobConfig):
-    """Workers import from their own path: Ray would put the working directory before all that is installed."""
+    """Keeps Ray from putting the driver's working directory first on the workers' import path."""
 
     def _runtime_env_has_working_dir(self) -> bool:
         return True
 
 
 def _join(address: str, code: UserCode) -> UserCode:
-    """Ships dpsweep's packages and ``code``; returns the latter as workers find it."""
+    """Connect to a running cluster; ship dpsweep's packages and ``code``, and return ``code`` as workers find it."""
     _require_listener(address)
     environment = {name: os.environ.get(name, value) for name, value in ALLOCATOR.items()}
     try:
@@ -114,7 +114,7 @@ def _join(address: str, code: UserCode) -> UserCode:
 
 
 def _require_listener(address: str) -> None:
-    """Ray itself would try for minutes to reach an address where nothing listens."""
+    """Fail within seconds if nothing listens at ``address``; Ray itself would retry for minutes."""
     if address == "auto":
         return
     host, _, port = address.rpartition(":")
@@ -123,7 +123,7 @@ def _require_listener(address: str) -> None:
             f"the address {address!r} is none of 'local', 'in-process', 'auto' and HOST:PORT (of the cluster's head)"
         )
     if host in ("localhost", "127.0.0.1"):
-        host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # what Ray makes of it
+        host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # as Ray resolves it
     try:
         socket.create_connection((host, int(port)), timeout=10.0).close()
     except (OSError, OverflowError) as error:
@@ -131,7 +131,7 @@ def _require_listener(address: str) -> None:
 
 
 def _refusal(address: str, error: Exception) -> InvalidInput:
-    """Why Ray did not connect; it hides a refused token in the error that caused another one."""
+    """Why Ray did not connect. A refused token shows only in the text or the cause of Ray's error."""
     reason = " ".join(str(error).split())
     if "AuthenticationError" in f"{error!r} {error.__cause__}":
         return InvalidInput(
@@ -151,7 +151,7 @@ def _no_cluster(address: str, reason: str) -> InvalidInput:
 
 
 def _package_folder(name: str) -> str:
-    """Where a package of this process lies, as Ray ships it."""
+    """The folder of a package that this process imports, for Ray to ship."""
     found = importlib.util.find_spec(name)
     assert found is not None, f"{name} is a package of dpsweep"
     assert found.origin is not None, f"{name} has an __init__.py"
@@ -171,7 +171,7 @@ class _LogFile(logging.FileHandler):
 
 @contextlib.contextmanager
 def _logged_to(path: Path) -> Iterator[None]:
-    """Send the log of Ray and Tune to a file instead of the terminal."""
+    """Send the log of Ray and Tune to a file instead of the terminal. Raises: InvalidInput if it is not writable."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handler = _LogFile(path)
@@ -189,9 +189,9 @@ def _logged_to(path: Path) -> Iterator[None]:
 
 
 def check_resources(resources: ResourceSettings, accounting: AccountingSettings) -> None:
-    """Refuse what this cluster, which does not grow, can never give: Ray would wait for it without end.
+    """Refuse a sweep that reserves more than the embedded cluster has; Ray would wait for ever.
 
-    Raises: InvalidInput with what one trial and the accounting actors reserve together, and what there is.
+    Raises: InvalidInput with what one trial and the accounting actors reserve together, and what is available.
     """
     there: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
     reserved = {"CPU": resources.cpus + accounting.actors * accounting.cpus, "GPU": resources.gpus}
@@ -204,7 +204,7 @@ def check_resources(resources: ResourceSettings, accounting: AccountingSettings)
 
 
 def check_shared_storage(uri: str) -> None:
-    """Write a probe from here and read it on every node; `InvalidInput` names the nodes that cannot."""
+    """Write a probe file here and read it on every node. Raises: InvalidInput naming the nodes that cannot read it."""
     content = secrets.token_bytes(16)
     try:
         write_bytes_atomically(uri, content)

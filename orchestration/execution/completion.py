@@ -1,4 +1,4 @@
-"""From a trial that has trained, or was stopped, to its result: account, summarise, release, store."""
+"""From a trained or stopped trial to its result: account, summarise, release, store."""
 
 from __future__ import annotations
 
@@ -43,10 +43,11 @@ class Times:
 def complete_trial(
     planned: PlannedTrial, files: TrialFiles, sweep: SweepSpec, times: Times, scatter: Scatter = account_in_process
 ) -> TrialResult:
-    """Account a trained trial and write its ``result.json``, last: from then on the trial is complete.
+    """Account a trained trial and write its ``result.json`` as the last step, which marks the trial as complete.
 
-    Can be repeated after an interruption at any point: accounting is idempotent, and statistics that were released
-    with noise once are reused, because releasing them again would cost privacy again.
+    Safe to repeat after an interruption at any point: accounting is idempotent, and statistics already released with
+    noise are reused, because releasing them again would cost privacy again. scatter: how the parts of the trial are
+    accounted. Raises: DataCorruption for damaged or missing files, StorageError where results cannot be written.
     """
     trace, training = read_trace(files.trace), read_training_result(files.training)
     found, bound = _costs(trace, planned, sweep), bounding_trace(trace, planned.trace) or trace
@@ -82,8 +83,9 @@ def complete_stopped(
 ) -> StoppedTrial:
     """Account what a trial had run when the scheduler stopped it, and write that as its result.
 
-    Its examples are not accounted one by one: the norms of the last steps before the stop were not stored. The worst
-    case bounds each of them. The checkpoint goes, and with it the key of the noise.
+    Individual epsilons are not computed, because the norms of the last steps before the stop were not stored; the
+    worst case bounds each example. The checkpoint is deleted, and with it the key of the noise.
+    progress: the last report before the stop.
     """
     found = _costs(progress.trace, planned, sweep)
     stopped = StoppedTrial(
@@ -105,7 +107,7 @@ def complete_stopped(
 
 
 def epsilon_so_far(planned: PlannedTrial, trace: Trace) -> float:
-    """A bound on what ``trace``, the run up to now, has cost; see `bounding_trace` for where it is no guarantee."""
+    """Upper bound on the epsilon of ``trace``, the run so far; `bounding_trace` says when it is not a guarantee."""
     bound = bounding_trace(trace, planned.trace)
     if bound is None:
         return epsilon_after(trace, trace.steps, planned.spec.delta)
@@ -113,12 +115,15 @@ def epsilon_so_far(planned: PlannedTrial, trace: Trace) -> float:
 
 
 def epsilon_after(trace: Trace, step: int, delta: float) -> float:
-    """The worst case of the run up to ``step`` by RDP: an upper bound that is cheap enough to watch."""
+    """Worst-case epsilon of the first ``step`` steps, by RDP: an upper bound cheap enough to compute every epoch."""
     return account(trace.until(step), delta, "rdp").epsilon
 
 
 def _costs(trace: Trace, planned: PlannedTrial, sweep: SweepSpec) -> Costs:
-    """Those of the plan where the run was as planned: what its recorded contributions are worth is no part of them."""
+    """Worst-case costs of a run: the plan's if the run was as planned, computed anew otherwise.
+
+    Recorded contributions do not enter worst cases, so the comparison with the plan ignores them.
+    """
     bound = bounding_trace(trace, planned.trace)
     if bound is not None and replace(bound, contributions=planned.trace.contributions) == planned.trace:
         return planned.costs
@@ -126,12 +131,12 @@ def _costs(trace: Trace, planned: PlannedTrial, sweep: SweepSpec) -> Costs:
 
 
 def bounding_trace(trace: Trace, plan: Trace) -> Trace | None:
-    """What to account for so that the cost is a guarantee for the run of ``trace``; None when nothing is known to be.
+    """The trace whose cost is a guarantee for the run of ``trace``; None if none is known.
 
-    A schedule that follows results chooses noise from what was released before, and the cost of what it chose in the
-    end bounds nothing. The plan, made without results, has the lowest noise that such a schedule can reach at every
-    step, so every step of the run is dominated by that of the plan, whatever was seen before. A run that a budget let
-    go on for longer than its plan has no such bound.
+    A schedule that follows results chooses its noise adaptively, from earlier releases, so the cost of the noise that
+    was used is not an upper bound. The plan is made without results and has, at every step, the lowest noise that the
+    schedule can reach. Every step of the run is therefore dominated by the plan's step, whatever was released before.
+    A run that its budget allowed to continue past its plan has no such bound.
     """
     bound = replace(plan.until(trace.steps), contributions=trace.contributions)
     if bound == trace:
@@ -160,7 +165,7 @@ def _estimated(found: Costs) -> Costs:
 def _individuals(
     planned: PlannedTrial, files: TrialFiles, sweep: SweepSpec, worst: PrivacyEstimate, scatter: Scatter
 ) -> IndividualStatistics | None:
-    """Account every example, keep the exact statistics private, and return what the sweep discloses."""
+    """Account every example, store the exact statistics privately, and return those that the release mode shows."""
     job = AccountingJob(files.root, planned.spec.delta, sweep.accounting.individual)
     epsilons = account_trial(job, scatter)
     names, release = planned.dataset.group_names, release_spec(sweep.release.name, sweep.release.params)
@@ -176,7 +181,7 @@ def _individuals(
 def _released_once(
     files: TrialFiles, epsilons: Epsilons, group_names: tuple[str, ...], worst: PrivacyEstimate, release: ReleaseSpec
 ) -> IndividualStatistics:
-    """Statistics with noise from the operating system's entropy; drawn and stored once, then read back."""
+    """Statistics released with noise from the operating system's entropy; drawn once, stored, and reused afterwards."""
     stored = read_statistics(files.released, "restore it from a backup: releasing again would cost privacy again")
     if stored is not None:
         return stored

@@ -1,7 +1,7 @@
-"""Follows the trials of one run: accounts each as its training ends, has it recorded, and closes the sweep.
+"""Follows the trials of a sweep: accounts each one when its training ends, records it in MLflow, writes the reports.
 
-Training is told about in Tune's thread, and never waits: accounting happens one trial at a time in a thread of its own,
-and what is recorded in MLflow in another, the recorder's.
+Events of training arrive in Tune's thread and return at once. Accounting runs in a thread of its own, one trial at a
+time; MLflow is written in another, the recorder's.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from workers.trial import Progress
 
 
 class Coordinator:
-    """A `TrainingObserver` that brings every trained trial to its result. Use it as a context manager.
+    """A `TrainingObserver` that accounts and records every trained trial. Use it as a context manager.
 
-    Leaving the block by an exception closes the sweep's MLflow runs as killed; nothing is lost, and the sweep can
-    be resumed.
+    If the block ends with an exception, the sweep's MLflow runs are closed as killed; nothing on disk is lost, and the
+    sweep can be resumed. scatter: how the parts of a trial are accounted.
     """
 
     def __init__(
@@ -59,15 +59,15 @@ class Coordinator:
         self._completions: list[Future[None]] = []
 
     def __enter__(self) -> Self:
-        """Take up what an earlier run left (results, and trials trained but not accounted), and open MLflow's runs.
+        """Restore results of an earlier run, account its trials that are trained but not accounted, and open MLflow.
 
-        Raises `TrackingUnavailable` when MLflow cannot be written, `DataCorruption` for a result that is damaged.
+        Raises: TrackingUnavailable when MLflow cannot be written, DataCorruption for a damaged result.
         """
         for key in self._planned:
             result = stored_result(self._files.trial(key))
             if result is not None:
                 self._status.restore(result)
-        self._record().data(exact(self._files))  # damage to what the report needs shows before anything is trained
+        self._record().data(exact(self._files))  # find damage to what the report reads before any trial trains
         self._tracker.open_sweep(self._tracked_sweep())
         self._recorder.start()
         for key in self._planned:
@@ -87,8 +87,9 @@ class Coordinator:
         return [planned for key, planned in self._planned.items() if self._status[key].state is TrialState.PENDING]
 
     def progressed(self, key: str, progress: Progress) -> None:
+        """Add the epoch to the trial's history, with the epsilon so far."""
         epsilon = epsilon_so_far(self._planned[key], progress.trace)
-        # a lost worker repeats some epochs
+        # a trial whose worker was lost repeats epochs
         seen = [epoch for epoch in self._status[key].history if epoch.step < progress.step]
         self._change(
             key,
@@ -99,22 +100,28 @@ class Coordinator:
         )
 
     def started(self, key: str) -> None:
+        """Mark the trial as training."""
         self._change(key, state=TrialState.TRAINING)
 
     def ended(self, key: str) -> None:
+        """Queue the trial for accounting."""
         self._change(key, state=TrialState.ACCOUNTING)
         self._completions.append(self._accountant.submit(self._complete, key))
 
     def failed(self, key: str, error: str) -> None:
+        """Mark the trial as failed; ``error`` is shown as it is."""
         self._change(key, state=TrialState.FAILED, error=error)
 
     @property
     def tracking_failure(self) -> str | None:
-        """Why MLflow does not hold everything; results and reports on disk are complete all the same."""
+        """Why records are missing in MLflow, or None. Results and reports on disk are complete either way."""
         return str(self._recorder.failure) if self._recorder.failure else None
 
     def finish(self) -> SweepRecord:
-        """Wait for the last accounting, write the reports, and record all trials, now compared with their baselines."""
+        """Wait until all trials are accounted, write the reports, and record all trials compared with their baselines.
+
+        An unavailable tracker is no error here: see `tracking_failure`.
+        """
         for completion in self._completions:
             completion.result()
         record = self._record()
@@ -169,5 +176,5 @@ class Coordinator:
 
 
 def initial_status(plan: Plan) -> list[TrialStatus]:
-    """Every planned trial, waiting."""
+    """The status of every planned trial before the run: pending."""
     return [TrialStatus(planned.key, total_steps=planned.trace.steps) for planned in plan.trials]

@@ -1,4 +1,4 @@
-"""Room on the disk, asked for before anything starts: a disk that fills up in the middle costs hours, not seconds."""
+"""Check for free disk space before any trial starts."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from orchestration.records.layout import SweepFiles
 from orchestration.sweeps.plan import Plan
 
 REPORTS_AND_TRACKING = 64 * 2**20
-"""Bytes for the two reports, MLflow's store and artifacts, and logs; a quickstart writes about half of it."""
+"""Bytes for the two reports, MLflow's store and artifacts, and logs; the quickstart sweep needs about half of this."""
 MODELS_AND_CHECKPOINTS = 4 * 2**20
-"""Bytes per trial beside its norm shards, for a small model."""
+"""Bytes per trial in addition to its norm shards, for a small model."""
 
 
 def require_space(files: SweepFiles, plan: Plan) -> None:
-    """Refuse a sweep whose remaining trials do not fit on the disk that its folder is on.
+    """Refuse a sweep whose remaining trials do not fit on the disk of its folder; object stores are not checked.
 
-    An upper bound for shards (before compression), a rough one for the rest. Object stores are not asked.
+    Shards are counted at their size before compression, an upper bound; the rest is a rough estimate.
     Raises: InvalidInput with what is needed, what is free, and the next step.
     """
     if "://" in files.root:

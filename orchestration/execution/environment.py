@@ -1,4 +1,4 @@
-"""Environment variables that Ray reads when it is imported, or its workers when they start: set them first."""
+"""Environment variables for Ray. Set them before Ray is imported and before its workers start."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 from workers.memory import ALLOCATOR
 
 EMBEDDED = "local"
-"""The address of a Ray cluster that is started for the sweep and ends with it."""
+"""``--address`` of a Ray cluster that is started for the sweep and stopped with it."""
 
 IN_PROCESS = "in-process"
-"""The address of this process: trials train one after the other, without Ray."""
+"""``--address`` of this process: trials train one after the other, without Ray."""
 
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -24,22 +24,22 @@ _QUIET = {
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
 }
-
+"""Turns off Ray's usage reports, warnings and progress output, and features of Tune that are not used here."""
 
 _LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-"""Every process listens on 127.0.0.1 only, as Ray does outside Linux by default: on Linux it listens on all interfaces,
-and takes a ``_node_ip_address`` of 127.0.0.1 to mean the machine's own address."""
+"""Makes every Ray process listen on 127.0.0.1 only, the default outside Linux. On Linux, Ray listens on all interfaces
+otherwise, and replaces a ``_node_ip_address`` of 127.0.0.1 by the machine's own address."""
 
 _IMPATIENT = {"RAY_NUM_REDIS_GET_RETRIES": "3"}
-"""How often to try a head that listens but does not let us in, about a second apart; Ray would go on for minutes."""
+"""Number of connection attempts, about a second apart, to a head that refuses us; Ray would retry for minutes."""
 
 
 def prepare_environment(address: str) -> None:
-    """Keep Ray quiet, its clusters closed to strangers and the memory of trials at hand; what the user has set stays.
+    """Set the variables for ``--address``: quiet output, token authentication, allocator. Values already set are kept.
 
-    An embedded cluster is reached from this machine alone, and gets a token of its own, so nothing is written to the
-    home folder. A running one is joined with the user's token where there is one: Ray does so by itself only for
-    ``auto``.
+    An embedded cluster listens on loopback only and gets its own token from the environment, so that Ray writes none
+    to the home folder. A running cluster is joined with the user's token if there is one; by itself, Ray uses it only
+    for ``auto``.
     """
     for name, value in {**_QUIET, **ALLOCATOR, **(_LOOPBACK if address == EMBEDDED else _IMPATIENT)}.items():
         os.environ.setdefault(name, value)

@@ -1,4 +1,4 @@
-"""How well the epsilon_i that training estimated agree with what was really paid, by the examples tracked exactly."""
+"""Compare estimated epsilon_i with those of the examples whose norms were taken at every step."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from orchestration.records.published import EstimateQuality
 
 
 def quality_of_estimates(files: TrialFiles, epsilons: Epsilons, trace: Trace, worst_case: float) -> EstimateQuality:
-    """Compare the examples of ``private/exact-norms``, whose norms were taken at every step, with ``epsilons``.
+    """Compare ``epsilons`` with the epsilon_i of the examples in ``private/exact-norms``, taken at every step.
 
-    Both sides are accounted in the same way and capped at the worst case, so what differs is only how often norms were
-    taken (paper A, Section 5.1). Computed from single training examples: private data.
-    Raises: DataCorruption for shards that are missing, cut or altered.
+    Both sides are accounted by the same method and capped at the worst case, so they differ only in how often norms
+    were taken (paper A, Section 5.1). Computed from single training examples: private data.
+    Raises: DataCorruption for shards that are missing, truncated or altered.
     """
     shards = NormShards(files.exact_norms)
     ids, paid = [], []

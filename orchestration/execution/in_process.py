@@ -1,4 +1,4 @@
-"""A sweep in this process, one trial after the other, without Ray: for debuggers, and for tests of what runs on Ray."""
+"""Run a sweep in this process, one trial after the other, without Ray: for debuggers and tests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from workers.trial import run_trial
 
 @final
 class InProcess:
-    """A `Backend` that trains and accounts in the calling process. A crash of a trial is a crash of the sweep."""
+    """A `Backend` that trains and accounts in the calling process. A trial that kills its process ends the sweep."""
 
     def __init__(self, context: TrialContext) -> None:
         self._context = context
@@ -43,7 +43,7 @@ class InProcess:
 
 @contextlib.contextmanager
 def in_process(address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode) -> Iterator[InProcess]:
-    """Raises: InvalidInput for a scheduler that compares trials which run side by side."""
+    """The backend for ``--address in-process``. Raises: InvalidInput for a scheduler that compares parallel trials."""
     if sweep.scheduler.name != "fifo":
         raise InvalidInput(
             f"scheduler {sweep.scheduler.name!r} compares trials that run side by side, but --address {IN_PROCESS} "

@@ -1,4 +1,4 @@
-"""A sweep on Ray: trials under Ray Tune, parts on a pool of accounting actors."""
+"""Run a sweep on Ray: trials train under Ray Tune, and a pool of actors accounts their parts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class OnRay:
 
 @contextlib.contextmanager
 def embedded(address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode) -> Iterator[OnRay]:
-    """On a cluster that is started for the sweep, whose resources it is checked against."""
+    """The backend on a Ray cluster started for the sweep. Raises: InvalidInput if its resources do not suffice."""
     with connected(address, files.log, code) as shipped:
         check_resources(sweep.resources, sweep.accounting)
         with _opened(sweep, files, shipped) as backend:
@@ -41,7 +41,7 @@ def embedded(address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode) 
 
 @contextlib.contextmanager
 def on_cluster(address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode) -> Iterator[OnRay]:
-    """On a running cluster, once every node has been shown to see the sweep's files."""
+    """The backend on a running Ray cluster. Raises: InvalidInput if a node cannot read the sweep's files."""
     with connected(address, files.log, code) as shipped:
         check_shared_storage(files.probe)
         with _opened(sweep, files, shipped) as backend:

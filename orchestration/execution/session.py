@@ -1,7 +1,7 @@
-"""The folder of an embedded Ray's session: its sockets, its logs, and what its workers print.
+"""The session folder of an embedded Ray: its sockets, its logs and the output of its workers.
 
-Ray lets everyone write its folders, and keeps them in ``ray`` below the folder for temporary files, for all users and
-for ever. Here they lie inside a new folder that only its owner can enter, and go with it.
+By default, Ray keeps the sessions of all users in a world-writable folder ``ray`` below the temporary folder and never
+removes them. Here, a session is kept in a new folder of mode 0700 and removed with it.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from pathlib import Path
 from accounting.errors import InvalidInput
 
 _VARIABLE = "RAY_TMPDIR"
-"""Where Ray and its workers put all their files; unset, in TMPDIR."""
+"""Environment variable with the folder for all files of Ray and its workers; the default is TMPDIR."""
 _PREFIX = "dps-"
 _SOCKET = f"{_PREFIX}12345678/ray/session_2026-01-31_12-00-00_123456_4194304/sockets/plasma_store"
 _LONGEST = 107 - len(f"/{_SOCKET}")
-"""Bytes of the longest path with room for Ray's sockets below it: the path of a socket has at most 107."""
+"""Longest path, in bytes, that leaves room for the paths of Ray's sockets: at most 107 bytes on Linux."""
 _SHORT = "/tmp"
-"""Where the folder is made if ``TMPDIR`` is too long or cannot be used."""
+"""Where the folder is made if the path of ``TMPDIR`` is too long or not writable."""
 _PATIENCE = 10.0
 """Seconds to wait for the last processes of a session that was shut down."""
 
 
 @contextlib.contextmanager
 def private_session() -> Iterator[None]:
-    """Ray started in this ``with`` block keeps its files in a new folder of mode 0700, which is removed with the block.
+    """Give a Ray started in this ``with`` block a new folder of mode 0700, which is removed when the block ends.
 
-    The folder is made in ``RAY_TMPDIR``; where that is not set, in the first that serves of the folder for temporary
-    files, ``/tmp`` and ``XDG_RUNTIME_DIR``. Those that killed drivers of this user left there are removed, too, once
-    their processes are gone. Raises: InvalidInput where no folder can be made.
+    The folder is made in ``RAY_TMPDIR`` if that is set, else in the first usable one of the temporary folder, ``/tmp``
+    and ``XDG_RUNTIME_DIR``. Folders left there by killed drivers of this user are removed too, once their processes
+    are gone. Raises: InvalidInput if no folder can be made.
     """
     given = os.environ.get(_VARIABLE)
     folder, lock = _make_in_first([given] if given else _usual_places())
@@ -61,7 +61,7 @@ def _usual_places() -> list[str]:
 
 
 def _make_in_first(places: Sequence[str]) -> tuple[Path, int]:
-    """`_make` in the first of ``places`` where that can be done."""
+    """`_make` in the first of ``places`` that allows it."""
     reasons = []
     for base in (Path(place).absolute() for place in places):
         _remove_abandoned(base)
@@ -76,16 +76,16 @@ def _make_in_first(places: Sequence[str]) -> tuple[Path, int]:
 
 
 def _make(base: Path) -> tuple[Path, int]:
-    """A new folder, and the handle that locks it for as long as this process lives or until it is closed.
+    """A new folder, and the handle that locks it until it is closed or the process ends.
 
-    Raises: OSError where ``base`` cannot be written, or its path is too long.
+    Raises: OSError if ``base`` is not writable or its path is too long.
     """
     length = len(os.fsencode(base))
     if length > _LONGEST:
         raise OSError(errno.ENAMETOOLONG, f"a path of {length} bytes, but Ray's sockets leave room for {_LONGEST}")
     while True:
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
-        with contextlib.suppress(BlockingIOError, FileNotFoundError):  # another start took it for abandoned
+        with contextlib.suppress(BlockingIOError, FileNotFoundError):  # removed or locked by another driver
             lock = _lock(folder)
             if folder.exists():
                 return folder, lock
@@ -93,7 +93,7 @@ def _make(base: Path) -> tuple[Path, int]:
 
 
 def _lock(folder: Path) -> int:
-    """A handle that locks a folder of this user's; `OSError` for a link, another user's, and one that is locked."""
+    """A handle that locks a folder. Raises: OSError for a link, a folder of another user, and a locked one."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         if os.fstat(handle).st_uid != os.geteuid():
@@ -119,7 +119,7 @@ def _remove_abandoned(base: Path) -> None:
 
 
 def _end_processes(folder: Path) -> None:
-    """End what a shutdown left of this process's session: Ray forgets what it started when its start is interrupted."""
+    """Kill the processes of this session that survived ray.shutdown(), as happens if Ray's start was interrupted."""
     deadline = time.monotonic() + _PATIENCE
     while (users := _users(folder)) and time.monotonic() < deadline:
         session = [pid for pid in users if _parent(pid) in users | {os.getpid()}]
@@ -130,7 +130,7 @@ def _end_processes(folder: Path) -> None:
 
 
 def _users(folder: Path) -> set[int]:
-    """Other processes that have a file open in the folder, as each of a session has its log."""
+    """Other processes with an open file in the folder; every process of a session keeps its log open."""
     inside, found = f"{folder.resolve()}/", set()
     for handle in glob.iglob("/proc/[0-9]*/fd/*"):
         with contextlib.suppress(OSError):

@@ -1,10 +1,10 @@
 """Training under Ray Tune: the only module that imports ray.tune.
 
-Tune starts trials, restarts those whose worker died, and applies a metric-driven scheduler where the sweep asks for
-one. It keeps no state that matters: a trial continues from its own checkpoint, and its ``result.json`` says that it
-is complete. An exception inside a trial is therefore a result and not retried; a lost worker is.
+Tune starts trials, restarts those whose worker died, and runs the scheduler that the sweep asks for. Its state is not
+needed to resume: a trial continues from its own checkpoint, and ``result.json`` marks it as complete. A trial whose
+worker died is retried; a trial that raised an exception has failed and is not.
 
-Tune stores and prints what a trial raises and reports: that is only what may be published of an error.
+Tune stores and prints whatever a trial raises or reports, so trials raise and report only what may be shown.
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ from workers.trial import Progress, run_trial
 
 
 def train_trial(config: Mapping[str, Any], trials: Mapping[str, PlannedTrial], context: TrialContext) -> None:
-    """What a Tune worker runs: one trial, reporting after every epoch."""
+    """Train the trial ``config["key"]`` on a Tune worker, reporting after every epoch.
+
+    Raises: StorageError, with only the text that may be shown, where files cannot be written. Any other error is
+    reported as the trial's result.
+    """
     failure = _attempt(trials[config["key"]], context)
     if isinstance(failure, StorageError):
         raise failure
@@ -34,24 +38,24 @@ def train_trial(config: Mapping[str, Any], trials: Mapping[str, PlannedTrial], c
 
 
 def _attempt(planned: PlannedTrial, context: TrialContext) -> str | StorageError | None:
-    """Train; what may be published of the error that ended it, if any, and nothing that leads to its text."""
+    """Train; return what may be shown of the error that ended the trial, without its traceback or cause; else None."""
     root, code = context.files.trial(planned.key).root, context.code
     try:
         run_trial(planned.spec, root, code=unpacked(code), releases=planned.releases, on_progress=_report)
     except BaseException as error:  # whatever user code raises: Tune would store its text
         if isinstance(error, SystemExit) and error.code == 0:
-            raise  # so Tune ends the thread of a trial that its scheduler stopped
+            raise  # how Tune ends the thread of a trial that its scheduler stopped
         failure = context.failure(planned.key, error)
         return StorageError(failure) if isinstance(error, StorageError) else failure
     return None
 
 
 _UNMEASURED = {"test_accuracy": None, "public_accuracy": None}
-"""Tune wants the metric of its scheduler in every result."""
+"""Tune requires the scheduler's metric in every result."""
 
 
 def _report(progress: Progress) -> None:
-    """Report an epoch to Tune; the last report omits `epoch`, so that ASHA does not stop a trial that is done."""
+    """Report an epoch to Tune. The last report omits `epoch` so that ASHA ignores it."""
     public = progress.public_evaluation
     epoch = {"epoch": progress.epoch} if progress.step < progress.total_steps else {}
     tune.report(
@@ -72,10 +76,10 @@ def train(
     context: TrialContext,
     name: str,
 ) -> None:
-    """Train every trial and return when all have ended; what became of each is told to ``observer`` as it happens.
+    """Train every trial, sending events to ``observer`` as they happen; return when all have ended.
 
-    Tune starts a trial again whose worker died while it ran, but gives up on one whose worker died before it ran. Those
-    start again here, without the others for a scheduler to compare them with.
+    Tune retries a trial whose worker died during training, but not one whose worker died before training started.
+    This function retries those in a further round, where a scheduler does not compare them with the earlier trials.
     """
     for retries in range(resources.max_failures, -1, -1):
         if not trials:
@@ -139,14 +143,14 @@ _SCHEDULERS = {"fifo": _fifo, "asha": _asha}
 
 
 class _ObserverCallback(tune.Callback):
-    """Tune's events in this project's words."""
+    """Translates Tune's events for a `TrainingObserver`."""
 
     def __init__(self, observer: TrainingObserver, retries: int, context: TrialContext) -> None:
         self._observer, self._retries, self._context = observer, retries, context
         self.lost_before_start: list[str] = []
 
     def __getstate__(self) -> dict[str, Any]:
-        """Tune pickles its callbacks for `Tuner.restore`, which is not used: trials resume from their own files."""
+        """Empty: Tune pickles callbacks only for `Tuner.restore`, which is not used."""
         return {}
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
@@ -175,7 +179,7 @@ class _ObserverCallback(tune.Callback):
 
 
 def _stored_error(trial: Any) -> Exception | None:
-    """Why Tune gave up on a trial: what the trial raised itself, where it did."""
+    """Why Tune gave up on a trial: the exception that the trial raised, if it raised one."""
     error: Exception | None = trial.get_pickled_error()
     if error is None:
         text = trial.get_error()

@@ -1,4 +1,4 @@
-"""What is shown of errors, and where the rest goes: text that may quote the data stays in a private folder."""
+"""What is shown of an error, and where its full text is kept: text that may quote the data is stored privately."""
 
 from __future__ import annotations
 
@@ -14,39 +14,44 @@ from orchestration.records.release_modes import Disclosure, release_mode
 
 
 def shown(error: BaseException, disclosure: Disclosure) -> str:
-    """What an error that was just caught says in reports, in MLflow, on the terminal and in Tune's state."""
+    """The text of a caught error as shown in reports, in MLflow, on the terminal and in Tune's state."""
     return release_mode(disclosure).error_text(error)
 
 
 def record_failure(error: BaseException, files: TrialFiles, disclosure: Disclosure) -> str:
-    """What is shown of the error that ended a trial; text and traceback that this leaves out go to ``files.error``."""
+    """Return what is shown of the error that ended a trial; write withheld text and traceback to ``files.error``."""
     text, hidden = shown(error, disclosure), private_text(error)
     if hidden is None:
         return text
     try:
         write_bytes_atomically(files.error, hidden.encode(), private=True)
     except StorageError:
-        return text  # such as a full disk, which this error tells already
+        return text  # the disk may be full, and then ``error`` says so already
     return f"{text}; see {files.error.removeprefix(files.root.rstrip('/') + '/')} in the trial's folder"
 
 
 def forget_failure(files: TrialFiles) -> None:
-    """What an earlier attempt at the trial left no longer holds."""
+    """Delete the error text that an earlier attempt at the trial left."""
     delete(files.error)
 
 
 class Refused(Protocol):
-    """Something that was refused: its key, and the text of the error that is not shown, if any."""
+    """A refused trial."""
 
     @property
-    def key(self) -> str: ...
+    def key(self) -> str:
+        """Key of the trial."""
 
     @property
-    def hidden(self) -> str | None: ...
+    def hidden(self) -> str | None:
+        """Withheld text of the error, if any."""
 
 
 def record_refusals(refusals: Sequence[Refused], files: SweepFiles) -> str | None:
-    """Where the texts behind the refusals of a plan are, if there are any; those of an earlier plan are deleted."""
+    """Write the withheld error texts of a plan to ``files.error``; replaces those of an earlier plan.
+
+    Returns: a line that says where they are, or None if nothing was withheld.
+    """
     hidden = [f"{refusal.key}\n{refusal.hidden}" for refusal in refusals if refusal.hidden]
     if not hidden:
         with contextlib.suppress(StorageError):

@@ -1,7 +1,8 @@
-"""Whether the files of a trained trial are still those that it wrote.
+"""Check that the files of a trained trial are unchanged since it wrote them.
 
-A digest has no noise: who knows all rows but one can tell from the digest of a private file which guess of that row
-is true. Digests of private files are therefore private files themselves; only those of public files are in the result.
+A digest is computed without noise: an attacker who knows all rows but one can test guesses of that row against the
+digest of a private file. Digests of private files are therefore stored in ``private/``; ``result.json`` holds only
+those of public files.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ _PRIVATE = "private/"
 
 
 def note_digests(files: TrialFiles) -> dict[str, str]:
-    """Store the sha256 of every private file of a trained trial in ``private/``; returns those of its public files.
+    """Store the sha256 of a trained trial's private files in ``private/``; return those of its public files by name.
 
-    By name. The result has its own checksum, and shards have theirs in their manifests.
+    Not included: ``result.json``, which carries its own checksum, and shards, whose checksums are in their manifests.
     """
     names = [name for name in list_files(files.root) if not name.startswith(_PRIVATE) or not name.endswith(".arrow")]
     digests = {name: _digest(uri) for name in names if (uri := f"{files.root}/{name}") != files.result}
@@ -33,9 +34,9 @@ def note_digests(files: TrialFiles) -> dict[str, str]:
 
 
 def stored_result(files: TrialFiles) -> StoredResult | None:
-    """The trial's result; None while it is not over. Raises `DataCorruption` when it is damaged.
+    """The trial's result; None if the trial is not over. Raises `DataCorruption` when the file is damaged.
 
-    A result of an earlier version, which shows the digests of private files, is replaced by one that does not.
+    Earlier versions stored digests of private files in the result. Such a result is rewritten without them.
     """
     result = read_result(files.result)
     if not isinstance(result, TrialResult) or not any(name.startswith(_PRIVATE) for name in result.digests):
@@ -46,9 +47,9 @@ def stored_result(files: TrialFiles) -> StoredResult | None:
 
 
 def damages(files: TrialFiles, result: TrialResult) -> Iterator[str]:
-    """One line for each damaged file: what is wrong with it, and what to do. Reads everything that is there.
+    """One line for each damaged file: what is wrong with it, and what to do. Reads every file of the trial.
 
-    A folder that was deleted entirely, such as that of all norms, is not reported.
+    A directory deleted entirely, such as that of all norms, is not reported.
     """
     private: dict[str, str] = {}
     try:
@@ -74,7 +75,7 @@ def damages(files: TrialFiles, result: TrialResult) -> Iterator[str]:
 
 
 def require_unaltered(files: TrialFiles, result: TrialResult, uri: str) -> None:
-    """Raise `DataCorruption` where a public file of a trained trial is missing or not the one that training wrote."""
+    """Raise `DataCorruption` if the public file ``uri`` of a trained trial is missing or has changed since training."""
     name = uri.removeprefix(f"{files.root}/")
     if name in result.digests and (not exists(uri) or _digest(uri) != result.digests[name]):
         raise DataCorruption(_altered(uri))
@@ -88,7 +89,7 @@ def _altered(uri: str) -> str:
 
 
 def _keep_private(digests: Mapping[str, str], files: TrialFiles) -> dict[str, str]:
-    """Store the digests of private files where those are; returns the others."""
+    """Store the digests of private files in ``private/``; return the others."""
     own = files.private_digests.removeprefix(f"{files.root}/")
     private = {name: digest for name, digest in digests.items() if name.startswith(_PRIVATE) and name != own}
     write_sealed(files.private_digests, json.dumps(private).encode(), private=True)
@@ -96,7 +97,8 @@ def _keep_private(digests: Mapping[str, str], files: TrialFiles) -> dict[str, st
 
 
 def _private_digests(files: TrialFiles) -> dict[str, str]:
-    """Empty where the owner deleted all that is private. Raises `DataCorruption` when they are damaged or missing."""
+    """Digests of private files by name; empty if ``private/`` was deleted entirely. Raises `DataCorruption` when they
+    are damaged, or missing while other private files are there."""
     next_step = f"delete {files.result} and resume, which rebuilds both"
     content = read_sealed(files.private_digests, next_step)
     if content is None and list_files(files.private):

@@ -1,4 +1,4 @@
-"""The files of one sweep: the only place that spells their names (those of a trial: `accounting.records.layout`)."""
+"""The file names of a sweep, defined only here (those of a trial: `accounting.records.layout`)."""
 
 from __future__ import annotations
 
@@ -9,18 +9,30 @@ from accounting.records.layout import TrialFiles
 
 
 def absolute(location: str) -> str:
-    """A local path made absolute; an object-store URI as it is. Workers run in other directories than the driver."""
+    """``location`` as an absolute path, because workers run in other directories; an object-store URI is unchanged.
+
+    >>> absolute("s3://bucket/runs/a"), absolute("/data/../runs/a")
+    ('s3://bucket/runs/a', '/runs/a')
+    """
     return location if "://" in location else str(Path(location).expanduser().resolve())
 
 
 def default_output(name: str) -> str:
-    """Where a sweep of this name is written unless the user says otherwise."""
+    """The output folder of a sweep that is given none, relative to the working directory.
+
+    >>> default_output("quickstart")
+    'runs/quickstart'
+    """
     return f"runs/{name}"
 
 
 @dataclass(frozen=True)
 class SweepFiles:
-    """Paths below a sweep's root, which is an absolute local path or an object-store URI."""
+    """Paths of a sweep's files. ``root``: an absolute local path or an object-store URI.
+
+    >>> SweepFiles("s3://bucket/runs/a").report
+    's3://bucket/runs/a/report.html'
+    """
 
     root: str
 
@@ -28,6 +40,7 @@ class SweepFiles:
         return "/".join((self.root.rstrip("/"), *names))
 
     def trial(self, key: str) -> TrialFiles:
+        """The files of the trial called ``key``."""
         return TrialFiles(self._below("trials", key))
 
     @property
@@ -37,21 +50,22 @@ class SweepFiles:
 
     @property
     def results(self) -> str:
-        """The table of all trials, as ``dpsweep run --json`` prints it."""
+        """All trials as JSON, as ``dpsweep run --json`` prints them."""
         return self._below("results.json")
 
     @property
     def report(self) -> str:
+        """The report that may be shared under the sweep's release mode."""
         return self._below("report.html")
 
     @property
     def private_report(self) -> str:
-        """The same report with the exact statistics of training examples: for the owner of the data only."""
+        """The report with exact statistics of the training examples: for the owner of the data only."""
         return self._below("private", "report.html")
 
     @property
     def error(self) -> str:
-        """Text and tracebacks of the errors for which the plan of the sweep was refused."""
+        """Withheld texts and tracebacks of the errors that made the plan be refused (private)."""
         return str(self.local_folder / "private" / "error.txt")
 
     @property
@@ -61,11 +75,12 @@ class SweepFiles:
 
     @property
     def local_folder(self) -> Path:
-        """Where the driver keeps what only it uses: its log and the embedded MLflow store."""
+        """Local folder of files that only the driver uses: its log and the embedded MLflow store."""
         return Path("runs", Path(self.root).name).resolve() if "://" in self.root else Path(self.root)
 
     @property
     def log(self) -> Path:
+        """Log of Ray and Tune, kept off the terminal."""
         return self.local_folder / "dpsweep.log"
 
     @property
@@ -75,7 +90,7 @@ class SweepFiles:
 
     @property
     def claim(self) -> str:
-        """Which driver runs the sweep (JSON), in an object store; a folder is locked instead."""
+        """Which driver runs the sweep (JSON). Object stores only; a local folder is locked instead."""
         return self._below("driver.json")
 
     @property

@@ -20,12 +20,17 @@ from orchestration.records.layout import SweepFiles
 
 _PACKAGES = ("dpsweep", "ray", "torch", "torchvision", "dp-accounting", "pyarrow", "mlflow", "numpy", "scikit-learn")
 _MAY_CHANGE = frozenset({"resources"})
-"""Keys of a sweep that say only how it is run, so a resumed sweep may have others."""
+"""Sections of a sweep file that do not affect results; they may differ when the sweep is resumed."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """sweep_id is unique to the sweep; sweep is the whole specification with every default written out."""
+    """What was submitted, and where it ran.
+
+    sweep_id: unique to the sweep, unchanged by a resume. text: the sweep file as submitted. sweep: the whole
+    specification as plain values, every default written out. created: ISO 8601, UTC. versions: of Python and packages.
+    git: commit of dpsweep's code; empty outside a checkout. hardware: of the driver's machine.
+    """
 
     sweep_id: str
     text: str
@@ -36,7 +41,7 @@ class Manifest:
     hardware: dict[str, str | int]
 
     def provenance(self) -> dict[str, str]:
-        """Everything but the sweep itself, in flat words."""
+        """Everything except the sweep itself, as flat text entries such as ``versions.torch``."""
         flat = {
             f"{section}.{key}": str(value)
             for section in ("versions", "git", "hardware")
@@ -46,12 +51,12 @@ class Manifest:
 
 
 def open_manifest(files: SweepFiles, sweep: Mapping[str, Any], text: str, resume: bool) -> Manifest:
-    """A new manifest for a new sweep, or with ``resume`` the one of the sweep that is there.
+    """A new manifest for a new sweep, or the stored one when a sweep is resumed; writes nothing.
 
-    sweep: the specification as plain values, every default written out. Nothing is written yet.
+    sweep: the specification as plain values, every default written out.
 
-    Raises: InvalidInput when the folder holds a sweep and ``resume`` is not given, and when the sweep to resume is not
-    the one that the folder holds.
+    Raises: InvalidInput when the folder holds a sweep and ``resume`` is not given, and when the sweep to resume
+    differs from the stored one. DataCorruption when the stored manifest is damaged.
     """
     stored = read_manifest(files)
     if stored is None:
@@ -80,6 +85,7 @@ def read_manifest(files: SweepFiles) -> Manifest | None:
 
 
 def write_manifest(files: SweepFiles, manifest: Manifest) -> None:
+    """Store the manifest as ``sweep.json``, with a checksum."""
     write_sealed(files.manifest, json.dumps(asdict(manifest)).encode())
 
 
@@ -108,7 +114,7 @@ def _versions() -> Iterator[tuple[str, str]]:
 
 
 def _git_state() -> dict[str, str]:
-    """Commit of the code that runs, and whether it had changes; empty outside a git checkout."""
+    """Commit of dpsweep's code, and whether it had uncommitted changes; empty outside a git checkout."""
     folder = Path(__file__).parent
 
     def git(*arguments: str) -> str:
@@ -122,7 +128,7 @@ def _git_state() -> dict[str, str]:
 
 
 def _differences(before: Any, after: Any, place: str = "") -> Iterator[str]:
-    """Dotted places where two plain structures differ."""
+    """Dotted paths at which two plain structures differ."""
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         for key in sorted({*before, *after}):
             yield from _differences(before.get(key), after.get(key), f"{place}.{key}" if place else key)

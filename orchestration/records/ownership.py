@@ -1,7 +1,8 @@
-"""One driver at a time: a folder is locked, and in an object store, which has no locks, a claim is renewed.
+"""One driver per sweep at a time, by a file lock in a folder and by a renewed claim in an object store.
 
-A lock ends with its process, and Linux passes such locks on to NFS servers, so they hold between machines unless the
-folder is mounted with ``nolock``. A claim is a file that its owner renews and others respect.
+A file lock ends with its process. Linux passes it on to NFS servers, so it also holds between machines unless the
+folder is mounted with ``nolock``. Object stores have no locks: there the driver keeps a claim file and renews it; a
+second driver is refused until the claim expires.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from accounting.records.files import read_bytes, write_bytes_atomically
 
 _LOCK = ".lock"
 PERIOD = 20.0
-"""Seconds between two renewals; a claim that is three times as old is taken over."""
+"""Seconds between two renewals of a claim; a claim expires after three periods without renewal."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """Who drives the sweep; ``renewed`` in seconds since 1970 UTC, 0 when given up."""
+    """Which driver runs the sweep. ``renewed``: seconds since 1970 UTC, or 0 once the driver has ended."""
 
     token: str
     host: str
@@ -40,9 +41,9 @@ class Claim:
 
 @contextlib.contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
-    """Hold ``folder`` for the length of a ``with`` block; made if it is not there. The lock ends with the process.
+    """Lock ``folder`` for the duration of a ``with`` block; creates the folder if it is missing.
 
-    Raises: InvalidInput when another process holds it, and when it cannot be written.
+    The lock ends with the process. Raises: InvalidInput when another process holds it or the folder is not writable.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -65,7 +66,7 @@ def exclusive(folder: Path) -> Iterator[None]:
 
 
 def _remove_unused(folder: Path) -> None:
-    """A run that could not start leaves no folder behind."""
+    """Remove the folder if it holds nothing but the lock: the run could not start."""
     if [entry.name for entry in folder.iterdir()] == [_LOCK]:
         (folder / _LOCK).unlink()
         folder.rmdir()
@@ -73,12 +74,12 @@ def _remove_unused(folder: Path) -> None:
 
 @contextlib.contextmanager
 def claimed(uri: str, period: float = PERIOD) -> Iterator[None]:
-    """Hold the claim at ``uri`` for the length of a ``with`` block; on a path there is nothing to hold.
+    """Hold the claim at ``uri`` for the duration of a ``with`` block; does nothing for a local path.
 
-    Guarantee: of two drivers whose clocks differ by less than two periods, the later is refused. With clocks further
-    apart, or when both start within a second, the earlier may learn of it only at its next renewal, and gets SIGTERM;
-    until then both write, and shards that differ are refused. Rests on stores that show a write to all readers at once,
-    as S3 and GCS do.
+    Guarantee: of two drivers whose clocks differ by less than two periods, the later one is refused. If the clocks
+    differ by more, or both start within a second, the earlier driver may be replaced; it notices at its next renewal
+    and gets SIGTERM. Until then both write, and shards that differ are refused. This requires a store with strong
+    read-after-write consistency, such as S3 and GCS.
 
     Raises: InvalidInput while another driver renews its claim.
     """
@@ -117,10 +118,10 @@ def _require_free(uri: str, found: Claim | None, mine: Claim, period: float) -> 
 
 def _renew(uri: str, mine: Claim, period: float, ended: threading.Event) -> None:
     while not ended.wait(period):
-        with contextlib.suppress(StorageError):  # a store out of reach for a while: trials notice by themselves
+        with contextlib.suppress(StorageError):  # store unreachable for now: trials report it themselves
             if not _is_ours(uri, mine):
                 print(f"error: another dpsweep has taken over {uri.rpartition('/')[0]}; this one ends", file=sys.stderr)
-                # not SIGINT, which whoever was started in the background of a script ignores
+                # not SIGINT, which a process started in the background of a script ignores
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
                 return
             _write(uri, replace(mine, renewed=time.time()))

@@ -1,12 +1,12 @@
-"""What may be shown: the one shape in which results leave a sweep, for the report and for MLflow alike.
+"""The records that may be shown: results leave a sweep only in these types, for the report and for MLflow.
 
-Nothing here can hold a value of a single training example. Statistics of the training examples' epsilons have one
-place, `IndividualStatistics`, which says whether they were released with differential privacy or are exact; without
-it they are withheld. `PublishedAttack` is exact, and there only where exact statistics are shown. Everything else is
-public by construction: configuration, the mechanism's own noise and post-processed bounds, worst-case guarantees, and
-evaluations on held-out test data.
+No type here can hold a value of a single training example. Statistics of the training examples' epsilons are held only
+by `IndividualStatistics`, which says whether they were released with differential privacy or are exact; where it is
+None they are withheld. `PublishedAttack` is exact, and present only where exact statistics are shown. Everything else
+is public by construction: configuration, the mechanism's own noise and post-processed bounds, worst-case guarantees,
+and evaluations on held-out test data.
 
-All epsilons are plain floats; ``math.inf`` is an explicit "not private", None is "not computed".
+Epsilons are plain floats: ``math.inf`` means not private, None means not computed.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from orchestration.records.states import TrialState
 
 Label = str | int | float | bool
 NON_PRIVATE = "non-private"
-"""The label of a trial without clipping, which no guarantee covers."""
+"""The clipping label of a trial without clipping, which has no privacy guarantee."""
 
 
 @dataclass(frozen=True)
 class PublishedPrivacy:
-    """The worst-case cost of one trial: (epsilon, delta), who says so, and what the pair claims.
+    """The worst-case (epsilon, delta) of one trial, with its accountant, kind and adjacency.
 
-    group_epsilons: epsilon at the same delta for any k records together, by k.
+    group_epsilons: group size k to the epsilon, at the same delta, of any group of k records.
     """
 
     epsilon: float
@@ -40,15 +40,16 @@ class PublishedPrivacy:
 
     @property
     def is_private(self) -> bool:
+        """Whether epsilon is finite."""
         return self.epsilon < math.inf
 
 
 @dataclass(frozen=True)
 class PublishedGroup:
-    """How the model serves one group of the test data.
+    """Accuracy and loss on one group of the test data.
 
-    accuracy_change: accuracy minus that of the non-private baseline with the same data, model and seed
-    (in [-1, 1]; negative is the price of privacy), or None without a baseline.
+    accuracy_change: accuracy minus that of the non-private baseline with the same data, model and seed, in [-1, 1]
+    (negative: accuracy lost to privacy); None without a baseline.
     """
 
     name: str
@@ -60,7 +61,7 @@ class PublishedGroup:
 
 @dataclass(frozen=True)
 class PublishedQuality:
-    """Evaluation on test data. ``fairness`` holds further named group metrics (such as those of fairlearn)."""
+    """Evaluation on test data. ``fairness``: further group metrics by name, such as those of fairlearn."""
 
     accuracy: float
     loss: float
@@ -73,7 +74,7 @@ class PublishedQuality:
 class GroupEpsilon:
     """Mean epsilon_i over the training examples of one group.
 
-    standard_error: of the noise of the DP release (disclosure ``private``), or of the mean itself (``raw``).
+    standard_error: of the release's noise (disclosure ``private``), or of the mean (``raw``).
     loss_correlation: as in `IndividualStatistics`, over the examples of the group.
     """
 
@@ -86,7 +87,7 @@ class GroupEpsilon:
 
 @dataclass(frozen=True)
 class Histogram:
-    """``counts[j]`` examples have epsilon_i in [edges[j], edges[j + 1]); counts may be noisy, so negative or broken."""
+    """``counts[j]`` examples have epsilon_i in [edges[j], edges[j + 1]); noisy counts may be negative or fractional."""
 
     edges: tuple[float, ...]
     counts: tuple[float, ...]
@@ -94,9 +95,9 @@ class Histogram:
 
 @dataclass(frozen=True)
 class EstimateQuality:
-    """How well estimated epsilon_i agree with those of ``examples`` random examples tracked at every step.
+    """Estimated epsilon_i compared with those of ``examples`` random examples whose norms are taken at every step.
 
-    correlation: Pearson's r; None where either side is constant. Errors are absolute differences of epsilons.
+    correlation: Pearson's r; None if either side is constant. Errors: absolute differences of epsilons.
     """
 
     examples: int
@@ -109,11 +110,11 @@ class EstimateQuality:
 class IndividualStatistics:
     """Statistics over the epsilon_i of all training examples.
 
-    disclosure: ``private`` when every number here was released with DP (its cost is inside the trial's total),
-    ``raw`` when they are exact, which makes whatever shows them sensitive. kind is that of the single epsilon_i.
-    release_epsilon: what the release itself cost, for ``private``. estimates: for ``raw``, where the sweep tracks
-    examples exactly (``norms.exact_examples``). loss_correlation: for ``raw``, Pearson's r of epsilon_i and the log of
-    the example's loss when norms were last taken; None where it is undefined.
+    disclosure: ``private`` if every number here was released with DP (its cost is part of the trial's epsilon), ``raw``
+    if they are exact, so that any page or run that shows them is sensitive. kind: of the single epsilon_i.
+    release_epsilon (``private`` only): epsilon of the release alone. estimates (``raw`` only): present if the sweep
+    sets ``norms.exact_examples``. loss_correlation (``raw`` only): Pearson's r of epsilon_i and the log of the
+    example's loss when norms were last taken; None where it is undefined.
     """
 
     disclosure: Disclosure
@@ -130,9 +131,9 @@ class IndividualStatistics:
 
 @dataclass(frozen=True)
 class PublishedAttack:
-    """Membership inference on one group by a loss threshold: exact, so whatever shows it is sensitive.
+    """Loss-threshold membership inference on one group: exact, so any page or run that shows it is sensitive.
 
-    examples: measured, half of them members. success_rate: share of right guesses, of which chance gives 0.5.
+    examples: attacked examples, half of them members. success_rate: share of correct guesses; guessing gives 0.5.
     """
 
     name: str
@@ -145,8 +146,8 @@ class PublishedAttack:
 class PublishedEpoch:
     """One epoch of training, counted from 0; ``step`` is the number of steps taken when it ended.
 
-    clipping_bounds: by group name, or under ``"all"`` where one bound serves everybody; public values only (a bound
-    derived from noisy counts is, the thresholds of individual clipping are not). metrics: such as
+    clipping_bounds: by group name, or under ``"all"`` if all groups share one bound; public values only (a bound
+    derived from noisy counts is public, the thresholds of individual clipping are not). metrics: by name, such as
     ``{"test_accuracy": 0.9, "epsilon": 1.2}``.
     """
 
@@ -159,7 +160,8 @@ class PublishedEpoch:
 
 @dataclass(frozen=True)
 class PublishedDataset:
-    """Training data by name and by digest of its specification, never by content. ``digest``: at most 36 characters."""
+    """Training data by name and by digest of its specification, never of its content (``digest``: at most 36
+    characters)."""
 
     name: str
     digest: str
@@ -171,13 +173,13 @@ class PublishedDataset:
 class PublishedTrial:
     """One trial of the grid.
 
-    labels: the values that tell the trials of a sweep apart, ``clipping``, ``schedule`` and ``seed`` among them.
-    error: why it did not finish. Finished trials whose labels differ only in ``seed`` are one setting, and are
-    averaged. Whatever is unknown, because the trial failed or has not run, is None or empty. Of a stopped trial,
-    privacy is what it had cost when it was stopped, and quality what it had reached.
+    Unknown values, of a trial that failed or has not run, are None or empty. For a stopped trial, privacy and quality
+    are those at the time it was stopped.
 
-    params: flat; numbers where a number is meant (``epochs: 30``, ``noise.initial_noise_multiplier: 1.3``). More of
-    them may come while the trial runs, but none may change. started and ended: of training, in seconds since 1970 UTC.
+    labels: the values that distinguish the trials of a sweep; always ``clipping``, ``schedule`` and ``seed``. Finished
+    trials whose labels differ only in ``seed`` form one setting and are averaged. error: why the trial failed.
+    params: flat, numbers as numbers (``epochs: 30``, ``noise.initial_noise_multiplier: 1.3``); entries may be added
+    while the trial runs, but none may change. started, ended: of training, in seconds since 1970 UTC.
     """
 
     key: str
@@ -198,12 +200,12 @@ class PublishedTrial:
 
     @property
     def wall_seconds(self) -> float | None:
-        """How long training took; None before it ended."""
+        """Duration of training in seconds; None until it has ended."""
         return self.ended - self.started if self.started is not None and self.ended is not None else None
 
     @property
     def is_baseline(self) -> bool:
-        """Whether the trial is known to be a non-private one."""
+        """Whether the trial is known to be non-private."""
         return self.privacy is not None and not self.privacy.is_private
 
     @property
@@ -214,7 +216,7 @@ class PublishedTrial:
 
 @dataclass(frozen=True)
 class PublishedSweep:
-    """A sweep, as shown. ``provenance`` is the manifest in flat words: versions, git state, hardware, data."""
+    """A sweep, as shown. ``provenance``: flat entries of the manifest (versions, git state, hardware, data)."""
 
     name: str
     trials: tuple[PublishedTrial, ...]

@@ -1,6 +1,6 @@
-"""The release modes: what of the training examples' statistics leaves ``private/``, as ``release`` of a sweep says.
+"""Release modes: which statistics of the training examples may leave ``private/``; ``release`` in a sweep file.
 
-A new mode is one entry of `RELEASE_MODES`, which plans, trials, errors, the report and MLflow read.
+To add a mode, add one entry to `RELEASE_MODES`; plans, trials, errors, the report and MLflow read that table.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from accounting.release import ReleaseSpec
 class ReleaseMode:
     """How statistics of the training examples' epsilons are shown.
 
-    statistics: ``released`` with differential privacy, ``exact``, or None where they are withheld.
-    release: from the parameters of the mode to the mechanisms of a release; None where nothing is released.
-    error_text: what is shown of an error. origin: how shown statistics came to be, in words.
-    missing: what the report says where it has no statistics.
+    statistics: ``released`` with differential privacy, ``exact``, or None if withheld.
+    release: builds the release from the mode's parameters; returns None if nothing is released.
+    error_text: the part of an error that is shown. origin: how the statistics were obtained, in words.
+    missing: what the report says in place of absent statistics.
     """
 
     statistics: Literal["released", "exact"] | None
@@ -34,12 +34,12 @@ class ReleaseMode:
 
     @property
     def is_sensitive(self) -> bool:
-        """Whether what is shown is covered by no differential-privacy guarantee."""
+        """Whether statistics are shown that no differential-privacy guarantee covers."""
         return self.statistics == "exact"
 
 
 def _nothing() -> None:
-    """No mechanism, and no parameters."""
+    """Release of a mode that has no mechanism and takes no parameters."""
 
 
 RELEASE_MODES: Final[Mapping[str, ReleaseMode]] = {
@@ -48,11 +48,11 @@ RELEASE_MODES: Final[Mapping[str, ReleaseMode]] = {
         release=_nothing,
         error_text=public_text,
         origin="withheld",
-        missing="Withheld. What training examples paid follows from their gradients, so even an average over a group "
-        "of them is private data. The owner of the data finds the exact numbers in private/report.html beside this "
-        "page. To show them here, write “release: private” in the sweep (statistics with calibrated noise, their cost "
-        "inside the target) or “release: raw” (exact; the report and its MLflow runs become sensitive), and run it "
-        "again.",
+        missing="Withheld. The epsilons of training examples depend on their gradients, so even an average over a "
+        "group of them is private data. The owner of the data finds the exact numbers in private/report.html beside "
+        "this page. To show them here, write “release: private” in the sweep (statistics with calibrated noise, their "
+        "cost inside the target) or “release: raw” (exact; the report and its MLflow runs become sensitive), and run "
+        "it again.",
     ),
     "private": ReleaseMode(
         statistics="released",
@@ -70,18 +70,25 @@ RELEASE_MODES: Final[Mapping[str, ReleaseMode]] = {
     ),
 }
 RELEASED: Final = "private"
-"""The mode whose statistics carry the noise of a release."""
+"""The mode whose statistics are released with noise."""
 EXACT: Final = "raw"
-"""The mode of exact statistics, which the owner's own report shows whatever the sweep says."""
+"""The mode of exact statistics; the owner's private report always uses it."""
 
 
 def release_mode(name: str) -> ReleaseMode:
-    """The mode called ``name``, or `InvalidInput` naming the nearest valid one."""
+    """The mode called ``name``. Raises: InvalidInput naming the nearest valid one.
+
+    >>> release_mode("raw").is_sensitive, release_mode("private").is_sensitive
+    (True, False)
+    """
     return lookup(RELEASE_MODES, name, "release")
 
 
 def release_spec(name: str, params: Mapping[str, Any]) -> ReleaseSpec | None:
-    """How statistics of the training examples' epsilons are released; None where none are, or exact ones."""
+    """The DP release of the mode called ``name``; None for modes without one (``none``, ``raw``).
+
+    Raises: InvalidInput for an unknown mode, an unknown parameter or a value out of range.
+    """
     factories = {each: mode.release for each, mode in RELEASE_MODES.items()}
     return build(factories, name, params, "release")
 

@@ -1,4 +1,4 @@
-"""What a trial found, as stored in its ``result.json``."""
+"""Results of trials, as stored in ``result.json``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from workers.spec import TrialSpec
 
 
 def _trace(plain: Trace | Mapping[str, Any]) -> Trace:
-    """The trace that `dataclasses.asdict` made ``plain``; ValueError where it is none."""
+    """Rebuild the trace from its `dataclasses.asdict` form. Raises ValueError where that fails."""
     if isinstance(plain, Trace):
         return plain
     try:
@@ -42,7 +42,7 @@ def _trace(plain: Trace | Mapping[str, Any]) -> Trace:
 
 
 def _with_fields(kinds: Iterable[type[Any]], row: Mapping[str, Any]) -> Any:
-    """The one of ``kinds`` whose fields are those of ``row``: no two kinds share theirs."""
+    """Build the class among ``kinds`` whose field names equal the keys of ``row``; no two classes have equal fields."""
     return next(kind(**row) for kind in kinds if {each.name for each in fields(kind)} == row.keys())
 
 
@@ -52,12 +52,12 @@ StoredTrace = Annotated[Trace, PlainSerializer(asdict), PlainValidator(_trace)]
 
 @dataclass(frozen=True)
 class TrialResult:
-    """Everything about a finished trial that may be shown. Its presence on disk says that the trial is complete.
+    """Everything about a finished trial that may be shown. A trial is complete once its result is on disk.
 
-    worst_case: by the accountant of the sweep, the one it was calibrated with. others: by further accountants.
-    groups: for each group size of the sweep. epsilons: a bound on the cost after each epoch. individuals:
-    as the sweep discloses them; exact statistics lie in ``private/``. attacks: empty unless the sweep discloses exact
-    results; those of every attacked trial lie in ``private/``.
+    worst_case: by the sweep's accountant, which also calibrated the trial. others: by further accountants. groups: for
+    each group size of the sweep. epsilons: an upper bound on epsilon after each epoch. individuals: statistics under
+    the sweep's release mode; exact ones are in ``private/``. attacks: empty unless the mode shows exact results;
+    results of all attacked trials are in ``private/``.
     """
 
     key: str
@@ -77,20 +77,22 @@ class TrialResult:
 
     @property
     def steps(self) -> int:
+        """Steps trained."""
         return self.training.steps
 
     @property
     def evaluation(self) -> Evaluation:
+        """Of the final model, on test data."""
         return self.training.evaluation
 
 
 @dataclass(frozen=True)
 class StoppedTrial:
-    """What a trial that the scheduler stopped had cost and reached by then. It is over: no resume trains it on.
+    """Cost and evaluation of a trial at the time the scheduler stopped it. A resume does not continue it.
 
-    trace: what was run until the stop, of which worst_case, others and groups are the cost, everything included that
-    the trial would have released in the end. epoch: how many it completed. history: the epochs that were seen by the
-    run of the sweep that stopped it.
+    trace: what was run until the stop, plus every release that the finished trial would have made; worst_case, others
+    and groups are its cost. epoch: number of completed epochs. history: the epochs completed in the run of the sweep
+    that stopped the trial.
     """
 
     key: str
@@ -107,6 +109,7 @@ class StoppedTrial:
 
     @property
     def steps(self) -> int:
+        """Steps trained."""
         return self.trace.steps
 
 
@@ -116,12 +119,13 @@ _STATISTICS = TypeAdapter(IndividualStatistics)
 
 
 def write_result(uri: str, result: StoredResult) -> None:
+    """Store the result with a checksum; this marks the trial as over. Raises: StorageError."""
     write_sealed(uri, _RESULT.dump_json(result))
 
 
 def read_result(uri: str) -> StoredResult | None:
-    """The stored result; None while the trial is not over. Raises `DataCorruption` when it is damaged."""
-    next_step = "delete it and resume, which rebuilds it; of a trial that was stopped, delete the whole folder"
+    """The stored result; None if the trial is not over. Raises `DataCorruption` when the file is damaged."""
+    next_step = "delete it and resume, which rebuilds it; for a stopped trial, delete its whole folder"
     content = read_sealed(uri, next_step)
     try:
         return None if content is None else _RESULT.validate_json(content)
@@ -130,12 +134,12 @@ def read_result(uri: str) -> StoredResult | None:
 
 
 def write_statistics(uri: str, statistics: IndividualStatistics, private: bool) -> None:
-    """Store statistics of training examples; exact ones are ``private`` data."""
+    """Store statistics of training examples. ``private``: readable by the owner only, as exact statistics must be."""
     write_sealed(uri, _STATISTICS.dump_json(statistics), private)
 
 
 def read_statistics(uri: str, next_step: str) -> IndividualStatistics | None:
-    """The stored statistics, if any. Raises `DataCorruption`, which ends in the next step, when they are damaged."""
+    """The stored statistics, or None. Raises: DataCorruption, ending in ``next_step``, when the file is damaged."""
     content = read_sealed(uri, next_step)
     try:
         return None if content is None else _STATISTICS.validate_json(content)

@@ -1,4 +1,4 @@
-"""The states of a trial: what they are called and how they look wherever a sweep is shown."""
+"""The states of a trial, with the word and the terminal style in which each is shown."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from enum import StrEnum
 
 
 class TrialState(StrEnum):
-    """Where a trial is; STOPPED: by the scheduler, on purpose, before its end."""
+    """State of a trial. STOPPED: ended early by the scheduler.
+
+    >>> TrialState.ACCOUNTING.word, TrialState.ACCOUNTING.is_running, TrialState.STOPPED.has_ended
+    ('running', True, True)
+    """
 
     PENDING = "pending"
     TRAINING = "training"
@@ -19,20 +23,22 @@ class TrialState(StrEnum):
 
     @property
     def has_ended(self) -> bool:
+        """Whether the trial is finished, stopped or failed."""
         return self in (TrialState.FINISHED, TrialState.STOPPED, TrialState.FAILED)
 
     @property
     def is_running(self) -> bool:
+        """Whether the trial is training or being accounted."""
         return self in (TrialState.TRAINING, TrialState.ACCOUNTING)
 
     @property
     def word(self) -> str:
-        """What results.json, the report and MLflow call it."""
+        """The word for the state in results.json, the report and MLflow."""
         return _APPEARANCES[self].word
 
     @property
     def style(self) -> str:
-        """Its style on a terminal, as rich names styles."""
+        """The rich style of the state on a terminal."""
         return _APPEARANCES[self].style
 
 

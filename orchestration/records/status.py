@@ -1,4 +1,4 @@
-"""Where a running sweep is: what the display shows, updated from the threads that train and account."""
+"""Progress of a running sweep: read by the display, updated from the threads that train and account."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from workers.history import Progress
 class TrialStatus:
     """What has happened to one trial.
 
-    progress: after the last epoch that this run of the sweep saw; epsilon_so_far: a bound on its cost by then, by RDP.
-    history: the epochs that this run saw. result: of a trial that is finished or stopped. started, trained and ended:
-    in this run of the sweep, in seconds since 1970 UTC.
+    progress: at the last epoch completed in this run of the sweep. epsilon_so_far: upper bound on epsilon at that
+    epoch, by RDP. history: the epochs completed in this run. result: of a finished or stopped trial. started, trained,
+    ended: when the trial started, ended training and ended in this run, in seconds since 1970 UTC.
     """
 
     key: str
@@ -37,33 +37,33 @@ class TrialStatus:
 
     @property
     def step(self) -> int:
-        """Steps done."""
+        """Steps trained so far."""
         if self.result is not None:
             return self.result.steps
         return self.progress.step if self.progress else 0
 
     @property
     def accuracy(self) -> float | None:
-        """On held-out test data."""
+        """Accuracy on held-out test data; None before the first evaluation."""
         known = self.result or self.progress
         return known.evaluation.accuracy if known else None
 
     @property
     def epsilon(self) -> float | None:
-        """The worst case: of the whole trial once it has a result, else so far."""
+        """Worst-case epsilon: of the whole trial once it has a result, else of the steps so far."""
         return self.result.worst_case.epsilon if self.result else self.epsilon_so_far
 
 
 def status_of(result: StoredResult) -> TrialStatus:
-    """The status of a trial of which an earlier run of the sweep left the result."""
+    """The status of a trial whose result an earlier run of the sweep has stored."""
     state = TrialState.FINISHED if isinstance(result, TrialResult) else TrialState.STOPPED
     return TrialStatus(result.key, result.steps, state, result=result, started=result.started, ended=result.ended)
 
 
 class SweepStatus:
-    """The trials of a sweep; safe to read and change from several threads.
+    """The trials of a sweep. Thread-safe.
 
-    on_end is called with each trial that ends, in the thread that ended it.
+    on_end: called with each trial that ends, in the thread that called `change`.
     """
 
     def __init__(self, trials: Iterable[TrialStatus], on_end: Callable[[TrialStatus], None]) -> None:
@@ -75,6 +75,7 @@ class SweepStatus:
 
     @property
     def trials(self) -> tuple[TrialStatus, ...]:
+        """All trials, as they are now, in the order of the grid."""
         with self._lock:
             return tuple(self._trials.values())
 
@@ -83,7 +84,7 @@ class SweepStatus:
             return self._trials[key]
 
     def change(self, key: str, **changes: object) -> None:
-        """Replace the named fields of one trial; times of start and end are kept by this class."""
+        """Replace the named fields of one trial; ``started``, ``trained`` and ``ended`` follow from its state."""
         with self._lock:
             before = self._trials[key]
             after = replace(before, **changes)  # type: ignore[arg-type]
@@ -99,20 +100,22 @@ class SweepStatus:
             self._on_end(after)
 
     def restore(self, result: StoredResult) -> None:
-        """Take over the result of an earlier run, without announcing it or counting it in the time estimate."""
+        """Restore the result of an earlier run without announcing it or counting it in the time estimate."""
         with self._lock:
             self._trials[result.key] = replace(status_of(result), total_steps=self._trials[result.key].total_steps)
             self._steps_at_start += self._trials[result.key].total_steps
 
     def counts(self) -> Mapping[TrialState, int]:
+        """Number of trials by state; 0 for a state that no trial is in."""
         return Counter(trial.state for trial in self.trials)
 
     @property
     def elapsed(self) -> float:
+        """Seconds since this run of the sweep began."""
         return time.time() - self.began
 
     def seconds_left(self) -> float | None:
-        """Estimated from the steps done since this run began; None before the first one."""
+        """Estimated seconds until the sweep ends, from the steps done in this run; None before the first step."""
         trials = self.trials
         done = sum(trial.total_steps if trial.state.has_ended else trial.step for trial in trials)
         remaining = sum(trial.total_steps for trial in trials) - done

@@ -1,1 +1,4 @@
-"""The self-contained HTML report of a sweep."""
+"""The self-contained HTML report of a sweep.
+
+Other rooms import from its modules: an export here would make `owner`, for `dpsweep owner-report`, load plotly.
+"""

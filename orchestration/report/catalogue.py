@@ -1,6 +1,6 @@
-"""The figures of the report: each with its name, title and section, how it is drawn, and where else it is shown.
+"""The figures of the report: name, title and section of each, how it is drawn, and whether MLflow shows it too.
 
-A new figure is a function of `orchestration.report.figures` and one entry of `FIGURES`.
+To add a figure, add a function to `orchestration.report.figures` and one entry to `FIGURES`.
 """
 
 from __future__ import annotations
@@ -38,11 +38,10 @@ def _left_out(data: PublishedSweep) -> str:
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure of the report, or several of a kind.
+    """One figure of the report, or several of one kind.
 
-    draw: from what is shown to the figures, by what their names and titles end in (nothing for a single one); None and
-    figures without data are left out. missing: the reason that the page gives for a figure without data; empty where
-    nothing stands in its place.
+    draw: returns the figures by the suffix that completes their name and title ("" for a single one); None and figures
+    without data are left out. missing: what the page says in place of a figure without data, or "" for nothing.
     """
 
     name: str
@@ -51,7 +50,7 @@ class Figure:
     draw: Callable[[Scene], Mapping[str, go.Figure | None]]
     missing: Callable[[PublishedSweep], str] = _left_out
     in_mlflow: bool = False
-    """Whether MLflow shows it beside the report."""
+    """Whether the figure is also attached to the sweep's MLflow run."""
 
 
 def _one(draw: Callable[[Scene], go.Figure | None]) -> Callable[[Scene], Mapping[str, go.Figure | None]]:
@@ -87,7 +86,7 @@ FIGURES: Final = (
 
 @dataclass(frozen=True)
 class Drawn:
-    """A figure with data, under the name and title of its own."""
+    """A figure with data, with its complete name and title."""
 
     kind: Figure
     name: str
@@ -96,7 +95,7 @@ class Drawn:
 
 
 def drawn_figures(data: PublishedSweep) -> tuple[Drawn, ...]:
-    """Every figure that the data allow, in the order of `FIGURES`."""
+    """Every figure for which there is data, in the order of `FIGURES`."""
     settings = finished_settings(data.trials)
     scene = Scene(settings, style_of(settings), group_names(data.trials))
     return tuple(
@@ -108,5 +107,5 @@ def drawn_figures(data: PublishedSweep) -> tuple[Drawn, ...]:
 
 
 def figures_for_mlflow(data: PublishedSweep) -> dict[str, go.Figure]:
-    """The figures that MLflow shows, by name."""
+    """The figures to attach to the sweep's MLflow run, by name."""
     return {drawn.name: drawn.figure for drawn in drawn_figures(data) if drawn.kind.in_mlflow}

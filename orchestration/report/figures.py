@@ -1,4 +1,4 @@
-"""How each figure of the report is drawn, with plotly. Pure; `orchestration.report.catalogue` lists them all."""
+"""Draw the figures of the report with plotly. Pure; `orchestration.report.catalogue` lists them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Value = Callable[[PublishedTrial], float | None]
 
 @dataclass(frozen=True)
 class Scene:
-    """What every figure is drawn from: the finished settings, how they look, and the groups from worst to best."""
+    """The data of every figure: finished settings, their style, and the groups in increasing order of accuracy."""
 
     settings: Sequence[Setting]
     style: Style
@@ -35,34 +35,38 @@ class Scene:
 
 
 def utility_fairness(scene: Scene) -> go.Figure:
-    """The accuracy of the worst-served group against that on all test data."""
+    """Accuracy of the worst-served group against accuracy on all test data."""
     x_title, y_title = "accuracy on test data", "accuracy of the worst-served group"
     return _scatter(scene.settings, scene.style, accuracy, worst_group_accuracy, x_title, y_title, log=False)
 
 
 def privacy_utility(scene: Scene) -> go.Figure | None:
+    """Accuracy against worst-case epsilon; None if all private settings have the same epsilon."""
     return _privacy(scene.settings, scene.style, accuracy, "accuracy on test data")
 
 
 def privacy_fairness(scene: Scene) -> go.Figure | None:
+    """Worst-group accuracy against worst-case epsilon; None if all private settings have the same epsilon."""
     return _privacy(scene.settings, scene.style, worst_group_accuracy, "accuracy of the worst-served group")
 
 
 def group_accuracy(scene: Scene) -> go.Figure:
+    """Accuracy of each group on test data."""
     return _by_group(scene, lambda name: group_value(name, lambda group: group.accuracy), ".0%")
 
 
 def group_change(scene: Scene) -> go.Figure:
-    """Accuracy against the non-private baseline, in points."""
+    """Change of each group's accuracy against the non-private baseline, in percentage points."""
     return _by_group(scene, lambda name: group_value(name, _change_in_points), "~g")
 
 
 def mean_group_epsilon(scene: Scene) -> go.Figure:
+    """Mean epsilon_i of each group's training examples; whiskers are at least the standard error."""
     return _by_group(scene, group_epsilon, ".3~g", group_epsilon_error, limits=_possible(scene.settings))
 
 
 def _privacy(settings: Sequence[Setting], style: Style, y: Value, y_title: str) -> go.Figure | None:
-    """The value against the worst-case epsilon; None when all private settings cost the same."""
+    """``y`` against worst-case epsilon; None if all private settings have the same epsilon to two digits."""
     private = [setting for setting in settings if not setting.is_baseline]
     costs = {f"{cost.mean:.2g}" for cost in (setting.over_seeds(epsilon) for setting in private) if cost}
     if len(costs) < 2:
@@ -125,8 +129,8 @@ def _by_group(
 ) -> go.Figure:
     """One row per group, one marker per setting: the mean over seeds, with whiskers over their range.
 
-    error: standard error of a value; whiskers reach at least as far as that of the mean. Rows and the places in them
-    are the same for every value, so that pictures can be read across. limits: of the axis, beyond which no value lies.
+    error: standard error of a value; whiskers are at least that of the mean over seeds. Groups and settings are at the
+    same positions in every figure, so that figures can be compared side by side. limits: range of the axis.
     """
     settings, style, names = scene.settings, scene.style, scene.groups
     figure = _figure(height=60 + len(names) * max(26, 7 * len(settings)))
@@ -171,7 +175,7 @@ def _by_group(
 
 
 def who_pays(scene: Scene) -> go.Figure:
-    """Mean epsilon_i of a group against the accuracy it gets: one marker per group and setting."""
+    """Mean epsilon_i of a group against its accuracy on test data: one marker per group and setting."""
     settings, style, names = scene.settings, scene.style, scene.groups
     figure = _figure(height=430)
     named: set[str] = set()
@@ -207,8 +211,8 @@ def who_pays(scene: Scene) -> go.Figure:
 
 
 def histograms(scene: Scene) -> dict[str, go.Figure]:
-    """How epsilon_i spreads over the training examples, with the worst case: a figure for each setting, by its name
-    without the schedule; schedules share one."""
+    """Histograms of epsilon_i over the training examples, with the worst case. Settings that differ only in the
+    schedule share a figure; keys are their names without the schedule."""
     settings, style = scene.settings, scene.style
     drawn: dict[str, go.Figure] = {}
     for setting in settings:
@@ -235,7 +239,7 @@ def histograms(scene: Scene) -> dict[str, go.Figure]:
 
 
 def _pooled_histograms(setting: Setting) -> list[tuple[list[float], list[float]]]:
-    """Edges and shares of examples, averaged over the seeds whose edges agree to a percent."""
+    """Bin edges and shares of examples, averaged over the seeds whose last edges agree to 1%."""
     pools: list[tuple[list[float], list[list[float]]]] = []
     for trial in setting.trials:
         histogram = trial.individuals.histogram if trial.individuals else None
@@ -263,7 +267,7 @@ def _mark_worst_case(figure: go.Figure, worst: float) -> None:
 
 
 def noise(scene: Scene) -> go.Figure:
-    """Noise multiplier per epoch: one line per setting, of its first seed."""
+    """Noise multiplier per epoch: one line per setting, for its first seed."""
     figure = _figure(height=360)
     for setting in scene.settings:
         history = setting.trials[0].history
@@ -276,9 +280,9 @@ def noise(scene: Scene) -> go.Figure:
 
 
 def clipping_bounds(scene: Scene) -> go.Figure:
-    """Clipping bounds per epoch: one line per setting, or per group where a method clips groups apart.
+    """Clipping bounds per epoch: one line per setting, or per group if the method has a bound per group.
 
-    Bounds of groups follow noisy counts and jump; the groups clipped the loosest and the tightest stand out.
+    Bounds per group follow noisy counts and fluctuate; the largest and the smallest are drawn bold and labelled.
     """
     settings, style = scene.settings, scene.style
     figure = _figure(height=360)
@@ -371,7 +375,7 @@ def _whiskers(mean: float, low: float, high: float, colour: str) -> dict[str, An
 
 
 def _possible(settings: Sequence[Setting]) -> tuple[float, float] | None:
-    """Where any mean epsilon_i lies: between nothing and the largest worst case. The noise of a release may not."""
+    """Axis range of a mean epsilon_i: from 0 to the largest worst case. Noisy released means may lie outside."""
     costs = [cost.high for setting in settings if (cost := setting.over_seeds(epsilon))]
     return (0.0, 1.04 * max(costs)) if costs else None
 
@@ -381,12 +385,12 @@ def _change_in_points(group: PublishedGroup) -> float | None:
 
 
 def _meta(setting: Setting) -> dict[str, str]:
-    """What the page's key shows and hides traces by."""
+    """Attributes by which the page's legend shows and hides traces."""
     return {"clipping": setting.clipping, "schedule": setting.schedule}
 
 
 def _plain(text: str) -> str:
-    """Text as text: plotly reads a few HTML tags and %{...} templates in its labels."""
+    """Escape a label: plotly interprets some HTML tags and %{...} templates."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("%{", "% {")
 
 

@@ -1,4 +1,4 @@
-"""Pieces of HTML that the report is put together from. Arguments called text are escaped here; html is passed on."""
+"""HTML elements of the report. Arguments called ``html`` are inserted as they are; all other text is escaped."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from orchestration.comparison.settings import Setting
 from orchestration.report.style import INK, Style
 
 Cell = tuple[str, str]
-"""HTML of a table cell, and its class: "n" for numbers, "" for words."""
+"""HTML of a table cell, and its CSS class: "n" for numbers, "" for text."""
 
 _SHAPES = {
     "circle": '<circle cx="6" cy="6" r="4.6"/>',
@@ -28,15 +28,17 @@ _DASHES = {"solid": "", "dash": "6 3", "dot": "2 2", "dashdot": "6 2 2 2", "long
 
 
 def section(title: str, *html: str) -> str:
+    """A section of the page under its heading."""
     return f"<section><h2>{escape(title)}</h2>{''.join(html)}</section>"
 
 
 def note(text: str, look: str = "withheld") -> str:
+    """A paragraph in a box; ``look`` is its CSS class."""
     return f'<div class="{look}"><p>{escape(text)}</p></div>'
 
 
 def panel(name: str, title: str, height: int) -> str:
-    """The place of a figure, under its title; height in pixels."""
+    """The element into which the page's script draws the figure called ``name``; height in pixels."""
     return (
         f'<div>{_plot_title(title)}<div class="plot" role="img" aria-label="{escape(title)}: a chart" '
         f'data-figure="{escape(name)}" style="height:{height}px"></div></div>'
@@ -44,7 +46,7 @@ def panel(name: str, title: str, height: int) -> str:
 
 
 def missing_panel(title: str, reason: str) -> str:
-    """Why a figure is missing, in its place; nothing without a reason."""
+    """The reason why a figure is missing, under its title; "" without a reason."""
     return f"<div>{_plot_title(title)}{note(reason)}</div>" if reason else ""
 
 
@@ -53,7 +55,7 @@ def _plot_title(title: str) -> str:
 
 
 def table(heads: Iterable[tuple[str, str]], rows: Iterable[Sequence[Cell]], looks: Sequence[str] = ()) -> str:
-    """heads: text and class of each column; looks: the class of each row."""
+    """A table. heads: text and CSS class of each column. looks: CSS class of each row."""
     head = "".join(f'<th scope="col" class="{look}">{escape(text)}</th>' for text, look in heads)
     body = []
     for place, row in enumerate(rows):
@@ -64,12 +66,12 @@ def table(heads: Iterable[tuple[str, str]], rows: Iterable[Sequence[Cell]], look
 
 
 def named(setting: Setting, style: Style) -> str:
-    """The setting's name behind its marker."""
+    """The setting's marker and name."""
     return _marker(style.colour(setting), style.symbol(setting)) + escape(setting.name)
 
 
 def key(settings: Iterable[Setting], style: Style) -> str:
-    """What colours, symbols and dashes mean; its buttons show and hide."""
+    """The legend of colours, symbols and dashes; its buttons show and hide settings in the figures."""
     drawn = list(settings)
     clippings = dict.fromkeys(setting.clipping for setting in drawn)
     schedules = dict.fromkeys(setting.schedule for setting in drawn if setting.schedule)
@@ -96,7 +98,7 @@ def _line(symbol: str, dash: str) -> str:
 
 
 def _swatch(width: int, colour: str, shapes: str) -> str:
-    """A picture beside the words that say the same."""
+    """An inline SVG. It is hidden from screen readers because the text beside it says the same."""
     return (
         f'<svg class="swatch" aria-hidden="true" width="{width}" height="12" fill="{colour}" stroke="{colour}" '
         f'stroke-width="0">{shapes}</svg>'

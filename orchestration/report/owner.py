@@ -1,4 +1,4 @@
-"""The report for the owner of one training example: sentences, and a small page that stands alone. Pure."""
+"""The report for the owner of one training example, as sentences and as a self-contained HTML page. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ th{{text-align:left;padding-right:2rem;font-weight:normal;color:#6b7078}}</style
 
 
 def owner_sentences(report: OwnerReport, research_mode: bool) -> tuple[str, ...]:
-    """What the numbers mean, in plain words. research_mode: the noise came from a seed that somebody knows."""
+    """What the numbers mean, in plain words. research_mode: the noise was drawn from a known seed."""
     without = _WITHOUT[report.adjacency]
     sentences = [
         f"Example {report.example_id}: epsilon {_up(report.epsilon)} at delta {report.delta:g}, {report.kind}, "
@@ -49,7 +49,7 @@ def owner_sentences(report: OwnerReport, research_mode: bool) -> tuple[str, ...]
 
 
 def owner_page(report: OwnerReport, sentences: Sequence[str]) -> str:
-    """The report as one HTML document without scripts or any reference to the network."""
+    """The report as one HTML document without scripts and without references to other files."""
     facts = {
         "epsilon": _up(report.epsilon),
         "delta": f"{report.delta:g}",
@@ -65,7 +65,7 @@ def owner_page(report: OwnerReport, sentences: Sequence[str]) -> str:
 
 
 def _up(epsilon: float) -> str:
-    """Four decimals, rounded up."""
+    """Epsilon with four decimals, rounded up."""
     return f"{round_up(epsilon, 4) if epsilon > 0.0 else 0.0:.4f}" if math.isfinite(epsilon) else "infinite"
 
 

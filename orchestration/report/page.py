@@ -1,7 +1,7 @@
-"""One self-contained HTML page that tells what a sweep found: pure, from `PublishedSweep` to text.
+"""The HTML report of a sweep: one self-contained page from a `PublishedSweep`. Pure.
 
-The page needs neither network nor server: plotly.js is inlined once, figures are JSON inside it. Names and messages
-come from users and are escaped; pictures repeat what tables say, so the page also reads on paper.
+The page needs neither network nor server: plotly.js and the figures (as JSON) are inside it. Names and messages of
+users are escaped. Tables repeat the numbers of the figures, so the page can be printed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from orchestration.report.tables import (
 
 
 def render(data: PublishedSweep) -> str:
-    """The page as one HTML document without any reference to the network."""
+    """The page as one HTML document without references to other files."""
     settings = finished_settings(data.trials)
     style = style_of(settings)
     drawn = drawn_figures(data)
@@ -66,7 +66,7 @@ def render(data: PublishedSweep) -> str:
 
 
 def _plain(drawn: Drawn) -> dict[str, Any]:
-    """A figure as the page's script takes it."""
+    """A figure as plain data for the page's script."""
     made = json.loads(drawn.figure.to_json())
     return {"data": made["data"], "layout": made["layout"]}
 
@@ -82,7 +82,7 @@ def _panels(data: PublishedSweep, drawn: Sequence[Drawn]) -> dict[Section, str]:
 
 
 def _script_safe(value: Any) -> str:
-    """JSON that no HTML parser can mistake for the end of a script element."""
+    """JSON with <, > and & escaped, so that no text in it can end the script element."""
     text = json.dumps(value, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -101,7 +101,7 @@ def _opening(data: PublishedSweep, settings: Sequence[Setting]) -> str:
 
 
 def _date(created: str) -> str:
-    """An ISO date as people write it; any other text as it is."""
+    """An ISO 8601 date as ``YYYY-MM-DD hh:mm UTC``; any other text unchanged."""
     return re.sub(r"^(\d{4}-\d\d-\d\d)T(\d\d:\d\d)[:.\d]*(\+00:00|Z)$", r"\1 \2 UTC", created)
 
 
@@ -188,7 +188,7 @@ def _individuals(data: PublishedSweep, settings: Sequence[Setting], style: Style
 
 
 def _attacks(settings: Sequence[Setting], style: Style) -> str:
-    """Nothing where no trial was attacked, or its attacks are withheld."""
+    """The section on membership attacks; "" if no trial was attacked or the results are withheld."""
     found = attacks_table(settings, style)
     if not found:
         return ""
@@ -202,7 +202,7 @@ def _attacks(settings: Sequence[Setting], style: Style) -> str:
 
 
 def _release_words(data: PublishedSweep, settings: Sequence[Setting]) -> str:
-    """How the published εᵢ came to be: exact or released with DP, and whether they are guarantees."""
+    """Whether the shown statistics of εᵢ are exact or released with DP, and whether the εᵢ are guarantees."""
     found = [trial.individuals for setting in settings for trial in setting.trials if trial.individuals]
     if not found:
         return ""

@@ -1,6 +1,6 @@
-"""The words of the report: its headline and its explanations. Pure; every string is plain text.
+"""The text of the report: its headline and its explanations. Pure; every string is plain text.
 
-Markup is added by `orchestration.report.page`, which escapes whatever comes from here.
+`orchestration.report.page` escapes the strings and adds markup.
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ ATTACK = (
 
 
 def meanings(data: PublishedSweep) -> list[tuple[str, str]]:
-    """Every term of the page with what it means: the metrics', those of the comparison, and of attacks if shown."""
+    """The terms of the page with their meanings: metrics, comparison, and attacks if shown."""
     metrics = [metric for metric in METRICS if metric.meaning and (data.disclosure == "raw" or not metric.exact)]
     attacked = any(trial.attacks for trial in data.trials)
     return [*((metric.heading, metric.meaning) for metric in metrics), *TERMS, *([ATTACK] if attacked else [])]
 
 
 def headline(data: PublishedSweep, settings: Sequence[Setting]) -> list[str]:
-    """What the sweep found, in sentences: best trade-offs, what single examples paid, what went wrong."""
+    """The findings in sentences: best trade-offs, costs of single examples, trials that failed or are missing."""
     return [*_trade_offs(data, settings), *_individuals(data, settings), *_failures(data)]
 
 
@@ -102,7 +102,7 @@ def _fairest(best: Setting, private: Sequence[Setting]) -> list[str]:
     names = sorted({group.name for trial in fairest.trials if (group := worst_group(trial))})
     whom = f"group {' or '.join(names)} gets {percent(worst)}"
     if len(private) == 1:
-        return [f"Of its groups it serves one worst: {whom}."]
+        return [f"Of all groups, {whom}, the lowest accuracy."]
     if fairest is best:
         return [f"It also serves its worst group best: {whom}."]
     other, total = best.over_seeds(worst_group_accuracy), fairest.over_seeds(accuracy)
@@ -143,8 +143,8 @@ def _correlations(private: Sequence[Setting]) -> list[str]:
 def group_correlation(setting: Setting) -> float | None:
     """Pearson's r between accuracy and mean epsilon_i over at least three groups; None where it is undefined.
 
-    Groups so small that the noise of a release drowns their mean (a standard error above a tenth of the worst case)
-    are left out.
+    Groups whose mean has a standard error above a tenth of the worst case are left out: they are so small that the
+    noise of the release dominates.
     """
     cost = setting.over_seeds(epsilon)
     tolerable = 0.1 * cost.mean if cost else 0.0

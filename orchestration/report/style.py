@@ -1,7 +1,7 @@
-"""One visual language for every picture and table of a report.
+"""Colours and symbols of settings, the same in every figure and table of a report.
 
-Colour says clipping, symbol and dash say noise schedule, grey is the non-private baseline. The palette is that of Okabe
-and Ito (2008), whose colours are told apart with any colour vision.
+Colour shows the clipping method, symbol and dash the noise schedule; grey is the non-private baseline. The palette, of
+Okabe and Ito (2008), is distinguishable with any colour vision.
 """
 
 from __future__ import annotations
@@ -43,23 +43,26 @@ Look = TypeVar("Look")
 
 @dataclass(frozen=True)
 class Style:
-    """How the settings of one sweep look: the same in every picture."""
+    """Colours by clipping method, and (symbol, dash) by noise schedule, for the settings of one sweep."""
 
     colours: Mapping[str, str]
     looks: Mapping[str, tuple[str, str]]
 
     def colour(self, setting: Setting) -> str:
+        """Hexadecimal colour of the setting's clipping method."""
         return self.colours[setting.clipping]
 
     def symbol(self, setting: Setting) -> str:
+        """Plotly's name of the marker for the setting's schedule."""
         return self.looks[setting.schedule][0]
 
     def dash(self, setting: Setting) -> str:
+        """Plotly's name of the line dash for the setting's schedule."""
         return self.looks[setting.schedule][1]
 
 
 def style_of(settings: Sequence[Setting]) -> Style:
-    """Fixed looks for well-known names, so that reports can be compared; spare ones, in order, for the others."""
+    """Fixed colours and symbols for known names, so that reports can be compared; spare ones, in order, for others."""
 
     def assign(names: Sequence[str], known: Mapping[str, Look], spare: Sequence[Look]) -> dict[str, Look]:
         unknown = [name for name in dict.fromkeys(names) if name not in known]

@@ -40,7 +40,7 @@ def settings_table(settings: Sequence[Setting], style: Style) -> str:
 
 
 def _over_seeds(metric: Metric, setting: Setting) -> str:
-    """The metric over the seeds of the setting, behind the groups that it belongs to."""
+    """The metric over the seeds of the setting, preceded by the names of the groups that it belongs to."""
     found = setting.over_seeds(metric.value)
     text = metric.format.over_seeds(found) if found else metric.format.one(metric.value(setting.trials[0]))
     whose = dict.fromkeys(name for trial in setting.trials if (name := metric.whose(trial)) is not None)
@@ -48,7 +48,7 @@ def _over_seeds(metric: Metric, setting: Setting) -> str:
 
 
 def group_sizes_table(settings: Sequence[Setting], style: Style) -> str:
-    """Epsilon of any k records together, by setting; nothing when no trial has it for more than one record."""
+    """Epsilon of any k records together, by setting; "" if no trial has it for k > 1."""
     sizes = sorted({k for setting in settings for trial in setting.trials if trial.privacy
                     for k in trial.privacy.group_epsilons})  # fmt: skip
     if not any(k > 1 for k in sizes):
@@ -67,7 +67,7 @@ def group_sizes_table(settings: Sequence[Setting], style: Style) -> str:
 
 
 def estimates_table(settings: Sequence[Setting], style: Style) -> str:
-    """How well estimated epsilon_i agree with exact ones, by setting; nothing where no trial tracked examples."""
+    """Estimated against exactly tracked epsilon_i, by setting; "" if no trial tracked examples."""
 
     def quality(value: Callable[[EstimateQuality], float | None]) -> Callable[[PublishedTrial], float | None]:
         return lambda trial: (
@@ -99,7 +99,7 @@ def estimates_table(settings: Sequence[Setting], style: Style) -> str:
 
 
 def losses_table(settings: Sequence[Setting], style: Style) -> str:
-    """Correlation of epsilon_i and log loss, overall and by group; nothing where no trial has any."""
+    """Correlation of epsilon_i and log loss, overall and by group; "" if no trial has any."""
     names = group_names([trial for setting in settings for trial in setting.trials])
     values = (loss_correlation, *map(group_loss_correlation, names))
     rows: list[list[Cell]] = []
@@ -113,7 +113,7 @@ def losses_table(settings: Sequence[Setting], style: Style) -> str:
 
 
 def attacks_table(settings: Sequence[Setting], style: Style) -> str:
-    """Success of the membership attack, by setting and group; nothing where no trial was attacked."""
+    """Success of the membership attack, by setting and group; "" if no trial was attacked."""
     attacked = [setting for setting in settings if any(trial.attacks for trial in setting.trials)]
     names = group_names([trial for setting in attacked for trial in setting.trials])
     rows: list[list[Cell]] = [
@@ -124,7 +124,7 @@ def attacks_table(settings: Sequence[Setting], style: Style) -> str:
 
 
 def _attack_cell(setting: Setting, name: str) -> str:
-    """Success rate with its standard error; below it, examples measured and the mean epsilon_i of the group."""
+    """Success rate with its standard error; below it, the number of attacked examples and the mean epsilon_i."""
     rate = setting.over_seeds(group_attack(name, lambda group: group.success_rate))
     measured = setting.over_seeds(group_attack(name, lambda group: group.examples))
     if rate is None or measured is None:
@@ -136,7 +136,7 @@ def _attack_cell(setting: Setting, name: str) -> str:
 
 
 def trials_table(trials: Sequence[PublishedTrial]) -> str:
-    """Every trial, with its status and whatever it has to say."""
+    """One row per trial: status, claim, every metric of `metrics.Place.TRIALS`, error and notes."""
     shown = columns(Place.TRIALS)
     words, numbers = ("Trial", "Status", "Accountant"), (metric.heading for metric in shown)
     heads = (*((text, "") for text in words), *((text, "n") for text in numbers), ("Remarks", ""))

@@ -1,4 +1,4 @@
-"""The files that a sweep's report consists of."""
+"""Write the report files of a sweep."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from orchestration.report.page import render
 
 
 def write_reports(files: SweepFiles, record: SweepRecord) -> str:
-    """Write the report that the sweep discloses and, beside the private data, the exact one. Returns the first."""
+    """Write the report under the sweep's release mode, the exact report in ``private/``, and results.json.
+
+    Returns: the HTML of the first. Raises: DataCorruption for damaged statistics, StorageError.
+    """
     page = render(record.data())
     write_bytes_atomically(files.report, page.encode())
     write_bytes_atomically(files.private_report, render(record.data(exact(files))).encode(), private=True)

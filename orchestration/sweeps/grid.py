@@ -1,8 +1,8 @@
-"""The grid of a sweep: every trial it asks for. Pure.
+"""The grid of a sweep: all its trials. Pure.
 
-Any field of a trial may hold a list instead of one value; the grid is the product of these lists. Trials without
-clipping are the non-private baselines: noise, schedule and target do not apply to them, so each runs once per
-combination of everything else, and every private trial that shares that combination is compared with it.
+Fields of a sweep file may hold a list instead of one value; the grid is the product of these lists. A trial without
+clipping is a non-private baseline. Noise, schedule and target do not apply to it, so there is one baseline per
+combination of the other fields; every private trial is compared with the baseline of its combination.
 """
 
 from __future__ import annotations
@@ -24,37 +24,55 @@ from workers.spec import AttackSpec, Component, DataSpec, NoiseSpec, TrialSpec
 
 T = TypeVar("T")
 BASELINE = "none"
-"""The clipping method of a trial without privacy."""
+"""The clipping method of a non-private baseline."""
 MAX_TRIALS = 10_000
-"""Of one sweep: Ray Tune, MLflow and the report handle thousands."""
+"""Maximum number of trials of a sweep; Ray Tune, MLflow and the report handle thousands."""
 LONGEST_KEY = 120
-"""Characters of a trial's key: it names a folder, and names of folders have at most 255."""
+"""Maximum length of a trial's key. It names a folder; file systems allow 255 bytes."""
 
 
 @dataclass(frozen=True)
 class GridPoint:
-    """One trial that the sweep asks for. With a target, calibration starts from the noise multiplier of ``spec``."""
+    """One trial that the sweep asks for.
+
+    target_epsilon: None if the noise multiplier of ``spec`` is final; otherwise the planner replaces it by a calibrated
+    one.
+    """
 
     spec: TrialSpec
     labels: dict[str, Label]
-    """The values that tell the trials of the sweep apart; always clipping, schedule and seed."""
+    """The values that distinguish the trials of the sweep; always clipping, schedule and seed."""
     target_epsilon: float | None = None
     baseline: str | None = None
-    """Key of the non-private trial that shares everything else, where the sweep has one."""
+    """Key of the trial's non-private baseline, if the sweep has one."""
 
     @property
     def key(self) -> str:
+        """Unique name of the trial in its sweep; also that of its folder."""
         return self.spec.key
 
     @property
     def is_private(self) -> bool:
+        """Whether the trial clips and adds noise, so is not a baseline."""
         return self.spec.is_private
 
 
 def grid(sweep: SweepSpec) -> tuple[GridPoint, ...]:
-    """Every trial of the sweep, baselines first, each with a key that is unique, readable and stable.
+    """Every trial of the sweep, baselines first, each with a unique, readable and stable key.
 
-    Raises: InvalidInput when two trials of the grid get the same key, and for more than `MAX_TRIALS`.
+    Raises: InvalidInput if two trials get the same key, and for more than `MAX_TRIALS` trials.
+
+    >>> from orchestration.sweeps.schema import parse_sweep
+    >>> [point.key for point in grid(parse_sweep('''
+    ... name: example
+    ... data: breast_cancer
+    ... model: logistic
+    ... sampling: {method: poisson, batch_size: 64}
+    ... epochs: 2
+    ... clipping: [none, flat]
+    ... privacy: {target_epsilon: [1, 3], delta: 1e-5}
+    ... '''))]
+    ['non-private-seed0', 'flat-epsilon1-seed0', 'flat-epsilon3-seed0']
     """
     _require_countable(sweep)
     shared = list(_combinations(_shared_axes(sweep)))
@@ -84,7 +102,7 @@ def _require_countable(sweep: SweepSpec) -> None:
 
 
 Choice = Mapping[str, tuple[str, Any]]
-"""One value of every axis, with its label; the label is empty where the axis has no other value."""
+"""For each axis, a label and the chosen value; the label is empty if the axis has one value only."""
 
 
 def _combinations(axes: Mapping[str, list[tuple[str, Any]]]) -> Iterator[Choice]:
@@ -93,9 +111,9 @@ def _combinations(axes: Mapping[str, list[tuple[str, Any]]]) -> Iterator[Choice]
 
 
 def _labelled(axis: Iterable[T], label: Callable[[T], str]) -> list[tuple[str, T]]:
-    """Each value with its label, numbered where two labels coincide; the only value of an axis needs none.
+    """Each value with its label; equal labels are numbered, and a single value gets an empty label.
 
-    Raises: InvalidInput when two values are equal.
+    Raises: InvalidInput if two values are equal.
     """
     values = list(axis)
     if len(values) == 1:
@@ -111,7 +129,7 @@ def _labelled(axis: Iterable[T], label: Callable[[T], str]) -> list[tuple[str, T
 
 
 def _labelled_components(axis: Iterable[Component | None]) -> list[tuple[str, Component | None]]:
-    """A component is called by its name, and by its parameters too where another one has the same name."""
+    """Label components by name, and by their parameters too where several have the same name."""
     values = list(axis)
     names = [_name(value) for value in values]
 
@@ -127,7 +145,7 @@ def _name(component: Component | None) -> str:
 
 
 def _short(name: str) -> str:
-    """A name without the folders of the user's own file: file.py:function is file:function."""
+    """A name without the folder and suffix of the user's own file: ``models/file.py:function`` -> ``file:function``."""
     location, _, function = name.rpartition(":")
     return f"{PurePath(location).stem}:{function}" if location.endswith(".py") else name
 
@@ -148,7 +166,7 @@ _COMPONENTS = (
 
 
 def _shared_axes(sweep: SweepSpec) -> dict[str, list[tuple[str, Any]]]:
-    """The axes that say nothing about privacy, by the field of `TrialSpec` they set."""
+    """The axes that private trials and baselines share, by the field of `TrialSpec` that they set."""
     return {
         "data": _labelled(sweep.data, _data_label),
         **{axis: _labelled_components(getattr(sweep, axis)) for axis in _COMPONENTS},
@@ -170,7 +188,7 @@ def _private_axes(sweep: SweepSpec) -> dict[str, list[tuple[str, Any]]]:
 
 
 def _key(first: str, choice: Choice) -> str:
-    """All labels, as a name that every file system takes; a long one ends in a hash of the whole instead."""
+    """All labels, joined to a name that is valid on every file system; a long one is cut and ends in a hash."""
     whole = "-".join([first, *(label for label, _ in choice.values() if label)])
     key = re.sub(r"[^A-Za-z0-9_.=+-]+", "_", whole)
     if len(key) <= LONGEST_KEY:
@@ -180,14 +198,14 @@ def _key(first: str, choice: Choice) -> str:
 
 
 def _labels(choice: Choice) -> dict[str, Label]:
-    """What tells this trial from the others, by axis; numbers stay numbers."""
+    """The labels of the trial by axis, only for axes with several values; numbers stay numbers."""
     return {
         axis: value if isinstance(value, int | float) else label for axis, (label, value) in choice.items() if label
     }
 
 
 def _trial(sweep: SweepSpec, choice: Choice) -> TrialSpec:
-    """The trial of one combination, without anything that is about privacy."""
+    """The non-private trial of one combination."""
     return TrialSpec(
         key=_key(NON_PRIVATE, choice),
         **{axis: value for axis, (_, value) in choice.items()},

@@ -1,7 +1,7 @@
-"""What a sweep would do, without training: every trial with its noise, steps, worst-case cost and bytes.
+"""The plan of a sweep, made without training: noise, steps, worst-case cost and stored bytes of every trial.
 
-The planner builds the `Trace` that the trainer will write, through the same functions, so what it calibrates is
-what will be accounted. A trial that cannot run gets the reason instead; nothing starts while one is refused.
+The planner builds the `Trace` that the trainer will write, by the same functions, so the calibrated mechanism is the
+one that will be accounted. A trial that cannot run is refused with a reason; if any is refused, nothing starts.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from workers.training import check_spec
 _BYTES_PER_ROW = 8 + 4 + 4 + 4 + 4
 """example_id int64; group int32; norm, contribution and loss float32."""
 _BYTES_PER_SNAPSHOT = 8192
-"""A folder, and what a file takes beside its rows."""
+"""Overhead of a snapshot on disk: its folder, and its file without the rows."""
 K = TypeVar("K")
 V = TypeVar("V")
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Worst cases of one run: by the sweep's accountant, by further ones, and for groups of every size asked for."""
+    """Worst-case costs of a run: by the sweep's accountant, by the ``others``, and for each group size of the sweep."""
 
     worst_case: PrivacyEstimate
     others: tuple[PrivacyEstimate, ...]
@@ -55,8 +55,9 @@ class Costs:
 class PlannedTrial:
     """A trial that can run. The spec of ``point`` has its calibrated noise multiplier.
 
-    trace: what the trainer will have run at most; releases: what is released besides training, part of the trace.
-    costs: the worst cases of the trace. shard_bytes: what the norm shards take before compression.
+    trace: the longest run that the trainer may make, and what it releases; the trainer may stop earlier. costs: of the
+    trace. releases: those after training, also part of the trace. shard_bytes: size of the norm shards before
+    compression.
     """
 
     point: GridPoint
@@ -68,10 +69,12 @@ class PlannedTrial:
 
     @property
     def key(self) -> str:
+        """Key of the trial."""
         return self.point.key
 
     @property
     def spec(self) -> TrialSpec:
+        """What the trainer runs, with its calibrated noise multiplier."""
         return self.point.spec
 
 
@@ -79,7 +82,7 @@ class PlannedTrial:
 class Refusal:
     """A trial that cannot run, and why.
 
-    hidden: text and traceback that the reason leaves out because they may quote the data; for the private folder.
+    hidden: the withheld text and traceback, which may quote the data; stored in the private folder only.
     """
 
     key: str
@@ -89,12 +92,14 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Plan:
+    """The trials of a sweep that can run, the refused ones, and warnings, one sentence each."""
+
     trials: tuple[PlannedTrial, ...]
     refusals: tuple[Refusal, ...]
     warnings: tuple[str, ...]
 
     def reasons(self) -> list[str]:
-        """Each distinct reason for a refusal on a line of its own, with the trials that it refuses."""
+        """One line per distinct reason of refusal, with the keys of its trials."""
         keys: dict[str, list[str]] = {}
         for refusal in self.refusals:
             keys.setdefault(refusal.reason, []).append(refusal.key)
@@ -102,10 +107,11 @@ class Plan:
 
 
 def plan_sweep(sweep: SweepSpec, code: UserCode | None = NO_CODE) -> Plan:
-    """Plan every trial. Reads the data (for its size and groups) and tries each model on a few rows; trains nothing.
+    """Plan every trial. Reads the data (for its size and groups) and runs each model on a few rows; trains nothing.
 
-    code: what of the user's own may be imported. None leaves the user's code alone: a model of theirs is not tried, as
-    a warning says, and trials on a data source of theirs are refused, because nothing is known without its size.
+    code: the user's own modules that may be imported. If None, no user code runs: the user's models are not tried
+    (with a warning), and trials with the user's data sources or clipping methods are refused, because their cost cannot
+    be computed. Raises: InvalidInput for a grid that `grid` refuses or an invalid ``release``.
     """
     planner, release = _Planner(sweep, code), release_spec(sweep.release.name, sweep.release.params)
     after_training = release.releases() if release else ()
@@ -122,26 +128,26 @@ def plan_sweep(sweep: SweepSpec, code: UserCode | None = NO_CODE) -> Plan:
 
 @dataclass(frozen=True)
 class _Planner:
-    """Plans the trials of one sweep, and works out once what several of them share.
+    """Plans the trials of one sweep, and computes once what several trials share.
 
-    Its tables are keyed by all that their values depend on, and end with it: the next plan reads the data anew.
-    Seeds share their mechanism, so each distinct one is calibrated and accounted once. Trials of one combination share
-    the answer whether it can train, also a refusal.
+    Each table is keyed by everything that its values depend on. The tables live as long as the planner, so the next
+    plan reads the data again. Trials that differ only in the seed share calibration and costs; trials of one
+    combination share the check whether it can train, including its error.
     """
 
     sweep: SweepSpec
     code: UserCode | None
     datasets: dict[DataSpec, tuple[DatasetDescription, Dataset]] = field(default_factory=dict)
-    """What a data set is, and a few of its rows."""
+    """Description of each data set, and a few of its rows."""
     misfits: dict[tuple[DataSpec, Combination], DpsweepError | None] = field(default_factory=dict)
-    """Why no trial of a combination can take a step."""
+    """Why a combination cannot train, or None if it can."""
     multipliers: dict[tuple[TrialMechanism, int, float, float], float] = field(default_factory=dict)
     """Calibrated noise multipliers, by mechanism, epochs, target epsilon and delta."""
     costs: dict[tuple[Trace, float], Costs] = field(default_factory=dict)
     """By trace and delta."""
 
     def planned(self, point: GridPoint, after_training: tuple[Release, ...]) -> PlannedTrial:
-        """The trial, with what it releases after training; raises the reason where it cannot run."""
+        """The plan of a trial with the given releases after training. Raises the error for which it is refused."""
         trial = point.spec
         if self.code is None and is_import_path(trial.data.name):
             raise InvalidInput(
@@ -224,9 +230,10 @@ def _with_noise(mechanism: TrialMechanism, initial_noise_multiplier: float) -> T
 
 
 def costs(trace: Trace, delta: float, sweep: SweepSpec) -> Costs:
-    """What a run costs in the worst case, by everything that the sweep asks for.
+    """Worst-case costs of a run, for all accountants and group sizes of the sweep.
 
-    Groups of more than one are accounted by privacy loss distributions: no other accountant covers sampled groups.
+    Groups of more than one record are accounted by privacy loss distributions; no other accountant covers them under
+    sampling.
     """
     sizes = sweep.accounting.group_sizes
     single = account(trace, delta, sweep.privacy.accountant)
@@ -238,7 +245,7 @@ def costs(trace: Trace, delta: float, sweep: SweepSpec) -> Costs:
 
 
 def _check_components(trial: TrialSpec, dataset: DatasetDescription, code: UserCode) -> None:
-    """Build every other component once, so that a wrong name or parameter is found before anything starts."""
+    """Build every other component once, so that a wrong name or parameter is an error before anything starts."""
     parameters = {"weight": nn.Parameter(torch.zeros(1))}
     method = clipping.make_clipping(trial.clipping, code)
     if is_import_path(trial.clipping.name):
@@ -254,7 +261,7 @@ def _check_components(trial: TrialSpec, dataset: DatasetDescription, code: UserC
 
 @contextlib.contextmanager
 def _named(axis: str) -> Iterator[None]:
-    """A parameter of the wrong type fails deep inside a component; say which one it was."""
+    """Turn a TypeError or ValueError of a component's parameters into `InvalidInput` that names the ``axis``."""
     try:
         yield
     except (TypeError, ValueError) as error:
@@ -262,7 +269,7 @@ def _named(axis: str) -> Iterator[None]:
 
 
 def _shard_bytes(norms: NormSpec, epochs: int, steps: int, examples: int) -> int:
-    """What the norms of every example take, and those of the examples that are tracked at every step."""
+    """Bytes of the norms of all examples at every refresh, plus those of the examples tracked at every step."""
     often = norms.refreshes_per_epoch
     snapshots = steps if often == "every_step" else min(steps, math.ceil(often * epochs))
     everyone = snapshots * (examples * _BYTES_PER_ROW + _BYTES_PER_SNAPSHOT)
@@ -278,7 +285,7 @@ def _warnings(trials: list[PlannedTrial]) -> tuple[str, ...]:
     }
     return tuple(
         f"delta is {delta:g}, but with {size} training examples it should be well below 1/n = {1.0 / size:.2g}: "
-        "a mechanism that publishes a random example whole would pass"
+        "a mechanism that publishes one random example meets it"
         for size, delta in worst.items()
     )
 

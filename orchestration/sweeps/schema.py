@@ -42,7 +42,7 @@ def _check_keys(mapping: Mapping[Any, Any], valid: Collection[str]) -> None:
 
 
 def _component(value: object) -> Component:
-    """``flat`` or ``{name: flat, bound: 1.0}``; the parameters are checked where the component is built."""
+    """Read ``flat`` or ``{name: flat, bound: 1.0}``; parameters are checked later, when the component is built."""
     match value:
         case Component():
             return value
@@ -54,7 +54,7 @@ def _component(value: object) -> Component:
 
 
 def _data(value: object) -> object:
-    """Keys that are not about cutting the data are parameters of the source."""
+    """Read a data source: keys that are no field of `DataSpec` are parameters of the source."""
     component = _component(value)
     cuts = {field.name for field in fields(DataSpec)} - {"name", "params"}
     for key in component.params:
@@ -81,14 +81,14 @@ def _as_tuple(value: object) -> object:
 
 
 def _quantity(value: float) -> float:
-    """Ray counts resources in ten-thousandths."""
+    """Refuse amounts below 0.0001, the unit in which Ray counts resources."""
     if 0.0 < value < 1e-4:
         raise InvalidInput(f"{value} is less than 0.0001, the least that Ray reserves; give more, or 0 where it may be")
     return value
 
 
 def _gpus(value: float) -> float:
-    """Ray shares one GPU among trials, but gives several only whole."""
+    """Refuse fractions above 1: Ray can share one GPU among trials, but reserves several only as a whole number."""
     if value > 1.0 and not value.is_integer():
         raise InvalidInput(f"{value} GPUs cannot be reserved; give a fraction of one, or a whole number of them")
     return value
@@ -107,7 +107,7 @@ Execution = Annotated[ExecutionSpec, BeforeValidator(_known_keys_of(ExecutionSpe
 
 
 class Settings(BaseModel):
-    """A section of a sweep file: frozen; an unknown key is an error that names the nearest valid one."""
+    """Base class of the sections of a sweep file: frozen; an unknown key is an error naming the nearest valid one."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -120,14 +120,14 @@ class Settings(BaseModel):
 
 
 class PrivacySettings(Settings):
-    """How private every private trial is: calibrated to a target, or with noise multipliers as given."""
+    """Privacy of every private trial: calibrated to a target epsilon, or with given noise multipliers."""
 
     delta: Delta
     target_epsilon: Axis[Annotated[float, Field(gt=0.0)]] | None = None
     noise_multiplier: Axis[NoiseMultiplier] | None = None
     budget: Budget | None = None
     accountant: str = "auto"
-    """The accountant that calibration meets the target with, and whose worst case the comparison shows."""
+    """The accountant for calibration and for the worst case that reports show."""
 
     @model_validator(mode="after")
     def _one_level(self) -> Self:
@@ -137,20 +137,23 @@ class PrivacySettings(Settings):
 
 
 class AccountingSettings(Settings):
+    """Accounting of trained trials: accountants, group sizes, and the Ray actors that do it."""
+
     individual: Annotated[str, name_in(INDIVIDUAL_ACCOUNTANTS)] = "rdp"
     """Accountant of the per-example epsilons."""
     also: Several[str] = ()
-    """Accountants reported beside privacy.accountant."""
+    """Further accountants to report besides privacy.accountant."""
     group_sizes: Several[Annotated[int, Field(ge=1, le=10_000)]] = (1,)
     """Sizes of groups whose worst-case epsilon is reported."""
     actors: int = Field(default=2, ge=1, le=1024)
-    """How many accounting actors share the parts of a trial."""
+    """Number of Ray actors that account the parts of a trial."""
     cpus: Quantity = Field(default=0.0, ge=0.0)
-    """CPUs that each of them reserves; 0 shares those of the trials that train."""
+    """CPUs that each actor reserves; with 0 the actors share those of training trials."""
 
 
 class SchedulerSettings(Settings):
-    """fifo trains every trial to its end; asha stops trials on a metric, which is a selection that costs privacy."""
+    """Scheduling of trials. ``fifo`` trains each to its end. ``asha`` stops trials with a low metric; on private data,
+    this selection costs privacy."""
 
     name: Literal["fifo", "asha"] = "fifo"
     metric: Literal["public_accuracy", "test_accuracy"] = "public_accuracy"
@@ -160,21 +163,23 @@ class SchedulerSettings(Settings):
 
 
 class ResourceSettings(Settings):
+    """CPUs and GPUs that each trial reserves, trials at a time, and retries."""
+
     cpus: Quantity = Field(default=1.0, gt=0.0)
     gpus: Annotated[Quantity, AfterValidator(_gpus)] = Field(default=0.0, ge=0.0)
     max_concurrent: int | None = Field(default=None, ge=1)
     max_failures: int = Field(default=3, ge=0)
-    """How often a trial whose worker died is continued from its checkpoint."""
+    """How often a trial is continued from its checkpoint after its worker died."""
 
 
 class BaselineSettings(Settings):
-    """What the non-private trials use instead: without clipping, gradients are longer and want smaller steps."""
+    """Overrides for the non-private trials; unclipped gradients are larger and may need a smaller learning rate."""
 
     optimizer: Named | None = None
 
 
 class SweepSpec(Settings):
-    """A whole sweep file. Fields typed ``Axis`` hold one value or a list of them."""
+    """A whole sweep file. Fields of type ``Axis`` take one value or a list of values."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
     data: Axis[Data]
@@ -194,7 +199,7 @@ class SweepSpec(Settings):
     baseline: BaselineSettings = BaselineSettings()
     norms: Norms = NormSpec()
     attacks: Attacks | None = None
-    """None where the sweep does not mention them, so that a sweep begun before they existed can be resumed."""
+    """None if the file has no such section, so that sweeps of versions without attacks can still be resumed."""
     noise_source: NoiseSourceName = "seeded"
     accounting: AccountingSettings = AccountingSettings()
     release: Named = Component("none")
@@ -204,12 +209,12 @@ class SweepSpec(Settings):
 
     @property
     def disclosure(self) -> Disclosure:
-        """What may leave ``private/``: the mode of ``release``."""
+        """The release mode, which says what may leave ``private/``."""
         return self.release.name
 
     @property
     def own_components(self) -> tuple[tuple[str, str], ...]:
-        """The user's own ``module:function`` components: what each is, and its name."""
+        """The user's own components, as (role, ``module:function``), such as ("model", "my_models:net")."""
         named = [
             *(("data source", data.name) for data in self.data),
             *(("model", model.name) for model in self.model),
@@ -236,7 +241,15 @@ class SweepSpec(Settings):
 
 
 def parse_sweep(text: str, origin: str = "sweep") -> SweepSpec:
-    """The sweep in a YAML text; ``origin`` names it in errors."""
+    """The sweep in a YAML text; ``origin`` names the text in errors.
+
+    Raises: InvalidInput with one line per mistake: where, what is expected, what is there.
+
+    >>> parse_sweep("epoch: 3", "my.yaml")
+    Traceback (most recent call last):
+        ...
+    accounting.errors.InvalidInput: my.yaml: unknown key 'epoch'; did you mean 'epochs'?...
+    """
     try:
         content = parse_text(text)
     except InvalidInput as error:
@@ -250,7 +263,7 @@ def parse_sweep(text: str, origin: str = "sweep") -> SweepSpec:
 
 
 def _error_lines(error: ValidationError, content: Mapping[str, Any]) -> Iterator[str]:
-    """One line for each place of the sweep that is wrong: where, what is expected, what is there."""
+    """One line for each wrong place of the sweep: where, what is expected, what is there."""
     wrong: dict[str, list[str]] = {}
     for item in error.errors(include_url=False, include_context=False):
         message = item["msg"].removeprefix("Value error, ")
@@ -264,7 +277,7 @@ def _error_lines(error: ValidationError, content: Mapping[str, Any]) -> Iterator
 
 
 def _place(location: tuple[int | str, ...], content: Any) -> Iterator[str]:
-    """The keys and list positions that lead there as the user wrote them, without pydantic's steps in between."""
+    """Keys and list positions of a pydantic location as the user wrote them, without pydantic's internal steps."""
     for part in location:
         inside: dict[int | str, Any] = {}
         if isinstance(content, Mapping):

@@ -1,8 +1,8 @@
-"""The text of a sweep file as plain values: YAML with the scalars of YAML 1.2, finite and of bounded size.
+"""Parse the text of a sweep file: YAML with the scalars of YAML 1.2, finite numbers and bounded size.
 
-PyYAML reads YAML 1.1, in which ``yes`` is true, ``010`` is 8, ``1:30`` is 90, ``1e-5`` is a word and a key may be given
-twice. In a sweep file, numbers are decimal, ``1e-5`` is a number, only ``true`` and ``false`` are truth values, and
-every other word is a word.
+PyYAML reads YAML 1.1, in which ``yes`` is true, ``010`` is 8, ``1:30`` is 90, ``1e-5`` is a string and a key may be
+given twice. In a sweep file, numbers are decimal, ``1e-5`` is a number, only ``true`` and ``false`` are booleans, every
+other word is a string, and a duplicate key is an error.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import yaml
 from accounting.errors import InvalidInput
 
 MAX_BYTES = 256 * 1024
-"""Of a sweep file: thousands of seeds or learning rates fit."""
+"""Maximum size of a sweep file; enough for thousands of seeds or learning rates."""
 MAX_VALUES = 100_000
 """Largest number of values in a sweep file after alias expansion."""
 
 
 def read_text(path: Path) -> str:
-    """The text of a sweep file. Raises `InvalidInput` when it cannot be read, is too large, or is not UTF-8."""
+    """The text of a sweep file. Raises: InvalidInput if it cannot be read, is over `MAX_BYTES`, or is not UTF-8."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
@@ -38,7 +38,11 @@ def read_text(path: Path) -> str:
 
 
 def parse_text(text: str) -> Any:
-    """The value that a YAML text holds. Raises `InvalidInput`, with the place, for what is no such text."""
+    """The value of a YAML text. Raises: InvalidInput with line and column if it is not valid.
+
+    >>> parse_text("{delta: 1e-5, seeds: [0, 010], note: yes}")
+    {'delta': 1e-05, 'seeds': [0, '010'], 'note': 'yes'}
+    """
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
@@ -63,13 +67,13 @@ def parse_text(text: str) -> Any:
 
 
 def shortly(value: object) -> str:
-    """The value as an error tells it: cut short, however large it is."""
+    """The value as shown in an error: its representation, at most 123 characters."""
     shown = reprlib.repr(value)
     return shown if len(shown) <= 120 else f"{shown[:120]}..."
 
 
 class _Loader(yaml.SafeLoader):
-    """Knows mappings, lists and the scalars named above; a tag for anything else is an error."""
+    """Reads mappings, lists and the scalars registered below; any other tag is an error."""
 
     yaml_implicit_resolvers = {}  # noqa: RUF012
     yaml_constructors = {  # noqa: RUF012
@@ -80,7 +84,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _size(node: yaml.Node, known: dict[int, int]) -> int:
-    """How many values a node holds, itself included."""
+    """Number of values in a node after alias expansion, itself included. ``known``: results by node id."""
     if id(node) not in known:
         held = [item for pair in node.value for item in pair] if isinstance(node, yaml.MappingNode) else node.value
         parts = [] if isinstance(node, yaml.ScalarNode) else held
@@ -93,7 +97,7 @@ def _refused(problem: str, node: yaml.Node) -> yaml.MarkedYAMLError:
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    """A key given twice would silently lose its first value."""
+    """A mapping. A duplicate key is an error; PyYAML would silently drop its first value."""
     seen: set[str] = set()
     for key, _ in node.value:
         if isinstance(key, yaml.ScalarNode):
@@ -113,7 +117,7 @@ def _real(loader: _Loader, node: yaml.ScalarNode) -> float:
     number = math.inf if "n" in node.value.lower() else float(node.value)
     if not math.isfinite(number):
         raise _refused(f"{node.value} is not a finite number; write a number", node)
-    return number + 0.0  # zero has no sign here
+    return number + 0.0  # turns -0.0 into 0.0
 
 
 _INTEGER = r"[-+]?(0|[1-9][0-9]*)"

@@ -1,7 +1,7 @@
-"""Which of the user's own modules a sweep may run, where they lie, and how they reach the workers of a cluster.
+"""Which of the user's own modules a sweep may run, where they are, and how they are shipped to a cluster's workers.
 
-A sweep file names functions, and a name is all that it takes to run one. So a sweep runs only what lies in its own
-folder, and what the user allows by name; all is located on the file system, before anything is imported.
+A sweep file can name any function, so naming one is not enough to run it: a sweep runs only code in its own folder and
+modules that the user allows by name. All of it is located on the file system before anything is imported.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from orchestration.sweeps.schema import SweepSpec
 from workers.imports import UserCode, UserModule, module_file, split_import_path
 
 _PACKAGE = "dpsweep_user_code"
-"""The folder that the user's modules travel in: Ray puts it on the path of every worker, and them no place there."""
+"""Name of the folder in which the user's modules are shipped. Ray makes the folder importable on every worker, but not
+the modules inside it."""
 _INSTALLED = re.compile(r"(site|dist)-packages|python3\.\d+")
-"""Folders of an environment, also where that lies beside a sweep file."""
+"""Names of folders with installed packages; an environment may be inside a sweep file's folder."""
 
 
 def permitted(sweep: SweepSpec, folder: Path, allowed: Sequence[str] = ()) -> UserCode:
     """The user's own code that ``sweep`` names, located without importing any of it.
 
-    folder: that of the sweep file; what lies in it may run, as may the modules and files ``allowed`` by name, with the
-    modules inside them.
+    folder: that of the sweep file; code inside it may run. allowed: names of further modules and files that may run,
+    including their submodules.
 
     Raises: InvalidInput with one line for each name that may not run, cannot be found, or is also the name of a module
     that Python finds elsewhere.
@@ -56,9 +57,9 @@ def permitted(sweep: SweepSpec, folder: Path, allowed: Sequence[str] = ()) -> Us
 
 
 def allowed_again(sweep: SweepSpec, allowed: Sequence[str]) -> UserCode:
-    """Of the user's own code that a stored ``sweep`` names, what ``allowed`` names; nothing is imported.
+    """The part of a stored sweep's user code that ``allowed`` names; nothing is imported.
 
-    Where its sweep file lay is not stored: a file is meant by every name that its path ends with.
+    The folder of the sweep file is not stored, so an allowed file matches every name that its path ends with.
     """
     allowances = [_allowance(name) for name in allowed]
     locations = [split_import_path(name, what)[0] for what, name in sweep.own_components]
@@ -67,7 +68,7 @@ def allowed_again(sweep: SweepSpec, allowed: Sequence[str]) -> UserCode:
 
 
 def _meant(location: str, allowance: UserModule) -> UserModule | None:
-    """``allowance`` under the name ``location`` of a sweep, if it may be that one."""
+    """``allowance`` under the name ``location`` that a sweep gives it; None if they do not match."""
     if not allowance.location.endswith(".py"):
         inside = location == allowance.location or location.startswith(f"{allowance.location}.")
         return replace(allowance, location=location) if inside else None
@@ -82,7 +83,7 @@ def _meant(location: str, allowance: UserModule) -> UserModule | None:
 
 
 def _allowance(name: str) -> UserModule:
-    """What ``--allow-code`` names: a file, or a module that is installed or lies in the working directory."""
+    """The module of ``--allow-code``: a file, or a module that is installed or in the working directory."""
     if name.endswith(".py"):
         file = Path(name).resolve()
         if not file.is_file():
@@ -104,7 +105,7 @@ def _allowance(name: str) -> UserModule:
 
 
 def _own_file(location: str, subject: str, folder: Path, allowances: Mapping[str, UserModule]) -> UserModule:
-    """A file, relative to the sweep file's folder."""
+    """A file, named relative to the sweep file's folder. Raises: InvalidInput if it may not run or is missing."""
     file = (folder / location).resolve()
     if str(file) not in allowances:
         _require_inside(folder, [file], subject, str(file))
@@ -114,7 +115,7 @@ def _own_file(location: str, subject: str, folder: Path, allowances: Mapping[str
 
 
 def _own_module(location: str, subject: str, folder: Path, allowances: Mapping[str, UserModule]) -> UserModule:
-    """A module that was allowed, by its own name or that of one it lies in, or one of the sweep file's folder."""
+    """A module that was allowed, by its own name or that of a parent package, or one in the sweep file's folder."""
     parts = location.split(".")
     for length in range(len(parts), 0, -1):
         allowance = allowances.get(".".join(parts[:length]))
@@ -138,7 +139,7 @@ def _own_module(location: str, subject: str, folder: Path, allowances: Mapping[s
 
 
 def _require_inside(folder: Path, files: Sequence[Path], subject: str, allowance: str) -> None:
-    """Links are followed; an environment that lies in the folder is no part of it."""
+    """Require files inside ``folder`` after following links, and outside any Python environment in it."""
     for file in map(Path.resolve, files):
         if not file.is_relative_to(folder) or _is_installed(file, folder):
             raise InvalidInput(
@@ -154,7 +155,7 @@ def _is_installed(file: Path, within: Path) -> bool:
 
 
 def _elsewhere(top: str, folder: Path) -> str | None:
-    """Where Python finds the top-level module ``top``, if that is not ``folder``."""
+    """Where Python finds the top-level module ``top`` if not in ``folder``, else None."""
     if top in sys.stdlib_module_names:
         return "of the standard library"
     found = _found_by_python(top)
@@ -169,15 +170,16 @@ def _elsewhere(top: str, folder: Path) -> str | None:
 def _found_by_python(top: str) -> ModuleSpec | None:
     try:
         return importlib.util.find_spec(top)
-    except ValueError:  # a module without a specification, such as __main__
+    except ValueError:  # a module without a spec, such as __main__
         return None
 
 
 @contextlib.contextmanager
 def packed(code: UserCode) -> Iterator[tuple[list[str], UserCode]]:
-    """Folders for Ray to ship, which last as long as the block, and ``code`` with sources relative to them.
+    """Temporary folders for Ray to ship, and ``code`` with sources relative to them; removed when the block ends.
 
-    A file is shipped alone, and a module with its top-level package; installed ones have to be installed there.
+    A file is shipped alone, a module with its top-level package. Installed modules are not shipped: they must be
+    installed on the workers too.
     """
     places = sorted({_source(module).parent for module in code.modules if module.source is not None})
     with tempfile.TemporaryDirectory() as temporary:
@@ -190,7 +192,7 @@ def packed(code: UserCode) -> Iterator[tuple[list[str], UserCode]]:
 
 
 def _source(module: UserModule) -> Path:
-    """What is shipped of a module that is not installed: a file, or the folder of a package."""
+    """The file or package folder to ship for a module that is not installed."""
     source = Path(module.source or "")
     if module.location.endswith(".py"):
         return source
@@ -200,7 +202,7 @@ def _source(module: UserModule) -> Path:
 
 
 def _shipped(module: UserModule, root: Path, place: str) -> UserModule:
-    """Copies into the folder ``place`` below ``root``, and names it as the source."""
+    """Copy the module into ``root/place``; return it with the copy as its source."""
     source, target = _source(module), root / place / _source(module).name
     target.parent.mkdir(parents=True, exist_ok=True)
     if source.is_dir():
@@ -211,7 +213,7 @@ def _shipped(module: UserModule, root: Path, place: str) -> UserModule:
 
 
 def unpacked(code: UserCode) -> UserCode:
-    """``code`` on a worker: what was shipped lies where Ray has put it."""
+    """``code`` on a worker, with absolute locations of shipped modules. Raises: InvalidInput if they are missing."""
 
     def place(source: str) -> str:
         if Path(source).is_absolute():

@@ -1,8 +1,8 @@
-"""MLflow: the only module that imports it.
+"""Recording in MLflow; the only module that imports it.
 
-One run for the sweep; one level below, a run for each trial and a run for each setting that averages its seeds. The
-driver is the only writer, and initialises an embedded store: several processes that open a fresh SQLite store at once
-mostly fail. Runs are found again by their tags, so a resumed sweep continues its runs and never duplicates them.
+A sweep has one parent run; its child runs are one per trial, and one per setting with the averages over its seeds. Only
+the driver writes. It also initialises an embedded store, because several processes that open a new SQLite store at
+the same time mostly fail. Runs are identified by their tags, so a resumed sweep continues its runs and duplicates none.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-# MLflow reads these when it is imported: no telemetry, no chatter about migrations, no minutes of silent retries (the
-# recorder tries again by itself).
+# MLflow reads these when it is imported: no telemetry, no log lines about migrations, no long retries (the recorder
+# retries).
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("DO_NOT_TRACK", "true")
 os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
@@ -64,22 +64,26 @@ _STATUSES: Mapping[TrialState, str] = {
     TrialState.TRAINING: "RUNNING",
     TrialState.ACCOUNTING: "RUNNING",
     TrialState.FINISHED: "FINISHED",
-    TrialState.STOPPED: "FINISHED",  # as intended: MLflow shows a killed run like a failed one; the outcome is in a tag
+    TrialState.STOPPED: "FINISHED",  # not KILLED, which MLflow displays like a failure; the tag _OUTCOME says stopped
     TrialState.FAILED: "FAILED",
 }
 _DEFAULT_PORTS = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306, "mssql": 1433}
 
 
 def embedded_tracking_uri(folder: Path | str) -> str:
-    """The SQLite store inside ``folder``."""
+    """Tracking URI of the SQLite store inside ``folder``.
+
+    >>> embedded_tracking_uri("/data/runs/a")
+    'sqlite:////data/runs/a/mlflow.db'
+    """
     return f"sqlite:///{Path(folder).resolve() / 'mlflow.db'}"
 
 
 class MlflowTracker:
     """A `Tracker` on any MLflow tracking URI: ``sqlite:///``, ``postgresql://``, ``http://``.
 
-    artifact_root: absolute path or URI for artifacts where no server decides that (database URIs), used when the
-    experiment is created. Raises `TrackingUnavailable` at once when MLflow cannot be reached.
+    artifact_root: absolute path or URI for artifacts if ``tracking_uri`` is a database (a server chooses its own);
+    used only when the experiment is created. Raises `TrackingUnavailable` within seconds if MLflow cannot be reached.
     """
 
     def __init__(self, tracking_uri: str, *, experiment: str = "dpsweep", artifact_root: str | None = None) -> None:
@@ -93,7 +97,7 @@ class MlflowTracker:
         self._runs: dict[tuple[str, str], str] = {}
         self._trials: dict[str, PublishedTrial] = {}
         self._points: dict[str, set[tuple[str, int]]] = {}
-        """Points of series that a run holds, as (name, step), by run."""
+        """Points already recorded, as (name, step), by run id."""
 
     def open_sweep(self, sweep: TrackedSweep) -> str:
         self._sweep_id = sweep.sweep_id
@@ -161,23 +165,23 @@ class MlflowTracker:
                 return iter(sorted(found, key=lambda run: int(run.info.start_time)))
 
     def _adopt(self, run: Run) -> None:
-        """Take up a run that an earlier driver left, and end it for now if that driver was killed."""
+        """Register a run of an earlier driver; if it is still RUNNING, that driver was killed: end the run."""
         kind = run.data.tags.get(_KIND, "")
         key = (kind, run.data.tags.get(_SETTING if kind == "average" else _TRIAL, ""))
         if key in self._runs:
-            self._client.delete_run(run.info.run_id)  # two drivers at once: the older run stays
+            self._client.delete_run(run.info.run_id)  # duplicate from two concurrent drivers: keep the older run
             return
         self._runs[key] = run.info.run_id
         self._interrupt(run)
 
     def _interrupt(self, run: Run) -> None:
-        """End a run that nobody continues for now."""
+        """Close a RUNNING run as killed, with the outcome interrupted."""
         if run.info.status == "RUNNING":
             self._write(run.info.run_id, tags={_OUTCOME: "interrupted"})
             self._client.set_terminated(run.info.run_id, "KILLED")
 
     def _create(self, kind: str, key: str, name: str, started: float | None = None) -> str:
-        """A new run that is complete in its identity from the first moment, so that a killed driver finds it again."""
+        """A new run, created together with its identifying tags, so that a resume finds it even after a kill."""
         tags = {_SWEEP: self._sweep_id, _KIND: kind}
         if kind != "sweep":
             tags |= {_PARENT: self._parent, _SETTING if kind == "average" else _TRIAL: key}
@@ -186,14 +190,14 @@ class MlflowTracker:
         return str(run.info.run_id)
 
     def _trial_run(self, trial: PublishedTrial) -> Run:
-        """The run of the trial. One with other parameters (they cannot be changed) makes way for a new one."""
+        """The run of the trial. MLflow parameters are immutable, so a run with different ones is replaced."""
         key = trial.key
         run_id = self._runs.get(("trial", key))
         if run_id is not None:
             run = self._client.get_run(run_id)
             params = _params(trial)
             if all(params.get(name, value) == value for name, value in run.data.params.items()):
-                if run.info.status != "RUNNING" and trial.state == "running":
+                if run.info.status != "RUNNING" and trial.state.is_running:
                     self._client.update_run(run_id, status="RUNNING")
                 return run
             self._client.delete_run(run_id)
@@ -201,9 +205,9 @@ class MlflowTracker:
         return self._client.get_run(self._create("trial", key, setting_name(trial) + seed, trial.started))
 
     def _log_epochs(self, run: Run, trial: PublishedTrial) -> None:
-        """Append what is not recorded yet of the series: epochs may be new, and series too once the trial has ended."""
+        """Append the points that are not recorded yet: new epochs, and series known only once the trial has ended."""
         history, run_id = trial.history, run.info.run_id
-        recorded = self._points.pop(run_id, None)  # forgotten if writing fails: it may have succeeded in part
+        recorded = self._points.pop(run_id, None)  # read again after a failed write, which may be partial
         if recorded is None:
             recorded = self._recorded_points(run)
         start = trial.started or time.time()
@@ -235,7 +239,7 @@ class MlflowTracker:
             self._client.log_batch(run.info.run_id, metrics=chunk)
 
     def _log_groups(self, run: Run, trial: PublishedTrial) -> None:
-        """The table of groups; log_table appends to a table that is there, so a changed one is written over it."""
+        """Write the table of groups. log_table would append to an existing table, so a changed one is overwritten."""
         table = group_table(trial)
         content = {"columns": list(table), "data": [list(row) for row in zip(*table.values(), strict=True)]}
         digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()
@@ -248,7 +252,7 @@ class MlflowTracker:
         self._write(run.info.run_id, tags={_GROUPS: digest})
 
     def _log_average(self, setting: Setting) -> None:
-        """The run of a setting: means over its seeds under the trials' names, deviations under ``deviation/``."""
+        """The run of a setting: means over seeds under the metrics' names, standard deviations under ``deviation/``."""
         name = f"{setting.name} · mean of {len(setting.trials)} seeds"
         run_id = self._runs.get(("average", setting.name)) or self._create("average", setting.name, name)
         members = [self._trials[trial.key] for trial in setting.trials]
@@ -271,7 +275,7 @@ class MlflowTracker:
         params: Mapping[str, str] | None = None,
         tags: Mapping[str, str] | None = None,
     ) -> None:
-        """Write the parameters and tags that ``run``, if given, does not have yet."""
+        """Write parameters and tags, except those that ``run``, if given, already has."""
         known = {**run.data.params} if run else {}
         tagged = {**run.data.tags} if run else {}
         new = [Param(key, value) for key, value in (params or {}).items() if key not in known]
@@ -287,7 +291,7 @@ class MlflowTracker:
 
     @contextmanager
     def _reported(self, doing: str) -> Iterator[None]:
-        """Turn whatever a store or artifact repository raises (each its own kind) into one clear error."""
+        """Turn any error of a store or artifact repository (each raises its own types) into `TrackingUnavailable`."""
         try:
             yield
         except DpsweepError:
@@ -330,7 +334,7 @@ def _experiment_id(client: MlflowClient, name: str, artifact_location: str | Non
 
 
 def _params(trial: PublishedTrial) -> dict[str, str]:
-    """Labels and everything else that was set; numbers are written as numbers."""
+    """Labels and parameters as MLflow's text values."""
     return {_name(key): str(value)[:_LONGEST_PARAM] for key, value in {**trial.labels, **trial.params}.items()}
 
 
@@ -363,7 +367,7 @@ def _shared_names(mappings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _name(text: str) -> str:
-    """``text`` as MLflow accepts it for a metric or parameter; where it had to change, a hash keeps it apart."""
+    """``text`` as a valid MLflow name of a metric or parameter; a changed name gets a hash to keep it unique."""
     parts = re.sub(r"[^\w.\- /]", "_", text).split("/")
     name = "/".join(part if part.strip(".") else "_" * max(len(part), 1) for part in parts)
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
@@ -382,6 +386,6 @@ def _milliseconds(seconds: float | None) -> int | None:
 
 
 def _without_password(uri: str) -> str:
-    """The URI as it may be shown in messages and logs."""
+    """The URI with its password masked, for messages and logs."""
     parts = urlsplit(uri)
     return uri.replace(f":{parts.password}@", ":***@") if parts.password else uri

@@ -1,7 +1,7 @@
-"""What a tracker records, as data. Pure; imports no MLflow.
+"""The `Tracker` protocol and what a tracker records, as data. Pure; imports no MLflow.
 
-Metrics are scalars under ``final/`` (what the model reaches), ``privacy/`` (what it costs) and ``fairness/`` (whom it
-serves), and per-epoch series without such a prefix. Vectors over groups are tables, never a metric per group.
+Final metrics are scalars under ``final/`` (utility), ``privacy/`` (cost) and ``fairness/`` (differences between
+groups). Per-epoch series have no prefix. Values per group are recorded as a table, not as one metric per group.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
 
 
 class TrackingUnavailable(DpsweepError):
-    """MLflow cannot be reached or refuses to write; results on disk are complete all the same."""
+    """MLflow cannot be reached or cannot be written; results on disk are not affected."""
 
 
 @dataclass(frozen=True)
 class TrackedSweep:
-    """A sweep as its parent run shows it. ``sweep_id`` is unique to the sweep and the same when it is resumed.
+    """What the parent run of a sweep shows.
 
-    spec: the sweep's YAML.
+    sweep_id: unique to the sweep, unchanged by a resume. spec: the sweep's YAML.
     """
 
     sweep_id: str
@@ -40,20 +40,21 @@ class Tracker(Protocol):
     """Where a sweep is recorded. Every method is idempotent, and may raise `TrackingUnavailable`."""
 
     def open_sweep(self, sweep: TrackedSweep) -> str:
-        """Start or continue the sweep; runs that a killed driver left RUNNING are closed. Returns the run's id."""
+        """Start or continue the sweep, closing runs that a killed driver left RUNNING. Returns the parent run's id."""
 
     def log_trial(self, trial: PublishedTrial) -> str:
-        """Bring the trial's run up to date: call it while the trial runs, and when it ended. Returns the run's id."""
+        """Update the trial's run; call it while the trial runs and when it has ended. Returns the run's id, or ""
+        if the trial has not started."""
 
     def log_report(self, page: str, data: PublishedSweep, figures: Mapping[str, Figure]) -> None:
-        """Attach the rendered page and its main figures to the sweep's run, marked where they are sensitive."""
+        """Attach the rendered page and its main figures to the parent run; tag the run if they are sensitive."""
 
     def close(self, status: RunStatus = "FINISHED") -> None:
-        """Write the averages over seeds and end the sweep's run; no run of the sweep is RUNNING afterwards."""
+        """Write the averages over seeds and end the parent run; no run of the sweep is RUNNING afterwards."""
 
 
 def epoch_metrics(epoch: PublishedEpoch) -> dict[str, float]:
-    """What one epoch adds to the series of a trial."""
+    """The values of one epoch by name of series; only finite metrics and clipping bounds are included."""
     bounds = {
         "clipping_bound" if name == "all" else f"clipping_bound/{name}": bound
         for name, bound in epoch.clipping_bounds.items()
@@ -63,8 +64,8 @@ def epoch_metrics(epoch: PublishedEpoch) -> dict[str, float]:
 
 
 def group_table(trial: PublishedTrial) -> dict[str, list[str | float | None]]:
-    """Columns over the groups of the test data: how each is served; what its training examples paid, and how
-    well an attack finds them, if published."""
+    """Columns over the groups of the test data, for MLflow's table: name, size, accuracy and loss; if published, also
+    the mean epsilon_i of its training examples and the success rate of the membership attack."""
     groups = trial.quality.groups if trial.quality else ()
     table: dict[str, list[str | float | None]] = {
         "group": [group.name for group in groups],

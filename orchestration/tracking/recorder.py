@@ -1,4 +1,4 @@
-"""Keeps the tracker up to date while a sweep runs, without ever holding it up."""
+"""Records trials in the tracker while a sweep runs, in a thread of its own, so that a slow tracker delays nothing."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from orchestration.records.published import PublishedTrial
 from orchestration.tracking.protocol import Tracker, TrackingUnavailable
 
 INTERVAL, LONGEST_INTERVAL = 2.0, 30.0
-"""Seconds between two updates, and at most that many while the tracker fails."""
+"""Seconds between two updates; the interval doubles up to the second value while the tracker fails."""
 LAST_PAUSES = (0.0, 1.0, 2.0, 4.0, 8.0, 15.0)
-"""Seconds before each attempt to record what is missing when the sweep has ended."""
+"""Seconds to wait before each attempt to record what is missing when the sweep has ended."""
 
 
 class Recorder:
-    """Brings the runs of changed trials up to date every few seconds, in a thread of its own: the only one that writes.
+    """Updates the runs of changed trials every few seconds. Between `start` and `finish` only its thread writes.
 
-    What is recorded is a trial as it is at that moment, all its epochs included, never an event that could be lost. So
-    a slow tracker gets fewer and larger updates, and one that failed gets the same again, until it is there again.
+    Each update is the whole current state of a trial, with all its epochs, not a single event. A slow tracker therefore
+    gets fewer and larger updates, and a failed update is repeated until it succeeds.
 
-    current: the trial of a key, as it is now; called from the recorder's thread.
+    current: returns the trial with a given key as it is now; called from the recorder's thread.
     """
 
     def __init__(self, tracker: Tracker, current: Callable[[str], PublishedTrial]) -> None:
@@ -31,17 +31,21 @@ class Recorder:
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="dpsweep-recorder", daemon=True)
         self.failure: TrackingUnavailable | None = None
-        """Why the tracker does not hold everything; what is on disk is complete all the same."""
+        """Why the last update failed, or None. What is on disk is complete either way."""
 
     def start(self) -> None:
+        """Start recording."""
         self._thread.start()
 
     def changed(self, key: str) -> None:
-        """Have the trial recorded soon. Returns at once; may be called from any thread."""
+        """Record the trial with the next update. Returns at once. Thread-safe."""
         self._changed.add(key)
 
     def finish(self, keys: Iterable[str], publish: Callable[[Tracker], None]) -> None:
-        """Record the given trials and publish what belongs to the sweep, again until it is done or patience ends."""
+        """Stop the thread, record the given trials and call ``publish``, with one attempt per pause in `LAST_PAUSES`.
+
+        If all attempts fail, `failure` says why; nothing is raised.
+        """
         self._end()
         self._changed.update(keys)
         for pause in LAST_PAUSES:
@@ -50,7 +54,7 @@ class Recorder:
                 return
 
     def abandon(self) -> None:
-        """End the sweep's runs as killed, with what is known by now, if the tracker lets us."""
+        """Record what is known and close the sweep's runs as killed; one attempt, nothing is raised."""
         self._end()
         self._attempt(lambda tracker: tracker.close("KILLED"))
 
@@ -64,7 +68,7 @@ class Recorder:
             pause = INTERVAL if self._attempt() else min(2.0 * pause, LONGEST_INTERVAL)
 
     def _attempt(self, then: Callable[[Tracker], None] = lambda tracker: None) -> bool:
-        """Record every changed trial, and go on with ``then``; whether the tracker took it all."""
+        """Record every changed trial, then call ``then``. Returns whether all of it succeeded."""
         try:
             while self._changed:
                 self._record(self._changed.pop())

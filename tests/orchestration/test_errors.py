@@ -77,7 +77,7 @@ def prepared():
 
 
 def write(folder: Path, **changes: object) -> Path:
-    (folder / "own_code.py").write_text(OWN_CODE)
+    (folder / "raising_code.py").write_text(OWN_CODE)
     file = folder / "sweep.yaml"
     file.write_text(small(**{"clipping": "flat", "noise": "constant", "seeds": 0, **changes}))
     return file
@@ -111,7 +111,7 @@ RAISED = {
     "interrupts": "KeyboardInterrupt",
 }
 """Type of what the model raises, by the function that raises it."""
-MODELS = [{"name": "own_code:Model", "how": how} for how in RAISED]
+MODELS = [{"name": "raising_code:Model", "how": how} for how in RAISED]
 
 
 def test_errors_in_training_show_type_and_place_until_they_are_mended(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_errors_in_training_show_type_and_place_until_they_are_mended(tmp_path: 
     for how, name in RAISED.items():
         (key,) = [key for key in trials if key.endswith(f"-how{how}-seed0")]
         shown = trials[key]["error"]
-        assert f"{name} in {how} (own_code.py:" in shown
+        assert f"{name} in {how} (raising_code.py:" in shown
         assert shown.endswith("see private/error.txt in the trial's folder")
         assert shown in printed
         assert_private(Path(files.trial(key).error))
@@ -150,17 +150,17 @@ def column(folder: Path, line: str, header: str = "x,y", **params: object) -> di
 def plan_cases(folder: Path) -> dict[str, tuple[dict[str, object], str]]:
     """What cannot be planned, and what is told of it."""
     return {
-        "raised": ({"data": {"name": "own_code:rows", "how": "raises"}}, "ValueError in raises (own_code.py:"),
+        "raised": ({"data": {"name": "raising_code:rows", "how": "raises"}}, "ValueError in raises (raising_code.py:"),
         "ours": (
-            {"data": {"name": "own_code:rows", "how": "raises_ours"}},
-            "InvalidInput in raises_ours (own_code.py:",
+            {"data": {"name": "raising_code:rows", "how": "raises_ours"}},
+            "InvalidInput in raises_ours (raising_code.py:",
         ),
-        "exit": ({"data": {"name": "own_code:rows", "how": "exits"}}, "SystemExit in exits (own_code.py:"),
-        "refused by us": ({"data": "own_code:named"}, "InvalidInput in named (own_code.py:"),
-        "preparation": ({"data": "own_code:prepared"}, "InvalidInput in prepared (own_code.py:"),
+        "exit": ({"data": {"name": "raising_code:rows", "how": "exits"}}, "SystemExit in exits (raising_code.py:"),
+        "refused by us": ({"data": "raising_code:named"}, "InvalidInput in named (raising_code.py:"),
+        "preparation": ({"data": "raising_code:prepared"}, "InvalidInput in prepared (raising_code.py:"),
         "model": (
-            {"model": {"name": "own_code:Model", "how": "raises"}},
-            "ValueError in raises (own_code.py:",
+            {"model": {"name": "raising_code:Model", "how": "raises"}},
+            "ValueError in raises (raising_code.py:",
         ),
         "many texts": ({"data": column(folder, CANARY + "{i},1")}, "column 'x' has more than 1000 distinct texts"),
         "one class": ({"data": column(folder, "{i}," + CANARY)}, "' must be at least 2, all different"),
@@ -200,7 +200,7 @@ def test_an_error_of_the_plan_shows_type_and_place(
     for name, value in {"ROWS": "2", "PYTHONPATH": ""}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.delitem(sys.modules, "own_code", raising=False)  # that of another case
+    monkeypatch.delitem(sys.modules, "raising_code", raising=False)  # that of another case
     monkeypatch.setattr(sys, "argv", ["dpsweep", "plan", str(write(tmp_path, **changes))])
     with pytest.raises(SystemExit) as ended:
         main()
@@ -215,10 +215,10 @@ def test_an_error_of_the_plan_shows_type_and_place(
 
 
 def test_a_refused_run_shows_type_and_place_and_a_later_plan_forgets_it(tmp_path: Path) -> None:
-    file = write(tmp_path, data={"name": "own_code:rows", "how": "raises"})
+    file = write(tmp_path, data={"name": "raising_code:rows", "how": "raises"})
     done = dpsweep("run", file, "--output", tmp_path / "out")
     assert done.returncode == 2
-    assert "ValueError in raises (own_code.py:" in done.stderr
+    assert "ValueError in raises (raising_code.py:" in done.stderr
     assert CANARY not in done.stdout + done.stderr
     assert_private(tmp_path / "out" / "private" / "error.txt")
     assert leaks(tmp_path / "out") == []

@@ -1,0 +1,119 @@
+"""The flags that describe a run, shared by `dpsweep epsilon` and `dpsweep calibrate`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Literal, ParamSpec, get_type_hints
+
+import typer
+
+from accounting.errors import InvalidInput, require_finite
+from accounting.mechanism import GaussianRelease, PureRelease, Release
+from accounting.registry import lookup
+from accounting.samplings import SAMPLINGS
+from orchestration.commands.run_shape import RunShape
+
+if TYPE_CHECKING:
+    SamplingName = str
+else:  # the choices that typer shows and accepts
+    SamplingName = Literal[tuple(SAMPLINGS)]
+
+P = ParamSpec("P")
+
+
+@dataclass(frozen=True)
+class RunFlags:
+    """Noise, batches, length and releases of a run, as given; each field is an option of the command line."""
+
+    noise_multiplier: Annotated[
+        float | None,
+        typer.Option(help="Noise standard deviation over sensitivity; with a schedule, its initial value."),
+    ] = None
+    schedule: Annotated[
+        str, typer.Option(help="name or name:key=value,... (constant, time, exponential, step, ...).")
+    ] = "constant"
+    sampling: Annotated[SamplingName, typer.Option(help="How batches are drawn.")] = "poisson"
+    sample_rate: Annotated[
+        float | None, typer.Option(help="Poisson sampling probability q; an epoch is 1/q steps.")
+    ] = None
+    dataset_size: Annotated[int | None, typer.Option(help="Number of training examples.")] = None
+    batch_size: Annotated[int | None, typer.Option(help="Examples per batch (expected, for Poisson).")] = None
+    steps: Annotated[int | None, typer.Option(help="Length of the run in steps.")] = None
+    epochs: Annotated[
+        int | None, typer.Option(help="Length of the run in epochs (steps per epoch are rounded up).")
+    ] = None
+    side_noise_multiplier: Annotated[
+        list[float] | None, typer.Option(help="Noise multiplier of a side query on every batch; may be repeated.")
+    ] = None
+    release: Annotated[
+        list[str] | None,
+        typer.Option(help="A release on all the data: gaussian:SIGMA or pure:EPSILON; may be repeated."),
+    ] = None
+
+    @property
+    def describe_a_run(self) -> bool:
+        """Whether any flag of noise, batches, length or releases is given."""
+        given = (
+            self.noise_multiplier,
+            self.sample_rate,
+            self.dataset_size,
+            self.batch_size,
+            self.steps,
+            self.epochs,
+            self.side_noise_multiplier,
+            self.release,
+        )
+        return any(value not in (None, [], ()) for value in given)
+
+    def shape(self) -> RunShape:
+        """Sampling, side queries and releases. Raises: InvalidInput for a malformed --release."""
+        return RunShape(
+            self.sampling,
+            self.sample_rate,
+            self.dataset_size,
+            self.batch_size,
+            tuple(self.side_noise_multiplier or ()),
+            tuple(_release(text) for text in self.release or ()),
+        )
+
+    def required_noise(self) -> float:
+        """The noise multiplier. Raises: InvalidInput if it is missing, negative or not finite."""
+        if self.noise_multiplier is None:
+            raise InvalidInput(
+                "--noise-multiplier is missing: noise std over sensitivity, initial value of the schedule"
+            )
+        return require_finite("--noise-multiplier", self.noise_multiplier, at_least=0.0)
+
+
+def with_run_flags(command: Callable[Concatenate[RunFlags, P], None]) -> Callable[..., None]:
+    """Replace the first parameter of a typer command, a `RunFlags`, by one option per field."""
+    shared = [field.name for field in fields(RunFlags)]
+
+    @functools.wraps(command)
+    def expanded(**options: Any) -> None:
+        flags = RunFlags(**{name: options.pop(name) for name in shared})
+        command(flags, **options)  # type: ignore[call-arg]  # the other parameters of command, by name
+
+    own = list(inspect.signature(command).parameters.values())[1:]
+    hints = get_type_hints(RunFlags, include_extras=True) | get_type_hints(command, include_extras=True)
+    parameters = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[parameter.name])
+        for parameter in (*own, *inspect.signature(RunFlags).parameters.values())
+    ]
+    expanded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads both
+    expanded.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return expanded
+
+
+_RELEASES: Mapping[str, Callable[[str, float], Release]] = {"gaussian": GaussianRelease, "pure": PureRelease}
+
+
+def _release(text: str) -> Release:
+    kind, _, amount = text.partition(":")
+    try:
+        return lookup(_RELEASES, kind, "release")(text, float(amount))
+    except ValueError as error:
+        raise InvalidInput(f"--release is {text!r}, but must be gaussian:SIGMA or pure:EPSILON ({error})") from None
