@@ -183,6 +183,8 @@ def test_a_trial_grows_while_it_runs(folder: Path) -> None:
         assert len(client_of(folder).get_metric_history(run.info.run_id, "noise_multiplier")) == epochs
     tracker = opened(folder)
     assert one(runs_of(client_of(folder)), kind="trial").data.tags["dpsweep.outcome"] == "interrupted"
+    tracker.log_trial(replace(whole, state=TrialState.TRAINING, quality=None, ended=None))
+    assert one(runs_of(client_of(folder)), kind="trial").info.status == "RUNNING", "resumed"
     bounds = [replace(epoch, clipping_bounds={"all": 2.0}) for epoch in whole.history]
     tracker.log_trial(replace(whole, history=tuple(bounds)))
     run = one(runs_of(client_of(folder)), kind="trial")
