@@ -11,14 +11,17 @@ The names exported here are the library's interface. Importing it loads neither 
 
 from accounting.accountants import ACCOUNTANTS, account
 from accounting.calibration import (
+    AdvantageBudget,
     EpsilonBudget,
     RhoBudget,
+    TruePositiveRateBudget,
     calibrate_decay,
     calibrate_noise_multiplier,
     count_within_budget,
     length_within_budget,
     noise_multiplier_within_budget,
 )
+from accounting.curves import AttackRisk, Interval, PrivacyCurve, attack_risk, curve_of_examples, privacy_curve
 from accounting.errors import (
     DataCorruption,
     DpsweepError,
@@ -40,6 +43,8 @@ __all__ = [
     "INDIVIDUAL_ACCOUNTANTS",
     "SAMPLINGS",
     "SCHEDULES",
+    "AdvantageBudget",
+    "AttackRisk",
     "CertifiedEpsilon",
     "DataCorruption",
     "DpsweepError",
@@ -47,9 +52,11 @@ __all__ = [
     "FixedBatchSampling",
     "GaussianRelease",
     "IndividualEpsilons",
+    "Interval",
     "InvalidInput",
     "NoiseSchedule",
     "PoissonSampling",
+    "PrivacyCurve",
     "PrivacyEstimate",
     "PureRelease",
     "Release",
@@ -60,12 +67,15 @@ __all__ = [
     "SideQuery",
     "StorageError",
     "Trace",
+    "TruePositiveRateBudget",
     "Unreachable",
     "UnsupportedMechanism",
     "account",
+    "attack_risk",
     "calibrate_decay",
     "calibrate_noise_multiplier",
     "count_within_budget",
+    "curve_of_examples",
     "epsilon_of_examples",
     "group_epsilons",
     "individual_epsilons",
@@ -74,6 +84,7 @@ __all__ = [
     "noise_multiplier_within_budget",
     "parse_schedule",
     "planned_trace",
+    "privacy_curve",
     "read_trace",
     "write_trace",
 ]

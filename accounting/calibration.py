@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from accounting.accountants import account, total_rho
+from accounting.curves import privacy_curve, rate_name
 from accounting.errors import (
     InvalidInput,
     Unreachable,
@@ -38,6 +39,7 @@ SEARCHED_NOISE_MULTIPLIERS = (1e-2, 1e6)
 _TOLERANCE = 1e-6
 _ROUNDING = 1e-12
 _DIGITS = 6
+_RESOLUTION = 5e-5  # certified bounds are 1e-4 apart or more: solving more finely gains nothing
 
 
 class Budget(Protocol):
@@ -98,10 +100,49 @@ class EpsilonBudget:
     @property
     def resolution(self) -> float:
         """5e-5 for pld, whose bounds are 1e-4 apart and costly to evaluate; 0 for the others."""
-        return 5e-5 if self.accountant in ("pld", "auto") else 0.0
+        return _RESOLUTION if self.accountant in ("pld", "auto") else 0.0
 
     def cost(self, trace: Trace) -> float:
         return account(trace, self.delta, self.accountant, self.group_size).epsilon
+
+
+@dataclass(frozen=True)
+class AdvantageBudget:
+    """A budget of membership advantage, the largest true minus false positive rate of any attack (`PrivacyCurve`)."""
+
+    limit: float
+    group_size: int = 1
+    unit: str = "advantage"
+    resolution: float = _RESOLUTION
+
+    def __post_init__(self) -> None:
+        keep_finite(self, "limit", "target advantage", above=0.0, below=1.0)
+        object.__setattr__(self, "group_size", require_group_size(self.group_size))
+
+    def cost(self, trace: Trace) -> float:
+        return privacy_curve(trace, self.group_size).advantage.upper
+
+
+@dataclass(frozen=True)
+class TruePositiveRateBudget:
+    """A budget of the true positive rate of any attack at ``false_positive_rate``, which guessing reaches already."""
+
+    limit: float
+    false_positive_rate: float
+    group_size: int = 1
+    resolution: float = _RESOLUTION
+
+    def __post_init__(self) -> None:
+        keep_finite(self, "false_positive_rate", "false positive rate", above=0.0, below=1.0)
+        keep_finite(self, "limit", "target true positive rate", above=self.false_positive_rate, below=1.0)
+        object.__setattr__(self, "group_size", require_group_size(self.group_size))
+
+    @property
+    def unit(self) -> str:
+        return rate_name(self.false_positive_rate)
+
+    def cost(self, trace: Trace) -> float:
+        return privacy_curve(trace, self.group_size).true_positive_rate(self.false_positive_rate).upper
 
 
 def count_within_budget(trace_of: Callable[[int], Trace], budget: Budget, at_most: int) -> int:
