@@ -24,6 +24,7 @@ from accounting.pld.saddlepoint import Cumulants, Saddle, cumulants, saddle_at_d
 from accounting.pld.sensitivity import Array
 
 _RESOLVED = 1e-7  # every profile reaches at least to the epsilon of this delta
+_BEYOND = 1.05  # a pure release's delta ends in a corner, which only points beyond it resolve
 _NEAR = 16.0  # epsilons that matter to tests with error rates above e^-16 have the finer grid
 _CELLS = 1 / 128  # of the loss's standard deviation: the spacing that resolves the profile away from the centre
 _FINEST = 3e-5  # spacing below which rates change by less than this
@@ -87,10 +88,11 @@ def _bounds(
 
 def _grid(reach: float) -> Array:
     """Epsilons from 0 to ``reach``: fine beside both 0 and the scale on which delta changes, whatever that is."""
-    near = min(max(reach, 1e-12), _NEAR)
+    reach = max(_BEYOND * reach, 1e-12)
+    near = min(reach, _NEAR)
     parts = [np.zeros(1), near * np.geomspace(1e-7, 1.0, 512), np.linspace(0.0, near, 513)[1:]]
     if reach > near:
-        parts.append(np.linspace(near, reach, 129)[1:])
+        parts.append(np.linspace(near, reach, 513)[1:])
     return np.asarray(np.unique(np.concatenate(parts)))
 
 
