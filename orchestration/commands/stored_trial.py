@@ -110,8 +110,17 @@ INDIVIDUAL: Mapping[str, Callable[[PartNorms, Trace, float], npt.NDArray[np.floa
 """Methods of ``--individual``: from the norms of a part, the trace and delta to the epsilons [examples of the part]."""
 
 
-def estimate_of_examples(files: TrialFiles, trace: Trace, example_ids: Sequence[int], delta: float) -> PrivacyEstimate:
-    """Epsilon at ``delta`` of the given records together, from their recorded contributions.
+@dataclass(frozen=True)
+class GivenExamples:
+    """Records by id, and what they contributed: steps [snapshots] and contributions [members, snapshots]. Private."""
+
+    ids: tuple[int, ...]
+    steps: tuple[int, ...]
+    contributions: npt.NDArray[np.float32]
+
+
+def contributions_of(files: TrialFiles, trace: Trace, example_ids: Sequence[int]) -> GivenExamples:
+    """The recorded contributions of the given records.
 
     Raises: InvalidInput for an id that is not in the training data, DataCorruption for missing or damaged norm shards.
     """
@@ -124,16 +133,21 @@ def estimate_of_examples(files: TrialFiles, trace: Trace, example_ids: Sequence[
     unknown = [example for example in wanted.tolist() if example not in rows]
     if unknown:
         raise InvalidInput(f"--examples has {unknown[0]}, but {files.root} trained on no example of this id")
-    contributions = np.array([rows[example] for example in wanted.tolist()])
-    found = epsilon_of_examples(trace, shards.steps, contributions, delta)
+    ids = tuple(wanted.tolist())
+    return GivenExamples(ids, tuple(shards.steps), np.array([rows[example] for example in ids]))
+
+
+def estimate_of_examples(group: GivenExamples, trace: Trace, delta: float) -> PrivacyEstimate:
+    """Epsilon at ``delta`` of the given records together, from their recorded contributions."""
+    found = epsilon_of_examples(trace, group.steps, group.contributions, delta)
     return PrivacyEstimate(
         epsilon=found.upper,
         delta=delta,
         adjacency=trace.adjacency,
         accountant="pld",
         kind=found.kind,
-        unit=f"examples {', '.join(map(str, wanted.tolist()))}",
-        group_size=len(wanted),
+        unit=f"examples {', '.join(map(str, group.ids))}",
+        group_size=len(group.ids),
         lower_epsilon=found.lower,
     )
 
