@@ -10,7 +10,18 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from orchestration.comparison.formats import CORRELATION, GAP, NUMBER, PERCENT, POINTS, PRECISE, SECONDS, Format
+from accounting.curves import FALSE_POSITIVE_RATES
+from orchestration.comparison.formats import (
+    AT_MOST,
+    CORRELATION,
+    GAP,
+    NUMBER,
+    PERCENT,
+    POINTS,
+    PRECISE,
+    SECONDS,
+    Format,
+)
 from orchestration.records.published import Histogram, PublishedGroup, PublishedTrial
 from orchestration.records.states import TrialState
 
@@ -164,6 +175,33 @@ def wall_seconds(trial: PublishedTrial) -> float | None:
     return trial.wall_seconds
 
 
+def advantage(trial: PublishedTrial) -> float | None:
+    """Upper bound on the membership advantage of any attack on one record; None for a baseline, which has no bound."""
+    return _advantage(trial, 1)
+
+
+def _advantage(trial: PublishedTrial, size: int) -> float | None:
+    risk = trial.privacy.risks.get(size) if trial.privacy else None
+    return risk.advantage.upper if risk else None
+
+
+def tpr_at_fpr_1pct(trial: PublishedTrial) -> float | None:
+    """Upper bound on the true positive rate of any attack on one record at a false positive rate of 1%."""
+    return _tpr_at_fpr_1pct(trial, 1)
+
+
+def _tpr_at_fpr_1pct(trial: PublishedTrial, size: int) -> float | None:
+    risk = trial.privacy.risks.get(size) if trial.privacy else None
+    return risk.true_positive_rates[FALSE_POSITIVE_RATES.index(0.01)].upper if risk else None
+
+
+def _risk_by_group_size(trial: PublishedTrial) -> Mapping[str, float | None]:
+    sizes = [size for size in trial.privacy.risks if size > 1] if trial.privacy else []
+    return {f"privacy/advantage_group_of_{size}": _advantage(trial, size) for size in sizes} | {
+        f"privacy/tpr_at_fpr_1pct_group_of_{size}": _tpr_at_fpr_1pct(trial, size) for size in sizes
+    }
+
+
 def _epsilon_by_group_size(trial: PublishedTrial) -> Mapping[str, float | None]:
     sizes = trial.privacy.group_epsilons if trial.privacy else {}
     return {f"privacy/epsilon_group_of_{size}": value for size, value in sizes.items() if size > 1}
@@ -192,6 +230,27 @@ METRICS = (
         frozenset(Place),
     ),
     Metric("delta", "privacy/delta", "δ", delta, NUMBER),
+    Metric(
+        "advantage",
+        "privacy/advantage",
+        "Advantage at most",
+        advantage,
+        AT_MOST,
+        "The largest true minus false positive rate with which any attack can tell whether one given record was trained "
+        "on, even if it sees every step and knows all other data. It needs no δ, and is a guarantee unless its row says "
+        "estimate.",
+        frozenset({Place.SETTINGS}),
+    ),
+    Metric(
+        "tpr_at_fpr_1pct",
+        "privacy/tpr_at_fpr_1pct",
+        "TPR at 1% FPR at most",
+        tpr_at_fpr_1pct,
+        AT_MOST,
+        "The share of members that any such attack can recognise while it accuses at most 1% of non-members; guessing "
+        "reaches 1%.",
+        frozenset({Place.SETTINGS}),
+    ),
     Metric(
         "initial_noise_multiplier",
         None,
@@ -280,6 +339,7 @@ METRICS = (
 FAMILIES = (
     Family(_fairness, of_model=True),
     Family(_epsilon_by_group_size),
+    Family(_risk_by_group_size),
     Family(_epsilon_quantiles),
 )
 SECTIONS = ("final/", "fairness/", "privacy/")

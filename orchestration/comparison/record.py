@@ -129,6 +129,7 @@ def _row(record: SweepRecord, point: GridPoint) -> dict[str, Any]:
         **known(trial),
         **result.worst_case.as_dict(),
         "groups": [estimate.as_dict() for estimate in result.groups],
+        "risks": [risk.as_dict() for risk in result.risks],
         "noise_multiplier": result.spec.noise.initial_noise_multiplier,
         "steps": result.steps,
         "worst_group": worst_group_name(trial),

@@ -83,6 +83,7 @@ def _privacy(result: StoredResult) -> PublishedPrivacy:
         kind=worst.kind,
         adjacency=worst.adjacency,
         group_epsilons={estimate.group_size: estimate.epsilon for estimate in result.groups},
+        risks={risk.group_size: risk for risk in result.risks},
     )
 
 

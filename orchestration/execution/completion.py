@@ -58,6 +58,7 @@ def complete_trial(
         worst_case=found.worst_case,
         others=found.others,
         groups=found.groups,
+        risks=found.risks,
         epsilons=tuple(
             min(epsilon_after(bound, record.step, planned.spec.delta), found.worst_case.epsilon)
             for record in training.history
@@ -95,6 +96,7 @@ def complete_stopped(
         worst_case=found.worst_case,
         others=found.others,
         groups=found.groups,
+        risks=found.risks,
         epoch=progress.epoch,
         evaluation=progress.evaluation,
         history=history,
@@ -159,7 +161,8 @@ def _estimated(found: Costs) -> Costs:
     def lowered(estimates: tuple[PrivacyEstimate, ...]) -> tuple[PrivacyEstimate, ...]:
         return tuple(replace(estimate, kind="estimate") for estimate in estimates)
 
-    return Costs(lowered((found.worst_case,))[0], lowered(found.others), lowered(found.groups))
+    risks = tuple(replace(risk, kind="estimate") for risk in found.risks)
+    return Costs(lowered((found.worst_case,))[0], lowered(found.others), lowered(found.groups), risks)
 
 
 def _individuals(

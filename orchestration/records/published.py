@@ -15,6 +15,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from accounting.curves import AttackRisk
 from accounting.estimates import Kind
 from orchestration.records.release_modes import Disclosure
 from orchestration.records.states import TrialState
@@ -28,7 +29,8 @@ NON_PRIVATE = "non-private"
 class PublishedPrivacy:
     """The worst-case (epsilon, delta) of one trial, with its accountant, kind and adjacency.
 
-    group_epsilons: group size k to the epsilon, at the same delta, of any group of k records.
+    group_epsilons: group size k to the epsilon, at the same delta, of any group of k records. risks: group size k, 1
+    included, to what no attack on any k records exceeds; empty without noise, and for trials of older versions.
     """
 
     epsilon: float
@@ -37,6 +39,7 @@ class PublishedPrivacy:
     kind: Kind = "guarantee"
     adjacency: str = "add_remove"
     group_epsilons: Mapping[int, float] = field(default_factory=dict)
+    risks: Mapping[int, AttackRisk] = field(default_factory=dict)
 
     @property
     def is_private(self) -> bool:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, PlainSerializer, PlainValidator, TypeAdapter, ValidationError
 
+from accounting.curves import AttackRisk
 from accounting.errors import DataCorruption, DpsweepError
 from accounting.estimates import PrivacyEstimate
 from accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
@@ -55,9 +56,9 @@ class TrialResult:
     """Everything about a finished trial that may be shown. A trial is complete once its result is on disk.
 
     worst_case: by the sweep's accountant, which also calibrated the trial. others: by further accountants. groups: for
-    each group size of the sweep. epsilons: an upper bound on epsilon after each epoch. individuals: statistics under
-    the sweep's release mode; exact ones are in ``private/``. attacks: empty unless the mode shows exact results;
-    results of all attacked trials are in ``private/``.
+    each group size of the sweep. risks: bounds on attacks, for one record and each group size. epsilons: an upper bound
+    on epsilon after each epoch. individuals: statistics under the sweep's release mode; exact ones are in ``private/``.
+    attacks: empty unless the mode shows exact results; results of all attacked trials are in ``private/``.
     """
 
     key: str
@@ -72,6 +73,7 @@ class TrialResult:
     ended: float
     """When training started and ended in the run that finished it, in seconds since 1970 UTC."""
     attacks: AttackResults = field(default_factory=AttackResults)
+    risks: tuple[AttackRisk, ...] = ()
     digests: dict[str, str] = field(default_factory=dict)
     """sha256 of the trial's other public files, by name; those of private files are in `TrialFiles.private_digests`."""
 
@@ -90,9 +92,9 @@ class TrialResult:
 class StoppedTrial:
     """Cost and evaluation of a trial at the time the scheduler stopped it. A resume does not continue it.
 
-    trace: what was run until the stop, plus every release that the finished trial would have made; worst_case, others
-    and groups are its cost. epoch: number of completed epochs. history: the epochs completed in the run of the sweep
-    that stopped the trial.
+    trace: what was run until the stop, plus every release that the finished trial would have made; worst_case, others,
+    groups and risks are its cost. epoch: number of completed epochs. history: the epochs completed in the run of the
+    sweep that stopped the trial.
     """
 
     key: str
@@ -106,6 +108,7 @@ class StoppedTrial:
     history: tuple[PublishedEpoch, ...]
     started: float
     ended: float
+    risks: tuple[AttackRisk, ...] = ()
 
     @property
     def steps(self) -> int:

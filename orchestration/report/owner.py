@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from accounting.calibration import round_up
+from accounting.curves import FALSE_POSITIVE_RATES, AttackRisk
 from accounting.estimates import Kind
 from accounting.release import OwnerReport
 from accounting.samplings import Adjacency
+from orchestration.comparison.formats import at_most_share
 
 _WITHOUT: Mapping[Adjacency, str] = {
     "add_remove": "left out of the training data",
@@ -28,8 +30,11 @@ th{{text-align:left;padding-right:2rem;font-weight:normal;color:#6b7078}}</style
 """
 
 
-def owner_sentences(report: OwnerReport, research_mode: bool) -> tuple[str, ...]:
-    """What the numbers mean, in plain words. research_mode: the noise was drawn from a known seed."""
+def owner_sentences(report: OwnerReport, research_mode: bool, risk: AttackRisk | None = None) -> tuple[str, ...]:
+    """What the numbers mean, in plain words.
+
+    research_mode: the noise was drawn from a known seed. risk: what no attack on the record exceeds, if known.
+    """
     without = _WITHOUT[report.adjacency]
     sentences = [
         f"Example {report.example_id}: epsilon {_up(report.epsilon)} at delta {report.delta:g}, {report.kind}, "
@@ -45,6 +50,14 @@ def owner_sentences(report: OwnerReport, research_mode: bool) -> tuple[str, ...]
     ]
     if research_mode:
         sentences.insert(3, "The noise was drawn from a known seed (research mode): whoever knows it is not held back.")
+    if risk is not None:
+        recognised = risk.true_positive_rates[FALSE_POSITIVE_RATES.index(0.01)].upper
+        sentences.insert(
+            2,
+            f"A test for its use that is wrong about 1% of the records that were not used is right about at most "
+            f"{at_most_share(recognised)} of those like it that were; at any threshold the two rates differ by at most "
+            f"{at_most_share(risk.advantage.upper)} ({risk.kind}, from the record's own contributions).",
+        )
     return tuple(sentences)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from html import escape
 
-from orchestration.comparison.formats import CORRELATION, MISSING, number
+from orchestration.comparison.formats import CORRELATION, MISSING, at_most_share, number
 from orchestration.comparison.metrics import Metric, Place, columns, loss_correlation
 from orchestration.comparison.settings import (
     Setting,
@@ -61,9 +61,17 @@ def group_sizes_table(settings: Sequence[Setting], style: Style) -> str:
     for setting in (setting for setting in settings if not setting.is_baseline):
         found = [[cost(k)(trial) for trial in setting.trials] for k in sizes]
         worst = [max((value for value in values if value is not None), default=None) for values in found]
-        rows.append([(named(setting, style), ""), *((number(value), "n") for value in worst)])
+        cells = [_with_risk(number(value), setting, k) for value, k in zip(worst, sizes, strict=True)]
+        rows.append([(named(setting, style), ""), *((cell, "n") for cell in cells)])
     heads = [("Worst-case ε for any k records together", ""), *((f"k = {k}", "n") for k in sizes)]
     return "<h3>Groups of records</h3>" + table(heads, rows)
+
+
+def _with_risk(shown: str, setting: Setting, size: int) -> str:
+    """An epsilon with, below it, the worst advantage over seeds of any attack on a group of ``size``, where known."""
+    found = [trial.privacy.risks[size] for trial in setting.trials if trial.privacy and size in trial.privacy.risks]
+    worst = max((risk.advantage.upper for risk in found), default=None)
+    return shown if worst is None else f"{shown}<br><small>advantage {at_most_share(worst)}</small>"
 
 
 def estimates_table(settings: Sequence[Setting], style: Style) -> str:

@@ -17,6 +17,7 @@ from torch import nn
 
 from accounting.accountants import account
 from accounting.calibration import calibrate_noise_multiplier
+from accounting.curves import AttackRisk, attack_risk, privacy_curve
 from accounting.errors import DpsweepError, InvalidInput, Unreachable, private_text, public_text, without_locals
 from accounting.estimates import PrivacyEstimate
 from accounting.mechanism import Release, Trace
@@ -44,11 +45,15 @@ V = TypeVar("V")
 
 @dataclass(frozen=True)
 class Costs:
-    """Worst-case costs of a run: by the sweep's accountant, by the ``others``, and for each group size of the sweep."""
+    """Worst-case costs of a run: by the sweep's accountant, by the ``others``, and for each group size of the sweep.
+
+    risks: what no attack exceeds, for one record and for each group size; none for a run without noise.
+    """
 
     worst_case: PrivacyEstimate
     others: tuple[PrivacyEstimate, ...]
     groups: tuple[PrivacyEstimate, ...]
+    risks: tuple[AttackRisk, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -237,10 +242,12 @@ def costs(trace: Trace, delta: float, sweep: SweepSpec) -> Costs:
     """
     sizes = sweep.accounting.group_sizes
     single = account(trace, delta, sweep.privacy.accountant)
+    bounded = sorted({1, *sizes}) if trace.is_private else ()
     return Costs(
         worst_case=single,
         others=tuple(account(trace, delta, other) for other in sweep.accounting.also),
         groups=tuple(account(trace, delta, "pld", size) if size > 1 else single for size in sizes),
+        risks=tuple(attack_risk(privacy_curve(trace, size)) for size in bounded),
     )
 
 
