@@ -236,9 +236,9 @@ METRICS = (
         "Advantage at most",
         advantage,
         AT_MOST,
-        "The largest true minus false positive rate with which any attack can tell whether one given record was trained "
-        "on, even if it sees every step and knows all other data. It needs no δ, and is a guarantee unless its row says "
-        "estimate.",
+        "The largest true minus false positive rate with which any attack can tell whether one given record was "
+        "trained on, even if it sees every step and knows all other data. It needs no δ, and is a guarantee unless its "
+        "row says estimate.",
         frozenset({Place.SETTINGS}),
     ),
     Metric(
