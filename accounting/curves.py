@@ -2,12 +2,12 @@
 
 An attacker who sees every step of a run and knows all of the data but one record (or k of them) tests which of two
 neighbouring data sets was used. The trade-off function f gives the least false negative rate of any such test by its
-false positive rate alpha (f-DP; Dong, Roth and Su 2019, Definition 2.1). For every epsilon >= 0, (epsilon, delta)-DP
+false positive rate alpha (f-DP; Dong, Roth and Su 2019). For every epsilon >= 0, (epsilon, delta)-DP
 holds if and only if no test is below
 
     max(0, 1 - delta - e^epsilon alpha, e^-epsilon (1 - delta - alpha))
 
-(Wasserman and Zhou 2010; Dong, Roth and Su, Proposition 2.3), so the largest of these lines over any set of epsilons is
+(Wasserman and Zhou 2010; Dong, Roth and Su 2019, Section 2), so the largest of these lines over any set of epsilons is
 a lower bound on f, convex and valid for both ways to name the two hypotheses. It is what is published here: no attack
 does better. Lower bounds on the best attack against the rounds' dominating pairs show what the numerics cost.
 """
@@ -102,7 +102,7 @@ class PrivacyCurve:
         """An upper bound on the probability that any attack reconstructs the record (the group's records, jointly).
 
         prior: the largest probability, over all guesses made without the output, that a guess counts as success, for a
-        target drawn independently of all other data: kappa of Hayes, Mahloujifar and Balle 2023, Theorem 2, whose
+        target drawn independently of all other data: kappa of Hayes, Mahloujifar and Balle 2023, whose
         bound, for the trade-off function f, is 1 - f(kappa) (Kaissis, Hayes, Ziller and Rueckert 2023). A guess made
         from the output of the data without the target succeeds with probability at most kappa on average over targets
         z; with z it does so with at most 1 - f(rate of z), and 1 - f is concave.
