@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import get_args
 
 from accounting.errors import (
     InvalidInput,
@@ -22,11 +22,10 @@ from accounting.errors import (
     require_finite,
     require_whole,
 )
+from accounting.estimates import Claim, weakest
 from accounting.registry import one_of
 from accounting.samplings import SAMPLINGS, Adjacency, Sampling, require_adjacency
 
-Claim = Literal["guarantee", "estimate"]
-"""Strength of an upper bound: proven, or based on values that only approximate the true ones."""
 NOISE_MULTIPLIERS = (1e-6, 1e9)
 """Accepted range of noise multipliers: below it the bound is vacuous, above it the cost of a step underflows."""
 LARGEST_EPSILON = 1e12
@@ -161,10 +160,11 @@ Release = GaussianRelease | PureRelease
 class Trace:
     """A run: its adjacency, data-set size, training segments in step order, and one-off releases.
 
-    contributions: the strength of the recorded contributions of single examples. ``guarantee`` if they bound the true
-    contribution at every step (norms taken at every step, or individual clipping), else ``estimate``.
-    noise_follows_results: the noise was chosen from earlier results (a validation-driven schedule that reacted). The
-    cost of the noise that was used is then not a proven bound, and accountants report an estimate.
+    contributions says what the recorded contributions of single examples are worth: ``guarantee`` when they were fixed
+    before the run and bound the true ones whatever it does; ``output_specific`` when they were read off the run and
+    bound the true ones at every step of it (norms taken at every step, or individual clipping); else ``estimate``.
+    noise_follows_results says that noise was chosen from earlier results (a validation-driven schedule that reacted):
+    the cost of what it chose in the end bounds nothing, so no accountant calls it a guarantee.
 
     Raises: InvalidInput for an impossible run: segments with gaps, batches from a data set of another size, epochs of
     more batches than there are examples. UnsupportedMechanism for a sampling not accounted for under ``adjacency``.
@@ -207,8 +207,8 @@ class Trace:
 
     @property
     def individual_kind(self) -> Claim:
-        """Strength of an upper bound that rests on the recorded contributions of single examples."""
-        return "guarantee" if self.kind == self.contributions == "guarantee" else "estimate"
+        """What one is worth that rests on the recorded contributions of single examples."""
+        return weakest(self.kind, self.contributions)
 
     @property
     def steps(self) -> int:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from accounting.calibration import Budget, EpsilonBudget, RhoBudget, count_within_budget
-from accounting.mechanism import Claim, Release, SideQuery, Trace
+from accounting.estimates import Claim
+from accounting.mechanism import Release, SideQuery, Trace
 from accounting.samplings import Sampling
 from accounting.schedules import NoiseSchedule, make_schedule, planned_trace
 from workers import clipping
@@ -35,9 +36,9 @@ class TrialMechanism:
 
         code: the user's modules that may be imported, for their own clipping method.
 
-        Contributions are guarantees if norms are computed at every step for exactly the gradients that are summed, or
-        if clipping enforces the recorded contributions. Under augmentation the summed gradients are of other inputs,
-        and under autocast their rounding depends on the batch size, so norms at every step are then estimates.
+        Contributions are output-specific when norms are taken at every step of the very gradients that are summed, or
+        when clipping keeps to what was recorded; no run fixes them in advance. Augmentation changes the gradients, and
+        autocast rounds them to other values in a batch of another size.
         """
         schedule, method = spec.noise.schedule, clipping.make_clipping(spec.clipping, code)
         repeatable = spec.augmentation is None and not spec.execution.autocast
@@ -48,7 +49,7 @@ class TrialMechanism:
             dataset_size=dataset_size,
             side_queries=clipping.side_queries(spec.clipping, code),
             releases=(*planned_releases(spec.preprocessing), *clipping.releases(spec.clipping, code), *releases),
-            contributions="guarantee" if exact or method.keeps_to_contributions else "estimate",
+            contributions="output_specific" if exact or method.keeps_to_contributions else "estimate",
         )
 
     @property

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from pydantic import TypeAdapter
 from torch import nn
 
+from accounting.estimates import Claim
 from workers.clipping import ClippingState
 from workers.gradients.modes import modes_of, set_modes
 from workers.history import EpochRecord
@@ -44,7 +45,7 @@ class RunState:
     completed epoch.
     """
 
-    contributions: Literal["guarantee", "estimate"]
+    contributions: Claim
     clipping: ClippingState = field(default_factory=lambda: ClippingState(bound=1.0))
     step_count: int = 0
     initial_bound: float | None = None

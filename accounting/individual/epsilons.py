@@ -1,8 +1,9 @@
 """Per-example epsilon from recorded contributions (paper A), by Renyi DP or exact composition of privacy losses.
 
-The result for example i is output-specific individual (epsilon_i, delta)-DP (paper A, Section 3): it concerns adding,
-removing or blanking that one example, given the released iterates. It is a guarantee if the contributions bound the
-true ones at every step and the noise did not follow results, else an estimate (`Trace.individual_kind`).
+The result for example i is about adding, removing or blanking that one example. What it claims, the trace says
+(`Trace.individual_kind`): a guarantee where contributions were fixed before the run; output-specific
+(epsilon_i, delta)-DP (paper A, Section 3), given the iterates that were released, where they were read off the run and
+bound the true ones at every step; an estimate otherwise, and where noise followed results.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from accounting.errors import require_finite
+from accounting.estimates import Claim
 from accounting.individual.contributions import Array, RecordedContributions
 from accounting.individual.pld import pld_epsilons
 from accounting.individual.rdp import rdp_epsilons
-from accounting.mechanism import Claim, Trace
+from accounting.mechanism import Trace
 from accounting.registry import lookup
 
 INDIVIDUAL_ACCOUNTANTS: Mapping[str, Callable[[RecordedContributions, float], tuple[Array, Array]]] = {

@@ -17,8 +17,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from accounting.errors import require_finite
+from accounting.estimates import Claim
 from accounting.gaussian import gaussian_delta, gaussian_epsilon
-from accounting.mechanism import Claim, Trace
+from accounting.mechanism import Trace
 from accounting.pld.ceilings import Method, gaussian_ceiling, gaussian_delta_ceiling, renyi_ceiling, total_variation
 from accounting.pld.fourier import Composed, LatticePlan, compose, compose_upper
 from accounting.pld.group_rounds import GroupRounds, rounds_of_group

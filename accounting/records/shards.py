@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from accounting.errors import DataCorruption, InvalidInput, PrivateDetail, keep_whole, require_whole
+from accounting.estimates import Claim, without_guarantee
 from accounting.records.parts import PartRecord, PartStore
 
 Floats = npt.NDArray[np.floating[Any]]
@@ -30,6 +31,9 @@ NORM_SCHEMA = pa.schema(
         ("loss", pa.float32()),
     ]
 )
+_CLAIM = "individual_kind"
+_OLD_CLAIM = "kind"
+"""The name it had before there were output-specific claims, which ``guarantee`` stood for too."""
 EPSILON_SCHEMA = pa.schema(
     [
         ("example_id", pa.int64()),
@@ -222,8 +226,8 @@ class NormShards:
 class Epsilons:
     """Per-example privacy of a run; arrays have shape [examples].
 
-    upper and lower are the certified bounds, losses the loss at the last snapshot. kind, ``guarantee`` or ``estimate``
-    (`Trace.individual_kind`), applies to all examples.
+    upper is the certified bound, lower its companion from below, losses the loss at the last snapshot. kind is that of
+    upper (see `accounting.estimates.PrivacyEstimate`), and holds for all examples alike.
     """
 
     example_ids: npt.NDArray[np.int64]
@@ -233,7 +237,7 @@ class Epsilons:
     losses: npt.NDArray[np.float32]
     delta: float
     method: str
-    kind: Literal["guarantee", "estimate"]
+    kind: Claim
 
     @staticmethod
     def concatenate(parts: Sequence[Epsilons]) -> Epsilons:
@@ -266,7 +270,7 @@ def read_epsilons(directory: str) -> Epsilons:
 
 
 def _to_table(epsilons: Epsilons) -> pa.Table:
-    claim = {"delta": repr(float(epsilons.delta)), "method": epsilons.method, "kind": epsilons.kind}
+    claim = {"delta": repr(float(epsilons.delta)), "method": epsilons.method, _CLAIM: epsilons.kind}
     columns = (epsilons.example_ids, epsilons.groups, epsilons.upper, epsilons.lower, epsilons.losses)
     return pa.table(dict(zip(EPSILON_SCHEMA.names, columns, strict=True)), schema=EPSILON_SCHEMA.with_metadata(claim))
 
@@ -274,5 +278,10 @@ def _to_table(epsilons: Epsilons) -> pa.Table:
 def _from_table(table: pa.Table) -> Epsilons:
     claim = {key.decode(): value.decode() for key, value in table.schema.metadata.items()}
     ids, groups, upper, lower, losses = (column.to_numpy() for column in table.columns)
-    kind: Literal["guarantee", "estimate"] = "guarantee" if claim["kind"] == "guarantee" else "estimate"
+    kind = _claim(claim[_CLAIM]) if _CLAIM in claim else without_guarantee(_claim(claim[_OLD_CLAIM]))
     return Epsilons(ids, groups, upper, lower, losses, float(claim["delta"]), claim["method"], kind)
+
+
+def _claim(name: str) -> Claim:
+    found: Claim = next(claim for claim in get_args(Claim) if claim == name)
+    return found

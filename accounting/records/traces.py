@@ -11,6 +11,7 @@ from typing import Any, get_type_hints
 import pyarrow as pa
 
 from accounting.errors import DataCorruption
+from accounting.estimates import without_guarantee
 from accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
 from accounting.records.files import read_bytes, write_bytes_atomically
 from accounting.samplings import SAMPLINGS
@@ -20,6 +21,10 @@ _RELEASES: Mapping[str, Callable[..., GaussianRelease | PureRelease]] = {
     "pure": PureRelease,
 }
 _RELEASE_NAMES = {GaussianRelease: "gaussian", PureRelease: "pure"}
+
+_CLAIM = "recorded_contributions"
+_OLD_CLAIM = "contributions"
+"""The name it had before there were output-specific claims, which ``guarantee`` stood for too."""
 
 _COLUMN_TYPES = {int: pa.int64(), float: pa.float64(), str: pa.string()}
 
@@ -48,7 +53,7 @@ def write_trace(path: str, trace: Trace) -> None:
     run = {
         "dataset_size": trace.dataset_size,
         "adjacency": trace.adjacency,
-        "contributions": trace.contributions,
+        _CLAIM: trace.contributions,
         "noise_follows_results": trace.noise_follows_results,
         "releases": [{"release": _RELEASE_NAMES[type(release)], **asdict(release)} for release in trace.releases],
     }
@@ -61,7 +66,10 @@ def write_trace(path: str, trace: Trace) -> None:
 
 
 def read_trace(path: str) -> Trace:
-    """The stored trace. Raises FileNotFoundError when there is none, `DataCorruption` when it is damaged."""
+    """The stored trace. Of one stored before there were output-specific claims, contributions are no guarantee.
+
+    Raises: FileNotFoundError when there is none, `DataCorruption` when it is damaged.
+    """
     data = read_bytes(path)
     try:
         table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
@@ -73,9 +81,11 @@ def read_trace(path: str) -> Trace:
     if not intact:
         raise DataCorruption(f"{path} is damaged; restore it from a backup, or run the trial again")
     releases = [dict(release) for release in run.pop("releases")]
+    contributions = run.pop(_CLAIM) if _CLAIM in run else without_guarantee(run.pop(_OLD_CLAIM))
     return Trace(
         segments=tuple(_segment(row) for row in rows),
         releases=tuple(_RELEASES[release.pop("release")](**release) for release in releases),
+        contributions=contributions,
         **run,
     )
 

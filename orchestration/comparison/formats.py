@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from accounting.estimates import Kind
 from orchestration.comparison.statistics import Spread
 
 MISSING = "–"
 """Shown in place of an unknown number."""
+
+KINDS: Mapping[Kind, str] = {
+    "guarantee": "guarantees",
+    "output_specific": "output-specific",
+    "estimate": "estimates",
+    "lower_bound": "lower bounds",
+}
+"""What several epsilons are, by the kind of each: "they are ..."."""
 
 
 @dataclass(frozen=True)

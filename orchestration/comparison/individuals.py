@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from accounting.estimates import Kind, PrivacyEstimate
+from accounting.estimates import Kind, PrivacyEstimate, weakest
 from accounting.records.shards import Epsilons
 from accounting.release import ReleasedStatistics
 from orchestration.comparison.statistics import pearson
@@ -19,8 +19,8 @@ _LEAST_CORRELATED = 10
 
 
 def kind_of_capped(epsilons: Epsilons, worst_case: PrivacyEstimate) -> Kind:
-    """Kind of statistics over epsilons capped at the worst case: a guarantee only if both of them are."""
-    return epsilons.kind if worst_case.kind == "guarantee" else "estimate"
+    """What statistics of epsilons capped at the worst case may claim: no more than either of the two."""
+    return weakest(epsilons.kind, "estimate" if worst_case.kind == "lower_bound" else worst_case.kind)
 
 
 def exact_statistics(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, PlainSerializer, PlainValidator, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, PlainSerializer, PlainValidator, TypeAdapter, ValidationError
 
 from accounting.curves import AttackRisk
 from accounting.errors import DataCorruption, DpsweepError
-from accounting.estimates import PrivacyEstimate
+from accounting.estimates import PrivacyEstimate, without_guarantee
 from accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
 from accounting.records.sealed import read_sealed, write_sealed
 from accounting.samplings import SAMPLINGS
@@ -22,7 +22,10 @@ from workers.spec import TrialSpec
 
 
 def _trace(plain: Trace | Mapping[str, Any]) -> Trace:
-    """Rebuild the trace from its `dataclasses.asdict` form. Raises ValueError where that fails."""
+    """The trace that `dataclasses.asdict` made ``plain``; ValueError where it is none.
+
+    A training run never fixes contributions in advance: where an older version says so, they are output-specific.
+    """
     if isinstance(plain, Trace):
         return plain
     try:
@@ -37,7 +40,8 @@ def _trace(plain: Trace | Mapping[str, Any]) -> Trace:
             for row in plain["segments"]
         )
         releases = (_with_fields((GaussianRelease, PureRelease), row) for row in plain["releases"])
-        return Trace(**{**plain, "segments": tuple(segments), "releases": tuple(releases)})
+        kept = {**plain, "contributions": without_guarantee(plain["contributions"])}
+        return Trace(**{**kept, "segments": tuple(segments), "releases": tuple(releases)})
     except (LookupError, TypeError, RuntimeError, DpsweepError) as error:
         raise ValueError(f"no trace of a run ({error})") from error
 
@@ -49,6 +53,15 @@ def _with_fields(kinds: Iterable[type[Any]], row: Mapping[str, Any]) -> Any:
 
 StoredTrace = Annotated[Trace, PlainSerializer(asdict), PlainValidator(_trace)]
 """A trace inside a JSON file."""
+
+
+def _as_proven(statistics: IndividualStatistics) -> IndividualStatistics:
+    """What an older version called a guarantee was read off the run, so it is output-specific."""
+    return replace(statistics, kind="output_specific") if statistics.kind == "guarantee" else statistics
+
+
+StoredStatistics = Annotated[IndividualStatistics, AfterValidator(_as_proven)]
+"""Statistics inside a JSON file."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +81,7 @@ class TrialResult:
     groups: tuple[PrivacyEstimate, ...]
     epsilons: tuple[float, ...]
     training: TrainingResult
-    individuals: IndividualStatistics | None
+    individuals: StoredStatistics | None
     started: float
     ended: float
     """When training started and ended in the run that finished it, in seconds since 1970 UTC."""
@@ -118,7 +131,7 @@ class StoppedTrial:
 
 StoredResult = TrialResult | StoppedTrial
 _RESULT: TypeAdapter[StoredResult] = TypeAdapter(StoredResult, config=ConfigDict(ser_json_inf_nan="strings"))
-_STATISTICS = TypeAdapter(IndividualStatistics)
+_STATISTICS: TypeAdapter[IndividualStatistics] = TypeAdapter(StoredStatistics)
 
 
 def write_result(uri: str, result: StoredResult) -> None:

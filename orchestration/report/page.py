@@ -16,7 +16,7 @@ from typing import Any
 
 from plotly.offline import get_plotlyjs
 
-from orchestration.comparison.formats import number, percent
+from orchestration.comparison.formats import KINDS, number, percent
 from orchestration.comparison.metrics import accuracy, epsilon, worst_group_accuracy, worst_over_median
 from orchestration.comparison.settings import Setting, finished_settings
 from orchestration.comparison.statistics import spread
@@ -206,7 +206,7 @@ def _release_words(data: PublishedSweep, settings: Sequence[Setting]) -> str:
     found = [trial.individuals for setting in settings for trial in setting.trials if trial.individuals]
     if not found:
         return ""
-    kinds = " and ".join(sorted({f"{individuals.kind.replace('_', ' ')}s" for individuals in found}))
+    kinds = " and ".join(sorted({KINDS[individuals.kind] for individuals in found}))
     costs = sorted({individuals.release_epsilon for individuals in found if individuals.release_epsilon is not None})
     cost = f" at ε = {', '.join(number(cost) for cost in costs)}, inside each trial's total" if costs else ""
     modes = [release_mode(name) for name in sorted({individuals.disclosure for individuals in found})]

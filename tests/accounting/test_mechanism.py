@@ -126,6 +126,8 @@ def test_snapshots_belong_to_the_run(steps: Any, words: str) -> None:
     [
         ("guarantee", False, "guarantee", "guarantee"),
         ("guarantee", True, "estimate", "estimate"),
+        ("output_specific", False, "guarantee", "output_specific"),
+        ("output_specific", True, "estimate", "estimate"),
         ("estimate", False, "guarantee", "estimate"),
         ("estimate", True, "estimate", "estimate"),
     ],

@@ -107,7 +107,7 @@ def test_each_private_trial_has_trace_shards_epsilons_and_result(sweep: Finished
             continue
         shards, epsilons = NormShards(files.norms), read_epsilons(files.epsilons)
         assert shards.examples == len(epsilons.upper) == trace.dataset_size
-        assert (epsilons.kind == "guarantee") == (result.spec.clipping.name == "individual")
+        assert (epsilons.kind == "output_specific") == (result.spec.clipping.name == "individual")
         assert (np.minimum(epsilons.upper, result.worst_case.epsilon) > 0.0).all()
         assert [estimate.accountant for estimate in result.others] == ["rdp"]
 

@@ -120,7 +120,7 @@ class Drawing(nn.Module):
         ("stochastic depth", "estimate"),
         ("random slopes", "estimate"),
         ("recurrent", "estimate"),
-        ("nothing", "guarantee"),
+        ("nothing", "output_specific"),
     ],
 )
 def test_norms_of_a_model_that_draws_are_estimates(kind: str, claim: str, tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ from workers.spec import Component, ExecutionSpec, NormSpec
     ("changes", "kind"),
     [
         ({}, "estimate"),
-        ({"norms": NormSpec("every_step")}, "guarantee"),
-        ({"clipping": Component("individual")}, "guarantee"),
+        ({"norms": NormSpec("every_step")}, "output_specific"),
+        ({"clipping": Component("individual")}, "output_specific"),
         ({"norms": NormSpec("every_step"), "augmentation": Component("flip_and_crop")}, "estimate"),
         ({"norms": NormSpec("every_step"), "execution": ExecutionSpec(autocast=True)}, "estimate"),
     ],
@@ -38,7 +38,7 @@ def test_norms_under_dropout_are_estimates(tmp_path: Path) -> None:
     spec = small_trial(model=DROPOUT_NET, norms=NormSpec("every_step"))
     assert train(spec, tmp_path / "flat")[1].contributions == "estimate"
     spec = replace(spec, clipping=Component("individual"))
-    assert train(spec, tmp_path / "individual")[1].contributions == "guarantee"
+    assert train(spec, tmp_path / "individual")[1].contributions == "output_specific"
 
 
 def test_exactly_tracked_examples_agree_with_snapshots_at_every_step(tmp_path: Path) -> None:

@@ -246,6 +246,27 @@ def test_epsilons_round_trip_and_missing_parts_are_noticed(root: str) -> None:
         read_epsilons(root)
 
 
+def test_old_guarantees_of_single_examples_are_read_as_output_specific(
+    root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before there were output-specific claims, what was read off a run was called a guarantee."""
+    trace = Trace(10, (Segment(0, 5, PoissonSampling(0.1), 1.0),), contributions="guarantee")
+    ids, values = np.arange(3), np.ones(3)
+    epsilons = Epsilons(ids, ids.astype(np.int32), values, values, values.astype(np.float32), 1e-5, "rdp", "guarantee")
+    new, old = TrialFiles(f"{root}/new"), TrialFiles(f"{root}/old")
+    write_trace(new.trace, trace)
+    write_epsilons(new.epsilons, [epsilons])
+    monkeypatch.setattr("accounting.records.traces._CLAIM", "contributions")
+    monkeypatch.setattr("accounting.records.shards._CLAIM", "kind")
+    write_trace(old.trace, trace)
+    write_epsilons(old.epsilons, [epsilons])
+    monkeypatch.undo()
+    assert read_trace(new.trace) == trace
+    assert read_epsilons(new.epsilons).kind == "guarantee"
+    assert read_trace(old.trace) == replace(trace, contributions="output_specific")
+    assert read_epsilons(old.epsilons).kind == "output_specific"
+
+
 @pytest.mark.parametrize(
     ("sampling", "adjacency"), [(FixedBatchSampling(100, 10), "add_remove"), (ShuffledSampling(4), "zero_out")]
 )

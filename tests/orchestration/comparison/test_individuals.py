@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -89,6 +90,8 @@ def test_it_is_stored_and_older_files_without_it_stay_readable(tmp_path: Path) -
     uri = str(tmp_path / "summary.json")
     write_statistics(uri, exact, private=True)
     assert read_statistics(uri, "") == exact
+    write_statistics(uri, replace(exact, kind="guarantee"), private=True)
+    assert read_statistics(uri, "") == replace(exact, kind="output_specific"), "as older versions called it"
     older = json.loads(Path(uri).read_text())
     for part in (older, *older["groups"]):
         del part["loss_correlation"]
