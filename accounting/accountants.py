@@ -18,6 +18,7 @@ from scipy.special import log_expit, ndtri_exp
 
 from accounting.errors import InvalidInput, UnsupportedMechanism, require_finite, require_numbers
 from accounting.estimates import Kind, PrivacyEstimate
+from accounting.filters import IndividualFilter
 from accounting.gaussian import gaussian_epsilon
 from accounting.mechanism import GaussianRelease, Trace
 from accounting.pld import composition
@@ -268,12 +269,25 @@ ACCOUNTANTS: Mapping[str, Callable[[Trace, float, int], PrivacyEstimate]] = {
 def account(trace: Trace, delta: float, accountant: str = "auto", group_size: int = 1) -> PrivacyEstimate:
     """(epsilon, delta) of ``trace`` under its own adjacency, for groups of ``group_size`` examples.
 
-    The result's ``kind`` says whether this is a guarantee. A trace without noise has epsilon infinity; if the noise
-    followed earlier results, kind is at best ``estimate``.
-
-    Raises: UnsupportedMechanism when the accountant does not cover the trace, InvalidInput for an unknown accountant or
+    A trace without noise has epsilon infinity; where noise followed results, the claim is an estimate at best. What a
+    filter enforced for every example takes its place where it is lower or proves more.
+    Raises UnsupportedMechanism when the accountant does not cover the trace, InvalidInput for an unknown accountant or
     a delta outside (0, 1).
     """
     delta = require_finite("delta", delta, above=0.0, below=1.0)
     found = lookup(ACCOUNTANTS, accountant, "accountant")(trace, delta, require_group_size(group_size))
-    return found if trace.kind == "guarantee" else replace(found, kind=trace.kind)
+    found = found if trace.kind == "guarantee" else replace(found, kind=trace.kind)
+    if trace.filter is None:
+        return found
+    found = replace(found, lower_epsilon=None)  # of runs in which every example contributes in full
+    if group_size > 1:
+        return found
+    enforced = PrivacyEstimate(enforced_epsilon(trace.filter, trace, delta), delta, trace.adjacency, "filter")
+    return enforced if found.kind != "guarantee" or enforced.epsilon < found.epsilon else found
+
+
+def enforced_epsilon(individual: IndividualFilter, trace: Trace, delta: float) -> float:
+    """Epsilon of every example at ``delta`` by the budget of ``individual`` and the releases of ``trace``: a guarantee,
+    whatever the run did, under adding, removing or blanking the example."""
+    precision = math.fsum(r.noise_multiplier**-2 for r in trace.releases if isinstance(r, GaussianRelease))
+    return individual.epsilon(delta, precision, pure_epsilons(trace))

@@ -9,10 +9,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from accounting.accountants import account, total_rho
+import numpy as np
+from scipy.optimize import brentq
+
+from accounting.accountants import account, enforced_epsilon, total_rdp, total_rho
 from accounting.curves import privacy_curve, rate_name
 from accounting.errors import (
     InvalidInput,
@@ -22,8 +25,10 @@ from accounting.errors import (
     require_finite,
     require_whole,
 )
+from accounting.filters import GaussianFilter, IndividualFilter, RenyiFilter, conversion
 from accounting.mechanism import Trace
 from accounting.registry import lookup
+from accounting.renyi import ORDERS
 from accounting.rounds import require_group_size
 from accounting.schedules import (
     LARGEST_EPOCHS,
@@ -40,6 +45,8 @@ _TOLERANCE = 1e-6
 _ROUNDING = 1e-12
 _DIGITS = 6
 _RESOLUTION = 5e-5  # certified bounds are 1e-4 apart or more: solving more finely gains nothing
+_MARGIN = 1e-8
+"""Share of a filter's budget that is kept from rounding, and the least that one can have."""
 
 
 class Budget(Protocol):
@@ -143,6 +150,54 @@ class TruePositiveRateBudget:
 
     def cost(self, trace: Trace) -> float:
         return privacy_curve(trace, self.group_size).true_positive_rate(self.false_positive_rate).upper
+
+
+def calibrate_filter(planned: Trace, epsilon: float, delta: float) -> IndividualFilter:
+    """The filter under which every example's epsilon at ``delta`` is at most ``epsilon``, whatever a run does.
+
+    planned: the run without a filter, every step of it; its releases are paid for first. Full batches get a filter of
+    Gaussian DP. Others get one of Renyi DP, whose order is fixed here: the one at which an example that contributes in
+    full to every step can go on for longest.
+
+    Raises: Unreachable when the releases alone cost as much, UnsupportedMechanism for a run that no filter covers.
+    """
+    epsilon = require_finite("epsilon of a filter", epsilon, above=0.0)
+    delta = require_finite("delta", delta, above=0.0, below=1.0)
+    full = all(segment.sampling.sample_rate == 1.0 for segment in planned.segments)
+    found = _gaussian_filter(planned, epsilon, delta) if full else _renyi_filter(planned, epsilon, delta)
+    if found is None:
+        raise Unreachable(
+            f"nothing is left of a budget of epsilon {epsilon:g} at delta {delta:g} for the steps, after what is "
+            "released besides them; raise the budget, or the noise of the releases"
+        )
+    replace(planned, filter=found)  # refuses what no filter covers
+    return found
+
+
+def _renyi_filter(planned: Trace, epsilon: float, delta: float) -> RenyiFilter | None:
+    steps, best, longest = replace(planned, releases=()), None, 0.0
+    costs = total_rdp(steps)
+    releases = total_rdp(replace(planned, segments=()))
+    for index in np.flatnonzero((np.floor(ORDERS) == ORDERS) & (ORDERS >= 2.0)):
+        order = int(ORDERS[index])
+        budget = (epsilon - conversion(order, delta)) * (1.0 - _MARGIN) - releases[index]
+        if budget > 0.0 and budget / costs[index] > longest:
+            best, longest = RenyiFilter(budget, order), budget / costs[index]
+    return best
+
+
+def _gaussian_filter(planned: Trace, epsilon: float, delta: float) -> GaussianFilter | None:
+    """The largest mu^2 whose epsilon, with the releases, is within the budget."""
+
+    def excess(log_square: float) -> float:
+        return enforced_epsilon(GaussianFilter(math.exp(log_square)), planned, delta) - epsilon
+
+    lowest, highest = math.log(_MARGIN), math.log(1.0 / _MARGIN)
+    if not excess(lowest) < 0.0:
+        return None
+    if excess(highest) < 0.0:
+        return GaussianFilter(math.exp(highest))
+    return GaussianFilter(math.exp(brentq(excess, lowest, highest, xtol=1e-12)) * (1.0 - _MARGIN))
 
 
 def count_within_budget(trace_of: Callable[[int], Trace], budget: Budget, at_most: int) -> int:

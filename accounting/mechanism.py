@@ -16,6 +16,7 @@ from typing import get_args
 
 from accounting.errors import (
     InvalidInput,
+    UnsupportedMechanism,
     keep_finite,
     keep_whole,
     require_choice,
@@ -23,6 +24,7 @@ from accounting.errors import (
     require_whole,
 )
 from accounting.estimates import Claim, weakest
+from accounting.filters import IndividualFilter
 from accounting.registry import one_of
 from accounting.samplings import SAMPLINGS, Adjacency, Sampling, require_adjacency
 
@@ -129,6 +131,17 @@ class Segment:
         return math.hypot(gradient, *sides)
 
 
+def _require_filterable(segment: Segment, individual: IndividualFilter) -> None:
+    """Raise unless an example that contributes nothing costs nothing in these steps, as filters need."""
+    if segment.sampling.draws != "independent" or segment.side_queries or segment.noise_multiplier == 0.0:
+        raise UnsupportedMechanism(
+            "a filter limits the contributions of single examples to noisy Poisson batches without side queries, not "
+            f"{segment.sampling.words} with noise multiplier {segment.noise_multiplier:g} and "
+            f"{len(segment.side_queries)} side queries; use poisson sampling and noise, or another clipping method"
+        )
+    individual.require_covers(segment.sampling.sample_rate)
+
+
 @dataclass(frozen=True)
 class GaussianRelease:
     """A Gaussian release computed once on the whole data set, outside the training steps (DP-PCA, a count)."""
@@ -165,9 +178,12 @@ class Trace:
     bound the true ones at every step of it (norms taken at every step, or individual clipping); else ``estimate``.
     noise_follows_results says that noise was chosen from earlier results (a validation-driven schedule that reacted):
     the cost of what it chose in the end bounds nothing, so no accountant calls it a guarantee.
+    filter: what limited the total contribution of every example, whatever the run did; its budget is a guarantee even
+    where noise followed results.
 
-    Raises: InvalidInput for an impossible run: segments with gaps, batches from a data set of another size, epochs of
-    more batches than there are examples. UnsupportedMechanism for a sampling not accounted for under ``adjacency``.
+    Raises: InvalidInput for a run that cannot have been: segments with gaps, batches from a data set of another size,
+    epochs of more batches than there are examples; UnsupportedMechanism for an adjacency that a sampling does not have,
+    and for a filter on anything but private Poisson batches without side queries.
     """
 
     dataset_size: int
@@ -176,6 +192,7 @@ class Trace:
     adjacency: Adjacency = "add_remove"
     contributions: Claim = "estimate"
     noise_follows_results: bool = False
+    filter: IndividualFilter | None = None
 
     def __post_init__(self) -> None:
         keep_whole(self, "dataset_size", "dataset_size of a trace", at_least=1)
@@ -188,6 +205,8 @@ class Trace:
         for segment in self.segments:
             require_adjacency(segment.sampling, self.adjacency)
             segment.sampling.require_fits(self.dataset_size)
+            if self.filter is not None:
+                _require_filterable(segment, self.filter)
 
     def _require_contiguous(self) -> None:
         expected = 0

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from accounting.accountants import enforced_epsilon
 from accounting.errors import require_finite
 from accounting.estimates import Claim
 from accounting.individual.contributions import Array, RecordedContributions
@@ -29,6 +30,8 @@ INDIVIDUAL_ACCOUNTANTS: Mapping[str, Callable[[RecordedContributions, float], tu
 }
 """Methods by name: recorded contributions, delta -> (upper, lower). Both are certified; ``pld`` is tight."""
 
+FILTERED = "filter"
+"""The method of epsilons that a filter enforced."""
 _ROWS = 1 << 16
 """Examples accounted at once."""
 
@@ -63,10 +66,16 @@ def individual_epsilons(
 
     Raises: InvalidInput for an unknown method, a delta outside (0, 1), snapshots that do not start at step 0 or lie
     beyond the run, NaN or contributions outside [0, 1].
+
+    Where a filter limited every example, upper is the epsilon of its budget for all alike, a guarantee, and the method
+    is ``filter``. What contributions say beyond that was read off the run: account for the trace without its filter.
     """
     delta = require_finite("delta", delta, above=0.0, below=1.0)
     account = lookup(INDIVIDUAL_ACCOUNTANTS, method, "individual accounting method")
     recorded = RecordedContributions.checked(steps, contributions, trace)
+    if trace.filter is not None:
+        enforced = np.full(len(recorded.values), enforced_epsilon(trace.filter, trace, delta))
+        return IndividualEpsilons(enforced, np.zeros_like(enforced), delta, FILTERED, "guarantee")
     starts = range(0, max(len(recorded.values), 1), _ROWS)
     blocks = [_account_block(recorded.of(slice(i, i + _ROWS)), delta, account) for i in starts]
     upper, lower = (np.concatenate(columns) for columns in zip(*blocks, strict=True))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -61,6 +62,9 @@ class CertifiedDelta:
     kind: Claim = "guarantee"
 
 
+Certified = TypeVar("Certified", CertifiedEpsilon, CertifiedDelta)
+
+
 def epsilon_pld(trace: Trace, delta: float, group_size: int = 1, tolerance: float = TOLERANCE) -> CertifiedEpsilon:
     """The epsilon of a trace at ``delta`` for a group of ``group_size`` examples, certified from both sides.
 
@@ -68,12 +72,18 @@ def epsilon_pld(trace: Trace, delta: float, group_size: int = 1, tolerance: floa
 
     Raises: InvalidInput for a delta outside [1e-250, 1).
     """
-    return replace(epsilon_of_rounds(rounds_of_group(trace, group_size), delta, tolerance), kind=trace.kind)
+    return _claimed(epsilon_of_rounds(rounds_of_group(trace, group_size), delta, tolerance), trace)
 
 
 def delta_pld(trace: Trace, epsilon: float, group_size: int = 1, tolerance: float = TOLERANCE) -> CertifiedDelta:
     """The delta of a trace at ``epsilon`` >= 0 for a group of ``group_size`` examples, certified from both sides."""
-    return replace(delta_of_rounds(rounds_of_group(trace, group_size), epsilon, tolerance), kind=trace.kind)
+    return _claimed(delta_of_rounds(rounds_of_group(trace, group_size), epsilon, tolerance), trace)
+
+
+def _claimed(found: Certified, trace: Trace) -> Certified:
+    """What bounds of full contributions claim for the trace: under a filter examples may contribute less."""
+    lower = found.lower if trace.filter is None else 0.0
+    return replace(found, lower=lower, kind=trace.kind)
 
 
 @np.errstate(all="ignore")  # overflow gives infinity or NaN, which no bound uses

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from accounting.errors import DataCorruption
 from accounting.estimates import without_guarantee
+from accounting.filters import FILTERS, IndividualFilter
 from accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
 from accounting.records.files import read_bytes, write_bytes_atomically
 from accounting.samplings import SAMPLINGS
@@ -55,6 +56,7 @@ def write_trace(path: str, trace: Trace) -> None:
         "adjacency": trace.adjacency,
         _CLAIM: trace.contributions,
         "noise_follows_results": trace.noise_follows_results,
+        **({"filter": _plain_filter(trace.filter)} if trace.filter else {}),
         "releases": [{"release": _RELEASE_NAMES[type(release)], **asdict(release)} for release in trace.releases],
     }
     table = pa.Table.from_pylist([_segment_row(segment) for segment in trace.segments], schema=_schema())
@@ -80,12 +82,14 @@ def read_trace(path: str) -> Trace:
         intact = False
     if not intact:
         raise DataCorruption(f"{path} is damaged; restore it from a backup, or run the trial again")
+    limit = run.pop("filter", None)
     releases = [dict(release) for release in run.pop("releases")]
     contributions = run.pop(_CLAIM) if _CLAIM in run else without_guarantee(run.pop(_OLD_CLAIM))
     return Trace(
         segments=tuple(_segment(row) for row in rows),
         releases=tuple(_RELEASES[release.pop("release")](**release) for release in releases),
         contributions=contributions,
+        filter=None if limit is None else FILTERS[limit.pop("kind")](**limit),
         **run,
     )
 
@@ -110,6 +114,10 @@ def _segment(row: dict[str, Any]) -> Segment:
         noise_multiplier=row["noise_multiplier"],
         side_queries=tuple(SideQuery(**query) for query in row["side_queries"]),
     )
+
+
+def _plain_filter(individual: IndividualFilter) -> dict[str, Any]:
+    return {"kind": individual.stored_name, **asdict(individual)}
 
 
 def _checksum(rows: list[dict[str, Any]], run: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, ConfigDict, PlainSerializer, PlainValidator
 from accounting.curves import AttackRisk
 from accounting.errors import DataCorruption, DpsweepError
 from accounting.estimates import PrivacyEstimate, without_guarantee
+from accounting.filters import FILTERS
 from accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
 from accounting.records.sealed import read_sealed, write_sealed
 from accounting.samplings import SAMPLINGS
@@ -40,7 +41,12 @@ def _trace(plain: Trace | Mapping[str, Any]) -> Trace:
             for row in plain["segments"]
         )
         releases = (_with_fields((GaussianRelease, PureRelease), row) for row in plain["releases"])
-        kept = {**plain, "contributions": without_guarantee(plain["contributions"])}
+        limit = plain.get("filter")
+        kept = {
+            **plain,
+            "contributions": without_guarantee(plain["contributions"]),
+            "filter": None if limit is None else _with_fields(FILTERS.values(), limit),
+        }
         return Trace(**{**kept, "segments": tuple(segments), "releases": tuple(releases)})
     except (LookupError, TypeError, RuntimeError, DpsweepError) as error:
         raise ValueError(f"no trace of a run ({error})") from error
