@@ -182,7 +182,7 @@ def _renyi_filter(planned: Trace, epsilon: float, delta: float) -> RenyiFilter |
         order = int(ORDERS[index])
         budget = (epsilon - conversion(order, delta)) * (1.0 - _MARGIN) - releases[index]
         if budget > 0.0 and budget / costs[index] > longest:
-            best, longest = RenyiFilter(budget, order), budget / costs[index]
+            best, longest = RenyiFilter(_rounded(budget), order), budget / costs[index]
     return best
 
 
@@ -197,7 +197,12 @@ def _gaussian_filter(planned: Trace, epsilon: float, delta: float) -> GaussianFi
         return None
     if excess(highest) < 0.0:
         return GaussianFilter(math.exp(highest))
-    return GaussianFilter(math.exp(brentq(excess, lowest, highest, xtol=1e-12)) * (1.0 - _MARGIN))
+    return GaussianFilter(_rounded(math.exp(brentq(excess, lowest, highest, xtol=1e-12)) * (1.0 - _MARGIN)))
+
+
+def _rounded(budget: float) -> float:
+    """Without the last digits, which differ between machines; by less than `_MARGIN`."""
+    return float(f"{budget:.10g}")
 
 
 def count_within_budget(trace_of: Callable[[int], Trace], budget: Budget, at_most: int) -> int:

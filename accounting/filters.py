@@ -37,6 +37,8 @@ _RATIO: Final = 1.0 + 1.0 / 512.0
 """Of neighbouring nodes, in contribution over noise multiplier."""
 _LOWEST: Final = -3600
 """The exponent of the lowest node, at about 1/1000; below it a step costs as a chord from 0."""
+_TABLE: Final = 256
+"""The exponents of highest nodes are multiples of this."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,8 @@ class RenyiFilter(IndividualFilter):
 
     def prices(self, sample_rate: float, noise_multiplier: float) -> StepPrices:
         highest = math.ceil(math.log(1.0 / noise_multiplier) / math.log(_RATIO)) + 1
-        nodes, costs = _sampled_costs(self.order, sample_rate, max(highest, _LOWEST + 1))
+        highest = max(_TABLE * math.ceil(highest / _TABLE), _LOWEST + _TABLE)  # so that noise levels share tables
+        nodes, costs = _sampled_costs(self.order, sample_rate, highest)
         return StepPrices(self.budget, noise_multiplier, nodes, costs)
 
     def epsilon(self, delta: float, precision: float = 0.0, pure: Sequence[float] = ()) -> float:

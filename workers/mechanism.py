@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from accounting.calibration import Budget, EpsilonBudget, RhoBudget, count_within_budget
+from accounting.calibration import Budget, EpsilonBudget, RhoBudget, calibrate_filter, count_within_budget
 from accounting.estimates import Claim
+from accounting.filters import IndividualFilter, StepPrices
 from accounting.mechanism import Release, SideQuery, Trace
 from accounting.samplings import Sampling
 from accounting.schedules import NoiseSchedule, make_schedule, planned_trace
@@ -27,6 +28,8 @@ class TrialMechanism:
     side_queries: tuple[SideQuery, ...]
     releases: tuple[Release, ...]
     contributions: Claim
+    filter: IndividualFilter | None = field(default=None, repr=False)
+    """What the clipping method enforces for every example; a function of the spec and of the other fields."""
 
     @staticmethod
     def of(
@@ -41,9 +44,10 @@ class TrialMechanism:
         autocast rounds them to other values in a batch of another size.
         """
         schedule, method = spec.noise.schedule, clipping.make_clipping(spec.clipping, code)
+        budget = method.example_budget
         repeatable = spec.augmentation is None and not spec.execution.autocast
         exact = spec.norms.refreshes_per_epoch == "every_step" and repeatable
-        return TrialMechanism(
+        unfiltered = TrialMechanism(
             schedule=make_schedule(schedule.name, spec.noise.initial_noise_multiplier, **schedule.params),
             sampling=planned_sampling(spec.sampling, dataset_size),
             dataset_size=dataset_size,
@@ -51,6 +55,10 @@ class TrialMechanism:
             releases=(*planned_releases(spec.preprocessing), *clipping.releases(spec.clipping, code), *releases),
             contributions="output_specific" if exact or method.keeps_to_contributions else "estimate",
         )
+        if budget is None or budget.epsilon is None:
+            return unfiltered
+        limit = calibrate_filter(unfiltered.trace(spec.epochs), budget.epsilon, spec.delta)
+        return replace(unfiltered, filter=limit)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -69,7 +77,11 @@ class TrialMechanism:
             public_accuracies,
         )
         contributions = "estimate" if planned.noise_follows_results else self.contributions
-        return replace(planned, contributions=contributions)
+        return replace(planned, contributions=contributions, filter=self.filter)
+
+    def prices(self, noise_multiplier: float) -> StepPrices | None:
+        """What a step with that noise costs an example, where a filter limits it."""
+        return self.filter.prices(self.sampling.sample_rate, noise_multiplier) if self.filter else None
 
 
 def affordable_epochs(spec: TrialSpec, mechanism: TrialMechanism, public_accuracies: Sequence[float]) -> int:

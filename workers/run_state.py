@@ -30,10 +30,14 @@ class Stateful(Protocol):
 
 @dataclass
 class Counters:
-    """Exact counts over training batches: private data."""
+    """Raw facts about training batches and examples: private.
+
+    used_up: after each epoch, how many examples of each group had spent the whole budget of their filter.
+    """
 
     non_finite_gradients: int = 0
     empty_batches: int = 0
+    used_up: list[list[int]] = field(default_factory=list)
 
 
 @dataclass

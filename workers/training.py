@@ -21,7 +21,7 @@ from accounting.mechanism import Trace
 from accounting.records.layout import TrialFiles
 from accounting.records.shards import NormShardWriter
 from workers.augmentation import make_augmentation
-from workers.clipping import ClipRule, Examples, Setting, make_clipping, released_bound
+from workers.clipping import ClippingMethod, ClipRule, Examples, Setting, make_clipping, released_bound
 from workers.clipping.protocol import NORM_ERROR
 from workers.data.base import Dataset
 from workers.evaluation import evaluate
@@ -56,7 +56,7 @@ class Trainer:
         device = choose_device(spec.execution.device)
         self._spec, self._dataset, self._noise = spec, dataset, noise
         self._method = make_clipping(spec.clipping, code)
-        check_spec(spec, mechanism, 0 if dataset.public is None else len(dataset.public))
+        check_spec(spec, mechanism, self._method, 0 if dataset.public is None else len(dataset.public))
         self.total_steps = spec.epochs * mechanism.steps_per_epoch
         self._paid_epochs = 0
 
@@ -212,6 +212,10 @@ class Trainer:
             everyone = self._everyone.open(step, sigma)
             self._run.clipping = self._method.refresh(self._run.clipping, everyone)
 
+        prices = self._planned.prices(sigma)
+        if prices is not None:
+            self._run.clipping = self._method.pay(self._run.clipping, prices)
+
         rows = torch.from_numpy(self._sampler.next_batch()).to(self._data.device)
         clipped = self._clipped_sum(rows)
         self.counters.non_finite_gradients += clipped.non_finite
@@ -296,7 +300,14 @@ class Trainer:
             public=None if public is None else evaluate(shown, public, self._dataset, self._loss),
         )
         self._run.history = (*self.history, record)
+        self._count_used_up(record.noise_multiplier)
         return record
+
+    def _count_used_up(self, sigma: float) -> None:
+        prices = self._planned.prices(sigma)
+        if prices is not None:
+            left = self._dataset.train.groups[self._method.used_up(self._run.clipping, prices)]
+            self.counters.used_up.append(torch.bincount(left, minlength=self._setting.num_groups).tolist())
 
     def released_model(self) -> nn.Module:
         """The model to evaluate and store: a copy with averaged parameters if averaging is on."""
@@ -325,8 +336,8 @@ class Trainer:
             component.restore(state[name])
 
 
-def check_spec(spec: TrialSpec, mechanism: TrialMechanism, public_size: int) -> None:
-    """Refuse a trial that cannot be trained, or not privately, before anything is written.
+def check_spec(spec: TrialSpec, mechanism: TrialMechanism, method: ClippingMethod, public_size: int) -> None:
+    """Refuse what cannot be trained privately, or at all, before anything is written.
 
     public_size: number of public examples in the data set.
 
@@ -340,6 +351,11 @@ def check_spec(spec: TrialSpec, mechanism: TrialMechanism, public_size: int) -> 
         raise InvalidInput(
             f"the noise multiplier reaches {highest:g}, but without clipping the sensitivity is infinite; "
             "choose a clipping method, or constant noise of multiplier 0"
+        )
+    if method.example_budget is not None and mechanism.filter is None:
+        raise InvalidInput(
+            f"clipping method {spec.clipping.name!r} needs epsilon, the budget of every example: give it, or calibrate "
+            "the sweep to privacy.target_epsilon"
         )
     if spec.noise.schedule.name == "validation" and not public_size:
         raise InvalidInput("a validation-driven schedule needs public data; set data.public_fraction above 0")
