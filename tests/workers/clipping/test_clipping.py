@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from torch import Tensor, nn
 
 from accounting.errors import InvalidInput
+from accounting.filters import RenyiFilter
 from workers.clipping import (
     CLIPPING,
     ClippingMethod,
@@ -40,9 +41,12 @@ COMPONENTS = [
     Component("dpsgd_f", {"bound": 7.0, "count_memory": 0.9}),
     Component("naive", {"bound": 7.0}),
     Component("individual", {"bound": 7.0}),
+    Component("filter", {"bound": 7.0, "epsilon": 3.0}),
     Component("global", {"bound": 0.7, "threshold_ratio": 10.0}),
     Component("global_adaptive", {"bound": 0.7, "threshold_ratio": 10.0}),
 ]
+PRICES = RenyiFilter(1.0, 4).prices(0.1, 1.0)
+"""What a step costs under a filter; others do not ask."""
 all_methods = pytest.mark.parametrize("component", COMPONENTS, ids=lambda c: "-".join([c.name, *map(str, c.params)]))
 
 
@@ -95,7 +99,7 @@ def batch() -> Batch:
 def started(method: ClippingMethod, batch: Batch) -> ClippingState:
     assert isinstance(method.bound, float)
     state = method.start(method.bound, batch.setting)
-    return method.refresh(state, batch.examples(torch.arange(BATCH)))
+    return method.pay(method.refresh(state, batch.examples(torch.arange(BATCH))), PRICES)
 
 
 def noisy(method: ClippingMethod, answer: Tensor, seed: int) -> Tensor:
@@ -162,7 +166,7 @@ def test_no_norm_and_no_noisy_answer_breaks_the_bound(component: Component, data
     examples = Examples(norms, torch.arange(count) % 10, torch.arange(count), layer_norms)
     setting = Setting(GROUPS, ("a", "b"), dataset_size=max(count, 1), batch_size=8)
     assert isinstance(method.bound, float)
-    state = method.refresh(method.start(method.bound, setting), examples)
+    state = method.pay(method.refresh(method.start(method.bound, setting), examples), PRICES)
     size = len(method.answer(state, examples, setting))
     reals = st.lists(st.floats(-1e6, 1e6), min_size=size, max_size=size)
     answer = torch.tensor(data.draw(reals), dtype=torch.float64)
