@@ -36,7 +36,16 @@ from workers.models import build_model
 from workers.noise import NoiseSource, derive_seed, seed_torch, start_generator
 from workers.optimizers import make_average, make_learning_rate_schedule, make_optimizer
 from workers.recording import NormRecorder, TrainingData, choose_rows, is_due
-from workers.run_state import Counters, CpuGenerator, CudaGenerator, ModelModes, ModelValues, RunState, Stateful
+from workers.run_state import (
+    Counters,
+    CpuGenerator,
+    CudaGenerator,
+    GroupDepartures,
+    ModelModes,
+    ModelValues,
+    RunState,
+    Stateful,
+)
 from workers.sampling import make_row_draws, make_sampler
 from workers.spec import TrialSpec
 
@@ -300,14 +309,19 @@ class Trainer:
             public=None if public is None else evaluate(shown, public, self._dataset, self._loss),
         )
         self._run.history = (*self.history, record)
-        self._count_used_up(record.noise_multiplier)
+        self._note_departures(record.noise_multiplier)
         return record
 
-    def _count_used_up(self, sigma: float) -> None:
-        prices = self._planned.prices(sigma)
-        if prices is not None:
-            left = self._dataset.train.groups[self._method.used_up(self._run.clipping, prices)]
-            self.counters.used_up.append(torch.bincount(left, minlength=self._setting.num_groups).tolist())
+    def _note_departures(self, sigma: float) -> None:
+        prices, groups = self._planned.prices(sigma), self._dataset.train.groups
+        if prices is None:
+            return
+        sizes = torch.bincount(groups, minlength=self._setting.num_groups).tolist()
+        if not self.counters.departures:
+            self.counters.departures = [GroupDepartures(group, size) for group, size in enumerate(sizes) if size]
+        left = groups[self._method.used_up(self._run.clipping, prices)]
+        for each in self.counters.departures:
+            each.left.append(int((left == each.group).sum()))
 
     def released_model(self) -> nn.Module:
         """The model to evaluate and store: a copy with averaged parameters if averaging is on."""

@@ -35,6 +35,7 @@ def exact_statistics(
     return IndividualStatistics(
         disclosure=EXACT,
         kind=kind_of_capped(epsilons, worst_case),
+        method=epsilons.method,
         mean=float(values.mean()),
         median=float(np.median(values)),
         quantiles={q: float(np.quantile(values, q)) for q in _QUANTILES},
@@ -61,12 +62,16 @@ def loss_correlation(values: NDArray[np.float64], losses: NDArray[np.float32]) -
 
 
 def released_statistics(
-    released: ReleasedStatistics, group_names: tuple[str, ...], kind: Kind, cost: float
+    released: ReleasedStatistics, group_names: tuple[str, ...], kind: Kind, method: str, cost: float
 ) -> IndividualStatistics:
-    """Statistics released with differential privacy. ``cost``: epsilon of the release alone."""
+    """Statistics released with differential privacy, of which ``cost`` is the epsilon of the release alone.
+
+    kind and method: of the single epsilon_i.
+    """
     return IndividualStatistics(
         disclosure=RELEASED,
         kind=kind,
+        method=method,
         mean=released.mean_epsilon,
         median=released.quantiles.get(0.5),
         quantiles=released.quantiles,

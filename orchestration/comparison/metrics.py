@@ -269,8 +269,8 @@ METRICS = (
         NUMBER,
         "εᵢ is the same bound for record i alone, given this run: records with small gradients pay less than the worst "
         "case. Output-specific, so conditional on the models of this run, where contributions were known at every step "
-        "(or clipped individually); an estimate where norms were refreshed less often. It is private: tell it only to "
-        "the owner of record i.",
+        "(or clipped individually); an estimate where norms were refreshed less often; a guarantee where a filter "
+        "enforced a budget, the same for all. It is private: tell it only to the owner of record i.",
         frozenset({Place.SETTINGS, Place.TERMINAL}),
     ),
     Metric(

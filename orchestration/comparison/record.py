@@ -20,9 +20,10 @@ from orchestration.sweeps.grid import GridPoint
 from orchestration.sweeps.schema import SweepSpec
 from workers.attacks import read_attacks
 from workers.noise import noise_source_kind
+from workers.run_state import read_departures
 
 View = Callable[[TrialResult], TrialResult]
-"""Replaces ``individuals`` and ``attacks`` of a result by those that the reader may see."""
+"""The result of a trial with what a reader may know of its training examples: individuals, attacks, departures."""
 
 
 def disclosed(result: TrialResult) -> TrialResult:
@@ -31,12 +32,16 @@ def disclosed(result: TrialResult) -> TrialResult:
 
 
 def exact(files: SweepFiles) -> View:
-    """The view with exact statistics and attacks, for the owner of the data. It raises `DataCorruption` for damage."""
+    """The exact statistics, attacks and departures, for the owner of the data.
+
+    Raises: DataCorruption where they are damaged.
+    """
 
     def view(result: TrialResult) -> TrialResult:
         trial = files.trial(result.key)
         statistics = read_statistics(trial.private_summary, f"delete {trial.result} and resume, which rebuilds both")
-        return replace(result, individuals=statistics, attacks=read_attacks(trial.attacks))
+        departures = read_departures(trial.private_training)
+        return replace(result, individuals=statistics, attacks=read_attacks(trial.attacks), departures=departures)
 
     return view
 

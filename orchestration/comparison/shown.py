@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from orchestration.records.published import (
     PublishedAttack,
+    PublishedDepartures,
     PublishedEpoch,
     PublishedGroup,
     PublishedPrivacy,
@@ -36,6 +37,10 @@ def finished(point: GridPoint, result: TrialResult, baseline: TrialResult | None
         attacks=tuple(
             PublishedAttack(group.name, group.examples, group.success_rate, group.standard_error)
             for group in result.attacks.loss_threshold
+        ),
+        departures=tuple(
+            PublishedDepartures(result.training.group_names[group.group], group.examples, tuple(group.left))
+            for group in result.departures
         ),
         history=_history(result),
         notes=_notes(result),

@@ -30,6 +30,7 @@ from orchestration.sweeps.schema import SweepSpec
 from workers.attacks import AttackResults, read_attacks
 from workers.checkpoint import forget_checkpoint
 from workers.history import Progress, read_training_result
+from workers.run_state import read_departures
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ def complete_trial(
         started=times.started,
         ended=times.ended,
         attacks=read_attacks(files.attacks) if sweep.release.name == "raw" else AttackResults(),
+        departures=read_departures(files.private_training) if sweep.release.name == "raw" else (),
         digests=note_digests(files),
     )
     write_result(files.result, result)
@@ -190,6 +192,7 @@ def _released_once(
         return stored
     drawn = release_statistics(epsilons.upper, epsilons.groups, len(group_names), worst.epsilon, release)
     cost = account(Trace(len(epsilons.upper), releases=release.releases()), worst.delta).epsilon
-    statistics = released_statistics(drawn, group_names, kind_of_capped(epsilons, worst), cost)
+    kind = kind_of_capped(epsilons, worst)
+    statistics = released_statistics(drawn, group_names, kind, epsilons.method, cost)
     write_statistics(files.released, statistics, private=False)
     return statistics

@@ -113,15 +113,17 @@ class EstimateQuality:
 class IndividualStatistics:
     """Statistics over the epsilon_i of all training examples.
 
-    disclosure: ``private`` if every number here was released with DP (its cost is part of the trial's epsilon), ``raw``
-    if they are exact, so that any page or run that shows them is sensitive. kind: of the single epsilon_i.
-    release_epsilon (``private`` only): epsilon of the release alone. estimates (``raw`` only): present if the sweep
-    sets ``norms.exact_examples``. loss_correlation (``raw`` only): Pearson's r of epsilon_i and the log of the
-    example's loss when norms were last taken; None where it is undefined.
+    disclosure: ``private`` when every number here was released with DP (its cost is inside the trial's total),
+    ``raw`` when they are exact, which makes whatever shows them sensitive. kind is that of the single epsilon_i, method
+    how they were accounted for: ``filter`` where one enforced them, "" where an older version did not say.
+    release_epsilon: what the release itself cost, for ``private``. estimates: for ``raw``, where the sweep tracks
+    examples exactly (``norms.exact_examples``). loss_correlation: for ``raw``, Pearson's r of epsilon_i and the log of
+    the example's loss when norms were last taken; None where it is undefined.
     """
 
     disclosure: Disclosure
     kind: Kind
+    method: str = ""
     mean: float | None = None
     median: float | None = None
     quantiles: Mapping[float, float] = field(default_factory=dict)
@@ -143,6 +145,18 @@ class PublishedAttack:
     examples: int
     success_rate: float
     standard_error: float
+
+
+@dataclass(frozen=True)
+class PublishedDepartures:
+    """When the training examples of one group left: exact, so whatever shows it is sensitive.
+
+    left: after each epoch, how many of the group's ``examples`` had spent the whole budget of a filter.
+    """
+
+    name: str
+    examples: int
+    left: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -193,6 +207,7 @@ class PublishedTrial:
     quality: PublishedQuality | None = None
     individuals: IndividualStatistics | None = None
     attacks: tuple[PublishedAttack, ...] = ()
+    departures: tuple[PublishedDepartures, ...] = ()
     history: tuple[PublishedEpoch, ...] = ()
     notes: tuple[str, ...] = ()
     params: Mapping[str, Label] = field(default_factory=dict)

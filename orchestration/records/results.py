@@ -12,6 +12,7 @@ from accounting.curves import AttackRisk
 from accounting.errors import DataCorruption, DpsweepError
 from accounting.estimates import PrivacyEstimate, without_guarantee
 from accounting.filters import FILTERS
+from accounting.individual.epsilons import FILTERED
 from accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
 from accounting.records.sealed import read_sealed, write_sealed
 from accounting.samplings import SAMPLINGS
@@ -19,6 +20,7 @@ from orchestration.records.published import IndividualStatistics, PublishedEpoch
 from workers.attacks import AttackResults
 from workers.evaluation import Evaluation
 from workers.history import TrainingResult
+from workers.run_state import GroupDepartures
 from workers.spec import TrialSpec
 
 
@@ -62,8 +64,9 @@ StoredTrace = Annotated[Trace, PlainSerializer(asdict), PlainValidator(_trace)]
 
 
 def _as_proven(statistics: IndividualStatistics) -> IndividualStatistics:
-    """What an older version called a guarantee was read off the run, so it is output-specific."""
-    return replace(statistics, kind="output_specific") if statistics.kind == "guarantee" else statistics
+    """Only filters make guarantees: what an older version called one was read off the run, so it is output-specific."""
+    proven = statistics.kind != "guarantee" or statistics.method == FILTERED
+    return statistics if proven else replace(statistics, kind="output_specific")
 
 
 StoredStatistics = Annotated[IndividualStatistics, AfterValidator(_as_proven)]
@@ -93,6 +96,8 @@ class TrialResult:
     """When training started and ended in the run that finished it, in seconds since 1970 UTC."""
     attacks: AttackResults = field(default_factory=AttackResults)
     risks: tuple[AttackRisk, ...] = ()
+    departures: tuple[GroupDepartures, ...] = ()
+    """Of examples that spent the budget of a filter; disclosed as attacks are."""
     digests: dict[str, str] = field(default_factory=dict)
     """sha256 of the trial's other public files, by name; those of private files are in `TrialFiles.private_digests`."""
 

@@ -15,6 +15,7 @@ from orchestration.records.published import (
     IndividualStatistics,
     Label,
     PublishedAttack,
+    PublishedDepartures,
     PublishedEpoch,
     PublishedGroup,
     PublishedPrivacy,
@@ -140,6 +141,9 @@ def sample_trial(
         individuals=_individuals(spent, noise, disclosure, quality) if private and disclosure != "none" else None,
         attacks=tuple(PublishedAttack(name, 72, 0.5625 if private else 0.6875, 0.06) for name in DIGITS)
         if disclosure == "raw"
+        else (),
+        departures=tuple(PublishedDepartures(name, 130, tuple(range(EPOCHS))) for name in DIGITS)
+        if disclosure == "raw" and clipping == "individual"
         else (),
         history=_history(clipping, schedule, 6.0 / target + 0.4 * (schedule == "exponential")) if private else (),
         started=1.7e9,
