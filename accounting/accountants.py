@@ -269,9 +269,11 @@ ACCOUNTANTS: Mapping[str, Callable[[Trace, float, int], PrivacyEstimate]] = {
 def account(trace: Trace, delta: float, accountant: str = "auto", group_size: int = 1) -> PrivacyEstimate:
     """(epsilon, delta) of ``trace`` under its own adjacency, for groups of ``group_size`` examples.
 
-    A trace without noise has epsilon infinity; where noise followed results, the claim is an estimate at best. What a
-    filter enforced for every example takes its place where it is lower or proves more.
-    Raises UnsupportedMechanism when the accountant does not cover the trace, InvalidInput for an unknown accountant or
+    The result's ``kind`` says whether this is a guarantee. A trace without noise has epsilon infinity; if the noise
+    followed earlier results, kind is at best ``estimate``. The epsilon that a filter enforced for every example is
+    returned instead, as accountant ``filter``, if it is lower or if only it is a guarantee.
+
+    Raises: UnsupportedMechanism when the accountant does not cover the trace, InvalidInput for an unknown accountant or
     a delta outside (0, 1).
     """
     delta = require_finite("delta", delta, above=0.0, below=1.0)

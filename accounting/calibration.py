@@ -26,7 +26,7 @@ from accounting.errors import (
     require_whole,
 )
 from accounting.filters import GaussianFilter, IndividualFilter, RenyiFilter, conversion
-from accounting.mechanism import Trace
+from accounting.mechanism import Trace, require_filterable
 from accounting.registry import lookup
 from accounting.renyi import ORDERS
 from accounting.rounds import require_group_size
@@ -163,6 +163,8 @@ def calibrate_filter(planned: Trace, epsilon: float, delta: float) -> Individual
     """
     epsilon = require_finite("epsilon of a filter", epsilon, above=0.0)
     delta = require_finite("delta", delta, above=0.0, below=1.0)
+    for segment in planned.segments:
+        require_filterable(segment, RenyiFilter(1.0, 2))
     full = all(segment.sampling.sample_rate == 1.0 for segment in planned.segments)
     found = _gaussian_filter(planned, epsilon, delta) if full else _renyi_filter(planned, epsilon, delta)
     if found is None:
@@ -170,7 +172,6 @@ def calibrate_filter(planned: Trace, epsilon: float, delta: float) -> Individual
             f"nothing is left of a budget of epsilon {epsilon:g} at delta {delta:g} for the steps, after what is "
             "released besides them; raise the budget, or the noise of the releases"
         )
-    replace(planned, filter=found)  # refuses what no filter covers
     return found
 
 

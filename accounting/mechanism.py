@@ -131,7 +131,7 @@ class Segment:
         return math.hypot(gradient, *sides)
 
 
-def _require_filterable(segment: Segment, individual: IndividualFilter) -> None:
+def require_filterable(segment: Segment, individual: IndividualFilter) -> None:
     """Raise unless an example that contributes nothing costs nothing in these steps, as filters need."""
     if segment.sampling.draws != "independent" or segment.side_queries or segment.noise_multiplier == 0.0:
         raise UnsupportedMechanism(
@@ -173,17 +173,17 @@ Release = GaussianRelease | PureRelease
 class Trace:
     """A run: its adjacency, data-set size, training segments in step order, and one-off releases.
 
-    contributions says what the recorded contributions of single examples are worth: ``guarantee`` when they were fixed
-    before the run and bound the true ones whatever it does; ``output_specific`` when they were read off the run and
-    bound the true ones at every step of it (norms taken at every step, or individual clipping); else ``estimate``.
-    noise_follows_results says that noise was chosen from earlier results (a validation-driven schedule that reacted):
-    the cost of what it chose in the end bounds nothing, so no accountant calls it a guarantee.
-    filter: what limited the total contribution of every example, whatever the run did; its budget is a guarantee even
-    where noise followed results.
+    contributions: the strength of the recorded contributions of single examples. ``guarantee`` if they were fixed
+    before the run and bound the true ones in every run; ``output_specific`` if they were read off the run and bound the
+    true ones at every step of it (norms taken at every step, or individual clipping); else ``estimate``.
+    noise_follows_results: the noise was chosen from earlier results (a validation-driven schedule that reacted). The
+    cost of the noise that was used is then not a proven bound, and accountants report an estimate.
+    filter: the filter that limited the total cost of every example. Its budget is a guarantee even if the noise
+    followed results.
 
-    Raises: InvalidInput for a run that cannot have been: segments with gaps, batches from a data set of another size,
-    epochs of more batches than there are examples; UnsupportedMechanism for an adjacency that a sampling does not have,
-    and for a filter on anything but private Poisson batches without side queries.
+    Raises: InvalidInput for an impossible run: segments with gaps, batches from a data set of another size, epochs of
+    more batches than there are examples. UnsupportedMechanism for a sampling not accounted for under ``adjacency``, and
+    for a filter on anything but noisy Poisson batches without side queries.
     """
 
     dataset_size: int
@@ -206,7 +206,7 @@ class Trace:
             require_adjacency(segment.sampling, self.adjacency)
             segment.sampling.require_fits(self.dataset_size)
             if self.filter is not None:
-                _require_filterable(segment, self.filter)
+                require_filterable(segment, self.filter)
 
     def _require_contiguous(self) -> None:
         expected = 0
@@ -226,7 +226,7 @@ class Trace:
 
     @property
     def individual_kind(self) -> Claim:
-        """What one is worth that rests on the recorded contributions of single examples."""
+        """Strength of an upper bound that rests on the recorded contributions of single examples."""
         return weakest(self.kind, self.contributions)
 
     @property

@@ -39,9 +39,10 @@ class TrialMechanism:
 
         code: the user's modules that may be imported, for their own clipping method.
 
-        Contributions are output-specific when norms are taken at every step of the very gradients that are summed, or
-        when clipping keeps to what was recorded; no run fixes them in advance. Augmentation changes the gradients, and
-        autocast rounds them to other values in a batch of another size.
+        Contributions are output-specific if norms are computed at every step for exactly the gradients that are summed,
+        or if clipping enforces the recorded contributions. Under augmentation the summed gradients are of other inputs,
+        and under autocast their rounding depends on the batch size, so norms at every step are then estimates. A filter
+        is calibrated here, from all epochs of the spec, so planner and trainer have the same one.
         """
         schedule, method = spec.noise.schedule, clipping.make_clipping(spec.clipping, code)
         budget = method.example_budget

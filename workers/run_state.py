@@ -41,7 +41,7 @@ class GroupDepartures:
 
 @dataclass
 class Counters:
-    """Raw facts about training batches and examples: private.
+    """Exact counts over training batches and examples: private data.
 
     departures: of groups with examples, where a filter limits them.
     """

@@ -351,7 +351,7 @@ class Trainer:
 
 
 def check_spec(spec: TrialSpec, mechanism: TrialMechanism, method: ClippingMethod, public_size: int) -> None:
-    """Refuse what cannot be trained privately, or at all, before anything is written.
+    """Refuse a trial that cannot be trained, or not privately, before anything is written.
 
     public_size: number of public examples in the data set.
 

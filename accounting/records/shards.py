@@ -226,8 +226,8 @@ class NormShards:
 class Epsilons:
     """Per-example privacy of a run; arrays have shape [examples].
 
-    upper is the certified bound, lower its companion from below, losses the loss at the last snapshot. kind is that of
-    upper (see `accounting.estimates.PrivacyEstimate`), and holds for all examples alike.
+    upper and lower are the certified bounds, losses the loss at the last snapshot. kind, of upper
+    (`accounting.estimates.PrivacyEstimate`), applies to all examples.
     """
 
     example_ids: npt.NDArray[np.int64]

@@ -19,7 +19,7 @@ _LEAST_CORRELATED = 10
 
 
 def kind_of_capped(epsilons: Epsilons, worst_case: PrivacyEstimate) -> Kind:
-    """What statistics of epsilons capped at the worst case may claim: no more than either of the two."""
+    """Kind of statistics over epsilons capped at the worst case: the weaker of the two."""
     return weakest(epsilons.kind, "estimate" if worst_case.kind == "lower_bound" else worst_case.kind)
 
 
@@ -64,9 +64,9 @@ def loss_correlation(values: NDArray[np.float64], losses: NDArray[np.float32]) -
 def released_statistics(
     released: ReleasedStatistics, group_names: tuple[str, ...], kind: Kind, method: str, cost: float
 ) -> IndividualStatistics:
-    """Statistics released with differential privacy, of which ``cost`` is the epsilon of the release alone.
+    """Statistics released with differential privacy.
 
-    kind and method: of the single epsilon_i.
+    kind, method: of the single epsilon_i. cost: epsilon of the release alone.
     """
     return IndividualStatistics(
         disclosure=RELEASED,

@@ -23,7 +23,7 @@ from workers.noise import noise_source_kind
 from workers.run_state import read_departures
 
 View = Callable[[TrialResult], TrialResult]
-"""The result of a trial with what a reader may know of its training examples: individuals, attacks, departures."""
+"""Replaces ``individuals``, ``attacks`` and ``departures`` of a result by those that the reader may see."""
 
 
 def disclosed(result: TrialResult) -> TrialResult:
@@ -32,9 +32,9 @@ def disclosed(result: TrialResult) -> TrialResult:
 
 
 def exact(files: SweepFiles) -> View:
-    """The exact statistics, attacks and departures, for the owner of the data.
+    """The view with exact statistics, attacks and departures, for the owner of the data.
 
-    Raises: DataCorruption where they are damaged.
+    It raises `DataCorruption` for damage.
     """
 
     def view(result: TrialResult) -> TrialResult:

@@ -113,12 +113,12 @@ class EstimateQuality:
 class IndividualStatistics:
     """Statistics over the epsilon_i of all training examples.
 
-    disclosure: ``private`` when every number here was released with DP (its cost is inside the trial's total),
-    ``raw`` when they are exact, which makes whatever shows them sensitive. kind is that of the single epsilon_i, method
-    how they were accounted for: ``filter`` where one enforced them, "" where an older version did not say.
-    release_epsilon: what the release itself cost, for ``private``. estimates: for ``raw``, where the sweep tracks
-    examples exactly (``norms.exact_examples``). loss_correlation: for ``raw``, Pearson's r of epsilon_i and the log of
-    the example's loss when norms were last taken; None where it is undefined.
+    disclosure: ``private`` if every number here was released with DP (its cost is part of the trial's epsilon), ``raw``
+    if they are exact, so that any page or run that shows them is sensitive. kind: of the single epsilon_i. method:
+    their accounting, ``filter`` if a filter enforced them, "" if an older version wrote the file.
+    release_epsilon (``private`` only): epsilon of the release alone. estimates (``raw`` only): present if the sweep
+    sets ``norms.exact_examples``. loss_correlation (``raw`` only): Pearson's r of epsilon_i and the log of the
+    example's loss when norms were last taken; None where it is undefined.
     """
 
     disclosure: Disclosure

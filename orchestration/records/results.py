@@ -25,9 +25,9 @@ from workers.spec import TrialSpec
 
 
 def _trace(plain: Trace | Mapping[str, Any]) -> Trace:
-    """The trace that `dataclasses.asdict` made ``plain``; ValueError where it is none.
+    """Rebuild the trace from its `dataclasses.asdict` form. Raises ValueError where that fails.
 
-    A training run never fixes contributions in advance: where an older version says so, they are output-specific.
+    Training never fixes contributions in advance: what an older version called a guarantee is output-specific.
     """
     if isinstance(plain, Trace):
         return plain

@@ -112,6 +112,8 @@ def test_impossible_filters_are_refused() -> None:
         RenyiFilter(1.0, 2.5)  # type: ignore[arg-type]  # what a file may hold
     with pytest.raises(InvalidInput, match="budget of a filter is 0"):
         GaussianFilter(0.0)
+    with pytest.raises(UnsupportedMechanism, match="noise multiplier 0"):
+        calibrate_filter(trace_of(0.1, 0.0), 1.0, DELTA)
     for sample_rate in (0.1, 1.0):
         with pytest.raises(Unreachable, match=r"nothing is left of a budget of epsilon 0\.1"):
             calibrate_filter(trace_of(sample_rate, 1.0, 10, GaussianRelease("pca", 1.0)), 0.1, DELTA)

@@ -17,7 +17,7 @@ from accounting.parallel import AccountingJob, account_trial
 from accounting.schedules import SCHEDULES, make_schedule
 from tests.workers.own_code import code_of
 from tests.workers.resumption import assert_same_trial, run_with_deaths, stored_bytes
-from tests.workers.trial_specs import DROPOUT_NET, TUMOURS, TUMOURS_READ_ONCE, small_trial
+from tests.workers.trial_specs import DROPOUT_NET, TUMOURS, TUMOURS_READ_ONCE, clipping_by, small_trial
 from workers.clipping import CLIPPING
 from workers.history import TrainingResult
 from workers.noise import NOISE_SOURCES
@@ -54,8 +54,6 @@ COMBINATIONS = [
     if clipping != "none" or schedule == "constant"  # without clipping there is no noise to schedule
     if clipping != "filter" or sampling == "poisson"  # filters refuse the others
 ]
-CLIPPING_PARAMS: Mapping[str, dict[str, Any]] = {"filter": {"epsilon": 8.0}}
-"""What methods need to be told; this filter's budget runs out on the way."""
 
 
 def test_the_table_has_every_schedule_and_every_parameter() -> None:
@@ -70,7 +68,7 @@ def windowed_trial(clipping: str, schedule: str, sampling: str) -> TrialSpec:
     return small_trial(
         data=TUMOURS_READ_ONCE,
         sampling=SamplingSpec(sampling, 52),
-        clipping=Component(clipping, CLIPPING_PARAMS.get(clipping, {})),
+        clipping=clipping_by(clipping),
         noise=NoiseSpec(float(clipping != "none"), Component(schedule, SCHEDULE_PARAMS[schedule])),
         epochs=4,
         norms=NormSpec(0.5),

@@ -74,10 +74,9 @@ class Setting:
 class ClippingState:
     """State of a clipping method between steps.
 
-    bound C, ratio Z / C (global clipping) and counts (the moving average of noisy answers) are public: configured,
-    or computed from noisy answers. thresholds [n] belong to single examples and are private; only individual
-    clipping and filters have them. So do granted [n] float32, the bounds of this step, and spent [n] float64, what all
-    steps have cost, of a filter.
+    Public, because configured or computed from noisy answers: bound C, ratio Z / C (global clipping), counts (a moving
+    average of noisy answers). Private, one per example: thresholds [n] (individual clipping and filters only), and of
+    filters granted [n] float32, the bounds of this step, and spent [n] float64, the cost of all steps so far.
     """
 
     bound: float

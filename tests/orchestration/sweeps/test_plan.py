@@ -182,3 +182,40 @@ def test_models_are_checked_on_the_features_they_will_get() -> None:
     assert plan.refusals == ()
     assert "dp_pca" in [release.name for release in plan.trials[1].trace.releases]
     assert plan.trials[1].costs.worst_case.epsilon <= 5.0
+
+
+FILTER = {"name": "filter", "bound": 2.0, "noise_factor": 0.8}
+
+
+def test_a_filter_has_the_target_as_budget_and_less_noise() -> None:
+    (flat, filtered) = planned(clipping=[{"name": "flat", "bound": 2.0}, FILTER], noise="constant").trials
+    sigma = flat.spec.noise.initial_noise_multiplier
+    assert filtered.spec.noise.initial_noise_multiplier == pytest.approx(0.8 * sigma, rel=1e-5)
+    assert filtered.spec.clipping.params["epsilon"] == 5.0
+    worst = filtered.costs.worst_case
+    assert (worst.accountant, worst.kind) == ("filter", "guarantee")
+    assert 4.999 < worst.epsilon <= 5.0
+    assert filtered.trace.filter is not None
+    assert flat.trace.filter is None
+
+
+def test_a_filter_keeps_to_its_own_budget_at_noise_as_given() -> None:
+    given = {"noise_multiplier": 0.7, "delta": 1e-5}
+    (trial,) = planned(clipping={"name": "filter", "epsilon": 2.0}, noise="constant", privacy=given).trials
+    assert trial.spec.noise.initial_noise_multiplier == 0.7
+    assert 1.999 < trial.costs.worst_case.epsilon <= 2.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"privacy": {"noise_multiplier": 1.0, "delta": 1e-5}}, "'filter' needs epsilon, the budget of every example"),
+        ({"clipping": {**FILTER, "epsilon": 3}}, "is privacy.target_epsilon; leave out its epsilon 3"),
+        ({"clipping": {**FILTER, "noise_factor": 0}}, "noise_factor is 0"),
+        ({"sampling": {"method": "fixed", "batch_size": 128}}, "not fixed batches with"),
+        ({"sampling": {"method": "shuffle", "batch_size": 128}}, "use poisson sampling and noise"),
+    ],
+)
+def test_a_filter_that_cannot_be_is_refused(changes: dict[str, Any], reason: str) -> None:
+    (refusal,) = planned(**{"clipping": FILTER, "noise": "constant", **changes}).refusals
+    assert reason in refusal.reason
