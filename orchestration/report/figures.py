@@ -315,26 +315,18 @@ def clipping_bounds(scene: Scene) -> go.Figure:
 
 
 def departures(scene: Scene) -> go.Figure:
-    """The share of each group's training examples that have spent the budget of a filter, per epoch: of the first seed.
-
-    The groups that lose the most and the fewest by the end stand out.
-    """
+    """The share of each group that has spent the budget of a filter, per epoch, of the first seed."""
     figure = _figure(height=360)
     for setting in scene.settings:
         trial = setting.trials[0]
-        shares = {group.name: [left / group.examples for left in group.left] for group in trial.departures}
-        ends = {name: values[-1] for name, values in shares.items() if values}
-        extremes = {max(ends, key=ends.__getitem__), min(ends, key=ends.__getitem__)} if ends else set()
-        for name, values in shares.items():
-            bold = name in extremes
-            width, opacity = (2.0, 1.0) if bold else (1.0, 0.35)
-            whose = f"{setting.name}: {name}"
-            _line(figure, setting, scene.style, trial.history, values, whose, width, opacity)
-            if bold:
-                last = trial.history[len(values) - 1].epoch
-                _label_end(figure, name, last, ends[name], scene.style.colour(setting))
+        ends = [group.left[-1] / group.examples for group in trial.departures if group.left]
+        for group in trial.departures:
+            values, whose = [left / group.examples for left in group.left], f"{setting.name}: {group.name}"
+            _line(figure, setting, scene.style, trial.history, values, whose)
+            if values and values[-1] in (min(ends), max(ends)):
+                _label_end(figure, group.name, trial.history[-1].epoch, values[-1], scene.style.colour(setting))
     figure.update_xaxes(title_text="epoch")
-    figure.update_yaxes(title_text="share of the group that has left", tickformat=".0%", rangemode="tozero")
+    figure.update_yaxes(title_text="share that has left", tickformat=".0%", rangemode="tozero")
     return figure
 
 

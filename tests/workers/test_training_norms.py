@@ -99,7 +99,7 @@ def test_examples_without_a_finite_gradient_weigh_nothing_and_are_counted(clip: 
 
 def test_who_has_left_under_a_filter_is_counted_in_private_and_contributes_nothing_more(tmp_path: Path) -> None:
     spec = small_trial(
-        epochs=6, norms=NormSpec("every_step"), clipping=Component("filter", {"bound": 0.5, "epsilon": 3.0})
+        epochs=6, norms=NormSpec("every_step"), clipping=Component("filter", {"bound": 2.0, "epsilon": 5.0})
     )
     _, trace, files = train(spec, tmp_path)
     departures = read_departures(files.private_training)

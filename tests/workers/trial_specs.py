@@ -45,7 +45,7 @@ def small_trial(**changes: Any) -> TrialSpec:
 
 def clipping_by(name: str) -> Component:
     """A clipping method with what it must be told: a filter's budget, which runs out within a few epochs."""
-    return Component(name, {"epsilon": 3.0} if name == "filter" else {})
+    return Component(name, {"bound": 2.0, "epsilon": 5.0} if name == "filter" else {})
 
 
 def dropout_net(feature_shape: tuple[int, ...], num_classes: int) -> nn.Module:
