@@ -75,11 +75,16 @@ def individual_epsilons(
     recorded = RecordedContributions.checked(steps, contributions, trace)
     if trace.filter is not None:
         enforced = np.full(len(recorded.values), enforced_epsilon(trace.filter, trace, delta))
-        return IndividualEpsilons(enforced, np.zeros_like(enforced), delta, FILTERED, "guarantee")
+        return IndividualEpsilons(enforced, np.zeros_like(enforced), delta, FILTERED, individual_claim(trace))
     starts = range(0, max(len(recorded.values), 1), _ROWS)
     blocks = [_account_block(recorded.of(slice(i, i + _ROWS)), delta, account) for i in starts]
     upper, lower = (np.concatenate(columns) for columns in zip(*blocks, strict=True))
-    return IndividualEpsilons(upper, lower, delta, method, trace.individual_kind)
+    return IndividualEpsilons(upper, lower, delta, method, individual_claim(trace))
+
+
+def individual_claim(trace: Trace) -> Claim:
+    """Kind of what `individual_epsilons` returns for the trace: a guarantee under a filter."""
+    return trace.individual_kind if trace.filter is None else "guarantee"
 
 
 def _account_block(

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from accounting.errors import InvalidInput
 from accounting.estimates import Kind, PrivacyEstimate
 from accounting.individual.algorithm_2 import algorithm_2
-from accounting.individual.epsilons import INDIVIDUAL_ACCOUNTANTS, individual_epsilons
+from accounting.individual.epsilons import INDIVIDUAL_ACCOUNTANTS, individual_claim, individual_epsilons
 from accounting.mechanism import Trace
 from accounting.pld.groups import epsilon_of_examples
 from accounting.records.layout import TrialFiles
@@ -83,7 +83,7 @@ def spread_of_epsilons(files: TrialFiles, trace: Trace, delta: float, method: st
     published = method not in INDIVIDUAL_ACCOUNTANTS
     return EpsilonSpread(
         method=method,
-        kind="estimate" if published else trace.individual_kind,
+        kind="estimate" if published else individual_claim(trace),
         delta=delta,
         adjacency=trace.adjacency,
         examples=len(epsilons),
