@@ -24,7 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from accounting.errors import UnsupportedMechanism, require_finite, require_numbers
-from accounting.mechanism import Claim, Trace
+from accounting.estimates import Claim
+from accounting.mechanism import Trace
 from accounting.pld.composition import MIN_DELTA
 from accounting.pld.group_rounds import GroupRounds, rounds_of_examples, rounds_of_group
 from accounting.pld.profile import CertifiedProfile, profile_of_rounds
