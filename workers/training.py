@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from accounting.errors import InvalidInput
+from accounting.errors import START_ANEW, InvalidInput
 from accounting.mechanism import Trace
 from accounting.records.layout import TrialFiles
 from accounting.records.shards import NormShardWriter
@@ -318,7 +318,7 @@ class Trainer:
         if missing:
             raise InvalidInput(
                 f"the checkpoint lacks {', '.join(missing)}: another version of dpsweep wrote it. Finish the trial "
-                "with that one, or delete the trial's folder to start anew"
+                f"with that one, or {START_ANEW}"
             )
         self._run.restore(state)
         for name, component in self._components.items():

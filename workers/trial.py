@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from accounting.errors import DataCorruption, InvalidInput
+from accounting.errors import START_ANEW, DataCorruption, InvalidInput
 from accounting.mechanism import Release
 from accounting.records.files import exists, read_bytes, write_bytes_atomically
 from accounting.records.layout import TrialFiles
@@ -77,13 +77,12 @@ def _refuse_other_trials(files: TrialFiles, spec: TrialSpec) -> None:
     try:
         stored = TrialSpec.from_json(read_bytes(files.spec))
     except ValueError as error:
-        raise DataCorruption(f"{files.spec} is damaged; delete the trial's folder to start anew") from error
+        raise DataCorruption(f"{files.spec} is damaged; {START_ANEW}") from error
     ours, theirs = asdict(spec), asdict(stored)
     different = [name for name in ours if ours[name] != theirs[name]]
     if different:
         raise InvalidInput(
-            f"{files.root} holds a trial that differs in {', '.join(different)}; "
-            "use another folder, or delete this one to start anew"
+            f"{files.root} holds a trial that differs in {', '.join(different)}; use another folder, or {START_ANEW}"
         )
 
 
@@ -93,7 +92,7 @@ def _refuse_other_releases(files: TrialFiles, releases: tuple[Release, ...]) -> 
     if stored[len(stored) - len(releases) :] != releases:
         raise InvalidInput(
             f"{files.root} holds a finished trial with the releases {stored}, which do not end in {releases}; "
-            "use another folder, or delete this one to start anew"
+            f"use another folder, or {START_ANEW}"
         )
 
 

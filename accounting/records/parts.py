@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from accounting.errors import DataCorruption, PrivateDetail
+from accounting.errors import START_ANEW, DataCorruption, PrivateDetail
 from accounting.records.files import append_bytes, exists, list_files, read_bytes, write_bytes_atomically
 
 MANIFEST = "manifest.jsonl"
@@ -79,7 +79,7 @@ class PartStore:
             elif committed != record:
                 raise DataCorruption(
                     f"{self._uri(record)} was committed with other rows than a replay produced: the run does not "
-                    "repeat itself; delete the trial's folder and start anew"
+                    f"repeat itself; {START_ANEW}"
                 )
         if fresh:
             self._commit(fresh)
@@ -118,9 +118,7 @@ class PartStore:
         return f"{self.directory}/{record.path}"
 
     def _corrupt(self, uri: str, reason: str) -> DataCorruption:
-        return DataCorruption(
-            f"{uri}: {reason}; restore the file from a backup, or delete the trial's folder and run the trial again"
-        )
+        return DataCorruption(f"{uri}: {reason}; restore the file from a backup, or {START_ANEW}")
 
     def _commit(self, fresh: list[PartRecord]) -> None:
         uri = f"{self.directory}/{MANIFEST}"

@@ -13,11 +13,13 @@ from rich.console import Console
 from rich.table import Table
 
 from orchestration.comparison.formats import number
+from orchestration.comparison.ledger import composed
 from orchestration.comparison.metrics import Metric, Place, columns
 from orchestration.comparison.record import rows
 from orchestration.pipeline import Outcome
 from orchestration.records.published import PublishedTrial
 from orchestration.records.states import TrialState
+from orchestration.report.prose import together
 from orchestration.sweeps.plan import Plan, PlannedTrial
 
 
@@ -70,6 +72,7 @@ def outcome_object(outcome: Outcome) -> dict[str, Any]:
         "tracking_uri": outcome.tracking_uri,
         "delta": record.sweep.privacy.delta,
         "release": record.disclosure,
+        "composed": whole.as_dict() if (whole := composed(record.data().trials)) else None,
         "seconds": round(outcome.seconds, 3),
         "failed": sum(row["status"] == "failed" for row in rows(record)),
         "trials": rows(record),
@@ -88,6 +91,8 @@ def print_outcome(outcome: Outcome) -> None:
                 soft_wrap=True,
                 highlight=False,
             )
+    for sentence in together(outcome.record.data().trials):
+        console.print(sentence, soft_wrap=True, highlight=False)
     python = _this_python()
     console.print("Open the report:", style="bold")
     console.print(f"  {python} -m webbrowser {_as_uri(outcome.files.report)}", soft_wrap=True, highlight=False)

@@ -2,53 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Annotated, Any
+from dataclasses import dataclass, field
 
-from pydantic import ConfigDict, PlainSerializer, PlainValidator, TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from accounting.curves import AttackRisk
-from accounting.errors import DataCorruption, DpsweepError
+from accounting.errors import START_ANEW, DataCorruption
 from accounting.estimates import PrivacyEstimate
-from accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
 from accounting.records.sealed import read_sealed, write_sealed
-from accounting.samplings import SAMPLINGS
 from orchestration.records.published import IndividualStatistics, PublishedEpoch
+from orchestration.records.stored_trace import StoredTrace
 from workers.attacks import AttackResults
 from workers.evaluation import Evaluation
 from workers.history import TrainingResult
 from workers.spec import TrialSpec
-
-
-def _trace(plain: Trace | Mapping[str, Any]) -> Trace:
-    """Rebuild the trace from its `dataclasses.asdict` form. Raises ValueError where that fails."""
-    if isinstance(plain, Trace):
-        return plain
-    try:
-        segments = (
-            Segment(
-                **{
-                    **row,
-                    "sampling": _with_fields(SAMPLINGS.values(), row["sampling"]),
-                    "side_queries": tuple(SideQuery(**query) for query in row["side_queries"]),
-                }
-            )
-            for row in plain["segments"]
-        )
-        releases = (_with_fields((GaussianRelease, PureRelease), row) for row in plain["releases"])
-        return Trace(**{**plain, "segments": tuple(segments), "releases": tuple(releases)})
-    except (LookupError, TypeError, RuntimeError, DpsweepError) as error:
-        raise ValueError(f"no trace of a run ({error})") from error
-
-
-def _with_fields(kinds: Iterable[type[Any]], row: Mapping[str, Any]) -> Any:
-    """Build the class among ``kinds`` whose field names equal the keys of ``row``; no two classes have equal fields."""
-    return next(kind(**row) for kind in kinds if {each.name for each in fields(kind)} == row.keys())
-
-
-StoredTrace = Annotated[Trace, PlainSerializer(asdict), PlainValidator(_trace)]
-"""A trace inside a JSON file."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +95,7 @@ def write_result(uri: str, result: StoredResult) -> None:
 
 def read_result(uri: str) -> StoredResult | None:
     """The stored result; None if the trial is not over. Raises `DataCorruption` when the file is damaged."""
-    next_step = "delete it and resume, which rebuilds it; for a stopped trial, delete its whole folder"
+    next_step = f"delete it and resume, which rebuilds it; for a stopped trial, {START_ANEW}"
     content = read_sealed(uri, next_step)
     try:
         return None if content is None else _RESULT.validate_json(content)

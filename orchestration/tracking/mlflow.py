@@ -42,9 +42,11 @@ from orchestration.records.published import PublishedDataset, PublishedSweep, Pu
 from orchestration.records.release_modes import release_mode
 from orchestration.records.states import TrialState
 from orchestration.tracking.protocol import (
+    COMPOSED,
     RunStatus,
     TrackedSweep,
     TrackingUnavailable,
+    composition_entries,
     epoch_metrics,
     group_table,
 )
@@ -112,6 +114,7 @@ class MlflowTracker:
         return self._parent
 
     def log_trial(self, trial: PublishedTrial) -> str:
+        self._trials[trial.key] = trial
         if trial.state not in _STATUSES:
             return self._runs.get(("trial", trial.key), "")
         with self._reported(f"cannot record trial {trial.key} in"):
@@ -123,7 +126,6 @@ class MlflowTracker:
             if trial.dataset is not None and not (run.inputs and run.inputs.dataset_inputs):
                 self._client.log_inputs(run.info.run_id, [DatasetInput(_dataset(trial.dataset))])
             self._end(run, _STATUSES[trial.state], trial.ended)
-        self._trials[trial.key] = trial
         return str(run.info.run_id)
 
     def log_report(self, page: str, data: PublishedSweep, figures: Mapping[str, Figure]) -> None:
@@ -142,7 +144,10 @@ class MlflowTracker:
                 if len(setting.trials) > 1:
                     self._log_average(setting)
             counts = {f"trials/{state.word}": float(self._count(state)) for state in TrialState if state.has_ended}
-            self._log_final(self._client.get_run(self._parent), counts)
+            values, tags = composition_entries(self._trials.values())
+            parent = self._client.get_run(self._parent)
+            self._log_final(parent, {**counts, **values})
+            self._write(self._parent, parent, tags=tags)
             for run_id in self._runs.values():
                 if run_id != self._parent:
                     self._interrupt(self._client.get_run(run_id))
@@ -252,7 +257,10 @@ class MlflowTracker:
         self._write(run.info.run_id, tags={_GROUPS: digest})
 
     def _log_average(self, setting: Setting) -> None:
-        """The run of a setting: means over seeds under the metrics' names, standard deviations under ``deviation/``."""
+        """The run of a setting: means over seeds under the metrics' names, standard deviations under ``deviation/``.
+
+        A mean of epsilons claims nothing: what the means cost is the composed epsilon.
+        """
         name = f"{setting.name} · mean of {len(setting.trials)} seeds"
         run_id = self._runs.get(("average", setting.name)) or self._create("average", setting.name, name)
         members = [self._trials[trial.key] for trial in setting.trials]
@@ -263,7 +271,14 @@ class MlflowTracker:
             if over is not None:
                 values |= {metric: over.mean, f"deviation/{metric}": over.deviation}
         run = self._client.get_run(run_id)
-        tags = {**_shared([_tags(member) for member in members]), "seeds": str(len(members)), "mlflow.runName": name}
+        together, claims = composition_entries(members)
+        values = {metric: value for metric, value in values.items() if not metric.endswith(COMPOSED)} | together
+        tags = {
+            **_shared([_tags(member) for member in members]),
+            **claims,
+            "seeds": str(len(members)),
+            "mlflow.runName": name,
+        }
         self._write(run_id, run, params=_shared([_params(member) for member in members]), tags=tags)
         self._log_final(run, values)
         self._end(run, "FINISHED", None)
