@@ -212,8 +212,8 @@ class Accountant:
     def __call__(self, trace: Trace, delta: float, group_size: int = 1) -> PrivacyEstimate:
         unit = "example" if group_size == 1 else f"group of {group_size}"
         best = self._best(trace, delta, group_size) if trace.is_private else Bounds(math.inf, math.inf)
-        name = best.method or self.name
-        return PrivacyEstimate(best.upper, delta, trace.adjacency, name, self.kind, unit, group_size, best.lower)
+        name, kind = best.method or self.name, self.kind if best.upper < math.inf else "none"
+        return PrivacyEstimate(best.upper, delta, trace.adjacency, name, kind, unit, group_size, best.lower)
 
     def _best(self, trace: Trace, delta: float, group_size: int) -> Bounds:
         """The method's bounds, or, if lower, those of the run without pure releases plus the sum of their epsilons."""
@@ -268,12 +268,12 @@ ACCOUNTANTS: Mapping[str, Callable[[Trace, float, int], PrivacyEstimate]] = {
 def account(trace: Trace, delta: float, accountant: str = "auto", group_size: int = 1) -> PrivacyEstimate:
     """(epsilon, delta) of ``trace`` under its own adjacency, for groups of ``group_size`` examples.
 
-    The result's ``kind`` says whether this is a guarantee. A trace without noise has epsilon infinity; if the noise
-    followed earlier results, kind is at best ``estimate``.
+    The result's ``kind`` says whether this is a guarantee. A trace without noise has epsilon infinity and the kind
+    ``none``; if the noise followed earlier results, kind is at best ``estimate``.
 
     Raises: UnsupportedMechanism when the accountant does not cover the trace, InvalidInput for an unknown accountant or
     a delta outside (0, 1).
     """
     delta = require_finite("delta", delta, above=0.0, below=1.0)
     found = lookup(ACCOUNTANTS, accountant, "accountant")(trace, delta, require_group_size(group_size))
-    return found if trace.kind == "guarantee" else replace(found, kind=trace.kind)
+    return found if trace.kind == "guarantee" or not found.is_private else replace(found, kind=trace.kind)

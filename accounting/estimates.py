@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from accounting.samplings import Adjacency
 
-Kind = Literal["guarantee", "estimate", "lower_bound"]
+Kind = Literal["guarantee", "estimate", "lower_bound", "none"]
 
 
 @dataclass(frozen=True)
@@ -16,8 +16,9 @@ class PrivacyEstimate:
 
     kind: ``guarantee`` is a proven upper bound on the privacy loss of the run described by a trace;
     ``estimate`` rests on norms refreshed less often than every step or on an empirical bound;
-    ``lower_bound`` is certainly not above the true value. unit names whose privacy it is ("example",
-    "group of 4", "example 17", ...). An infinite epsilon is explicit: ``is_private`` is then false.
+    ``lower_bound`` is certainly not above the true value; ``none``, with an infinite epsilon, protects nobody. unit
+    names whose privacy it is ("example", "group of 4", "example 17", ...). An infinite epsilon is explicit:
+    ``is_private`` is then false.
     """
 
     epsilon: float

@@ -41,7 +41,7 @@ def account_together(traces: Iterable[Trace], delta: float) -> PrivacyEstimate:
     kind: Claim = "guarantee" if all(trace.kind == "guarantee" for trace in counts) else "estimate"
     moved = {replace(trace, adjacency=adjacency): count for trace, count in counts.items()}
     if not all(trace.is_private for trace in moved):
-        return PrivacyEstimate(math.inf, delta, adjacency, "rdp", kind, lower_epsilon=math.inf)
+        return PrivacyEstimate(math.inf, delta, adjacency, "rdp", "none", lower_epsilon=math.inf)
     rdp = sum((count * total_rdp(trace) for trace, count in moved.items()), np.zeros_like(ORDERS))
     best = PrivacyEstimate(float(epsilon_improved(rdp, delta)), delta, adjacency, "rdp", kind)
     rounds = GroupRounds.together((rounds_of_group(trace), count) for trace, count in moved.items())

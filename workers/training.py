@@ -284,7 +284,7 @@ class Trainer:
         """Evaluate on held-out and public data, and append the public record of the completed epoch to the history."""
         shown, step = self.released_model(), self.step_count
         epoch = self.epoch - 1
-        public = self._dataset.public
+        public, least = self._dataset.public, self._spec.min_group_size
         record = EpochRecord(
             epoch=epoch,
             step=step,
@@ -292,8 +292,8 @@ class Trainer:
             learning_rate_factor=self._learning_rate(step - 1),
             sensitivity=self._rule.sensitivity if self.initial_bound is not None else None,
             bounds=dict(self._rule.bounds),
-            test=evaluate(shown, self._dataset.test, self._dataset, self._loss),
-            public=None if public is None else evaluate(shown, public, self._dataset, self._loss),
+            test=evaluate(shown, self._dataset.test, self._dataset, self._loss, least),
+            public=None if public is None else evaluate(shown, public, self._dataset, self._loss, least),
         )
         self._run.history = (*self.history, record)
         return record

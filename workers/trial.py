@@ -213,11 +213,15 @@ def _end_epoch(trainer: Trainer) -> Progress:
 def _finish(
     spec: TrialSpec, files: TrialFiles, trainer: Trainer, dataset: Dataset, inputs: Mapping[str, Any]
 ) -> TrainingResult:
-    """Store the results of the run. The training result is written last: its presence marks the trial as finished."""
+    """Store the results of the run. The training result is written last: its presence marks the trial as finished.
+
+    A model that was trained without noise is private data, as the examples are.
+    """
     model = trainer.released_model()
     weights = {name: value.cpu() for name, value in model.state_dict().items()}
-    write_bytes_atomically(files.model, _saved(weights))
-    write_bytes_atomically(files.inputs, _saved(inputs))
+    unprotected = not spec.is_private
+    write_bytes_atomically(files.model, _saved(weights), unprotected)
+    write_bytes_atomically(files.inputs, _saved(inputs), unprotected)
     write_trace(files.trace, trainer.trace())
     write_bytes_atomically(files.private_training, json.dumps(asdict(trainer.counters)).encode(), private=True)
     if spec.attacks.loss_threshold:

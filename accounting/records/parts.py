@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from accounting.errors import START_ANEW, DataCorruption, PrivateDetail
 from accounting.records.files import append_bytes, exists, list_files, read_bytes, write_bytes_atomically
+from accounting.records.tables import Oversized, read_table
 
 MANIFEST = "manifest.jsonl"
 
@@ -109,7 +110,10 @@ class PartStore:
             raise self._corrupt(uri, "its length differs from the manifest")
         if hashlib.sha256(data).hexdigest() != record.sha256:
             raise self._corrupt(uri, "its sha256 differs from the manifest")
-        table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
+        try:
+            table = read_table(data)
+        except Oversized as error:
+            raise self._corrupt(uri, "it would expand to far more than its rows need") from PrivateDetail(str(error))
         if not table.schema.equals(self._schema) or _describe(record.step, record.part, table, data) != record:
             raise self._corrupt(uri, "its rows differ from what the manifest says")
         return table

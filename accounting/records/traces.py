@@ -13,6 +13,7 @@ import pyarrow as pa
 from accounting.errors import DataCorruption
 from accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
 from accounting.records.files import read_bytes, write_bytes_atomically
+from accounting.records.tables import read_table
 from accounting.samplings import SAMPLINGS
 
 _RELEASES: Mapping[str, Callable[..., GaussianRelease | PureRelease]] = {
@@ -64,7 +65,7 @@ def read_trace(path: str) -> Trace:
     """The stored trace. Raises FileNotFoundError when there is none, `DataCorruption` when it is damaged."""
     data = read_bytes(path)
     try:
-        table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
+        table = read_table(data)
         table.validate(full=True)  # altered lengths and offsets must not make decoding read outside the buffers
         rows, run = table.to_pylist(), json.loads(table.schema.metadata[b"run"])
         intact = table.schema.metadata[b"sha256"].decode() == _checksum(rows, run)

@@ -68,8 +68,9 @@ def composed(trials: Iterable[PublishedTrial]) -> Composition | None:
     except UnsupportedMechanism as refusal:
         return replace(found, reason=str(refusal))
     reason = _weakness(attempts)
-    kind = "estimate" if reason else together.kind
-    return replace(found, estimate=replace(together, kind=kind), reason=reason)
+    if together.kind == "guarantee" and reason:
+        together = replace(together, kind="estimate")
+    return replace(found, estimate=together, reason=reason)
 
 
 def composed_epsilon(trial: PublishedTrial) -> float | None:

@@ -17,6 +17,7 @@ from accounting.parallel import Scatter
 from accounting.records.files import exists
 from accounting.records.traces import read_trace
 from orchestration.comparison import shown
+from orchestration.comparison.claims import unfounded
 from orchestration.comparison.record import SweepRecord, exact
 from orchestration.execution.completion import Times, complete_stopped, complete_trial, epsilon_so_far, shown_trace
 from orchestration.records.attempts import Attempt, AttemptLog
@@ -66,7 +67,8 @@ class Coordinator:
     def __enter__(self) -> Self:
         """Restore results of an earlier run, account its trials that are trained but not accounted, and open MLflow.
 
-        Raises: TrackingUnavailable when MLflow cannot be written, DataCorruption for a damaged result.
+        Raises: TrackingUnavailable when MLflow cannot be written, DataCorruption for a result that is damaged or claims
+        less than its trace costs.
         """
         for key in self._planned:
             result = stored_result(self._files.trial(key))
@@ -74,6 +76,8 @@ class Coordinator:
                 self._status.restore(result)
             self._take_up(key, result)
         self._record().data(exact(self._files))  # find damage to what the report reads before any trial trains
+        if wrong := list(unfounded(self._files, self._record())):
+            raise DataCorruption("\n".join(wrong))
         self._tracker.open_sweep(self._tracked_sweep())
         self._recorder.start()
         for key in self._planned:

@@ -11,6 +11,7 @@ from accounting.errors import START_ANEW, DataCorruption
 from accounting.estimates import PrivacyEstimate
 from accounting.records.sealed import read_sealed, write_sealed
 from orchestration.records.published import IndividualStatistics, PublishedEpoch
+from orchestration.records.release_modes import release_mode
 from orchestration.records.stored_trace import StoredTrace
 from workers.attacks import AttackResults
 from workers.evaluation import Evaluation
@@ -89,8 +90,15 @@ _STATISTICS = TypeAdapter(IndividualStatistics)
 
 
 def write_result(uri: str, result: StoredResult) -> None:
-    """Store the result with a checksum; this marks the trial as over. Raises: StorageError."""
-    write_sealed(uri, _RESULT.dump_json(result))
+    """Store the result with a checksum; this marks the trial as over. Raises: StorageError.
+
+    A result with exact statistics or attacks of training examples is private data.
+    """
+    exact = isinstance(result, TrialResult) and (
+        bool(result.attacks.loss_threshold)
+        or (result.individuals is not None and release_mode(result.individuals.disclosure).is_sensitive)
+    )
+    write_sealed(uri, _RESULT.dump_json(result), exact)
 
 
 def read_result(uri: str) -> StoredResult | None:

@@ -36,6 +36,7 @@ from plotly.graph_objects import Figure
 
 from accounting.errors import DpsweepError
 from orchestration.comparison.metrics import final_metrics
+from orchestration.comparison.plain_text import for_markdown, masked
 from orchestration.comparison.settings import Setting, finished_settings, setting_name
 from orchestration.comparison.statistics import spread
 from orchestration.records.published import PublishedDataset, PublishedSweep, PublishedTrial
@@ -89,7 +90,7 @@ class MlflowTracker:
     """
 
     def __init__(self, tracking_uri: str, *, experiment: str = "dpsweep", artifact_root: str | None = None) -> None:
-        self._where = _without_password(tracking_uri)
+        self._uri = tracking_uri
         with self._reported("cannot use"):
             _probe(tracking_uri)
             self._client = MlflowClient(tracking_uri=tracking_uri)
@@ -313,7 +314,7 @@ class MlflowTracker:
             raise
         except Exception as error:
             reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-            raise TrackingUnavailable(f"{doing} MLflow at {self._where}: {reason}") from error
+            raise TrackingUnavailable(masked(f"{doing} MLflow at {self._uri}: {reason}", self._uri)) from error
 
 
 def _probe(tracking_uri: str) -> None:
@@ -330,8 +331,8 @@ def _probe(tracking_uri: str) -> None:
             sqlalchemy.create_engine(tracking_uri, poolclass=sqlalchemy.pool.NullPool).connect().close()
         except ModuleNotFoundError as error:
             raise TrackingUnavailable(
-                f"the MLflow store {_without_password(tracking_uri)} needs the driver {error.name!r}: install it, or "
-                "name an installed one, as in postgresql+psycopg2://"
+                f"the MLflow store {masked(tracking_uri, tracking_uri)} needs the driver {error.name!r}: install it, "
+                "or name an installed one, as in postgresql+psycopg2://"
             ) from error
 
 
@@ -363,7 +364,9 @@ def _tags(trial: PublishedTrial) -> dict[str, str]:
         tags |= {"epsilon_i_kind": trial.individuals.kind, "disclosure": trial.individuals.disclosure}
         tags |= {"sensitive": "true"} if release_mode(trial.individuals.disclosure).is_sensitive else {}
     remarks = [*([f"{trial.state.word.capitalize()}: {trial.error}"] if trial.error else []), *trial.notes]
-    return {key: value[:_LONGEST_TAG] for key, value in {**tags, _NOTE: "\n\n".join(remarks)}.items()}
+    return {
+        key: value[:_LONGEST_TAG] for key, value in {**tags, _NOTE: "\n\n".join(map(for_markdown, remarks))}.items()
+    }
 
 
 def _dataset(dataset: PublishedDataset) -> Dataset:
@@ -398,9 +401,3 @@ def _chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
 
 def _milliseconds(seconds: float | None) -> int | None:
     return None if seconds is None else int(1000 * seconds)
-
-
-def _without_password(uri: str) -> str:
-    """The URI with its password masked, for messages and logs."""
-    parts = urlsplit(uri)
-    return uri.replace(f":{parts.password}@", ":***@") if parts.password else uri

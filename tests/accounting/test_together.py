@@ -75,6 +75,7 @@ def test_adjacencies_are_never_mixed() -> None:
 def test_a_claim_is_that_of_its_weakest_run() -> None:
     assert account_together([poisson()] * 2, DELTA).kind == "guarantee"
     assert account_together([poisson(), replace(poisson(), noise_follows_results=True)], DELTA).kind == "estimate"
-    assert not account_together([poisson(), poisson(sigma=0.0)], DELTA).is_private
+    infinite = account_together([poisson(), poisson(sigma=0.0)], DELTA)
+    assert (infinite.is_private, infinite.kind) == (False, "none")
     with pytest.raises(InvalidInput, match="no runs"):
         account_together([], DELTA)
