@@ -19,7 +19,7 @@ from orchestration.comparison.stored import stored_record
 from orchestration.execution.backend import backend
 from orchestration.execution.coordinator import Coordinator, initial_status
 from orchestration.execution.disk_space import require_space
-from orchestration.execution.environment import EMBEDDED
+from orchestration.execution.environment import EMBEDDED, open_cluster
 from orchestration.records.failures import record_refusals
 from orchestration.records.integrity import damages
 from orchestration.records.layout import SweepFiles, absolute, default_output
@@ -103,7 +103,7 @@ def run_sweep(request: RunRequest, display: Display = NO_DISPLAY) -> Outcome:
     manifest = open_manifest(files, sweep.plain(), request.text, request.resume)
     plan = accept(plan_sweep(sweep, request.code), files)
     require_space(files, plan)
-    for warning in plan.warnings:
+    for warning in filter(None, (*plan.warnings, open_cluster(request.address))):
         display.warn(warning)
     status = SweepStatus(initial_status(plan), display.ended)
     tracking_uri = request.tracking_uri or embedded_tracking_uri(files.local_folder)
