@@ -75,8 +75,8 @@ def _smaller(
         )
     if claim.epsilon < found.epsilon * (1.0 - _ROUNDING) or (math.isinf(found.epsilon) and claim.is_private):
         yield f"it claims {what} {claim.epsilon:.6g}, but its trace costs {found.epsilon:.6g}"
-    if claim.kind == "guarantee" and trace.kind == "guarantee" != found.kind:
-        yield f"it claims that {what} is a guarantee, but by {accountant} it is an {found.kind}"
+    if claim.is_private and claim.kind == "guarantee" == trace.kind and found.kind == "estimate":
+        yield f"it claims that {what} is a guarantee, but by {accountant} it is an estimate"
 
 
 def _ledger(attempts: tuple[Attempt, ...], trace: Trace, result: StoredResult) -> Iterator[str]:

@@ -89,6 +89,9 @@ def test_a_record_of_attempts_that_says_less_is_refused(folder: Path) -> None:
 
 def test_what_was_not_forged_is_accepted_and_resumed(folder: Path) -> None:
     render_again(str(folder))
+    baseline = SweepFiles(str(folder)).trial("non-private-seed0").result
+    forge(baseline, lambda result: result["worst_case"].update(kind="guarantee"))  # as earlier versions wrote it
+    render_again(str(folder))
     forge(SweepFiles(str(folder)).trial("flat-seed0").result, FORGERIES["epsilon"][0])
     with pytest.raises(DataCorruption, match=r"claims epsilon 0\.5"):
         run_sweep(request(folder, resume=True))
