@@ -37,6 +37,7 @@ from accounting.pld import CertifiedEpsilon, epsilon_of_examples, group_epsilons
 from accounting.records import read_trace, write_trace
 from accounting.samplings import SAMPLINGS, FixedBatchSampling, PoissonSampling, Sampling, ShuffledSampling
 from accounting.schedules import SCHEDULES, NoiseSchedule, make_schedule, parse_schedule, planned_trace
+from accounting.together import account_together
 
 __all__ = [
     "ACCOUNTANTS",
@@ -71,6 +72,7 @@ __all__ = [
     "Unreachable",
     "UnsupportedMechanism",
     "account",
+    "account_together",
     "attack_risk",
     "calibrate_decay",
     "calibrate_noise_multiplier",

@@ -213,8 +213,8 @@ class Accountant:
     def __call__(self, trace: Trace, delta: float, group_size: int = 1) -> PrivacyEstimate:
         unit = "example" if group_size == 1 else f"group of {group_size}"
         best = self._best(trace, delta, group_size) if trace.is_private else Bounds(math.inf, math.inf)
-        name = best.method or self.name
-        return PrivacyEstimate(best.upper, delta, trace.adjacency, name, self.kind, unit, group_size, best.lower)
+        name, kind = best.method or self.name, self.kind if best.upper < math.inf else "none"
+        return PrivacyEstimate(best.upper, delta, trace.adjacency, name, kind, unit, group_size, best.lower)
 
     def _best(self, trace: Trace, delta: float, group_size: int) -> Bounds:
         """The method's bounds, or, if lower, those of the run without pure releases plus the sum of their epsilons."""
@@ -269,16 +269,16 @@ ACCOUNTANTS: Mapping[str, Callable[[Trace, float, int], PrivacyEstimate]] = {
 def account(trace: Trace, delta: float, accountant: str = "auto", group_size: int = 1) -> PrivacyEstimate:
     """(epsilon, delta) of ``trace`` under its own adjacency, for groups of ``group_size`` examples.
 
-    The result's ``kind`` says whether this is a guarantee. A trace without noise has epsilon infinity; if the noise
-    followed earlier results, kind is at best ``estimate``. The epsilon that a filter enforced for every example is
-    returned instead, as accountant ``filter``, if it is lower or if only it is a guarantee.
+    The result's ``kind`` says whether this is a guarantee. A trace without noise has epsilon infinity and the kind
+    ``none``; if the noise followed earlier results, kind is at best ``estimate``. The epsilon that a filter enforced
+    for every example is returned instead, as accountant ``filter``, if it is lower or if only it is a guarantee.
 
     Raises: UnsupportedMechanism when the accountant does not cover the trace, InvalidInput for an unknown accountant or
     a delta outside (0, 1).
     """
     delta = require_finite("delta", delta, above=0.0, below=1.0)
     found = lookup(ACCOUNTANTS, accountant, "accountant")(trace, delta, require_group_size(group_size))
-    found = found if trace.kind == "guarantee" else replace(found, kind=trace.kind)
+    found = found if trace.kind == "guarantee" or not found.is_private else replace(found, kind=trace.kind)
     if trace.filter is None:
         return found
     found = replace(found, lower_epsilon=None)  # of runs in which every example contributes in full

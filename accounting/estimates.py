@@ -9,7 +9,7 @@ from accounting.samplings import Adjacency
 
 Claim = Literal["guarantee", "output_specific", "estimate"]
 """What an upper bound is worth, from the strongest claim to the weakest; see `PrivacyEstimate`."""
-Kind = Claim | Literal["lower_bound"]
+Kind = Claim | Literal["lower_bound", "none"]
 
 
 def weakest(*claims: Claim) -> Claim:
@@ -31,8 +31,9 @@ class PrivacyEstimate:
     does; ``output_specific`` is read off the run exactly and conditional on the iterates that were released (paper A):
     neither a filter nor an odometer, and no (epsilon, delta)-DP of a run that could have ended otherwise;
     ``estimate`` rests on norms refreshed less often than every step or on an empirical bound;
-    ``lower_bound`` is certainly not above the true value. unit names whose privacy it is ("example",
-    "group of 4", "example 17", ...). An infinite epsilon is explicit: ``is_private`` is then false.
+    ``lower_bound`` is certainly not above the true value; ``none``, with an infinite epsilon, protects nobody. unit
+    names whose privacy it is ("example", "group of 4", "example 17", ...). An infinite epsilon is explicit:
+    ``is_private`` is then false.
     """
 
     epsilon: float

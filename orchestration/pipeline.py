@@ -8,26 +8,31 @@ from __future__ import annotations
 import contextlib
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from accounting.errors import DataCorruption, InvalidInput
+from accounting.records.files import exists, make_private_file, make_private_folder
+from orchestration.comparison.claims import unfounded
 from orchestration.comparison.record import SweepRecord
 from orchestration.comparison.stored import stored_record
 from orchestration.execution.backend import backend
 from orchestration.execution.coordinator import Coordinator, initial_status
 from orchestration.execution.disk_space import require_space
-from orchestration.execution.environment import EMBEDDED
+from orchestration.execution.environment import EMBEDDED, open_cluster
 from orchestration.records.failures import record_refusals
 from orchestration.records.integrity import damages
 from orchestration.records.layout import SweepFiles, absolute, default_output
 from orchestration.records.manifest import open_manifest, write_manifest
 from orchestration.records.ownership import claimed, exclusive
+from orchestration.records.release_modes import release_mode
 from orchestration.records.status import SweepStatus, TrialStatus
 from orchestration.report.writing import write_reports
 from orchestration.sweeps.plan import Plan, plan_sweep
 from orchestration.sweeps.schema import SweepSpec
 from orchestration.tracking.mlflow import MlflowTracker, embedded_tracking_uri
 from orchestration.tracking.protocol import TrackingUnavailable
+from workers.checkpoint import forget_checkpoint
 from workers.imports import NO_CODE, UserCode
 
 
@@ -98,7 +103,7 @@ def run_sweep(request: RunRequest, display: Display = NO_DISPLAY) -> Outcome:
     manifest = open_manifest(files, sweep.plain(), request.text, request.resume)
     plan = accept(plan_sweep(sweep, request.code), files)
     require_space(files, plan)
-    for warning in plan.warnings:
+    for warning in filter(None, (*plan.warnings, open_cluster(request.address))):
         display.warn(warning)
     status = SweepStatus(initial_status(plan), display.ended)
     tracking_uri = request.tracking_uri or embedded_tracking_uri(files.local_folder)
@@ -107,6 +112,10 @@ def run_sweep(request: RunRequest, display: Display = NO_DISPLAY) -> Outcome:
         claimed(files.claim),
         backend(request.address)(request.address, sweep, files, request.code) as execution,
     ):
+        if release_mode(sweep.disclosure).is_sensitive:
+            make_private_folder(files.local_folder)
+            if request.tracking_uri is None:
+                make_private_file(Path(tracking_uri.removeprefix("sqlite:///")))  # SQLite's journals take its mode
         tracker = _tracker(tracking_uri, files)
         write_manifest(files, manifest)
         with (
@@ -135,17 +144,37 @@ def accept(plan: Plan, files: SweepFiles) -> Plan:
     return plan
 
 
+def forget_keys(folder: str) -> tuple[str, ...]:
+    """Delete the checkpoints of all trials that have not finished, and with them the keys of their noise.
+
+    Returns the keys of these trials. Whoever resumes the sweep starts them anew, with other noise: what they have shown
+    stays counted. Deleting is not erasing: backups, snapshots and the disk itself may keep what a file held.
+
+    Raises: InvalidInput for a folder without a sweep, and while another process runs it.
+    """
+    files = SweepFiles(absolute(folder))
+    record = stored_record(files)
+    with exclusive(files.local_folder), claimed(files.claim):
+        kept = [point.key for point in record.points if exists(files.trial(point.key).checkpoint)]
+        for key in kept:
+            forget_checkpoint(files.trial(key).checkpoint)
+    return tuple(kept)
+
+
 def render_again(folder: str) -> Outcome:
     """Verify every file of the trained trials of a sweep, and write its reports again.
 
-    Raises: InvalidInput if the folder holds no sweep; DataCorruption with one line per damaged file, and then no report
-    is written.
+    Every epsilon is computed again from the stored trace: checksums find damage, not tampering.
+
+    Raises: InvalidInput if the folder holds no sweep; DataCorruption with one line per damaged file and per claim
+    smaller than what its trace costs, and then no report is written.
     """
     files = SweepFiles(absolute(folder))
     record = stored_record(files)
     trained = filter(None, (record.finished(point.key) for point in record.points))
     damaged = [line for result in trained for line in damages(files.trial(result.key), result)]
-    if damaged:
-        raise DataCorruption("\n".join(damaged))
+    wrong = damaged or list(unfounded(files, record))
+    if wrong:
+        raise DataCorruption("\n".join(wrong))
     write_reports(files, record)
     return Outcome(record, files, embedded_tracking_uri(files.local_folder), 0.0)

@@ -122,6 +122,9 @@ class NormSpec:
         check_bounds(self, "norms")
 
 
+MinGroupSize = Annotated[int, Field(ge=1)]
+
+
 @dataclass(frozen=True)
 class AttackSpec:
     """Attacks on the trained model. They do not change the training; their results are private data.
@@ -177,6 +180,8 @@ class TrialSpec:
     budget: BudgetSpec | None = None
     norms: NormSpec = field(default_factory=NormSpec)
     attacks: AttackSpec = field(default_factory=AttackSpec)
+    min_group_size: MinGroupSize = 10
+    """Examples that a group of the test data must have to be shown."""
     noise_source: NoiseSourceName = "seeded"
     execution: ExecutionSpec = field(default_factory=ExecutionSpec)
 

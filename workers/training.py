@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from accounting.errors import InvalidInput
+from accounting.errors import START_ANEW, InvalidInput
 from accounting.mechanism import Trace
 from accounting.records.layout import TrialFiles
 from accounting.records.shards import NormShardWriter
@@ -297,7 +297,7 @@ class Trainer:
         """Evaluate on held-out and public data, and append the public record of the completed epoch to the history."""
         shown, step = self.released_model(), self.step_count
         epoch = self.epoch - 1
-        public = self._dataset.public
+        public, least = self._dataset.public, self._spec.min_group_size
         record = EpochRecord(
             epoch=epoch,
             step=step,
@@ -305,8 +305,8 @@ class Trainer:
             learning_rate_factor=self._learning_rate(step - 1),
             sensitivity=self._rule.sensitivity if self.initial_bound is not None else None,
             bounds=dict(self._rule.bounds),
-            test=evaluate(shown, self._dataset.test, self._dataset, self._loss),
-            public=None if public is None else evaluate(shown, public, self._dataset, self._loss),
+            test=evaluate(shown, self._dataset.test, self._dataset, self._loss, least),
+            public=None if public is None else evaluate(shown, public, self._dataset, self._loss, least),
         )
         self._run.history = (*self.history, record)
         self._note_departures(record.noise_multiplier)
@@ -343,7 +343,7 @@ class Trainer:
         if missing:
             raise InvalidInput(
                 f"the checkpoint lacks {', '.join(missing)}: another version of dpsweep wrote it. Finish the trial "
-                "with that one, or delete the trial's folder to start anew"
+                f"with that one, or {START_ANEW}"
             )
         self._run.restore(state)
         for name, component in self._components.items():

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from accounting.errors import DataCorruption, InvalidInput
+from accounting.errors import START_ANEW, DataCorruption, InvalidInput
 from accounting.mechanism import Release
 from accounting.records.files import exists, read_bytes, write_bytes_atomically
 from accounting.records.layout import TrialFiles
@@ -77,13 +77,12 @@ def _refuse_other_trials(files: TrialFiles, spec: TrialSpec) -> None:
     try:
         stored = TrialSpec.from_json(read_bytes(files.spec))
     except ValueError as error:
-        raise DataCorruption(f"{files.spec} is damaged; delete the trial's folder to start anew") from error
+        raise DataCorruption(f"{files.spec} is damaged; {START_ANEW}") from error
     ours, theirs = asdict(spec), asdict(stored)
     different = [name for name in ours if ours[name] != theirs[name]]
     if different:
         raise InvalidInput(
-            f"{files.root} holds a trial that differs in {', '.join(different)}; "
-            "use another folder, or delete this one to start anew"
+            f"{files.root} holds a trial that differs in {', '.join(different)}; use another folder, or {START_ANEW}"
         )
 
 
@@ -93,7 +92,7 @@ def _refuse_other_releases(files: TrialFiles, releases: tuple[Release, ...]) -> 
     if stored[len(stored) - len(releases) :] != releases:
         raise InvalidInput(
             f"{files.root} holds a finished trial with the releases {stored}, which do not end in {releases}; "
-            "use another folder, or delete this one to start anew"
+            f"use another folder, or {START_ANEW}"
         )
 
 
@@ -214,11 +213,15 @@ def _end_epoch(trainer: Trainer) -> Progress:
 def _finish(
     spec: TrialSpec, files: TrialFiles, trainer: Trainer, dataset: Dataset, inputs: Mapping[str, Any]
 ) -> TrainingResult:
-    """Store the results of the run. The training result is written last: its presence marks the trial as finished."""
+    """Store the results of the run. The training result is written last: its presence marks the trial as finished.
+
+    A model that was trained without noise is private data, as the examples are.
+    """
     model = trainer.released_model()
     weights = {name: value.cpu() for name, value in model.state_dict().items()}
-    write_bytes_atomically(files.model, _saved(weights))
-    write_bytes_atomically(files.inputs, _saved(inputs))
+    unprotected = not spec.is_private
+    write_bytes_atomically(files.model, _saved(weights), unprotected)
+    write_bytes_atomically(files.inputs, _saved(inputs), unprotected)
     write_trace(files.trace, trainer.trace())
     write_bytes_atomically(files.private_training, json.dumps(asdict(trainer.counters)).encode(), private=True)
     if spec.attacks.loss_threshold:

@@ -6,6 +6,7 @@ are a list of distinct mixtures with counts.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,19 @@ class GroupRounds:
     def count(self) -> int:
         """Number of rounds that a lattice has to discretise."""
         return sum(count for _, count in self.mixtures) + len(self.pure) + (self.gaussian > 0.0)
+
+    @staticmethod
+    def together(parts: Iterable[tuple[GroupRounds, int]]) -> GroupRounds:
+        """The rounds of several runs, each with how often it was run; equal mixtures are counted together."""
+        counts: Counter[SensitivityMixture] = Counter()
+        square, pure, is_private = 0.0, list[float](), True
+        for rounds, times in parts:
+            for mixture, count in rounds.mixtures:
+                counts[mixture] += times * count
+            square += times * rounds.gaussian**2
+            pure += times * rounds.pure
+            is_private = is_private and rounds.is_private
+        return GroupRounds(tuple(counts.items()), math.sqrt(square), tuple(pure), is_private)
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from accounting.errors import DataCorruption, PrivateDetail
+from accounting.errors import START_ANEW, DataCorruption, PrivateDetail
 from accounting.records.files import append_bytes, exists, list_files, read_bytes, write_bytes_atomically
+from accounting.records.tables import Oversized, read_table
 
 MANIFEST = "manifest.jsonl"
 
@@ -79,7 +80,7 @@ class PartStore:
             elif committed != record:
                 raise DataCorruption(
                     f"{self._uri(record)} was committed with other rows than a replay produced: the run does not "
-                    "repeat itself; delete the trial's folder and start anew"
+                    f"repeat itself; {START_ANEW}"
                 )
         if fresh:
             self._commit(fresh)
@@ -109,7 +110,10 @@ class PartStore:
             raise self._corrupt(uri, "its length differs from the manifest")
         if hashlib.sha256(data).hexdigest() != record.sha256:
             raise self._corrupt(uri, "its sha256 differs from the manifest")
-        table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
+        try:
+            table = read_table(data)
+        except Oversized as error:
+            raise self._corrupt(uri, "it would expand to far more than its rows need") from PrivateDetail(str(error))
         if not table.schema.equals(self._schema) or _describe(record.step, record.part, table, data) != record:
             raise self._corrupt(uri, "its rows differ from what the manifest says")
         return table
@@ -118,9 +122,7 @@ class PartStore:
         return f"{self.directory}/{record.path}"
 
     def _corrupt(self, uri: str, reason: str) -> DataCorruption:
-        return DataCorruption(
-            f"{uri}: {reason}; restore the file from a backup, or delete the trial's folder and run the trial again"
-        )
+        return DataCorruption(f"{uri}: {reason}; restore the file from a backup, or {START_ANEW}")
 
     def _commit(self, fresh: list[PartRecord]) -> None:
         uri = f"{self.directory}/{MANIFEST}"

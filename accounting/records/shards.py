@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from accounting.errors import DataCorruption, InvalidInput, PrivateDetail, keep_whole, require_whole
+from accounting.errors import START_ANEW, DataCorruption, InvalidInput, PrivateDetail, keep_whole, require_whole
 from accounting.estimates import Claim, without_guarantee
 from accounting.records.parts import PartRecord, PartStore
 
@@ -218,7 +218,7 @@ class NormShards:
     def _mismatch(self, step: int, part: int) -> DataCorruption:
         return DataCorruption(
             f"{self._store.directory}: the snapshot at step {step} lacks part {part} or holds other examples there "
-            "than the first snapshot; resume the trial, or delete its folder and run it again"
+            f"than the first snapshot; resume the trial, or {START_ANEW}"
         )
 
 

@@ -15,6 +15,7 @@ from accounting.estimates import without_guarantee
 from accounting.filters import FILTERS, IndividualFilter
 from accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
 from accounting.records.files import read_bytes, write_bytes_atomically
+from accounting.records.tables import read_table
 from accounting.samplings import SAMPLINGS
 
 _RELEASES: Mapping[str, Callable[..., GaussianRelease | PureRelease]] = {
@@ -74,7 +75,7 @@ def read_trace(path: str) -> Trace:
     """
     data = read_bytes(path)
     try:
-        table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
+        table = read_table(data)
         table.validate(full=True)  # altered lengths and offsets must not make decoding read outside the buffers
         rows, run = table.to_pylist(), json.loads(table.schema.metadata[b"run"])
         intact = table.schema.metadata[b"sha256"].decode() == _checksum(rows, run)

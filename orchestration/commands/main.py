@@ -19,6 +19,7 @@ from rich.console import Console
 
 from accounting.errors import DpsweepError, InvalidInput, Unreachable, UnsupportedMechanism
 from orchestration.commands import calculator, owner
+from orchestration.comparison.plain_text import for_terminal
 from orchestration.execution.environment import EMBEDDED, prepare_environment
 
 if TYPE_CHECKING:
@@ -119,9 +120,9 @@ def plan(
     else:
         stdout().print(plan_table(planned))
     for warning in planned.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
+        print(for_terminal(f"warning: {warning}"), file=sys.stderr)
     for reason in planned.reasons():
-        print(f"refused: {reason}", file=sys.stderr)
+        print(for_terminal(f"refused: {reason}"), file=sys.stderr)
     if where := record_refusals(planned.refusals, SweepFiles(absolute(default_output(spec.name)))):
         print(where, file=sys.stderr)
     raise typer.Exit(2 if planned.refusals else 0)
@@ -136,6 +137,22 @@ def report(
     from orchestration.pipeline import render_again
 
     _print_outcome(render_again(folder), as_json)
+
+
+@app.command()
+def forget(
+    folder: Annotated[str, typer.Argument(help="Folder or URI that `dpsweep run` wrote.", metavar="DIR")],
+) -> None:
+    """Delete the noise keys of the trials that have not finished; to resume them costs privacy again.
+
+    A trial keeps its key, in its private checkpoint, until it has finished: with it a resumed trial repeats its noise.
+    """
+    from orchestration.pipeline import forget_keys
+
+    forgotten = forget_keys(folder)
+    for key in forgotten:
+        print(f"forgotten: {key}")
+    print(f"{len(forgotten)} trials kept a key; what they have shown stays counted if they are resumed")
 
 
 def main() -> None:
@@ -162,7 +179,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 def _complain(error: DpsweepError) -> None:
     for line in str(error).splitlines():
-        print(f"error: {line}", file=sys.stderr)
+        print(for_terminal(f"error: {line}"), file=sys.stderr)
 
 
 def _print_outcome(outcome: Outcome, as_json: bool) -> None:

@@ -20,7 +20,8 @@ _LEAST_CORRELATED = 10
 
 def kind_of_capped(epsilons: Epsilons, worst_case: PrivacyEstimate) -> Kind:
     """Kind of statistics over epsilons capped at the worst case: the weaker of the two."""
-    return weakest(epsilons.kind, "estimate" if worst_case.kind == "lower_bound" else worst_case.kind)
+    kind = worst_case.kind
+    return weakest(epsilons.kind, "estimate" if kind == "lower_bound" or kind == "none" else kind)
 
 
 def exact_statistics(

@@ -22,6 +22,7 @@ from orchestration.comparison.formats import (
     SECONDS,
     Format,
 )
+from orchestration.comparison.ledger import composed_epsilon
 from orchestration.records.published import Histogram, PublishedGroup, PublishedTrial
 from orchestration.records.states import TrialState
 
@@ -226,8 +227,18 @@ METRICS = (
         NUMBER,
         "With δ, bounds what the published model can reveal about any one training record, whoever it belongs to and "
         "whatever an attacker knows. A guarantee, unless its row says estimate. It covers one trial: all trials train "
-        "on the same records, so the costs of publishing several add up.",
+        "on the same records, so publishing several costs more, as the composed ε says.",
         frozenset(Place),
+    ),
+    Metric(
+        "composed_epsilon",
+        "privacy/composed_epsilon",
+        "ε of all attempts",
+        composed_epsilon,
+        NUMBER,
+        "Of the trial and of every earlier start of it whose folder was deleted: what that had shown stays part of the "
+        "cost.",
+        frozenset({Place.TRIALS}),
     ),
     Metric("delta", "privacy/delta", "δ", delta, NUMBER),
     Metric(

@@ -72,7 +72,7 @@ def unfinished(point: GridPoint, status: TrialStatus) -> PublishedTrial:
         labels=point.labels,
         state=status.state,
         error=status.error,
-        privacy=None if point.is_private else PublishedPrivacy(math.inf, point.spec.delta, accountant="none"),
+        privacy=None if point.is_private else PublishedPrivacy(math.inf, point.spec.delta, "none", "none"),
         history=status.history,
         started=status.started,
         ended=status.ended,
@@ -85,7 +85,7 @@ def _privacy(result: StoredResult) -> PublishedPrivacy:
         epsilon=worst.epsilon,
         delta=worst.delta,
         accountant=worst.accountant,
-        kind=worst.kind,
+        kind=worst.kind if worst.is_private else "none",
         adjacency=worst.adjacency,
         group_epsilons={estimate.group_size: estimate.epsilon for estimate in result.groups},
         risks={risk.group_size: risk for risk in result.risks},
@@ -140,4 +140,9 @@ def _measured(test: Evaluation, public: Evaluation | None, epsilon: float) -> di
 
 def _notes(result: TrialResult) -> tuple[str, ...]:
     research = "trained with noise from a known seed: for experiments, not for release"
-    return (*result.training.notes, *((research,) if result.training.research_mode and result.spec.is_private else ()))
+    if not result.spec.is_private:
+        return (
+            *result.training.notes,
+            "trained without noise: nothing protects the training data; keep its model private",
+        )
+    return (*result.training.notes, *((research,) if result.training.research_mode else ()))

@@ -150,6 +150,15 @@ def bounding_trace(trace: Trace, plan: Trace) -> Trace | None:
     return bound if same and all(map(_is_no_dearer, _steps(trace), _steps(bound))) else None
 
 
+def shown_trace(trace: Trace, plan: Trace) -> Trace:
+    """What composition with other runs takes for the run of ``trace``: its bound, or else itself, as an estimate.
+
+    What its recorded contributions are worth, which says nothing of the worst case, is left out.
+    """
+    bound = bounding_trace(trace, plan) or replace(trace, noise_follows_results=True)
+    return replace(bound, contributions="estimate")
+
+
 def _steps(trace: Trace) -> Iterator[Segment]:
     return (segment for segment in trace.segments for _ in range(segment.steps))
 

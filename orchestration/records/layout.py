@@ -43,6 +43,10 @@ class SweepFiles:
         """The files of the trial called ``key``."""
         return TrialFiles(self._below("trials", key))
 
+    def attempts(self, key: str) -> str:
+        """Folder of what every start of a trial has released. Nothing deletes it: what was released stays released."""
+        return self._below("attempts", key)
+
     @property
     def manifest(self) -> str:
         """What was submitted and where it ran (JSON): sweep, versions, git state, hardware, seeds."""

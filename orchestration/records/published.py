@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 
 from accounting.curves import AttackRisk
 from accounting.estimates import Kind
+from accounting.samplings import Adjacency
+from orchestration.records.attempts import Attempt
 from orchestration.records.release_modes import Disclosure
 from orchestration.records.states import TrialState
 
@@ -37,7 +39,7 @@ class PublishedPrivacy:
     delta: float
     accountant: str
     kind: Kind = "guarantee"
-    adjacency: str = "add_remove"
+    adjacency: Adjacency = "add_remove"
     group_epsilons: Mapping[int, float] = field(default_factory=dict)
     risks: Mapping[int, AttackRisk] = field(default_factory=dict)
 
@@ -196,7 +198,8 @@ class PublishedTrial:
     labels: the values that distinguish the trials of a sweep; always ``clipping``, ``schedule`` and ``seed``. Finished
     trials whose labels differ only in ``seed`` form one setting and are averaged. error: why the trial failed.
     params: flat, numbers as numbers (``epochs: 30``, ``noise.initial_noise_multiplier: 1.3``); entries may be added
-    while the trial runs, but none may change. started, ended: of training, in seconds since 1970 UTC.
+    while the trial runs, but none may change. attempts: what every start of the trial has released; for its cost, see
+    `comparison.ledger`. started, ended: of training, in seconds since 1970 UTC.
     """
 
     key: str
@@ -213,6 +216,7 @@ class PublishedTrial:
     params: Mapping[str, Label] = field(default_factory=dict)
     dataset: PublishedDataset | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
+    attempts: tuple[Attempt, ...] = ()
     started: float | None = None
     ended: float | None = None
 

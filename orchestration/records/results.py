@@ -2,65 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Annotated, Any
+from dataclasses import dataclass, field, replace
+from typing import Annotated
 
-from pydantic import AfterValidator, ConfigDict, PlainSerializer, PlainValidator, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
 
 from accounting.curves import AttackRisk
-from accounting.errors import DataCorruption, DpsweepError
-from accounting.estimates import PrivacyEstimate, without_guarantee
-from accounting.filters import FILTERS
+from accounting.errors import START_ANEW, DataCorruption
+from accounting.estimates import PrivacyEstimate
 from accounting.individual.epsilons import FILTERED
-from accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
 from accounting.records.sealed import read_sealed, write_sealed
-from accounting.samplings import SAMPLINGS
 from orchestration.records.published import IndividualStatistics, PublishedEpoch
+from orchestration.records.release_modes import release_mode
+from orchestration.records.stored_trace import StoredTrace
 from workers.attacks import AttackResults
 from workers.evaluation import Evaluation
 from workers.history import TrainingResult
 from workers.run_state import GroupDepartures
 from workers.spec import TrialSpec
-
-
-def _trace(plain: Trace | Mapping[str, Any]) -> Trace:
-    """Rebuild the trace from its `dataclasses.asdict` form. Raises ValueError where that fails.
-
-    Training never fixes contributions in advance: what an older version called a guarantee is output-specific.
-    """
-    if isinstance(plain, Trace):
-        return plain
-    try:
-        segments = (
-            Segment(
-                **{
-                    **row,
-                    "sampling": _with_fields(SAMPLINGS.values(), row["sampling"]),
-                    "side_queries": tuple(SideQuery(**query) for query in row["side_queries"]),
-                }
-            )
-            for row in plain["segments"]
-        )
-        releases = (_with_fields((GaussianRelease, PureRelease), row) for row in plain["releases"])
-        limit = plain.get("filter")
-        kept = {
-            **plain,
-            "contributions": without_guarantee(plain["contributions"]),
-            "filter": None if limit is None else _with_fields(FILTERS.values(), limit),
-        }
-        return Trace(**{**kept, "segments": tuple(segments), "releases": tuple(releases)})
-    except (LookupError, TypeError, RuntimeError, DpsweepError) as error:
-        raise ValueError(f"no trace of a run ({error})") from error
-
-
-def _with_fields(kinds: Iterable[type[Any]], row: Mapping[str, Any]) -> Any:
-    """Build the class among ``kinds`` whose field names equal the keys of ``row``; no two classes have equal fields."""
-    return next(kind(**row) for kind in kinds if {each.name for each in fields(kind)} == row.keys())
-
-
-StoredTrace = Annotated[Trace, PlainSerializer(asdict), PlainValidator(_trace)]
-"""A trace inside a JSON file."""
 
 
 def _as_proven(statistics: IndividualStatistics) -> IndividualStatistics:
@@ -146,13 +105,20 @@ _STATISTICS: TypeAdapter[IndividualStatistics] = TypeAdapter(StoredStatistics)
 
 
 def write_result(uri: str, result: StoredResult) -> None:
-    """Store the result with a checksum; this marks the trial as over. Raises: StorageError."""
-    write_sealed(uri, _RESULT.dump_json(result))
+    """Store the result with a checksum; this marks the trial as over. Raises: StorageError.
+
+    A result with exact statistics or attacks of training examples is private data.
+    """
+    exact = isinstance(result, TrialResult) and (
+        bool(result.attacks.loss_threshold)
+        or (result.individuals is not None and release_mode(result.individuals.disclosure).is_sensitive)
+    )
+    write_sealed(uri, _RESULT.dump_json(result), exact)
 
 
 def read_result(uri: str) -> StoredResult | None:
     """The stored result; None if the trial is not over. Raises `DataCorruption` when the file is damaged."""
-    next_step = "delete it and resume, which rebuilds it; for a stopped trial, delete its whole folder"
+    next_step = f"delete it and resume, which rebuilds it; for a stopped trial, {START_ANEW}"
     content = read_sealed(uri, next_step)
     try:
         return None if content is None else _RESULT.validate_json(content)

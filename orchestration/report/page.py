@@ -17,6 +17,7 @@ from typing import Any
 from plotly.offline import get_plotlyjs
 
 from orchestration.comparison.formats import KINDS, number, percent
+from orchestration.comparison.ledger import composed
 from orchestration.comparison.metrics import accuracy, epsilon, worst_group_accuracy, worst_over_median
 from orchestration.comparison.settings import Setting, finished_settings
 from orchestration.comparison.statistics import spread
@@ -96,7 +97,7 @@ def _opening(data: PublishedSweep, settings: Sequence[Setting]) -> str:
         f'<header><p class="eyebrow">Differentially private training · sweep report</p><h1>{escape(data.name)}</h1>'
         f'<p class="byline">{" · ".join(escape(part) for part in byline if part)}</p>{warning}'
         f'<ul class="lead">{"".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)}</ul>'
-        f"{_tiles(settings)}</header>"
+        f"{_tiles(data.trials, settings)}</header>"
     )
 
 
@@ -109,7 +110,7 @@ def _subscripts(html: str) -> str:
     return html.replace("εᵢ", "ε<sub>i</sub>")
 
 
-def _tiles(settings: Sequence[Setting]) -> str:
+def _tiles(trials: Sequence[PublishedTrial], settings: Sequence[Setting]) -> str:
     private = [setting for setting in settings if not setting.is_baseline]
     baseline = spread(accuracy(trial) for setting in settings if setting.is_baseline for trial in setting.trials)
 
@@ -120,8 +121,11 @@ def _tiles(settings: Sequence[Setting]) -> str:
     low, high = min((c.low for c in costs), default=None), max((c.high for c in costs), default=None)
     span = number(high) if number(low) == number(high) else f"{number(low)} – {number(high)}"
     ratio = best(worst_over_median)
+    whole = composed(trials)
+    together = [(number(whole.epsilon), "composed ε of all private trials together")] if whole else []
     tiles = [
-        (span, "worst-case ε of the private trials"),
+        (span, "worst-case ε of each private trial"),
+        *together,
         (percent(best(accuracy)), f"best private accuracy; baseline {percent(baseline.mean if baseline else None)}"),
         (percent(best(worst_group_accuracy)), "best accuracy of a worst-served group under privacy"),
         (f"{ratio:.1f}×" if ratio else "withheld", "worst-case ε over the median εᵢ, at most"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from html import escape
 
@@ -25,7 +26,7 @@ def settings_table(settings: Sequence[Setting], style: Style) -> str:
     """One row per setting: every metric of `metrics.Place.SETTINGS`, averaged over its seeds."""
     front = best_trade_offs(settings)
     shown = columns(Place.SETTINGS)
-    heads = (("Setting", ""), ("Seeds", "n"), *((metric.heading, "n") for metric in shown))
+    heads = (("Setting", ""), ("Seeds", "n"), ("Composed ε", "n"), *((metric.heading, "n") for metric in shown))
     rows: list[list[Cell]] = []
     for setting in settings:
         mark = '<span class="front">Pareto front</span>' if setting in front else ""
@@ -33,10 +34,20 @@ def settings_table(settings: Sequence[Setting], style: Style) -> str:
             [
                 (named(setting, style) + mark, ""),
                 (str(len(setting.trials)), "n"),
+                (_composed(setting), "n"),
                 *((_over_seeds(metric, setting), "n") for metric in shown),
             ]
         )
     return "<h3>Settings, averaged over seeds</h3>" + table(heads, rows)
+
+
+def _composed(setting: Setting) -> str:
+    """Of all seeds together, which the averages of the row show."""
+    found = setting.composition
+    if found is None:
+        return number(math.inf) if setting.is_baseline else MISSING
+    claim = f"<br><small class='claim'>{found.estimate.kind}</small>" if found.estimate else ""
+    return number(found.epsilon) + claim
 
 
 def _over_seeds(metric: Metric, setting: Setting) -> str:

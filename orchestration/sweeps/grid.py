@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from accounting.errors import InvalidInput
 from orchestration.records.published import NON_PRIVATE, Label
 from orchestration.sweeps.schema import SweepSpec
+from workers.evaluation import MIN_GROUP_SIZE
 from workers.spec import AttackSpec, Component, DataSpec, NoiseSpec, TrialSpec
 
 T = TypeVar("T")
@@ -214,6 +215,7 @@ def _trial(sweep: SweepSpec, choice: Choice) -> TrialSpec:
         noise=NoiseSpec(0.0),
         norms=sweep.norms,
         attacks=sweep.attacks or AttackSpec(),
+        min_group_size=sweep.min_group_size or MIN_GROUP_SIZE,
         noise_source=sweep.noise_source,
         execution=sweep.execution,
     )

@@ -24,6 +24,7 @@ from workers.spec import (
     Delta,
     Epochs,
     ExecutionSpec,
+    MinGroupSize,
     NoiseMultiplier,
     NoiseSourceName,
     NormSpec,
@@ -200,6 +201,8 @@ class SweepSpec(Settings):
     norms: Norms = NormSpec()
     attacks: Attacks | None = None
     """None if the file has no such section, so that sweeps of versions without attacks can still be resumed."""
+    min_group_size: MinGroupSize | None = None
+    """Examples that a group of the test data must have to be shown; None like ``attacks``, and then 10."""
     noise_source: NoiseSourceName = "seeded"
     accounting: AccountingSettings = AccountingSettings()
     release: Named = Component("none")

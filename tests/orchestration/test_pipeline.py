@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,3 +81,16 @@ def test_a_scheduler_that_compares_trials_needs_a_cluster(tmp_path: Path) -> Non
     with pytest.raises(InvalidInput, match=r"runs one after the other; use scheduler fifo"):
         run_sweep(request(tmp_path, scheduler=scheduler), NoDisplay())
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("mode", ["token", "disabled", None])
+def test_joining_a_cluster_without_authentication_warns(
+    mode: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    if mode is not None:
+        monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    told = Told()
+    with pytest.raises(InvalidInput, match="no Ray cluster answers"):
+        run_sweep(replace(request(tmp_path), address="127.0.0.1:1"), told)
+    assert any("joined without authentication" in warning for warning in told.warnings) == (mode != "token")

@@ -36,6 +36,7 @@ def small_trial(**changes: Any) -> TrialSpec:
         epochs=2,
         delta=1e-5,
         seed=0,
+        min_group_size=1,
         optimizer=Component("sgd", {"learning_rate": 0.5, "momentum": 0.9}),
         norms=NormSpec(refreshes_per_epoch=2.0, rows_per_part=60),
         execution=ExecutionSpec(device="cpu", checkpoint_every_epochs=0.5),
