@@ -57,7 +57,10 @@ def run(
             "without Ray, one trial at a time, for debugging."
         ),
     ] = EMBEDDED,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the sweep that the folder holds.")] = False,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Accepted for old scripts: a sweep that the folder holds is always continued."),
+    ] = False,
     tracking_uri: Annotated[
         str | None,
         typer.Option(envvar="MLFLOW_TRACKING_URI", help="MLflow (default: a SQLite store in the sweep's folder)."),
@@ -65,7 +68,7 @@ def run(
     allow_code: AllowCode = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train, account and compare every trial of a sweep.
+    """Train, account and compare every trial of a sweep; a folder that holds this very sweep is continued.
 
     A sweep file is code: it runs the functions that it names in the modules of its folder.
     """
@@ -80,11 +83,11 @@ def run(
     from orchestration.commands.progress import ConsoleDisplay
     from orchestration.pipeline import RunRequest, run_sweep
 
-    request = RunRequest(spec, text, output, address, resume, tracking_uri, code)
+    request = RunRequest(spec, text, output, address, tracking_uri, code)
     try:
         outcome = run_sweep(request, ConsoleDisplay(Console(stderr=True)))
     except KeyboardInterrupt:
-        print("interrupted; the same command with --resume continues where it stopped", file=sys.stderr)
+        print("interrupted; the same command continues where it stopped", file=sys.stderr)
         raise typer.Exit(130) from None
     _print_outcome(outcome, as_json)
     raise typer.Exit(1 if outcome.record.failed else 0)
@@ -157,7 +160,7 @@ def forget(
 
 def main() -> None:
     """Entry point of the command: prints errors that a user can act on as one line each, and sets the exit code."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    _end_in_order()
     try:
         app()
     except (InvalidInput, Unreachable, UnsupportedMechanism) as error:
@@ -169,11 +172,24 @@ def main() -> None:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        print("error: the disk is full; free some space, and the same command with --resume continues", file=sys.stderr)
+        print("error: the disk is full; free some space, and the same command continues", file=sys.stderr)
         sys.exit(1)
 
 
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
+"""Signals that end a command as Ctrl-C does: of `kill` and of a terminal that closes."""
+
+
+def _end_in_order() -> None:
+    """Treat `_ENDING` as Ctrl-C. A signal that is ignored, as SIGHUP under nohup, stays ignored."""
+    for number in _ENDING:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _interrupt)
+
+
 def _interrupt(number: int, frame: FrameType | None) -> None:
+    for each in _ENDING:  # a terminal and its shell both send one; the second must not interrupt what ends the run
+        signal.signal(each, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
