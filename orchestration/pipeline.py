@@ -20,6 +20,7 @@ from orchestration.execution.backend import backend
 from orchestration.execution.coordinator import Coordinator, initial_status
 from orchestration.execution.disk_space import require_space
 from orchestration.execution.environment import EMBEDDED, open_cluster
+from orchestration.execution.status_file import StatusFile
 from orchestration.records.failures import record_refusals
 from orchestration.records.integrity import damages
 from orchestration.records.layout import SweepFiles, absolute, default_output
@@ -119,7 +120,11 @@ def run_sweep(request: RunRequest, display: Display = NO_DISPLAY) -> Outcome:
                 make_private_file(Path(tracking_uri.removeprefix("sqlite:///")))  # SQLite's journals take its mode
         tracker = _tracker(tracking_uri, files)
         write_manifest(files, manifest)
+        current = StatusFile(
+            files.status, sweep.name, manifest.sweep_id, status, execution.cluster, display.warn
+        ).kept_current()
         with (
+            current,
             Coordinator(sweep, plan, manifest, files, tracker, status, execution.scatter) as coordinator,
             display.watching(status),
         ):

@@ -7,23 +7,19 @@ Exit codes: 0 for success, 1 if a trial failed or stored files are damaged or ca
 from __future__ import annotations
 
 import errno
-import json
 import signal
 import sys
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from accounting.errors import DpsweepError, InvalidInput, Unreachable, UnsupportedMechanism
-from orchestration.commands import calculator, owner
+from orchestration.commands import calculator, cluster, owner, status
+from orchestration.commands.running import print_json, run_to_the_end, show_outcome
 from orchestration.comparison.plain_text import for_terminal
 from orchestration.execution.environment import EMBEDDED, prepare_environment
-
-if TYPE_CHECKING:
-    from orchestration.pipeline import Outcome
 
 app = typer.Typer(
     name="dpsweep",
@@ -34,6 +30,8 @@ app = typer.Typer(
 )
 calculator.register(app)
 owner.register(app)
+cluster.register(app)
+status.register(app)
 
 SweepFile = Annotated[Path, typer.Argument(help="The sweep file (YAML).", metavar="SWEEP")]
 AllowCode = Annotated[
@@ -80,17 +78,9 @@ def run(
     spec = parse_sweep(text, str(sweep))
     code = permitted(spec, sweep.resolve().parent, allow_code or ())
     prepare_environment(address)
-    from orchestration.commands.progress import ConsoleDisplay
-    from orchestration.pipeline import RunRequest, run_sweep
+    from orchestration.pipeline import RunRequest
 
-    request = RunRequest(spec, text, output, address, tracking_uri, code)
-    try:
-        outcome = run_sweep(request, ConsoleDisplay(Console(stderr=True)))
-    except KeyboardInterrupt:
-        print("interrupted; the same command continues where it stopped", file=sys.stderr)
-        raise typer.Exit(130) from None
-    _print_outcome(outcome, as_json)
-    raise typer.Exit(1 if outcome.record.failed else 0)
+    run_to_the_end(RunRequest(spec, text, output, address, tracking_uri, code), as_json)
 
 
 @app.command()
@@ -119,7 +109,7 @@ def plan(
     spec = parse_sweep(read_text(sweep), str(sweep))
     planned = plan_sweep(spec, None if no_code else permitted(spec, sweep.resolve().parent, allow_code or ()))
     if as_json:
-        _print_json(plan_rows(planned))
+        print_json(plan_rows(planned))
     else:
         stdout().print(plan_table(planned))
     for warning in planned.warnings:
@@ -139,7 +129,7 @@ def report(
     """Verify the stored files of a sweep and write its report again."""
     from orchestration.pipeline import render_again
 
-    _print_outcome(render_again(folder), as_json)
+    show_outcome(render_again(folder), as_json)
 
 
 @app.command()
@@ -196,16 +186,3 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 def _complain(error: DpsweepError) -> None:
     for line in str(error).splitlines():
         print(for_terminal(f"error: {line}"), file=sys.stderr)
-
-
-def _print_outcome(outcome: Outcome, as_json: bool) -> None:
-    from orchestration.commands.tables import outcome_object, print_outcome
-
-    if as_json:
-        _print_json(outcome_object(outcome))
-    else:
-        print_outcome(outcome)
-
-
-def _print_json(value: object) -> None:
-    print(json.dumps(value, indent=2, allow_nan=False))

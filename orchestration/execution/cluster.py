@@ -134,13 +134,18 @@ def _refusal(address: str, error: Exception) -> InvalidInput:
     """Why Ray did not connect. A refused token shows only in the text or the cause of Ray's error."""
     reason = " ".join(str(error).split())
     if "AuthenticationError" in f"{error!r} {error.__cause__}":
-        return InvalidInput(
-            f"the Ray cluster at {address!r} requires a token; the one supplied was missing or wrong; copy the "
-            "cluster's token (`ray get-auth-token` on its head) to ~/.ray/auth_token or RAY_AUTH_TOKEN"
-        )
+        return refused_token(address)
     if reason.startswith("Version mismatch"):
         return InvalidInput(f"the Ray cluster at {address!r} has other versions; install the same here ({reason})")
     return _no_cluster(address, reason)
+
+
+def refused_token(address: str) -> InvalidInput:
+    """The error of a cluster that did not accept this process's token."""
+    return InvalidInput(
+        f"the Ray cluster at {address!r} requires a token; the one supplied was missing or wrong; copy the "
+        "cluster's token (`ray get-auth-token` on its head) to ~/.ray/auth_token or RAY_AUTH_TOKEN"
+    )
 
 
 def _no_cluster(address: str, reason: str) -> InvalidInput:

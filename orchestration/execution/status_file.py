@@ -1,0 +1,93 @@
+"""Keeps a sweep's ``status.json`` current while the sweep runs, so that it can be watched from anywhere."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from accounting.errors import StorageError
+from orchestration.records.snapshot import PERIOD, ClusterSnapshot, SweepSnapshot, trial_snapshots, write_snapshot
+from orchestration.records.states import TrialState
+from orchestration.records.status import SweepStatus
+
+JOB_VARIABLE: Final = "DPSWEEP_JOB"
+"""Environment variable with the submission id of the Ray job that a driver runs in."""
+_PATIENCE = 10.0
+"""Seconds to wait, at the end, for a thread that waits for the cluster's answer."""
+
+
+class StatusFile:
+    """Writes snapshots of a sweep to ``uri``.
+
+    cluster: the cluster now, given the number of trials that wait. warn: told once, in a sentence, when trials wait
+    for resources that no node has. An unwritable file is no error of the sweep: the next snapshot may succeed.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        name: str,
+        sweep_id: str,
+        status: SweepStatus,
+        cluster: Callable[[int], ClusterSnapshot | None],
+        warn: Callable[[str], None],
+    ) -> None:
+        self._uri, self._name, self._sweep_id = uri, name, sweep_id
+        self._status, self._cluster, self._warn = status, cluster, warn
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._has_warned = False
+
+    @contextlib.contextmanager
+    def kept_current(self, period: float = PERIOD) -> Iterator[None]:
+        """Write a snapshot at the start and the end of a ``with`` block and every ``period`` seconds within."""
+        self._write("running", None)
+        thread = threading.Thread(target=self._repeat, args=(period,), name="dpsweep-status", daemon=True)
+        thread.start()
+        outcome = "interrupted"
+        try:
+            yield
+            outcome = "failed" if self._status.counts()[TrialState.FAILED] else "finished"
+        finally:
+            self._ended.set()
+            thread.join(_PATIENCE)
+            self._write(outcome, None)
+
+    def _repeat(self, period: float) -> None:
+        while not self._ended.wait(period):
+            cluster = self._cluster(self._status.counts()[TrialState.PENDING])
+            with self._lock:  # the last snapshot, which says how the sweep ended, must not be replaced
+                if not self._ended.is_set():
+                    self._write_unlocked("running", cluster)
+            self._tell(cluster)
+
+    def _write(self, state: str, cluster: ClusterSnapshot | None) -> None:
+        with self._lock:
+            self._write_unlocked(state, cluster)
+
+    def _write_unlocked(self, state: str, cluster: ClusterSnapshot | None) -> None:
+        snapshot = SweepSnapshot(
+            name=self._name,
+            sweep_id=self._sweep_id,
+            state=state,
+            heartbeat=time.time(),
+            elapsed=self._status.elapsed,
+            seconds_left=self._status.seconds_left() if state == "running" else None,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            job=os.environ.get(JOB_VARIABLE),
+            trials=trial_snapshots(self._status),
+            cluster=cluster,
+        )
+        with contextlib.suppress(StorageError):
+            write_snapshot(self._uri, snapshot)
+
+    def _tell(self, cluster: ClusterSnapshot | None) -> None:
+        if cluster is not None and cluster.missing and cluster.waiting and not self._has_warned:
+            self._has_warned = True
+            self._warn(f"{cluster.waiting} trials wait: {cluster.shortage()}")
