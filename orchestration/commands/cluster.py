@@ -49,6 +49,7 @@ def submit(
 
     The same command again shows the running job, or continues the sweep once the job has ended.
     """
+    prepare_environment(address)
     from orchestration.execution.job_package import packaged
     from orchestration.sweeps.schema import parse_sweep
     from orchestration.sweeps.text import read_text
@@ -116,12 +117,13 @@ def list_jobs(address: Address) -> None:
 def drive() -> None:
     """Run the sweep of the job that this process belongs to; started by `orchestration.execution.supervisor`."""
     from orchestration.commands.running import run_to_the_end
-    from orchestration.execution.job_package import read_job
     from orchestration.sweeps.schema import parse_sweep
+
+    prepare_environment("auto")
+    from orchestration.execution.job_package import read_job
 
     job = read_job()
     spec = parse_sweep(job.text, job.origin)
-    prepare_environment("auto")
     from orchestration.pipeline import RunRequest
 
     tracking = os.environ.get("MLFLOW_TRACKING_URI")

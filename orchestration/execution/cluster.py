@@ -106,7 +106,7 @@ def _join(address: str, code: UserCode) -> UserCode:
                 job_config=_OwnPath(),
                 log_to_driver=False,
                 configure_logging=False,
-                runtime_env={"py_modules": [*map(_package_folder, _PACKAGES), *folders], "env_vars": environment},
+                runtime_env={"py_modules": [*own_packages(), *folders], "env_vars": environment},
             )
     except (RayError, ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
         raise _refusal(address, error) from error
@@ -155,8 +155,12 @@ def _no_cluster(address: str, reason: str) -> InvalidInput:
     )
 
 
+def own_packages() -> list[str]:
+    """The folders of dpsweep's packages that this process imports, for Ray to ship."""
+    return [_package_folder(name) for name in _PACKAGES]
+
+
 def _package_folder(name: str) -> str:
-    """The folder of a package that this process imports, for Ray to ship."""
     found = importlib.util.find_spec(name)
     assert found is not None, f"{name} is a package of dpsweep"
     assert found.origin is not None, f"{name} has an __init__.py"

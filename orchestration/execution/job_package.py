@@ -15,12 +15,12 @@ from typing import Final
 from pydantic import TypeAdapter
 
 from accounting.errors import InvalidInput
+from orchestration.execution.cluster import own_packages
 from orchestration.sweeps.user_code import packed, unpacked
 from workers.imports import UserCode
 
 LARGEST: Final = 20 * 2**20
 """Most bytes of the user's own files; data belong into storage that the nodes share."""
-_PACKAGES = ("accounting", "workers", "orchestration", "dpsweep")
 _FOLDER = "dpsweep_job"
 """The folder with the job's description; Ray makes it importable for the driver, as it does with every package."""
 _DATA: Final = frozenset(
@@ -75,7 +75,7 @@ def packaged(text: str, origin: str, output: str, code: UserCode) -> Iterator[Pa
         (job / "job.json").write_text(json.dumps(asdict(description)))
         own = ((origin, len(text.encode())), *(each for folder in shipped for each in _sizes(Path(folder))))
         _require_small(own)
-        folders = tuple(str(_package_folder(name)) for name in _PACKAGES)
+        folders = own_packages()
         dpsweep = sum(size for folder in folders for _, size in _sizes(Path(folder)))
         yield Package((*folders, *shipped, str(job)), own, tuple(left_out), dpsweep)
 
@@ -91,13 +91,6 @@ def read_job() -> JobDescription:
     content = Path(next(iter(found.submodule_search_locations)), "job.json").read_bytes()
     job = _DESCRIPTION.validate_json(content)
     return JobDescription(job.text, job.origin, job.output, unpacked(job.code))
-
-
-def _package_folder(name: str) -> Path:
-    found = importlib.util.find_spec(name)
-    assert found is not None, f"{name} is a package of dpsweep"
-    assert found.origin is not None, f"{name} has an __init__.py"
-    return Path(found.origin).parent
 
 
 def _prune(folder: Path) -> list[str]:

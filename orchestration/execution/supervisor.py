@@ -20,7 +20,7 @@ RESTARTS = 10
 """How often a killed driver is started again."""
 _LONGEST_PAUSE = 300.0
 _STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_DRIVER = ("-P", "-c", "from dpsweep.command import main; main()", "drive")
+_DRIVER = ("-P", "-c", "from orchestration.commands.main import main; main()", "drive")
 
 
 class Supervisor:

@@ -174,7 +174,7 @@ def test_a_killed_driver_finishes_unattended(head: Head, sweep_file: Path, tmp_p
     stopped = head.run("stop", job)
     assert f"{job}-2 is told to stop" in stopped.stdout, stopped.stderr
     listed = head.run("list").stdout.splitlines()
-    assert [line.split()[:2] for line in listed[1:]][0] == [job, "succeeded"]
+    assert listed[1].split()[:2] == [job, "succeeded"]
     assert listed[2].split()[0] == f"{job}-2"
 
 
