@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import socket
 import threading
@@ -11,9 +12,9 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from accounting.errors import StorageError
-from orchestration.records.snapshot import PERIOD, ClusterSnapshot, SweepSnapshot, trial_snapshots, write_snapshot
+from orchestration.records.snapshot import PERIOD, ClusterSnapshot, SweepSnapshot, TrialSnapshot, write_snapshot
 from orchestration.records.states import TrialState
-from orchestration.records.status import SweepStatus
+from orchestration.records.status import SweepStatus, TrialStatus
 
 JOB_VARIABLE: Final = "DPSWEEP_JOB"
 """Environment variable with the submission id of the Ray job that a driver runs in."""
@@ -91,3 +92,28 @@ class StatusFile:
         if cluster is not None and cluster.missing and cluster.waiting and not self._has_warned:
             self._has_warned = True
             self._warn(f"{cluster.waiting} trials wait: {cluster.shortage()}")
+
+
+def trial_snapshot(trial: TrialStatus) -> TrialSnapshot:
+    """What may be shown of a trial's status; infinities become ``private=False``."""
+    epsilon = trial.epsilon
+    return TrialSnapshot(
+        key=trial.key,
+        state=trial.state,
+        step=trial.step,
+        total_steps=trial.total_steps,
+        epoch=trial.progress.epoch if trial.progress else None,
+        accuracy=_finite(trial.accuracy),
+        epsilon=_finite(epsilon),
+        private=None if epsilon is None else epsilon < math.inf,
+        error=trial.error,
+    )
+
+
+def trial_snapshots(status: SweepStatus) -> tuple[TrialSnapshot, ...]:
+    """All trials, in the order of the grid."""
+    return tuple(map(trial_snapshot, status.trials))
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

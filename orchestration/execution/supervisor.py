@@ -48,12 +48,18 @@ class Supervisor:
             _say(f"the driver was killed by {signal.Signals(-code).name}")
             if restarts_left:
                 _say(f"starting it again in {pause:g} s; {restarts_left} restarts are left")
-                time.sleep(pause)
+                self._wait(pause)
                 pause = min(2.0 * pause, _LONGEST_PAUSE)
             if self._is_stopping:
                 return 128 + signal.SIGTERM
         _say("giving up; submit the sweep again to continue it")
         return 128 - code
+
+    def _wait(self, duration: float) -> None:
+        """Sleep until ``duration`` seconds are over or the job is told to stop."""
+        deadline = time.monotonic() + duration
+        while time.monotonic() < deadline and not self._is_stopping:
+            time.sleep(0.1)
 
     def _run_once(self) -> int:
         self._driver = subprocess.Popen(self._command, env=self._environment)

@@ -8,18 +8,16 @@ computed from the norms or epsilons of training examples.
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 from pydantic import TypeAdapter, ValidationError
 
 from accounting.errors import DataCorruption
 from accounting.records.files import read_bytes, write_bytes_atomically
 from orchestration.records.states import TrialState
-from orchestration.records.status import SweepStatus, TrialStatus
 
 PERIOD = 5.0
 """Seconds between two snapshots."""
@@ -107,35 +105,9 @@ class SweepSnapshot:
 _SNAPSHOT = TypeAdapter(SweepSnapshot)
 
 
-def trial_snapshot(trial: TrialStatus) -> TrialSnapshot:
-    """What may be shown of a trial's status; infinities become ``private=False``."""
-    epsilon = trial.epsilon
-    return TrialSnapshot(
-        key=trial.key,
-        state=trial.state,
-        step=trial.step,
-        total_steps=trial.total_steps,
-        epoch=trial.progress.epoch if trial.progress else None,
-        accuracy=_finite(trial.accuracy),
-        epsilon=_finite(epsilon),
-        private=None if epsilon is None else epsilon < math.inf,
-        error=trial.error,
-    )
-
-
-def trial_snapshots(status: SweepStatus) -> tuple[TrialSnapshot, ...]:
-    """All trials, in the order of the grid."""
-    return tuple(map(trial_snapshot, status.trials))
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
-
-
 def write_snapshot(uri: str, snapshot: SweepSnapshot) -> None:
     """Replace the snapshot at ``uri``, so that a reader finds the old or the new one. Raises: StorageError."""
-    plain = replace(snapshot, seconds_left=_finite(snapshot.seconds_left))
-    write_bytes_atomically(uri, json.dumps(asdict(plain), allow_nan=False).encode())
+    write_bytes_atomically(uri, json.dumps(asdict(snapshot), allow_nan=False).encode())
 
 
 def read_snapshot(uri: str) -> SweepSnapshot | None:

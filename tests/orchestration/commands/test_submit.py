@@ -20,17 +20,23 @@ def narrow(feature_shape, num_classes):
 """
 
 
-@pytest.fixture
-def sweep_file(tmp_path: Path) -> Path:
-    """A sweep with a model in a package that also holds what is not code."""
-    package = tmp_path / "own_package_of_submit"
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A package that also holds what is not code. One for all tests, as a process imports a name only once."""
+    folder = tmp_path_factory.mktemp("sweeps")
+    package = folder / "own_package_of_submit"
     (package / ".git").mkdir(parents=True)
     (package / ".git" / "config").write_text("x")
     (package / "__init__.py").touch()
     (package / "nets.py").write_text(MODEL)
     (package / "settings.json").write_text("{}")
     (package / "rows.csv").write_text("secret,rows\n" * 1000)
-    sweep = tmp_path / "sweep.yaml"
+    return folder
+
+
+@pytest.fixture
+def sweep_file(folder: Path) -> Path:
+    sweep = folder / "sweep.yaml"
     sweep.write_text(small(clipping="none", noise="constant", seeds=0, model="own_package_of_submit.nets:narrow"))
     return sweep
 
@@ -113,9 +119,11 @@ def test_a_sweep_that_cannot_run_is_not_sent(
 def test_too_large_a_package_is_refused(
     sweep_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with (sweep_file.parent / "own_package_of_submit" / "rows.txt").open("wb") as rows:
+    large = sweep_file.parent / "own_package_of_submit" / "rows.txt"
+    with large.open("wb") as rows:
         rows.truncate(LARGEST)
     code, _, warned = submit(monkeypatch, capsys, sweep_file, "--output", "/a")
+    large.unlink()
     assert code == 2
     assert "at most 20 MiB are sent (the largest is own_package_of_submit/rows.txt with 20.0 MiB)" in warned
 

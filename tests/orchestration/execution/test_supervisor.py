@@ -13,7 +13,8 @@ from tests.orchestration.processes import PATIENCE, wait_until
 LOOP = """
 import os, sys
 from orchestration.execution.supervisor import Supervisor
-sys.exit(Supervisor((sys.executable, "-c", sys.argv[1], sys.argv[2]), os.environ, restarts=2, pause=0.01).run())
+code, note, pause = sys.argv[1:]
+sys.exit(Supervisor((sys.executable, "-c", code, note), os.environ, restarts=2, pause=float(pause)).run())
 """
 DRIVER = """
 import os, signal, sys, time
@@ -23,8 +24,8 @@ attempt = len(open(sys.argv[1]).readlines())
 """
 
 
-def loop(note: Path, driver: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", LOOP, DRIVER + driver, str(note)]
+def loop(note: Path, driver: str, pause: float = 0.01) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", LOOP, DRIVER + driver, str(note), str(pause)]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
 
@@ -62,3 +63,14 @@ def test_a_stop_is_passed_on_and_final(tmp_path: Path) -> None:
     assert process.returncode == 128 + signal.SIGTERM
     (driver,) = note.read_text().split()
     assert not os.path.exists(f"/proc/{driver}")
+
+
+def test_a_stop_between_two_drivers_is_final_at_once(tmp_path: Path) -> None:
+    note = tmp_path / "note"
+    process = loop(note, "os.kill(os.getpid(), signal.SIGKILL)", pause=3600.0)
+    assert process.stderr is not None
+    assert any("starting it again in 3600 s" in line for line in process.stderr)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=PATIENCE)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert len(note.read_text().splitlines()) == 1
