@@ -81,16 +81,17 @@ class Jobs:
         """Every submitted sweep, the newest last."""
         with self._named_errors():
             found = self._client.list_jobs()
+        described = ((each, each.metadata or {}) for each in found)
         jobs = (
             Job(
                 each.submission_id,
-                each.metadata[_MARK],
-                each.metadata["dpsweep.output"],
+                metadata[_MARK],
+                metadata["dpsweep.output"],
                 str(each.status.value),
                 (each.start_time or 0) / 1000.0,
             )
-            for each in found
-            if each.submission_id and _MARK in (each.metadata or {})
+            for each, metadata in described
+            if each.submission_id and _MARK in metadata
         )
         return tuple(sorted(jobs, key=lambda job: job.submitted))
 

@@ -173,9 +173,11 @@ def test_a_killed_driver_finishes_unattended(head: Head, sweep_file: Path, tmp_p
     assert f"{job}-2: 2 trials" in once_more.stdout, once_more.stderr
     stopped = head.run("stop", job)
     assert f"{job}-2 is told to stop" in stopped.stdout, stopped.stderr
-    listed = head.run("list").stdout.splitlines()
-    assert listed[1].split()[:2] == [job, "succeeded"]
-    assert listed[2].split()[0] == f"{job}-2"
+    listed = head.run("list")
+    assert listed.returncode == 0, listed.stderr
+    rows = [line.split() for line in listed.stdout.splitlines()[1:]]
+    assert [row[0] for row in rows] == [job, f"{job}-2"]
+    assert rows[0][1] == "succeeded"
 
 
 def test_a_missing_or_wrong_token_is_one_line(head: Head, sweep_file: Path, tmp_path: Path) -> None:
