@@ -121,7 +121,7 @@ def run_sweep(request: RunRequest, display: Display = NO_DISPLAY) -> Outcome:
         tracker = _tracker(tracking_uri, files)
         write_manifest(files, manifest)
         current = StatusFile(
-            files.status, sweep.name, manifest.sweep_id, status, execution.cluster, display.warn
+            files.status, sweep.name, manifest.sweep_id, sweep.disclosure, status, execution.cluster, display.warn
         ).kept_current()
         with (
             current,

@@ -13,6 +13,7 @@ import typer
 from rich.table import Table
 
 from accounting.errors import InvalidInput
+from orchestration.comparison.plain_text import for_terminal
 from orchestration.execution.environment import prepare_environment
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def logs(
     found = jobs.find(job)
     if follow:
         _follow(jobs, found)
-    print(jobs.logs(found), end="")
+    print(for_terminal(jobs.logs(found)), end="")
 
 
 def stop(job: JobName, address: Address) -> None:
@@ -110,7 +111,7 @@ def list_jobs(address: Address) -> None:
         table.add_column(column, header_style="dim", overflow="fold")
     for job in jobs_at(address).all():
         when = datetime.datetime.fromtimestamp(job.submitted, datetime.UTC).isoformat(" ", "minutes")[:16]
-        table.add_row(job.id, job.state.lower(), when, job.output)
+        table.add_row(*map(for_terminal, (job.id, job.state.lower(), when, job.output)))
     stdout().print(table)
 
 
@@ -142,7 +143,7 @@ def _follow(jobs: Jobs, job: Job) -> NoReturn:
     """Print what the job prints until it ends; exit with 0 if it succeeded. Ctrl-C leaves the job alone."""
     try:
         for lines in jobs.follow(job):
-            print(lines, end="", flush=True)
+            print(for_terminal(lines), end="", flush=True)
     except KeyboardInterrupt:
         print(f"{job.id} goes on without this terminal; `dpsweep stop` ends it", file=sys.stderr)
         raise typer.Exit(130) from None
@@ -157,7 +158,7 @@ def _planned(spec: SweepSpec, code: UserCode) -> int:
 
     plan = accept(plan_sweep(spec, code), SweepFiles(absolute(default_output(spec.name))))
     for warning in plan.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
+        print(for_terminal(f"warning: {warning}"), file=sys.stderr)
     return len(plan.trials)
 
 
@@ -181,9 +182,9 @@ def _require_absolute(output: str) -> None:
 def _describe(package: Package) -> None:
     """Print what is sent, with sizes, and what of the user's packages is not."""
     files = ", ".join(f"{name} ({_size(size)})" for name, size in package.own)
-    print(f"sent: {files}; dpsweep ({_size(package.dpsweep)}); no data")
+    print(for_terminal(f"sent: {files}; dpsweep ({_size(package.dpsweep)}); no data"))
     if package.left_out:
-        print(f"not sent, by their endings: {', '.join(package.left_out)}", file=sys.stderr)
+        print(for_terminal(f"not sent, by their endings: {', '.join(package.left_out)}"), file=sys.stderr)
 
 
 def _size(count: int) -> str:

@@ -19,6 +19,7 @@ from rich.text import Text
 from accounting.errors import InvalidInput
 from orchestration.commands.cluster import jobs_at
 from orchestration.comparison.formats import clock, number, percent, seconds
+from orchestration.comparison.plain_text import for_terminal
 from orchestration.records.layout import SweepFiles, absolute
 from orchestration.records.snapshot import PERIOD, ClusterSnapshot, SweepSnapshot, TrialSnapshot, read_snapshot
 from orchestration.records.states import TrialState
@@ -107,22 +108,24 @@ def headline(snapshot: SweepSnapshot) -> Text:
     )
     if snapshot.is_stale():
         word = f"stale: no sign of its driver for {seconds(snapshot.age())}"
-        return Text(f"{snapshot.name}: {word}; then {trials}", style="bold yellow")
+        return Text(f"{for_terminal(snapshot.name)}: {word}; then {trials}", style="bold yellow")
     ending = f", {left}" if snapshot.state == "running" else ""
-    return Text(f"{snapshot.name}: {snapshot.state}, {trials}{ending}", style="bold")
+    return Text(f"{for_terminal(snapshot.name)}: {for_terminal(snapshot.state)}, {trials}{ending}", style="bold")
 
 
 def picture(snapshot: SweepSnapshot) -> RenderableType:
     """The headline, the driver, the cluster, and every trial."""
     job = f", job {snapshot.job}" if snapshot.job else ""
-    driver = f"driver on {snapshot.host} (pid {snapshot.pid}){job}, seen {seconds(snapshot.age())} ago"
+    driver = for_terminal(f"driver on {snapshot.host} (pid {snapshot.pid}){job}, seen {seconds(snapshot.age())} ago")
     lines = [headline(snapshot), Text(driver, style="dim")]
     if snapshot.is_stale():
         lines.append(Text("if the driver was killed, the same `dpsweep run` or `dpsweep submit` continues the sweep"))
     if snapshot.cluster is not None:
         lines.append(_cluster(snapshot.cluster))
     failed = [
-        Text.assemble(("failed", "red"), f" {trial.key}: {trial.error}") for trial in snapshot.trials if trial.error
+        Text.assemble(("failed", "red"), for_terminal(f" {trial.key}: {trial.error}"))
+        for trial in snapshot.trials
+        if trial.error
     ]
     return Group(*lines, _trials(snapshot), *failed)
 
@@ -152,7 +155,12 @@ def _trials(snapshot: SweepSnapshot) -> Table:
         state = Text(trial.state.value, style=trial.state.style)
         epoch = str(trial.epoch) if trial.epoch is not None else ""
         table.add_row(
-            trial.key, state, epoch, f"{trial.step}/{trial.total_steps}", _epsilon(trial), percent(trial.accuracy)
+            for_terminal(trial.key),
+            state,
+            epoch,
+            f"{trial.step}/{trial.total_steps}",
+            _epsilon(trial),
+            percent(trial.accuracy),
         )
     return table
 

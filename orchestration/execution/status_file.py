@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from accounting.errors import StorageError
+from orchestration.records.release_modes import Disclosure, release_mode
 from orchestration.records.snapshot import PERIOD, ClusterSnapshot, SweepSnapshot, TrialSnapshot, write_snapshot
 from orchestration.records.states import TrialState
 from orchestration.records.status import SweepStatus, TrialStatus
@@ -25,6 +26,7 @@ _PATIENCE = 10.0
 class StatusFile:
     """Writes snapshots of a sweep to ``uri``.
 
+    disclosure: the release mode; a file that shows texts of errors is for its owner only.
     cluster: the cluster now, given the number of trials that wait. warn: told once, in a sentence, when trials wait
     for resources that no node has. An unwritable file is no error of the sweep: the next snapshot may succeed.
     """
@@ -34,11 +36,13 @@ class StatusFile:
         uri: str,
         name: str,
         sweep_id: str,
+        disclosure: Disclosure,
         status: SweepStatus,
         cluster: Callable[[int], ClusterSnapshot | None],
         warn: Callable[[str], None],
     ) -> None:
         self._uri, self._name, self._sweep_id = uri, name, sweep_id
+        self._is_sensitive = release_mode(disclosure).is_sensitive
         self._status, self._cluster, self._warn = status, cluster, warn
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -86,7 +90,7 @@ class StatusFile:
             cluster=cluster,
         )
         with contextlib.suppress(StorageError):
-            write_snapshot(self._uri, snapshot)
+            write_snapshot(self._uri, snapshot, self._is_sensitive)
 
     def _tell(self, cluster: ClusterSnapshot | None) -> None:
         if cluster is not None and cluster.missing and cluster.waiting and not self._has_warned:

@@ -105,9 +105,12 @@ class SweepSnapshot:
 _SNAPSHOT = TypeAdapter(SweepSnapshot)
 
 
-def write_snapshot(uri: str, snapshot: SweepSnapshot) -> None:
-    """Replace the snapshot at ``uri``, so that a reader finds the old or the new one. Raises: StorageError."""
-    write_bytes_atomically(uri, json.dumps(asdict(snapshot), allow_nan=False).encode())
+def write_snapshot(uri: str, snapshot: SweepSnapshot, private: bool) -> None:
+    """Replace the snapshot at ``uri``, so that a reader finds the old or the new one.
+
+    private: readable by the owner only, as texts of errors must be that may quote the data. Raises: StorageError.
+    """
+    write_bytes_atomically(uri, json.dumps(asdict(snapshot), allow_nan=False).encode(), private)
 
 
 def read_snapshot(uri: str) -> SweepSnapshot | None:

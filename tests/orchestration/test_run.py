@@ -258,7 +258,7 @@ def test_resume_notices_damage_to_what_it_uses_and_uses_nothing_else(sweep: Fini
     for path in Path(trial.root).rglob("*"):
         if path.is_file() and path not in used:
             path.unlink()
-    resume = ("run", sweep.file, "--output", files.root, "--resume", "--json")
+    resume = ("run", sweep.file, "--output", files.root, "--json")
     intact = dpsweep(*resume)
     assert intact.returncode == 0, intact.stderr
     assert json.loads(intact.stdout)["trials"] == sweep.outcome["trials"]

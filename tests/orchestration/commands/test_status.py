@@ -45,7 +45,7 @@ def status(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
 def test_a_running_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     nodes = (NodeSnapshot("a", {"CPU": 4.0}), NodeSnapshot("b", {"CPU": 4.0, "GPU": 1.0}))
     cluster = ClusterSnapshot(nodes, {"CPU": 1.0}, {"CPU": 0.0}, 1, {})
-    write_snapshot(f"{tmp_path}/status.json", snapshot(cluster=cluster))
+    write_snapshot(f"{tmp_path}/status.json", snapshot(cluster=cluster), private=False)
     assert status(monkeypatch, tmp_path) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == (
@@ -60,7 +60,7 @@ def test_a_running_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 
 def test_a_shortage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     cluster = ClusterSnapshot((NodeSnapshot("a", {"CPU": 4.0}),), {"CPU": 1.0, "GPU": 1.0}, {}, 4, {"GPU": 1.0})
-    write_snapshot(f"{tmp_path}/status.json", snapshot(cluster=cluster))
+    write_snapshot(f"{tmp_path}/status.json", snapshot(cluster=cluster), private=False)
     assert status(monkeypatch, tmp_path) == 0
     assert "4 trials wait: no node can give a trial GPU 1" in capsys.readouterr().out
 
@@ -68,7 +68,7 @@ def test_a_shortage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
 def test_a_stale_one_is_called_stale_with_its_age(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_snapshot(f"{tmp_path}/status.json", snapshot(age=7500.0))
+    write_snapshot(f"{tmp_path}/status.json", snapshot(age=7500.0), private=False)
     assert status(monkeypatch, tmp_path) == 0
     first = capsys.readouterr().out.splitlines()[0]
     assert first.startswith("small: stale: no sign of its driver for 2 h 5 min; then 2 of 4 trials done")
@@ -79,7 +79,7 @@ def test_a_stale_one_is_called_stale_with_its_age(
 
 
 def test_json_and_watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    write_snapshot(f"{tmp_path}/status.json", snapshot(age=7500.0, state="failed"))
+    write_snapshot(f"{tmp_path}/status.json", snapshot(age=7500.0, state="failed"), private=False)
     assert status(monkeypatch, f"file://{tmp_path}", "--json", "--watch") == 0
     (line,) = capsys.readouterr().out.splitlines()
     printed = json.loads(line)

@@ -46,7 +46,7 @@ def of(uri: str) -> SweepSnapshot:
 
 
 def status_file(uri: str, status: SweepStatus, told: list[str], cluster: ClusterSnapshot | None = None) -> StatusFile:
-    return StatusFile(uri, "small", "id", status, lambda waiting: cluster, told.append)
+    return StatusFile(uri, "small", "id", "none", status, lambda waiting: cluster, told.append)
 
 
 def two_trials() -> SweepStatus:
@@ -119,4 +119,5 @@ def test_of_an_error_it_shows_what_the_release_mode_shows(tmp_path: Path, releas
     assert "RuntimeError" in str(broken.error)
     assert "my_models.py" in str(broken.error)
     assert (CANARY in content) is is_shown
+    assert (Path(files.status).stat().st_mode & 0o077 == 0) is is_shown, "what may quote the data is for its owner"
     assert json.loads(content)["trials"][0]["state"] == "finished"
