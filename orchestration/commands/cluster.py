@@ -104,12 +104,13 @@ def stop(job: JobName, address: Address) -> None:
 
 def list_jobs(address: Address) -> None:
     """List the submitted sweeps of a cluster, the newest last."""
+    jobs = jobs_at(address).all()  # before tables: it imports Ray, which reads once whether clusters need a token
     from orchestration.commands.tables import stdout
 
     table = Table(box=None, pad_edge=False)
     for column in ("id", "state", "submitted (UTC)", "output"):
         table.add_column(column, header_style="dim", overflow="fold")
-    for job in jobs_at(address).all():
+    for job in jobs:
         when = datetime.datetime.fromtimestamp(job.submitted, datetime.UTC).isoformat(" ", "minutes")[:16]
         table.add_row(*map(for_terminal, (job.id, job.state.lower(), when, job.output)))
     stdout().print(table)
