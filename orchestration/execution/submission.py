@@ -58,7 +58,7 @@ def submission_id(name: str, sweep: Mapping[str, Any]) -> str:
     """The id of a sweep: its name and a digest of its specification, given as plain values.
 
     >>> submission_id("my sweep", {"seeds": [0]})
-    'my-sweep-c27c7d15d9'
+    'my-sweep-1127f1e11d'
     """
     digest = hashlib.sha256(json.dumps(sweep, sort_keys=True).encode()).hexdigest()
     return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', name)}-{digest[:10]}"
