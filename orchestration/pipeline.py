@@ -20,6 +20,7 @@ from orchestration.execution.backend import backend
 from orchestration.execution.coordinator import Coordinator, initial_status
 from orchestration.execution.disk_space import require_space
 from orchestration.execution.environment import EMBEDDED, open_cluster
+from orchestration.execution.status_file import StatusFile
 from orchestration.records.failures import record_refusals
 from orchestration.records.integrity import damages
 from orchestration.records.layout import SweepFiles, absolute, default_output
@@ -58,7 +59,6 @@ class RunRequest:
     text: str
     output: str | None = None
     address: str = EMBEDDED
-    resume: bool = False
     tracking_uri: str | None = None
     code: UserCode = NO_CODE
 
@@ -93,14 +93,16 @@ NO_DISPLAY = NoDisplay()
 
 
 def run_sweep(request: RunRequest, display: Display = NO_DISPLAY) -> Outcome:
-    """Run or resume a sweep until all its trials have ended.
+    """Run a sweep until all its trials have ended; a folder that holds this very sweep is continued.
 
+    Trials that have results keep them, and their files are not written again; ``display`` is told how many these are.
     A trial that fails does not end the run: it is in the record. Raises: InvalidInput, before any trial starts, for a
     trial that cannot run, a folder that holds another sweep, and a cluster, storage or MLflow that cannot be used.
     """
     sweep = request.sweep
     files = SweepFiles(absolute(request.output or default_output(sweep.name)))
-    manifest = open_manifest(files, sweep.plain(), request.text, request.resume)
+    manifest = open_manifest(files, sweep.plain(), request.text)
+    is_continued = exists(files.manifest)
     plan = accept(plan_sweep(sweep, request.code), files)
     require_space(files, plan)
     for warning in filter(None, (*plan.warnings, open_cluster(request.address))):
@@ -118,15 +120,29 @@ def run_sweep(request: RunRequest, display: Display = NO_DISPLAY) -> Outcome:
                 make_private_file(Path(tracking_uri.removeprefix("sqlite:///")))  # SQLite's journals take its mode
         tracker = _tracker(tracking_uri, files)
         write_manifest(files, manifest)
+        current = StatusFile(
+            files.status, sweep.name, manifest.sweep_id, sweep.disclosure, status, execution.cluster, display.warn
+        ).kept_current()
         with (
+            current,
             Coordinator(sweep, plan, manifest, files, tracker, status, execution.scatter) as coordinator,
             display.watching(status),
         ):
+            if is_continued:
+                display.warn(_kept(status, files))
             execution.train(coordinator.pending(), coordinator, manifest.sweep_id)
             record = coordinator.finish()
         if coordinator.tracking_failure:
-            display.warn(f"{coordinator.tracking_failure}; the same command with --resume records what is missing")
+            display.warn(f"{coordinator.tracking_failure}; the same command records what is missing")
     return Outcome(record, files, tracking_uri, status.elapsed)
+
+
+def _kept(status: SweepStatus, files: SweepFiles) -> str:
+    kept = sum(trial.result is not None for trial in status.trials)
+    return (
+        f"{files.root} holds this sweep, which is continued; {kept} of {len(status.trials)} trials have results and "
+        "keep them; to train these anew, choose another folder with --output"
+    )
 
 
 def _tracker(uri: str, files: SweepFiles) -> MlflowTracker:

@@ -12,6 +12,7 @@ from orchestration.execution.environment import EMBEDDED, IN_PROCESS
 from orchestration.records.failures import record_failure
 from orchestration.records.layout import SweepFiles
 from orchestration.records.release_modes import Disclosure
+from orchestration.records.snapshot import ClusterSnapshot
 from orchestration.sweeps.plan import PlannedTrial
 from orchestration.sweeps.schema import SweepSpec
 from workers.imports import UserCode
@@ -58,6 +59,9 @@ class Backend(Protocol):
 
     def scatter(self, job: AccountingJob, parts: Sequence[int]) -> Iterator[PartResult]:
         """The results of the given parts of one trial, in order; see `accounting.parallel.Scatter`."""
+
+    def cluster(self, waiting: int) -> ClusterSnapshot | None:
+        """The nodes that trials run on, when ``waiting`` of them have not started; None where there is no cluster."""
 
 
 Opening = Callable[[str, SweepSpec, SweepFiles, UserCode], AbstractContextManager[Backend]]

@@ -106,7 +106,7 @@ def _join(address: str, code: UserCode) -> UserCode:
                 job_config=_OwnPath(),
                 log_to_driver=False,
                 configure_logging=False,
-                runtime_env={"py_modules": [*map(_package_folder, _PACKAGES), *folders], "env_vars": environment},
+                runtime_env={"py_modules": [*own_packages(), *folders], "env_vars": environment},
             )
     except (RayError, ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
         raise _refusal(address, error) from error
@@ -134,13 +134,18 @@ def _refusal(address: str, error: Exception) -> InvalidInput:
     """Why Ray did not connect. A refused token shows only in the text or the cause of Ray's error."""
     reason = " ".join(str(error).split())
     if "AuthenticationError" in f"{error!r} {error.__cause__}":
-        return InvalidInput(
-            f"the Ray cluster at {address!r} requires a token; the one supplied was missing or wrong; copy the "
-            "cluster's token (`ray get-auth-token` on its head) to ~/.ray/auth_token or RAY_AUTH_TOKEN"
-        )
+        return refused_token(address)
     if reason.startswith("Version mismatch"):
         return InvalidInput(f"the Ray cluster at {address!r} has other versions; install the same here ({reason})")
     return _no_cluster(address, reason)
+
+
+def refused_token(address: str) -> InvalidInput:
+    """The error of a cluster that did not accept this process's token."""
+    return InvalidInput(
+        f"the Ray cluster at {address!r} requires a token; the one supplied was missing or wrong; copy the "
+        "cluster's token (`ray get-auth-token` on its head) to ~/.ray/auth_token or RAY_AUTH_TOKEN"
+    )
 
 
 def _no_cluster(address: str, reason: str) -> InvalidInput:
@@ -150,8 +155,12 @@ def _no_cluster(address: str, reason: str) -> InvalidInput:
     )
 
 
+def own_packages() -> list[str]:
+    """The folders of dpsweep's packages that this process imports, for Ray to ship."""
+    return [_package_folder(name) for name in _PACKAGES]
+
+
 def _package_folder(name: str) -> str:
-    """The folder of a package that this process imports, for Ray to ship."""
     found = importlib.util.find_spec(name)
     assert found is not None, f"{name} is a package of dpsweep"
     assert found.origin is not None, f"{name} has an __init__.py"

@@ -40,6 +40,9 @@ class InProcess:
     def scatter(self, job: AccountingJob, parts: Sequence[int]) -> Iterator[PartResult]:
         return account_in_process(job, parts)
 
+    def cluster(self, waiting: int) -> None:
+        return None
+
 
 @contextlib.contextmanager
 def in_process(address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode) -> Iterator[InProcess]:

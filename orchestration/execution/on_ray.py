@@ -9,8 +9,10 @@ from typing import final
 from accounting.parallel import AccountingJob, AccountingPool, PartResult
 from orchestration.execution.backend import TrainingObserver, TrialContext
 from orchestration.execution.cluster import check_resources, check_shared_storage, connected
+from orchestration.execution.nodes import cluster_now
 from orchestration.execution.tune import train
 from orchestration.records.layout import SweepFiles
+from orchestration.records.snapshot import ClusterSnapshot
 from orchestration.sweeps.plan import PlannedTrial
 from orchestration.sweeps.schema import SweepSpec
 from workers.imports import UserCode
@@ -28,6 +30,9 @@ class OnRay:
 
     def scatter(self, job: AccountingJob, parts: Sequence[int]) -> Iterator[PartResult]:
         return self._pool.scatter(job, parts)
+
+    def cluster(self, waiting: int) -> ClusterSnapshot | None:
+        return cluster_now(self._sweep.resources, self._sweep.accounting, waiting)
 
 
 @contextlib.contextmanager

@@ -98,6 +98,11 @@ class SweepFiles:
         return self._below("driver.json")
 
     @property
+    def status(self) -> str:
+        """How far the sweep has come (JSON), renewed every few seconds; it may be shown like the report."""
+        return self._below("status.json")
+
+    @property
     def probe(self) -> str:
         """Written by the driver and read on every node, to prove that the storage is shared."""
         return self._below("storage-probe")

@@ -50,26 +50,21 @@ class Manifest:
         return {"sweep_id": self.sweep_id, "created": self.created, **flat}
 
 
-def open_manifest(files: SweepFiles, sweep: Mapping[str, Any], text: str, resume: bool) -> Manifest:
-    """A new manifest for a new sweep, or the stored one when a sweep is resumed; writes nothing.
+def open_manifest(files: SweepFiles, sweep: Mapping[str, Any], text: str) -> Manifest:
+    """The stored manifest if the folder holds this very sweep, which is then continued, else a new one; writes nothing.
 
     sweep: the specification as plain values, every default written out.
 
-    Raises: InvalidInput when the folder holds a sweep and ``resume`` is not given, and when the sweep to resume
-    differs from the stored one. DataCorruption when the stored manifest is damaged.
+    Raises: InvalidInput when the folder holds another sweep. DataCorruption when the stored manifest is damaged.
     """
     stored = read_manifest(files)
     if stored is None:
         return _new_manifest(sweep, text)
-    if not resume:
-        raise InvalidInput(
-            f"{files.root} holds a sweep already; continue it with --resume, or choose another folder with --output"
-        )
     changed = [key for key in _differences(stored.sweep, sweep) if key.split(".")[0] not in _MAY_CHANGE]
     if changed:
         raise InvalidInput(
-            f"cannot resume {files.root}: the sweep file changed in {', '.join(changed)}; "
-            "restore these, or run the changed sweep in another folder with --output"
+            f"{files.root} holds another sweep, which cannot be continued: the sweep file changed in "
+            f"{', '.join(changed)}; restore these, or run the changed sweep in another folder with --output"
         )
     return stored
 

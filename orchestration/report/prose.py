@@ -205,7 +205,7 @@ def _failures(data: PublishedSweep) -> list[str]:
         subject = f"{stopped} trials, which are" if stopped > 1 else "1 trial, which is"
         sentences.append(f"The scheduler stopped {subject} in no average; the table of trials says when.")
     if waiting:
-        sentences.append(f"{waiting} of {len(data.trials)} trials have not finished; dpsweep run --resume continues.")
+        sentences.append(f"{waiting} of {len(data.trials)} trials have not finished; the same dpsweep run continues.")
     return sentences
 
 

@@ -184,30 +184,22 @@ def test_the_manifest_says_what_ran_and_where(sweep: FinishedSweep) -> None:
     assert manifest["hardware"]["cpus"] >= 1
 
 
-def test_running_again_needs_resume(sweep: FinishedSweep) -> None:
-    again = dpsweep("run", sweep.file, "--output", sweep.files.root)
-    assert again.returncode == 2
-    (line,) = again.stderr.splitlines()
-    assert line.startswith("error: ")
-    assert "--resume" in line
-
-
-def test_a_changed_sweep_cannot_be_resumed(sweep: FinishedSweep) -> None:
+def test_a_changed_sweep_cannot_be_continued(sweep: FinishedSweep) -> None:
     text = sweep.file.read_text().replace("epochs: 4", "epochs: 5") + "execution: {threads: 2}\n"
     with pytest.raises(InvalidInput, match=r"changed in epochs, execution\.threads;"):
-        open_manifest(sweep.files, parse_sweep(text).plain(), text, resume=True)
+        open_manifest(sweep.files, parse_sweep(text).plain(), text)
 
 
 def test_resources_may_change_between_runs(sweep: FinishedSweep) -> None:
     text = sweep.file.read_text() + "resources: {cpus: 0.5}\n"
-    manifest = open_manifest(sweep.files, parse_sweep(text).plain(), text, resume=True)
+    manifest = open_manifest(sweep.files, parse_sweep(text).plain(), text)
     assert manifest.text == sweep.file.read_text()
 
 
-def test_resuming_a_finished_sweep_repeats_nothing(sweep: FinishedSweep) -> None:
+def test_running_a_finished_sweep_again_repeats_nothing(sweep: FinishedSweep) -> None:
     before = {path: path.stat().st_mtime_ns for path in Path(sweep.files.root).rglob("trials/**/*")}
     runs = {run.info.run_id for run in sweep.runs()}
-    again = dpsweep("run", sweep.file, "--output", sweep.files.root, "--resume", "--json")
+    again = dpsweep("run", sweep.file, "--output", sweep.files.root, "--json")
     assert again.returncode == 0, again.stderr
     assert {path: path.stat().st_mtime_ns for path in Path(sweep.files.root).rglob("trials/**/*")} == before
     assert {run.info.run_id for run in sweep.runs()} == runs
@@ -266,7 +258,7 @@ def test_resume_notices_damage_to_what_it_uses_and_uses_nothing_else(sweep: Fini
     for path in Path(trial.root).rglob("*"):
         if path.is_file() and path not in used:
             path.unlink()
-    resume = ("run", sweep.file, "--output", files.root, "--resume", "--json")
+    resume = ("run", sweep.file, "--output", files.root, "--json")
     intact = dpsweep(*resume)
     assert intact.returncode == 0, intact.stderr
     assert json.loads(intact.stdout)["trials"] == sweep.outcome["trials"]

@@ -27,8 +27,8 @@ TEXT = small(
 )
 
 
-def request(folder: Path, resume: bool = False) -> RunRequest:
-    return RunRequest(parse_sweep(TEXT), TEXT, str(folder), IN_PROCESS, resume)
+def request(folder: Path) -> RunRequest:
+    return RunRequest(parse_sweep(TEXT), TEXT, str(folder), IN_PROCESS)
 
 
 @pytest.fixture(scope="module")
@@ -94,4 +94,4 @@ def test_what_was_not_forged_is_accepted_and_resumed(folder: Path) -> None:
     render_again(str(folder))
     forge(SweepFiles(str(folder)).trial("flat-seed0").result, FORGERIES["epsilon"][0])
     with pytest.raises(DataCorruption, match=r"claims epsilon 0\.5"):
-        run_sweep(request(folder, resume=True))
+        run_sweep(request(folder))

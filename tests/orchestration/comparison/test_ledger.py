@@ -113,9 +113,9 @@ def test_the_log_only_grows(tmp_path: Path) -> None:
         read_attempts(files, "a")
 
 
-def request(folder: Path, resume: bool = False, **changes: object) -> RunRequest:
+def request(folder: Path, **changes: object) -> RunRequest:
     text = small(clipping=[{"name": "flat", "bound": 1.0}], noise="constant", noise_source="os_entropy", **changes)
-    return RunRequest(parse_sweep(text), text, str(folder / "out"), IN_PROCESS, resume)
+    return RunRequest(parse_sweep(text), text, str(folder / "out"), IN_PROCESS)
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +147,7 @@ def test_a_deleted_trial_that_runs_again_is_counted_twice(outcome: Outcome, tmp_
     shutil.copytree(outcome.files.root, tmp_path / "out")
     files = SweepFiles(str(tmp_path / "out"))
     shutil.rmtree(files.trial("flat-seed0").root)
-    again = run_sweep(request(tmp_path, resume=True, release="private"))
+    again = run_sweep(request(tmp_path, release="private"))
     row = next(row for row in json.loads(Path(files.results).read_text()) if row["key"] == "flat-seed0")
     assert row["epsilon"] == pytest.approx(5.0, rel=1e-2)
     assert row["composed_epsilon"] > 1.3 * row["epsilon"]
@@ -165,7 +165,7 @@ def test_statistics_that_are_drawn_again_are_counted_again(outcome: Outcome, tmp
     before = json.loads(Path(files.results).read_text())[0]
     Path(files.trial("flat-seed0").released).unlink()
     Path(files.trial("flat-seed0").result).unlink()
-    run_sweep(request(tmp_path, resume=True, release="private"))
+    run_sweep(request(tmp_path, release="private"))
     after = json.loads(Path(files.results).read_text())[0]
     assert after["composed"]["trial"]["release_epsilon"] > 1.3 * before["composed"]["trial"]["release_epsilon"]
     assert after["composed_epsilon"] > before["composed_epsilon"]

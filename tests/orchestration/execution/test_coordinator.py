@@ -58,7 +58,7 @@ class Bench:
 
     def __init__(self, folder: Path, plan: Plan) -> None:
         self.files, self.plan, self.tracker = SweepFiles(str(folder)), plan, KeptTracker()
-        self.manifest = open_manifest(self.files, SWEEP.plain(), TEXT, resume=False)
+        self.manifest = open_manifest(self.files, SWEEP.plain(), TEXT)
         self.ended: list[str] = []
 
     def coordinator(self, scatter: Scatter = account_in_process) -> Coordinator:

@@ -168,7 +168,7 @@ def _broken(data: PublishedSweep) -> PublishedSweep:
         (_broken(sample_sweep()), "The most accurate private setting"),
         (
             replace(sample_sweep(), trials=(replace(sample_trial(), state=TrialState.PENDING, quality=None),)),
-            "--resume",
+            "the same dpsweep run continues",
         ),
     ],
     ids=["no trials", "all failed", "baseline only", "single trial", "no baseline", "not a number", "unfinished"],
