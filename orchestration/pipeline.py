@@ -119,7 +119,9 @@ def run_sweep(request: RunRequest, display: Display = NO_DISPLAY) -> Outcome:
         tracker = _tracker(tracking_uri, files)
         write_manifest(files, manifest)
         with (
-            Coordinator(sweep, plan, manifest, files, tracker, status, execution.scatter) as coordinator,
+            Coordinator(
+                sweep, plan, manifest, files, tracker, status, execution.scatter, execution.trials_at_once
+            ) as coordinator,
             display.watching(status),
         ):
             execution.train(coordinator.pending(), coordinator, manifest.sweep_id)

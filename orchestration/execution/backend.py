@@ -48,7 +48,12 @@ class TrainingObserver(Protocol):
 
 
 class Backend(Protocol):
-    """Trains trials, and accounts the parts of each."""
+    """Trains trials, and accounts the parts of each.
+
+    trials_at_once: how many trials to account at the same time, by calling `scatter` from as many threads.
+    """
+
+    trials_at_once: int
 
     def train(self, trials: Sequence[PlannedTrial], observer: TrainingObserver, name: str) -> None:
         """Train every trial, sending events to ``observer`` as they happen; return when all have ended.

@@ -22,6 +22,8 @@ from workers.trial import run_trial
 class InProcess:
     """A `Backend` that trains and accounts in the calling process. A trial that kills its process ends the sweep."""
 
+    trials_at_once = 1
+
     def __init__(self, context: TrialContext) -> None:
         self._context = context
 
