@@ -20,7 +20,7 @@ import ray
 from accounting.errors import DataCorruption, DpsweepError
 from accounting.individual.epsilons import individual_epsilons
 from accounting.records.layout import TrialFiles
-from accounting.records.shards import Epsilons, NormShards, read_epsilons, write_epsilons
+from accounting.records.shards import Epsilons, NormShards, PartFiles, read_contributions, write_epsilons
 from accounting.records.traces import read_trace
 
 ATTEMPTS = 16
@@ -52,56 +52,50 @@ class PartResult:
     epsilons: Epsilons
 
 
-Scatter = Callable[[AccountingJob, Sequence[int]], Iterator[PartResult]]
+Scatter = Callable[[AccountingJob, Sequence[PartFiles]], Iterator[PartResult]]
 """Accounts the given parts and yields their results in the same order."""
 
 
-def account_part(job: AccountingJob, part: int) -> PartResult:
+def account_part(job: AccountingJob, part: PartFiles) -> PartResult:
     """Epsilon of every example in one part, from its verified shards: a pure function of the trial's files.
 
     The claim is that of `accounting.individual.epsilons`. Raises: DataCorruption for missing, cut or altered files.
     """
-    files = TrialFiles(job.root)
-    rows = NormShards(files.norms).read(part)
-    result = individual_epsilons(rows.steps, rows.contributions, read_trace(files.trace), job.delta, job.method)
+    rows, trace = read_contributions(part), read_trace(TrialFiles(job.root).trace)
+    result = individual_epsilons(rows.steps, rows.contributions, trace, job.delta, job.method)
     epsilons = Epsilons(
         example_ids=rows.example_ids,
         groups=rows.groups,
         upper=result.upper,
         lower=result.lower,
-        losses=rows.losses[:, -1],
+        losses=rows.losses,
         delta=result.delta,
         method=result.method,
         kind=result.kind,
     )
-    return PartResult(part, epsilons)
+    return PartResult(part.part, epsilons)
 
 
-def account_in_process(job: AccountingJob, parts: Sequence[int]) -> Iterator[PartResult]:
+def account_in_process(job: AccountingJob, parts: Sequence[PartFiles]) -> Iterator[PartResult]:
     """Account the parts one after the other in this process: `AccountingQueue.scatter` without Ray."""
     return (account_part(job, part) for part in parts)
 
 
-def account_trial(job: AccountingJob, scatter: Scatter = account_in_process) -> Epsilons:
-    """Account every example of a trial, store the result under its private folder, and return it read back.
+def store_epsilons(job: AccountingJob, scatter: Scatter = account_in_process) -> None:
+    """Account every example of a trial and store the epsilons privately, with those of a few parts in memory at a time.
 
     Raises: DataCorruption when training was interrupted, when examples lack shards, or when files are damaged.
     """
-    store_epsilons(job, scatter)
-    return read_epsilons(TrialFiles(job.root).epsilons)
-
-
-def store_epsilons(job: AccountingJob, scatter: Scatter = account_in_process) -> None:
-    """As `account_trial`, but holding the epsilons of a few parts at a time and returning none."""
     files = TrialFiles(job.root)
     shards = NormShards(files.norms)
     shards.require_complete(read_trace(files.trace).dataset_size)
-    write_epsilons(files.epsilons, (_checked(result, part) for part, result in _in_order(scatter, job, shards.parts)))
+    parts = [shards.files(part) for part in shards.parts]
+    write_epsilons(files.epsilons, (_checked(result, part) for part, result in _in_order(scatter, job, parts)))
 
 
-def _in_order(scatter: Scatter, job: AccountingJob, parts: Sequence[int]) -> Iterator[tuple[int, PartResult]]:
+def _in_order(scatter: Scatter, job: AccountingJob, parts: Sequence[PartFiles]) -> Iterator[tuple[int, PartResult]]:
     results = scatter(job, parts)
-    for part in parts:
+    for part in (each.part for each in parts):
         result = next(results, None)
         if result is None:
             raise DataCorruption(f"{job.root}: part {part} was not accounted; run the accounting again")
@@ -123,7 +117,7 @@ class _Part:
     """A part in the queue. due: when it may be tried (again), on the monotonic clock. attempts: begun so far."""
 
     job: AccountingJob
-    number: int
+    files: PartFiles
     result: Future[PartResult] = field(default_factory=Future)
     attempts: int = 0
     due: float = 0.0
@@ -161,7 +155,7 @@ class AccountingQueue:
         self._thread = threading.Thread(target=self._serve, name="dpsweep-accounting-queue", daemon=True)
         self._thread.start()
 
-    def scatter(self, job: AccountingJob, parts: Sequence[int]) -> Iterator[PartResult]:
+    def scatter(self, job: AccountingJob, parts: Sequence[PartFiles]) -> Iterator[PartResult]:
         """Queue the parts behind those of earlier calls, and yield their results in order.
 
         Errors of `account_part` are raised unchanged. Raises: AccountingFailed when a part was lost too often.
@@ -232,7 +226,7 @@ class AccountingQueue:
             for part in due[:free]:
                 if not part.result.cancelled():
                     part.attempts += 1
-                    self._running[self._task.remote(part.job, part.number)] = part
+                    self._running[self._task.remote(part.job, part.files)] = part
             if not self._running and not self._closed:
                 self._news.wait(_POLL)
 
@@ -263,8 +257,8 @@ class _Lost:
         """What is raised after the last attempt."""
         step = "give accounting nodes with more memory" if self.memory else "see whether its nodes are well"
         return AccountingFailed(
-            f"{part.job.root}: part {part.number} was lost {part.attempts} times, at last by {self.reason}; {step}, "
-            "and run again with --resume"
+            f"{part.job.root}: part {part.files.part} was lost {part.attempts} times, at last by {self.reason}; "
+            f"{step}, and run again with --resume"
         )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from accounting.parallel import AccountingJob, PartResult
+from accounting.records.shards import PartFiles
 from orchestration.execution.environment import EMBEDDED, IN_PROCESS
 from orchestration.records.failures import record_failure
 from orchestration.records.layout import SweepFiles
@@ -61,7 +62,7 @@ class Backend(Protocol):
         name: unique to the sweep, and the same when it is resumed.
         """
 
-    def scatter(self, job: AccountingJob, parts: Sequence[int]) -> Iterator[PartResult]:
+    def scatter(self, job: AccountingJob, parts: Sequence[PartFiles]) -> Iterator[PartResult]:
         """The results of the given parts of one trial, in order; see `accounting.parallel.Scatter`."""
 
 

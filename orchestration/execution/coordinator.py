@@ -16,6 +16,7 @@ from accounting.errors import DataCorruption
 from accounting.mechanism import Trace
 from accounting.parallel import AccountingJob, PartResult, Scatter
 from accounting.records.files import exists
+from accounting.records.shards import PartFiles
 from accounting.records.traces import read_trace
 from orchestration.comparison import shown
 from orchestration.comparison.claims import unfounded
@@ -210,7 +211,7 @@ class Coordinator:
                 self._attempts.note_statistics(Attempt(key, 0, planned.spec.delta, alone, None, True, alone))
         self._note(key, trace, ended=True, statistics=alone)
 
-    def _until_interrupted(self, job: AccountingJob, parts: Sequence[int]) -> Iterator[PartResult]:
+    def _until_interrupted(self, job: AccountingJob, parts: Sequence[PartFiles]) -> Iterator[PartResult]:
         for result in self._scatter(job, parts):
             if self._interrupted.is_set():
                 raise _Interrupted

@@ -9,6 +9,7 @@ from typing import final
 
 from accounting.errors import InvalidInput
 from accounting.parallel import AccountingJob, PartResult, account_in_process
+from accounting.records.shards import PartFiles
 from orchestration.execution.backend import TrainingObserver, TrialContext
 from orchestration.execution.environment import IN_PROCESS
 from orchestration.records.layout import SweepFiles
@@ -39,7 +40,7 @@ class InProcess:
             else:
                 observer.ended(planned.key)
 
-    def scatter(self, job: AccountingJob, parts: Sequence[int]) -> Iterator[PartResult]:
+    def scatter(self, job: AccountingJob, parts: Sequence[PartFiles]) -> Iterator[PartResult]:
         return account_in_process(job, parts)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import final
 
 from accounting.parallel import AccountingJob, AccountingQueue, PartResult
+from accounting.records.shards import PartFiles
 from orchestration.execution.backend import TrainingObserver, TrialContext
 from orchestration.execution.cluster import check_resources, check_shared_storage, connected
 from orchestration.execution.tune import train
@@ -32,7 +33,7 @@ class OnRay:
     def train(self, trials: Sequence[PlannedTrial], observer: TrainingObserver, name: str) -> None:
         train(trials, observer, self._sweep.resources, self._sweep.scheduler, self._context, name)
 
-    def scatter(self, job: AccountingJob, parts: Sequence[int]) -> Iterator[PartResult]:
+    def scatter(self, job: AccountingJob, parts: Sequence[PartFiles]) -> Iterator[PartResult]:
         return self._queue.scatter(job, parts)
 
 

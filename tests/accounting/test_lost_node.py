@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accounting.parallel import AccountingJob, AccountingQueue, account_trial
-from tests.accounting.stored_trial import write_trial
+from accounting.parallel import AccountingJob, AccountingQueue
+from tests.accounting.stored_trial import account_trial, write_trial
 from tests.accounting.test_parallel import accounting_processes
 
 

@@ -22,11 +22,10 @@ from accounting.parallel import (
     AccountingQueue,
     account_in_process,
     account_part,
-    account_trial,
 )
 from accounting.records.layout import TrialFiles
 from accounting.records.shards import NormShards, NormShardWriter, read_epsilons
-from tests.accounting.stored_trial import snapshot, write_trial
+from tests.accounting.stored_trial import account_trial, snapshot, write_trial
 
 DELTA = 1e-5
 
@@ -48,7 +47,8 @@ def cluster() -> Iterator[None]:
 
 def test_a_trial_is_the_concatenation_of_its_parts(job: AccountingJob) -> None:
     result = account_trial(job)
-    parts = [account_part(job, part).epsilons for part in NormShards(TrialFiles(job.root).norms).parts]
+    shards = NormShards(TrialFiles(job.root).norms)
+    parts = [account_part(job, shards.files(part)).epsilons for part in shards.parts]
     assert len(parts) == 7
     np.testing.assert_array_equal(result.upper, np.concatenate([part.upper for part in parts]))
     np.testing.assert_array_equal(result.example_ids, np.arange(50) * 3 + 1)
