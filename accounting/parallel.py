@@ -142,7 +142,7 @@ class AccountingQueue:
         CPU. at_most: parts running at once; by default as many as there is room for.
         """
         reserved = dict(resources or {})
-        self._room = _Room({"CPU": cpus, **reserved}, at_most)
+        self.room = _Room({"CPU": cpus, **reserved}, at_most)
         self._task = ray.remote(account_part).options(
             num_cpus=cpus, resources=reserved, scheduling_strategy="SPREAD", max_retries=0
         )
@@ -213,7 +213,7 @@ class AccountingQueue:
         with self._news:
             if not (self._closed or self._queued or self._resting or self._running):
                 self._news.wait()
-        slots, limit = self._room.slots(), self._room.running_limit()
+        slots, limit = self.room.slots(), self.room.running_limit()
         with self._news:
             now = time.monotonic()
             due = [part for part in self._resting if part.due <= now]
@@ -243,7 +243,7 @@ class AccountingQueue:
                 else:
                     _settle(part, outcome.failure(part) if isinstance(outcome, _Lost) else outcome)
             if isinstance(outcome, _Lost) and outcome.memory:
-                self._room.shrink()
+                self.room.shrink()
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from orchestration.execution.backend import backend
 from orchestration.execution.coordinator import Coordinator, initial_status
 from orchestration.execution.disk_space import require_space
 from orchestration.execution.environment import EMBEDDED, open_cluster
+from orchestration.execution.object_stores import require_client
 from orchestration.records.failures import record_refusals
 from orchestration.records.integrity import damages
 from orchestration.records.layout import SweepFiles, absolute, default_output
@@ -30,7 +31,7 @@ from orchestration.records.status import SweepStatus, TrialStatus
 from orchestration.report.writing import write_reports
 from orchestration.sweeps.plan import Plan, plan_sweep
 from orchestration.sweeps.schema import SweepSpec
-from orchestration.tracking.mlflow import MlflowTracker, embedded_tracking_uri
+from orchestration.tracking.mlflow import MlflowTracker, embedded_tracking_uri, is_server
 from orchestration.tracking.protocol import TrackingUnavailable
 from workers.checkpoint import forget_checkpoint
 from workers.imports import NO_CODE, UserCode
@@ -100,6 +101,8 @@ def run_sweep(request: RunRequest, display: Display = NO_DISPLAY) -> Outcome:
     """
     sweep = request.sweep
     files = SweepFiles(absolute(request.output or default_output(sweep.name)))
+    if request.tracking_uri is None or not is_server(request.tracking_uri):
+        require_client(files.artifacts)
     manifest = open_manifest(files, sweep.plain(), request.text, request.resume)
     plan = accept(plan_sweep(sweep, request.code), files)
     require_space(files, plan)

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -157,6 +158,21 @@ def test_a_part_that_is_always_lost_fails_its_trial_and_no_other(
         shard.write_bytes(content)
         again = account_trial(job, queue.scatter)
     np.testing.assert_array_equal(again.upper, account_trial(job).upper)
+
+
+def test_lack_of_memory_is_named_and_halves_what_runs_at_once(
+    job: AccountingJob, cluster: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("accounting.parallel.ATTEMPTS", 2)
+    files = NormShards(TrialFiles(job.root).norms).files(0)
+    huge = replace(files, records=tuple(replace(record, rows=2**44) for record in files.records))
+    with AccountingQueue(1) as queue:
+        with pytest.raises(
+            AccountingFailed, match=r"part 0 was lost 2 times, at last by lack of memory; give .* more memory"
+        ):
+            list(queue.scatter(job, [huge]))
+        assert queue.room.running_limit() == 1, "two CPUs, and two kills"
+        assert len(account_trial(job, queue.scatter).upper) == 50
 
 
 def test_a_closed_queue_leaves_nobody_waiting(job: AccountingJob, cluster: None) -> None:
