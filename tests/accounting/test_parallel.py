@@ -27,6 +27,7 @@ from accounting.parallel import (
 from accounting.records.layout import TrialFiles
 from accounting.records.shards import NormShards, NormShardWriter, read_epsilons
 from tests.accounting.stored_trial import account_trial, snapshot, write_trial
+from tests.orchestration.processes import command_line, descendants
 
 DELTA = 1e-5
 
@@ -76,13 +77,8 @@ def test_accounting_again_replaces_earlier_results(job: AccountingJob) -> None:
 
 
 def accounting_processes() -> list[int]:
-    """Processes of this machine that account a part now: Ray titles a process by the task that it runs."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            if b"ray::account_part" in path.read_bytes() and path.stat().st_uid == os.getuid():
-                found.append(int(path.parent.name))
-    return found
+    """Processes below this one that account a part now: Ray titles a process by the task that it runs."""
+    return [pid for pid in descendants(os.getpid()) if "ray::account_part" in command_line(pid)]
 
 
 def kill_accounting() -> list[int]:
