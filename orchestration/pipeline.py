@@ -21,8 +21,8 @@ from orchestration.execution.coordinator import Coordinator, initial_status
 from orchestration.execution.disk_space import require_space
 from orchestration.execution.environment import EMBEDDED, open_cluster
 from orchestration.execution.object_stores import require_client
+from orchestration.execution.upkeep import damaged_files
 from orchestration.records.failures import record_refusals
-from orchestration.records.integrity import damages
 from orchestration.records.layout import SweepFiles, absolute, default_output
 from orchestration.records.manifest import open_manifest, write_manifest
 from orchestration.records.ownership import claimed, exclusive
@@ -176,9 +176,7 @@ def render_again(folder: str) -> Outcome:
     """
     files = SweepFiles(absolute(folder))
     record = stored_record(files)
-    trained = filter(None, (record.finished(point.key) for point in record.points))
-    damaged = [line for result in trained for line in damages(files.trial(result.key), result)]
-    wrong = damaged or list(unfounded(files, record))
+    wrong = damaged_files(files, record) or list(unfounded(files, record))
     if wrong:
         raise DataCorruption("\n".join(wrong))
     write_reports(files, record)

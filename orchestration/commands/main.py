@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 
 from accounting.errors import DpsweepError, InvalidInput, Unreachable, UnsupportedMechanism
-from orchestration.commands import calculator, owner
+from orchestration.commands import calculator, owner, upkeep
 from orchestration.comparison.plain_text import for_terminal
 from orchestration.execution.environment import EMBEDDED, prepare_environment
 
@@ -34,6 +34,7 @@ app = typer.Typer(
 )
 calculator.register(app)
 owner.register(app)
+upkeep.register(app)
 
 SweepFile = Annotated[Path, typer.Argument(help="The sweep file (YAML).", metavar="SWEEP")]
 AllowCode = Annotated[
