@@ -20,9 +20,10 @@ from orchestration.execution.backend import backend
 from orchestration.execution.coordinator import Coordinator, initial_status
 from orchestration.execution.disk_space import require_space
 from orchestration.execution.environment import EMBEDDED, open_cluster
+from orchestration.execution.object_stores import require_client
 from orchestration.execution.status_file import StatusFile
+from orchestration.execution.upkeep import damaged_files
 from orchestration.records.failures import record_refusals
-from orchestration.records.integrity import damages
 from orchestration.records.layout import SweepFiles, absolute, default_output
 from orchestration.records.manifest import open_manifest, write_manifest
 from orchestration.records.ownership import claimed, exclusive
@@ -31,7 +32,7 @@ from orchestration.records.status import SweepStatus, TrialStatus
 from orchestration.report.writing import write_reports
 from orchestration.sweeps.plan import Plan, plan_sweep
 from orchestration.sweeps.schema import SweepSpec
-from orchestration.tracking.mlflow import MlflowTracker, embedded_tracking_uri
+from orchestration.tracking.mlflow import MlflowTracker, embedded_tracking_uri, is_server
 from orchestration.tracking.protocol import TrackingUnavailable
 from workers.checkpoint import forget_checkpoint
 from workers.imports import NO_CODE, UserCode
@@ -101,6 +102,8 @@ def run_sweep(request: RunRequest, display: Display = NO_DISPLAY) -> Outcome:
     """
     sweep = request.sweep
     files = SweepFiles(absolute(request.output or default_output(sweep.name)))
+    if request.tracking_uri is None or not is_server(request.tracking_uri):
+        require_client(files.artifacts)
     manifest = open_manifest(files, sweep.plain(), request.text)
     is_continued = exists(files.manifest)
     plan = accept(plan_sweep(sweep, request.code), files)
@@ -125,7 +128,9 @@ def run_sweep(request: RunRequest, display: Display = NO_DISPLAY) -> Outcome:
         ).kept_current()
         with (
             current,
-            Coordinator(sweep, plan, manifest, files, tracker, status, execution.scatter) as coordinator,
+            Coordinator(
+                sweep, plan, manifest, files, tracker, status, execution.scatter, execution.trials_at_once
+            ) as coordinator,
             display.watching(status),
         ):
             if is_continued:
@@ -187,9 +192,7 @@ def render_again(folder: str) -> Outcome:
     """
     files = SweepFiles(absolute(folder))
     record = stored_record(files)
-    trained = filter(None, (record.finished(point.key) for point in record.points))
-    damaged = [line for result in trained for line in damages(files.trial(result.key), result)]
-    wrong = damaged or list(unfounded(files, record))
+    wrong = damaged_files(files, record) or list(unfounded(files, record))
     if wrong:
         raise DataCorruption("\n".join(wrong))
     write_reports(files, record)

@@ -31,7 +31,7 @@ def test_the_docstring_of_the_package_runs() -> None:
 
 
 def test_the_page_about_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It trains with Ray, in an empty folder and in a process of its own: Ray reads once whether clusters need a token."""
+    """In an empty folder and a process of its own: a process reads once whether its Ray clusters require a token."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:

@@ -7,7 +7,7 @@ it, and where buffers are in the metadata of each message (Arrow's IPC format, a
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
@@ -25,8 +25,10 @@ class Oversized(ValueError):
     """A file that expands to more than its rows can need."""
 
 
-def read_table(data: bytes) -> pa.Table:
+def read_table(data: bytes, columns: Sequence[str] | None = None) -> pa.Table:
     """The table of an Arrow IPC file, read as the stream of messages that it contains.
+
+    columns: those to decode; all by default.
 
     Raises: Oversized before anything is expanded, pyarrow's errors for bytes that are no such file.
     """
@@ -37,6 +39,10 @@ def read_table(data: bytes) -> pa.Table:
         if expanded > allowed:
             raise Oversized(f"its {len(data)} bytes would expand to more than {allowed}")
     with pa.ipc.open_stream(stream) as reader:
+        if columns is None:
+            return reader.read_all()
+        wanted = [place for place, name in enumerate(reader.schema.names) if name in columns]
+    with pa.ipc.open_stream(stream, options=pa.ipc.IpcReadOptions(included_fields=wanted)) as reader:
         return reader.read_all()
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from accounting.accountants import account
 from accounting.estimates import PrivacyEstimate
 from accounting.mechanism import Segment, Trace
-from accounting.parallel import AccountingJob, Scatter, account_in_process, account_trial
+from accounting.parallel import AccountingJob, Scatter, account_in_process, store_epsilons
 from accounting.records.layout import TrialFiles
-from accounting.records.shards import Epsilons
+from accounting.records.shards import Epsilons, read_epsilons
 from accounting.records.traces import read_trace
 from accounting.release import ReleaseSpec, release_statistics
 from orchestration.comparison.individuals import exact_statistics, kind_of_capped, released_statistics
@@ -50,9 +51,21 @@ def complete_trial(
     noise are reused, because releasing them again would cost privacy again. scatter: how the parts of the trial are
     accounted. Raises: DataCorruption for damaged or missing files, StorageError where results cannot be written.
     """
-    trace, training = read_trace(files.trace), read_training_result(files.training)
+    trace = read_trace(files.trace)
+    if trace.is_private:
+        store_epsilons(AccountingJob(files.root, planned.spec.delta, sweep.accounting.individual), scatter)
+    with _ONE_AT_A_TIME:
+        return _completed(planned, files, sweep, times, trace)
+
+
+_ONE_AT_A_TIME = threading.Lock()
+"""Held while a trial is summarised: the driver has the epsilons of one trial in memory, however many are accounted."""
+
+
+def _completed(planned: PlannedTrial, files: TrialFiles, sweep: SweepSpec, times: Times, trace: Trace) -> TrialResult:
+    training = read_training_result(files.training)
     found, bound = _costs(trace, planned, sweep), bounding_trace(trace, planned.trace) or trace
-    individuals = _individuals(planned, files, sweep, found.worst_case, scatter) if trace.is_private else None
+    individuals = _individuals(planned, files, sweep, found.worst_case) if trace.is_private else None
     result = TrialResult(
         key=planned.key,
         spec=planned.spec,
@@ -177,11 +190,10 @@ def _estimated(found: Costs) -> Costs:
 
 
 def _individuals(
-    planned: PlannedTrial, files: TrialFiles, sweep: SweepSpec, worst: PrivacyEstimate, scatter: Scatter
+    planned: PlannedTrial, files: TrialFiles, sweep: SweepSpec, worst: PrivacyEstimate
 ) -> IndividualStatistics | None:
-    """Account every example, store the exact statistics privately, and return those that the release mode shows."""
-    job = AccountingJob(files.root, planned.spec.delta, sweep.accounting.individual)
-    epsilons = account_trial(job, scatter)
+    """Summarise the stored epsilons: the exact statistics, stored privately, and those that the release mode shows."""
+    epsilons = read_epsilons(files.epsilons)
     names, release = planned.dataset.group_names, release_spec(sweep.release.name, sweep.release.params)
     exact = exact_statistics(epsilons, names, worst)
     if planned.spec.norms.exact_examples > 0:

@@ -1,20 +1,22 @@
 """Follows the trials of a sweep: accounts each one when its training ends, records it in MLflow, writes the reports.
 
-Events of training arrive in Tune's thread and return at once. Accounting runs in a thread of its own, one trial at a
-time; MLflow is written in another, the recorder's.
+Events of training arrive in Tune's thread and return at once. Each trial that is being accounted has a thread, which
+waits for its parts and then summarises them; MLflow is written in another thread, the recorder's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
 
 from accounting.errors import DataCorruption
 from accounting.mechanism import Trace
-from accounting.parallel import Scatter
+from accounting.parallel import AccountingJob, PartResult, Scatter
 from accounting.records.files import exists
+from accounting.records.shards import PartFiles
 from accounting.records.traces import read_trace
 from orchestration.comparison import shown
 from orchestration.comparison.claims import unfounded
@@ -39,11 +41,16 @@ from workers.noise import noise_source_kind
 from workers.trial import Progress
 
 
+class _Interrupted(Exception):
+    """The sweep is ending early; a resume accounts the trial."""
+
+
 class Coordinator:
     """A `TrainingObserver` that accounts and records every trained trial. Use it as a context manager.
 
     If the block ends with an exception, the sweep's MLflow runs are closed as killed; nothing on disk is lost, and the
-    sweep can be resumed. scatter: how the parts of a trial are accounted.
+    sweep can be resumed. scatter: how the parts of a trial are accounted. trials_at_once: how many trials are accounted
+    at the same time.
     """
 
     def __init__(
@@ -55,13 +62,15 @@ class Coordinator:
         tracker: Tracker,
         status: SweepStatus,
         scatter: Scatter,
+        trials_at_once: int = 1,
     ) -> None:
         self._sweep, self._manifest, self._files, self._tracker = sweep, manifest, files, tracker
         self._planned: Mapping[str, PlannedTrial] = {planned.key: planned for planned in plan.trials}
         self._status, self._scatter = status, scatter
         self._attempts = AttemptLog(files, self._planned)
         self._recorder = Recorder(tracker, self._shown)
-        self._accountant = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dpsweep-accounting")
+        self._accountant = ThreadPoolExecutor(trials_at_once, thread_name_prefix="dpsweep-accounting")
+        self._interrupted = threading.Event()
         self._completions: list[Future[None]] = []
 
     def __enter__(self) -> Self:
@@ -88,6 +97,8 @@ class Coordinator:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is not None:
+            self._interrupted.set()
         self._accountant.shutdown(wait=True, cancel_futures=kind is not None)
         if kind is not None:
             self._recorder.abandon()
@@ -153,6 +164,8 @@ class Coordinator:
     def _complete(self, key: str) -> None:
         try:
             result = self._account(key)
+        except _Interrupted:
+            return
         except Exception as error:
             self.failed(key, record_failure(error, self._files.trial(key), self._sweep.disclosure))
         else:
@@ -164,7 +177,7 @@ class Coordinator:
         times = Times(status.started or 0.0, status.trained or 0.0)
         if exists(files.training):
             self._note_end(key)
-            return complete_trial(planned, files, self._sweep, times, self._scatter)
+            return complete_trial(planned, files, self._sweep, times, self._until_interrupted)
         progress = status.progress
         if progress is None or progress.step == progress.total_steps:
             raise DataCorruption(f"the trial ended, but {files.training} is not there; is the storage shared?")
@@ -197,6 +210,12 @@ class Coordinator:
             if self._attempts.has_released_statistics(key) and not exists(files.released):
                 self._attempts.note_statistics(Attempt(key, 0, planned.spec.delta, alone, None, True, alone))
         self._note(key, trace, ended=True, statistics=alone)
+
+    def _until_interrupted(self, job: AccountingJob, parts: Sequence[PartFiles]) -> Iterator[PartResult]:
+        for result in self._scatter(job, parts):
+            if self._interrupted.is_set():
+                raise _Interrupted
+            yield result
 
     def _shown(self, key: str) -> PublishedTrial:
         return self._record().trial(self._planned[key].point)

@@ -9,10 +9,10 @@ import ray
 from ray.exceptions import RayError
 
 from orchestration.records.snapshot import ClusterSnapshot, NodeSnapshot
-from orchestration.sweeps.schema import AccountingSettings, ResourceSettings
+from orchestration.sweeps.schema import ResourceSettings
 
 
-def cluster_now(resources: ResourceSettings, accounting: AccountingSettings, waiting: int) -> ClusterSnapshot | None:
+def cluster_now(resources: ResourceSettings, waiting: int) -> ClusterSnapshot | None:
     """The cluster that this process is connected to; None while it does not answer. ``waiting``: trials not started."""
     try:
         alive: list[dict[str, Any]] = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
@@ -21,30 +21,23 @@ def cluster_now(resources: ResourceSettings, accounting: AccountingSettings, wai
         return None
     nodes = tuple(NodeSnapshot(node["NodeManagerAddress"], _amounts(node["Resources"])) for node in alive)
     trial = {name: amount for name, amount in (("CPU", resources.cpus), ("GPU", resources.gpus)) if amount}
-    reserved = {"CPU": accounting.actors * accounting.cpus}
-    missing = missing_resources([node.resources for node in nodes], trial, reserved)
+    missing = missing_resources([node.resources for node in nodes], trial)
     return ClusterSnapshot(nodes, trial, _amounts(free), waiting, missing)
 
 
-def missing_resources(
-    nodes: Sequence[Mapping[str, float]], trial: Mapping[str, float], reserved: Mapping[str, float]
-) -> dict[str, float]:
+def missing_resources(nodes: Sequence[Mapping[str, float]], trial: Mapping[str, float]) -> dict[str, float]:
     """The part of ``trial`` that the nodes can never provide; empty if a node can run the trial once it is free.
 
-    reserved: what the accounting actors keep of the whole cluster.
-
-    >>> missing_resources([{"CPU": 8}, {"CPU": 2, "GPU": 1}], {"CPU": 4, "GPU": 1}, {})
+    >>> missing_resources([{"CPU": 8}, {"CPU": 2, "GPU": 1}], {"CPU": 4, "GPU": 1})
     {'CPU': 4, 'GPU': 1}
-    >>> missing_resources([{"CPU": 2}], {"CPU": 1, "GPU": 1}, {"CPU": 1})
+    >>> missing_resources([{"CPU": 2}], {"CPU": 1, "GPU": 1})
     {'GPU': 1}
     """
-
-    def suffices(name: str) -> bool:
-        largest = max((node.get(name, 0.0) for node in nodes), default=0.0)
-        whole = sum(node.get(name, 0.0) for node in nodes)
-        return largest >= trial[name] and whole >= trial[name] + reserved.get(name, 0.0)
-
-    missing = {name: amount for name, amount in trial.items() if not suffices(name)}
+    missing = {
+        name: amount
+        for name, amount in trial.items()
+        if amount > max((node.get(name, 0.0) for node in nodes), default=0.0)
+    }
     if missing or any(all(node.get(name, 0.0) >= amount for name, amount in trial.items()) for node in nodes):
         return missing
     return dict(trial)

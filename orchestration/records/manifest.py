@@ -19,8 +19,9 @@ from accounting.records.sealed import read_sealed, write_sealed
 from orchestration.records.layout import SweepFiles
 
 _PACKAGES = ("dpsweep", "ray", "torch", "torchvision", "dp-accounting", "pyarrow", "mlflow", "numpy", "scikit-learn")
-_MAY_CHANGE = frozenset({"resources"})
-"""Sections of a sweep file that do not affect results; they may differ when the sweep is resumed."""
+_MAY_CHANGE = ("resources", "accounting.actors", "accounting.cpus", "accounting.resource")
+"""Sections and keys of a sweep file that do not affect results; they may differ when the sweep is resumed."""
+_FREE = tuple(f"{key}." for key in _MAY_CHANGE)
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def open_manifest(files: SweepFiles, sweep: Mapping[str, Any], text: str) -> Man
     stored = read_manifest(files)
     if stored is None:
         return _new_manifest(sweep, text)
-    changed = [key for key in _differences(stored.sweep, sweep) if key.split(".")[0] not in _MAY_CHANGE]
+    changed = [key for key in _differences(stored.sweep, sweep) if not f"{key}.".startswith(_FREE)]
     if changed:
         raise InvalidInput(
             f"{files.root} holds another sweep, which cannot be continued: the sweep file changed in "

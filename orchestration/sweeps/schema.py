@@ -81,9 +81,13 @@ def _as_tuple(value: object) -> object:
     return tuple(value) if isinstance(value, (list, tuple)) else (value,)
 
 
+LEAST_QUANTITY = 1e-4
+"""The unit in which Ray counts resources."""
+
+
 def _quantity(value: float) -> float:
-    """Refuse amounts below 0.0001, the unit in which Ray counts resources."""
-    if 0.0 < value < 1e-4:
+    """Refuse amounts that are positive, but below `LEAST_QUANTITY`."""
+    if 0.0 < value < LEAST_QUANTITY:
         raise InvalidInput(f"{value} is less than 0.0001, the least that Ray reserves; give more, or 0 where it may be")
     return value
 
@@ -138,7 +142,7 @@ class PrivacySettings(Settings):
 
 
 class AccountingSettings(Settings):
-    """Accounting of trained trials: accountants, group sizes, and the Ray actors that do it."""
+    """Accounting of trained trials: accountants, group sizes, and what the work reserves on Ray."""
 
     individual: Annotated[str, name_in(INDIVIDUAL_ACCOUNTANTS)] = "rdp"
     """Accountant of the per-example epsilons."""
@@ -146,10 +150,16 @@ class AccountingSettings(Settings):
     """Further accountants to report besides privacy.accountant."""
     group_sizes: Several[Annotated[int, Field(ge=1, le=10_000)]] = (1,)
     """Sizes of groups whose worst-case epsilon is reported."""
-    actors: int = Field(default=2, ge=1, le=1024)
-    """Number of Ray actors that account the parts of a trial."""
-    cpus: Quantity = Field(default=0.0, ge=0.0)
-    """CPUs that each actor reserves; with 0 the actors share those of training trials."""
+    actors: int | None = Field(default=None, ge=1, le=1024)
+    """Largest number of parts, of all trials together, that are accounted at once. By default as many as fit onto the
+    cluster; on an embedded one, one for each CPU."""
+    cpus: Quantity | None = Field(default=None, ge=0.0)
+    """CPUs that each part reserves. By default 1 on a running cluster, and none on an embedded one, where parts share
+    the CPUs of training trials. On a running cluster, 0 reserves the least amount, so that no part runs on a node
+    without CPUs, unless the part reserves a `resource`."""
+    resource: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*$")] | None = None
+    """Custom Ray resource of which each part reserves 1, such as ``accounting``: parts run on the nodes that were
+    started with it (``ray start --resources='{"accounting": 4}'``). Not used on an embedded cluster."""
 
 
 class SchedulerSettings(Settings):

@@ -94,7 +94,7 @@ class MlflowTracker:
         with self._reported("cannot use"):
             _probe(tracking_uri)
             self._client = MlflowClient(tracking_uri=tracking_uri)
-            location = None if _is_server(tracking_uri) else artifact_root
+            location = None if is_server(tracking_uri) else artifact_root
             self._experiment = _experiment_id(self._client, experiment, location)
         self._sweep_id = self._parent = ""
         self._runs: dict[tuple[str, str], str] = {}
@@ -324,7 +324,7 @@ def _probe(tracking_uri: str) -> None:
     proxied = scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(parts.hostname or "")
     if parts.hostname and scheme in _DEFAULT_PORTS and not proxied:
         socket.create_connection((parts.hostname, parts.port or _DEFAULT_PORTS[scheme]), timeout=10).close()
-    if not _is_server(tracking_uri):
+    if not is_server(tracking_uri):
         if scheme == "sqlite":
             Path(tracking_uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -336,7 +336,7 @@ def _probe(tracking_uri: str) -> None:
             ) from error
 
 
-def _is_server(tracking_uri: str) -> bool:
+def is_server(tracking_uri: str) -> bool:
     return urlsplit(tracking_uri).scheme.split("+")[0] not in ("sqlite", "postgresql", "mysql", "mssql")
 
 

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from accounting.parallel import AccountingJob, account_trial
+from accounting.parallel import AccountingJob
 from accounting.schedules import SCHEDULES, make_schedule
+from tests.accounting.stored_trial import account_trial
 from tests.workers.own_code import code_of
 from tests.workers.resumption import assert_same_trial, run_with_deaths, stored_bytes
 from tests.workers.trial_specs import DROPOUT_NET, TUMOURS, TUMOURS_READ_ONCE, clipping_by, small_trial
