@@ -35,7 +35,14 @@ from accounting.individual import INDIVIDUAL_ACCOUNTANTS, IndividualEpsilons, in
 from accounting.mechanism import GaussianRelease, PureRelease, Release, Segment, SideQuery, Trace
 from accounting.pld import CertifiedEpsilon, epsilon_of_examples, group_epsilons
 from accounting.records import read_trace, write_trace
-from accounting.samplings import SAMPLINGS, FixedBatchSampling, PoissonSampling, Sampling, ShuffledSampling
+from accounting.samplings import (
+    SAMPLINGS,
+    FixedBatchSampling,
+    PoissonSampling,
+    Sampling,
+    ShuffledSampling,
+    TruncatedPoissonSampling,
+)
 from accounting.schedules import SCHEDULES, NoiseSchedule, make_schedule, parse_schedule, planned_trace
 from accounting.together import account_together
 
@@ -69,6 +76,7 @@ __all__ = [
     "StorageError",
     "Trace",
     "TruePositiveRateBudget",
+    "TruncatedPoissonSampling",
     "Unreachable",
     "UnsupportedMechanism",
     "account",

@@ -22,6 +22,7 @@ from accounting.filters import IndividualFilter
 from accounting.gaussian import gaussian_epsilon
 from accounting.mechanism import GaussianRelease, Trace
 from accounting.pld import composition
+from accounting.reductions import rare_cuts_apart
 from accounting.registry import lookup
 from accounting.renyi import ORDERS, Array, epsilon_classic, epsilon_improved, pure_rdp, sampled_gaussian_rdp
 from accounting.rounds import Round, gaussian_rounds, pure_epsilons, require_group_size
@@ -276,8 +277,12 @@ def account(trace: Trace, delta: float, accountant: str = "auto", group_size: in
     Raises: UnsupportedMechanism when the accountant does not cover the trace, InvalidInput for an unknown accountant or
     a delta outside (0, 1).
     """
-    delta = require_finite("delta", delta, above=0.0, below=1.0)
-    found = lookup(ACCOUNTANTS, accountant, "accountant")(trace, delta, require_group_size(group_size))
+    delta, group_size = require_finite("delta", delta, above=0.0, below=1.0), require_group_size(group_size)
+    parts = rare_cuts_apart(trace, delta, group_size)
+    method = lookup(ACCOUNTANTS, accountant, "accountant")
+    found = max((method(part, left, group_size) for part, left in parts), key=lambda estimate: estimate.epsilon)
+    if parts != ((trace, delta),):  # what bounds the dominating runs from below does not bound the run itself
+        found = replace(found, delta=delta, lower_epsilon=None if found.is_private else found.lower_epsilon)
     found = found if trace.kind == "guarantee" or not found.is_private else replace(found, kind=trace.kind)
     if trace.filter is None:
         return found

@@ -26,7 +26,7 @@ from accounting.errors import (
 from accounting.estimates import Claim, weakest
 from accounting.filters import IndividualFilter
 from accounting.registry import one_of
-from accounting.samplings import SAMPLINGS, Adjacency, Sampling, require_adjacency
+from accounting.samplings import Adjacency, DisplacingSampling, Sampling, require_adjacency, stored_kinds
 
 NOISE_MULTIPLIERS = (1e-6, 1e9)
 """Accepted range of noise multipliers: below it the bound is vacuous, above it the cost of a step underflows."""
@@ -88,8 +88,8 @@ class Segment:
     def __post_init__(self) -> None:
         keep_whole(self, "start_step", "start_step of a segment", at_least=0)
         keep_whole(self, "steps", "steps of a segment", at_least=1)
-        if not isinstance(self.sampling, tuple(SAMPLINGS.values())):
-            kinds = one_of([kind.__name__ for kind in SAMPLINGS.values()])
+        if not isinstance(self.sampling, (*stored_kinds(), DisplacingSampling)):
+            kinds = one_of([kind.__name__ for kind in stored_kinds()])
             raise InvalidInput(f"sampling of a segment is {self.sampling!r}, but must be a {kinds}")
         keep_finite(self, "noise_multiplier", "noise_multiplier", at_least=0.0)
         if self.noise_multiplier > 0.0:

@@ -9,7 +9,7 @@ from accounting.calibration import Budget, EpsilonBudget, RhoBudget, calibrate_f
 from accounting.estimates import Claim
 from accounting.filters import IndividualFilter, StepPrices
 from accounting.mechanism import Release, SideQuery, Trace
-from accounting.samplings import Sampling
+from accounting.samplings import Adjacency, Sampling
 from accounting.schedules import NoiseSchedule, make_schedule, planned_trace
 from workers import clipping
 from workers.imports import NO_CODE, UserCode
@@ -30,6 +30,7 @@ class TrialMechanism:
     contributions: Claim
     filter: IndividualFilter | None = field(default=None, repr=False)
     """What the clipping method enforces for every example; a function of the spec and of the other fields."""
+    adjacency: Adjacency | None = None
 
     @staticmethod
     def of(
@@ -55,6 +56,7 @@ class TrialMechanism:
             side_queries=clipping.side_queries(spec.clipping, code),
             releases=(*planned_releases(spec.preprocessing), *clipping.releases(spec.clipping, code), *releases),
             contributions="output_specific" if exact or method.keeps_to_contributions else "estimate",
+            adjacency=spec.adjacency,
         )
         if budget is None or budget.epsilon is None:
             return unfiltered
@@ -76,6 +78,7 @@ class TrialMechanism:
             self.side_queries,
             self.releases,
             public_accuracies,
+            self.adjacency,
         )
         contributions = "estimate" if planned.noise_follows_results else self.contributions
         return replace(planned, contributions=contributions, filter=self.filter)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from accounting.errors import InvalidInput, require_finite
 from accounting.keyed import KeyedStream
 from accounting.registry import lookup
-from accounting.samplings import SAMPLINGS, Sampling
+from accounting.samplings import Sampling, sampling_of_sizes
 from workers.noise import derive_seed, noise_source_kind
 from workers.spec import SamplingSpec
 
@@ -178,6 +178,29 @@ class ShuffledSampler(_RowSampler):
         self._remaining = np.array(state["remaining"], np.int64)
 
 
+class CutSampler:
+    """Batches of another sampler; of one larger than ``max_batch_size`` a uniformly random subset is kept.
+
+    The subset is drawn independently of everything else, as `TruncatedPoissonSampling` is accounted for.
+    """
+
+    def __init__(self, uncut: Sampler, max_batch_size: int, draws: RowDraws) -> None:
+        self._uncut, self._max_batch_size, self._draws = uncut, max_batch_size, draws
+
+    def next_batch(self) -> Rows:
+        rows = self._uncut.next_batch()
+        if len(rows) <= self._max_batch_size:
+            return rows
+        kept: Rows = rows[self._draws.subset(len(rows), self._max_batch_size)]
+        return kept
+
+    def state(self) -> dict[str, Any]:
+        return self._uncut.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._uncut.restore(state)
+
+
 SAMPLERS: Final[Mapping[str, Callable[[int, int, RowDraws], Sampler]]] = {
     "poisson": PoissonSampler,
     "fixed": FixedBatchSampler,
@@ -188,7 +211,8 @@ SAMPLERS: Final[Mapping[str, Callable[[int, int, RowDraws], Sampler]]] = {
 def make_sampler(spec: SamplingSpec, dataset_size: int, draws: RowDraws) -> Sampler:
     """The sampler a trial names, over rows 0 .. dataset_size - 1. Raises InvalidInput as `planned_sampling` does."""
     planned_sampling(spec, dataset_size)
-    return lookup(SAMPLERS, spec.method, "sampling")(dataset_size, spec.batch_size, draws)
+    sampler = lookup(SAMPLERS, spec.method, "sampling")(dataset_size, spec.batch_size, draws)
+    return sampler if spec.max_batch_size is None else CutSampler(sampler, spec.max_batch_size, draws)
 
 
 def planned_sampling(spec: SamplingSpec, dataset_size: int) -> Sampling:
@@ -205,4 +229,4 @@ def planned_sampling(spec: SamplingSpec, dataset_size: int) -> Sampling:
             f"batch_size is {spec.batch_size}, but must be between 1 and the {dataset_size} training examples; "
             "choose a smaller batch_size"
         )
-    return lookup(SAMPLINGS, spec.method, "sampling").of_sizes(dataset_size, spec.batch_size)
+    return sampling_of_sizes(spec.method, dataset_size, spec.batch_size, spec.max_batch_size)

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, Field, GetPydanticSchema, TypeAdapter, Vali
 from pydantic_core import PydanticSerializationError, core_schema
 
 from accounting.errors import InvalidInput
-from accounting.samplings import SAMPLINGS
+from accounting.samplings import SAMPLINGS, Adjacency
 from workers.bounds import check_bounds
 
 Params = dict[str, Any]
@@ -73,10 +73,14 @@ class DataSpec:
 
 @dataclass(frozen=True)
 class SamplingSpec:
-    """method: a name in `accounting.samplings.SAMPLINGS`. batch_size: the expected batch size, which is public."""
+    """method: a name in `accounting.samplings.SAMPLINGS`. batch_size: the expected batch size, which is public.
+
+    max_batch_size: of a larger Poisson batch, only a uniformly random subset of this size is kept.
+    """
 
     method: Annotated[str, name_in(SAMPLINGS)]
     batch_size: Annotated[int, Field(ge=1)]
+    max_batch_size: Annotated[int, Field(ge=1)] | None = None
 
     def __post_init__(self) -> None:
         check_bounds(self, "sampling")
@@ -184,6 +188,8 @@ class TrialSpec:
     """Examples that a group of the test data must have to be shown."""
     noise_source: NoiseSourceName = "seeded"
     execution: ExecutionSpec = field(default_factory=ExecutionSpec)
+    adjacency: Adjacency | None = None
+    """Adjacency of the claim; None for the first of the sampling's own."""
 
     def __post_init__(self) -> None:
         check_bounds(self)

@@ -22,6 +22,7 @@ from accounting.individual.contributions import Array, RecordedContributions
 from accounting.individual.pld import pld_epsilons
 from accounting.individual.rdp import rdp_epsilons
 from accounting.mechanism import Trace
+from accounting.reductions import without_cuts
 from accounting.registry import lookup
 
 INDIVIDUAL_ACCOUNTANTS: Mapping[str, Callable[[RecordedContributions, float], tuple[Array, Array]]] = {
@@ -41,7 +42,8 @@ class IndividualEpsilons:
     """upper and lower have shape [examples]; both are infinite for an example that contributed to a step without noise.
 
     upper is certified for the given contributions. lower is a certified lower bound: with ``pld`` on the true epsilon
-    of the worst neighbouring pair, with ``rdp`` on the Renyi bound in exact arithmetic.
+    of the worst neighbouring pair, with ``rdp`` on the Renyi bound in exact arithmetic. For truncated Poisson
+    batches, lower is a bound of the run that dominates them (`accounting.reductions.without_cuts`).
     """
 
     upper: Array
@@ -72,12 +74,13 @@ def individual_epsilons(
     """
     delta = require_finite("delta", delta, above=0.0, below=1.0)
     account = lookup(INDIVIDUAL_ACCOUNTANTS, method, "individual accounting method")
-    recorded = RecordedContributions.checked(steps, contributions, trace)
+    reduced, left = without_cuts(trace, delta)
+    recorded = RecordedContributions.checked(steps, contributions, reduced)
     if trace.filter is not None:
         enforced = np.full(len(recorded.values), enforced_epsilon(trace.filter, trace, delta))
         return IndividualEpsilons(enforced, np.zeros_like(enforced), delta, FILTERED, individual_claim(trace))
     starts = range(0, max(len(recorded.values), 1), _ROWS)
-    blocks = [_account_block(recorded.of(slice(i, i + _ROWS)), delta, account) for i in starts]
+    blocks = [_account_block(recorded.of(slice(i, i + _ROWS)), left, account) for i in starts]
     upper, lower = (np.concatenate(columns) for columns in zip(*blocks, strict=True))
     return IndividualEpsilons(upper, lower, delta, method, individual_claim(trace))
 

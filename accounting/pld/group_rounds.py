@@ -17,6 +17,7 @@ import numpy.typing as npt
 from accounting.errors import InvalidInput
 from accounting.mechanism import GaussianRelease, PureRelease, Trace
 from accounting.pld.sensitivity import SensitivityMixture, examples_law, group_law
+from accounting.reductions import with_displacement
 from accounting.rounds import require_group_size
 from accounting.samplings import Sampling
 from accounting.snapshots import checked_snapshots
@@ -68,7 +69,7 @@ class _Piece:
 
 def rounds_of_group(trace: Trace, group_size: int = 1) -> GroupRounds:
     """The rounds that dominate a trace for any group of ``group_size`` examples."""
-    group_size = require_group_size(group_size)
+    group_size, trace = require_group_size(group_size), with_displacement(trace)
     if not trace.is_private:
         return GroupRounds(is_private=False)
     pieces = [_Piece(s.start_step, s.stop_step, s.sampling, (s.amplitude(),) * group_size) for s in trace.segments]
@@ -86,7 +87,7 @@ def rounds_of_examples(trace: Trace, steps: Sequence[int], contributions: npt.Ar
     steps, table = checked_snapshots(steps, contributions, trace)
     if len(table) == 0:
         raise InvalidInput("contributions have no rows, but a group has at least one member; give one row per member")
-    starts = np.array(steps)
+    starts, trace = np.array(steps), with_displacement(trace)
     if not trace.is_private:
         return GroupRounds(is_private=False)
     pieces = []

@@ -16,7 +16,7 @@ from accounting.filters import FILTERS, IndividualFilter
 from accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
 from accounting.records.files import read_bytes, write_bytes_atomically
 from accounting.records.tables import read_table
-from accounting.samplings import SAMPLINGS
+from accounting.samplings import stored_kinds
 
 _RELEASES: Mapping[str, Callable[..., GaussianRelease | PureRelease]] = {
     "gaussian": GaussianRelease,
@@ -33,7 +33,7 @@ _COLUMN_TYPES = {int: pa.int64(), float: pa.float64(), str: pa.string()}
 
 def _sampling_columns() -> dict[str, pa.DataType]:
     """One column for each field of any sampling."""
-    kinds = SAMPLINGS.values()
+    kinds = stored_kinds()
     return {field.name: _COLUMN_TYPES[get_type_hints(kind)[field.name]] for kind in kinds for field in fields(kind)}
 
 
@@ -107,7 +107,7 @@ def _segment_row(segment: Segment) -> dict[str, Any]:
 
 
 def _segment(row: dict[str, Any]) -> Segment:
-    kind = next(kind for kind in SAMPLINGS.values() if kind.stored_name == row["sampling"])
+    kind = next(kind for kind in stored_kinds() if kind.stored_name == row["sampling"])
     return Segment(
         start_step=row["start_step"],
         steps=row["steps"],

@@ -212,7 +212,8 @@ def _released_once(
     if stored is not None:
         return stored
     drawn = release_statistics(epsilons.upper, epsilons.groups, len(group_names), worst.epsilon, release)
-    cost = account(Trace(len(epsilons.upper), releases=release.releases()), worst.delta).epsilon
+    alone = Trace(len(epsilons.upper), releases=release.releases(), adjacency=worst.adjacency)
+    cost = account(alone, worst.delta).epsilon
     kind = kind_of_capped(epsilons, worst)
     statistics = released_statistics(drawn, group_names, kind, epsilons.method, cost)
     write_statistics(files.released, statistics, private=False)

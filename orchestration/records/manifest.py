@@ -128,5 +128,8 @@ def _differences(before: Any, after: Any, place: str = "") -> Iterator[str]:
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         for key in sorted({*before, *after}):
             yield from _differences(before.get(key), after.get(key), f"{place}.{key}" if place else key)
+    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        pairs = zip(before, after, strict=True)
+        yield from dict.fromkeys(path for pair in pairs for path in _differences(*pair, place))
     elif before != after:
         yield place

@@ -12,7 +12,7 @@ from accounting.errors import DpsweepError
 from accounting.estimates import without_guarantee
 from accounting.filters import FILTERS
 from accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
-from accounting.samplings import SAMPLINGS
+from accounting.samplings import stored_kinds
 
 
 def _trace(plain: Trace | Mapping[str, Any]) -> Trace:
@@ -27,7 +27,7 @@ def _trace(plain: Trace | Mapping[str, Any]) -> Trace:
             Segment(
                 **{
                     **row,
-                    "sampling": _with_fields(SAMPLINGS.values(), row["sampling"]),
+                    "sampling": _with_fields(stored_kinds(), row["sampling"]),
                     "side_queries": tuple(SideQuery(**query) for query in row["side_queries"]),
                 }
             )

@@ -16,6 +16,7 @@ from orchestration.comparison.formats import at_most_share
 _WITHOUT: Mapping[Adjacency, str] = {
     "add_remove": "left out of the training data",
     "zero_out": "replaced by a blank one in the training data",
+    "replace_one": "replaced by any other in the training data",
 }
 _KINDS: Mapping[Kind, str] = {
     "guarantee": "This is a guarantee: a proven upper bound, whatever the run did.",

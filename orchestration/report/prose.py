@@ -38,7 +38,8 @@ TERMS = (
     (
         "Neighbouring data sets",
         "add_remove: one data set is the other plus one record. zero_out: one record is replaced by an empty "
-        "one; used for reshuffled epochs. Epsilons under different adjacencies must not be compared.",
+        "one; used for reshuffled epochs. replace_one: one record is replaced by any other. Epsilons under different "
+        "adjacencies must not be compared.",
     ),
     (
         "Mean and spread",

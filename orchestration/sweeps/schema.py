@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from accounting.errors import InvalidInput
 from accounting.individual import INDIVIDUAL_ACCOUNTANTS
 from accounting.registry import nearest
+from accounting.samplings import Adjacency
 from orchestration.records.release_modes import Disclosure
 from orchestration.sweeps.text import parse_text, shortly
 from workers.imports import is_import_path
@@ -131,6 +132,8 @@ class PrivacySettings(Settings):
     target_epsilon: Axis[Annotated[float, Field(gt=0.0)]] | None = None
     noise_multiplier: Axis[NoiseMultiplier] | None = None
     budget: Budget | None = None
+    adjacency: Adjacency | None = None
+    """Adjacency of the claims; by default the one that the sampling is accounted for under."""
     accountant: str = "auto"
     """The accountant for calibration and for the worst case that reports show."""
 

@@ -64,7 +64,7 @@ def test_accounted_for_under_its_own_adjacencies_only(name: str) -> None:
     sampling = SAMPLINGS[name].of_sizes(100, 10)
     for adjacency in sampling.adjacencies:
         assert account(trace_of(sampling, adjacency), 1e-5).epsilon < math.inf
-    for other in {"add_remove", "zero_out"} - set(sampling.adjacencies):
+    for other in {"add_remove", "zero_out", "replace_one"} - set(sampling.adjacencies):
         with pytest.raises(UnsupportedMechanism, match=f"{sampling.words} .* no accounting under '{other}'"):
             trace_of(sampling, other)  # type: ignore[arg-type]
 
