@@ -2,8 +2,9 @@
 
 The planner makes a `TrialSpec`, sends it as JSON, and the worker never changes it. Fields are split by privacy meaning:
 `sampling`, `clipping`, `noise`, `epochs` and released preprocessing change the mechanism; `execution` changes only
-speed and memory; `attacks` examine the trained model. The bounds of a number are in the type of its field, which sweep
-files use too; other requirements of a section are in its `__post_init__`.
+speed and memory; `attacks` examine the trained model, and `audit` leaves some examples out to do so. The bounds of a
+number are in the type of its field, which sweep files use too; other requirements of a section are in its
+`__post_init__`.
 """
 
 from __future__ import annotations
@@ -140,6 +141,21 @@ class AttackSpec:
 
 
 @dataclass(frozen=True)
+class AuditSpec:
+    """A one-run audit (see `workers.audit`); about half of the canaries are left out of training.
+
+    canaries: number of random training examples, each left out by a fair coin. confidence: probability with which all
+    lower bounds of the audit hold.
+    """
+
+    canaries: Annotated[int, Field(ge=1)]
+    confidence: Annotated[float, Field(ge=0.5, lt=1.0)] = 0.95
+
+    def __post_init__(self) -> None:
+        check_bounds(self, "audit")
+
+
+@dataclass(frozen=True)
 class ExecutionSpec:
     """Fields that change only speed and memory, never the mechanism."""
 
@@ -186,6 +202,7 @@ class TrialSpec:
     attacks: AttackSpec = field(default_factory=AttackSpec)
     min_group_size: MinGroupSize = 10
     """Examples that a group of the test data must have to be shown."""
+    audit: AuditSpec | None = None
     noise_source: NoiseSourceName = "seeded"
     execution: ExecutionSpec = field(default_factory=ExecutionSpec)
     adjacency: Adjacency | None = None

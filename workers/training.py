@@ -20,6 +20,7 @@ from accounting.errors import START_ANEW, InvalidInput
 from accounting.mechanism import Trace
 from accounting.records.layout import TrialFiles
 from accounting.records.shards import NormShardWriter
+from workers.audit import Canaries, check_audit
 from workers.augmentation import make_augmentation
 from workers.clipping import ClippingMethod, ClipRule, Examples, Setting, make_clipping, released_bound
 from workers.clipping.protocol import NORM_ERROR
@@ -63,7 +64,7 @@ class Trainer:
         code: UserCode = NO_CODE,
     ) -> None:
         device = choose_device(spec.execution.device)
-        self._spec, self._dataset, self._noise = spec, dataset, noise
+        self._spec, self._dataset, self._noise, self._code = spec, dataset, noise, code
         self._method = make_clipping(spec.clipping, code)
         check_spec(spec, mechanism, self._method, 0 if dataset.public is None else len(dataset.public))
         self.total_steps = spec.epochs * mechanism.steps_per_epoch
@@ -83,7 +84,8 @@ class Trainer:
         )
         self._average = make_average(spec.averaging, self._parameters) if spec.averaging else None
         rows = make_row_draws(spec.noise_source, spec.seed)
-        self._sampler = make_sampler(spec.sampling, len(dataset.train), rows)
+        self.canaries = self._make_canaries()
+        self._sampler = make_sampler(spec.sampling, len(dataset.train), rows, self.canaries)
         seed_torch(spec.noise_source, spec.seed, "model")
 
         self._data = TrainingData(dataset, device)
@@ -100,6 +102,7 @@ class Trainer:
             "modes": ModelModes(self._model),
             "optimizer": self._optimizer,
             **({"average": self._average} if self._average else {}),
+            **({"canaries": self.canaries} if self.canaries else {}),
             "sampler": self._sampler,
             "noise": self._noise,
             "augmentation": CpuGenerator(self._augmentation_rng),
@@ -120,6 +123,17 @@ class Trainer:
             planner=ShapePlanner() if execution.deterministic else TimingPlanner(),
             autocast=torch.bfloat16 if execution.autocast else None,
         )
+
+    def _make_canaries(self) -> Canaries | None:
+        spec = self._spec
+        if spec.audit is None:
+            return None
+        coins = make_row_draws(spec.noise_source, spec.seed, "coins of canaries")
+        return Canaries(spec.audit, len(self._dataset.train), spec.seed, coins)
+
+    def initial_model(self) -> nn.Module:
+        """The model that training started with."""
+        return build_model(self._spec.model, self._dataset, self._spec.seed, self._code).to(self._data.device)
 
     def _make_recorders(self, files: TrialFiles) -> tuple[NormRecorder, NormRecorder | None]:
         norms, population = self._spec.norms, len(self._data)
@@ -355,9 +369,11 @@ def check_spec(spec: TrialSpec, mechanism: TrialMechanism, method: ClippingMetho
 
     public_size: number of public examples in the data set.
 
-    Raises: InvalidInput for an unknown device, for noise without clipping, and for a validation-driven schedule without
-    public data.
+    Raises: InvalidInput for an unknown device, for noise without clipping, for a validation-driven schedule without
+    public data, and for an audit that its sampling does not allow.
     """
+    if spec.audit is not None:
+        check_audit(spec.audit, spec.sampling, mechanism.dataset_size)
     if spec.execution.device != "auto":
         _parse_device(spec.execution.device)
     highest = max(segment.noise_multiplier for segment in mechanism.trace(spec.epochs).segments)

@@ -8,9 +8,10 @@ import io
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from accounting.errors import START_ANEW, DataCorruption, InvalidInput
@@ -19,6 +20,7 @@ from accounting.records.files import exists, read_bytes, write_bytes_atomically
 from accounting.records.layout import TrialFiles
 from accounting.records.traces import read_trace, write_trace
 from workers.attacks import AttackResults, attack, write_attacks
+from workers.audit import audit
 from workers.checkpoint import fingerprint, forget_checkpoint, load_checkpoint, save_checkpoint
 from workers.clipping import claims
 from workers.data import Dataset, load_dataset
@@ -224,9 +226,8 @@ def _finish(
     write_bytes_atomically(files.inputs, _saved(inputs), unprotected)
     write_trace(files.trace, trainer.trace())
     write_bytes_atomically(files.private_training, json.dumps(asdict(trainer.counters)).encode(), private=True)
-    if spec.attacks.loss_threshold:
-        found = attack(model, dataset, build_loss(spec.loss), spec.seed)
-        write_attacks(files.attacks, AttackResults(loss_threshold=found))
+    if spec.attacks.loss_threshold or spec.audit is not None:
+        write_attacks(files.attacks, _attacked(spec, trainer, dataset))
     result = TrainingResult(
         key=spec.key,
         epochs=trainer.epoch,
@@ -245,6 +246,17 @@ def _finish(
     )
     write_bytes_atomically(files.training, result.to_json())
     return result
+
+
+def _attacked(spec: TrialSpec, trainer: Trainer, dataset: Dataset) -> AttackResults:
+    """The attacks and the audit that the trial asks for. Canaries that were left out are no members to attack."""
+    model, loss, canaries = trainer.released_model(), build_loss(spec.loss), trainer.canaries
+    if spec.audit is None or canaries is None:
+        return AttackResults(attack(model, dataset, loss, spec.seed))
+    members = np.setdiff1d(np.arange(len(dataset.train)), canaries.absent)
+    trained = replace(dataset, train=dataset.train.select(members))
+    found = attack(model, trained, loss, spec.seed) if spec.attacks.loss_threshold else ()
+    return AttackResults(found, audit(trainer.initial_model(), model, dataset, loss, canaries, spec.audit, spec.delta))
 
 
 def _saved(content: Mapping[str, Any]) -> bytes:

@@ -161,6 +161,16 @@ def loss_correlation(trial: PublishedTrial) -> float | None:
     return trial.individuals.loss_correlation if trial.individuals else None
 
 
+def audited_epsilon(trial: PublishedTrial) -> float | None:
+    """Lower bound on epsilon from the trial's audit, over all canaries."""
+    return trial.audit.epsilon if trial.audit else None
+
+
+def audit_confidence(trial: PublishedTrial) -> float | None:
+    """Probability with which all lower bounds of the trial's audit hold."""
+    return trial.audit.confidence if trial.audit else None
+
+
 def release_epsilon(trial: PublishedTrial) -> float | None:
     """Epsilon of releasing the statistics of epsilon_i alone; already part of `epsilon`."""
     return trial.individuals.release_epsilon if trial.individuals else None
@@ -283,6 +293,24 @@ METRICS = (
         "(or clipped individually); an estimate where norms were refreshed less often; a guarantee where a filter "
         "enforced a budget, the same for all. It is private: tell it only to the owner of record i.",
         frozenset({Place.SETTINGS, Place.TERMINAL}),
+    ),
+    Metric(
+        "audited_epsilon",
+        "privacy/audited_epsilon",
+        "ε at least",
+        audited_epsilon,
+        NUMBER,
+        "A lower bound on the ε of this run, at the same δ, that guesses about canaries prove with the confidence of "
+        "the audit; 0 proves nothing. One above the claimed ε is evidence of a fault in training or accounting.",
+        exact=True,
+    ),
+    Metric(
+        "audit_confidence",
+        "privacy/audit_confidence",
+        "Confidence of the audit",
+        audit_confidence,
+        PERCENT,
+        exact=True,
     ),
     Metric(
         "loss_correlation",

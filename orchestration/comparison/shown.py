@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from orchestration.records.published import (
     PublishedAttack,
+    PublishedAudit,
     PublishedDepartures,
     PublishedEpoch,
     PublishedGroup,
@@ -42,6 +43,7 @@ def finished(point: GridPoint, result: TrialResult, baseline: TrialResult | None
             PublishedDepartures(result.training.group_names[group.group], group.examples, tuple(group.left))
             for group in result.departures
         ),
+        audit=_audit(result),
         history=_history(result),
         notes=_notes(result),
         started=result.started,
@@ -90,6 +92,15 @@ def _privacy(result: StoredResult) -> PublishedPrivacy:
         group_epsilons={estimate.group_size: estimate.epsilon for estimate in result.groups},
         risks={risk.group_size: risk for risk in result.risks},
     )
+
+
+def _audit(result: TrialResult) -> PublishedAudit | None:
+    found = result.attacks.audit
+    if found is None:
+        return None
+    groups = {group.name: group.epsilon for group in found.groups}
+    everyone = found.everyone
+    return PublishedAudit(found.confidence, everyone.epsilon, everyone.guesses, everyone.correct, groups)
 
 
 def _quality(evaluation: Evaluation, baseline: Evaluation | None) -> PublishedQuality:

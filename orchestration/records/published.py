@@ -2,9 +2,9 @@
 
 No type here can hold a value of a single training example. Statistics of the training examples' epsilons are held only
 by `IndividualStatistics`, which says whether they were released with differential privacy or are exact; where it is
-None they are withheld. `PublishedAttack` is exact, and present only where exact statistics are shown. Everything else
-is public by construction: configuration, the mechanism's own noise and post-processed bounds, worst-case guarantees,
-and evaluations on held-out test data.
+None they are withheld. `PublishedAttack` and `PublishedAudit` are exact, and present only where exact statistics are
+shown. Everything else is public by construction: configuration, the mechanism's own noise and post-processed bounds,
+worst-case guarantees, and evaluations on held-out test data.
 
 Epsilons are plain floats: ``math.inf`` means not private, None means not computed.
 """
@@ -162,6 +162,21 @@ class PublishedDepartures:
 
 
 @dataclass(frozen=True)
+class PublishedAudit:
+    """Lower bounds on epsilon from a one-run audit: exact, so any page or run that shows it is sensitive.
+
+    epsilon: from all canaries, of which ``guesses`` were guessed, ``correct`` of them right. groups: by name, from the
+    canaries of the group. All bounds hold together with probability ``confidence``; 0 means that nothing was proved.
+    """
+
+    confidence: float
+    epsilon: float
+    guesses: int
+    correct: int
+    groups: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class PublishedEpoch:
     """One epoch of training, counted from 0; ``step`` is the number of steps taken when it ended.
 
@@ -211,6 +226,7 @@ class PublishedTrial:
     individuals: IndividualStatistics | None = None
     attacks: tuple[PublishedAttack, ...] = ()
     departures: tuple[PublishedDepartures, ...] = ()
+    audit: PublishedAudit | None = None
     history: tuple[PublishedEpoch, ...] = ()
     notes: tuple[str, ...] = ()
     params: Mapping[str, Label] = field(default_factory=dict)

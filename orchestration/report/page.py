@@ -33,6 +33,7 @@ from orchestration.report.prose import SENSITIVE, headline, meanings
 from orchestration.report.style import Style, style_of
 from orchestration.report.tables import (
     attacks_table,
+    audits_table,
     estimates_table,
     group_sizes_table,
     losses_table,
@@ -53,6 +54,7 @@ def render(data: PublishedSweep) -> str:
         _groups(data, settings, style, panels, {each.name for each in drawn}),
         _individuals(data, settings, style, panels),
         _attacks(settings, style),
+        _audits(data.trials),
         _over_time(settings, style, panels),
         section("All trials", trials_table(data.trials)),
         _meanings(data),
@@ -201,6 +203,21 @@ def _attacks(settings: Sequence[Setting], style: Style) -> str:
         "<p>A membership attack on each group: an example whose loss is below a threshold is called a training "
         "example. Guessing is right for 50%. Below each share, the examples it was measured on and the mean εᵢ of the "
         "group.</p>",
+        found,
+    )
+
+
+def _audits(trials: Sequence[PublishedTrial]) -> str:
+    """The section on audits; "" if no trial was audited or the results are withheld."""
+    found = audits_table(trials)
+    if not found:
+        return ""
+    return section(
+        "What an audit proves",
+        "<p>A fair coin for each canary, a random training example, decided whether it was trained on. Guesses from "
+        "the fall of its loss prove that ε is at least so much (Steinke, Nasr and Jagielski 2023): over all canaries, "
+        "and over those of each group that has enough. All bounds of a trial hold together with its confidence; 0 "
+        "proves nothing, and a bound above the claim contradicts it.</p>",
         found,
     )
 

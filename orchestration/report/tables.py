@@ -154,6 +154,27 @@ def _attack_cell(setting: Setting, name: str) -> str:
     return f"{100 * rate.mean:.1f} ± {100 * error:.1f}%<br><small>{', '.join(below)}</small>"
 
 
+def audits_table(trials: Sequence[PublishedTrial]) -> str:
+    """The claim and the audited lower bounds of each trial, over all canaries and by group; "" without an audit."""
+    audited = [(trial, trial.audit) for trial in trials if trial.audit is not None]
+    names = dict.fromkeys(name for _, audit in audited for name in audit.groups)
+    rows: list[list[Cell]] = []
+    for trial, audit in audited:
+        claimed = trial.privacy.epsilon if trial.privacy else None
+        bounds = [_audited(audit.epsilon, claimed), *(_audited(audit.groups.get(name), claimed) for name in names)]
+        guessed = f"{audit.correct} of {audit.guesses}"
+        facts = [number(claimed), f"{100 * audit.confidence:g}%", guessed]
+        rows.append([(escape(trial.key), ""), *((text, "n") for text in (*facts, *bounds))])
+    heads = [("Trial", ""), *((text, "n") for text in ("Claimed ε", "Confidence", "Right guesses", "ε at least"))]
+    return table([*heads, *((name, "n") for name in names)], rows) if rows else ""
+
+
+def _audited(bound: float | None, claimed: float | None) -> str:
+    """A lower bound, marked where it contradicts the claim."""
+    contradicts = bound is not None and claimed is not None and bound > claimed
+    return number(bound) + ("<br><small>above the claim</small>" if contradicts else "")
+
+
 def trials_table(trials: Sequence[PublishedTrial]) -> str:
     """One row per trial: status, claim, every metric of `metrics.Place.TRIALS`, error and notes."""
     shown = columns(Place.TRIALS)

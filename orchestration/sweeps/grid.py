@@ -221,6 +221,7 @@ def _trial(sweep: SweepSpec, choice: Choice) -> TrialSpec:
         norms=sweep.norms,
         attacks=sweep.attacks or AttackSpec(),
         min_group_size=sweep.min_group_size or MIN_GROUP_SIZE,
+        audit=sweep.audit,
         noise_source=sweep.noise_source,
         execution=sweep.execution,
         adjacency=sweep.privacy.adjacency,

@@ -19,6 +19,7 @@ from orchestration.sweeps.text import parse_text, shortly
 from workers.imports import is_import_path
 from workers.spec import (
     AttackSpec,
+    AuditSpec,
     BudgetSpec,
     Component,
     DataSpec,
@@ -109,6 +110,7 @@ Sampling = Annotated[SamplingSpec, BeforeValidator(_known_keys_of(SamplingSpec))
 Budget = Annotated[BudgetSpec, BeforeValidator(_known_keys_of(BudgetSpec))]
 Norms = Annotated[NormSpec, BeforeValidator(_known_keys_of(NormSpec))]
 Attacks = Annotated[AttackSpec, BeforeValidator(_known_keys_of(AttackSpec))]
+Audit = Annotated[AuditSpec, BeforeValidator(_known_keys_of(AuditSpec))]
 Execution = Annotated[ExecutionSpec, BeforeValidator(_known_keys_of(ExecutionSpec))]
 
 
@@ -216,6 +218,7 @@ class SweepSpec(Settings):
     """None if the file has no such section, so that sweeps of versions without attacks can still be resumed."""
     min_group_size: MinGroupSize | None = None
     """Examples that a group of the test data must have to be shown; None like ``attacks``, and then 10."""
+    audit: Audit | None = None
     noise_source: NoiseSourceName = "seeded"
     accounting: AccountingSettings = AccountingSettings()
     release: Named = Component("none")

@@ -80,7 +80,8 @@ def composition_entries(trials: Iterable[PublishedTrial]) -> tuple[dict[str, flo
 
 def group_table(trial: PublishedTrial) -> dict[str, list[str | float | None]]:
     """Columns over the groups of the test data, for MLflow's table: name, size, accuracy and loss; if published, also
-    the mean epsilon_i of its training examples and the success rate of the membership attack."""
+    the mean epsilon_i of its training examples, the success rate of the membership attack and the lower bound of the
+    audit."""
     groups = trial.quality.groups if trial.quality else ()
     table: dict[str, list[str | float | None]] = {
         "group": [group.name for group in groups],
@@ -98,4 +99,6 @@ def group_table(trial: PublishedTrial) -> dict[str, list[str | float | None]]:
         found = [attacks.get(group.name) for group in groups]
         table["attack_success_rate"] = [attack.success_rate if attack else None for attack in found]
         table["attack_standard_error"] = [attack.standard_error if attack else None for attack in found]
+    if trial.audit is not None:
+        table["audited_epsilon"] = [trial.audit.groups.get(group.name) for group in groups]
     return table
