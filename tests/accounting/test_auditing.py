@@ -101,7 +101,7 @@ def test_bounds_grow_with_right_guesses_and_shrink_with_delta_and_confidence() -
     bounds = [audited_epsilon(Guesses(200, 200, right), 1e-5, 0.95) for right in (100, 120, 150, 200)]
     assert bounds[0] == 0.0
     assert bounds == sorted(bounds)
-    assert bounds[-1] == pytest.approx(-math.log(0.05 ** (-1 / 200) - 1) * -1 * -1, abs=0.05)
+    assert bounds[-1] == pytest.approx(-math.log(0.05 ** (-1 / 200) - 1), abs=0.05)
     everything = Guesses(200, 200, 200)
     assert audited_epsilon(everything, 1e-2, 0.95) < bounds[-1]
     assert audited_epsilon(everything, 1e-5, 0.999) < bounds[-1]
