@@ -133,7 +133,8 @@ class Segment:
 
 def require_filterable(segment: Segment, individual: IndividualFilter) -> None:
     """Raise unless an example that contributes nothing costs nothing in these steps, as filters need."""
-    if segment.sampling.draws != "independent" or segment.side_queries or segment.noise_multiplier == 0.0:
+    alone = segment.sampling.draws == "independent" and segment.sampling.displaced == 0
+    if not alone or segment.side_queries or segment.noise_multiplier == 0.0:
         raise UnsupportedMechanism(
             "a filter limits the contributions of single examples to noisy Poisson batches without side queries, not "
             f"{segment.sampling.words} with noise multiplier {segment.noise_multiplier:g} and "
@@ -207,6 +208,11 @@ class Trace:
             segment.sampling.require_fits(self.dataset_size)
             if self.filter is not None:
                 require_filterable(segment, self.filter)
+        if self.filter is not None and self.adjacency == "replace_one":
+            raise UnsupportedMechanism(
+                "a filter limits what one example contributes, not what takes its place under 'replace_one'; account "
+                "for it under 'add_remove'"
+            )
 
     def _require_contiguous(self) -> None:
         expected = 0
