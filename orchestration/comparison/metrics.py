@@ -161,16 +161,6 @@ def loss_correlation(trial: PublishedTrial) -> float | None:
     return trial.individuals.loss_correlation if trial.individuals else None
 
 
-def audited_epsilon(trial: PublishedTrial) -> float | None:
-    """Lower bound on epsilon from the trial's audit, over all canaries."""
-    return trial.audit.epsilon if trial.audit else None
-
-
-def audit_confidence(trial: PublishedTrial) -> float | None:
-    """Probability with which all lower bounds of the trial's audit hold."""
-    return trial.audit.confidence if trial.audit else None
-
-
 def release_epsilon(trial: PublishedTrial) -> float | None:
     """Epsilon of releasing the statistics of epsilon_i alone; already part of `epsilon`."""
     return trial.individuals.release_epsilon if trial.individuals else None
@@ -221,6 +211,11 @@ def _epsilon_by_group_size(trial: PublishedTrial) -> Mapping[str, float | None]:
 def _epsilon_quantiles(trial: PublishedTrial) -> Mapping[str, float | None]:
     quantiles = trial.individuals.quantiles if trial.individuals else {}
     return {f"privacy/epsilon_i_quantile_{level:g}": value for level, value in quantiles.items()}
+
+
+def _audit(trial: PublishedTrial) -> Mapping[str, float | None]:
+    audit = trial.audit
+    return {"privacy/audited_epsilon": audit.epsilon, "privacy/audit_confidence": audit.confidence} if audit else {}
 
 
 def _fairness(trial: PublishedTrial) -> Mapping[str, float | None]:
@@ -295,24 +290,6 @@ METRICS = (
         frozenset({Place.SETTINGS, Place.TERMINAL}),
     ),
     Metric(
-        "audited_epsilon",
-        "privacy/audited_epsilon",
-        "ε at least",
-        audited_epsilon,
-        NUMBER,
-        "A lower bound on the ε of this run, at the same δ, that guesses about canaries prove with the confidence of "
-        "the audit; 0 proves nothing. One above the claimed ε is evidence of a fault in training or accounting.",
-        exact=True,
-    ),
-    Metric(
-        "audit_confidence",
-        "privacy/audit_confidence",
-        "Confidence of the audit",
-        audit_confidence,
-        PERCENT,
-        exact=True,
-    ),
-    Metric(
         "loss_correlation",
         "privacy/loss_correlation",
         "Pearson’s r of εᵢ and log loss",
@@ -381,6 +358,7 @@ FAMILIES = (
     Family(_epsilon_by_group_size),
     Family(_risk_by_group_size),
     Family(_epsilon_quantiles),
+    Family(_audit, of_model=True),
 )
 SECTIONS = ("final/", "fairness/", "privacy/")
 """Sections of MLflow's metrics, in the order of logging; MLflow's comparison page opens with the first metric."""

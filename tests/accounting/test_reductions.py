@@ -34,6 +34,7 @@ from accounting import (
     read_trace,
     write_trace,
 )
+from accounting.filters import GaussianFilter, RenyiFilter
 from accounting.gaussian import gaussian_epsilon
 from accounting.individual.algorithm_2 import algorithm_2
 from accounting.samplings import sampling_of_sizes
@@ -234,6 +235,14 @@ def test_a_replaced_example_costs_its_own_contribution_and_that_of_another(sampl
         np.testing.assert_allclose(upper, exact, rtol=0.02)
     group = epsilon_of_examples(trace, [0], [[0.0], [0.5]], DELTA).upper
     assert group == pytest.approx(gaussian_epsilon(2.5 * math.sqrt(rounds) / 20.0, DELTA)[0], rel=0.01)
+
+
+def test_filters_limit_neither_truncated_batches_nor_replaced_records() -> None:
+    """An example that contributes nothing would cost something: it displaces others, or another takes its place."""
+    with pytest.raises(UnsupportedMechanism, match=r"noisy Poisson batches .* not truncated Poisson batches"):
+        replace(truncated(1000, 50, 80), filter=RenyiFilter(0.3, 6))
+    with pytest.raises(UnsupportedMechanism, match="what takes its place under 'replace_one'"):
+        replace(run(PoissonSampling(1.0)), adjacency="replace_one", filter=GaussianFilter(0.3))
 
 
 def test_algorithm_2_is_not_for_replaced_records() -> None:
