@@ -11,16 +11,18 @@ from dp_accounting import get_epsilon_gaussian
 from dp_accounting.rdp import RdpAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.optimize import minimize_scalar
+from scipy.optimize import brentq, minimize_scalar
+from scipy.stats import norm
 
 from accounting.accountants import ACCOUNTANTS, account, strong_composition, total_rdp, total_rho
 from accounting.errors import InvalidInput, UnsupportedMechanism
-from accounting.events import dp_accounting_pld, to_event
+from accounting.events import dp_accounting_pld
 from accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
 from accounting.renyi import ORDERS
 from accounting.rounds import Round, gaussian_rounds
 from accounting.samplings import Adjacency, FixedBatchSampling, PoissonSampling, ShuffledSampling
 from accounting.schedules import make_schedule, planned_trace
+from tests.accounting import oracle
 
 DELTA = 1e-5
 GUARANTEES = ("rdp", "rdp-classic", "pld", "gdp", "zcdp", "strong", "auto")
@@ -100,7 +102,7 @@ class TestIndependentOracles:
         trace = Trace(1000, tuple(segments))
         orders = [2, 3, 5, 8, 16, 32, 64]
         theirs = RdpAccountant(orders=orders)
-        theirs.compose(to_event(trace))
+        theirs.compose(oracle.event(trace))
         np.testing.assert_allclose(total_rdp(trace)[np.isin(ORDERS, orders)], theirs.rdp, rtol=1e-7, atol=1e-10)
         assert epsilon(trace, "rdp") <= theirs.get_epsilon(DELTA) * (1.0 + 1e-8)
 
@@ -115,7 +117,7 @@ class TestIndependentOracles:
         ids=["poisson", "fixed", "side query", "release"],
     )
     def test_pld_is_that_of_dp_accounting(self, trace: Trace) -> None:
-        reference = dp_accounting_pld(trace, DELTA)
+        reference = oracle.epsilon(trace, DELTA)
         assert epsilon(trace, "pld") == pytest.approx(reference, rel=1e-3)
 
     @settings(max_examples=8, deadline=None)
@@ -133,7 +135,7 @@ class TestIndependentOracles:
                 for start, (sigma, q, steps) in zip(starts, levels, strict=False)
             ),
         )
-        certified, reference = account(trace, DELTA, "pld"), dp_accounting_pld(trace, DELTA, grid=5e-4)
+        certified, reference = account(trace, DELTA, "pld"), oracle.epsilon(trace, DELTA, grid=5e-4)
         assert certified.lower_epsilon is not None
         assert certified.lower_epsilon <= reference
         assert certified.epsilon == pytest.approx(reference, rel=2e-3, abs=2e-3)
@@ -151,7 +153,7 @@ class TestIndependentOracles:
 
     def test_gdp_of_shuffled_epochs_is_the_pld_of_one_gaussian_each(self) -> None:
         trace = shuffled(3.0, 5, 7)
-        assert epsilon(trace, "gdp") == pytest.approx(dp_accounting_pld(trace, DELTA), rel=1e-4)
+        assert epsilon(trace, "gdp") == pytest.approx(oracle.epsilon(trace, DELTA), rel=1e-4)
 
 
 class TestEvents:
@@ -181,7 +183,7 @@ class TestEvents:
     )
     def test_groups_are_mixtures_of_gaussians(self, trace: Trace) -> None:
         trace = replace(trace, releases=(GaussianRelease("pca", 20.0),))
-        reference = dp_accounting_pld(trace, DELTA, 2, grid=2e-3)
+        reference = oracle.epsilon(trace, DELTA, 2, grid=2e-3)
         assert epsilon(trace, "pld", group_size=2) == pytest.approx(reference, rel=2e-3)
 
 
@@ -251,6 +253,31 @@ class TestOrder:
         assert epsilons[2] > epsilons[1]
 
 
+class TestZeroConcentrated:
+    """Against formulas written out here."""
+
+    def test_a_pure_release_costs_a_group_the_square_of_its_size(self) -> None:
+        """(epsilon, 0)-DP is (k epsilon, 0)-DP for a group of k, and epsilon^2 / 2 in rho."""
+        trace = Trace(100, releases=(PureRelease("a", 0.4), PureRelease("b", 0.1)), adjacency="zero_out")
+        assert total_rho(trace, 3) == pytest.approx((1.2**2 + 0.3**2) / 2.0, rel=1e-12)
+        assert total_rho(shuffled(2.0, 5), 3) == pytest.approx(5 * 9.0 / 8.0, rel=1e-12)
+
+    def test_without_noise_rho_is_infinite(self) -> None:
+        assert total_rho(shuffled(0.0, 3)) == math.inf
+        assert total_rho(poisson(0.0, 0.1, 3)) == math.inf
+
+    @pytest.mark.parametrize("sigmas", [(2.0, 6.0), (6.0, 2.0)])
+    def test_sampled_rounds_are_converted_at_the_lowest_of_their_orders(self, sigmas: tuple[float, float]) -> None:
+        """Paper C, Theorem 3: U = sigma^2 ln(1/(q sigma)) + 1 of every round bounds the order."""
+        q, steps = 0.01, 1000
+        segments = tuple(Segment(i * steps, steps, PoissonSampling(q), sigma) for i, sigma in enumerate(sigmas))
+        rho = sum(steps * q**2 / sigma**2 for sigma in sigmas)
+        order = 2.0**2 * math.log(1.0 / (q * 2.0)) + 1.0
+        assert math.log(1.0 / DELTA) > rho * (order - 1.0) ** 2, "the bound on the order matters"
+        expected = rho * order + math.log(1.0 / DELTA) / (order - 1.0)
+        assert epsilon(Trace(1000, segments), "zcdp-sampled") == pytest.approx(expected, rel=1e-12)
+
+
 class TestRounds:
     def test_a_fixed_batch_counts_half_the_noise_where_examples_displace_each_other(self) -> None:
         assert gaussian_rounds(fixed()) == (Round(0.02, 2.0, 1000),)
@@ -291,6 +318,49 @@ class TestReleases:
     @pytest.mark.parametrize("accountant", [*GUARANTEES, "zcdp-sampled"])
     def test_nothing_costs_nothing(self, accountant: str) -> None:
         assert epsilon(Trace(100), accountant) == pytest.approx(0.0, abs=1e-9) or accountant == "rdp-classic"
+
+
+def randomised_responses(epsilons: tuple[float, ...], delta: float) -> float:
+    """Epsilon of randomised responses together, whose losses are sums of +-epsilon: what they cost at least."""
+    law = {0.0: 1.0}
+    for each in epsilons:
+        truth, added = 1.0 / (1.0 + math.exp(-each)), dict[float, float]()
+        for loss, mass in law.items():
+            for more, share in ((each, truth), (-each, 1.0 - truth)):
+                added[round(loss + more, 9)] = added.get(round(loss + more, 9), 0.0) + share * mass
+        law = added
+
+    def excess(epsilon: float) -> float:
+        return sum(mass * -math.expm1(min(epsilon - loss, 0.0)) for loss, mass in law.items()) - delta
+
+    return float(brentq(excess, 0.0, sum(epsilons)))
+
+
+class TestPureReleases:
+    @pytest.mark.parametrize("accountant", ["rdp", "rdp-classic", "pld", "gdp", "zcdp", "strong", "auto"])
+    @pytest.mark.parametrize("epsilons", [(3.0, 2.0), (0.1,) * 40], ids=["two", "forty"])
+    def test_no_accountant_is_below_what_randomised_responses_cost(
+        self, epsilons: tuple[float, ...], accountant: str
+    ) -> None:
+        releases = tuple(PureRelease(f"choice {place}", each) for place, each in enumerate(epsilons))
+        found = epsilon(Trace(100, releases=releases, adjacency="zero_out"), accountant)
+        assert randomised_responses(epsilons, DELTA) * (1 - 1e-9) <= found <= sum(epsilons) * 1.001
+
+
+class TestOneRound:
+    @pytest.mark.parametrize(("q", "sigma"), [(0.01, 0.7), (0.1, 1.5), (0.6, 2.0)])
+    def test_amplification_by_sampling_is_exact(self, q: float, sigma: float) -> None:
+        """Of one round strong composition adds nothing: P(x > c) - e^eps Q(x > c) = delta, with L(c) = eps."""
+
+        def excess(epsilon: float) -> float:
+            cut = sigma**2 * math.log((math.exp(epsilon) - 1.0 + q) / q) + 0.5
+            present = q * norm.sf((cut - 1.0) / sigma) + (1.0 - q) * norm.sf(cut / sigma)
+            return float(present - math.exp(epsilon) * norm.sf(cut / sigma) - DELTA)
+
+        exact = brentq(excess, 1e-9, 50.0, xtol=1e-13)
+        assert epsilon(poisson(sigma, q, 1), "strong") == pytest.approx(exact, rel=1e-4)
+        for accountant in ("rdp", "rdp-classic", "pld", "strong", "auto"):
+            assert epsilon(poisson(sigma, q, 1), accountant) >= exact * (1 - 1e-9)
 
 
 class TestRefusals:

@@ -171,6 +171,16 @@ class TestLength:
     def test_a_budget_reached_exactly_is_within(self) -> None:
         assert whole_epochs(make_schedule("constant", 10.0), RhoBudget(0.5), ShuffledSampling(1), 1, 1) == 100
 
+    def test_no_run_is_one_short_whatever_its_length_and_the_longest_one(self) -> None:
+        """Against counting: rho 1/200 for each epoch."""
+        constant = make_schedule("constant", 10.0)
+        for affordable in (1, 2, 3, 4, 7, 8, 9, 31, 32, 33):
+            found = [
+                whole_epochs(constant, RhoBudget(0.005 * affordable), ShuffledSampling(1), 1, 1, at_most)
+                for at_most in range(35)
+            ]
+            assert found == [min(affordable, at_most) for at_most in range(35)]
+
     def test_no_epoch_fits_or_the_run_ends_first(self) -> None:
         tight = whole_epochs(make_schedule("constant", 0.5), BUDGET, ShuffledSampling(1), 1, 1)
         capped = whole_epochs(make_schedule("constant", 8.0), BUDGET, ShuffledSampling(1), 1, 1, 7)

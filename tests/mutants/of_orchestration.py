@@ -144,7 +144,7 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
             "str(error)",
             "refusals quote the data",
             True,
-            ("tests/orchestration/sweeps",),
+            ("tests/orchestration/sweeps/test_plan.py",),
         ),
     ),
     *bugs_in(

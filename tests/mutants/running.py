@@ -62,14 +62,14 @@ def copy_checkout(folder: Path) -> Path:
 
 
 def run_tests(folder: Path, tests: Sequence[str]) -> Run:
-    """The named tests up to the first failure, from the copy in ``folder``. Hypothesis draws alike every time."""
+    """The named tests up to the first failure, on one thread, from the copy in ``folder``. Hypothesis draws alike every time."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--durations=0"]
     shutil.rmtree(folder / ".hypothesis", ignore_errors=True)
     try:
         done = subprocess.run(
             [*command, "--hypothesis-seed=0", *tests],
             cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(folder)},
+            env={**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
             timeout=LIMIT_S,
