@@ -10,6 +10,7 @@ The exit status is 1 when a mutant survives without a stated reason, cannot be p
 from __future__ import annotations
 
 import argparse
+import os
 import queue
 import sys
 import tempfile
@@ -33,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\n".join(mutant.title for mutant in chosen))
         return 0
     began = time.monotonic()
+    os.environ["OMP_NUM_THREADS"] = "1"  # each job has one thread
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         copies = [copy_checkout(Path(folder) / str(index)) for index in range(max(1, options.jobs))]
         if not _passes_without(copies[0], chosen):

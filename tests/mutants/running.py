@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import multiprocessing
 import os
 import shutil
 import subprocess
@@ -14,11 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+import pytest
+
 from tests.mutants.mutant import Mutant
 
 ROOT: Final = Path(__file__).parents[2]
 LIMIT_S: Final = 600
 """Tests that take longer count as killing: the mutant hangs."""
+
+_OWN: Final = frozenset({"accounting", "dpsweep", "orchestration", "tests", "workers"})
+_FORKS: Final = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["tests.mutants.warm"])
 
 Verdict = Literal["killed", "survived", "broken"]
 """``broken``: the mutant cannot be planted, or pytest could not run the tests."""
@@ -62,22 +69,30 @@ def copy_checkout(folder: Path) -> Path:
 
 
 def run_tests(folder: Path, tests: Sequence[str]) -> Run:
-    """The named tests up to the first failure, on one thread, from the copy in ``folder``. Hypothesis draws alike every time."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--durations=0"]
+    """The named tests up to the first failure, from the copy in ``folder``. Hypothesis draws alike every time."""
     shutil.rmtree(folder / ".hypothesis", ignore_errors=True)
-    try:
-        done = subprocess.run(
-            [*command, "--hypothesis-seed=0", *tests],
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
+    output = folder / "output.txt"
+    process = _FORKS.Process(target=_run_here, args=(str(folder), tuple(tests), str(output)))
+    process.start()
+    process.join(LIMIT_S)
+    if process.is_alive():
+        process.kill()
+        process.join()
         return Run(None, f"no end after {LIMIT_S} s")
-    return Run(done.returncode, done.stdout + done.stderr)
+    return Run(process.exitcode, output.read_text(errors="replace"))
+
+
+def _run_here(folder: str, tests: tuple[str, ...], output: str) -> None:
+    """In a process of its own: forget this checkout's modules, and run pytest on those of the copy."""
+    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.chdir(folder)
+    os.environ["PYTHONPATH"] = folder
+    sys.path[:] = [folder, *(path for path in sys.path if path not in ("", str(ROOT)))]
+    for name in [name for name in sys.modules if name.split(".")[0] in _OWN]:
+        del sys.modules[name]
+    sys.exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--durations=0", "--hypothesis-seed=0", *tests]))
 
 
 def try_mutant(folder: Path, mutant: Mutant) -> Outcome:

@@ -140,6 +140,27 @@ def test_noise_has_the_stated_scale_also_on_empty_batches(noise_source: str, tmp
     assert trainer.trace().steps == 30
 
 
+@pytest.mark.parametrize("name", ["flat", "quantile", "dpsgd_f"])
+def test_noise_is_scaled_to_the_sensitivity_and_covers_the_rounding_of_norms(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clipped gradient may exceed its bound by 1e-5 of it; every parameter gets the same noise std."""
+    trainer = new_trainer(small_trial(noise=NoiseSpec(1.5), clipping=Component(name, {"bound": 3.0})), tmp_path)
+    added, stds = trainer._noise.added, list[tuple[int, float]]()
+
+    def recorded(values: torch.Tensor, std: float) -> torch.Tensor:
+        stds.append((values.numel(), std))
+        return added(values, std)
+
+    monkeypatch.setattr(trainer._noise, "added", recorded)
+    trainer.step()
+    sensitivity = trainer._rule.sensitivity
+    assert sensitivity == 3.0 or name == "dpsgd_f"
+    queries = {"quantile": [(1, 10.0)], "dpsgd_f": [(4, 10.0)]}.get(name, [])
+    assert stds[: len(queries)] == queries
+    assert [std for _, std in stds[len(queries) :]] == [pytest.approx(1.5 * sensitivity * 1.00001, rel=1e-9)] * 2
+
+
 RISING = NoiseSpec(0.0, Component("linear", {"end_noise_multiplier": 0.5, "period": 2}))
 """No noise in the first of two epochs."""
 
