@@ -1,4 +1,4 @@
-"""Completion, unit by unit: what a trained or stopped trial discloses under each mode, at which delta, and once only."""
+"""Completion, unit by unit: what a trial discloses under each mode, at which delta, and that it is drawn once."""
 
 from __future__ import annotations
 
