@@ -66,17 +66,28 @@ class TestPureReleases:
         assert randomised_responses(epsilons, DELTA) * (1 - 1e-9) <= found <= sum(epsilons) * 1.001
 
 
+def one_round(q: float, sigma: float, delta: float) -> float:
+    """Epsilon of removing an example: P(x > c) - e^eps Q(x > c) = delta, with L(c) = eps."""
+
+    def excess(epsilon: float) -> float:
+        cut = sigma**2 * math.log((math.exp(epsilon) - 1.0 + q) / q) + 0.5
+        present = q * norm.sf((cut - 1.0) / sigma) + (1.0 - q) * norm.sf(cut / sigma)
+        return float(present - math.exp(epsilon) * norm.sf(cut / sigma) - delta)
+
+    return float(brentq(excess, 1e-9, 50.0, xtol=1e-13))
+
+
 class TestOneRound:
     @pytest.mark.parametrize(("q", "sigma"), [(0.01, 0.7), (0.1, 1.5), (0.6, 2.0)])
     def test_amplification_by_sampling_is_exact(self, q: float, sigma: float) -> None:
-        """Of one round strong composition adds nothing: P(x > c) - e^eps Q(x > c) = delta, with L(c) = eps."""
-
-        def excess(epsilon: float) -> float:
-            cut = sigma**2 * math.log((math.exp(epsilon) - 1.0 + q) / q) + 0.5
-            present = q * norm.sf((cut - 1.0) / sigma) + (1.0 - q) * norm.sf(cut / sigma)
-            return float(present - math.exp(epsilon) * norm.sf(cut / sigma) - DELTA)
-
-        exact = brentq(excess, 1e-9, 50.0, xtol=1e-13)
+        """Of one round strong composition adds nothing."""
+        exact = one_round(q, sigma, DELTA)
         assert epsilon(poisson(sigma, q, 1), "strong") == pytest.approx(exact, rel=1e-4)
         for accountant in ("rdp", "rdp-classic", "pld", "strong", "auto"):
             assert epsilon(poisson(sigma, q, 1), accountant) >= exact * (1 - 1e-9)
+
+    @pytest.mark.parametrize("accountant", ["rdp", "pld", "strong", "auto"])
+    def test_epsilon_is_0_only_where_delta_covers_all_that_a_round_tells(self, accountant: str) -> None:
+        """Its total variation distance is 0.0197: between delta and twice delta, and far above the divergence."""
+        assert epsilon(poisson(20.0, 0.99, 1), accountant, 0.0105) >= one_round(0.99, 20.0, 0.0105) > 0.02
+        assert epsilon(poisson(20.0, 0.99, 1), "pld", 0.0198) == 0.0

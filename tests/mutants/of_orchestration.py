@@ -81,9 +81,9 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
         B(
             "if bound else _estimated(costs(trace, planned.spec.delta, sweep))",
             "if bound else costs(trace, planned.spec.delta, sweep)",
-            "a run longer than its plan has a guarantee",
+            "a run with less noise than planned has a guarantee",
             True,
-            COMPLETION,
+            COMPLETING,
         ),
         B(
             'account(trace.until(step), delta, "rdp")',

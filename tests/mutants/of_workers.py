@@ -72,7 +72,7 @@ WORKERS: Final[tuple[Mutant, ...]] = (
             "lambda std: 0.0",
             "the initial median has no noise",
             True,
-            PRIVACY,
+            TRAINING,
         ),
         B(
             "repeatable = before.is_current() and modes_of(self._model) == self._modes",
@@ -112,7 +112,7 @@ WORKERS: Final[tuple[Mutant, ...]] = (
             "public=None if public is None else evaluate(shown, self._dataset.train,",
             "the schedule reads the training data",
             True,
-            PRIVACY,
+            TRAINING,
         ),
         B(
             '    def store_norms(self) -> None:\n        """Store',

@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from accounting.mechanism import Segment, Trace
-from accounting.pld import composition
+from accounting.pld import composition, fourier
 from accounting.pld.composition import delta_pld, epsilon_pld
 from accounting.pld.fourier import Composed, LatticePlan, compose, compose_upper
 from accounting.pld.group_rounds import GroupRounds
@@ -87,6 +87,26 @@ def test_bounds_on_either_side_of_one_round() -> None:
         below, above = found.lower.delta_at(epsilon), found.upper.delta_at(epsilon)
         assert below <= exact_remove(epsilon) <= above
         assert above - below <= 1e-3 * above
+
+
+def test_errors_are_added_to_the_upper_bound_and_taken_from_the_lower() -> None:
+    found = composed(GroupRounds(((ROUND, 1),)), tail=1e-20)
+    for curve, sign in ((found.upper, 1), (found.lower, -1)):
+        error = 0.1 * curve.delta_at(0.8) / math.exp(curve.log_scale)
+        wrong = replace(curve, additive=curve.additive + error)
+        assert wrong.delta_at(0.8) == pytest.approx((1 + 0.1 * sign) * curve.delta_at(0.8), rel=1e-6)
+        assert sign * (wrong.epsilon_at(0.02).epsilon - curve.epsilon_at(0.02).epsilon) > 0.01
+
+
+def test_merged_sensitivities_bound_what_they_stand_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group of many members, whose law is held in a few sensitivities."""
+    trace = Trace(1000, (Segment(0, 5, PoissonSampling(0.3), 8.0),))
+    exact = epsilon_pld(trace, 1e-5, 24)
+    monkeypatch.setattr(fourier, "MAX_ATOMS", 6)
+    merged = epsilon_pld(trace, 1e-5, 24)
+    assert merged.lower <= exact.upper
+    assert merged.upper >= exact.lower
+    assert merged.upper > 1.01 * merged.lower, "merging costs precision"
 
 
 RUN = Trace(1000, (Segment(0, 10, PoissonSampling(0.1), 1.0),))

@@ -211,4 +211,9 @@ def test_a_stopped_trial_keeps_no_key(default: Trained, tmp_path: Path) -> None:
     result = complete_stopped(default.planned, files, default.sweep, Times(0.0, 1.0), seen[0], ())
     assert not Path(files.checkpoint).exists()
     assert result.worst_case.epsilon == account(seen[0].trace, DELTA, "rdp").epsilon
+    assert result.worst_case.kind == "guarantee"
+    dearer = replace(seen[0].trace, segments=tuple(replace(s, noise_multiplier=0.5) for s in seen[0].trace.segments))
+    found = complete_stopped(default.planned, files, default.sweep, Times(0.0, 1.0), replace(seen[0], trace=dearer), ())
+    assert found.worst_case.kind == "estimate", "less noise than planned, which no plan bounds"
+    assert found.worst_case.epsilon == account(dearer, DELTA, "rdp").epsilon
     assert 0.0 < result.worst_case.epsilon < default.planned.costs.worst_case.epsilon < math.inf
