@@ -79,7 +79,7 @@ ACCOUNTING: Final[tuple[Mutant, ...]] = (
         B("if sampled:\n", "if False:\n", "gdp and zcdp account sampled rounds as full ones"),
         B("min(float(times @ each), composed)", "composed", "the plain sum is forgotten"),
         B(
-            'if trace.kind == "guarantee" else replace(found, kind=trace.kind)',
+            'if trace.kind == "guarantee" or not found.is_private else replace(found, kind=trace.kind)',
             "",
             "what followed results is a guarantee",
             True,
@@ -164,8 +164,8 @@ ACCOUNTING: Final[tuple[Mutant, ...]] = (
             ACCOUNTANTS,
         ),
         B(
-            'if self.kind == self.contributions == "guarantee" else',
-            'if self.contributions == "guarantee" else',
+            "return weakest(self.kind, self.contributions)",
+            "return self.contributions",
             "individual epsilons after such noise are guarantees",
             True,
         ),

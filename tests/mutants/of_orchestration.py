@@ -91,11 +91,6 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
             "the cost so far lacks a step",
             True,
         ),
-        B(
-            "kind_of_capped(epsilons, worst), cost)",
-            "kind_of_capped(epsilons, worst), 0.0)",
-            "a release is shown to be free",
-        ),
     ),
     *bugs_in(
         "orchestration/execution/estimate_quality.py",

@@ -49,8 +49,8 @@ RESULTS: Final[tuple[Mutant, ...]] = (
             "statistics are not capped at the worst case",
         ),
         B(
-            'epsilons.kind if worst_case.kind == "guarantee" else "estimate"',
-            "epsilons.kind",
+            'return weakest(epsilons.kind, "estimate" if',
+            'return (lambda one, other: one)(epsilons.kind, "estimate" if',
             "statistics capped at an estimate are guarantees",
             True,
         ),
@@ -197,7 +197,7 @@ RESULTS: Final[tuple[Mutant, ...]] = (
             "groups cost what one example costs",
             True,
         ),
-        B("kind=worst.kind,", 'kind="guarantee",', "estimates are shown as guarantees", True),
+        B("kind=worst.kind if", 'kind="guarantee" if', "estimates are shown as guarantees", True),
         B(
             "privacy=None if point.is_private else",
             "privacy=None if True else",

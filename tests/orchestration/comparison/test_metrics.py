@@ -32,7 +32,9 @@ TRIAL = PublishedTrial(
         (PublishedGroup("a", 30, 0.9, 0.3, -0.02), PublishedGroup("b", 10, 0.54, 1.1, -0.11)),
         {"accuracy_gap": 0.36},
     ),
-    individuals=IndividualStatistics("private", "estimate", 1.25, 1.5, {0.9: 2.5}, release_epsilon=0.125),
+    individuals=IndividualStatistics(
+        "private", "estimate", mean=1.25, median=1.5, quantiles={0.9: 2.5}, release_epsilon=0.125
+    ),
     history=(PublishedEpoch(0, 10, 2.25), PublishedEpoch(1, 20, 1.75)),
     started=1000.0,
     ended=1090.0,
@@ -42,6 +44,9 @@ TRIAL = PublishedTrial(
 def test_results_json_holds_every_metric_under_its_name() -> None:
     assert known(TRIAL) == {
         "epsilon": 3.0,
+        "composed_epsilon": 3.0,
+        "advantage": None,
+        "tpr_at_fpr_1pct": None,
         "delta": 1e-5,
         "initial_noise_multiplier": 2.25,
         "release_epsilon": 0.125,
@@ -68,6 +73,7 @@ def test_mlflow_holds_every_finite_one() -> None:
         "fairness/unequal_cost": pytest.approx(0.09),
         "fairness/accuracy_gap": 0.36,
         "privacy/epsilon": 3.0,
+        "privacy/composed_epsilon": 3.0,
         "privacy/delta": 1e-5,
         "privacy/release_epsilon": 0.125,
         "privacy/mean_epsilon_i": 1.25,

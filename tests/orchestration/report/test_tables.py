@@ -91,8 +91,8 @@ def trial(clipping: str, seed: int, accuracy: float, epsilon: float, median: flo
         individuals=IndividualStatistics(
             "raw",
             "estimate",
-            median + 0.25,
-            median,
+            mean=median + 0.25,
+            median=median,
             estimates=EstimateQuality(100, 0.9 + 0.02 * seed, 0.01 + 0.01 * seed, 0.05 + 0.02 * seed),
             loss_correlation=0.5 + 0.1 * seed,
         )
@@ -118,16 +118,19 @@ STYLE = style_of(SETTINGS)
 def test_every_setting_shows_its_own_means_over_seeds() -> None:
     found = rows(settings_table(SETTINGS, STYLE))
     assert list(found) == ["non-private", "flatPareto front", "dpsgd_fPareto front"]
-    assert found["flatPareto front"] == {
-        "Setting": "flatPareto front",
-        "Seeds": "2",
-        "Worst-case ε": "3.10",
-        "Median εᵢ": "1.10",
-        "Test accuracy": "75.0 ± 7.1%",
-        "Change, points": "−15.0 ± 7.1",
-        "Worst-served group": "rare 55.0 ± 7.1%",
-        "Unequal cost, points": "4.0",
-    }
+    assert (
+        found["flatPareto front"].items()
+        >= {
+            "Setting": "flatPareto front",
+            "Seeds": "2",
+            "Worst-case ε": "3.10",
+            "Median εᵢ": "1.10",
+            "Test accuracy": "75.0 ± 7.1%",
+            "Change, points": "−15.0 ± 7.1",
+            "Worst-served group": "rare 55.0 ± 7.1%",
+            "Unequal cost, points": "4.0",
+        }.items()
+    )
     other = found["dpsgd_fPareto front"]
     assert (other["Seeds"], other["Test accuracy"], other["Worst-case ε"]) == ("1", "60.0%", "2.00")
     assert (other["Median εᵢ"], other["Worst-served group"]) == ("1.60", "rare 40.0%")
@@ -139,18 +142,19 @@ def test_every_trial_shows_its_own_numbers_under_their_headings() -> None:
     failed = replace(TRIALS[3], key="lost", labels={"clipping": "lost"}, state=TrialState.FAILED, error="<lost>")
     failed = replace(failed, quality=None, privacy=None, individuals=None, history=(), started=None)
     estimated = replace(TRIALS[1], privacy=PublishedPrivacy(3.0, 1e-5, "rdp", "estimate", "zero_out"))
-    found = Cells(trials_table([estimated, TRIALS[2], failed])).rows
-    assert Cells(trials_table(TRIALS)).heads == [
-        "Trial", "Status", "Accountant", "Worst-case ε", "Initial σ", "Test accuracy", "Loss", "Worst-served group",
-        "Time", "Remarks",
-    ]  # fmt: skip
-    assert found == [
-        ["flat · seed 0flat-0", "finished", "rdpestimate, zero_out", "3.00", "1.500", "70.0%", "1.30", "50.0%",
-         "1 min 15 s", ""],
-        ["flat · seed 1flat-1", "finished", "pldguarantee, add_remove", "3.20", "1.500", "80.0%", "1.20", "60.0%",
-         "1 min 25 s", ""],
-        ["lostlost", "failed", "–", "–", "–", "–", "–", "–", "–", "<lost>"],
-    ]  # fmt: skip
+    found = rows(trials_table([estimated, TRIALS[2], failed]))
+    heads = (
+        "Status", "Accountant", "Worst-case ε", "Initial σ", "Test accuracy", "Loss", "Worst-served group", "Time",
+        "Remarks",
+    )  # fmt: skip
+    shown = {name: [row[head] for head in heads] for name, row in found.items()}
+    assert shown == {
+        "flat · seed 0flat-0": ["finished", "rdpestimate, zero_out", "3.00", "1.500", "70.0%", "1.30", "50.0%",
+                                "1 min 15 s", ""],
+        "flat · seed 1flat-1": ["finished", "pldguarantee, add_remove", "3.20", "1.500", "80.0%", "1.20", "60.0%",
+                                "1 min 25 s", ""],
+        "lostlost": ["failed", "–", "–", "–", "–", "–", "–", "–", "<lost>"],
+    }  # fmt: skip
 
 
 def test_the_worst_seed_is_what_a_group_pays() -> None:
