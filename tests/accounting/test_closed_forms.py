@@ -9,8 +9,8 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from accounting.accountants import total_rho
-from accounting.mechanism import PureRelease, Segment, Trace
-from accounting.samplings import PoissonSampling
+from accounting.mechanism import GaussianRelease, PureRelease, Segment, Trace
+from accounting.samplings import PoissonSampling, ShuffledSampling
 from tests.accounting.test_accountants import DELTA, epsilon, poisson, shuffled
 
 
@@ -22,6 +22,12 @@ class TestZeroConcentrated:
         trace = Trace(100, releases=(PureRelease("a", 0.4), PureRelease("b", 0.1)), adjacency="zero_out")
         assert total_rho(trace, 3) == pytest.approx((1.2**2 + 0.3**2) / 2.0, rel=1e-12)
         assert total_rho(shuffled(2.0, 5), 3) == pytest.approx(5 * 9.0 / 8.0, rel=1e-12)
+
+    def test_equal_releases_each_cost(self) -> None:
+        released = tuple(GaussianRelease(name, 4.0) for name in ("mean", "count", "sum"))
+        trace = Trace(100, (Segment(0, 1, ShuffledSampling(1), 4.0),), released, "zero_out")
+        assert total_rho(trace) == pytest.approx(4 / 32.0, rel=1e-12)
+        assert epsilon(trace, "gdp") == pytest.approx(epsilon(shuffled(2.0, 1), "gdp"), rel=1e-12)
 
     def test_without_noise_rho_is_infinite(self) -> None:
         assert total_rho(shuffled(0.0, 3)) == math.inf
