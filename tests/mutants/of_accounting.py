@@ -299,7 +299,7 @@ ACCOUNTING: Final[tuple[Mutant, ...]] = (
             "[:epoch]) for epoch in range(epochs)]\n    segments",
             "[:epoch + 1]) for epoch in range(epochs)]\n    segments",
             "noise follows the accuracy of its own epoch",
-            True,
+            survives="equivalent: a check at epoch t reads accuracies of the epochs before t // period * period only",
         ),
         B(
             "noise_follows_results=levels != [",
