@@ -51,6 +51,32 @@ def test_side_queries_and_releases_are_paid_for_inside_the_target() -> None:
     assert noise["r"] > noise["p"] > plain["flat-constant-seed0"].spec.noise.initial_noise_multiplier
 
 
+def test_groups_and_further_accountants_are_each_accounted_for() -> None:
+    """Groups by privacy loss distributions: what one example costs, times their size, is less than they pay."""
+    accounting = {"group_sizes": [1, 2, 3], "also": ["pld", "rdp-classic"]}
+    (trial,) = planned(clipping="flat", noise="constant", accounting=accounting).trials
+    costs, trace = trial.costs, trial.trace
+    assert costs.groups == (costs.worst_case, *(account(trace, 1e-5, "pld", size) for size in (2, 3)))
+    pair, single = costs.groups[1].epsilon, account(trace, 1e-5, "pld").epsilon
+    assert pair > 2.05 * single
+    assert [(each.accountant, each.epsilon) for each in costs.others] == [
+        ("pld", single),
+        ("rdp-classic", account(trace, 1e-5, "rdp-classic").epsilon),
+    ]
+
+
+def test_a_budget_that_pays_for_no_epoch_is_refused() -> None:
+    privacy = {"noise_multiplier": 1.0, "delta": 1e-5, "budget": {"epsilon": 0.01}, "accountant": "rdp"}
+    (reason,) = planned(clipping="flat", noise="constant", privacy=privacy).reasons()
+    assert "does not pay for one epoch" in reason
+
+
+def test_noise_is_calibrated_by_the_accountant_that_is_shown() -> None:
+    privacy = {**PRIVACY, "accountant": "rdp-classic"}
+    (trial,) = planned(clipping="flat", noise="constant", privacy=privacy).trials
+    assert 4.99 < trial.costs.worst_case.epsilon <= 5.0
+
+
 def test_a_plan_tells_steps_and_bytes() -> None:
     trial = planned(norms={"refreshes_per_epoch": 2}).trials[1]
     assert trial.trace.steps == 2 * -(-trial.dataset.train_size // 128)
@@ -121,6 +147,10 @@ def test_trials_of_equal_mechanism_are_calibrated_and_accounted_once(monkeypatch
 
 
 def test_delta_above_one_over_n_is_a_warning() -> None:
+    size = planned(clipping="flat", noise="constant").trials[0].dataset.train_size
+    for delta, warned in ((1.01 / size, True), (0.99 / size, False)):
+        plan = planned(privacy={**PRIVACY, "delta": delta}, clipping="flat", noise="constant")
+        assert bool(plan.warnings) == warned
     plan = planned(privacy={**PRIVACY, "delta": 0.01})
     assert plan.refusals == ()
     assert "1/n" in " ".join(plan.warnings)
