@@ -88,4 +88,4 @@ def sample_record(folder: Path, **changes: object) -> tuple[SweepRecord, SweepFi
                 write_statistics(files.trial(point.key).private_summary, EXACT, private=True)
         else:
             statuses[point.key] = TrialStatus(point.key, 20, TrialState.FAILED, error="lost")
-    return SweepRecord(open_manifest(files, sweep.plain(), text, resume=False), sweep, points, statuses, {}), files
+    return SweepRecord(open_manifest(files, sweep.plain(), text), sweep, points, statuses, {}), files

@@ -15,7 +15,7 @@ from accounting.accountants import account
 from accounting.mechanism import Trace
 from accounting.parallel import AccountingJob, PartResult, Scatter, account_in_process
 from accounting.records.layout import TrialFiles
-from accounting.records.shards import read_epsilons
+from accounting.records.shards import PartFiles, read_epsilons
 from accounting.records.traces import read_trace
 from accounting.release import ReleaseSpec
 from orchestration.execution.completion import Times, complete_stopped, complete_trial, epsilon_so_far
@@ -160,7 +160,7 @@ def test_the_bound_of_a_release_is_public(released: Trained) -> None:
 def test_what_is_released_are_the_upper_bounds_with_the_stated_noise(released: Trained) -> None:
     """Though lower bounds are 0 here. Each number is wrong with probability 2.6e-12."""
 
-    def without_lower(job: AccountingJob, parts: Sequence[int]) -> Iterator[PartResult]:
+    def without_lower(job: AccountingJob, parts: Sequence[PartFiles]) -> Iterator[PartResult]:
         for found in account_in_process(job, parts):
             yield replace(found, epsilons=replace(found.epsilons, lower=np.zeros_like(found.epsilons.lower)))
 
