@@ -43,7 +43,7 @@ def with_canary(files: TrialFiles) -> None:
 def finished(folder: Path, release: str) -> SweepFiles:
     text = audited(release=release)
     sweep, files = parse_sweep(text), SweepFiles(str(folder))
-    write_manifest(files, open_manifest(files, sweep.plain(), text, resume=False))
+    write_manifest(files, open_manifest(files, sweep.plain(), text))
     for planned in plan_sweep(sweep).trials:
         trial = files.trial(planned.key)
         run_trial(planned.spec, trial.root, releases=planned.releases)
