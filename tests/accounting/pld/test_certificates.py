@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from accounting.mechanism import Segment, Trace
+from accounting.gaussian import gaussian_epsilon
+from accounting.mechanism import GaussianRelease, Segment, Trace
 from accounting.pld import composition, fourier
 from accounting.pld.composition import delta_pld, epsilon_pld
 from accounting.pld.fourier import Composed, LatticePlan, compose, compose_upper
@@ -145,3 +146,8 @@ def test_the_directions_differ_where_they_were_mistaken() -> None:
     plan: Any = [composed(GroupRounds(((ROUND, 10),)), direction, 1e-5, 1e-14) for direction in DIRECTIONS]
     remove, add = (each.upper.epsilon_at(1e-5).epsilon for each in plan)
     assert remove > 1.05 * add
+
+
+def test_a_release_moves_with_every_member_of_a_group() -> None:
+    trace = Trace(100, releases=(GaussianRelease("mean", 6.0),))
+    assert epsilon_pld(trace, 1e-5, 3).upper == pytest.approx(gaussian_epsilon(3.0 / 6.0, 1e-5)[0], rel=1e-9)
