@@ -13,7 +13,6 @@ from typing import Protocol
 
 from accounting.errors import DataCorruption, InvalidInput
 from accounting.records.files import exists, make_private_file, make_private_folder
-from orchestration.comparison.claims import unfounded
 from orchestration.comparison.record import SweepRecord
 from orchestration.comparison.stored import stored_record
 from orchestration.execution.backend import backend
@@ -192,7 +191,7 @@ def render_again(folder: str) -> Outcome:
     """
     files = SweepFiles(absolute(folder))
     record = stored_record(files)
-    wrong = damaged_files(files, record) or list(unfounded(files, record))
+    wrong = damaged_files(files, record)
     if wrong:
         raise DataCorruption("\n".join(wrong))
     write_reports(files, record)

@@ -15,7 +15,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to s
 
 
 def verify(folder: Folder, as_json: AsJson = False) -> None:
-    """Check every stored file of the trained trials against its sha256, length and counts; writes nothing."""
+    """Check every stored file of the trained trials against its sha256, length and counts, and every ε by its trace."""
     from orchestration.comparison.stored import stored_record
     from orchestration.execution.upkeep import damaged_files, trained
 

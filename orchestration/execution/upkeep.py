@@ -10,6 +10,7 @@ from accounting.records.files import delete, exists, list_files
 from accounting.records.layout import TrialFiles
 from accounting.records.parts import MANIFEST
 from accounting.records.shards import read_epsilons
+from orchestration.comparison.claims import unfounded
 from orchestration.comparison.record import SweepRecord
 from orchestration.comparison.stored import stored_record
 from orchestration.records.integrity import damages
@@ -22,10 +23,14 @@ _READERS = 8
 
 
 def damaged_files(files: SweepFiles, record: SweepRecord) -> list[str]:
-    """One line per damaged file of the trained trials, in the order of the grid; reads every file."""
+    """One line per damaged file of the trained trials, in the order of the grid; reads every file.
+
+    Where no file is damaged: one line per claim that is smaller than what its trace costs.
+    """
     with ThreadPoolExecutor(_READERS) as readers:
         found = readers.map(lambda result: list(damages(files.trial(result.key), result)), trained(record))
-        return [line for lines in found for line in lines]
+        damaged = [line for lines in found for line in lines]
+    return damaged or list(unfounded(files, record))
 
 
 def trained(record: SweepRecord) -> list[TrialResult]:
