@@ -60,8 +60,8 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
             True,
         ),
         B(
-            "releases=release.releases()), worst.delta).epsilon",
-            "releases=release.releases()[:1]), worst.delta).epsilon",
+            "releases=release.releases(), adjacency",
+            "releases=release.releases()[:1], adjacency",
             "the cost shown of a release is that of its histogram",
         ),
         B(
