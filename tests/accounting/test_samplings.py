@@ -173,3 +173,9 @@ class TestANewSampling:
         assert account(mine, 1e-5, "pld").epsilon < group < account(always, 1e-5, "pld", 3).epsilon
         given = epsilon_of_examples(mine, [0], [[1.0]] * 3, 1e-5).upper
         assert given == pytest.approx(group, rel=1e-2)
+
+
+def test_an_epoch_has_no_more_batches_than_examples() -> None:
+    ShuffledSampling(5).require_fits(5)
+    with pytest.raises(InvalidInput, match="an epoch over 5 examples has at most as many batches"):
+        ShuffledSampling(6).require_fits(5)

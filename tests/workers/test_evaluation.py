@@ -13,7 +13,7 @@ from torch import nn
 from accounting.errors import InvalidInput
 from workers.data import Dataset, Source, Tokens, load_dataset, make_split
 from workers.data.cuts import cut
-from workers.evaluation import Evaluation, cost_of_privacy, evaluate, fairness, predict, shown_groups
+from workers.evaluation import Evaluation, GroupEvaluation, cost_of_privacy, evaluate, fairness, predict, shown_groups
 from workers.losses import build_loss
 from workers.models import build_model
 from workers.spec import Component, DataSpec
@@ -159,3 +159,11 @@ def test_two_people_are_no_group_to_be_shown(digits: Dataset) -> None:
     assert "3" not in {group.name for group in found.groups}
     assert len(found.groups) == 8, "the smallest of the others is left out with it"
     assert {group.name for group in evaluate(model, few, digits, LOSS, min_group_size=1).groups} >= {"3"}
+
+
+def test_the_cost_of_privacy_is_negative_where_a_group_lost() -> None:
+    private, baseline = (
+        Evaluation(0.5, 1.0, tuple(GroupEvaluation(name, 10, accuracy, 1.0) for name, accuracy in groups.items()), {})
+        for groups in ({"a": 0.5, "b": 0.75, "new": 0.5}, {"a": 0.75, "b": 0.5})
+    )
+    assert cost_of_privacy(private, baseline) == {"a": -0.25, "b": 0.25}

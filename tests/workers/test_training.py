@@ -247,3 +247,8 @@ def test_averaged_parameters_are_what_is_evaluated_and_stored(tmp_path: Path) ->
     left, right = (torch.load(files.model, weights_only=True) for files in (plain_files, averaged_files))
     assert not torch.equal(left["1.weight"], right["1.weight"])
     assert plain.evaluation.loss != averaged.evaluation.loss
+
+
+@pytest.mark.parametrize(("source", "research"), [("seeded", True), ("os_entropy", False)])
+def test_a_model_with_noise_from_a_known_seed_is_called_research(source: str, research: bool, tmp_path: Path) -> None:
+    assert train(small_trial(noise_source=source, epochs=1), tmp_path)[0].research_mode is research

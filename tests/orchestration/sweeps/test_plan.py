@@ -249,3 +249,16 @@ def test_a_filter_keeps_to_its_own_budget_at_noise_as_given() -> None:
 def test_a_filter_that_cannot_be_is_refused(changes: dict[str, Any], reason: str) -> None:
     (refusal,) = planned(**{"clipping": FILTER, "noise": "constant", **changes}).refusals
     assert reason in refusal.reason
+
+
+@pytest.mark.parametrize(("release", "quoted"), [("none", False), ("private", False), ("raw", True)])
+def test_a_refusal_quotes_an_error_only_where_everything_is_shown(
+    release: str, quoted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("bad row 17")
+
+    monkeypatch.setattr(plan_module, "check_spec", refuse)
+    (reason,) = planned(clipping="flat", noise="constant", release=release).reasons()
+    assert ("row 17" in reason) == quoted
+    assert "RuntimeError" in reason

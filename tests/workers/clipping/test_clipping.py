@@ -300,6 +300,10 @@ def test_individual_clipping_holds_examples_to_their_last_measured_norm() -> Non
     grown = Examples(torch.tensor([5.0, 0.1, 9.0]), groups, rows)
     assert (rule.weights(grown) * grown.norms).tolist() == pytest.approx([0.5, 0.1, 2.0])
     assert method.keeps_to_contributions
+    lost = Examples(torch.tensor([math.inf, math.nan, 0.5]), groups, rows)
+    thresholds = method.refresh(state, lost).thresholds
+    assert thresholds is not None
+    assert thresholds.tolist() == [2.0, 2.0, 0.5], "a norm that is not finite says nothing about later ones"
 
 
 def adapt(component: Component, steps: int, norms_at: Tensor) -> ClippingState:
@@ -410,3 +414,11 @@ def test_queries_get_the_noise_that_is_accounted_for(component: Component, std: 
 def test_impossible_settings_are_refused_in_words(component: Component, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         make_clipping(component)
+
+
+def test_counts_are_remembered_with_the_weight_of_the_past() -> None:
+    method, setting = make_clipping(Component("naive", {"count_memory": 0.9})), Setting(("a", "b"), ("w",), 10, 5)
+    state = method.advance(method.start(1.0, setting), torch.tensor([10.0, 2.0]), setting)
+    later = method.advance(state, torch.tensor([20.0, 2.0]), setting).counts
+    assert later is not None
+    assert later.tolist() == pytest.approx([11.0, 2.0])
