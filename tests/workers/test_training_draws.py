@@ -130,7 +130,7 @@ def test_norms_of_a_model_that_draws_are_estimates(kind: str, claim: str, tmp_pa
     assert trace.contributions == claim
 
 
-@pytest.mark.parametrize(("model", "claim"), [(DROPOUT_NET, "estimate"), (Component("logistic"), "guarantee")])
+@pytest.mark.parametrize(("model", "claim"), [(DROPOUT_NET, "estimate"), (Component("logistic"), "output_specific")])
 def test_a_model_that_draws_is_known_before_the_first_step(model: Component, claim: str, tmp_path: Path) -> None:
     trainer = trainer_of(small_trial(model=model, norms=NormSpec("every_step")), tmp_path)
     assert trainer.mechanism.contributions == claim
