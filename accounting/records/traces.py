@@ -11,12 +11,9 @@ from typing import Any, get_type_hints
 import pyarrow as pa
 
 from accounting.errors import DataCorruption
-from accounting.estimates import without_guarantee
-from accounting.filters import FILTERS, IndividualFilter
 from accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
 from accounting.records.files import read_bytes, write_bytes_atomically
-from accounting.records.tables import read_table
-from accounting.samplings import stored_kinds
+from accounting.samplings import SAMPLINGS
 
 _RELEASES: Mapping[str, Callable[..., GaussianRelease | PureRelease]] = {
     "gaussian": GaussianRelease,
@@ -24,16 +21,12 @@ _RELEASES: Mapping[str, Callable[..., GaussianRelease | PureRelease]] = {
 }
 _RELEASE_NAMES = {GaussianRelease: "gaussian", PureRelease: "pure"}
 
-_CLAIM = "recorded_contributions"
-_OLD_CLAIM = "contributions"
-"""The name it had before there were output-specific claims, which ``guarantee`` stood for too."""
-
 _COLUMN_TYPES = {int: pa.int64(), float: pa.float64(), str: pa.string()}
 
 
 def _sampling_columns() -> dict[str, pa.DataType]:
     """One column for each field of any sampling."""
-    kinds = stored_kinds()
+    kinds = SAMPLINGS.values()
     return {field.name: _COLUMN_TYPES[get_type_hints(kind)[field.name]] for kind in kinds for field in fields(kind)}
 
 
@@ -55,9 +48,8 @@ def write_trace(path: str, trace: Trace) -> None:
     run = {
         "dataset_size": trace.dataset_size,
         "adjacency": trace.adjacency,
-        _CLAIM: trace.contributions,
+        "contributions": trace.contributions,
         "noise_follows_results": trace.noise_follows_results,
-        **({"filter": _plain_filter(trace.filter)} if trace.filter else {}),
         "releases": [{"release": _RELEASE_NAMES[type(release)], **asdict(release)} for release in trace.releases],
     }
     table = pa.Table.from_pylist([_segment_row(segment) for segment in trace.segments], schema=_schema())
@@ -69,13 +61,10 @@ def write_trace(path: str, trace: Trace) -> None:
 
 
 def read_trace(path: str) -> Trace:
-    """The stored trace. Of one stored before there were output-specific claims, contributions are no guarantee.
-
-    Raises: FileNotFoundError when there is none, `DataCorruption` when it is damaged.
-    """
+    """The stored trace. Raises FileNotFoundError when there is none, `DataCorruption` when it is damaged."""
     data = read_bytes(path)
     try:
-        table = read_table(data)
+        table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
         table.validate(full=True)  # altered lengths and offsets must not make decoding read outside the buffers
         rows, run = table.to_pylist(), json.loads(table.schema.metadata[b"run"])
         intact = table.schema.metadata[b"sha256"].decode() == _checksum(rows, run)
@@ -83,14 +72,10 @@ def read_trace(path: str) -> Trace:
         intact = False
     if not intact:
         raise DataCorruption(f"{path} is damaged; restore it from a backup, or run the trial again")
-    limit = run.pop("filter", None)
     releases = [dict(release) for release in run.pop("releases")]
-    contributions = run.pop(_CLAIM) if _CLAIM in run else without_guarantee(run.pop(_OLD_CLAIM))
     return Trace(
         segments=tuple(_segment(row) for row in rows),
         releases=tuple(_RELEASES[release.pop("release")](**release) for release in releases),
-        contributions=contributions,
-        filter=None if limit is None else FILTERS[limit.pop("kind")](**limit),
         **run,
     )
 
@@ -107,7 +92,7 @@ def _segment_row(segment: Segment) -> dict[str, Any]:
 
 
 def _segment(row: dict[str, Any]) -> Segment:
-    kind = next(kind for kind in stored_kinds() if kind.stored_name == row["sampling"])
+    kind = next(kind for kind in SAMPLINGS.values() if kind.stored_name == row["sampling"])
     return Segment(
         start_step=row["start_step"],
         steps=row["steps"],
@@ -115,10 +100,6 @@ def _segment(row: dict[str, Any]) -> Segment:
         noise_multiplier=row["noise_multiplier"],
         side_queries=tuple(SideQuery(**query) for query in row["side_queries"]),
     )
-
-
-def _plain_filter(individual: IndividualFilter) -> dict[str, Any]:
-    return {"kind": individual.stored_name, **asdict(individual)}
 
 
 def _checksum(rows: list[dict[str, Any]], run: dict[str, Any]) -> str:

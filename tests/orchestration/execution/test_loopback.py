@@ -20,16 +20,10 @@ import json, sys
 from pathlib import Path
 from orchestration.execution.environment import EMBEDDED, prepare_environment
 prepare_environment(EMBEDDED)
-import os, ray
+from accounting.parallel import AccountingPool
 from orchestration.execution.cluster import connected
-
-class Worker:
-    def pid(self):
-        return os.getpid()
-
-with connected(EMBEDDED, Path(sys.argv[1])):
-    workers = [ray.remote(Worker).options(num_cpus=0).remote() for _ in range(2)]
-    print(json.dumps(ray.get([worker.pid.remote() for worker in workers])), flush=True)
+with connected(EMBEDDED, Path(sys.argv[1])), AccountingPool(2, num_cpus=0) as pool:
+    print(json.dumps(pool.process_ids()), flush=True)
     sys.stdin.read()
 """
 
