@@ -5,6 +5,8 @@ from __future__ import annotations
 import doctest
 import re
 import runpy
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -29,10 +31,11 @@ def test_the_docstring_of_the_package_runs() -> None:
 
 
 def test_the_page_about_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It trains with Ray, in an empty folder."""
+    """In an empty folder and a process of its own: a process reads once whether its Ray clusters require a token."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    run_examples((ROOT / "docs" / "python.md").read_text(), "python.md")
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
+        alone.submit(run_examples, (ROOT / "docs" / "python.md").read_text(), "python.md").result()
 
 
 def test_the_reference_is_up_to_date() -> None:
