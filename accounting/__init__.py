@@ -11,14 +11,17 @@ The names exported here are the library's interface. Importing it loads neither 
 
 from accounting.accountants import ACCOUNTANTS, account
 from accounting.calibration import (
+    AdvantageBudget,
     EpsilonBudget,
     RhoBudget,
+    TruePositiveRateBudget,
     calibrate_decay,
     calibrate_noise_multiplier,
     count_within_budget,
     length_within_budget,
     noise_multiplier_within_budget,
 )
+from accounting.curves import AttackRisk, Interval, PrivacyCurve, attack_risk, curve_of_examples, privacy_curve
 from accounting.errors import (
     DataCorruption,
     DpsweepError,
@@ -32,14 +35,24 @@ from accounting.individual import INDIVIDUAL_ACCOUNTANTS, IndividualEpsilons, in
 from accounting.mechanism import GaussianRelease, PureRelease, Release, Segment, SideQuery, Trace
 from accounting.pld import CertifiedEpsilon, epsilon_of_examples, group_epsilons
 from accounting.records import read_trace, write_trace
-from accounting.samplings import SAMPLINGS, FixedBatchSampling, PoissonSampling, Sampling, ShuffledSampling
+from accounting.samplings import (
+    SAMPLINGS,
+    FixedBatchSampling,
+    PoissonSampling,
+    Sampling,
+    ShuffledSampling,
+    TruncatedPoissonSampling,
+)
 from accounting.schedules import SCHEDULES, NoiseSchedule, make_schedule, parse_schedule, planned_trace
+from accounting.together import account_together
 
 __all__ = [
     "ACCOUNTANTS",
     "INDIVIDUAL_ACCOUNTANTS",
     "SAMPLINGS",
     "SCHEDULES",
+    "AdvantageBudget",
+    "AttackRisk",
     "CertifiedEpsilon",
     "DataCorruption",
     "DpsweepError",
@@ -47,9 +60,11 @@ __all__ = [
     "FixedBatchSampling",
     "GaussianRelease",
     "IndividualEpsilons",
+    "Interval",
     "InvalidInput",
     "NoiseSchedule",
     "PoissonSampling",
+    "PrivacyCurve",
     "PrivacyEstimate",
     "PureRelease",
     "Release",
@@ -60,12 +75,17 @@ __all__ = [
     "SideQuery",
     "StorageError",
     "Trace",
+    "TruePositiveRateBudget",
+    "TruncatedPoissonSampling",
     "Unreachable",
     "UnsupportedMechanism",
     "account",
+    "account_together",
+    "attack_risk",
     "calibrate_decay",
     "calibrate_noise_multiplier",
     "count_within_budget",
+    "curve_of_examples",
     "epsilon_of_examples",
     "group_epsilons",
     "individual_epsilons",
@@ -74,6 +94,7 @@ __all__ = [
     "noise_multiplier_within_budget",
     "parse_schedule",
     "planned_trace",
+    "privacy_curve",
     "read_trace",
     "write_trace",
 ]

@@ -18,9 +18,11 @@ from scipy.special import log_expit, ndtri_exp
 
 from accounting.errors import InvalidInput, UnsupportedMechanism, require_finite, require_numbers
 from accounting.estimates import Kind, PrivacyEstimate
+from accounting.filters import IndividualFilter
 from accounting.gaussian import gaussian_epsilon
 from accounting.mechanism import GaussianRelease, Trace
 from accounting.pld import composition
+from accounting.reductions import rare_cuts_apart
 from accounting.registry import lookup
 from accounting.renyi import ORDERS, Array, epsilon_classic, epsilon_improved, pure_rdp, sampled_gaussian_rdp
 from accounting.rounds import Round, gaussian_rounds, pure_epsilons, require_group_size
@@ -212,8 +214,8 @@ class Accountant:
     def __call__(self, trace: Trace, delta: float, group_size: int = 1) -> PrivacyEstimate:
         unit = "example" if group_size == 1 else f"group of {group_size}"
         best = self._best(trace, delta, group_size) if trace.is_private else Bounds(math.inf, math.inf)
-        name = best.method or self.name
-        return PrivacyEstimate(best.upper, delta, trace.adjacency, name, self.kind, unit, group_size, best.lower)
+        name, kind = best.method or self.name, self.kind if best.upper < math.inf else "none"
+        return PrivacyEstimate(best.upper, delta, trace.adjacency, name, kind, unit, group_size, best.lower)
 
     def _best(self, trace: Trace, delta: float, group_size: int) -> Bounds:
         """The method's bounds, or, if lower, those of the run without pure releases plus the sum of their epsilons."""
@@ -268,12 +270,31 @@ ACCOUNTANTS: Mapping[str, Callable[[Trace, float, int], PrivacyEstimate]] = {
 def account(trace: Trace, delta: float, accountant: str = "auto", group_size: int = 1) -> PrivacyEstimate:
     """(epsilon, delta) of ``trace`` under its own adjacency, for groups of ``group_size`` examples.
 
-    The result's ``kind`` says whether this is a guarantee. A trace without noise has epsilon infinity; if the noise
-    followed earlier results, kind is at best ``estimate``.
+    The result's ``kind`` says whether this is a guarantee. A trace without noise has epsilon infinity and the kind
+    ``none``; if the noise followed earlier results, kind is at best ``estimate``. The epsilon that a filter enforced
+    for every example is returned instead, as accountant ``filter``, if it is lower or if only it is a guarantee.
 
     Raises: UnsupportedMechanism when the accountant does not cover the trace, InvalidInput for an unknown accountant or
     a delta outside (0, 1).
     """
-    delta = require_finite("delta", delta, above=0.0, below=1.0)
-    found = lookup(ACCOUNTANTS, accountant, "accountant")(trace, delta, require_group_size(group_size))
-    return found if trace.kind == "guarantee" else replace(found, kind=trace.kind)
+    delta, group_size = require_finite("delta", delta, above=0.0, below=1.0), require_group_size(group_size)
+    parts = rare_cuts_apart(trace, delta, group_size)
+    method = lookup(ACCOUNTANTS, accountant, "accountant")
+    found = max((method(part, left, group_size) for part, left in parts), key=lambda estimate: estimate.epsilon)
+    if parts != ((trace, delta),):  # what bounds the dominating runs from below does not bound the run itself
+        found = replace(found, delta=delta, lower_epsilon=None if found.is_private else found.lower_epsilon)
+    found = found if trace.kind == "guarantee" or not found.is_private else replace(found, kind=trace.kind)
+    if trace.filter is None:
+        return found
+    found = replace(found, lower_epsilon=None)  # of runs in which every example contributes in full
+    if group_size > 1:
+        return found
+    enforced = PrivacyEstimate(enforced_epsilon(trace.filter, trace, delta), delta, trace.adjacency, "filter")
+    return enforced if found.kind != "guarantee" or enforced.epsilon < found.epsilon else found
+
+
+def enforced_epsilon(individual: IndividualFilter, trace: Trace, delta: float) -> float:
+    """Epsilon of every example at ``delta`` by the budget of ``individual`` and the releases of ``trace``: a guarantee,
+    whatever the run did, under adding, removing or blanking the example."""
+    precision = math.fsum(r.noise_multiplier**-2 for r in trace.releases if isinstance(r, GaussianRelease))
+    return individual.epsilon(delta, precision, pure_epsilons(trace))

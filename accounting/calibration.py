@@ -9,10 +9,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from accounting.accountants import account, total_rho
+import numpy as np
+from scipy.optimize import brentq
+
+from accounting.accountants import account, enforced_epsilon, total_rdp, total_rho
+from accounting.curves import privacy_curve, rate_name
 from accounting.errors import (
     InvalidInput,
     Unreachable,
@@ -21,8 +25,10 @@ from accounting.errors import (
     require_finite,
     require_whole,
 )
-from accounting.mechanism import Trace
+from accounting.filters import GaussianFilter, IndividualFilter, RenyiFilter, conversion
+from accounting.mechanism import Trace, require_filterable
 from accounting.registry import lookup
+from accounting.renyi import ORDERS
 from accounting.rounds import require_group_size
 from accounting.schedules import (
     LARGEST_EPOCHS,
@@ -38,6 +44,9 @@ SEARCHED_NOISE_MULTIPLIERS = (1e-2, 1e6)
 _TOLERANCE = 1e-6
 _ROUNDING = 1e-12
 _DIGITS = 6
+_RESOLUTION = 5e-5  # certified bounds are 1e-4 apart or more: solving more finely gains nothing
+_MARGIN = 1e-8
+"""Share of a filter's budget that is kept from rounding, and the least that one can have."""
 
 
 class Budget(Protocol):
@@ -98,10 +107,103 @@ class EpsilonBudget:
     @property
     def resolution(self) -> float:
         """5e-5 for pld, whose bounds are 1e-4 apart and costly to evaluate; 0 for the others."""
-        return 5e-5 if self.accountant in ("pld", "auto") else 0.0
+        return _RESOLUTION if self.accountant in ("pld", "auto") else 0.0
 
     def cost(self, trace: Trace) -> float:
         return account(trace, self.delta, self.accountant, self.group_size).epsilon
+
+
+@dataclass(frozen=True)
+class AdvantageBudget:
+    """A budget of membership advantage, the largest true minus false positive rate of any attack (`PrivacyCurve`)."""
+
+    limit: float
+    group_size: int = 1
+    unit: str = "advantage"
+    resolution: float = _RESOLUTION
+
+    def __post_init__(self) -> None:
+        keep_finite(self, "limit", "target advantage", above=0.0, below=1.0)
+        object.__setattr__(self, "group_size", require_group_size(self.group_size))
+
+    def cost(self, trace: Trace) -> float:
+        return privacy_curve(trace, self.group_size).advantage.upper
+
+
+@dataclass(frozen=True)
+class TruePositiveRateBudget:
+    """A budget of the true positive rate of any attack at ``false_positive_rate``, which guessing reaches already."""
+
+    limit: float
+    false_positive_rate: float
+    group_size: int = 1
+    resolution: float = _RESOLUTION
+
+    def __post_init__(self) -> None:
+        keep_finite(self, "false_positive_rate", "false positive rate", above=0.0, below=1.0)
+        keep_finite(self, "limit", "target true positive rate", above=self.false_positive_rate, below=1.0)
+        object.__setattr__(self, "group_size", require_group_size(self.group_size))
+
+    @property
+    def unit(self) -> str:
+        return rate_name(self.false_positive_rate)
+
+    def cost(self, trace: Trace) -> float:
+        return privacy_curve(trace, self.group_size).true_positive_rate(self.false_positive_rate).upper
+
+
+def calibrate_filter(planned: Trace, epsilon: float, delta: float) -> IndividualFilter:
+    """The filter under which every example's epsilon at ``delta`` is at most ``epsilon``, whatever a run does.
+
+    planned: the run without a filter, every step of it; its releases are paid for first. Full batches get a filter of
+    Gaussian DP. Others get one of Renyi DP, whose order is fixed here: the one at which an example that contributes in
+    full to every step can go on for longest.
+
+    Raises: Unreachable when the releases alone cost as much, UnsupportedMechanism for a run that no filter covers.
+    """
+    epsilon = require_finite("epsilon of a filter", epsilon, above=0.0)
+    delta = require_finite("delta", delta, above=0.0, below=1.0)
+    for segment in planned.segments:
+        require_filterable(segment, RenyiFilter(1.0, 2))
+    full = all(segment.sampling.sample_rate == 1.0 for segment in planned.segments)
+    found = _gaussian_filter(planned, epsilon, delta) if full else _renyi_filter(planned, epsilon, delta)
+    if found is None:
+        raise Unreachable(
+            f"nothing is left of a budget of epsilon {epsilon:g} at delta {delta:g} for the steps, after what is "
+            "released besides them; raise the budget, or the noise of the releases"
+        )
+    return found
+
+
+def _renyi_filter(planned: Trace, epsilon: float, delta: float) -> RenyiFilter | None:
+    steps, best, longest = replace(planned, releases=()), None, 0.0
+    costs = total_rdp(steps)
+    releases = total_rdp(replace(planned, segments=()))
+    for index in np.flatnonzero((np.floor(ORDERS) == ORDERS) & (ORDERS >= 2.0)):
+        order = int(ORDERS[index])
+        budget = (epsilon - conversion(order, delta)) * (1.0 - _MARGIN) - releases[index]
+        if budget > 0.0 and budget / costs[index] > longest:
+            best, longest = RenyiFilter(_rounded(budget), order), budget / costs[index]
+    return best
+
+
+def _gaussian_filter(planned: Trace, epsilon: float, delta: float) -> GaussianFilter | None:
+    """The largest mu^2 whose epsilon, with the releases, is within the budget."""
+
+    def excess(log_square: float) -> float:
+        return enforced_epsilon(GaussianFilter(math.exp(log_square)), planned, delta) - epsilon
+
+    lowest, highest = math.log(_MARGIN), math.log(1.0 / _MARGIN)
+    if not excess(lowest) < 0.0:
+        return None
+    if excess(highest) < 0.0:
+        return GaussianFilter(math.exp(highest))
+    return GaussianFilter(_rounded(math.exp(brentq(excess, lowest, highest, xtol=1e-12)) * (1.0 - _MARGIN)))
+
+
+def _rounded(budget: float) -> float:
+    """Without the last digits, which differ between machines; by less than `_MARGIN`."""
+    return float(f"{budget:.10g}")
 
 
 def count_within_budget(trace_of: Callable[[int], Trace], budget: Budget, at_most: int) -> int:

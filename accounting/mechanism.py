@@ -12,21 +12,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import get_args
 
 from accounting.errors import (
     InvalidInput,
+    UnsupportedMechanism,
     keep_finite,
     keep_whole,
     require_choice,
     require_finite,
     require_whole,
 )
+from accounting.estimates import Claim, weakest
+from accounting.filters import IndividualFilter
 from accounting.registry import one_of
-from accounting.samplings import SAMPLINGS, Adjacency, Sampling, require_adjacency
+from accounting.samplings import Adjacency, DisplacingSampling, Sampling, require_adjacency, stored_kinds
 
-Claim = Literal["guarantee", "estimate"]
-"""Strength of an upper bound: proven, or based on values that only approximate the true ones."""
 NOISE_MULTIPLIERS = (1e-6, 1e9)
 """Accepted range of noise multipliers: below it the bound is vacuous, above it the cost of a step underflows."""
 LARGEST_EPSILON = 1e12
@@ -87,8 +88,8 @@ class Segment:
     def __post_init__(self) -> None:
         keep_whole(self, "start_step", "start_step of a segment", at_least=0)
         keep_whole(self, "steps", "steps of a segment", at_least=1)
-        if not isinstance(self.sampling, tuple(SAMPLINGS.values())):
-            kinds = one_of([kind.__name__ for kind in SAMPLINGS.values()])
+        if not isinstance(self.sampling, (*stored_kinds(), DisplacingSampling)):
+            kinds = one_of([kind.__name__ for kind in stored_kinds()])
             raise InvalidInput(f"sampling of a segment is {self.sampling!r}, but must be a {kinds}")
         keep_finite(self, "noise_multiplier", "noise_multiplier", at_least=0.0)
         if self.noise_multiplier > 0.0:
@@ -130,6 +131,18 @@ class Segment:
         return math.hypot(gradient, *sides)
 
 
+def require_filterable(segment: Segment, individual: IndividualFilter) -> None:
+    """Raise unless an example that contributes nothing costs nothing in these steps, as filters need."""
+    alone = segment.sampling.draws == "independent" and segment.sampling.displaced == 0
+    if not alone or segment.side_queries or segment.noise_multiplier == 0.0:
+        raise UnsupportedMechanism(
+            "a filter limits the contributions of single examples to noisy Poisson batches without side queries, not "
+            f"{segment.sampling.words} with noise multiplier {segment.noise_multiplier:g} and "
+            f"{len(segment.side_queries)} side queries; use poisson sampling and noise, or another clipping method"
+        )
+    individual.require_covers(segment.sampling.sample_rate)
+
+
 @dataclass(frozen=True)
 class GaussianRelease:
     """A Gaussian release computed once on the whole data set, outside the training steps (DP-PCA, a count)."""
@@ -161,13 +174,17 @@ Release = GaussianRelease | PureRelease
 class Trace:
     """A run: its adjacency, data-set size, training segments in step order, and one-off releases.
 
-    contributions: the strength of the recorded contributions of single examples. ``guarantee`` if they bound the true
-    contribution at every step (norms taken at every step, or individual clipping), else ``estimate``.
+    contributions: the strength of the recorded contributions of single examples. ``guarantee`` if they were fixed
+    before the run and bound the true ones in every run; ``output_specific`` if they were read off the run and bound the
+    true ones at every step of it (norms taken at every step, or individual clipping); else ``estimate``.
     noise_follows_results: the noise was chosen from earlier results (a validation-driven schedule that reacted). The
     cost of the noise that was used is then not a proven bound, and accountants report an estimate.
+    filter: the filter that limited the total cost of every example. Its budget is a guarantee even if the noise
+    followed results.
 
     Raises: InvalidInput for an impossible run: segments with gaps, batches from a data set of another size, epochs of
-    more batches than there are examples. UnsupportedMechanism for a sampling not accounted for under ``adjacency``.
+    more batches than there are examples. UnsupportedMechanism for a sampling not accounted for under ``adjacency``, and
+    for a filter on anything but noisy Poisson batches without side queries.
     """
 
     dataset_size: int
@@ -176,6 +193,7 @@ class Trace:
     adjacency: Adjacency = "add_remove"
     contributions: Claim = "estimate"
     noise_follows_results: bool = False
+    filter: IndividualFilter | None = None
 
     def __post_init__(self) -> None:
         keep_whole(self, "dataset_size", "dataset_size of a trace", at_least=1)
@@ -188,6 +206,13 @@ class Trace:
         for segment in self.segments:
             require_adjacency(segment.sampling, self.adjacency)
             segment.sampling.require_fits(self.dataset_size)
+            if self.filter is not None:
+                require_filterable(segment, self.filter)
+        if self.filter is not None and self.adjacency == "replace_one":
+            raise UnsupportedMechanism(
+                "a filter limits what one example contributes, not what takes its place under 'replace_one'; account "
+                "for it under 'add_remove'"
+            )
 
     def _require_contiguous(self) -> None:
         expected = 0
@@ -208,7 +233,7 @@ class Trace:
     @property
     def individual_kind(self) -> Claim:
         """Strength of an upper bound that rests on the recorded contributions of single examples."""
-        return "guarantee" if self.kind == self.contributions == "guarantee" else "estimate"
+        return weakest(self.kind, self.contributions)
 
     @property
     def steps(self) -> int:

@@ -1,16 +1,18 @@
-"""Per-example accounting of a trial on Ray actors: the only file of this package that imports ray.
+"""Per-example accounting of trials as Ray tasks: the only file of this package that imports ray.
 
 The unit of work is stateless: `account_part` reads one fixed range of examples across all snapshots and returns its
-final result. Actors hold only caches, so an actor that dies is restarted and its part computed again. Parts are
-concatenated; a missing part is an error, never a zero.
+final result. Processes hold only caches, so a part whose process or node is lost is computed again elsewhere. Parts are
+concatenated in their order; a missing part is an error, never a zero.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import ray
@@ -18,11 +20,19 @@ import ray
 from accounting.errors import DataCorruption, DpsweepError
 from accounting.individual.epsilons import individual_epsilons
 from accounting.records.layout import TrialFiles
-from accounting.records.shards import Epsilons, NormShards, read_epsilons, write_epsilons
+from accounting.records.shards import Epsilons, NormShards, PartFiles, read_contributions, write_epsilons
 from accounting.records.traces import read_trace
 
-RESTARTS = 3
-"""How often an actor is restarted, and a part retried, before the trial's accounting fails."""
+ATTEMPTS = 16
+"""How often a part is tried before its trial's accounting fails."""
+_FIRST_PAUSE, _LONGEST_PAUSE, _GROWTH = 0.5, 20.0, 1.7
+"""Seconds before a lost part is tried again, and the factor from one pause to the next: 200 s in all. Ray takes up to
+65 s to notice that a node is gone, and until then sends work to it. The factor keeps pauses out of step with whatever
+kills processes periodically."""
+_POLL = 0.2
+"""Seconds after which the queue looks for new work while parts run."""
+_CENSUS = 2.0
+"""Seconds between two counts of the cluster's nodes."""
 
 
 @dataclass(frozen=True)
@@ -42,51 +52,50 @@ class PartResult:
     epsilons: Epsilons
 
 
-Scatter = Callable[[AccountingJob, Sequence[int]], Iterator[PartResult]]
+Scatter = Callable[[AccountingJob, Sequence[PartFiles]], Iterator[PartResult]]
 """Accounts the given parts and yields their results in the same order."""
 
 
-def account_part(job: AccountingJob, part: int) -> PartResult:
+def account_part(job: AccountingJob, part: PartFiles) -> PartResult:
     """Epsilon of every example in one part, from its verified shards: a pure function of the trial's files.
 
     The claim is that of `accounting.individual.epsilons`. Raises: DataCorruption for missing, cut or altered files.
     """
-    files = TrialFiles(job.root)
-    rows = NormShards(files.norms).read(part)
-    result = individual_epsilons(rows.steps, rows.contributions, read_trace(files.trace), job.delta, job.method)
+    rows, trace = read_contributions(part), read_trace(TrialFiles(job.root).trace)
+    result = individual_epsilons(rows.steps, rows.contributions, trace, job.delta, job.method)
     epsilons = Epsilons(
         example_ids=rows.example_ids,
         groups=rows.groups,
         upper=result.upper,
         lower=result.lower,
-        losses=rows.losses[:, -1],
+        losses=rows.losses,
         delta=result.delta,
         method=result.method,
         kind=result.kind,
     )
-    return PartResult(part, epsilons)
+    return PartResult(part.part, epsilons)
 
 
-def account_in_process(job: AccountingJob, parts: Sequence[int]) -> Iterator[PartResult]:
-    """Account the parts one after the other in this process: `AccountingPool.scatter` without Ray."""
+def account_in_process(job: AccountingJob, parts: Sequence[PartFiles]) -> Iterator[PartResult]:
+    """Account the parts one after the other in this process: `AccountingQueue.scatter` without Ray."""
     return (account_part(job, part) for part in parts)
 
 
-def account_trial(job: AccountingJob, scatter: Scatter = account_in_process) -> Epsilons:
-    """Account every example of a trial, store the result under its private folder, and return it read back.
+def store_epsilons(job: AccountingJob, scatter: Scatter = account_in_process) -> None:
+    """Account every example of a trial and store the epsilons privately, with those of a few parts in memory at a time.
 
     Raises: DataCorruption when training was interrupted, when examples lack shards, or when files are damaged.
     """
     files = TrialFiles(job.root)
     shards = NormShards(files.norms)
     shards.require_complete(read_trace(files.trace).dataset_size)
-    write_epsilons(files.epsilons, (_checked(result, part) for part, result in _in_order(scatter, job, shards.parts)))
-    return read_epsilons(files.epsilons)
+    parts = [shards.files(part) for part in shards.parts]
+    write_epsilons(files.epsilons, (_checked(result, part) for part, result in _in_order(scatter, job, parts)))
 
 
-def _in_order(scatter: Scatter, job: AccountingJob, parts: Sequence[int]) -> Iterator[tuple[int, PartResult]]:
+def _in_order(scatter: Scatter, job: AccountingJob, parts: Sequence[PartFiles]) -> Iterator[tuple[int, PartResult]]:
     results = scatter(job, parts)
-    for part in parts:
+    for part in (each.part for each in parts):
         result = next(results, None)
         if result is None:
             raise DataCorruption(f"{job.root}: part {part} was not accounted; run the accounting again")
@@ -99,66 +108,220 @@ def _checked(result: PartResult, part: int) -> Epsilons:
     return result.epsilons
 
 
-class AccountingActor:
-    """Runs `account_part` in a process of its own, where tables stay cached between parts."""
-
-    def account(self, job: AccountingJob, part: int) -> PartResult:
-        """As `account_part`."""
-        return account_part(job, part)
-
-    def process_id(self) -> int:
-        """The id of the actor's process."""
-        return os.getpid()
-
-
 class AccountingFailed(DpsweepError):
-    """A part could not be accounted: its actor died too often, or the cluster lost it."""
+    """A part could not be accounted: its process was lost too often, or the cluster was."""
 
 
-class AccountingPool:
-    """A fixed number of actors on the running Ray cluster; a context manager whose `scatter` `account_trial` takes."""
+@dataclass(eq=False)
+class _Part:
+    """A part in the queue. due: when it may be tried (again), on the monotonic clock. attempts: begun so far."""
 
-    def __init__(self, actors: int, **actor_options: Any) -> None:
-        """Start the actors; Ray must be initialised. actor_options are Ray's (num_cpus, resources, ...)."""
-        options = {"num_cpus": 1, "max_restarts": RESTARTS, "max_task_retries": RESTARTS, **actor_options}
-        remote = ray.remote(AccountingActor)
-        self.actors: list[Any] = [remote.options(**options).remote() for _ in range(actors)]
+    job: AccountingJob
+    files: PartFiles
+    result: Future[PartResult] = field(default_factory=Future)
+    attempts: int = 0
+    due: float = 0.0
 
-    def scatter(self, job: AccountingJob, parts: Sequence[int]) -> Iterator[PartResult]:
-        """Submit all parts at once, round robin, and yield results in order.
+    def rest(self) -> None:
+        """Postpone the next attempt, after every failure for longer."""
+        self.due = time.monotonic() + min(_FIRST_PAUSE * _GROWTH ** (self.attempts - 1), _LONGEST_PAUSE)
 
-        Errors of `account_part` are raised unchanged. Raises: AccountingFailed when an actor died too often.
+
+class AccountingQueue:
+    """One queue of the parts of all trials, worked off by Ray tasks; a context manager. Thread-safe.
+
+    Tasks are spread over the nodes, pinned to none, and parts are collected as they finish. About twice as many parts
+    as the cluster can run at once are outside the queue: running, waiting for another attempt, or finished and not yet
+    taken. A part whose process or node is lost is tried again, up to `ATTEMPTS` times.
+    """
+
+    def __init__(self, cpus: float, resources: Mapping[str, float] | None = None, at_most: int | None = None) -> None:
+        """Start the queue; Ray must be initialised.
+
+        cpus, resources: what a part reserves on its node; if nothing, parts share the CPUs of other work, one for each
+        CPU. at_most: parts running at once; by default as many as there is room for.
         """
-        pending = [self.actors[i % len(self.actors)].account.remote(job, part) for i, part in enumerate(parts)]
-        for part, reference in zip(parts, pending, strict=True):
-            yield _collect(job, part, reference)
+        reserved = dict(resources or {})
+        self.room = _Room({"CPU": cpus, **reserved}, at_most)
+        self._task = ray.remote(account_part).options(
+            num_cpus=cpus, resources=reserved, scheduling_strategy="SPREAD", max_retries=0
+        )
+        self._news = threading.Condition()
+        self._queued: deque[_Part] = deque()
+        self._resting: list[_Part] = []
+        self._running: dict[Any, _Part] = {}
+        self._outside: set[_Part] = set()
+        self._closed = False
+        self._thread = threading.Thread(target=self._serve, name="dpsweep-accounting-queue", daemon=True)
+        self._thread.start()
 
-    def process_ids(self) -> tuple[int, ...]:
-        """The process id of each actor."""
-        return tuple(ray.get([actor.process_id.remote() for actor in self.actors]))
+    def scatter(self, job: AccountingJob, parts: Sequence[PartFiles]) -> Iterator[PartResult]:
+        """Queue the parts behind those of earlier calls, and yield their results in order.
+
+        Errors of `account_part` are raised unchanged. Raises: AccountingFailed when a part was lost too often.
+        """
+        added = [_Part(job, part) for part in parts]
+        with self._news:
+            if self._closed:
+                raise AccountingFailed(f"{job.root}: the cluster is gone; run again with --resume")
+            self._queued.extend(added)
+            self._news.notify()
+        try:
+            for part in added:
+                result = part.result.result()
+                self._forget([part])
+                yield result
+        finally:
+            self._forget(added)
 
     def close(self) -> None:
-        """Stop all actors."""
-        for actor in self.actors:
-            ray.kill(actor)
-        self.actors = []
+        """Drop what is not finished, and stop."""
+        with self._news:
+            self._closed = True
+            self._news.notify()
+        self._thread.join()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        with contextlib.suppress(ray.exceptions.RayError):
-            self.close()
+        self.close()
+
+    def _forget(self, parts: Sequence[_Part]) -> None:
+        """Make room for others: these parts were taken, or nobody waits for them any more."""
+        with self._news:
+            for part in parts:
+                part.result.cancel()
+                self._outside.discard(part)
+            self._news.notify()
+
+    def _serve(self) -> None:
+        failure = "the sweep was interrupted"
+        try:
+            while not self._closed:
+                self._begin()
+                self._collect()
+        except Exception as error:  # whatever Ray raises: nobody would be told otherwise
+            failure = f"the cluster is gone ({type(error).__name__}: {error})"
+        with self._news:
+            self._closed = True
+            for part in (*self._queued, *self._resting, *self._running.values()):
+                _settle(part, AccountingFailed(f"{part.job.root}: {failure}; run again with --resume"))
+
+    def _begin(self) -> None:
+        """Start what may start now; wait for news if there is nothing to do."""
+        with self._news:
+            if not (self._closed or self._queued or self._resting or self._running):
+                self._news.wait()
+        slots, limit = self.room.slots(), self.room.running_limit()
+        with self._news:
+            now = time.monotonic()
+            due = [part for part in self._resting if part.due <= now]
+            self._resting = [part for part in self._resting if part.due > now]
+            while self._queued and len(self._outside) < 2 * slots:
+                due.append(self._queued.popleft())
+                self._outside.add(due[-1])
+            free = max(0, limit - len(self._running))
+            self._resting += due[free:]
+            for part in due[:free]:
+                if not part.result.cancelled():
+                    part.attempts += 1
+                    self._running[self._task.remote(part.job, part.files)] = part
+            if not self._running and not self._closed:
+                self._news.wait(_POLL)
+
+    def _collect(self) -> None:
+        """Wait shortly for parts that run, and settle those that ended."""
+        ended: Sequence[Any] = ray.wait(list(self._running), timeout=_POLL)[0] if self._running else ()
+        for reference in ended:
+            part = self._running.pop(reference)
+            outcome = _outcome(reference)
+            with self._news:
+                if isinstance(outcome, _Lost) and part.attempts < ATTEMPTS:
+                    part.rest()
+                    self._resting.append(part)
+                else:
+                    _settle(part, outcome.failure(part) if isinstance(outcome, _Lost) else outcome)
+            if isinstance(outcome, _Lost) and outcome.memory:
+                self.room.shrink()
 
 
-def _collect(job: AccountingJob, part: int, reference: Any) -> PartResult:
+@dataclass(frozen=True)
+class _Lost:
+    """An attempt at a part that ended without a result. memory: because there was too little of it."""
+
+    reason: str
+    memory: bool
+
+    def failure(self, part: _Part) -> AccountingFailed:
+        """What is raised after the last attempt."""
+        step = "give accounting nodes with more memory" if self.memory else "see whether its nodes are well"
+        return AccountingFailed(
+            f"{part.job.root}: part {part.files.part} was lost {part.attempts} times, at last by {self.reason}; "
+            f"{step}, and run again with --resume"
+        )
+
+
+def _outcome(reference: Any) -> PartResult | Exception | _Lost:
+    """What became of an attempt that has ended."""
     try:
         result: PartResult = ray.get(reference)
     except ray.exceptions.RayTaskError as error:
-        raise error.cause if isinstance(error.cause, DpsweepError) else error from None
+        if isinstance(error.cause, MemoryError):
+            return _Lost("lack of memory", memory=True)
+        return error.cause if isinstance(error.cause, DpsweepError) else error
+    except ray.exceptions.OutOfMemoryError:
+        return _Lost("lack of memory", memory=True)
     except ray.exceptions.RayError as error:
-        raise AccountingFailed(
-            f"{job.root}: part {part} was lost after {RESTARTS} restarts ({type(error).__name__}); "
-            "give the actors more memory, or run again"
-        ) from error
+        return _Lost(type(error).__name__, memory=False)
     return result
+
+
+def _settle(part: _Part, outcome: PartResult | Exception) -> None:
+    if part.result.done():  # cancelled: nobody waits for it
+        return
+    if isinstance(outcome, PartResult):
+        part.result.set_result(outcome)
+    else:
+        part.result.set_exception(outcome)
+
+
+class _Room:
+    """How many parts the cluster can run at once, counted anew as nodes come and go."""
+
+    def __init__(self, needs: Mapping[str, float], at_most: int | None) -> None:
+        self._needs = {name: amount for name, amount in needs.items() if amount > 0.0}
+        self._at_most = at_most
+        self._counted, self._count = -_CENSUS, 1
+
+    def slots(self) -> int:
+        """Parts that fit onto the nodes, at least 1."""
+        if time.monotonic() >= self._counted + _CENSUS:
+            self._counted = time.monotonic()
+            nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+            self._count = sum(fitting(node["Resources"], self._needs) for node in nodes if node["Alive"])
+        return max(1, min(self._count, self._at_most or self._count))
+
+    def running_limit(self) -> int:
+        """Parts to submit at once: twice the slots, so that none waits for the driver, unless Ray must not run more."""
+        return self.slots() if self._at_most or not self._needs else 2 * self.slots()
+
+    def shrink(self) -> None:
+        """Run half as many at once from now on."""
+        self._at_most = max(1, self.slots() // 2)
+
+
+def fitting(there: Mapping[str, float], needs: Mapping[str, float]) -> int:
+    """How many pieces of work with these needs a node can run at once; no more than it has CPUs, if it has any.
+
+    >>> fitting({"CPU": 4.0, "memory": 1e9}, {"CPU": 1.0}), fitting({"memory": 1e9}, {"CPU": 1.0})
+    (4, 0)
+    >>> fitting({"CPU": 4.0}, {"CPU": 1e-4}), fitting({"CPU": 4.0, "GPU": 1.0}, {"CPU": 1.0, "GPU": 1.0})
+    (4, 1)
+    >>> fitting({"CPU": 0.0, "accounting": 2.0}, {"accounting": 1.0})
+    2
+    """
+    counts = [there.get(name, 0.0) / amount for name, amount in needs.items() if amount > 0.0]
+    cpus = there.get("CPU", 0.0)
+    most = min([*counts, cpus] if cpus or not counts else counts)
+    return int(most + 1e-9)

@@ -40,16 +40,27 @@ def gaussian_rdp(noise_multiplier: float, orders: Array = ORDERS) -> Array:
 @functools.lru_cache(maxsize=4096)
 def sampled_gaussian_rdp(sample_rate: float, noise_multiplier: float) -> Array:
     """RDP of the Poisson-sampled Gaussian mechanism at `ORDERS`, under add/remove of one example."""
-    unsampled = gaussian_rdp(noise_multiplier)
-    if sample_rate == 1.0:
-        return unsampled
-    whole = np.floor(ORDERS) == ORDERS
-    log_moments = np.empty_like(ORDERS)
-    log_moments[whole] = _log_moments_whole(sample_rate, noise_multiplier, ORDERS[whole])
-    log_moments[~whole] = _log_moments_fractional(sample_rate, noise_multiplier, ORDERS[~whole])
-    rdp: Array = np.minimum(log_moments / (ORDERS - 1.0) * (1.0 + _ROUNDING), unsampled)
+    rdp = _sampled_rdp(sample_rate, noise_multiplier, ORDERS)
     rdp.setflags(write=False)
     return rdp
+
+
+def sampled_gaussian_rdp_at(order: int, sample_rate: float, noise_multiplier: float) -> float:
+    """The same at one whole order > 1, exact however little a step costs."""
+    return float(_sampled_rdp(sample_rate, noise_multiplier, np.array([float(order)]))[0])
+
+
+def _sampled_rdp(sample_rate: float, noise_multiplier: float, orders: Array) -> Array:
+    unsampled = gaussian_rdp(noise_multiplier, orders)
+    if sample_rate == 1.0:
+        return unsampled
+    whole = np.floor(orders) == orders
+    log_moments = np.empty_like(orders)
+    if whole.any():
+        log_moments[whole] = _log_moments_whole(sample_rate, noise_multiplier, orders[whole])
+    if not whole.all():
+        log_moments[~whole] = _log_moments_fractional(sample_rate, noise_multiplier, orders[~whole])
+    return np.asarray(np.minimum(log_moments / (orders - 1.0) * (1.0 + _ROUNDING), unsampled))
 
 
 def pure_rdp(epsilon: float, orders: Array = ORDERS) -> Array:

@@ -10,6 +10,8 @@ q N(1, sigma^2), in both directions: the sampled Gaussian mechanism with rate q 
   sampling does not amplify as it does here (docs/group-proof.md).
 - Shuffled epochs under ``zero_out``: the example is in exactly one batch of the epoch. For every order of the data the
   epoch is one Gaussian, at worst that of its lowest noise: one round with q = 1 per epoch (paper C, Theorem 2).
+- Under ``replace_one``, where nothing is sampled: sigma is halved (docs/group-proof.md, Theorem 5).
+- Truncated Poisson sampling: sigma is halved for every batch that may be cut (docs/group-proof.md, Theorem 4).
 
 Used by the accountants that work with a rate and a noise multiplier (Renyi, concentrated, strong composition). The
 mixtures of Gaussians that groups need are in `accounting.pld.group_rounds`.
@@ -31,6 +33,7 @@ from accounting.mechanism import (
     Segment,
     Trace,
 )
+from accounting.reductions import with_displacement
 from accounting.samplings import Sampling
 
 LARGEST_GROUP = 10**6
@@ -59,7 +62,7 @@ def gaussian_rounds(trace: Trace, group_size: int = 1) -> tuple[Round, ...]:
 
     Raises: UnsupportedMechanism for groups in sampled rounds.
     """
-    group_size = require_group_size(group_size)
+    group_size, trace = require_group_size(group_size), with_displacement(trace)
     counts: Counter[tuple[float, float]] = Counter()
     for sampling, segments in groupby(trace.segments, key=lambda segment: segment.sampling):
         for noise_multiplier, count in _round_noise(sampling, segments):
@@ -77,7 +80,8 @@ def gaussian_rounds(trace: Trace, group_size: int = 1) -> tuple[Round, ...]:
 def pure_epsilons(trace: Trace, group_size: int = 1) -> tuple[float, ...]:
     """Epsilon of every pure release for a group of ``group_size`` examples."""
     group_size = require_group_size(group_size)
-    return tuple(group_size * release.epsilon for release in trace.releases if isinstance(release, PureRelease))
+    releases = with_displacement(trace).releases
+    return tuple(group_size * release.epsilon for release in releases if isinstance(release, PureRelease))
 
 
 def _round_noise(sampling: Sampling, segments: Iterable[Segment]) -> Iterator[tuple[float, int]]:

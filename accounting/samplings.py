@@ -1,7 +1,8 @@
 """How the batches of a run are drawn: a class per sampling, and the registry of their names.
 
 A sampling states all that accountants, planner, files and the command line need to know. A new one is a class and a
-line of `SAMPLINGS` here, and a sampler in `workers.sampling` that draws its batches.
+line of `SAMPLINGS` here, and a sampler in `workers.sampling` that draws its batches. `MAXIMA` has the samplings with a
+largest batch size, and `DisplacingSampling` is a bound that accountants use where a theorem needs one.
 """
 
 from __future__ import annotations
@@ -13,16 +14,21 @@ from typing import Any, ClassVar, Literal, Protocol, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
 from accounting.errors import InvalidInput, UnsupportedMechanism, keep_finite, keep_whole
+from accounting.registry import lookup
 
 Array = NDArray[np.float64]
 
-Adjacency = Literal["add_remove", "zero_out"]
+Adjacency = Literal["add_remove", "zero_out", "replace_one"]
 """``add_remove``: one data set is the other plus one record.
 
 ``zero_out``: one record is replaced by a null record that contributes nothing; the size is the same. This
 is the adjacency under which the batches of a reshuffled epoch stay aligned, so shuffled runs use it.
+
+``replace_one``: one record is replaced by any other. Covered where nothing is sampled: full batches and reshuffled
+epochs, whose sums move by at most twice the sensitivity (docs/group-proof.md, Theorem 5).
 """
 
 Draws = Literal["independent", "subset", "epoch"]
@@ -35,6 +41,8 @@ likely. ``epoch``: each example is in exactly one batch of every epoch, so an ep
 
 SMALLEST_RATE = 1e-12
 """Smallest accepted sample rate q: below it, rounding 1 - q to a double loses too many digits of q."""
+_ROUND_UP = 1.0 + 1e-9
+"""Inflation of tail probabilities, far above the error of their evaluation."""
 
 
 class Sampling(Protocol):
@@ -45,18 +53,17 @@ class Sampling(Protocol):
     """Name in the file of a trace."""
     words: ClassVar[str]
     """Words for the batches in messages, in the plural."""
-    adjacencies: ClassVar[tuple[Adjacency, ...]]
-    """Adjacencies under which it can be accounted for; planned runs use the first."""
-    draws: ClassVar[Draws]
     displaced: ClassVar[int]
     """How many other examples an example that joins a batch displaces from it; each may contribute in full."""
 
-    @classmethod
-    def of_sizes(cls, dataset_size: int, batch_size: int) -> Self:
-        """The sampling with batches of ``batch_size`` (expected, for Poisson) of ``dataset_size`` examples.
+    @property
+    def adjacencies(self) -> tuple[Adjacency, ...]:
+        """Adjacencies under which it can be accounted for; planned runs use the first unless told otherwise."""
+        ...
 
-        Raises: InvalidInput unless both are whole and 1 <= batch_size <= dataset_size.
-        """
+    @property
+    def draws(self) -> Draws:
+        """How one round draws examples."""
         ...
 
     @property
@@ -81,6 +88,23 @@ class Sampling(Protocol):
         ...
 
 
+class SizedSampling(Sampling, Protocol):
+    """A sampling that the sizes of data set and batch determine."""
+
+    @classmethod
+    def of_sizes(cls, dataset_size: int, batch_size: int) -> Self:
+        """The sampling with batches of ``batch_size`` (expected, for Poisson) of ``dataset_size`` examples.
+
+        Raises: InvalidInput unless both are whole and 1 <= batch_size <= dataset_size.
+        """
+        ...
+
+
+def _unsampled(always: tuple[Adjacency, ...], sample_rate: float) -> tuple[Adjacency, ...]:
+    """``always``, and ``replace_one`` where every example is in every batch."""
+    return (*always, "replace_one") if sample_rate == 1.0 else always
+
+
 @final
 @dataclass(frozen=True)
 class PoissonSampling:
@@ -88,7 +112,6 @@ class PoissonSampling:
 
     stored_name: ClassVar[str] = "poisson"
     words: ClassVar[str] = "Poisson batches"
-    adjacencies: ClassVar[tuple[Adjacency, ...]] = ("add_remove", "zero_out")
     draws: ClassVar[Draws] = "independent"
     displaced: ClassVar[int] = 0
 
@@ -101,6 +124,10 @@ class PoissonSampling:
     def of_sizes(cls, dataset_size: int, batch_size: int) -> Self:
         sizes = FixedBatchSampling(dataset_size, batch_size)
         return cls(sizes.batch_size / sizes.dataset_size)
+
+    @property
+    def adjacencies(self) -> tuple[Adjacency, ...]:
+        return _unsampled(("add_remove", "zero_out"), self.sample_rate)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -135,7 +162,6 @@ class FixedBatchSampling:
 
     stored_name: ClassVar[str] = "fixed"
     words: ClassVar[str] = "fixed batches"
-    adjacencies: ClassVar[tuple[Adjacency, ...]] = ("add_remove",)
     draws: ClassVar[Draws] = "subset"
     displaced: ClassVar[int] = 1
 
@@ -154,6 +180,10 @@ class FixedBatchSampling:
     @classmethod
     def of_sizes(cls, dataset_size: int, batch_size: int) -> Self:
         return cls(dataset_size, batch_size)
+
+    @property
+    def adjacencies(self) -> tuple[Adjacency, ...]:
+        return _unsampled(("add_remove",), self.sample_rate)
 
     @property
     def sample_rate(self) -> float:
@@ -198,7 +228,7 @@ class ShuffledSampling:
 
     stored_name: ClassVar[str] = "shuffled"
     words: ClassVar[str] = "shuffled epochs"
-    adjacencies: ClassVar[tuple[Adjacency, ...]] = ("zero_out",)
+    adjacencies: ClassVar[tuple[Adjacency, ...]] = ("zero_out", "replace_one")
     draws: ClassVar[Draws] = "epoch"
     displaced: ClassVar[int] = 0
     sample_rate: ClassVar[float] = 1.0
@@ -224,18 +254,147 @@ class ShuffledSampling:
             )
 
 
-SAMPLINGS: Mapping[str, type[Sampling]] = {
+@final
+@dataclass(frozen=True)
+class TruncatedPoissonSampling:
+    """Poisson batches of ``dataset_size`` examples; of one above ``max_batch_size``, a uniformly random subset is kept.
+
+    In a batch that is cut, an example that joins may displace another. Without more, every batch is accounted for as
+    such; `accounting.reductions.without_rare_cuts` makes that the exception it is. Not accounted for under zero-out,
+    for the reason of `FixedBatchSampling`, nor under replace-one. Proof: docs/group-proof.md, Theorem 4.
+    """
+
+    stored_name: ClassVar[str] = "truncated_poisson"
+    words: ClassVar[str] = "truncated Poisson batches"
+    adjacencies: ClassVar[tuple[Adjacency, ...]] = ("add_remove",)
+    draws: ClassVar[Draws] = "independent"
+    displaced: ClassVar[int] = 1
+
+    dataset_size: int
+    sample_rate: float
+    max_batch_size: int
+
+    def __post_init__(self) -> None:
+        keep_whole(self, "dataset_size", "dataset_size", at_least=1)
+        keep_finite(self, "sample_rate", "sample_rate", at_least=SMALLEST_RATE, at_most=1.0)
+        keep_whole(self, "max_batch_size", "max_batch_size", at_least=1)
+
+    @classmethod
+    def of_sizes(cls, dataset_size: int, batch_size: int, max_batch_size: int) -> Self:
+        """Batches of at most ``max_batch_size`` examples, ``batch_size`` of them expected before any is cut.
+
+        Raises: InvalidInput unless batch_size <= max_batch_size <= dataset_size.
+        """
+        whole = PoissonSampling.of_sizes(dataset_size, batch_size)
+        if not batch_size <= max_batch_size <= dataset_size:
+            raise InvalidInput(
+                f"max_batch_size is {max_batch_size}, but must be between the expected batch_size {batch_size} and the "
+                f"{dataset_size} examples; leave it out for batches of any size"
+            )
+        return cls(dataset_size, whole.sample_rate, max_batch_size)
+
+    @property
+    def uncut(self) -> PoissonSampling:
+        """The sampling of the batches before any is cut."""
+        return PoissonSampling(self.sample_rate)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.uncut.steps_per_epoch
+
+    def members_drawn(self, group_size: int) -> tuple[Array, Array]:
+        """Binomial(k, q): of the members drawn, those that a cut drops are counted too."""
+        return self.uncut.members_drawn(group_size)
+
+    def require_fits(self, dataset_size: int) -> None:
+        if self.dataset_size != dataset_size:
+            raise InvalidInput(
+                f"truncated Poisson batches are drawn from {self.dataset_size} examples, but the data set of the trace "
+                f"has {dataset_size}; give both the same dataset_size"
+            )
+
+    def cut_probability(self, group_size: int) -> float:
+        """Largest probability that a batch can be cut whatever the members of a group do: Pr[Bin(n, q) > B - k].
+
+        n counts the examples outside the group, of which the data set of a trace may have ``dataset_size``, because
+        the trace may be that of the neighbour without the group.
+        """
+        room = self.max_batch_size - group_size
+        return float(min(1.0, stats.binom.sf(room, self.dataset_size, self.sample_rate) * _ROUND_UP))
+
+
+@final
+@dataclass(frozen=True)
+class DisplacingSampling:
+    """A bound, not a way to draw: batches as of ``base``, in which every example displaces one other.
+
+    It dominates batches that were cut (docs/group-proof.md, Theorem 4) and replaced records (Theorem 5).
+    """
+
+    stored_name: ClassVar[str] = "displacing"
+    words: ClassVar[str] = "batches in which examples displace others"
+    adjacencies: ClassVar[tuple[Adjacency, ...]] = ("add_remove", "zero_out")
+    displaced: ClassVar[int] = 1
+
+    base: Sampling
+
+    @property
+    def draws(self) -> Draws:
+        return self.base.draws
+
+    @property
+    def sample_rate(self) -> float:
+        return self.base.sample_rate
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.base.steps_per_epoch
+
+    def members_drawn(self, group_size: int) -> tuple[Array, Array]:
+        return self.base.members_drawn(group_size)
+
+    def require_fits(self, dataset_size: int) -> None:
+        self.base.require_fits(dataset_size)
+
+
+SAMPLINGS: Mapping[str, type[SizedSampling]] = {
     "poisson": PoissonSampling,
     "fixed": FixedBatchSampling,
     "shuffle": ShuffledSampling,
 }
 """Samplings by their name in sweep files and on the command line."""
 
+MAXIMA: Mapping[str, type[TruncatedPoissonSampling]] = {"poisson": TruncatedPoissonSampling}
+"""The sampling that a method becomes with a largest batch size."""
+
+
+def stored_kinds() -> tuple[type[Sampling], ...]:
+    """Every sampling that a trace may state."""
+    return (*SAMPLINGS.values(), *MAXIMA.values())
+
+
+def sampling_of_sizes(method: str, dataset_size: int, batch_size: int, max_batch_size: int | None = None) -> Sampling:
+    """The sampling called ``method`` with batches of ``batch_size``, none larger than ``max_batch_size`` if given.
+
+    Raises: InvalidInput for an unknown method, one whose batches have no maximum, and sizes that do not fit.
+    """
+    kind = lookup(SAMPLINGS, method, "sampling")
+    if max_batch_size is None:
+        return kind.of_sizes(dataset_size, batch_size)
+    if method not in MAXIMA:
+        raise InvalidInput(
+            f"max_batch_size is {max_batch_size}, but {kind.words} cannot be larger than batch_size: leave it out, or "
+            "choose the method poisson"
+        )
+    return MAXIMA[method].of_sizes(dataset_size, batch_size, max_batch_size)
+
 
 def require_adjacency(sampling: Sampling, adjacency: Adjacency) -> None:
     """Raise `UnsupportedMechanism` unless ``sampling`` can be accounted for under ``adjacency``."""
     if adjacency not in sampling.adjacencies:
+        sampled = adjacency == "replace_one"
         raise UnsupportedMechanism(
-            f"{sampling.words} ({type(sampling).__name__}) have no accounting under {adjacency!r}; "
+            f"{sampling.words} ({type(sampling).__name__}) have no accounting under {adjacency!r}"
+            f"{', which is proven only where nothing is sampled' if sampled else ''}; "
             f"account for them under {sampling.adjacencies[0]!r}"
         )

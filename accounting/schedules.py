@@ -28,7 +28,7 @@ from accounting.mechanism import (
     join_segments,
 )
 from accounting.registry import build
-from accounting.samplings import Sampling
+from accounting.samplings import Adjacency, Sampling
 
 NEGLIGIBLE_NOISE = NOISE_MULTIPLIERS[0]
 """Noise multipliers below this count as 0: no noise, and epsilon infinity from every accountant.
@@ -301,14 +301,16 @@ def planned_trace(
     side_queries: tuple[SideQuery, ...] = (),
     releases: tuple[Release, ...] = (),
     validation_accuracies: Sequence[float] = (),
+    adjacency: Adjacency | None = None,
 ) -> Trace:
     """The trace of ``epochs`` epochs of ``steps_per_epoch`` steps each under ``schedule``.
 
-    Noise is constant within an epoch; neighbouring epochs of equal noise share one segment. The adjacency is the
-    first of `Sampling.adjacencies`. validation_accuracies: public accuracy after each completed epoch, for schedules
-    that react to it; if it changed the noise, the trace says so (`Trace.noise_follows_results`).
+    Noise is constant within an epoch; neighbouring epochs of equal noise share one segment. adjacency None is
+    the first of `Sampling.adjacencies`. validation_accuracies: public accuracy after each completed epoch, for
+    schedules that react to it; if it changed the noise, the trace says so (`Trace.noise_follows_results`).
 
-    Raises: InvalidInput for shuffled epochs whose own number of steps is not ``steps_per_epoch``.
+    Raises: InvalidInput for shuffled epochs whose own number of steps is not ``steps_per_epoch``. UnsupportedMechanism
+    for a sampling not accounted for under ``adjacency``.
     """
     epochs = require_whole("epochs", epochs, at_least=0, at_most=LARGEST_EPOCHS)
     steps_per_epoch = require_whole("steps_per_epoch", steps_per_epoch, at_least=1)
@@ -326,6 +328,6 @@ def planned_trace(
         dataset_size,
         join_segments(segments),
         releases,
-        sampling.adjacencies[0],
+        adjacency or sampling.adjacencies[0],
         noise_follows_results=levels != [schedule.noise_multiplier(epoch) for epoch in range(epochs)],
     )

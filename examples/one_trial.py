@@ -33,7 +33,7 @@ def main(folder: str) -> None:
     print(f"accuracy {result.evaluation.accuracy:.3f}; worst case: epsilon {worst.epsilon:.3f} by {worst.accountant}")
     norms = NormShards(files.norms).read(0)  # private data: the first part, of up to 65,536 examples
     epsilons = individual_epsilons(norms.steps, norms.contributions, trace, spec.delta, "pld")
-    print(f"{len(epsilons.upper)} examples: median epsilon {np.median(epsilons.upper):.3f}, {epsilons.kind}s")
+    print(f"{len(epsilons.upper)} examples: median epsilon {np.median(epsilons.upper):.3f}, {epsilons.kind}")
     logits = load_trained(files, spec).logits(np.zeros((2, 30)))
     print(f"logits of two examples: shape {logits.shape}")
 

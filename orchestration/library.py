@@ -243,6 +243,7 @@ def run(
 ) -> Sweep:
     """Train, account and compare every trial of a sweep, as ``dpsweep run`` with the same options; shows nothing.
 
+    A folder that holds this very sweep is continued: trials with results keep them. resume: without effect.
     Failed trials are in `Sweep.failed`. Raises: InvalidInput, before any trial starts, for a sweep that cannot run and
     for a process that is already connected to Ray.
     """
@@ -252,7 +253,7 @@ def run(
 
     tracking_uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
     folder = None if output is None else str(output)
-    outcome = run_sweep(RunRequest(spec, text, folder, address, resume, tracking_uri, code), NoDisplay())
+    outcome = run_sweep(RunRequest(spec, text, folder, address, tracking_uri, code), NoDisplay())
     return Sweep(outcome.record, outcome.files, code)
 
 

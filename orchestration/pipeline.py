@@ -8,26 +8,32 @@ from __future__ import annotations
 import contextlib
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from accounting.errors import DataCorruption, InvalidInput
+from accounting.records.files import exists, make_private_file, make_private_folder
 from orchestration.comparison.record import SweepRecord
 from orchestration.comparison.stored import stored_record
 from orchestration.execution.backend import backend
 from orchestration.execution.coordinator import Coordinator, initial_status
 from orchestration.execution.disk_space import require_space
-from orchestration.execution.environment import EMBEDDED
+from orchestration.execution.environment import EMBEDDED, open_cluster
+from orchestration.execution.object_stores import require_client
+from orchestration.execution.status_file import StatusFile
+from orchestration.execution.upkeep import damaged_files
 from orchestration.records.failures import record_refusals
-from orchestration.records.integrity import damages
 from orchestration.records.layout import SweepFiles, absolute, default_output
 from orchestration.records.manifest import open_manifest, write_manifest
 from orchestration.records.ownership import claimed, exclusive
+from orchestration.records.release_modes import release_mode
 from orchestration.records.status import SweepStatus, TrialStatus
 from orchestration.report.writing import write_reports
 from orchestration.sweeps.plan import Plan, plan_sweep
 from orchestration.sweeps.schema import SweepSpec
-from orchestration.tracking.mlflow import MlflowTracker, embedded_tracking_uri
+from orchestration.tracking.mlflow import MlflowTracker, embedded_tracking_uri, is_server
 from orchestration.tracking.protocol import TrackingUnavailable
+from workers.checkpoint import forget_checkpoint
 from workers.imports import NO_CODE, UserCode
 
 
@@ -53,7 +59,6 @@ class RunRequest:
     text: str
     output: str | None = None
     address: str = EMBEDDED
-    resume: bool = False
     tracking_uri: str | None = None
     code: UserCode = NO_CODE
 
@@ -88,17 +93,21 @@ NO_DISPLAY = NoDisplay()
 
 
 def run_sweep(request: RunRequest, display: Display = NO_DISPLAY) -> Outcome:
-    """Run or resume a sweep until all its trials have ended.
+    """Run a sweep until all its trials have ended; a folder that holds this very sweep is continued.
 
+    Trials that have results keep them, and their files are not written again; ``display`` is told how many these are.
     A trial that fails does not end the run: it is in the record. Raises: InvalidInput, before any trial starts, for a
     trial that cannot run, a folder that holds another sweep, and a cluster, storage or MLflow that cannot be used.
     """
     sweep = request.sweep
     files = SweepFiles(absolute(request.output or default_output(sweep.name)))
-    manifest = open_manifest(files, sweep.plain(), request.text, request.resume)
+    if request.tracking_uri is None or not is_server(request.tracking_uri):
+        require_client(files.artifacts)
+    manifest = open_manifest(files, sweep.plain(), request.text)
+    is_continued = exists(files.manifest)
     plan = accept(plan_sweep(sweep, request.code), files)
     require_space(files, plan)
-    for warning in plan.warnings:
+    for warning in filter(None, (*plan.warnings, open_cluster(request.address))):
         display.warn(warning)
     status = SweepStatus(initial_status(plan), display.ended)
     tracking_uri = request.tracking_uri or embedded_tracking_uri(files.local_folder)
@@ -107,17 +116,37 @@ def run_sweep(request: RunRequest, display: Display = NO_DISPLAY) -> Outcome:
         claimed(files.claim),
         backend(request.address)(request.address, sweep, files, request.code) as execution,
     ):
+        if release_mode(sweep.disclosure).is_sensitive:
+            make_private_folder(files.local_folder)
+            if request.tracking_uri is None:
+                make_private_file(Path(tracking_uri.removeprefix("sqlite:///")))  # SQLite's journals take its mode
         tracker = _tracker(tracking_uri, files)
         write_manifest(files, manifest)
+        current = StatusFile(
+            files.status, sweep.name, manifest.sweep_id, sweep.disclosure, status, execution.cluster, display.warn
+        ).kept_current()
         with (
-            Coordinator(sweep, plan, manifest, files, tracker, status, execution.scatter) as coordinator,
+            current,
+            Coordinator(
+                sweep, plan, manifest, files, tracker, status, execution.scatter, execution.trials_at_once
+            ) as coordinator,
             display.watching(status),
         ):
+            if is_continued:
+                display.warn(_kept(status, files))
             execution.train(coordinator.pending(), coordinator, manifest.sweep_id)
             record = coordinator.finish()
         if coordinator.tracking_failure:
-            display.warn(f"{coordinator.tracking_failure}; the same command with --resume records what is missing")
+            display.warn(f"{coordinator.tracking_failure}; the same command records what is missing")
     return Outcome(record, files, tracking_uri, status.elapsed)
+
+
+def _kept(status: SweepStatus, files: SweepFiles) -> str:
+    kept = sum(trial.result is not None for trial in status.trials)
+    return (
+        f"{files.root} holds this sweep, which is continued; {kept} of {len(status.trials)} trials have results and "
+        "keep them; to train these anew, choose another folder with --output"
+    )
 
 
 def _tracker(uri: str, files: SweepFiles) -> MlflowTracker:
@@ -135,17 +164,35 @@ def accept(plan: Plan, files: SweepFiles) -> Plan:
     return plan
 
 
-def render_again(folder: str) -> Outcome:
-    """Verify every file of the trained trials of a sweep, and write its reports again.
+def forget_keys(folder: str) -> tuple[str, ...]:
+    """Delete the checkpoints of all trials that have not finished, and with them the keys of their noise.
 
-    Raises: InvalidInput if the folder holds no sweep; DataCorruption with one line per damaged file, and then no report
-    is written.
+    Returns the keys of these trials. Whoever resumes the sweep starts them anew, with other noise: what they have shown
+    stays counted. Deleting is not erasing: backups, snapshots and the disk itself may keep what a file held.
+
+    Raises: InvalidInput for a folder without a sweep, and while another process runs it.
     """
     files = SweepFiles(absolute(folder))
     record = stored_record(files)
-    trained = filter(None, (record.finished(point.key) for point in record.points))
-    damaged = [line for result in trained for line in damages(files.trial(result.key), result)]
-    if damaged:
-        raise DataCorruption("\n".join(damaged))
+    with exclusive(files.local_folder), claimed(files.claim):
+        kept = [point.key for point in record.points if exists(files.trial(point.key).checkpoint)]
+        for key in kept:
+            forget_checkpoint(files.trial(key).checkpoint)
+    return tuple(kept)
+
+
+def render_again(folder: str) -> Outcome:
+    """Verify every file of the trained trials of a sweep, and write its reports again.
+
+    Every epsilon is computed again from the stored trace: checksums find damage, not tampering.
+
+    Raises: InvalidInput if the folder holds no sweep; DataCorruption with one line per damaged file and per claim
+    smaller than what its trace costs, and then no report is written.
+    """
+    files = SweepFiles(absolute(folder))
+    record = stored_record(files)
+    wrong = damaged_files(files, record)
+    if wrong:
+        raise DataCorruption("\n".join(wrong))
     write_reports(files, record)
     return Outcome(record, files, embedded_tracking_uri(files.local_folder), 0.0)

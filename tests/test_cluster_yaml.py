@@ -46,8 +46,9 @@ def test_every_node_checks_the_token(cluster: dict[str, Any]) -> None:
 
 
 def test_it_mounts_what_is_in_the_repository(cluster: dict[str, Any]) -> None:
-    """Setup commands name files below the folder that is mounted from here."""
-    assert cluster["file_mounts"]["/home/ray/dpsweep"] == "."
+    """Setup commands name files that are mounted from here."""
+    mounts = {target: source for target, source in cluster["file_mounts"].items() if "/dpsweep/" in target}
+    assert all((ROOT / source).exists() and target.endswith(f"/{source}") for target, source in mounts.items())
     named = [
         word.removeprefix("/home/ray/dpsweep/")
         for command in cluster["setup_commands"]
@@ -55,4 +56,24 @@ def test_it_mounts_what_is_in_the_repository(cluster: dict[str, Any]) -> None:
         if word.startswith("/home/ray/dpsweep/")
     ]
     assert named
+    assert {f"/home/ray/dpsweep/{name}" for name in named} <= mounts.keys()
     assert all((ROOT / name).is_file() for name in named)
+
+
+def test_neither_data_nor_secrets_travel_with_the_code(cluster: dict[str, Any]) -> None:
+    """Folders are mounted by name, and hold code alone: the working directory may hold anything."""
+    sources = {source for target, source in cluster["file_mounts"].items() if "/dpsweep" in target}
+    packages = {"accounting", "workers", "orchestration", "dpsweep", "sweeps"}
+    assert sources - packages == {"pyproject.toml", "constraints.txt", "README.md", "LICENSE"}
+    assert {"**/runs", "**/private", "**/.env*", "**/*.pem", "**/*.csv"} <= set(cluster["rsync_exclude"])
+
+
+@pytest.mark.parametrize("node", ["head", "gpu_worker"])
+def test_disks_are_encrypted_and_credentials_need_a_session(cluster: dict[str, Any], node: str) -> None:
+    config = cluster["available_node_types"][node]["node_config"]
+    assert all(disk["Ebs"]["Encrypted"] for disk in config["BlockDeviceMappings"])
+    assert config["MetadataOptions"]["HttpTokens"] == "required"
+
+
+def test_it_says_that_traffic_is_not_encrypted() -> None:
+    assert "RAY_USE_TLS=1" in (ROOT / "cluster.yaml").read_text()

@@ -46,7 +46,16 @@ def test_links_lead_to_files() -> None:
 
 def test_every_command_is_documented() -> None:
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    assert [name for name in commands if f"`dpsweep {name}" not in README] == []
+    assert [name for name, command in commands.items() if not command.hidden and f"`dpsweep {name}" not in README] == []
+
+
+def test_the_cluster_page_shows_commands_that_exist() -> None:
+    page = (ROOT / "docs" / "cluster.md").read_text()
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    shown = [shlex.split(line)[2:] for line in page.splitlines() if line.startswith("$ dpsweep ")]
+    assert {"submit", "status", "logs", "list", "stop"} == {arguments[0] for arguments in shown}
+    for name, *arguments in shown:
+        commands[name].make_context(name, [*arguments, "--address", "http://127.0.0.1:8265"])
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "sweeps").glob("*.yaml")), ids=lambda path: path.stem)

@@ -40,7 +40,7 @@ def test_sweeps_train(file: Path, tmp_path: Path) -> None:
             ("torch", "ray"),
             r"epsilon \d\.\d+ at delta 1e-05, a guarantee by \w+\n.*\n.*noise 1\.\d",
         ),
-        ("one_trial.py", ("ray", "mlflow"), r"accuracy 0\.[6-9].*\n455 examples: median epsilon 1\.\d+, estimates\n"),
+        ("one_trial.py", ("ray", "mlflow"), r"accuracy 0\.[6-9].*\n455 examples: median epsilon 1\.\d+, estimate\n"),
     ],
 )
 def test_programs_run(program: str, absent: tuple[str, ...], printed: str, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 The success rate bounds epsilon neither from above nor from below. A low one proves nothing, because a better attack may
 succeed. A high one is no lower bound on epsilon: audits that count right guesses (Steinke et al. 2023) need an
 independent fair coin for each example to decide whether it is in the training set, while here the test set may differ
-from the training set by more than membership.
+from the training set by more than membership. `workers.audit` has such coins.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import nn
 
 from accounting.errors import DataCorruption, InvalidInput, PrivateDetail
 from accounting.records.sealed import read_sealed, write_sealed
+from workers.audit import AuditResult
 from workers.data.base import Dataset
 from workers.evaluation import predict
 from workers.losses import Loss
@@ -57,9 +58,10 @@ class GroupAttack:
 
 @dataclass(frozen=True)
 class AttackResults:
-    """Results of the attacks on one trial, by the fields of `workers.spec.AttackSpec`: private data."""
+    """Results of the attacks on one trial, by the fields of `workers.spec.AttackSpec`, and its audit: private data."""
 
     loss_threshold: tuple[GroupAttack, ...] = ()
+    audit: AuditResult | None = None
 
 
 _RESULTS: TypeAdapter[AttackResults] = TypeAdapter(AttackResults)

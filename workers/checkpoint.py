@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 from pyarrow import fs
 
-from accounting.errors import DataCorruption, InvalidInput
+from accounting.errors import START_ANEW, DataCorruption, InvalidInput
 from accounting.records.files import open_filesystem, read_bytes, write_bytes_atomically
 
 _MAGIC: Final = b"dpsweep-checkpoint-1\n"
@@ -50,11 +50,11 @@ def load_checkpoint(uri: str, owner: str) -> dict[str, Any] | None:
     start = len(_MAGIC) + _DIGEST_BYTES
     digest, payload = data[len(_MAGIC) : start], data[start:]
     if not data.startswith(_MAGIC) or hashlib.sha256(payload).digest() != digest:
-        raise DataCorruption(f"{uri} is damaged; restore it from a backup, or delete the trial's folder to start anew")
+        raise DataCorruption(f"{uri} is damaged; restore it from a backup, or {START_ANEW}")
     content = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
     if content["owner"] != owner:
         raise InvalidInput(
-            f"{uri} belongs to a trial with other settings, releases or data; use another folder, or delete this one"
+            f"{uri} belongs to a trial with other settings, releases or data; use another folder, or {START_ANEW}"
         )
     state: dict[str, Any] = content["state"]
     return state

@@ -17,6 +17,8 @@ from workers.gradients.modes import modes_kept
 from workers.losses import Loss
 
 BATCH_SIZE = 1024
+MIN_GROUP_SIZE = 10
+"""Examples that a group of test data must have to be shown: accuracy and loss of two people are nearly their own."""
 T = TypeVar("T")
 
 
@@ -34,9 +36,9 @@ class GroupEvaluation:
 class Evaluation:
     """Mean accuracy and loss, overall and per group, on one split.
 
-    groups has an entry for each group with at least one example in the split, in the order of the group names.
-    fairness: accuracy_gap (best minus worst group) and worst_group_accuracy; for two-class tasks whose groups are not
-    the classes also demographic_parity_difference and equalized_odds_difference.
+    groups has an entry for each group that is large enough in the split, in the order of the group names. fairness, of
+    these groups: accuracy_gap (best minus worst group) and worst_group_accuracy; for two-class tasks whose groups are
+    not the classes also demographic_parity_difference and equalized_odds_difference.
     """
 
     accuracy: float
@@ -87,8 +89,10 @@ def _decide(logits: Tensor) -> Tensor:
     return logits.argmax(1) if logits.shape[1] > 1 else (logits[:, 0] > 0).long()
 
 
-def evaluate(model: nn.Module, split: Split, dataset: Dataset, loss: Loss, batch_size: int = BATCH_SIZE) -> Evaluation:
-    """Accuracy, loss and group fairness of ``model`` on ``split``.
+def evaluate(
+    model: nn.Module, split: Split, dataset: Dataset, loss: Loss, min_group_size: int = MIN_GROUP_SIZE
+) -> Evaluation:
+    """Accuracy, loss and group fairness of ``model`` on ``split``, of groups with at least ``min_group_size`` examples.
 
     These are exact statistics without any privacy guarantee for the split: pass held-out or public examples.
 
@@ -96,10 +100,12 @@ def evaluate(model: nn.Module, split: Split, dataset: Dataset, loss: Loss, batch
     """
     if len(split) == 0:
         raise InvalidInput("cannot evaluate on a split without examples")
-    predictions = predict(model, split, dataset, loss, batch_size)
+    predictions = predict(model, split, dataset, loss)
     labels, groups = split.labels.numpy(), split.groups.numpy()
     correct = predictions.classes == labels
-    present = [(group, np.flatnonzero(groups == group)) for group in np.unique(groups)]
+    shown = shown_groups(np.bincount(groups), min_group_size)
+    present = [(group, np.flatnonzero(groups == group)) for group in shown]
+    among = np.isin(groups, shown)
     return Evaluation(
         accuracy=float(correct.mean()),
         loss=float(predictions.losses.mean()),
@@ -112,14 +118,28 @@ def evaluate(model: nn.Module, split: Split, dataset: Dataset, loss: Loss, batch
             )
             for group, members in present
         ),
-        fairness=fairness(labels, predictions.classes, groups, dataset.num_classes),
+        fairness=fairness(labels[among], predictions.classes[among], groups[among], dataset.num_classes),
     )
+
+
+def shown_groups(sizes: npt.NDArray[np.int64], least: int) -> npt.NDArray[np.int64]:
+    """The groups whose measures may be shown: those with at least ``least`` of the ``sizes``, by number.
+
+    A total shows what the groups beside it leave out, so those left out have together at least as many examples: where
+    they have fewer, the smallest of the others join them.
+    """
+    ascending = np.argsort(sizes, kind="stable")
+    ascending = ascending[sizes[ascending] > 0]
+    left_out = int((sizes[ascending] < least).sum())
+    while left_out < len(ascending) and 0 < sizes[ascending[:left_out]].sum() < least:
+        left_out += 1
+    return np.sort(ascending[left_out:])
 
 
 def fairness(
     labels: npt.NDArray[np.int64], predicted: npt.NDArray[np.int64], groups: npt.NDArray[np.int64], num_classes: int
 ) -> dict[str, float]:
-    """Group fairness measures of `Evaluation`; those of two-class tasks are computed by fairlearn.
+    """Group fairness measures of `Evaluation`; those of two-class tasks are computed by fairlearn. Empty without rows.
 
     labels, predicted, groups: class and group indices [n].
 
@@ -127,6 +147,8 @@ def fairness(
     >>> fairness(labels, predicted, groups, num_classes=3)
     {'accuracy_gap': 0.5, 'worst_group_accuracy': 0.5}
     """
+    if len(groups) == 0:
+        return {}
     sizes = np.bincount(groups)
     accuracies = np.bincount(groups, weights=labels == predicted)[sizes > 0] / sizes[sizes > 0]
     measures = {"accuracy_gap": accuracies.max() - accuracies.min(), "worst_group_accuracy": accuracies.min()}

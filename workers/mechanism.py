@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from accounting.calibration import Budget, EpsilonBudget, RhoBudget, count_within_budget
-from accounting.mechanism import Claim, Release, SideQuery, Trace
-from accounting.samplings import Sampling
+from accounting.calibration import Budget, EpsilonBudget, RhoBudget, calibrate_filter, count_within_budget
+from accounting.estimates import Claim
+from accounting.filters import IndividualFilter, StepPrices
+from accounting.mechanism import Release, SideQuery, Trace
+from accounting.samplings import Adjacency, Sampling
 from accounting.schedules import NoiseSchedule, make_schedule, planned_trace
 from workers import clipping
 from workers.imports import NO_CODE, UserCode
@@ -26,6 +28,9 @@ class TrialMechanism:
     side_queries: tuple[SideQuery, ...]
     releases: tuple[Release, ...]
     contributions: Claim
+    filter: IndividualFilter | None = field(default=None, repr=False)
+    """What the clipping method enforces for every example; a function of the spec and of the other fields."""
+    adjacency: Adjacency | None = None
 
     @staticmethod
     def of(
@@ -35,21 +40,28 @@ class TrialMechanism:
 
         code: the user's modules that may be imported, for their own clipping method.
 
-        Contributions are guarantees if norms are computed at every step for exactly the gradients that are summed, or
-        if clipping enforces the recorded contributions. Under augmentation the summed gradients are of other inputs,
-        and under autocast their rounding depends on the batch size, so norms at every step are then estimates.
+        Contributions are output-specific if norms are computed at every step for exactly the gradients that are summed,
+        or if clipping enforces the recorded contributions. Under augmentation the summed gradients are of other inputs,
+        and under autocast their rounding depends on the batch size, so norms at every step are then estimates. A filter
+        is calibrated here, from all epochs of the spec, so planner and trainer have the same one.
         """
         schedule, method = spec.noise.schedule, clipping.make_clipping(spec.clipping, code)
+        budget = method.example_budget
         repeatable = spec.augmentation is None and not spec.execution.autocast
         exact = spec.norms.refreshes_per_epoch == "every_step" and repeatable
-        return TrialMechanism(
+        unfiltered = TrialMechanism(
             schedule=make_schedule(schedule.name, spec.noise.initial_noise_multiplier, **schedule.params),
             sampling=planned_sampling(spec.sampling, dataset_size),
             dataset_size=dataset_size,
             side_queries=clipping.side_queries(spec.clipping, code),
             releases=(*planned_releases(spec.preprocessing), *clipping.releases(spec.clipping, code), *releases),
-            contributions="guarantee" if exact or method.keeps_to_contributions else "estimate",
+            contributions="output_specific" if exact or method.keeps_to_contributions else "estimate",
+            adjacency=spec.adjacency,
         )
+        if budget is None or budget.epsilon is None:
+            return unfiltered
+        limit = calibrate_filter(unfiltered.trace(spec.epochs), budget.epsilon, spec.delta)
+        return replace(unfiltered, filter=limit)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -66,9 +78,14 @@ class TrialMechanism:
             self.side_queries,
             self.releases,
             public_accuracies,
+            self.adjacency,
         )
         contributions = "estimate" if planned.noise_follows_results else self.contributions
-        return replace(planned, contributions=contributions)
+        return replace(planned, contributions=contributions, filter=self.filter)
+
+    def prices(self, noise_multiplier: float) -> StepPrices | None:
+        """What a step with that noise costs an example, where a filter limits it."""
+        return self.filter.prices(self.sampling.sample_rate, noise_multiplier) if self.filter else None
 
 
 def affordable_epochs(spec: TrialSpec, mechanism: TrialMechanism, public_accuracies: Sequence[float]) -> int:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Protocol
 
 import torch
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
+from accounting.errors import DataCorruption
+from accounting.estimates import Claim
+from accounting.records.files import read_bytes
 from workers.clipping import ClippingState
 from workers.gradients.modes import modes_of, set_modes
 from workers.history import EpochRecord
@@ -28,11 +31,24 @@ class Stateful(Protocol):
 
 
 @dataclass
+class GroupDepartures:
+    """When the training examples of a group left: after each epoch, how many had spent the whole budget of a filter."""
+
+    group: int
+    examples: int
+    left: list[int] = field(default_factory=list)
+
+
+@dataclass
 class Counters:
-    """Exact counts over training batches: private data."""
+    """Exact counts over training batches and examples: private data.
+
+    departures: of groups with examples, where a filter limits them.
+    """
 
     non_finite_gradients: int = 0
     empty_batches: int = 0
+    departures: list[GroupDepartures] = field(default_factory=list)
 
 
 @dataclass
@@ -44,7 +60,7 @@ class RunState:
     completed epoch.
     """
 
-    contributions: Literal["guarantee", "estimate"]
+    contributions: Claim
     clipping: ClippingState = field(default_factory=lambda: ClippingState(bound=1.0))
     step_count: int = 0
     initial_bound: float | None = None
@@ -60,12 +76,23 @@ class RunState:
 
 
 _HISTORY: TypeAdapter[tuple[EpochRecord, ...]] = TypeAdapter(tuple[EpochRecord, ...])
+_COUNTERS: TypeAdapter[Counters] = TypeAdapter(Counters)
 _READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "clipping": lambda state: ClippingState(**state),
-    "counters": lambda state: Counters(**state),
+    "counters": lambda state: _COUNTERS.validate_python(state),
     "history": lambda state: _HISTORY.validate_python(tuple(state)),
 }
 """Readers of the fields that are dataclasses."""
+
+
+def read_departures(uri: str) -> tuple[GroupDepartures, ...]:
+    """Those in the stored counters of a trial, if it has any left. Raises `DataCorruption` when they are damaged."""
+    try:
+        return tuple(_COUNTERS.validate_json(read_bytes(uri)).departures)
+    except FileNotFoundError:
+        return ()
+    except ValidationError as error:
+        raise DataCorruption(f"{uri} is damaged; restore it from a backup, or run the trial again") from error
 
 
 def _plain(value: Any) -> Any:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from accounting.errors import InvalidInput, require_finite
 from accounting.keyed import KeyedStream
 from accounting.registry import lookup
-from accounting.samplings import SAMPLINGS, Sampling
+from accounting.samplings import Sampling, sampling_of_sizes
 from workers.noise import derive_seed, noise_source_kind
 from workers.spec import SamplingSpec
 
@@ -119,14 +119,14 @@ class KeyedRows:
         self._stream.restore(state)
 
 
-def make_row_draws(noise_source: str, seed: int) -> RowDraws:
-    """Random choices for batches: from a secret key if the noise source is secret, else from ``seed``.
+def make_row_draws(noise_source: str, seed: int, purpose: str = "sampling") -> RowDraws:
+    """Random choices for batches: from a secret key if the noise source is secret, else from ``seed`` and ``purpose``.
 
     Privacy amplification by sampling holds only while the batches are secret.
     """
     if noise_source_kind(noise_source).is_secret:
         return KeyedRows(KeyedStream.from_os())
-    return SeededRows(derive_seed(seed, "sampling"))
+    return SeededRows(derive_seed(seed, purpose))
 
 
 class _RowSampler:
@@ -178,6 +178,58 @@ class ShuffledSampler(_RowSampler):
         self._remaining = np.array(state["remaining"], np.int64)
 
 
+class LeavesOut(Protocol):
+    """Rows that take part in no batch; they may change when a state is restored."""
+
+    @property
+    def absent(self) -> Rows: ...
+
+
+class PartialSampler:
+    """Batches of another sampler without given rows, which are as if they were not in the data set.
+
+    For Poisson batches, so they are drawn from the other rows at the same rate; in a shuffled epoch the rows are null
+    records, which keep their places.
+    """
+
+    def __init__(self, whole: Sampler, leaves_out: LeavesOut) -> None:
+        self._whole, self._leaves_out = whole, leaves_out
+
+    def next_batch(self) -> Rows:
+        rows = self._whole.next_batch()
+        kept: Rows = rows[~np.isin(rows, self._leaves_out.absent)]
+        return kept
+
+    def state(self) -> dict[str, Any]:
+        return self._whole.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._whole.restore(state)
+
+
+class CutSampler:
+    """Batches of another sampler; of one larger than ``max_batch_size`` a uniformly random subset is kept.
+
+    The subset is drawn independently of everything else, as `TruncatedPoissonSampling` is accounted for.
+    """
+
+    def __init__(self, uncut: Sampler, max_batch_size: int, draws: RowDraws) -> None:
+        self._uncut, self._max_batch_size, self._draws = uncut, max_batch_size, draws
+
+    def next_batch(self) -> Rows:
+        rows = self._uncut.next_batch()
+        if len(rows) <= self._max_batch_size:
+            return rows
+        kept: Rows = rows[self._draws.subset(len(rows), self._max_batch_size)]
+        return kept
+
+    def state(self) -> dict[str, Any]:
+        return self._uncut.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._uncut.restore(state)
+
+
 SAMPLERS: Final[Mapping[str, Callable[[int, int, RowDraws], Sampler]]] = {
     "poisson": PoissonSampler,
     "fixed": FixedBatchSampler,
@@ -185,10 +237,21 @@ SAMPLERS: Final[Mapping[str, Callable[[int, int, RowDraws], Sampler]]] = {
 }
 
 
-def make_sampler(spec: SamplingSpec, dataset_size: int, draws: RowDraws) -> Sampler:
-    """The sampler a trial names, over rows 0 .. dataset_size - 1. Raises InvalidInput as `planned_sampling` does."""
+AUDITABLE: Final = ("poisson", "shuffle")
+"""Samplings from whose batches rows can be taken as in a neighbouring data set; a fixed batch would be too small."""
+
+
+def make_sampler(
+    spec: SamplingSpec, dataset_size: int, draws: RowDraws, leaves_out: LeavesOut | None = None
+) -> Sampler:
+    """The sampler a trial names, over rows 0 .. dataset_size - 1. Raises InvalidInput as `planned_sampling` does.
+
+    leaves_out: the rows that an `AUDITABLE` sampling leaves out of every batch, before it is cut.
+    """
     planned_sampling(spec, dataset_size)
-    return lookup(SAMPLERS, spec.method, "sampling")(dataset_size, spec.batch_size, draws)
+    sampler = lookup(SAMPLERS, spec.method, "sampling")(dataset_size, spec.batch_size, draws)
+    sampler = sampler if leaves_out is None else PartialSampler(sampler, leaves_out)
+    return sampler if spec.max_batch_size is None else CutSampler(sampler, spec.max_batch_size, draws)
 
 
 def planned_sampling(spec: SamplingSpec, dataset_size: int) -> Sampling:
@@ -205,4 +268,4 @@ def planned_sampling(spec: SamplingSpec, dataset_size: int) -> Sampling:
             f"batch_size is {spec.batch_size}, but must be between 1 and the {dataset_size} training examples; "
             "choose a smaller batch_size"
         )
-    return lookup(SAMPLINGS, spec.method, "sampling").of_sizes(dataset_size, spec.batch_size)
+    return sampling_of_sizes(spec.method, dataset_size, spec.batch_size, spec.max_batch_size)

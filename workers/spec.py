@@ -2,8 +2,9 @@
 
 The planner makes a `TrialSpec`, sends it as JSON, and the worker never changes it. Fields are split by privacy meaning:
 `sampling`, `clipping`, `noise`, `epochs` and released preprocessing change the mechanism; `execution` changes only
-speed and memory; `attacks` examine the trained model. The bounds of a number are in the type of its field, which sweep
-files use too; other requirements of a section are in its `__post_init__`.
+speed and memory; `attacks` examine the trained model, and `audit` leaves some examples out to do so. The bounds of a
+number are in the type of its field, which sweep files use too; other requirements of a section are in its
+`__post_init__`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pydantic import AfterValidator, Field, GetPydanticSchema, TypeAdapter, Vali
 from pydantic_core import PydanticSerializationError, core_schema
 
 from accounting.errors import InvalidInput
-from accounting.samplings import SAMPLINGS
+from accounting.samplings import SAMPLINGS, Adjacency
 from workers.bounds import check_bounds
 
 Params = dict[str, Any]
@@ -73,10 +74,14 @@ class DataSpec:
 
 @dataclass(frozen=True)
 class SamplingSpec:
-    """method: a name in `accounting.samplings.SAMPLINGS`. batch_size: the expected batch size, which is public."""
+    """method: a name in `accounting.samplings.SAMPLINGS`. batch_size: the expected batch size, which is public.
+
+    max_batch_size: of a larger Poisson batch, only a uniformly random subset of this size is kept.
+    """
 
     method: Annotated[str, name_in(SAMPLINGS)]
     batch_size: Annotated[int, Field(ge=1)]
+    max_batch_size: Annotated[int, Field(ge=1)] | None = None
 
     def __post_init__(self) -> None:
         check_bounds(self, "sampling")
@@ -122,6 +127,9 @@ class NormSpec:
         check_bounds(self, "norms")
 
 
+MinGroupSize = Annotated[int, Field(ge=1)]
+
+
 @dataclass(frozen=True)
 class AttackSpec:
     """Attacks on the trained model. They do not change the training; their results are private data.
@@ -130,6 +138,21 @@ class AttackSpec:
     """
 
     loss_threshold: bool = False
+
+
+@dataclass(frozen=True)
+class AuditSpec:
+    """A one-run audit (see `workers.audit`); about half of the canaries are left out of training.
+
+    canaries: number of random training examples, each left out by a fair coin. confidence: probability with which all
+    lower bounds of the audit hold.
+    """
+
+    canaries: Annotated[int, Field(ge=1)]
+    confidence: Annotated[float, Field(ge=0.5, lt=1.0)] = 0.95
+
+    def __post_init__(self) -> None:
+        check_bounds(self, "audit")
 
 
 @dataclass(frozen=True)
@@ -177,8 +200,13 @@ class TrialSpec:
     budget: BudgetSpec | None = None
     norms: NormSpec = field(default_factory=NormSpec)
     attacks: AttackSpec = field(default_factory=AttackSpec)
+    min_group_size: MinGroupSize = 10
+    """Examples that a group of the test data must have to be shown."""
+    audit: AuditSpec | None = None
     noise_source: NoiseSourceName = "seeded"
     execution: ExecutionSpec = field(default_factory=ExecutionSpec)
+    adjacency: Adjacency | None = None
+    """Adjacency of the claim; None for the first of the sampling's own."""
 
     def __post_init__(self) -> None:
         check_bounds(self)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from accounting.errors import DataCorruption, InvalidInput
+from accounting.errors import START_ANEW, DataCorruption, InvalidInput
 from accounting.records.files import read_bytes
 from accounting.records.layout import TrialFiles
 from workers.data import Dataset, Preparation, Scaling, Split, Tokens, load_source
@@ -174,9 +174,7 @@ def _read(uri: str, keys: Set[str] = frozenset()) -> dict[str, Any]:
             f"{uri} does not exist: the trial has not trained to its end, or a version of dpsweep without this file "
             "trained it; resume the sweep, or run it again in another folder"
         ) from None
-    damaged = DataCorruption(
-        f"{uri} is damaged; restore it from a backup, or delete the trial's folder and resume the sweep"
-    )
+    damaged = DataCorruption(f"{uri} is damaged; restore it from a backup, or {START_ANEW}")
     try:
         stored = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:  # the unpickler raises almost anything for damaged bytes

@@ -16,12 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from accounting.errors import InvalidInput
+from accounting.errors import START_ANEW, InvalidInput
 from accounting.mechanism import Trace
 from accounting.records.layout import TrialFiles
 from accounting.records.shards import NormShardWriter
+from workers.audit import Canaries, check_audit
 from workers.augmentation import make_augmentation
-from workers.clipping import ClipRule, Examples, Setting, make_clipping, released_bound
+from workers.clipping import ClippingMethod, ClipRule, Examples, Setting, make_clipping, released_bound
 from workers.clipping.protocol import NORM_ERROR
 from workers.data.base import Dataset
 from workers.evaluation import evaluate
@@ -36,7 +37,16 @@ from workers.models import build_model
 from workers.noise import NoiseSource, derive_seed, seed_torch, start_generator
 from workers.optimizers import make_average, make_learning_rate_schedule, make_optimizer
 from workers.recording import NormRecorder, TrainingData, choose_rows, is_due
-from workers.run_state import Counters, CpuGenerator, CudaGenerator, ModelModes, ModelValues, RunState, Stateful
+from workers.run_state import (
+    Counters,
+    CpuGenerator,
+    CudaGenerator,
+    GroupDepartures,
+    ModelModes,
+    ModelValues,
+    RunState,
+    Stateful,
+)
 from workers.sampling import make_row_draws, make_sampler
 from workers.spec import TrialSpec
 
@@ -54,9 +64,9 @@ class Trainer:
         code: UserCode = NO_CODE,
     ) -> None:
         device = choose_device(spec.execution.device)
-        self._spec, self._dataset, self._noise = spec, dataset, noise
+        self._spec, self._dataset, self._noise, self._code = spec, dataset, noise, code
         self._method = make_clipping(spec.clipping, code)
-        check_spec(spec, mechanism, 0 if dataset.public is None else len(dataset.public))
+        check_spec(spec, mechanism, self._method, 0 if dataset.public is None else len(dataset.public))
         self.total_steps = spec.epochs * mechanism.steps_per_epoch
         self._paid_epochs = 0
 
@@ -74,7 +84,8 @@ class Trainer:
         )
         self._average = make_average(spec.averaging, self._parameters) if spec.averaging else None
         rows = make_row_draws(spec.noise_source, spec.seed)
-        self._sampler = make_sampler(spec.sampling, len(dataset.train), rows)
+        self.canaries = self._make_canaries()
+        self._sampler = make_sampler(spec.sampling, len(dataset.train), rows, self.canaries)
         seed_torch(spec.noise_source, spec.seed, "model")
 
         self._data = TrainingData(dataset, device)
@@ -91,6 +102,7 @@ class Trainer:
             "modes": ModelModes(self._model),
             "optimizer": self._optimizer,
             **({"average": self._average} if self._average else {}),
+            **({"canaries": self.canaries} if self.canaries else {}),
             "sampler": self._sampler,
             "noise": self._noise,
             "augmentation": CpuGenerator(self._augmentation_rng),
@@ -111,6 +123,17 @@ class Trainer:
             planner=ShapePlanner() if execution.deterministic else TimingPlanner(),
             autocast=torch.bfloat16 if execution.autocast else None,
         )
+
+    def _make_canaries(self) -> Canaries | None:
+        spec = self._spec
+        if spec.audit is None:
+            return None
+        coins = make_row_draws(spec.noise_source, spec.seed, "coins of canaries")
+        return Canaries(spec.audit, len(self._dataset.train), spec.seed, coins)
+
+    def initial_model(self) -> nn.Module:
+        """The model that training started with."""
+        return build_model(self._spec.model, self._dataset, self._spec.seed, self._code).to(self._data.device)
 
     def _make_recorders(self, files: TrialFiles) -> tuple[NormRecorder, NormRecorder | None]:
         norms, population = self._spec.norms, len(self._data)
@@ -212,6 +235,10 @@ class Trainer:
             everyone = self._everyone.open(step, sigma)
             self._run.clipping = self._method.refresh(self._run.clipping, everyone)
 
+        prices = self._planned.prices(sigma)
+        if prices is not None:
+            self._run.clipping = self._method.pay(self._run.clipping, prices)
+
         rows = torch.from_numpy(self._sampler.next_batch()).to(self._data.device)
         clipped = self._clipped_sum(rows)
         self.counters.non_finite_gradients += clipped.non_finite
@@ -284,7 +311,7 @@ class Trainer:
         """Evaluate on held-out and public data, and append the public record of the completed epoch to the history."""
         shown, step = self.released_model(), self.step_count
         epoch = self.epoch - 1
-        public = self._dataset.public
+        public, least = self._dataset.public, self._spec.min_group_size
         record = EpochRecord(
             epoch=epoch,
             step=step,
@@ -292,11 +319,23 @@ class Trainer:
             learning_rate_factor=self._learning_rate(step - 1),
             sensitivity=self._rule.sensitivity if self.initial_bound is not None else None,
             bounds=dict(self._rule.bounds),
-            test=evaluate(shown, self._dataset.test, self._dataset, self._loss),
-            public=None if public is None else evaluate(shown, public, self._dataset, self._loss),
+            test=evaluate(shown, self._dataset.test, self._dataset, self._loss, least),
+            public=None if public is None else evaluate(shown, public, self._dataset, self._loss, least),
         )
         self._run.history = (*self.history, record)
+        self._note_departures(record.noise_multiplier)
         return record
+
+    def _note_departures(self, sigma: float) -> None:
+        prices, groups = self._planned.prices(sigma), self._dataset.train.groups
+        if prices is None:
+            return
+        sizes = torch.bincount(groups, minlength=self._setting.num_groups).tolist()
+        if not self.counters.departures:
+            self.counters.departures = [GroupDepartures(group, size) for group, size in enumerate(sizes) if size]
+        left = groups[self._method.used_up(self._run.clipping, prices)]
+        for each in self.counters.departures:
+            each.left.append(int((left == each.group).sum()))
 
     def released_model(self) -> nn.Module:
         """The model to evaluate and store: a copy with averaged parameters if averaging is on."""
@@ -318,21 +357,23 @@ class Trainer:
         if missing:
             raise InvalidInput(
                 f"the checkpoint lacks {', '.join(missing)}: another version of dpsweep wrote it. Finish the trial "
-                "with that one, or delete the trial's folder to start anew"
+                f"with that one, or {START_ANEW}"
             )
         self._run.restore(state)
         for name, component in self._components.items():
             component.restore(state[name])
 
 
-def check_spec(spec: TrialSpec, mechanism: TrialMechanism, public_size: int) -> None:
+def check_spec(spec: TrialSpec, mechanism: TrialMechanism, method: ClippingMethod, public_size: int) -> None:
     """Refuse a trial that cannot be trained, or not privately, before anything is written.
 
     public_size: number of public examples in the data set.
 
-    Raises: InvalidInput for an unknown device, for noise without clipping, and for a validation-driven schedule without
-    public data.
+    Raises: InvalidInput for an unknown device, for noise without clipping, for a validation-driven schedule without
+    public data, and for an audit that its sampling does not allow.
     """
+    if spec.audit is not None:
+        check_audit(spec.audit, spec.sampling, mechanism.dataset_size)
     if spec.execution.device != "auto":
         _parse_device(spec.execution.device)
     highest = max(segment.noise_multiplier for segment in mechanism.trace(spec.epochs).segments)
@@ -340,6 +381,11 @@ def check_spec(spec: TrialSpec, mechanism: TrialMechanism, public_size: int) -> 
         raise InvalidInput(
             f"the noise multiplier reaches {highest:g}, but without clipping the sensitivity is infinite; "
             "choose a clipping method, or constant noise of multiplier 0"
+        )
+    if method.example_budget is not None and mechanism.filter is None:
+        raise InvalidInput(
+            f"clipping method {spec.clipping.name!r} needs epsilon, the budget of every example: give it, or calibrate "
+            "the sweep to privacy.target_epsilon"
         )
     if spec.noise.schedule.name == "validation" and not public_size:
         raise InvalidInput("a validation-driven schedule needs public data; set data.public_fraction above 0")

@@ -8,17 +8,19 @@ import io
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
+import numpy as np
 import torch
 
-from accounting.errors import DataCorruption, InvalidInput
+from accounting.errors import START_ANEW, DataCorruption, InvalidInput
 from accounting.mechanism import Release
 from accounting.records.files import exists, read_bytes, write_bytes_atomically
 from accounting.records.layout import TrialFiles
 from accounting.records.traces import read_trace, write_trace
 from workers.attacks import AttackResults, attack, write_attacks
+from workers.audit import audit
 from workers.checkpoint import fingerprint, forget_checkpoint, load_checkpoint, save_checkpoint
 from workers.clipping import claims
 from workers.data import Dataset, load_dataset
@@ -77,13 +79,12 @@ def _refuse_other_trials(files: TrialFiles, spec: TrialSpec) -> None:
     try:
         stored = TrialSpec.from_json(read_bytes(files.spec))
     except ValueError as error:
-        raise DataCorruption(f"{files.spec} is damaged; delete the trial's folder to start anew") from error
+        raise DataCorruption(f"{files.spec} is damaged; {START_ANEW}") from error
     ours, theirs = asdict(spec), asdict(stored)
     different = [name for name in ours if ours[name] != theirs[name]]
     if different:
         raise InvalidInput(
-            f"{files.root} holds a trial that differs in {', '.join(different)}; "
-            "use another folder, or delete this one to start anew"
+            f"{files.root} holds a trial that differs in {', '.join(different)}; use another folder, or {START_ANEW}"
         )
 
 
@@ -93,7 +94,7 @@ def _refuse_other_releases(files: TrialFiles, releases: tuple[Release, ...]) -> 
     if stored[len(stored) - len(releases) :] != releases:
         raise InvalidInput(
             f"{files.root} holds a finished trial with the releases {stored}, which do not end in {releases}; "
-            "use another folder, or delete this one to start anew"
+            f"use another folder, or {START_ANEW}"
         )
 
 
@@ -214,16 +215,19 @@ def _end_epoch(trainer: Trainer) -> Progress:
 def _finish(
     spec: TrialSpec, files: TrialFiles, trainer: Trainer, dataset: Dataset, inputs: Mapping[str, Any]
 ) -> TrainingResult:
-    """Store the results of the run. The training result is written last: its presence marks the trial as finished."""
+    """Store the results of the run. The training result is written last: its presence marks the trial as finished.
+
+    A model that was trained without noise is private data, as the examples are.
+    """
     model = trainer.released_model()
     weights = {name: value.cpu() for name, value in model.state_dict().items()}
-    write_bytes_atomically(files.model, _saved(weights))
-    write_bytes_atomically(files.inputs, _saved(inputs))
+    unprotected = not spec.is_private
+    write_bytes_atomically(files.model, _saved(weights), unprotected)
+    write_bytes_atomically(files.inputs, _saved(inputs), unprotected)
     write_trace(files.trace, trainer.trace())
     write_bytes_atomically(files.private_training, json.dumps(asdict(trainer.counters)).encode(), private=True)
-    if spec.attacks.loss_threshold:
-        found = attack(model, dataset, build_loss(spec.loss), spec.seed)
-        write_attacks(files.attacks, AttackResults(loss_threshold=found))
+    if spec.attacks.loss_threshold or spec.audit is not None:
+        write_attacks(files.attacks, _attacked(spec, trainer, dataset))
     result = TrainingResult(
         key=spec.key,
         epochs=trainer.epoch,
@@ -242,6 +246,17 @@ def _finish(
     )
     write_bytes_atomically(files.training, result.to_json())
     return result
+
+
+def _attacked(spec: TrialSpec, trainer: Trainer, dataset: Dataset) -> AttackResults:
+    """The attacks and the audit that the trial asks for. Canaries that were left out are no members to attack."""
+    model, loss, canaries = trainer.released_model(), build_loss(spec.loss), trainer.canaries
+    if spec.audit is None or canaries is None:
+        return AttackResults(attack(model, dataset, loss, spec.seed))
+    members = np.setdiff1d(np.arange(len(dataset.train)), canaries.absent)
+    trained = replace(dataset, train=dataset.train.select(members))
+    found = attack(model, trained, loss, spec.seed) if spec.attacks.loss_threshold else ()
+    return AttackResults(found, audit(trainer.initial_model(), model, dataset, loss, canaries, spec.audit, spec.delta))
 
 
 def _saved(content: Mapping[str, Any]) -> bytes:

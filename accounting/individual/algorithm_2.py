@@ -40,9 +40,11 @@ def algorithm_2(
     rdp = np.zeros((len(levels), len(ORDERS)))
     ends = [*steps[1:], trace.steps]
     for segment in trace.segments:
-        if not isinstance(segment.sampling, PoissonSampling) or segment.side_queries or trace.releases:
+        plain = isinstance(segment.sampling, PoissonSampling) and trace.adjacency != "replace_one"
+        if not plain or segment.side_queries or trace.releases:
             raise UnsupportedMechanism(
-                "Algorithm 2 covers Poisson-sampled DP-SGD without side queries and releases; use 'rdp' or 'pld'"
+                "Algorithm 2 covers Poisson-sampled DP-SGD without side queries and releases, and not replace_one; "
+                "use 'rdp' or 'pld'"
             )
         spent = [
             max(0, min(stop, segment.stop_step) - max(start, segment.start_step))

@@ -14,6 +14,8 @@ of the sum's sensitivity; ``side`` how far it moves a side query, in units of th
   amplification by sampling (docs/group-proof.md).
 - Shuffled epochs under ``zero_out``: the example is in one batch of the epoch. For every order of the data the epoch is
   one Gaussian, at worst that of the step with the largest u (paper C, Theorem 2).
+- Under ``replace_one``, full batches and shuffled epochs: moved is 1 + c and side is 2, because nothing is known of the
+  record that takes the example's place (docs/group-proof.md, Theorem 5).
 
 Renyi and privacy-loss accounting need only the sum of log E_Q[(P/Q)^z] over the steps. It is smooth in u, so each step
 is spread linearly over the two nodes beside its u. For real z = alpha > 1 this can only increase the sum, because
@@ -36,6 +38,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
 from accounting.mechanism import GaussianRelease, PureRelease, Trace
+from accounting.reductions import with_displacement
 from accounting.samplings import Sampling
 from accounting.snapshots import checked_snapshots
 
@@ -125,7 +128,7 @@ class RecordedContributions:
         steps: Sequence[int] | NDArray[np.integer[Any]], values: ArrayLike, trace: Trace
     ) -> RecordedContributions:
         """The contributions, validated. Raises: InvalidInput as `checked_snapshots` does."""
-        return RecordedContributions(*checked_snapshots(steps, values, trace), trace)
+        return RecordedContributions(*checked_snapshots(steps, values, trace), with_displacement(trace))
 
     def of(self, rows: NDArray[np.intp] | slice) -> RecordedContributions:
         """The contributions of some rows."""

@@ -1,8 +1,9 @@
 """Per-example epsilon from recorded contributions (paper A), by Renyi DP or exact composition of privacy losses.
 
-The result for example i is output-specific individual (epsilon_i, delta)-DP (paper A, Section 3): it concerns adding,
-removing or blanking that one example, given the released iterates. It is a guarantee if the contributions bound the
-true ones at every step and the noise did not follow results, else an estimate (`Trace.individual_kind`).
+The result for example i is about adding, removing or blanking that one example. What it claims, the trace says
+(`Trace.individual_kind`): a guarantee where contributions were fixed before the run; output-specific
+(epsilon_i, delta)-DP (paper A, Section 3), given the iterates that were released, where they were read off the run and
+bound the true ones at every step; an estimate otherwise, and where noise followed results.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from accounting.accountants import enforced_epsilon
 from accounting.errors import require_finite
+from accounting.estimates import Claim
 from accounting.individual.contributions import Array, RecordedContributions
 from accounting.individual.pld import pld_epsilons
 from accounting.individual.rdp import rdp_epsilons
-from accounting.mechanism import Claim, Trace
+from accounting.mechanism import Trace
+from accounting.reductions import without_cuts
 from accounting.registry import lookup
 
 INDIVIDUAL_ACCOUNTANTS: Mapping[str, Callable[[RecordedContributions, float], tuple[Array, Array]]] = {
@@ -27,6 +31,8 @@ INDIVIDUAL_ACCOUNTANTS: Mapping[str, Callable[[RecordedContributions, float], tu
 }
 """Methods by name: recorded contributions, delta -> (upper, lower). Both are certified; ``pld`` is tight."""
 
+FILTERED = "filter"
+"""The method of epsilons that a filter enforced."""
 _ROWS = 1 << 16
 """Examples accounted at once."""
 
@@ -36,7 +42,8 @@ class IndividualEpsilons:
     """upper and lower have shape [examples]; both are infinite for an example that contributed to a step without noise.
 
     upper is certified for the given contributions. lower is a certified lower bound: with ``pld`` on the true epsilon
-    of the worst neighbouring pair, with ``rdp`` on the Renyi bound in exact arithmetic.
+    of the worst neighbouring pair, with ``rdp`` on the Renyi bound in exact arithmetic. For truncated Poisson
+    batches, lower is a bound of the run that dominates them (`accounting.reductions.without_cuts`).
     """
 
     upper: Array
@@ -61,14 +68,26 @@ def individual_epsilons(
 
     Raises: InvalidInput for an unknown method, a delta outside (0, 1), snapshots that do not start at step 0 or lie
     beyond the run, NaN or contributions outside [0, 1].
+
+    Where a filter limited every example, upper is the epsilon of its budget for all alike, a guarantee, and the method
+    is ``filter``. What contributions say beyond that was read off the run: account for the trace without its filter.
     """
     delta = require_finite("delta", delta, above=0.0, below=1.0)
     account = lookup(INDIVIDUAL_ACCOUNTANTS, method, "individual accounting method")
-    recorded = RecordedContributions.checked(steps, contributions, trace)
+    reduced, left = without_cuts(trace, delta)
+    recorded = RecordedContributions.checked(steps, contributions, reduced)
+    if trace.filter is not None:
+        enforced = np.full(len(recorded.values), enforced_epsilon(trace.filter, trace, delta))
+        return IndividualEpsilons(enforced, np.zeros_like(enforced), delta, FILTERED, individual_claim(trace))
     starts = range(0, max(len(recorded.values), 1), _ROWS)
-    blocks = [_account_block(recorded.of(slice(i, i + _ROWS)), delta, account) for i in starts]
+    blocks = [_account_block(recorded.of(slice(i, i + _ROWS)), left, account) for i in starts]
     upper, lower = (np.concatenate(columns) for columns in zip(*blocks, strict=True))
-    return IndividualEpsilons(upper, lower, delta, method, trace.individual_kind)
+    return IndividualEpsilons(upper, lower, delta, method, individual_claim(trace))
+
+
+def individual_claim(trace: Trace) -> Claim:
+    """Kind of what `individual_epsilons` returns for the trace: a guarantee under a filter."""
+    return trace.individual_kind if trace.filter is None else "guarantee"
 
 
 def _account_block(

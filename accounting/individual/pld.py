@@ -22,13 +22,22 @@ frequencies K is then not linear enough in the step weights; examples whose boun
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from accounting.individual.contour import EXPONENTS, Complex, Contour, DecayBound, decay_bound, moment_table
+from accounting.individual.contour import (
+    EXPONENTS,
+    Complex,
+    Contour,
+    DecayBound,
+    MomentTable,
+    decay_bound,
+    moment_table,
+)
 from accounting.individual.contributions import Array, RecordedContributions, StepWeights, spread_linearly
 from accounting.individual.inversion import (
     FLOAT_ERROR,
@@ -102,6 +111,18 @@ def _log_decay(costs: StepWeights, bounds: Sequence[DecayBound], frequency: floa
     return np.asarray(decay)
 
 
+@functools.lru_cache(maxsize=64)
+def _moment_table(sample_rate: float, nodes: bytes, contour: Contour, direction: str) -> MomentTable:
+    """`moment_table`, kept because the parts of a trial share contours: up to 6 MB each, mostly below 0.5 MB."""
+    return moment_table(sample_rate, np.frombuffer(nodes), contour, direction)
+
+
+@functools.lru_cache(maxsize=64)
+def _decay_bound(sample_rate: float, nodes: bytes, exponent: float) -> DecayBound:
+    """`decay_bound`, kept like the moments: 0.5 MB each for 256 nodes."""
+    return decay_bound(sample_rate, np.frombuffer(nodes), exponent)
+
+
 @dataclass(frozen=True)
 class _Group:
     """Rows that share a contour, in one direction. rdp [rows, orders] and bound [rows] are their Renyi results."""
@@ -122,7 +143,7 @@ class _Group:
 
     def _decay_bounds(self) -> list[DecayBound]:
         real = float(EXPONENTS[self.direction](np.array([self.tilt + 0j]))[0].real)
-        return [decay_bound(part.sample_rate, part.precisions, real) for part in self.costs.sampled]
+        return [_decay_bound(part.sample_rate, part.precisions.tobytes(), real) for part in self.costs.sampled]
 
     def _contours(self) -> Iterator[tuple[NDArray[np.intp], Contour, float]]:
         """Rows that need the same number of points, their contour and its damping: 0 but for the longest contour."""
@@ -150,7 +171,7 @@ class _Group:
         exponent = unsampled_exponent(self.costs, contour, v)
         slack = np.full(exponent.shape, FLOAT_ERROR)
         for part in self.costs.sampled:
-            table = moment_table(part.sample_rate, part.precisions, contour, self.direction)
+            table = _moment_table(part.sample_rate, part.precisions.tobytes(), contour, self.direction)
             columns = np.hstack([table.log_moments.real, table.log_moments.imag, table.errors])
             real, imaginary, errors = np.split(part.weights @ columns, 3, axis=1)
             exponent = exponent + (real + 1j * imaginary)

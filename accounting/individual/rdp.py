@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -41,22 +42,38 @@ def _rdp(costs: StepWeights, tables: Sequence[Array]) -> Array:
 
 def _table(part: SampledSteps) -> Array:
     """RDP of one step at each node; shape [nodes, orders]."""
-    return np.array([_node_rdp(part.sample_rate, u) for u in part.precisions.tolist()])
+    return _tables(part.sample_rate, part.precisions.tobytes())[0]
+
+
+def _lower_table(part: SampledSteps) -> Array:
+    """`_table` minus the largest overshoot of linear spreading beside each node; shape [nodes, orders]."""
+    return _tables(part.sample_rate, part.precisions.tobytes())[1]
+
+
+@functools.lru_cache(maxsize=32)
+def _tables(sample_rate: float, nodes: bytes) -> tuple[Array, Array]:
+    """Both tables, kept because all parts of a trial share their nodes: up to 4 MB each."""
+    precisions = np.frombuffer(nodes)
+    upper = np.array([_node_rdp(sample_rate, u) for u in precisions.tolist()])
+    lower = _below(sample_rate, precisions, upper)
+    for table in (upper, lower):
+        table.setflags(write=False)
+    return upper, lower
 
 
 def _node_rdp(sample_rate: float, precision: float) -> Array:
     return sampled_gaussian_rdp(sample_rate, precision**-0.5) if precision > 0.0 else np.zeros_like(ORDERS)
 
 
-def _lower_table(part: SampledSteps) -> Array:
-    """`_table` minus the largest overshoot of linear spreading beside each node; shape [nodes, orders].
+def _below(sample_rate: float, precisions: Array, upper: Array) -> Array:
+    """The table ``upper`` minus the largest overshoot of linear spreading beside each node; shape [nodes, orders].
 
     Between two nodes a convex function lies below its chord and above the extensions of the neighbouring chords, so
     with slopes a <= b <= c the chord overshoots by at most width (b - a) (c - b) / (c - a).
     """
-    beyond = 2.0 * part.precisions[-1] - part.precisions[-2]
-    values = np.vstack([_table(part), _node_rdp(part.sample_rate, float(beyond))])
-    widths = np.diff(np.append(part.precisions, beyond))[:, None]
+    beyond = 2.0 * precisions[-1] - precisions[-2]
+    values = np.vstack([upper, _node_rdp(sample_rate, float(beyond))])
+    widths = np.diff(np.append(precisions, beyond))[:, None]
     slopes = np.vstack([np.zeros_like(ORDERS), np.diff(values, axis=0) / widths])
     rises = np.maximum(np.diff(slopes, axis=0), 0.0)
     before, after = rises[:-1], rises[1:]

@@ -17,7 +17,7 @@ from scipy import special
 
 from accounting.gaussian import gaussian_delta, gaussian_epsilon
 from accounting.pld.group_rounds import GroupRounds
-from accounting.renyi import ORDERS, epsilon_improved, gaussian_rdp, pure_rdp, sampled_gaussian_rdp
+from accounting.renyi import ORDERS, Array, epsilon_improved, gaussian_rdp, pure_rdp, sampled_gaussian_rdp
 
 Method = Literal["pld", "gdp", "rdp"]
 """The method behind an upper bound: the law of the loss, one dominating Gaussian, or Renyi divergences."""
@@ -63,6 +63,26 @@ def gaussian_delta_ceiling(rounds: GroupRounds, epsilon: float) -> float:
     return min(1.0, gaussian_delta(_dominating_mean(rounds), left)[0] + missing) if left >= 0.0 else 1.0
 
 
+def delta_ceilings(rounds: GroupRounds, epsilons: Array) -> Array:
+    """Upper bounds on delta at ``epsilons`` [points] >= 0: the least of total variation, one Gaussian and Renyi.
+
+    Renyi's is Canonne, Kamath and Steinke 2020, Proposition 12, solved for delta; at epsilon 0 Pinsker's and
+    Bretagnolle and Huber's inequalities, of the divergence of Kullback and Leibler, which no Renyi divergence is below.
+    """
+    missing = math.fsum(count * mixture.missing for mixture, count in rounds.mixtures) * _ROUND_UP
+    if not missing < 1.0:
+        return np.ones_like(epsilons)
+    rdp = _total_renyi(rounds) * _ROUND_UP
+    divergence = float(np.min(rdp))
+    apart = math.sqrt(min(divergence / 2, -math.expm1(-divergence)))
+    left = epsilons * (1 - 1e-12) + math.log1p(-missing)
+    exponents = (ORDERS - 1.0) * (rdp - left[:, None] + np.log1p(-1.0 / ORDERS)) - np.log(ORDERS)
+    renyi = np.exp(np.minimum(exponents.min(axis=1), 0.0)) * _ROUND_UP + missing
+    gaussian = np.array([gaussian_delta_ceiling(rounds, float(epsilon)) for epsilon in epsilons])
+    everywhere = min(1.0, total_variation(rounds), apart * _ROUND_UP + missing)
+    return np.asarray(np.minimum(np.minimum(renyi, gaussian), everywhere))
+
+
 def renyi_ceiling(rounds: GroupRounds, delta: float) -> Ceiling:
     """Renyi DP with the improved conversion, each mixture as the sampled Gaussian mechanism that dominates it.
 
@@ -102,6 +122,11 @@ def _dominating_mean(rounds: GroupRounds) -> float:
 
 
 def _of_renyi(rounds: GroupRounds, delta: float) -> float:
+    return float(epsilon_improved(_total_renyi(rounds), delta)) * _ROUND_UP
+
+
+def _total_renyi(rounds: GroupRounds) -> Array:
+    """Renyi divergences at `ORDERS`, of both directions, of the rounds without what their mixtures miss."""
     total = gaussian_rdp(1 / rounds.gaussian) if rounds.gaussian else np.zeros_like(ORDERS)
     for mixture, count in rounds.mixtures:
         if mixture.sensitivities[-1] > 0.0:
@@ -110,4 +135,4 @@ def _of_renyi(rounds: GroupRounds, delta: float) -> float:
             total = total + count * sampled_gaussian_rdp(min(rate, 1.0), 1 / mixture.sensitivities[-1])
     for epsilon in rounds.pure:
         total = total + pure_rdp(epsilon)
-    return float(epsilon_improved(total, delta)) * _ROUND_UP
+    return np.asarray(total)

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
 from accounting.errors import require_finite
+from accounting.estimates import Claim
 from accounting.gaussian import gaussian_delta, gaussian_epsilon
-from accounting.mechanism import Claim, Trace
+from accounting.mechanism import Trace
 from accounting.pld.ceilings import Method, gaussian_ceiling, gaussian_delta_ceiling, renyi_ceiling, total_variation
 from accounting.pld.fourier import Composed, LatticePlan, compose, compose_upper
 from accounting.pld.group_rounds import GroupRounds, rounds_of_group
@@ -60,6 +62,9 @@ class CertifiedDelta:
     kind: Claim = "guarantee"
 
 
+Certified = TypeVar("Certified", CertifiedEpsilon, CertifiedDelta)
+
+
 def epsilon_pld(trace: Trace, delta: float, group_size: int = 1, tolerance: float = TOLERANCE) -> CertifiedEpsilon:
     """The epsilon of a trace at ``delta`` for a group of ``group_size`` examples, certified from both sides.
 
@@ -67,12 +72,18 @@ def epsilon_pld(trace: Trace, delta: float, group_size: int = 1, tolerance: floa
 
     Raises: InvalidInput for a delta outside [1e-250, 1).
     """
-    return replace(epsilon_of_rounds(rounds_of_group(trace, group_size), delta, tolerance), kind=trace.kind)
+    return _claimed(epsilon_of_rounds(rounds_of_group(trace, group_size), delta, tolerance), trace)
 
 
 def delta_pld(trace: Trace, epsilon: float, group_size: int = 1, tolerance: float = TOLERANCE) -> CertifiedDelta:
     """The delta of a trace at ``epsilon`` >= 0 for a group of ``group_size`` examples, certified from both sides."""
-    return replace(delta_of_rounds(rounds_of_group(trace, group_size), epsilon, tolerance), kind=trace.kind)
+    return _claimed(delta_of_rounds(rounds_of_group(trace, group_size), epsilon, tolerance), trace)
+
+
+def _claimed(found: Certified, trace: Trace) -> Certified:
+    """What bounds of full contributions claim for the trace: under a filter examples may contribute less."""
+    lower = found.lower if trace.filter is None else 0.0
+    return replace(found, lower=lower, kind=trace.kind)
 
 
 @np.errstate(all="ignore")  # overflow gives infinity or NaN, which no bound uses
@@ -98,7 +109,7 @@ def epsilon_of_rounds(rounds: GroupRounds, delta: float, tolerance: float = TOLE
 
 def _epsilon_on_lattices(rounds: GroupRounds, delta: float, tolerance: float, ceiling: float) -> tuple[float, float]:
     """(upper, lower) epsilon of the worse direction; upper is at most ``ceiling``."""
-    tail = _tail(rounds, delta)
+    tail = tail_of(rounds, delta)
     pair = [cumulants(rounds, direction, tail) for direction in DIRECTIONS]
     saddles = [saddle_at_delta(generating, math.log(delta)) for generating in pair]
     first = int(saddles[1].epsilon > saddles[0].epsilon)
@@ -124,7 +135,7 @@ def delta_of_rounds(rounds: GroupRounds, epsilon: float, tolerance: float = TOLE
         return CertifiedDelta(*gaussian_delta(rounds.gaussian, epsilon), epsilon)
     pair = [cumulants(rounds, direction, 1e-20) for direction in DIRECTIONS]
     saddles = [saddle_at_epsilon(generating, epsilon) for generating in pair]
-    tail = _tail(rounds, math.exp(max(saddle.log_delta for saddle in saddles)))
+    tail = tail_of(rounds, math.exp(max(saddle.log_delta for saddle in saddles)))
     pair = [cumulants(rounds, direction, tail) for direction in DIRECTIONS]
     pair.sort(key=lambda generating: -saddle_at_epsilon(generating, epsilon).log_delta)
     upper, lower = 0.0, 0.0
@@ -132,7 +143,7 @@ def delta_of_rounds(rounds: GroupRounds, epsilon: float, tolerance: float = TOLE
         saddle = saddle_at_epsilon(generating, epsilon)
         spacing = spacing_for(rounds, saddle, tolerance)
         plan = make_plan(generating, other, saddle, spacing, tail, rounds.count)
-        if _is_too_coarse(rounds, plan):
+        if is_too_coarse(rounds, plan):
             upper = 1.0
             break
         composed = compose(rounds, plan)
@@ -152,12 +163,12 @@ class _Bracket:
         return 1.0 if self.composed is None else self.composed.opposite_delta(epsilon)
 
 
-def _tail(rounds: GroupRounds, delta: float) -> float:
+def tail_of(rounds: GroupRounds, delta: float) -> float:
     """Probability that each round may lose to infinity; the sum is a negligible share of delta."""
     return max(delta * 1e-8 / rounds.count, 1e-300)
 
 
-def _is_too_coarse(rounds: GroupRounds, plan: LatticePlan) -> bool:
+def is_too_coarse(rounds: GroupRounds, plan: LatticePlan) -> bool:
     """Whether the lattice cannot improve on the ceilings, or is too short for the losses of pure releases."""
     holds_pure = max(rounds.pure, default=0.0) <= plan.spacing * MAX_POINTS
     coarse = plan.spacing > _COARSEST or plan.spacing * plan.tilt > _STEEPEST
@@ -182,8 +193,8 @@ def _is_below(
         return False
     for looked_at in (saddle, saddle_at_epsilon(generating, epsilon)):
         aim, spacing = replace(looked_at, log_delta=math.log(delta)), spacing_for(rounds, looked_at, margin)
-        plan = make_plan(generating, other, aim, spacing, _tail(rounds, delta), rounds.count)
-        if not _is_too_coarse(rounds, plan):
+        plan = make_plan(generating, other, aim, spacing, tail_of(rounds, delta), rounds.count)
+        if not is_too_coarse(rounds, plan):
             return compose_upper(rounds, plan).epsilon_at(delta).epsilon <= epsilon
     return False
 
@@ -203,13 +214,13 @@ def _bracket_epsilon(
     ``ceiling`` is a known upper bound, returned if the lattice gives none below it. An upper bound up to ``enough`` is
     not refined, because the other direction is certainly worse.
     """
-    tail = _tail(rounds, delta)
+    tail = tail_of(rounds, delta)
     spacing = spacing_for(rounds, saddle, tolerance)
     upper, lower = ceiling, 0.0
     for attempt in range(_ATTEMPTS):
         aim = replace(saddle, log_delta=math.log(delta))
         plan = make_plan(generating, other, aim, spacing, tail, rounds.count)
-        if _is_too_coarse(rounds, plan):
+        if is_too_coarse(rounds, plan):
             return _Bracket(upper, lower, None)
         composed = compose(rounds, plan)
         above, below = composed.upper.epsilon_at(delta), composed.lower.epsilon_at(delta)

@@ -165,12 +165,16 @@ class Curve:
     relative: float
 
     def delta_at(self, epsilon: float) -> float:
-        """A bound on delta at ``epsilon``, which must lie within the curve's losses."""
-        index = min(int(np.searchsorted(self.losses, epsilon, side="right")), len(self.losses) - 1)
-        value = self.near[index] - np.exp(epsilon - self.centre) * self.far[index]
-        certified = float(self._certified(value, self.additive[max(index - 1, 0)]))
-        trivial = 1.0 if self.bound == "upper" else 0.0
-        return trivial if math.isnan(certified) else min(max(certified, 0.0), 1.0)
+        """A bound on delta at ``epsilon``; the trivial one beyond the curve's losses."""
+        return float(self.deltas_at(np.array([epsilon]))[0])
+
+    def deltas_at(self, epsilons: Array) -> Array:
+        """Bounds on delta at each of ``epsilons`` [points]."""
+        index = np.minimum(np.searchsorted(self.losses, epsilons, side="right"), len(self.losses) - 1)
+        value = self.near[index] - np.exp(epsilons - self.centre) * self.far[index]
+        certified = self._certified(value, self.additive[np.maximum(index - 1, 0)])
+        known = (epsilons >= self.losses[0]) & (epsilons <= self.losses[-1]) & ~np.isnan(certified)
+        return np.where(known, np.clip(certified, 0.0, 1.0), 1.0 if self.bound == "upper" else 0.0)
 
     def epsilon_at(self, delta: float) -> Root:
         """The epsilon, at least 0, where the bound on delta equals ``delta``, rounded to the bound's side."""

@@ -6,6 +6,7 @@ are a list of distinct mixtures with counts.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import numpy.typing as npt
 from accounting.errors import InvalidInput
 from accounting.mechanism import GaussianRelease, PureRelease, Trace
 from accounting.pld.sensitivity import SensitivityMixture, examples_law, group_law
+from accounting.reductions import with_displacement
 from accounting.rounds import require_group_size
 from accounting.samplings import Sampling
 from accounting.snapshots import checked_snapshots
@@ -41,6 +43,19 @@ class GroupRounds:
         """Number of rounds that a lattice has to discretise."""
         return sum(count for _, count in self.mixtures) + len(self.pure) + (self.gaussian > 0.0)
 
+    @staticmethod
+    def together(parts: Iterable[tuple[GroupRounds, int]]) -> GroupRounds:
+        """The rounds of several runs, each with how often it was run; equal mixtures are counted together."""
+        counts: Counter[SensitivityMixture] = Counter()
+        square, pure, is_private = 0.0, list[float](), True
+        for rounds, times in parts:
+            for mixture, count in rounds.mixtures:
+                counts[mixture] += times * count
+            square += times * rounds.gaussian**2
+            pure += times * rounds.pure
+            is_private = is_private and rounds.is_private
+        return GroupRounds(tuple(counts.items()), math.sqrt(square), tuple(pure), is_private)
+
 
 @dataclass(frozen=True)
 class _Piece:
@@ -54,7 +69,7 @@ class _Piece:
 
 def rounds_of_group(trace: Trace, group_size: int = 1) -> GroupRounds:
     """The rounds that dominate a trace for any group of ``group_size`` examples."""
-    group_size = require_group_size(group_size)
+    group_size, trace = require_group_size(group_size), with_displacement(trace)
     if not trace.is_private:
         return GroupRounds(is_private=False)
     pieces = [_Piece(s.start_step, s.stop_step, s.sampling, (s.amplitude(),) * group_size) for s in trace.segments]
@@ -72,7 +87,7 @@ def rounds_of_examples(trace: Trace, steps: Sequence[int], contributions: npt.Ar
     steps, table = checked_snapshots(steps, contributions, trace)
     if len(table) == 0:
         raise InvalidInput("contributions have no rows, but a group has at least one member; give one row per member")
-    starts = np.array(steps)
+    starts, trace = np.array(steps), with_displacement(trace)
     if not trace.is_private:
         return GroupRounds(is_private=False)
     pieces = []

@@ -26,6 +26,7 @@ from accounting.pld.composition import (
 from accounting.pld.group_rounds import rounds_of_examples, rounds_of_group
 from accounting.pld.loss import DIRECTIONS
 from accounting.pld.saddlepoint import cumulants, saddle_at_epsilon
+from accounting.reductions import without_cuts
 from accounting.rounds import gaussian_rounds, pure_epsilons, require_group_size
 
 _CONFIRMATIONS = 9  # epsilons tried above the saddle point's; steps of 0.05 % that double each time
@@ -54,8 +55,10 @@ def epsilon_of_examples(
     members' true ones at every step and the noise did not follow results (`Trace.individual_kind`), else an estimate.
     lower bounds the epsilon of the mixtures with rounded-up contributions. Proofs: docs/group-proof.md.
     """
-    certified = epsilon_of_rounds(rounds_of_examples(trace, steps, contributions), delta, tolerance)
-    return replace(certified, kind=trace.individual_kind)
+    delta = require_finite("delta", delta, at_least=MIN_DELTA, below=1.0)
+    reduced, left = without_cuts(trace, delta, len(require_numbers("contributions", contributions, 2)))
+    certified = epsilon_of_rounds(rounds_of_examples(reduced, steps, contributions), left, tolerance)
+    return replace(certified, delta=delta, kind=trace.individual_kind)
 
 
 def linear_growth(trace: Trace, delta: float, group_size: int) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -56,9 +56,11 @@ def read_bytes(uri: str) -> bytes:
 def write_bytes_atomically(uri: str, data: bytes, private: bool = False) -> None:
     """Replace the content of ``uri``: whatever fails, it holds either the old bytes or the new ones.
 
-    private gives the file mode 0600, and its folder and every folder created for it mode 0700.
+    private gives the file mode 0600, and its folder and every folder created for it mode 0700; other files get what the
+    umask leaves of 0666.
 
-    Raises: StorageError (disk full, no permission, ...); the old content is then unchanged.
+    Raises: StorageError (disk full, no permission, a private folder that is a link, ...); the old content is then
+    unchanged.
     """
     filesystem, path = open_filesystem(uri)
     with _named_errors("write", uri):
@@ -108,6 +110,8 @@ def list_files(uri: str) -> tuple[str, ...]:
 
 
 _TEMPORARY = ".partial"
+PRIVATE = "private"
+"""The name of every folder that holds what is derived from single examples."""
 
 
 def _is_local(filesystem: fs.FileSystem) -> bool:
@@ -139,23 +143,23 @@ def _put_object(filesystem: fs.FileSystem, path: str, data: bytes) -> None:
 
 
 def _replace_local(path: Path, data: bytes, private: bool) -> None:
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=_TEMPORARY, dir=path.parent)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}{_TEMPORARY}")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _mode(private))
     try:
         try:
-            os.fchmod(handle, 0o600 if private else 0o644)
             _write_all(handle, data)
             os.fsync(handle)
         finally:
             os.close(handle)
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
     _sync_folder(path.parent)
 
 
 def _append_local(path: Path, data: bytes, private: bool) -> None:
-    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600 if private else 0o644)
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, _mode(private))
     try:
         before = os.fstat(handle).st_size
         try:
@@ -169,6 +173,22 @@ def _append_local(path: Path, data: bytes, private: bool) -> None:
     _sync_folder(path.parent)
 
 
+def _mode(private: bool) -> int:
+    """Of a new file, before the umask takes its part."""
+    return 0o600 if private else 0o666
+
+
+def make_private_folder(path: Path) -> None:
+    """Make a local folder that only its owner can enter, or make the one that is there so."""
+    _make_folders(path, private=True)
+
+
+def make_private_file(path: Path) -> None:
+    """Make an empty local file that only its owner can read, or make the one that is there so."""
+    path.touch(0o600)
+    path.chmod(0o600)
+
+
 def _write_all(handle: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
@@ -176,11 +196,26 @@ def _write_all(handle: int, data: bytes) -> None:
 
 
 def _make_folders(folder: Path, private: bool) -> None:
+    if private:
+        _refuse_links(folder)
     missing = [level for level in (folder, *folder.parents) if not level.exists()]
     for level in reversed(missing):
         level.mkdir(mode=0o700 if private else 0o777, exist_ok=True)
     if private and folder.stat().st_mode & 0o077:
         folder.chmod(0o700)
+
+
+def _refuse_links(folder: Path) -> None:
+    """A private folder that is a link leads to wherever somebody else wants: nothing is written through it."""
+    levels = (folder, *folder.parents)
+    names = [level.name for level in levels]
+    below = levels[: names.index(PRIVATE) + 1] if PRIVATE in names else levels[:1]
+    for level in below:
+        if level.is_symlink():
+            raise StorageError(
+                f"{level} is a symbolic link, and private files are not written through one; delete it, or move the "
+                "folder that it leads to there"
+            )
 
 
 def _sync_folder(folder: Path) -> None:

@@ -11,15 +11,16 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from accounting.errors import DataCorruption, PrivateDetail
+from accounting.errors import START_ANEW, DataCorruption, PrivateDetail
 from accounting.records.files import append_bytes, exists, list_files, read_bytes, write_bytes_atomically
+from accounting.records.tables import Oversized, read_table
 
 MANIFEST = "manifest.jsonl"
 
@@ -79,7 +80,7 @@ class PartStore:
             elif committed != record:
                 raise DataCorruption(
                     f"{self._uri(record)} was committed with other rows than a replay produced: the run does not "
-                    "repeat itself; delete the trial's folder and start anew"
+                    f"repeat itself; {START_ANEW}"
                 )
         if fresh:
             self._commit(fresh)
@@ -99,28 +100,11 @@ class PartStore:
         self._torn, self.records = b"", {record.path: record for record in records}
 
     def read(self, record: PartRecord) -> pa.Table:
-        """The rows of a committed part, verified by length, sha256, schema and row count."""
-        uri = self._uri(record)
-        try:
-            data = read_bytes(uri)
-        except FileNotFoundError:
-            raise self._corrupt(uri, "the manifest lists it, but it is missing") from None
-        if len(data) != record.num_bytes:
-            raise self._corrupt(uri, "its length differs from the manifest")
-        if hashlib.sha256(data).hexdigest() != record.sha256:
-            raise self._corrupt(uri, "its sha256 differs from the manifest")
-        table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
-        if not table.schema.equals(self._schema) or _describe(record.step, record.part, table, data) != record:
-            raise self._corrupt(uri, "its rows differ from what the manifest says")
-        return table
+        """The rows of a committed part, verified as by `read_part`."""
+        return read_part(self.directory, self._schema, record)
 
     def _uri(self, record: PartRecord) -> str:
         return f"{self.directory}/{record.path}"
-
-    def _corrupt(self, uri: str, reason: str) -> DataCorruption:
-        return DataCorruption(
-            f"{uri}: {reason}; restore the file from a backup, or delete the trial's folder and run the trial again"
-        )
 
     def _commit(self, fresh: list[PartRecord]) -> None:
         uri = f"{self.directory}/{MANIFEST}"
@@ -139,9 +123,9 @@ class PartStore:
         if tail and _is_cut(tail):
             self._torn = tail
         elif tail:
-            raise self._corrupt(uri, "its last line is damaged")
+            raise _corrupt(uri, "its last line is damaged")
         if len({record.path for record in records}) != len(records):
-            raise self._corrupt(uri, "it lists a part twice")
+            raise _corrupt(uri, "it lists a part twice")
         return records
 
     def _parse(self, line: bytes, place: str, uri: str) -> PartRecord:
@@ -149,10 +133,39 @@ class PartStore:
             values: dict[str, Any] = json.loads(line)
             record = PartRecord(**values)
         except (ValueError, TypeError):
-            raise self._corrupt(uri, f"its {place} is damaged") from PrivateDetail(f"{line[:80]!r}")
+            raise _corrupt(uri, f"its {place} is damaged") from PrivateDetail(f"{line[:80]!r}")
         if record.to_line() != line + b"\n":
-            raise self._corrupt(uri, f"its {place} is damaged") from PrivateDetail(f"{line[:80]!r}")
+            raise _corrupt(uri, f"its {place} is damaged") from PrivateDetail(f"{line[:80]!r}")
         return record
+
+
+def read_part(directory: str, schema: pa.Schema, record: PartRecord, columns: Sequence[str] | None = None) -> pa.Table:
+    """The rows of a committed part, verified by length, sha256, schema, row count and first and last example id.
+
+    columns: those to decode, ``example_id`` among them; all by default. Raises: DataCorruption for a part that is
+    missing or differs from its record.
+    """
+    uri = f"{directory}/{record.path}"
+    try:
+        data = read_bytes(uri)
+    except FileNotFoundError:
+        raise _corrupt(uri, "the manifest lists it, but it is missing") from None
+    if len(data) != record.num_bytes:
+        raise _corrupt(uri, "its length differs from the manifest")
+    if hashlib.sha256(data).hexdigest() != record.sha256:
+        raise _corrupt(uri, "its sha256 differs from the manifest")
+    try:
+        table = read_table(data, columns)
+    except Oversized as error:
+        raise _corrupt(uri, "it would expand to far more than its rows need") from PrivateDetail(str(error))
+    wanted = pa.schema([field for field in schema if columns is None or field.name in columns])
+    if not table.schema.equals(wanted) or (table.num_rows, *_ends(table)) != (record.rows, record.first, record.last):
+        raise _corrupt(uri, "its rows differ from what the manifest says")
+    return table
+
+
+def _corrupt(uri: str, reason: str) -> DataCorruption:
+    return DataCorruption(f"{uri}: {reason}; restore the file from a backup, or {START_ANEW}")
 
 
 _LINE = re.compile(
@@ -179,6 +192,10 @@ def _encode(table: pa.Table) -> bytes:
 
 
 def _describe(step: int | None, part: int, table: pa.Table, data: bytes) -> PartRecord:
+    return PartRecord(step, part, table.num_rows, *_ends(table), len(data), hashlib.sha256(data).hexdigest())
+
+
+def _ends(table: pa.Table) -> tuple[int | None, int | None]:
+    """The first and the last example id."""
     ids: np.ndarray[Any, np.dtype[np.int64]] = table.column("example_id").to_numpy()
-    first, last = (int(ids[0]), int(ids[-1])) if len(ids) else (None, None)
-    return PartRecord(step, part, table.num_rows, first, last, len(data), hashlib.sha256(data).hexdigest())
+    return (int(ids[0]), int(ids[-1])) if len(ids) else (None, None)

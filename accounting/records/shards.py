@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from accounting.errors import DataCorruption, InvalidInput, PrivateDetail, keep_whole, require_whole
-from accounting.records.parts import PartRecord, PartStore
+from accounting.errors import START_ANEW, DataCorruption, InvalidInput, PrivateDetail, keep_whole, require_whole
+from accounting.estimates import Claim, without_guarantee
+from accounting.records.parts import PartRecord, PartStore, read_part
 
 Floats = npt.NDArray[np.floating[Any]]
 Integers = npt.NDArray[np.integer[Any]]
@@ -30,6 +31,9 @@ NORM_SCHEMA = pa.schema(
         ("loss", pa.float32()),
     ]
 )
+_CLAIM = "individual_kind"
+_OLD_CLAIM = "kind"
+"""The name it had before there were output-specific claims, which ``guarantee`` stood for too."""
 EPSILON_SCHEMA = pa.schema(
     [
         ("example_id", pa.int64()),
@@ -139,6 +143,53 @@ class PartNorms:
     losses: npt.NDArray[np.float32]
 
 
+@dataclass(frozen=True)
+class PartFiles:
+    """What the manifest says of one range of examples: its records, one per snapshot, in the order of the steps."""
+
+    directory: str
+    records: tuple[PartRecord, ...]
+
+    @property
+    def part(self) -> int:
+        """Number of the part."""
+        return self.records[0].part
+
+
+@dataclass(frozen=True)
+class PartContributions:
+    """What accounting needs of one range of examples.
+
+    example_ids, groups and losses (at the last snapshot) have shape [rows], contributions [rows, snapshots].
+    """
+
+    example_ids: npt.NDArray[np.int64]
+    groups: npt.NDArray[np.int32]
+    steps: npt.NDArray[np.int64]
+    contributions: npt.NDArray[np.float32]
+    losses: npt.NDArray[np.float32]
+
+
+def read_contributions(files: PartFiles) -> PartContributions:
+    """Read a part for accounting: verifies every file and decodes only the columns that are needed.
+
+    Raises: DataCorruption for missing, cut, altered or mismatched files.
+    """
+    first, last = files.records[0], files.records[-1]
+    contributions = np.empty((first.rows, len(files.records)), np.float32)
+    for column, record in enumerate(files.records):
+        wanted = ["example_id", "contribution", *(["group"] if record is first else ())]
+        table = read_part(files.directory, NORM_SCHEMA, record, [*wanted, *(["loss"] if record is last else ())])
+        found = table.column("example_id").to_numpy()
+        if record is first:
+            ids, groups = found, table.column("group").to_numpy()
+        if not np.array_equal(found, ids):
+            raise _mismatch(files.directory, record.step or 0, record.part)
+        contributions[:, column] = table.column("contribution").to_numpy()
+    steps = np.array([record.step for record in files.records])
+    return PartContributions(ids, groups, steps, contributions, table.column("loss").to_numpy())
+
+
 class NormShards:
     """The committed norm shards of a trial. Every read is verified; damage is a `DataCorruption` naming the file."""
 
@@ -177,8 +228,7 @@ class NormShards:
 
     def read(self, part: int) -> PartNorms:
         """One part across all snapshots. Raises `DataCorruption` for missing, cut, altered or mismatched files."""
-        if part not in self._records:
-            raise DataCorruption(f"{self._store.directory} has no part {part}; it has parts {self.parts}")
+        self._require_part(part)
         rows = self._records[part][self.steps[0]].rows
         norms, contributions, losses = (np.empty((rows, len(self.steps)), np.float32) for _ in range(3))
         ids, groups = np.empty(0, np.int64), np.empty(0, np.int32)
@@ -187,10 +237,19 @@ class NormShards:
             if column == 0:
                 ids, groups = found, table.column("group").to_numpy()
             if not np.array_equal(found, ids):
-                raise self._mismatch(step, part)
+                raise _mismatch(self._store.directory, step, part)
             for target, name in ((norms, "norm"), (contributions, "contribution"), (losses, "loss")):
                 target[:, column] = table.column(name).to_numpy()
         return PartNorms(part, ids, groups, np.array(self.steps), norms, contributions, losses)
+
+    def files(self, part: int) -> PartFiles:
+        """What the manifest says of one part. Raises `DataCorruption` if there is no such part."""
+        self._require_part(part)
+        return PartFiles(self._store.directory, tuple(self._records[part][step] for step in self.steps))
+
+    def _require_part(self, part: int) -> None:
+        if part not in self._records:
+            raise DataCorruption(f"{self._store.directory} has no part {part}; it has parts {self.parts}")
 
     def _snapshots(self, part: int) -> Iterator[tuple[int, pa.Table]]:
         for step in self.steps:
@@ -209,21 +268,22 @@ class NormShards:
         for part, records in self._records.items():
             for step in self.steps:
                 if step not in records or records[step].rows != records[0].rows:
-                    raise self._mismatch(step, part)
+                    raise _mismatch(directory, step, part)
 
-    def _mismatch(self, step: int, part: int) -> DataCorruption:
-        return DataCorruption(
-            f"{self._store.directory}: the snapshot at step {step} lacks part {part} or holds other examples there "
-            "than the first snapshot; resume the trial, or delete its folder and run it again"
-        )
+
+def _mismatch(directory: str, step: int, part: int) -> DataCorruption:
+    return DataCorruption(
+        f"{directory}: the snapshot at step {step} lacks part {part} or holds other examples there than the first "
+        f"snapshot; resume the trial, or {START_ANEW}"
+    )
 
 
 @dataclass(frozen=True)
 class Epsilons:
     """Per-example privacy of a run; arrays have shape [examples].
 
-    upper and lower are the certified bounds, losses the loss at the last snapshot. kind, ``guarantee`` or ``estimate``
-    (`Trace.individual_kind`), applies to all examples.
+    upper and lower are the certified bounds, losses the loss at the last snapshot. kind, of upper
+    (`accounting.estimates.PrivacyEstimate`), applies to all examples.
     """
 
     example_ids: npt.NDArray[np.int64]
@@ -233,7 +293,7 @@ class Epsilons:
     losses: npt.NDArray[np.float32]
     delta: float
     method: str
-    kind: Literal["guarantee", "estimate"]
+    kind: Claim
 
     @staticmethod
     def concatenate(parts: Sequence[Epsilons]) -> Epsilons:
@@ -266,7 +326,7 @@ def read_epsilons(directory: str) -> Epsilons:
 
 
 def _to_table(epsilons: Epsilons) -> pa.Table:
-    claim = {"delta": repr(float(epsilons.delta)), "method": epsilons.method, "kind": epsilons.kind}
+    claim = {"delta": repr(float(epsilons.delta)), "method": epsilons.method, _CLAIM: epsilons.kind}
     columns = (epsilons.example_ids, epsilons.groups, epsilons.upper, epsilons.lower, epsilons.losses)
     return pa.table(dict(zip(EPSILON_SCHEMA.names, columns, strict=True)), schema=EPSILON_SCHEMA.with_metadata(claim))
 
@@ -274,5 +334,10 @@ def _to_table(epsilons: Epsilons) -> pa.Table:
 def _from_table(table: pa.Table) -> Epsilons:
     claim = {key.decode(): value.decode() for key, value in table.schema.metadata.items()}
     ids, groups, upper, lower, losses = (column.to_numpy() for column in table.columns)
-    kind: Literal["guarantee", "estimate"] = "guarantee" if claim["kind"] == "guarantee" else "estimate"
+    kind = _claim(claim[_CLAIM]) if _CLAIM in claim else without_guarantee(_claim(claim[_OLD_CLAIM]))
     return Epsilons(ids, groups, upper, lower, losses, float(claim["delta"]), claim["method"], kind)
+
+
+def _claim(name: str) -> Claim:
+    found: Claim = next(claim for claim in get_args(Claim) if claim == name)
+    return found

@@ -11,9 +11,12 @@ from typing import Any, get_type_hints
 import pyarrow as pa
 
 from accounting.errors import DataCorruption
+from accounting.estimates import without_guarantee
+from accounting.filters import FILTERS, IndividualFilter
 from accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
 from accounting.records.files import read_bytes, write_bytes_atomically
-from accounting.samplings import SAMPLINGS
+from accounting.records.tables import read_table
+from accounting.samplings import stored_kinds
 
 _RELEASES: Mapping[str, Callable[..., GaussianRelease | PureRelease]] = {
     "gaussian": GaussianRelease,
@@ -21,12 +24,16 @@ _RELEASES: Mapping[str, Callable[..., GaussianRelease | PureRelease]] = {
 }
 _RELEASE_NAMES = {GaussianRelease: "gaussian", PureRelease: "pure"}
 
+_CLAIM = "recorded_contributions"
+_OLD_CLAIM = "contributions"
+"""The name it had before there were output-specific claims, which ``guarantee`` stood for too."""
+
 _COLUMN_TYPES = {int: pa.int64(), float: pa.float64(), str: pa.string()}
 
 
 def _sampling_columns() -> dict[str, pa.DataType]:
     """One column for each field of any sampling."""
-    kinds = SAMPLINGS.values()
+    kinds = stored_kinds()
     return {field.name: _COLUMN_TYPES[get_type_hints(kind)[field.name]] for kind in kinds for field in fields(kind)}
 
 
@@ -48,8 +55,9 @@ def write_trace(path: str, trace: Trace) -> None:
     run = {
         "dataset_size": trace.dataset_size,
         "adjacency": trace.adjacency,
-        "contributions": trace.contributions,
+        _CLAIM: trace.contributions,
         "noise_follows_results": trace.noise_follows_results,
+        **({"filter": _plain_filter(trace.filter)} if trace.filter else {}),
         "releases": [{"release": _RELEASE_NAMES[type(release)], **asdict(release)} for release in trace.releases],
     }
     table = pa.Table.from_pylist([_segment_row(segment) for segment in trace.segments], schema=_schema())
@@ -61,10 +69,13 @@ def write_trace(path: str, trace: Trace) -> None:
 
 
 def read_trace(path: str) -> Trace:
-    """The stored trace. Raises FileNotFoundError when there is none, `DataCorruption` when it is damaged."""
+    """The stored trace. Of one stored before there were output-specific claims, contributions are no guarantee.
+
+    Raises: FileNotFoundError when there is none, `DataCorruption` when it is damaged.
+    """
     data = read_bytes(path)
     try:
-        table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
+        table = read_table(data)
         table.validate(full=True)  # altered lengths and offsets must not make decoding read outside the buffers
         rows, run = table.to_pylist(), json.loads(table.schema.metadata[b"run"])
         intact = table.schema.metadata[b"sha256"].decode() == _checksum(rows, run)
@@ -72,10 +83,14 @@ def read_trace(path: str) -> Trace:
         intact = False
     if not intact:
         raise DataCorruption(f"{path} is damaged; restore it from a backup, or run the trial again")
+    limit = run.pop("filter", None)
     releases = [dict(release) for release in run.pop("releases")]
+    contributions = run.pop(_CLAIM) if _CLAIM in run else without_guarantee(run.pop(_OLD_CLAIM))
     return Trace(
         segments=tuple(_segment(row) for row in rows),
         releases=tuple(_RELEASES[release.pop("release")](**release) for release in releases),
+        contributions=contributions,
+        filter=None if limit is None else FILTERS[limit.pop("kind")](**limit),
         **run,
     )
 
@@ -92,7 +107,7 @@ def _segment_row(segment: Segment) -> dict[str, Any]:
 
 
 def _segment(row: dict[str, Any]) -> Segment:
-    kind = next(kind for kind in SAMPLINGS.values() if kind.stored_name == row["sampling"])
+    kind = next(kind for kind in stored_kinds() if kind.stored_name == row["sampling"])
     return Segment(
         start_step=row["start_step"],
         steps=row["steps"],
@@ -100,6 +115,10 @@ def _segment(row: dict[str, Any]) -> Segment:
         noise_multiplier=row["noise_multiplier"],
         side_queries=tuple(SideQuery(**query) for query in row["side_queries"]),
     )
+
+
+def _plain_filter(individual: IndividualFilter) -> dict[str, Any]:
+    return {"kind": individual.stored_name, **asdict(individual)}
 
 
 def _checksum(rows: list[dict[str, Any]], run: dict[str, Any]) -> str:

@@ -20,14 +20,13 @@ from rich.table import Table
 from accounting.accountants import ACCOUNTANTS, account
 from accounting.calibration import (
     Budget,
-    EpsilonBudget,
-    RhoBudget,
     calibrate_decay,
     decay_parameter,
     length_within_budget,
     noise_multiplier_within_budget,
     round_up,
 )
+from accounting.curves import curve_of_examples, privacy_curve
 from accounting.errors import InvalidInput
 from accounting.estimates import PrivacyEstimate
 from accounting.mechanism import Trace
@@ -36,6 +35,7 @@ from accounting.registry import one_of
 from accounting.schedules import NoiseSchedule, make_schedule, parse_schedule, split_schedule, with_initial
 from orchestration.commands.group_comparison import COMPARISON, VADHAN, GroupComparison, compare_groups, linear_heading
 from orchestration.commands.plots import write_epsilon_plot
+from orchestration.commands.risk import RISK, curve_deltas, risk_of, risk_table, write_curve_plot
 from orchestration.commands.run_flags import RunFlags, with_run_flags
 from orchestration.commands.run_shape import RunShape, delta_warning
 from orchestration.commands.stored_trial import (
@@ -43,11 +43,13 @@ from orchestration.commands.stored_trial import (
     PRIVATE,
     QUANTILES,
     EpsilonSpread,
+    contributions_of,
     estimate_of_examples,
     spread_of_epsilons,
     steps_per_epoch,
     stored_trace,
 )
+from orchestration.commands.targets import Target
 
 if TYPE_CHECKING:
     IndividualMethod = str
@@ -77,8 +79,17 @@ def epsilon(
     examples: Annotated[
         str | None, typer.Option(help="With --trial: ids of records, such as 3,17, to account for together.")
     ] = None,
+    risk: Annotated[
+        bool, typer.Option("--risk", help="What no attack exceeds: membership advantage, TPR at low FPRs.")
+    ] = False,
+    prior: Annotated[
+        float | None, typer.Option(help="With --risk: probability of guessing the record right; bounds reconstruction.")
+    ] = None,
     as_json: Json = False,
     plot: Annotated[Path | None, typer.Option(help="Write epsilon over epochs and group sizes to this HTML.")] = None,
+    curve: Annotated[
+        Path | None, typer.Option(help="Write delta over epsilon and the trade-off function to this HTML.")
+    ] = None,
 ) -> None:
     """What a run, planned or stored, costs in privacy: for one example, for groups, for given examples."""
     ran = _ran(trial, trace, flags, individual or examples)
@@ -101,17 +112,30 @@ def epsilon(
     answers = [
         estimate.as_dict() | (compared[estimate.group_size].as_dict() if compare else {}) for estimate in estimates
     ]
+    if prior is not None and not risk:
+        raise InvalidInput("--prior needs --risk, which shows the bound on reconstruction")
+    deltas = curve_deltas(delta) if curve is not None else ()
+    curves = [privacy_curve(ran, size, deltas) for size in sizes] if risk or curve is not None else []
     tables, cautions = [_table(estimates, compared)], []
     if trial is not None and examples is not None:
-        ids = _whole_numbers("--examples", examples, 0)
-        together = estimate_of_examples(TrialFiles(trial), ran, ids, delta)
+        group = contributions_of(TrialFiles(trial), ran, _whole_numbers("--examples", examples, 0))
+        together = estimate_of_examples(group, ran, delta)
         answers.append(together.as_dict() | {"sensitive": PRIVATE})
         tables = [_table([*estimates, together], compared)]
+        if curves:
+            curves.append(curve_of_examples(ran, group.steps, group.contributions, deltas))
     if trial is not None and individual is not None:
         spread = spread_of_epsilons(TrialFiles(trial), ran, delta, individual)
         answers.append(spread.as_dict())
         tables.append(_spread_table(spread))
         cautions += [spread.caution] if spread.caution else []
+    if risk:
+        for place, each in enumerate(curves):
+            answers[place] |= {"risk": risk_of(each, prior)}
+        tables.append(risk_table(curves, prior))
+        cautions.append(RISK)
+    if curve is not None:
+        write_curve_plot(curve, curves, delta)
     if plot is not None:
         write_epsilon_plot(plot, ran, steps_per_epoch(ran), delta, accountant, sizes, compared)
     if as_json:
@@ -130,6 +154,8 @@ def epsilon(
         typer.echo(f"note: {PRIVATE}")
     if plot is not None:
         typer.echo(f"plot: {plot}")
+    if curve is not None:
+        typer.echo(f"curve: {curve}")
 
 
 def _ran(trial: str | None, trace: str | None, flags: RunFlags, of_examples: str | None) -> Trace | None:
@@ -158,6 +184,13 @@ def calibrate(
     ] = "noise-multiplier",
     target_epsilon: Annotated[float | None, typer.Option(help="Epsilon to meet (needs --delta).")] = None,
     budget_rho: Annotated[float | None, typer.Option(help="zCDP budget to meet, instead of an epsilon.")] = None,
+    target_advantage: Annotated[
+        float | None, typer.Option(help="Membership advantage (TPR - FPR) that no attack may exceed.")
+    ] = None,
+    target_tpr: Annotated[
+        float | None, typer.Option(help="True positive rate that no attack may exceed (needs --at-fpr).")
+    ] = None,
+    at_fpr: Annotated[float | None, typer.Option(help="The false positive rate of --target-tpr.")] = None,
     delta: Annotated[float | None, typer.Option(help="Failure probability of the guarantee.")] = None,
     accountant: Method = "auto",
     group_size: Annotated[int, typer.Option(help="Size of the protected group.")] = 1,
@@ -165,7 +198,8 @@ def calibrate(
     as_json: Json = False,
 ) -> None:
     """The noise, decay or length with which a run meets a privacy target."""
-    budget = _budget(target_epsilon, budget_rho, delta, accountant, group_size)
+    target = Target(target_epsilon, budget_rho, target_advantage, target_tpr, delta, at_fpr)
+    budget = target.budget(accountant, group_size)
     question = Question(flags, flags.shape(), budget, digits)
     value, trace = _SOLVERS[solve](question)
     _warn(None if delta is None else delta_warning(delta, flags.dataset_size))
@@ -180,7 +214,7 @@ def calibrate(
         "delta": delta,
         "adjacency": trace.adjacency,
         "group_size": group_size,
-        "accountant": accountant if target_epsilon is not None else "zcdp",
+        "accountant": target.accountant or accountant,
         "sampling": flags.sampling,
         "schedule": flags.schedule,
         "steps": trace.steps,
@@ -262,18 +296,6 @@ def register(app: typer.Typer) -> None:
     """Add the commands ``epsilon`` and ``calibrate`` to ``app``."""
     app.command("epsilon")(epsilon)
     app.command("calibrate")(calibrate)
-
-
-def _budget(
-    target_epsilon: float | None, rho: float | None, delta: float | None, accountant: str, group_size: int
-) -> Budget:
-    if (target_epsilon is None) == (rho is None):
-        raise InvalidInput("give the target as exactly one of --target-epsilon and --budget-rho")
-    if rho is not None:
-        return RhoBudget(rho, group_size)
-    if delta is None:
-        raise InvalidInput("--target-epsilon needs --delta, the failure probability, well below 1/n")
-    return EpsilonBudget(target_epsilon or 0.0, delta, accountant, group_size)
 
 
 def _whole_numbers(flag: str, text: str, at_least: int) -> list[int]:

@@ -7,22 +7,19 @@ Exit codes: 0 for success, 1 if a trial failed or stored files are damaged or ca
 from __future__ import annotations
 
 import errno
-import json
 import signal
 import sys
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from accounting.errors import DpsweepError, InvalidInput, Unreachable, UnsupportedMechanism
-from orchestration.commands import calculator, owner
+from orchestration.commands import calculator, cluster, owner, status, upkeep
+from orchestration.commands.running import print_json, run_to_the_end, show_outcome
+from orchestration.comparison.plain_text import for_terminal
 from orchestration.execution.environment import EMBEDDED, prepare_environment
-
-if TYPE_CHECKING:
-    from orchestration.pipeline import Outcome
 
 app = typer.Typer(
     name="dpsweep",
@@ -33,6 +30,9 @@ app = typer.Typer(
 )
 calculator.register(app)
 owner.register(app)
+cluster.register(app)
+status.register(app)
+upkeep.register(app)
 
 SweepFile = Annotated[Path, typer.Argument(help="The sweep file (YAML).", metavar="SWEEP")]
 AllowCode = Annotated[
@@ -56,7 +56,10 @@ def run(
             "without Ray, one trial at a time, for debugging."
         ),
     ] = EMBEDDED,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the sweep that the folder holds.")] = False,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Accepted for old scripts: a sweep that the folder holds is always continued."),
+    ] = False,
     tracking_uri: Annotated[
         str | None,
         typer.Option(envvar="MLFLOW_TRACKING_URI", help="MLflow (default: a SQLite store in the sweep's folder)."),
@@ -64,7 +67,7 @@ def run(
     allow_code: AllowCode = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train, account and compare every trial of a sweep.
+    """Train, account and compare every trial of a sweep; a folder that holds this very sweep is continued.
 
     A sweep file is code: it runs the functions that it names in the modules of its folder.
     """
@@ -76,17 +79,9 @@ def run(
     spec = parse_sweep(text, str(sweep))
     code = permitted(spec, sweep.resolve().parent, allow_code or ())
     prepare_environment(address)
-    from orchestration.commands.progress import ConsoleDisplay
-    from orchestration.pipeline import RunRequest, run_sweep
+    from orchestration.pipeline import RunRequest
 
-    request = RunRequest(spec, text, output, address, resume, tracking_uri, code)
-    try:
-        outcome = run_sweep(request, ConsoleDisplay(Console(stderr=True)))
-    except KeyboardInterrupt:
-        print("interrupted; the same command with --resume continues where it stopped", file=sys.stderr)
-        raise typer.Exit(130) from None
-    _print_outcome(outcome, as_json)
-    raise typer.Exit(1 if outcome.record.failed else 0)
+    run_to_the_end(RunRequest(spec, text, output, address, tracking_uri, code), as_json)
 
 
 @app.command()
@@ -115,13 +110,13 @@ def plan(
     spec = parse_sweep(read_text(sweep), str(sweep))
     planned = plan_sweep(spec, None if no_code else permitted(spec, sweep.resolve().parent, allow_code or ()))
     if as_json:
-        _print_json(plan_rows(planned))
+        print_json(plan_rows(planned))
     else:
         stdout().print(plan_table(planned))
     for warning in planned.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
+        print(for_terminal(f"warning: {warning}"), file=sys.stderr)
     for reason in planned.reasons():
-        print(f"refused: {reason}", file=sys.stderr)
+        print(for_terminal(f"refused: {reason}"), file=sys.stderr)
     if where := record_refusals(planned.refusals, SweepFiles(absolute(default_output(spec.name)))):
         print(where, file=sys.stderr)
     raise typer.Exit(2 if planned.refusals else 0)
@@ -135,12 +130,28 @@ def report(
     """Verify the stored files of a sweep and write its report again."""
     from orchestration.pipeline import render_again
 
-    _print_outcome(render_again(folder), as_json)
+    show_outcome(render_again(folder), as_json)
+
+
+@app.command()
+def forget(
+    folder: Annotated[str, typer.Argument(help="Folder or URI that `dpsweep run` wrote.", metavar="DIR")],
+) -> None:
+    """Delete the noise keys of the trials that have not finished; to resume them costs privacy again.
+
+    A trial keeps its key, in its private checkpoint, until it has finished: with it a resumed trial repeats its noise.
+    """
+    from orchestration.pipeline import forget_keys
+
+    forgotten = forget_keys(folder)
+    for key in forgotten:
+        print(f"forgotten: {key}")
+    print(f"{len(forgotten)} trials kept a key; what they have shown stays counted if they are resumed")
 
 
 def main() -> None:
     """Entry point of the command: prints errors that a user can act on as one line each, and sets the exit code."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    _end_in_order()
     try:
         app()
     except (InvalidInput, Unreachable, UnsupportedMechanism) as error:
@@ -152,27 +163,27 @@ def main() -> None:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        print("error: the disk is full; free some space, and the same command with --resume continues", file=sys.stderr)
+        print("error: the disk is full; free some space, and the same command continues", file=sys.stderr)
         sys.exit(1)
 
 
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
+"""Signals that end a command as Ctrl-C does: of `kill` and of a terminal that closes."""
+
+
+def _end_in_order() -> None:
+    """Treat `_ENDING` as Ctrl-C. A signal that is ignored, as SIGHUP under nohup, stays ignored."""
+    for number in _ENDING:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _interrupt)
+
+
 def _interrupt(number: int, frame: FrameType | None) -> None:
+    for each in _ENDING:  # a terminal and its shell both send one; the second must not interrupt what ends the run
+        signal.signal(each, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
 def _complain(error: DpsweepError) -> None:
     for line in str(error).splitlines():
-        print(f"error: {line}", file=sys.stderr)
-
-
-def _print_outcome(outcome: Outcome, as_json: bool) -> None:
-    from orchestration.commands.tables import outcome_object, print_outcome
-
-    if as_json:
-        _print_json(outcome_object(outcome))
-    else:
-        print_outcome(outcome)
-
-
-def _print_json(value: object) -> None:
-    print(json.dumps(value, indent=2, allow_nan=False))
+        print(for_terminal(f"error: {line}"), file=sys.stderr)

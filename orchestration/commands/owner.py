@@ -7,10 +7,11 @@ import math
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from accounting.curves import AttackRisk, attack_risk, curve_of_examples
 from accounting.errors import DataCorruption, InvalidInput
 from accounting.records.files import exists
 from accounting.records.layout import TrialFiles
@@ -18,6 +19,7 @@ from accounting.records.parts import MANIFEST
 from accounting.records.shards import read_epsilons
 from accounting.records.traces import read_trace
 from accounting.release import OwnerReport, owner_report
+from orchestration.commands.stored_trial import contributions_of
 from orchestration.records.layout import absolute
 
 
@@ -30,13 +32,19 @@ def owner(
     """What one training example paid in privacy, in plain words, for its owner: nothing of any other example."""
     from orchestration.report.owner import owner_page, owner_sentences
 
-    report, research_mode = read_owner_report(TrialFiles(absolute(trial)), example_id)
-    sentences = owner_sentences(report, research_mode)
+    files = TrialFiles(absolute(trial))
+    report, research_mode = read_owner_report(files, example_id)
+    risk = owner_risk(files, example_id)
+    sentences = owner_sentences(report, research_mode, risk)
     if html is not None:
         _write_private(html, owner_page(report, sentences))
     if as_json:
-        plain = {name: None if value == math.inf else value for name, value in asdict(report).items()}
-        typer.echo(json.dumps({**plain, "research_mode": research_mode, "meaning": list(sentences)}))
+        plain: dict[str, Any] = {name: None if value == math.inf else value for name, value in asdict(report).items()}
+        typer.echo(
+            json.dumps(
+                {**plain, "risk": risk and risk.as_dict(), "research_mode": research_mode, "meaning": list(sentences)}
+            )
+        )
         return
     typer.echo("\n".join(sentences))
     if html is not None:
@@ -65,6 +73,18 @@ def read_owner_report(files: TrialFiles, example_id: int) -> tuple[OwnerReport, 
     if epsilons.delta != result.worst_case.delta:
         raise DataCorruption(f"{files.epsilons} is of another run than {files.result}; restore both from one backup")
     return owner_report(epsilons, example_id, result.worst_case), result.training.research_mode
+
+
+def owner_risk(files: TrialFiles, example_id: int) -> AttackRisk | None:
+    """What no attack on this example exceeds, by its own contributions; None if the trial's norms were deleted.
+
+    Raises: InvalidInput for an unknown example, DataCorruption for missing or damaged norm shards.
+    """
+    if not exists(f"{files.norms}/{MANIFEST}"):
+        return None
+    trace = read_trace(files.trace)
+    own = contributions_of(files, trace, [example_id])
+    return attack_risk(curve_of_examples(trace, own.steps, own.contributions))
 
 
 def _write_private(path: Path, text: str) -> None:

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestration.comparison.formats import clock, number, percent, seconds
+from orchestration.comparison.plain_text import for_terminal
 from orchestration.records.states import TrialState
 from orchestration.records.status import SweepStatus, TrialStatus
 
@@ -26,7 +27,7 @@ class ConsoleDisplay:
         self._console = console
 
     def warn(self, message: str) -> None:
-        self._console.print(Text(f"warning: {message}", style="yellow"), soft_wrap=True)
+        self._console.print(Text(for_terminal(f"warning: {message}"), style="yellow"), soft_wrap=True)
 
     def ended(self, trial: TrialStatus) -> None:
         self._console.print(_line(trial), soft_wrap=True)
@@ -44,7 +45,7 @@ def _line(trial: TrialStatus) -> Text:
     took = (trial.ended or 0.0) - (trial.started or 0.0)
     found = f"accuracy {percent(trial.accuracy)}, epsilon {_epsilon(trial.epsilon)}, {seconds(took)}"
     text = trial.error if trial.state is TrialState.FAILED and trial.error else found
-    return Text.assemble((f"{trial.state:9}", trial.state.style), f" {trial.key}: {text}")
+    return Text.assemble((f"{trial.state:9}", trial.state.style), f" {trial.key}: {for_terminal(text)}")
 
 
 def _picture(status: SweepStatus) -> RenderableType:

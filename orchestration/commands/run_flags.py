@@ -13,7 +13,7 @@ import typer
 from accounting.errors import InvalidInput, require_finite
 from accounting.mechanism import GaussianRelease, PureRelease, Release
 from accounting.registry import lookup
-from accounting.samplings import SAMPLINGS
+from accounting.samplings import SAMPLINGS, Adjacency
 from orchestration.commands.run_shape import RunShape
 
 if TYPE_CHECKING:
@@ -41,6 +41,12 @@ class RunFlags:
     ] = None
     dataset_size: Annotated[int | None, typer.Option(help="Number of training examples.")] = None
     batch_size: Annotated[int | None, typer.Option(help="Examples per batch (expected, for Poisson).")] = None
+    max_batch_size: Annotated[
+        int | None, typer.Option(help="Largest Poisson batch; of a larger one a random subset is kept.")
+    ] = None
+    adjacency: Annotated[
+        Adjacency | None, typer.Option(help="Which data sets are neighbours; by default the sampling's own.")
+    ] = None
     steps: Annotated[int | None, typer.Option(help="Length of the run in steps.")] = None
     epochs: Annotated[
         int | None, typer.Option(help="Length of the run in epochs (steps per epoch are rounded up).")
@@ -61,6 +67,8 @@ class RunFlags:
             self.sample_rate,
             self.dataset_size,
             self.batch_size,
+            self.max_batch_size,
+            self.adjacency,
             self.steps,
             self.epochs,
             self.side_noise_multiplier,
@@ -77,6 +85,8 @@ class RunFlags:
             self.batch_size,
             tuple(self.side_noise_multiplier or ()),
             tuple(_release(text) for text in self.release or ()),
+            self.max_batch_size,
+            self.adjacency,
         )
 
     def required_noise(self) -> float:

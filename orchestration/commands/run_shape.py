@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from accounting.errors import InvalidInput, require_finite, require_whole
 from accounting.mechanism import Release, SideQuery, Trace
 from accounting.registry import one_of
-from accounting.samplings import SAMPLINGS, PoissonSampling, Sampling, ShuffledSampling
+from accounting.samplings import (
+    SAMPLINGS,
+    Adjacency,
+    PoissonSampling,
+    Sampling,
+    ShuffledSampling,
+    sampling_of_sizes,
+)
 from accounting.schedules import NoiseSchedule, planned_trace
 
 
@@ -31,11 +38,15 @@ class RunShape:
     batch_size: int | None = None
     side_noise_multipliers: tuple[float, ...] = ()
     releases: tuple[Release, ...] = ()
+    max_batch_size: int | None = None
+    adjacency: Adjacency | None = None
 
     def mechanism(self) -> Sampling:
         """The sampling that the flags describe. Raises: InvalidInput for a missing or contradictory flag."""
         if self.sampling not in SAMPLINGS:
             raise InvalidInput(f"--sampling is {self.sampling!r}; choose {one_of(SAMPLINGS)}")
+        if self.max_batch_size is not None:
+            return self.of_sizes()
         return _WITH_OWN_FLAGS.get(self.sampling, RunShape.of_sizes)(self)
 
     def trace(self, schedule: NoiseSchedule, *, epochs: int | None = None, steps: int | None = None) -> Trace:
@@ -58,16 +69,16 @@ class RunShape:
             1 if self.dataset_size is None else self.dataset_size,
             tuple(SideQuery(f"side query {i}", sigma) for i, sigma in enumerate(self.side_noise_multipliers, 1)),
             self.releases,
+            adjacency=self.adjacency,
         )
         return trace if steps is None else trace.until(steps)
 
     def of_sizes(self) -> Sampling:
-        """The sampling with batches of --batch-size of --dataset-size examples."""
+        """The sampling with batches of --batch-size, at most --max-batch-size, of --dataset-size examples."""
         if self.dataset_size is None or self.batch_size is None or self.sample_rate is not None:
-            raise InvalidInput(
-                f"--sampling {self.sampling} needs --dataset-size and --batch-size, and no --sample-rate"
-            )
-        return SAMPLINGS[self.sampling].of_sizes(self.dataset_size, self.batch_size)
+            what = f"--sampling {self.sampling}" if self.max_batch_size is None else "--max-batch-size"
+            raise InvalidInput(f"{what} needs --dataset-size and --batch-size, and no --sample-rate")
+        return sampling_of_sizes(self.sampling, self.dataset_size, self.batch_size, self.max_batch_size)
 
 
 def _poisson(shape: RunShape) -> Sampling:

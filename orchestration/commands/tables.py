@@ -11,13 +11,17 @@ from typing import Any
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from orchestration.comparison.formats import number
+from orchestration.comparison.ledger import composed
 from orchestration.comparison.metrics import Metric, Place, columns
+from orchestration.comparison.plain_text import for_terminal, masked
 from orchestration.comparison.record import rows
 from orchestration.pipeline import Outcome
 from orchestration.records.published import PublishedTrial
 from orchestration.records.states import TrialState
+from orchestration.report.prose import together
 from orchestration.sweeps.plan import Plan, PlannedTrial
 
 
@@ -67,9 +71,10 @@ def outcome_object(outcome: Outcome) -> dict[str, Any]:
         "output": outcome.files.root,
         "report": outcome.files.report,
         "private_report": outcome.files.private_report,
-        "tracking_uri": outcome.tracking_uri,
+        "tracking_uri": masked(outcome.tracking_uri, outcome.tracking_uri),
         "delta": record.sweep.privacy.delta,
         "release": record.disclosure,
+        "composed": whole.as_dict() if (whole := composed(record.data().trials)) else None,
         "seconds": round(outcome.seconds, 3),
         "failed": sum(row["status"] == "failed" for row in rows(record)),
         "trials": rows(record),
@@ -82,22 +87,20 @@ def print_outcome(outcome: Outcome) -> None:
     console.print(_outcome_table(outcome))
     for row in rows(outcome.record):
         if row["error"]:
-            console.print(
-                f"{row['key']} {row['status']}: {row['error']}",
-                style=TrialState(row["status"]).style,
-                soft_wrap=True,
-                highlight=False,
-            )
-    python = _this_python()
+            text = for_terminal(f"{row['key']} {row['status']}: {row['error']}")
+            console.print(Text(text, TrialState(row["status"]).style), soft_wrap=True)
+    if failed := sum(row["status"] == TrialState.FAILED.word for row in rows(outcome.record)):
+        remark = f"{failed} failed: each keeps the key of its noise until it is resumed to its end, or `dpsweep forget`"
+        console.print(Text(f"{remark} {outcome.files.root}"), soft_wrap=True)
+    for sentence in together(outcome.record.data().trials):
+        console.print(Text(sentence), soft_wrap=True)
+    python, uri = _this_python(), masked(outcome.tracking_uri, outcome.tracking_uri)
     console.print("Open the report:", style="bold")
-    console.print(f"  {python} -m webbrowser {_as_uri(outcome.files.report)}", soft_wrap=True, highlight=False)
+    console.print(Text(f"  {python} -m webbrowser {_as_uri(outcome.files.report)}"), soft_wrap=True)
     console.print("Open MLflow:", style="bold")
+    is_store = "://" in uri and not uri.startswith("http")
     console.print(
-        f"  {python} -m mlflow ui --backend-store-uri {outcome.tracking_uri}"
-        if "://" in outcome.tracking_uri and not outcome.tracking_uri.startswith("http")
-        else f"  {outcome.tracking_uri}",
-        soft_wrap=True,
-        highlight=False,
+        Text(f"  {python} -m mlflow ui --backend-store-uri {uri}" if is_store else f"  {uri}"), soft_wrap=True
     )
 
 
@@ -113,10 +116,10 @@ def _outcome_table(outcome: Outcome) -> Table:
     return shown
 
 
-def _cell(metric: Metric, trial: PublishedTrial) -> str:
+def _cell(metric: Metric, trial: PublishedTrial) -> Text:
     value, whose = metric.value(trial), metric.whose(trial)
     text = "not private" if value == math.inf else metric.format.one(value)
-    return text if whose is None else f"{whose}: {text}"
+    return Text(text if whose is None else f"{for_terminal(whose)}: {text}")
 
 
 def _table(*columns: str) -> Table:

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from accounting.estimates import Kind
 from orchestration.comparison.statistics import Spread
 
 MISSING = "–"
 """Shown in place of an unknown number."""
+
+KINDS: Mapping[Kind, str] = {
+    "guarantee": "guarantees",
+    "output_specific": "output-specific",
+    "estimate": "estimates",
+    "lower_bound": "lower bounds",
+}
+"""What several epsilons are, by the kind of each: "they are ..."."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +53,25 @@ def percent(value: float | None) -> str:
     '98.8%'
     """
     return MISSING if value is None or not math.isfinite(value) else f"{100 * value:.1f}%"
+
+
+def at_most_share(value: float | None) -> str:
+    """An upper bound on a share, in percent, rounded up to three significant digits."""
+    return _share(value, math.ceil)
+
+
+def at_least_share(value: float | None) -> str:
+    """A lower bound on a share, in percent, rounded down to three significant digits."""
+    return _share(value, math.floor)
+
+
+def _share(value: float | None, towards: Callable[[float], int]) -> str:
+    if value is None or not math.isfinite(value):
+        return MISSING
+    if value <= 0.0:
+        return "0%"
+    places = max(0, 2 - math.floor(math.log10(100 * value)))
+    return f"{towards(100 * value * 10**places) / 10**places:.{places}f}%"
 
 
 def points(value: float | None) -> str:
@@ -102,6 +130,7 @@ def clock(value: float) -> str:
 NUMBER = Format(number, lambda found: number(found.mean))
 PRECISE = Format(lambda value: number(value, 4), lambda found: number(found.mean, 4))
 PERCENT = Format(percent, lambda found: f"{100 * found.mean:.1f} ± {100 * found.deviation:.1f}%")
+AT_MOST = Format(at_most_share, lambda found: at_most_share(found.high))
 POINTS = Format(points, lambda found: f"{points(found.mean)} ± {100 * found.deviation:.1f}")
 CORRELATION = Format(correlation, lambda found: correlation(found.mean))
 GAP = Format(gap, lambda found: gap(found.mean))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from accounting.estimates import Kind, PrivacyEstimate
+from accounting.estimates import Kind, PrivacyEstimate, weakest
 from accounting.records.shards import Epsilons
 from accounting.release import ReleasedStatistics
 from orchestration.comparison.statistics import pearson
@@ -19,8 +19,9 @@ _LEAST_CORRELATED = 10
 
 
 def kind_of_capped(epsilons: Epsilons, worst_case: PrivacyEstimate) -> Kind:
-    """Kind of statistics over epsilons capped at the worst case: a guarantee only if both of them are."""
-    return epsilons.kind if worst_case.kind == "guarantee" else "estimate"
+    """Kind of statistics over epsilons capped at the worst case: the weaker of the two."""
+    kind = worst_case.kind
+    return weakest(epsilons.kind, "estimate" if kind == "lower_bound" or kind == "none" else kind)
 
 
 def exact_statistics(
@@ -35,6 +36,7 @@ def exact_statistics(
     return IndividualStatistics(
         disclosure=EXACT,
         kind=kind_of_capped(epsilons, worst_case),
+        method=epsilons.method,
         mean=float(values.mean()),
         median=float(np.median(values)),
         quantiles={q: float(np.quantile(values, q)) for q in _QUANTILES},
@@ -61,12 +63,16 @@ def loss_correlation(values: NDArray[np.float64], losses: NDArray[np.float32]) -
 
 
 def released_statistics(
-    released: ReleasedStatistics, group_names: tuple[str, ...], kind: Kind, cost: float
+    released: ReleasedStatistics, group_names: tuple[str, ...], kind: Kind, method: str, cost: float
 ) -> IndividualStatistics:
-    """Statistics released with differential privacy. ``cost``: epsilon of the release alone."""
+    """Statistics released with differential privacy.
+
+    kind, method: of the single epsilon_i. cost: epsilon of the release alone.
+    """
     return IndividualStatistics(
         disclosure=RELEASED,
         kind=kind,
+        method=method,
         mean=released.mean_epsilon,
         median=released.quantiles.get(0.5),
         quantiles=released.quantiles,

@@ -10,7 +10,19 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from orchestration.comparison.formats import CORRELATION, GAP, NUMBER, PERCENT, POINTS, PRECISE, SECONDS, Format
+from accounting.curves import FALSE_POSITIVE_RATES
+from orchestration.comparison.formats import (
+    AT_MOST,
+    CORRELATION,
+    GAP,
+    NUMBER,
+    PERCENT,
+    POINTS,
+    PRECISE,
+    SECONDS,
+    Format,
+)
+from orchestration.comparison.ledger import composed_epsilon
 from orchestration.records.published import Histogram, PublishedGroup, PublishedTrial
 from orchestration.records.states import TrialState
 
@@ -164,6 +176,33 @@ def wall_seconds(trial: PublishedTrial) -> float | None:
     return trial.wall_seconds
 
 
+def advantage(trial: PublishedTrial) -> float | None:
+    """Upper bound on the membership advantage of any attack on one record; None for a baseline, which has no bound."""
+    return _advantage(trial, 1)
+
+
+def _advantage(trial: PublishedTrial, size: int) -> float | None:
+    risk = trial.privacy.risks.get(size) if trial.privacy else None
+    return risk.advantage.upper if risk else None
+
+
+def tpr_at_fpr_1pct(trial: PublishedTrial) -> float | None:
+    """Upper bound on the true positive rate of any attack on one record at a false positive rate of 1%."""
+    return _tpr_at_fpr_1pct(trial, 1)
+
+
+def _tpr_at_fpr_1pct(trial: PublishedTrial, size: int) -> float | None:
+    risk = trial.privacy.risks.get(size) if trial.privacy else None
+    return risk.true_positive_rates[FALSE_POSITIVE_RATES.index(0.01)].upper if risk else None
+
+
+def _risk_by_group_size(trial: PublishedTrial) -> Mapping[str, float | None]:
+    sizes = [size for size in trial.privacy.risks if size > 1] if trial.privacy else []
+    return {f"privacy/advantage_group_of_{size}": _advantage(trial, size) for size in sizes} | {
+        f"privacy/tpr_at_fpr_1pct_group_of_{size}": _tpr_at_fpr_1pct(trial, size) for size in sizes
+    }
+
+
 def _epsilon_by_group_size(trial: PublishedTrial) -> Mapping[str, float | None]:
     sizes = trial.privacy.group_epsilons if trial.privacy else {}
     return {f"privacy/epsilon_group_of_{size}": value for size, value in sizes.items() if size > 1}
@@ -172,6 +211,11 @@ def _epsilon_by_group_size(trial: PublishedTrial) -> Mapping[str, float | None]:
 def _epsilon_quantiles(trial: PublishedTrial) -> Mapping[str, float | None]:
     quantiles = trial.individuals.quantiles if trial.individuals else {}
     return {f"privacy/epsilon_i_quantile_{level:g}": value for level, value in quantiles.items()}
+
+
+def _audit(trial: PublishedTrial) -> Mapping[str, float | None]:
+    audit = trial.audit
+    return {"privacy/audited_epsilon": audit.epsilon, "privacy/audit_confidence": audit.confidence} if audit else {}
 
 
 def _fairness(trial: PublishedTrial) -> Mapping[str, float | None]:
@@ -188,10 +232,41 @@ METRICS = (
         NUMBER,
         "With δ, bounds what the published model can reveal about any one training record, whoever it belongs to and "
         "whatever an attacker knows. A guarantee, unless its row says estimate. It covers one trial: all trials train "
-        "on the same records, so the costs of publishing several add up.",
+        "on the same records, so publishing several costs more, as the composed ε says.",
         frozenset(Place),
     ),
+    Metric(
+        "composed_epsilon",
+        "privacy/composed_epsilon",
+        "ε of all attempts",
+        composed_epsilon,
+        NUMBER,
+        "Of the trial and of every earlier start of it whose folder was deleted: what that had shown stays part of the "
+        "cost.",
+        frozenset({Place.TRIALS}),
+    ),
     Metric("delta", "privacy/delta", "δ", delta, NUMBER),
+    Metric(
+        "advantage",
+        "privacy/advantage",
+        "Advantage at most",
+        advantage,
+        AT_MOST,
+        "The largest true minus false positive rate with which any attack can tell whether one given record was "
+        "trained on, even if it sees every step and knows all other data. It needs no δ, and is a guarantee unless its "
+        "row says estimate.",
+        frozenset({Place.SETTINGS}),
+    ),
+    Metric(
+        "tpr_at_fpr_1pct",
+        "privacy/tpr_at_fpr_1pct",
+        "TPR at 1% FPR at most",
+        tpr_at_fpr_1pct,
+        AT_MOST,
+        "The share of members that any such attack can recognise while it accuses at most 1% of non-members; guessing "
+        "reaches 1%.",
+        frozenset({Place.SETTINGS}),
+    ),
     Metric(
         "initial_noise_multiplier",
         None,
@@ -209,8 +284,9 @@ METRICS = (
         median_epsilon,
         NUMBER,
         "εᵢ is the same bound for record i alone, given this run: records with small gradients pay less than the worst "
-        "case. A guarantee where contributions were known at every step (or clipped individually); an estimate where "
-        "norms were refreshed less often. It is private: tell it only to the owner of record i.",
+        "case. Output-specific, so conditional on the models of this run, where contributions were known at every step "
+        "(or clipped individually); an estimate where norms were refreshed less often; a guarantee where a filter "
+        "enforced a budget, the same for all. It is private: tell it only to the owner of record i.",
         frozenset({Place.SETTINGS, Place.TERMINAL}),
     ),
     Metric(
@@ -280,7 +356,9 @@ METRICS = (
 FAMILIES = (
     Family(_fairness, of_model=True),
     Family(_epsilon_by_group_size),
+    Family(_risk_by_group_size),
     Family(_epsilon_quantiles),
+    Family(_audit, of_model=True),
 )
 SECTIONS = ("final/", "fairness/", "privacy/")
 """Sections of MLflow's metrics, in the order of logging; MLflow's comparison page opens with the first metric."""

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestration.comparison import shown
+from orchestration.comparison.ledger import composed
 from orchestration.comparison.metrics import known, worst_group_name
 from orchestration.comparison.parameters import dataset_of, found_sizes, parameters
+from orchestration.comparison.settings import finished_settings
+from orchestration.records.attempts import Attempt
 from orchestration.records.layout import SweepFiles
 from orchestration.records.manifest import Manifest
 from orchestration.records.published import PublishedSweep, PublishedTrial
 from orchestration.records.release_modes import EXACT, Disclosure, release_mode
-from orchestration.records.results import StoppedTrial, TrialResult, read_statistics
+from orchestration.records.results import StoppedTrial, StoredResult, TrialResult, read_statistics
 from orchestration.records.states import TrialState
 from orchestration.records.status import TrialStatus
 from orchestration.sweeps.grid import GridPoint
 from orchestration.sweeps.schema import SweepSpec
 from workers.attacks import read_attacks
 from workers.noise import noise_source_kind
+from workers.run_state import read_departures
 
 View = Callable[[TrialResult], TrialResult]
-"""Replaces ``individuals`` and ``attacks`` of a result by those that the reader may see."""
+"""Replaces ``individuals``, ``attacks`` and ``departures`` of a result by those that the reader may see."""
 
 
 def disclosed(result: TrialResult) -> TrialResult:
@@ -31,12 +35,16 @@ def disclosed(result: TrialResult) -> TrialResult:
 
 
 def exact(files: SweepFiles) -> View:
-    """The view with exact statistics and attacks, for the owner of the data. It raises `DataCorruption` for damage."""
+    """The view with exact statistics, attacks and departures, for the owner of the data.
+
+    It raises `DataCorruption` for damage.
+    """
 
     def view(result: TrialResult) -> TrialResult:
         trial = files.trial(result.key)
         statistics = read_statistics(trial.private_summary, f"delete {trial.result} and resume, which rebuilds both")
-        return replace(result, individuals=statistics, attacks=read_attacks(trial.attacks))
+        departures = read_departures(trial.private_training)
+        return replace(result, individuals=statistics, attacks=read_attacks(trial.attacks), departures=departures)
 
     return view
 
@@ -45,13 +53,14 @@ def exact(files: SweepFiles) -> View:
 class SweepRecord:
     """A sweep with its manifest, its grid of trials (``points``) and what has happened to each.
 
-    statuses: by trial key; a trial without one has not started.
+    statuses: by trial key; a trial without one has not started. attempts: what each trial has released, by its key.
     """
 
     manifest: Manifest
     sweep: SweepSpec
     points: tuple[GridPoint, ...]
     statuses: Mapping[str, TrialStatus]
+    attempts: Mapping[str, tuple[Attempt, ...]]
 
     @property
     def disclosure(self) -> Disclosure:
@@ -80,6 +89,7 @@ class SweepRecord:
             self._outcome(point, view),
             params={**parameters(spec, point.labels), **(found_sizes(result.training) if result else {})},
             dataset=dataset_of(spec.data, result.training) if result else None,
+            attempts=self.attempts.get(point.key, ()),
             tags={
                 "baseline": point.baseline or "",
                 "research_mode": str(not noise_source_kind(spec.noise_source).is_secret),
@@ -109,15 +119,29 @@ class SweepRecord:
 
 
 def rows(record: SweepRecord) -> list[dict[str, Any]]:
-    """One row of plain values per trial, as ``--json`` prints them; an infinite epsilon is None, and ``private``
-    False."""
-    return [_row(record, point) for point in record.points]
+    """One row of plain values per trial, as ``--json`` prints them; an infinite epsilon is None, and ``private`` False.
+
+    ``composed`` is what the trial costs together with others: all its attempts, all seeds of its setting, the sweep.
+    """
+    trials = [record.trial(point) for point in record.points]
+    seeds = {trial.key: setting.trials for setting in finished_settings(trials) for trial in setting.trials}
+    return [
+        _row(trial, record.status(trial.key).result)
+        | ({"composed": _together(trial, seeds.get(trial.key, ()), trials)} if trial.attempts else {})
+        for trial in trials
+    ]
 
 
-def _row(record: SweepRecord, point: GridPoint) -> dict[str, Any]:
-    trial, result = record.trial(point), record.status(point.key).result
+def _together(
+    trial: PublishedTrial, seeds: Sequence[PublishedTrial], sweep: Sequence[PublishedTrial]
+) -> dict[str, dict[str, Any]]:
+    found = {"trial": composed([trial]), "seeds": composed(seeds), "sweep": composed(sweep)}
+    return {scope: composition.as_dict() for scope, composition in found.items() if composition is not None}
+
+
+def _row(trial: PublishedTrial, result: StoredResult | None) -> dict[str, Any]:
     row: dict[str, Any] = {
-        "key": point.key,
+        "key": trial.key,
         "labels": dict(trial.labels),
         "status": trial.state.word,
         "error": trial.error,
@@ -129,6 +153,7 @@ def _row(record: SweepRecord, point: GridPoint) -> dict[str, Any]:
         **known(trial),
         **result.worst_case.as_dict(),
         "groups": [estimate.as_dict() for estimate in result.groups],
+        "risks": [risk.as_dict() for risk in result.risks],
         "noise_multiplier": result.spec.noise.initial_noise_multiplier,
         "steps": result.steps,
         "worst_group": worst_group_name(trial),

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from orchestration.comparison.ledger import Composition, composed
 from orchestration.comparison.metrics import Value, accuracy, epsilon, worst_group_accuracy
 from orchestration.comparison.statistics import Spread, pareto_front, spread
 from orchestration.records.published import (
@@ -91,6 +92,11 @@ class Setting:
     def name_without_schedule(self) -> str:
         """The name without its schedule."""
         return " · ".join(part for part in self.name.split(" · ") if part != self.schedule)
+
+    @property
+    def composition(self) -> Composition | None:
+        """What all its seeds cost together."""
+        return composed(self.trials)
 
     def error_over_seeds(self, error: Value) -> float:
         """Standard error of the mean over seeds, from the independent standard errors of its values; 0 if unknown."""

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 
 from orchestration.records.published import (
     PublishedAttack,
+    PublishedAudit,
+    PublishedDepartures,
     PublishedEpoch,
     PublishedGroup,
     PublishedPrivacy,
@@ -37,6 +39,11 @@ def finished(point: GridPoint, result: TrialResult, baseline: TrialResult | None
             PublishedAttack(group.name, group.examples, group.success_rate, group.standard_error)
             for group in result.attacks.loss_threshold
         ),
+        departures=tuple(
+            PublishedDepartures(result.training.group_names[group.group], group.examples, tuple(group.left))
+            for group in result.departures
+        ),
+        audit=_audit(result),
         history=_history(result),
         notes=_notes(result),
         started=result.started,
@@ -67,7 +74,7 @@ def unfinished(point: GridPoint, status: TrialStatus) -> PublishedTrial:
         labels=point.labels,
         state=status.state,
         error=status.error,
-        privacy=None if point.is_private else PublishedPrivacy(math.inf, point.spec.delta, accountant="none"),
+        privacy=None if point.is_private else PublishedPrivacy(math.inf, point.spec.delta, "none", "none"),
         history=status.history,
         started=status.started,
         ended=status.ended,
@@ -80,10 +87,20 @@ def _privacy(result: StoredResult) -> PublishedPrivacy:
         epsilon=worst.epsilon,
         delta=worst.delta,
         accountant=worst.accountant,
-        kind=worst.kind,
+        kind=worst.kind if worst.is_private else "none",
         adjacency=worst.adjacency,
         group_epsilons={estimate.group_size: estimate.epsilon for estimate in result.groups},
+        risks={risk.group_size: risk for risk in result.risks},
     )
+
+
+def _audit(result: TrialResult) -> PublishedAudit | None:
+    found = result.attacks.audit
+    if found is None:
+        return None
+    groups = {group.name: group.epsilon for group in found.groups}
+    everyone = found.everyone
+    return PublishedAudit(found.confidence, everyone.epsilon, everyone.guesses, everyone.correct, groups)
 
 
 def _quality(evaluation: Evaluation, baseline: Evaluation | None) -> PublishedQuality:
@@ -134,4 +151,9 @@ def _measured(test: Evaluation, public: Evaluation | None, epsilon: float) -> di
 
 def _notes(result: TrialResult) -> tuple[str, ...]:
     research = "trained with noise from a known seed: for experiments, not for release"
-    return (*result.training.notes, *((research,) if result.training.research_mode and result.spec.is_private else ()))
+    if not result.spec.is_private:
+        return (
+            *result.training.notes,
+            "trained without noise: nothing protects the training data; keep its model private",
+        )
+    return (*result.training.notes, *((research,) if result.training.research_mode else ()))

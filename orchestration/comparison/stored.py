@@ -6,13 +6,17 @@ import json
 
 from accounting.errors import DataCorruption, InvalidInput
 from accounting.records.files import exists, read_bytes
+from accounting.records.traces import read_trace
 from orchestration.comparison.record import SweepRecord, parse_failures
+from orchestration.records.attempts import Attempt, read_attempts
 from orchestration.records.integrity import stored_result
 from orchestration.records.layout import SweepFiles
 from orchestration.records.manifest import read_manifest
+from orchestration.records.results import StoppedTrial, TrialResult
 from orchestration.records.status import TrialStatus, status_of
-from orchestration.sweeps.grid import grid
+from orchestration.sweeps.grid import GridPoint, grid
 from orchestration.sweeps.schema import parse_sweep
+from workers.noise import noise_source_kind
 
 
 def stored_record(files: SweepFiles) -> SweepRecord:
@@ -27,7 +31,18 @@ def stored_record(files: SweepFiles) -> SweepRecord:
     points = grid(sweep)
     found = (stored_result(files.trial(point.key)) for point in points)
     results = {result.key: status_of(result) for result in found if result is not None}
-    return SweepRecord(manifest, sweep, points, {**_earlier_failures(files), **results})
+    attempts = {point.key: _attempts(files, point, results.get(point.key)) for point in points if point.is_private}
+    return SweepRecord(manifest, sweep, points, {**_earlier_failures(files), **results}, attempts)
+
+
+def _attempts(files: SweepFiles, point: GridPoint, status: TrialStatus | None) -> tuple[Attempt, ...]:
+    """What the trial has released; of a version that kept no record of it, what its result says."""
+    known, result = read_attempts(files, point.key), status.result if status else None
+    if known or result is None:
+        return known
+    trace = result.trace if isinstance(result, StoppedTrial) else read_trace(files.trial(point.key).trace)
+    seed = None if noise_source_kind(result.spec.noise_source).is_secret else result.spec.seed
+    return (Attempt(point.key, 1, result.spec.delta, trace, seed, isinstance(result, TrialResult)),)
 
 
 def _earlier_failures(files: SweepFiles) -> dict[str, TrialStatus]:

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from accounting.parallel import AccountingJob, PartResult
+from accounting.records.shards import PartFiles
 from orchestration.execution.environment import EMBEDDED, IN_PROCESS
 from orchestration.records.failures import record_failure
 from orchestration.records.layout import SweepFiles
 from orchestration.records.release_modes import Disclosure
+from orchestration.records.snapshot import ClusterSnapshot
 from orchestration.sweeps.plan import PlannedTrial
 from orchestration.sweeps.schema import SweepSpec
 from workers.imports import UserCode
@@ -48,7 +50,12 @@ class TrainingObserver(Protocol):
 
 
 class Backend(Protocol):
-    """Trains trials, and accounts the parts of each."""
+    """Trains trials, and accounts the parts of each.
+
+    trials_at_once: how many trials to account at the same time, by calling `scatter` from as many threads.
+    """
+
+    trials_at_once: int
 
     def train(self, trials: Sequence[PlannedTrial], observer: TrainingObserver, name: str) -> None:
         """Train every trial, sending events to ``observer`` as they happen; return when all have ended.
@@ -56,8 +63,11 @@ class Backend(Protocol):
         name: unique to the sweep, and the same when it is resumed.
         """
 
-    def scatter(self, job: AccountingJob, parts: Sequence[int]) -> Iterator[PartResult]:
+    def scatter(self, job: AccountingJob, parts: Sequence[PartFiles]) -> Iterator[PartResult]:
         """The results of the given parts of one trial, in order; see `accounting.parallel.Scatter`."""
+
+    def cluster(self, waiting: int) -> ClusterSnapshot | None:
+        """The nodes that trials run on, when ``waiting`` of them have not started; None where there is no cluster."""
 
 
 Opening = Callable[[str, SweepSpec, SweepFiles, UserCode], AbstractContextManager[Backend]]

@@ -15,20 +15,22 @@ import secrets
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import ray
+from ray._private.state import state as global_state
 from ray.exceptions import RayError
 from ray.job_config import JobConfig
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from accounting.errors import InvalidInput, StorageError
+from accounting.parallel import fitting
 from accounting.records.files import read_bytes, write_bytes_atomically
 from orchestration.execution.environment import EMBEDDED
 from orchestration.execution.session import private_session
-from orchestration.sweeps.schema import AccountingSettings, ResourceSettings
 from orchestration.sweeps.user_code import packed
 from workers.imports import NO_CODE, UserCode
 from workers.memory import ALLOCATOR
@@ -106,7 +108,7 @@ def _join(address: str, code: UserCode) -> UserCode:
                 job_config=_OwnPath(),
                 log_to_driver=False,
                 configure_logging=False,
-                runtime_env={"py_modules": [*map(_package_folder, _PACKAGES), *folders], "env_vars": environment},
+                runtime_env={"py_modules": [*own_packages(), *folders], "env_vars": environment},
             )
     except (RayError, ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
         raise _refusal(address, error) from error
@@ -134,13 +136,18 @@ def _refusal(address: str, error: Exception) -> InvalidInput:
     """Why Ray did not connect. A refused token shows only in the text or the cause of Ray's error."""
     reason = " ".join(str(error).split())
     if "AuthenticationError" in f"{error!r} {error.__cause__}":
-        return InvalidInput(
-            f"the Ray cluster at {address!r} requires a token; the one supplied was missing or wrong; copy the "
-            "cluster's token (`ray get-auth-token` on its head) to ~/.ray/auth_token or RAY_AUTH_TOKEN"
-        )
+        return refused_token(address)
     if reason.startswith("Version mismatch"):
         return InvalidInput(f"the Ray cluster at {address!r} has other versions; install the same here ({reason})")
     return _no_cluster(address, reason)
+
+
+def refused_token(address: str) -> InvalidInput:
+    """The error of a cluster that did not accept this process's token."""
+    return InvalidInput(
+        f"the Ray cluster at {address!r} requires a token; the one supplied was missing or wrong; copy the "
+        "cluster's token (`ray get-auth-token` on its head) to ~/.ray/auth_token or RAY_AUTH_TOKEN"
+    )
 
 
 def _no_cluster(address: str, reason: str) -> InvalidInput:
@@ -150,8 +157,12 @@ def _no_cluster(address: str, reason: str) -> InvalidInput:
     )
 
 
+def own_packages() -> list[str]:
+    """The folders of dpsweep's packages that this process imports, for Ray to ship."""
+    return [_package_folder(name) for name in _PACKAGES]
+
+
 def _package_folder(name: str) -> str:
-    """The folder of a package that this process imports, for Ray to ship."""
     found = importlib.util.find_spec(name)
     assert found is not None, f"{name} is a package of dpsweep"
     assert found.origin is not None, f"{name} has an __init__.py"
@@ -188,19 +199,34 @@ def _logged_to(path: Path) -> Iterator[None]:
         handler.close()
 
 
-def check_resources(resources: ResourceSettings, accounting: AccountingSettings) -> None:
-    """Refuse a sweep that reserves more than the embedded cluster has; Ray would wait for ever.
+def check_resources(needs: Mapping[str, Mapping[str, float]], patience: float = 0.0) -> None:
+    """Refuse a sweep if no node, present or to be started by an autoscaler, fits a piece of its work.
 
-    Raises: InvalidInput with what one trial and the accounting actors reserve together, and what is available.
+    Ray itself would wait for ever. needs: the resources that each kind of work reserves on one node. patience: seconds
+    to wait for nodes that are still joining. Raises: InvalidInput with what is reserved and what there is.
     """
-    there: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    reserved = {"CPU": resources.cpus + accounting.actors * accounting.cpus, "GPU": resources.gpus}
-    for name, needed in reserved.items():
-        if needed > there.get(name, 0.0):
-            raise InvalidInput(
-                f"a trial and the accounting actors reserve {needed:g} {name}s, but this machine has "
-                f"{there.get(name, 0.0):g}; lower resources.{name.lower()}s, or join a cluster with --address"
-            )
+    deadline = time.monotonic() + patience
+    while misfits := [work for work, each in needs.items() if not any(fitting(node, each) for node in _node_types())]:
+        if time.monotonic() > deadline:
+            raise InvalidInput(_misfit(misfits[0], needs[misfits[0]]))
+        time.sleep(0.5)
+
+
+def _misfit(work: str, needs: Mapping[str, float]) -> str:
+    most = {name: max((node.get(name, 0.0) for node in _node_types()), default=0.0) for name in needs}
+    reserved = " and ".join(f"{amount:g} {name}" for name, amount in needs.items() if amount > 0.0)
+    there = " and ".join(f"{most[name]:g} {name}" for name, amount in needs.items() if amount > 0.0)
+    return (
+        f"{work} reserves {reserved}, but no single node has that (at most {there}); lower what it reserves, or join a "
+        "cluster with such nodes with --address"
+    )
+
+
+def _node_types() -> list[Mapping[str, float]]:
+    """Resources of each node, and of each type of node that the cluster's autoscaler may start."""
+    planned = global_state.get_cluster_config()
+    groups = planned.node_group_configs if planned else ()
+    return [*(node["Resources"] for node in _alive_nodes()), *(dict(group.resources) for group in groups)]
 
 
 def check_shared_storage(uri: str) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from accounting.accountants import account
 from accounting.estimates import PrivacyEstimate
 from accounting.mechanism import Segment, Trace
-from accounting.parallel import AccountingJob, Scatter, account_in_process, account_trial
+from accounting.parallel import AccountingJob, Scatter, account_in_process, store_epsilons
 from accounting.records.layout import TrialFiles
-from accounting.records.shards import Epsilons
+from accounting.records.shards import Epsilons, read_epsilons
 from accounting.records.traces import read_trace
 from accounting.release import ReleaseSpec, release_statistics
 from orchestration.comparison.individuals import exact_statistics, kind_of_capped, released_statistics
@@ -30,6 +31,7 @@ from orchestration.sweeps.schema import SweepSpec
 from workers.attacks import AttackResults, read_attacks
 from workers.checkpoint import forget_checkpoint
 from workers.history import Progress, read_training_result
+from workers.run_state import read_departures
 
 
 @dataclass(frozen=True)
@@ -49,15 +51,28 @@ def complete_trial(
     noise are reused, because releasing them again would cost privacy again. scatter: how the parts of the trial are
     accounted. Raises: DataCorruption for damaged or missing files, StorageError where results cannot be written.
     """
-    trace, training = read_trace(files.trace), read_training_result(files.training)
+    trace = read_trace(files.trace)
+    if trace.is_private:
+        store_epsilons(AccountingJob(files.root, planned.spec.delta, sweep.accounting.individual), scatter)
+    with _ONE_AT_A_TIME:
+        return _completed(planned, files, sweep, times, trace)
+
+
+_ONE_AT_A_TIME = threading.Lock()
+"""Held while a trial is summarised: the driver has the epsilons of one trial in memory, however many are accounted."""
+
+
+def _completed(planned: PlannedTrial, files: TrialFiles, sweep: SweepSpec, times: Times, trace: Trace) -> TrialResult:
+    training = read_training_result(files.training)
     found, bound = _costs(trace, planned, sweep), bounding_trace(trace, planned.trace) or trace
-    individuals = _individuals(planned, files, sweep, found.worst_case, scatter) if trace.is_private else None
+    individuals = _individuals(planned, files, sweep, found.worst_case) if trace.is_private else None
     result = TrialResult(
         key=planned.key,
         spec=planned.spec,
         worst_case=found.worst_case,
         others=found.others,
         groups=found.groups,
+        risks=found.risks,
         epsilons=tuple(
             min(epsilon_after(bound, record.step, planned.spec.delta), found.worst_case.epsilon)
             for record in training.history
@@ -67,6 +82,7 @@ def complete_trial(
         started=times.started,
         ended=times.ended,
         attacks=read_attacks(files.attacks) if sweep.release.name == "raw" else AttackResults(),
+        departures=read_departures(files.private_training) if sweep.release.name == "raw" else (),
         digests=note_digests(files),
     )
     write_result(files.result, result)
@@ -95,6 +111,7 @@ def complete_stopped(
         worst_case=found.worst_case,
         others=found.others,
         groups=found.groups,
+        risks=found.risks,
         epoch=progress.epoch,
         evaluation=progress.evaluation,
         history=history,
@@ -146,6 +163,15 @@ def bounding_trace(trace: Trace, plan: Trace) -> Trace | None:
     return bound if same and all(map(_is_no_dearer, _steps(trace), _steps(bound))) else None
 
 
+def shown_trace(trace: Trace, plan: Trace) -> Trace:
+    """What composition with other runs takes for the run of ``trace``: its bound, or else itself, as an estimate.
+
+    What its recorded contributions are worth, which says nothing of the worst case, is left out.
+    """
+    bound = bounding_trace(trace, plan) or replace(trace, noise_follows_results=True)
+    return replace(bound, contributions="estimate")
+
+
 def _steps(trace: Trace) -> Iterator[Segment]:
     return (segment for segment in trace.segments for _ in range(segment.steps))
 
@@ -159,15 +185,15 @@ def _estimated(found: Costs) -> Costs:
     def lowered(estimates: tuple[PrivacyEstimate, ...]) -> tuple[PrivacyEstimate, ...]:
         return tuple(replace(estimate, kind="estimate") for estimate in estimates)
 
-    return Costs(lowered((found.worst_case,))[0], lowered(found.others), lowered(found.groups))
+    risks = tuple(replace(risk, kind="estimate") for risk in found.risks)
+    return Costs(lowered((found.worst_case,))[0], lowered(found.others), lowered(found.groups), risks)
 
 
 def _individuals(
-    planned: PlannedTrial, files: TrialFiles, sweep: SweepSpec, worst: PrivacyEstimate, scatter: Scatter
+    planned: PlannedTrial, files: TrialFiles, sweep: SweepSpec, worst: PrivacyEstimate
 ) -> IndividualStatistics | None:
-    """Account every example, store the exact statistics privately, and return those that the release mode shows."""
-    job = AccountingJob(files.root, planned.spec.delta, sweep.accounting.individual)
-    epsilons = account_trial(job, scatter)
+    """Summarise the stored epsilons: the exact statistics, stored privately, and those that the release mode shows."""
+    epsilons = read_epsilons(files.epsilons)
     names, release = planned.dataset.group_names, release_spec(sweep.release.name, sweep.release.params)
     exact = exact_statistics(epsilons, names, worst)
     if planned.spec.norms.exact_examples > 0:
@@ -186,7 +212,9 @@ def _released_once(
     if stored is not None:
         return stored
     drawn = release_statistics(epsilons.upper, epsilons.groups, len(group_names), worst.epsilon, release)
-    cost = account(Trace(len(epsilons.upper), releases=release.releases()), worst.delta).epsilon
-    statistics = released_statistics(drawn, group_names, kind_of_capped(epsilons, worst), cost)
+    alone = Trace(len(epsilons.upper), releases=release.releases(), adjacency=worst.adjacency)
+    cost = account(alone, worst.delta).epsilon
+    kind = kind_of_capped(epsilons, worst)
+    statistics = released_statistics(drawn, group_names, kind, epsilons.method, cost)
     write_statistics(files.released, statistics, private=False)
     return statistics

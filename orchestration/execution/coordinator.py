@@ -1,28 +1,34 @@
 """Follows the trials of a sweep: accounts each one when its training ends, records it in MLflow, writes the reports.
 
-Events of training arrive in Tune's thread and return at once. Accounting runs in a thread of its own, one trial at a
-time; MLflow is written in another, the recorder's.
+Events of training arrive in Tune's thread and return at once. Each trial that is being accounted has a thread, which
+waits for its parts and then summarises them; MLflow is written in another thread, the recorder's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
 
 from accounting.errors import DataCorruption
-from accounting.parallel import Scatter
+from accounting.mechanism import Trace
+from accounting.parallel import AccountingJob, PartResult, Scatter
 from accounting.records.files import exists
+from accounting.records.shards import PartFiles
+from accounting.records.traces import read_trace
 from orchestration.comparison import shown
+from orchestration.comparison.claims import unfounded
 from orchestration.comparison.record import SweepRecord, exact
-from orchestration.execution.completion import Times, complete_stopped, complete_trial, epsilon_so_far
+from orchestration.execution.completion import Times, complete_stopped, complete_trial, epsilon_so_far, shown_trace
+from orchestration.records.attempts import Attempt, AttemptLog
 from orchestration.records.failures import forget_failure, record_failure
 from orchestration.records.integrity import stored_result
 from orchestration.records.layout import SweepFiles
 from orchestration.records.manifest import Manifest
 from orchestration.records.published import PublishedTrial
-from orchestration.records.results import StoredResult
+from orchestration.records.results import StoppedTrial, StoredResult
 from orchestration.records.states import TrialState
 from orchestration.records.status import SweepStatus, TrialStatus, status_of
 from orchestration.report.catalogue import figures_for_mlflow
@@ -31,14 +37,20 @@ from orchestration.sweeps.plan import Plan, PlannedTrial
 from orchestration.sweeps.schema import SweepSpec
 from orchestration.tracking.protocol import TrackedSweep, Tracker
 from orchestration.tracking.recorder import Recorder
+from workers.noise import noise_source_kind
 from workers.trial import Progress
+
+
+class _Interrupted(Exception):
+    """The sweep is ending early; a resume accounts the trial."""
 
 
 class Coordinator:
     """A `TrainingObserver` that accounts and records every trained trial. Use it as a context manager.
 
     If the block ends with an exception, the sweep's MLflow runs are closed as killed; nothing on disk is lost, and the
-    sweep can be resumed. scatter: how the parts of a trial are accounted.
+    sweep can be resumed. scatter: how the parts of a trial are accounted. trials_at_once: how many trials are accounted
+    at the same time.
     """
 
     def __init__(
@@ -50,24 +62,31 @@ class Coordinator:
         tracker: Tracker,
         status: SweepStatus,
         scatter: Scatter,
+        trials_at_once: int = 1,
     ) -> None:
         self._sweep, self._manifest, self._files, self._tracker = sweep, manifest, files, tracker
         self._planned: Mapping[str, PlannedTrial] = {planned.key: planned for planned in plan.trials}
         self._status, self._scatter = status, scatter
+        self._attempts = AttemptLog(files, self._planned)
         self._recorder = Recorder(tracker, self._shown)
-        self._accountant = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dpsweep-accounting")
+        self._accountant = ThreadPoolExecutor(trials_at_once, thread_name_prefix="dpsweep-accounting")
+        self._interrupted = threading.Event()
         self._completions: list[Future[None]] = []
 
     def __enter__(self) -> Self:
         """Restore results of an earlier run, account its trials that are trained but not accounted, and open MLflow.
 
-        Raises: TrackingUnavailable when MLflow cannot be written, DataCorruption for a damaged result.
+        Raises: TrackingUnavailable when MLflow cannot be written, DataCorruption for a result that is damaged or claims
+        less than its trace costs.
         """
         for key in self._planned:
             result = stored_result(self._files.trial(key))
             if result is not None:
                 self._status.restore(result)
+            self._take_up(key, result)
         self._record().data(exact(self._files))  # find damage to what the report reads before any trial trains
+        if wrong := list(unfounded(self._files, self._record())):
+            raise DataCorruption("\n".join(wrong))
         self._tracker.open_sweep(self._tracked_sweep())
         self._recorder.start()
         for key in self._planned:
@@ -78,6 +97,8 @@ class Coordinator:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is not None:
+            self._interrupted.set()
         self._accountant.shutdown(wait=True, cancel_futures=kind is not None)
         if kind is not None:
             self._recorder.abandon()
@@ -89,6 +110,7 @@ class Coordinator:
     def progressed(self, key: str, progress: Progress) -> None:
         """Add the epoch to the trial's history, with the epsilon so far."""
         epsilon = epsilon_so_far(self._planned[key], progress.trace)
+        self._note(key, progress.trace)  # before anything is shown of it
         # a trial whose worker was lost repeats epochs
         seen = [epoch for epoch in self._status[key].history if epoch.step < progress.step]
         self._change(
@@ -142,6 +164,8 @@ class Coordinator:
     def _complete(self, key: str) -> None:
         try:
             result = self._account(key)
+        except _Interrupted:
+            return
         except Exception as error:
             self.failed(key, record_failure(error, self._files.trial(key), self._sweep.disclosure))
         else:
@@ -152,11 +176,46 @@ class Coordinator:
         forget_failure(files)
         times = Times(status.started or 0.0, status.trained or 0.0)
         if exists(files.training):
-            return complete_trial(planned, files, self._sweep, times, self._scatter)
+            self._note_end(key)
+            return complete_trial(planned, files, self._sweep, times, self._until_interrupted)
         progress = status.progress
         if progress is None or progress.step == progress.total_steps:
             raise DataCorruption(f"the trial ended, but {files.training} is not there; is the storage shared?")
         return complete_stopped(planned, files, self._sweep, times, progress, status.history)
+
+    def _take_up(self, key: str, result: StoredResult | None) -> None:
+        """Whether the trial goes on with the noise of its last attempt; a result without one is of before them."""
+        trial = self._files.trial(key)
+        continues = result is not None or exists(trial.checkpoint) or exists(trial.training)
+        self._attempts.take_up(key, continues)
+        if isinstance(result, StoppedTrial):
+            self._note(key, result.trace)
+        elif result is not None and not self._attempts.all[key]:
+            self._note_end(key)
+
+    def _note(self, key: str, trace: Trace, ended: bool = False, statistics: Trace | None = None) -> None:
+        """Add what a private trial has shown by now to what its attempts cost; nothing bounds what a baseline shows."""
+        planned = self._planned[key]
+        spec, bound = planned.spec, shown_trace(trace, planned.trace)
+        seed = None if noise_source_kind(spec.noise_source).is_secret else spec.seed
+        if spec.is_private:
+            self._attempts.note(Attempt(spec.key, 0, spec.delta, bound, seed, ended, statistics))
+
+    def _note_end(self, key: str) -> None:
+        """The trial has trained to its end, and its statistics are released: for the first time, or once more."""
+        planned, files = self._planned[key], self._files.trial(key)
+        trace, alone = read_trace(files.trace), None
+        if planned.releases:
+            alone = Trace(trace.dataset_size, releases=planned.releases, adjacency=trace.adjacency)
+            if self._attempts.has_released_statistics(key) and not exists(files.released):
+                self._attempts.note_statistics(Attempt(key, 0, planned.spec.delta, alone, None, True, alone))
+        self._note(key, trace, ended=True, statistics=alone)
+
+    def _until_interrupted(self, job: AccountingJob, parts: Sequence[PartFiles]) -> Iterator[PartResult]:
+        for result in self._scatter(job, parts):
+            if self._interrupted.is_set():
+                raise _Interrupted
+            yield result
 
     def _shown(self, key: str) -> PublishedTrial:
         return self._record().trial(self._planned[key].point)
@@ -164,7 +223,7 @@ class Coordinator:
     def _record(self) -> SweepRecord:
         statuses = {trial.key: trial for trial in self._status.trials}
         points = tuple(planned.point for planned in self._planned.values())
-        return SweepRecord(self._manifest, self._sweep, points, statuses)
+        return SweepRecord(self._manifest, self._sweep, points, statuses, self._attempts.all)
 
     def _tracked_sweep(self) -> TrackedSweep:
         return TrackedSweep(

@@ -52,6 +52,16 @@ def prepare_environment(address: str) -> None:
         os.environ["RAY_AUTH_MODE"] = "token"
 
 
+def open_cluster(address: str) -> str | None:
+    """A warning for whoever joins a cluster without a token; None where one is used, or no cluster is joined."""
+    if address in (EMBEDDED, IN_PROCESS) or os.environ.get("RAY_AUTH_MODE") == "token":
+        return None
+    return (
+        f"the cluster at {address!r} is joined without authentication: whoever reaches its ports can run code on its "
+        "nodes and read what the trials read; start it with RAY_AUTH_MODE=token on every node, and close its ports"
+    )
+
+
 def _has_token() -> bool:
     given = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
     return bool(given) or (Path.home() / ".ray" / "auth_token").is_file()

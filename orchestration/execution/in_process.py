@@ -9,6 +9,7 @@ from typing import final
 
 from accounting.errors import InvalidInput
 from accounting.parallel import AccountingJob, PartResult, account_in_process
+from accounting.records.shards import PartFiles
 from orchestration.execution.backend import TrainingObserver, TrialContext
 from orchestration.execution.environment import IN_PROCESS
 from orchestration.records.layout import SweepFiles
@@ -21,6 +22,8 @@ from workers.trial import run_trial
 @final
 class InProcess:
     """A `Backend` that trains and accounts in the calling process. A trial that kills its process ends the sweep."""
+
+    trials_at_once = 1
 
     def __init__(self, context: TrialContext) -> None:
         self._context = context
@@ -37,8 +40,11 @@ class InProcess:
             else:
                 observer.ended(planned.key)
 
-    def scatter(self, job: AccountingJob, parts: Sequence[int]) -> Iterator[PartResult]:
+    def scatter(self, job: AccountingJob, parts: Sequence[PartFiles]) -> Iterator[PartResult]:
         return account_in_process(job, parts)
+
+    def cluster(self, waiting: int) -> None:
+        return None
 
 
 @contextlib.contextmanager

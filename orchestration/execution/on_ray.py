@@ -1,54 +1,89 @@
-"""Run a sweep on Ray: trials train under Ray Tune, and a pool of actors accounts their parts."""
+"""Run a sweep on Ray: trials train under Ray Tune, and the parts of all trials are accounted as tasks of one queue."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import final
 
-from accounting.parallel import AccountingJob, AccountingPool, PartResult
+from accounting.parallel import AccountingJob, AccountingQueue, PartResult
+from accounting.records.shards import PartFiles
 from orchestration.execution.backend import TrainingObserver, TrialContext
 from orchestration.execution.cluster import check_resources, check_shared_storage, connected
+from orchestration.execution.nodes import cluster_now
 from orchestration.execution.tune import train
 from orchestration.records.layout import SweepFiles
+from orchestration.records.snapshot import ClusterSnapshot
 from orchestration.sweeps.plan import PlannedTrial
-from orchestration.sweeps.schema import SweepSpec
+from orchestration.sweeps.schema import LEAST_QUANTITY, AccountingSettings, ResourceSettings, SweepSpec
 from workers.imports import UserCode
+
+_JOINING = 10.0
+"""Seconds that nodes of a running cluster have to join before the sweep is refused for lack of them."""
 
 
 @final
 class OnRay:
     """A `Backend` on the Ray cluster that this process is connected to."""
 
-    def __init__(self, sweep: SweepSpec, context: TrialContext, pool: AccountingPool) -> None:
-        self._sweep, self._context, self._pool = sweep, context, pool
+    trials_at_once = 64
+    """Enough to keep the nodes busy with trials of one part each. What bounds the work is the queue, not this."""
+
+    def __init__(self, sweep: SweepSpec, context: TrialContext, queue: AccountingQueue) -> None:
+        self._sweep, self._context, self._queue = sweep, context, queue
 
     def train(self, trials: Sequence[PlannedTrial], observer: TrainingObserver, name: str) -> None:
         train(trials, observer, self._sweep.resources, self._sweep.scheduler, self._context, name)
 
-    def scatter(self, job: AccountingJob, parts: Sequence[int]) -> Iterator[PartResult]:
-        return self._pool.scatter(job, parts)
+    def scatter(self, job: AccountingJob, parts: Sequence[PartFiles]) -> Iterator[PartResult]:
+        return self._queue.scatter(job, parts)
+
+    def cluster(self, waiting: int) -> ClusterSnapshot | None:
+        return cluster_now(self._sweep.resources, waiting)
 
 
 @contextlib.contextmanager
 def embedded(address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode) -> Iterator[OnRay]:
     """The backend on a Ray cluster started for the sweep. Raises: InvalidInput if its resources do not suffice."""
     with connected(address, files.log, code) as shipped:
-        check_resources(sweep.resources, sweep.accounting)
-        with _opened(sweep, files, shipped) as backend:
-            yield backend
+        part = {"CPU": sweep.accounting.cpus or 0.0}
+        check_resources({"a trial": _of_trial(sweep.resources), "accounting a part": part})
+        with _queue(sweep.accounting, part) as queue:
+            yield OnRay(sweep, TrialContext(files, sweep.disclosure, shipped), queue)
 
 
 @contextlib.contextmanager
 def on_cluster(address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode) -> Iterator[OnRay]:
     """The backend on a running Ray cluster. Raises: InvalidInput if a node cannot read the sweep's files."""
     with connected(address, files.log, code) as shipped:
+        part = {"CPU": reserved_cpus(sweep.accounting), **_custom(sweep.accounting)}
+        check_resources({"a trial": _of_trial(sweep.resources), "accounting a part": part}, _JOINING)
         check_shared_storage(files.probe)
-        with _opened(sweep, files, shipped) as backend:
-            yield backend
+        with _queue(sweep.accounting, part) as queue:
+            yield OnRay(sweep, TrialContext(files, sweep.disclosure, shipped), queue)
 
 
-@contextlib.contextmanager
-def _opened(sweep: SweepSpec, files: SweepFiles, code: UserCode) -> Iterator[OnRay]:
-    with AccountingPool(sweep.accounting.actors, num_cpus=sweep.accounting.cpus) as pool:
-        yield OnRay(sweep, TrialContext(files, sweep.disclosure, code), pool)
+def _of_trial(settings: ResourceSettings) -> dict[str, float]:
+    return {"CPU": settings.cpus, "GPU": settings.gpus}
+
+
+def _custom(settings: AccountingSettings) -> dict[str, float]:
+    return {settings.resource: 1.0} if settings.resource else {}
+
+
+def _queue(settings: AccountingSettings, part: Mapping[str, float]) -> AccountingQueue:
+    custom = {name: amount for name, amount in part.items() if name != "CPU"}
+    return AccountingQueue(part["CPU"], custom, settings.actors)
+
+
+def reserved_cpus(settings: AccountingSettings) -> float:
+    """CPUs that a part reserves on a running cluster: some, so that a head without CPUs is given no part.
+
+    >>> reserved_cpus(AccountingSettings()), reserved_cpus(AccountingSettings(cpus=0.0))
+    (1.0, 0.0001)
+    >>> reserved_cpus(AccountingSettings(cpus=0.0, resource="accounting"))
+    0.0
+    """
+    if settings.cpus is None:
+        return 1.0
+    return settings.cpus or (0.0 if settings.resource else LEAST_QUANTITY)

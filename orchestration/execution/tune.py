@@ -116,7 +116,7 @@ def _fit(tuner: tune.Tuner, tune_folder: str) -> None:
     except EOFError as error:  # Tune reads back state files that a full disk has cut short
         raise StorageError(
             f"{tune_folder} holds a file that was cut short; is the disk full? Free some space, and the same command "
-            "with --resume continues"
+            "continues"
         ) from error
 
 

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from accounting.errors import DataCorruption
+from accounting.errors import START_ANEW, DataCorruption
 from accounting.records.files import exists, list_files, read_bytes
 from accounting.records.layout import TrialFiles
 from accounting.records.parts import MANIFEST
@@ -84,7 +84,7 @@ def require_unaltered(files: TrialFiles, result: TrialResult, uri: str) -> None:
 def _altered(uri: str) -> str:
     return (
         f"{uri}: its sha256 differs from the one noted when training ended; restore the file from a "
-        "backup, or delete the trial's folder and resume the sweep"
+        f"backup, or {START_ANEW}"
     )
 
 

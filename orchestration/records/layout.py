@@ -43,6 +43,10 @@ class SweepFiles:
         """The files of the trial called ``key``."""
         return TrialFiles(self._below("trials", key))
 
+    def attempts(self, key: str) -> str:
+        """Folder of what every start of a trial has released. Nothing deletes it: what was released stays released."""
+        return self._below("attempts", key)
+
     @property
     def manifest(self) -> str:
         """What was submitted and where it ran (JSON): sweep, versions, git state, hardware, seeds."""
@@ -92,6 +96,11 @@ class SweepFiles:
     def claim(self) -> str:
         """Which driver runs the sweep (JSON). Object stores only; a local folder is locked instead."""
         return self._below("driver.json")
+
+    @property
+    def status(self) -> str:
+        """How far the sweep has come (JSON), renewed every few seconds; it may be shown like the report."""
+        return self._below("status.json")
 
     @property
     def probe(self) -> str:

@@ -19,8 +19,9 @@ from accounting.records.sealed import read_sealed, write_sealed
 from orchestration.records.layout import SweepFiles
 
 _PACKAGES = ("dpsweep", "ray", "torch", "torchvision", "dp-accounting", "pyarrow", "mlflow", "numpy", "scikit-learn")
-_MAY_CHANGE = frozenset({"resources"})
-"""Sections of a sweep file that do not affect results; they may differ when the sweep is resumed."""
+_MAY_CHANGE = ("resources", "accounting.actors", "accounting.cpus", "accounting.resource")
+"""Sections and keys of a sweep file that do not affect results; they may differ when the sweep is resumed."""
+_FREE = tuple(f"{key}." for key in _MAY_CHANGE)
 
 
 @dataclass(frozen=True)
@@ -50,26 +51,21 @@ class Manifest:
         return {"sweep_id": self.sweep_id, "created": self.created, **flat}
 
 
-def open_manifest(files: SweepFiles, sweep: Mapping[str, Any], text: str, resume: bool) -> Manifest:
-    """A new manifest for a new sweep, or the stored one when a sweep is resumed; writes nothing.
+def open_manifest(files: SweepFiles, sweep: Mapping[str, Any], text: str) -> Manifest:
+    """The stored manifest if the folder holds this very sweep, which is then continued, else a new one; writes nothing.
 
     sweep: the specification as plain values, every default written out.
 
-    Raises: InvalidInput when the folder holds a sweep and ``resume`` is not given, and when the sweep to resume
-    differs from the stored one. DataCorruption when the stored manifest is damaged.
+    Raises: InvalidInput when the folder holds another sweep. DataCorruption when the stored manifest is damaged.
     """
     stored = read_manifest(files)
     if stored is None:
         return _new_manifest(sweep, text)
-    if not resume:
-        raise InvalidInput(
-            f"{files.root} holds a sweep already; continue it with --resume, or choose another folder with --output"
-        )
-    changed = [key for key in _differences(stored.sweep, sweep) if key.split(".")[0] not in _MAY_CHANGE]
+    changed = [key for key in _differences(stored.sweep, sweep) if not f"{key}.".startswith(_FREE)]
     if changed:
         raise InvalidInput(
-            f"cannot resume {files.root}: the sweep file changed in {', '.join(changed)}; "
-            "restore these, or run the changed sweep in another folder with --output"
+            f"{files.root} holds another sweep, which cannot be continued: the sweep file changed in "
+            f"{', '.join(changed)}; restore these, or run the changed sweep in another folder with --output"
         )
     return stored
 
@@ -132,5 +128,8 @@ def _differences(before: Any, after: Any, place: str = "") -> Iterator[str]:
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         for key in sorted({*before, *after}):
             yield from _differences(before.get(key), after.get(key), f"{place}.{key}" if place else key)
+    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        pairs = zip(before, after, strict=True)
+        yield from dict.fromkeys(path for pair in pairs for path in _differences(*pair, place))
     elif before != after:
         yield place

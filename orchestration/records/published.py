@@ -2,9 +2,9 @@
 
 No type here can hold a value of a single training example. Statistics of the training examples' epsilons are held only
 by `IndividualStatistics`, which says whether they were released with differential privacy or are exact; where it is
-None they are withheld. `PublishedAttack` is exact, and present only where exact statistics are shown. Everything else
-is public by construction: configuration, the mechanism's own noise and post-processed bounds, worst-case guarantees,
-and evaluations on held-out test data.
+None they are withheld. `PublishedAttack` and `PublishedAudit` are exact, and present only where exact statistics are
+shown. Everything else is public by construction: configuration, the mechanism's own noise and post-processed bounds,
+worst-case guarantees, and evaluations on held-out test data.
 
 Epsilons are plain floats: ``math.inf`` means not private, None means not computed.
 """
@@ -15,7 +15,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from accounting.curves import AttackRisk
 from accounting.estimates import Kind
+from accounting.samplings import Adjacency
+from orchestration.records.attempts import Attempt
 from orchestration.records.release_modes import Disclosure
 from orchestration.records.states import TrialState
 
@@ -28,15 +31,17 @@ NON_PRIVATE = "non-private"
 class PublishedPrivacy:
     """The worst-case (epsilon, delta) of one trial, with its accountant, kind and adjacency.
 
-    group_epsilons: group size k to the epsilon, at the same delta, of any group of k records.
+    group_epsilons: group size k to the epsilon, at the same delta, of any group of k records. risks: group size k, 1
+    included, to what no attack on any k records exceeds; empty without noise, and for trials of older versions.
     """
 
     epsilon: float
     delta: float
     accountant: str
     kind: Kind = "guarantee"
-    adjacency: str = "add_remove"
+    adjacency: Adjacency = "add_remove"
     group_epsilons: Mapping[int, float] = field(default_factory=dict)
+    risks: Mapping[int, AttackRisk] = field(default_factory=dict)
 
     @property
     def is_private(self) -> bool:
@@ -111,7 +116,8 @@ class IndividualStatistics:
     """Statistics over the epsilon_i of all training examples.
 
     disclosure: ``private`` if every number here was released with DP (its cost is part of the trial's epsilon), ``raw``
-    if they are exact, so that any page or run that shows them is sensitive. kind: of the single epsilon_i.
+    if they are exact, so that any page or run that shows them is sensitive. kind: of the single epsilon_i. method:
+    their accounting, ``filter`` if a filter enforced them, "" if an older version wrote the file.
     release_epsilon (``private`` only): epsilon of the release alone. estimates (``raw`` only): present if the sweep
     sets ``norms.exact_examples``. loss_correlation (``raw`` only): Pearson's r of epsilon_i and the log of the
     example's loss when norms were last taken; None where it is undefined.
@@ -119,6 +125,7 @@ class IndividualStatistics:
 
     disclosure: Disclosure
     kind: Kind
+    method: str = ""
     mean: float | None = None
     median: float | None = None
     quantiles: Mapping[float, float] = field(default_factory=dict)
@@ -140,6 +147,33 @@ class PublishedAttack:
     examples: int
     success_rate: float
     standard_error: float
+
+
+@dataclass(frozen=True)
+class PublishedDepartures:
+    """When the training examples of one group left: exact, so whatever shows it is sensitive.
+
+    left: after each epoch, how many of the group's ``examples`` had spent the whole budget of a filter.
+    """
+
+    name: str
+    examples: int
+    left: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class PublishedAudit:
+    """Lower bounds on epsilon from a one-run audit: exact, so any page or run that shows it is sensitive.
+
+    epsilon: from all canaries, of which ``guesses`` were guessed, ``correct`` of them right. groups: by name, from the
+    canaries of the group. All bounds hold together with probability ``confidence``; 0 means that nothing was proved.
+    """
+
+    confidence: float
+    epsilon: float
+    guesses: int
+    correct: int
+    groups: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -179,7 +213,8 @@ class PublishedTrial:
     labels: the values that distinguish the trials of a sweep; always ``clipping``, ``schedule`` and ``seed``. Finished
     trials whose labels differ only in ``seed`` form one setting and are averaged. error: why the trial failed.
     params: flat, numbers as numbers (``epochs: 30``, ``noise.initial_noise_multiplier: 1.3``); entries may be added
-    while the trial runs, but none may change. started, ended: of training, in seconds since 1970 UTC.
+    while the trial runs, but none may change. attempts: what every start of the trial has released; for its cost, see
+    `comparison.ledger`. started, ended: of training, in seconds since 1970 UTC.
     """
 
     key: str
@@ -190,11 +225,14 @@ class PublishedTrial:
     quality: PublishedQuality | None = None
     individuals: IndividualStatistics | None = None
     attacks: tuple[PublishedAttack, ...] = ()
+    departures: tuple[PublishedDepartures, ...] = ()
+    audit: PublishedAudit | None = None
     history: tuple[PublishedEpoch, ...] = ()
     notes: tuple[str, ...] = ()
     params: Mapping[str, Label] = field(default_factory=dict)
     dataset: PublishedDataset | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
+    attempts: tuple[Attempt, ...] = ()
     started: float | None = None
     ended: float | None = None
 

@@ -2,52 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Annotated, Any
+from dataclasses import dataclass, field, replace
+from typing import Annotated
 
-from pydantic import ConfigDict, PlainSerializer, PlainValidator, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
 
-from accounting.errors import DataCorruption, DpsweepError
+from accounting.curves import AttackRisk
+from accounting.errors import START_ANEW, DataCorruption
 from accounting.estimates import PrivacyEstimate
-from accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
+from accounting.individual.epsilons import FILTERED
 from accounting.records.sealed import read_sealed, write_sealed
-from accounting.samplings import SAMPLINGS
 from orchestration.records.published import IndividualStatistics, PublishedEpoch
+from orchestration.records.release_modes import release_mode
+from orchestration.records.stored_trace import StoredTrace
 from workers.attacks import AttackResults
 from workers.evaluation import Evaluation
 from workers.history import TrainingResult
+from workers.run_state import GroupDepartures
 from workers.spec import TrialSpec
 
 
-def _trace(plain: Trace | Mapping[str, Any]) -> Trace:
-    """Rebuild the trace from its `dataclasses.asdict` form. Raises ValueError where that fails."""
-    if isinstance(plain, Trace):
-        return plain
-    try:
-        segments = (
-            Segment(
-                **{
-                    **row,
-                    "sampling": _with_fields(SAMPLINGS.values(), row["sampling"]),
-                    "side_queries": tuple(SideQuery(**query) for query in row["side_queries"]),
-                }
-            )
-            for row in plain["segments"]
-        )
-        releases = (_with_fields((GaussianRelease, PureRelease), row) for row in plain["releases"])
-        return Trace(**{**plain, "segments": tuple(segments), "releases": tuple(releases)})
-    except (LookupError, TypeError, RuntimeError, DpsweepError) as error:
-        raise ValueError(f"no trace of a run ({error})") from error
+def _as_proven(statistics: IndividualStatistics) -> IndividualStatistics:
+    """Only filters make guarantees: what an older version called one was read off the run, so it is output-specific."""
+    proven = statistics.kind != "guarantee" or statistics.method == FILTERED
+    return statistics if proven else replace(statistics, kind="output_specific")
 
 
-def _with_fields(kinds: Iterable[type[Any]], row: Mapping[str, Any]) -> Any:
-    """Build the class among ``kinds`` whose field names equal the keys of ``row``; no two classes have equal fields."""
-    return next(kind(**row) for kind in kinds if {each.name for each in fields(kind)} == row.keys())
-
-
-StoredTrace = Annotated[Trace, PlainSerializer(asdict), PlainValidator(_trace)]
-"""A trace inside a JSON file."""
+StoredStatistics = Annotated[IndividualStatistics, AfterValidator(_as_proven)]
+"""Statistics inside a JSON file."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +37,9 @@ class TrialResult:
     """Everything about a finished trial that may be shown. A trial is complete once its result is on disk.
 
     worst_case: by the sweep's accountant, which also calibrated the trial. others: by further accountants. groups: for
-    each group size of the sweep. epsilons: an upper bound on epsilon after each epoch. individuals: statistics under
-    the sweep's release mode; exact ones are in ``private/``. attacks: empty unless the mode shows exact results;
-    results of all attacked trials are in ``private/``.
+    each group size of the sweep. risks: bounds on attacks, for one record and each group size. epsilons: an upper bound
+    on epsilon after each epoch. individuals: statistics under the sweep's release mode; exact ones are in ``private/``.
+    attacks: empty unless the mode shows exact results; results of all attacked trials are in ``private/``.
     """
 
     key: str
@@ -67,11 +49,14 @@ class TrialResult:
     groups: tuple[PrivacyEstimate, ...]
     epsilons: tuple[float, ...]
     training: TrainingResult
-    individuals: IndividualStatistics | None
+    individuals: StoredStatistics | None
     started: float
     ended: float
     """When training started and ended in the run that finished it, in seconds since 1970 UTC."""
     attacks: AttackResults = field(default_factory=AttackResults)
+    risks: tuple[AttackRisk, ...] = ()
+    departures: tuple[GroupDepartures, ...] = ()
+    """Of examples that spent the budget of a filter; disclosed as attacks are."""
     digests: dict[str, str] = field(default_factory=dict)
     """sha256 of the trial's other public files, by name; those of private files are in `TrialFiles.private_digests`."""
 
@@ -90,9 +75,9 @@ class TrialResult:
 class StoppedTrial:
     """Cost and evaluation of a trial at the time the scheduler stopped it. A resume does not continue it.
 
-    trace: what was run until the stop, plus every release that the finished trial would have made; worst_case, others
-    and groups are its cost. epoch: number of completed epochs. history: the epochs completed in the run of the sweep
-    that stopped the trial.
+    trace: what was run until the stop, plus every release that the finished trial would have made; worst_case, others,
+    groups and risks are its cost. epoch: number of completed epochs. history: the epochs completed in the run of the
+    sweep that stopped the trial.
     """
 
     key: str
@@ -106,6 +91,7 @@ class StoppedTrial:
     history: tuple[PublishedEpoch, ...]
     started: float
     ended: float
+    risks: tuple[AttackRisk, ...] = ()
 
     @property
     def steps(self) -> int:
@@ -115,17 +101,24 @@ class StoppedTrial:
 
 StoredResult = TrialResult | StoppedTrial
 _RESULT: TypeAdapter[StoredResult] = TypeAdapter(StoredResult, config=ConfigDict(ser_json_inf_nan="strings"))
-_STATISTICS = TypeAdapter(IndividualStatistics)
+_STATISTICS: TypeAdapter[IndividualStatistics] = TypeAdapter(StoredStatistics)
 
 
 def write_result(uri: str, result: StoredResult) -> None:
-    """Store the result with a checksum; this marks the trial as over. Raises: StorageError."""
-    write_sealed(uri, _RESULT.dump_json(result))
+    """Store the result with a checksum; this marks the trial as over. Raises: StorageError.
+
+    A result with exact statistics or attacks of training examples is private data.
+    """
+    exact = isinstance(result, TrialResult) and (
+        bool(result.attacks.loss_threshold)
+        or (result.individuals is not None and release_mode(result.individuals.disclosure).is_sensitive)
+    )
+    write_sealed(uri, _RESULT.dump_json(result), exact)
 
 
 def read_result(uri: str) -> StoredResult | None:
     """The stored result; None if the trial is not over. Raises `DataCorruption` when the file is damaged."""
-    next_step = "delete it and resume, which rebuilds it; for a stopped trial, delete its whole folder"
+    next_step = f"delete it and resume, which rebuilds it; for a stopped trial, {START_ANEW}"
     content = read_sealed(uri, next_step)
     try:
         return None if content is None else _RESULT.validate_json(content)

@@ -81,6 +81,7 @@ FIGURES: Final = (
     Figure("histogram of ", "", "single examples", draw.histograms),
     Figure("noise", "Noise multiplier", "over time", _one(draw.noise)),
     Figure("clipping", "Clipping bounds", "over time", _one(draw.clipping_bounds)),
+    Figure("departures", "Training examples that have spent their budget", "over time", _one(draw.departures)),
 )
 
 

@@ -314,6 +314,22 @@ def clipping_bounds(scene: Scene) -> go.Figure:
     return figure
 
 
+def departures(scene: Scene) -> go.Figure:
+    """The share of each group that has spent the budget of a filter, per epoch, of the first seed."""
+    figure = _figure(height=360)
+    for setting in scene.settings:
+        trial = setting.trials[0]
+        ends = [group.left[-1] / group.examples for group in trial.departures if group.left]
+        for group in trial.departures:
+            values, whose = [left / group.examples for left in group.left], f"{setting.name}: {group.name}"
+            _line(figure, setting, scene.style, trial.history, values, whose)
+            if values and values[-1] in (min(ends), max(ends)):
+                _label_end(figure, group.name, trial.history[-1].epoch, values[-1], scene.style.colour(setting))
+    figure.update_xaxes(title_text="epoch")
+    figure.update_yaxes(title_text="share that has left", tickformat=".0%", rangemode="tozero")
+    return figure
+
+
 def _label_end(figure: go.Figure, text: str, x: float, y: float, colour: str) -> None:
     figure.add_annotation(
         x=x, y=y, text=_plain(text), xanchor="left", xshift=4, showarrow=False, font={"size": 12, "color": colour}

@@ -7,19 +7,26 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from accounting.calibration import round_up
+from accounting.curves import FALSE_POSITIVE_RATES, AttackRisk
 from accounting.estimates import Kind
 from accounting.release import OwnerReport
 from accounting.samplings import Adjacency
+from orchestration.comparison.formats import at_most_share
 
 _WITHOUT: Mapping[Adjacency, str] = {
     "add_remove": "left out of the training data",
     "zero_out": "replaced by a blank one in the training data",
+    "replace_one": "replaced by any other in the training data",
 }
 _KINDS: Mapping[Kind, str] = {
-    "guarantee": "This is a guarantee: a proven upper bound.",
+    "guarantee": "This is a guarantee: a proven upper bound, whatever the run did.",
+    "output_specific": "This is output-specific: it was read off this run and holds given the models that were "
+    "released. It is not a guarantee made before the run; the worst case is.",
     "estimate": "This is an estimate, not a guarantee: it rests on quantities that were not measured or bounded at "
     "every step of training.",
 }
+_GIVEN: Mapping[Kind, str] = {"output_specific": ", given that training goes through the models of this run"}
+"""What the odds are conditional on."""
 _PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
 <style>body{{font:16px/1.5 sans-serif;max-width:42rem;margin:3rem auto;padding:0 1rem;color:#1d1f23}}
@@ -28,15 +35,18 @@ th{{text-align:left;padding-right:2rem;font-weight:normal;color:#6b7078}}</style
 """
 
 
-def owner_sentences(report: OwnerReport, research_mode: bool) -> tuple[str, ...]:
-    """What the numbers mean, in plain words. research_mode: the noise was drawn from a known seed."""
-    without = _WITHOUT[report.adjacency]
+def owner_sentences(report: OwnerReport, research_mode: bool, risk: AttackRisk | None = None) -> tuple[str, ...]:
+    """What the numbers mean, in plain words.
+
+    research_mode: the noise was drawn from a known seed. risk: what no attack on the record exceeds, if known.
+    """
+    without, given = _WITHOUT[report.adjacency], _GIVEN.get(report.kind, "")
     sentences = [
         f"Example {report.example_id}: epsilon {_up(report.epsilon)} at delta {report.delta:g}, {report.kind}, "
         f"adjacency {report.adjacency}.",
         "Whoever sees the trained model, and even every step of its training, and wants to tell whether this record "
         f"was used or {without}, can shift the odds by at most a factor of e^epsilon = {_factor(report.epsilon)}, "
-        f"except with probability {report.delta:g}.",
+        f"except with probability {report.delta:g}{given}.",
         _KINDS[report.kind],
         f"The worst case of this trial, for any example, is epsilon {_up(report.worst_case_epsilon)}.",
         "The number holds for the training that took place, and for this trial alone: costs of further trials on the "
@@ -45,6 +55,14 @@ def owner_sentences(report: OwnerReport, research_mode: bool) -> tuple[str, ...]
     ]
     if research_mode:
         sentences.insert(3, "The noise was drawn from a known seed (research mode): whoever knows it is not held back.")
+    if risk is not None:
+        recognised = risk.true_positive_rates[FALSE_POSITIVE_RATES.index(0.01)].upper
+        sentences.insert(
+            2,
+            f"A test for its use that is wrong about 1% of the records that were not used is right about at most "
+            f"{at_most_share(recognised)} of those like it that were; at any threshold the two rates differ by at most "
+            f"{at_most_share(risk.advantage.upper)} ({risk.kind}, from the record's own contributions).",
+        )
     return tuple(sentences)
 
 

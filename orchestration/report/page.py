@@ -16,7 +16,8 @@ from typing import Any
 
 from plotly.offline import get_plotlyjs
 
-from orchestration.comparison.formats import number, percent
+from orchestration.comparison.formats import KINDS, number, percent
+from orchestration.comparison.ledger import composed
 from orchestration.comparison.metrics import accuracy, epsilon, worst_group_accuracy, worst_over_median
 from orchestration.comparison.settings import Setting, finished_settings
 from orchestration.comparison.statistics import spread
@@ -32,6 +33,7 @@ from orchestration.report.prose import SENSITIVE, headline, meanings
 from orchestration.report.style import Style, style_of
 from orchestration.report.tables import (
     attacks_table,
+    audits_table,
     estimates_table,
     group_sizes_table,
     losses_table,
@@ -52,6 +54,7 @@ def render(data: PublishedSweep) -> str:
         _groups(data, settings, style, panels, {each.name for each in drawn}),
         _individuals(data, settings, style, panels),
         _attacks(settings, style),
+        _audits(data.trials),
         _over_time(settings, style, panels),
         section("All trials", trials_table(data.trials)),
         _meanings(data),
@@ -96,7 +99,7 @@ def _opening(data: PublishedSweep, settings: Sequence[Setting]) -> str:
         f'<header><p class="eyebrow">Differentially private training · sweep report</p><h1>{escape(data.name)}</h1>'
         f'<p class="byline">{" · ".join(escape(part) for part in byline if part)}</p>{warning}'
         f'<ul class="lead">{"".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)}</ul>'
-        f"{_tiles(settings)}</header>"
+        f"{_tiles(data.trials, settings)}</header>"
     )
 
 
@@ -109,7 +112,7 @@ def _subscripts(html: str) -> str:
     return html.replace("εᵢ", "ε<sub>i</sub>")
 
 
-def _tiles(settings: Sequence[Setting]) -> str:
+def _tiles(trials: Sequence[PublishedTrial], settings: Sequence[Setting]) -> str:
     private = [setting for setting in settings if not setting.is_baseline]
     baseline = spread(accuracy(trial) for setting in settings if setting.is_baseline for trial in setting.trials)
 
@@ -120,8 +123,11 @@ def _tiles(settings: Sequence[Setting]) -> str:
     low, high = min((c.low for c in costs), default=None), max((c.high for c in costs), default=None)
     span = number(high) if number(low) == number(high) else f"{number(low)} – {number(high)}"
     ratio = best(worst_over_median)
+    whole = composed(trials)
+    together = [(number(whole.epsilon), "composed ε of all private trials together")] if whole else []
     tiles = [
-        (span, "worst-case ε of the private trials"),
+        (span, "worst-case ε of each private trial"),
+        *together,
         (percent(best(accuracy)), f"best private accuracy; baseline {percent(baseline.mean if baseline else None)}"),
         (percent(best(worst_group_accuracy)), "best accuracy of a worst-served group under privacy"),
         (f"{ratio:.1f}×" if ratio else "withheld", "worst-case ε over the median εᵢ, at most"),
@@ -201,12 +207,27 @@ def _attacks(settings: Sequence[Setting], style: Style) -> str:
     )
 
 
+def _audits(trials: Sequence[PublishedTrial]) -> str:
+    """The section on audits; "" if no trial was audited or the results are withheld."""
+    found = audits_table(trials)
+    if not found:
+        return ""
+    return section(
+        "What an audit proves",
+        "<p>A fair coin for each canary, a random training example, decided whether it was trained on. Guesses from "
+        "the fall of its loss prove that ε is at least so much (Steinke, Nasr and Jagielski 2023): over all canaries, "
+        "and over those of each group that has enough. All bounds of a trial hold together with its confidence; 0 "
+        "proves nothing, and a bound above the claim contradicts it.</p>",
+        found,
+    )
+
+
 def _release_words(data: PublishedSweep, settings: Sequence[Setting]) -> str:
     """Whether the shown statistics of εᵢ are exact or released with DP, and whether the εᵢ are guarantees."""
     found = [trial.individuals for setting in settings for trial in setting.trials if trial.individuals]
     if not found:
         return ""
-    kinds = " and ".join(sorted({f"{individuals.kind.replace('_', ' ')}s" for individuals in found}))
+    kinds = " and ".join(sorted({KINDS[individuals.kind] for individuals in found}))
     costs = sorted({individuals.release_epsilon for individuals in found if individuals.release_epsilon is not None})
     cost = f" at ε = {', '.join(number(cost) for cost in costs)}, inside each trial's total" if costs else ""
     modes = [release_mode(name) for name in sorted({individuals.disclosure for individuals in found})]

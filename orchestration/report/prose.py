@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from orchestration.comparison.formats import correlation, number, percent
+from orchestration.comparison.ledger import composed
 from orchestration.comparison.metrics import (
     METRICS,
     accuracy,
@@ -20,7 +21,7 @@ from orchestration.comparison.metrics import (
 )
 from orchestration.comparison.settings import Setting, group_epsilon, group_epsilon_error, group_names, group_value
 from orchestration.comparison.statistics import pearson
-from orchestration.records.published import PublishedSweep
+from orchestration.records.published import PublishedSweep, PublishedTrial
 from orchestration.records.states import TrialState
 
 SENSITIVE = (
@@ -37,7 +38,8 @@ TERMS = (
     (
         "Neighbouring data sets",
         "add_remove: one data set is the other plus one record. zero_out: one record is replaced by an empty "
-        "one; used for reshuffled epochs. Epsilons under different adjacencies must not be compared.",
+        "one; used for reshuffled epochs. replace_one: one record is replaced by any other. Epsilons under different "
+        "adjacencies must not be compared.",
     ),
     (
         "Mean and spread",
@@ -49,9 +51,16 @@ TERMS = (
         "accuracy of the worst-served group.",
     ),
     (
+        "Composed ε",
+        "What several trials cost together, at the same δ: all seeds of a setting, which its averages show, or all "
+        "private trials of the sweep, which this page shows. Their mechanisms are composed, with every earlier start "
+        "of a trial, as if each record were in the data of all. Baselines are not in it: nothing protects the records "
+        "from what is shown of a baseline.",
+    ),
+    (
         "One model or many",
-        "Each row is the cost of publishing that one model. Publishing several costs the sum at most; choosing one by "
-        "its results on private data costs more than its row says.",
+        "Worst-case ε is the cost of publishing that one model and nothing else. Publishing several, or averages over "
+        "them, costs the composed ε; so does choosing one by its results on private data.",
     ),
 )
 
@@ -73,8 +82,27 @@ def meanings(data: PublishedSweep) -> list[tuple[str, str]]:
 
 
 def headline(data: PublishedSweep, settings: Sequence[Setting]) -> list[str]:
-    """The findings in sentences: best trade-offs, costs of single examples, trials that failed or are missing."""
-    return [*_trade_offs(data, settings), *_individuals(data, settings), *_failures(data)]
+    """The findings in sentences: best trade-offs, what trials cost together, costs of single examples, failures."""
+    return [*_trade_offs(data, settings), *together(data.trials), *_individuals(data, settings), *_failures(data)]
+
+
+def together(trials: Sequence[PublishedTrial]) -> list[str]:
+    """What publishing all private trials costs; nothing where only one was ever started."""
+    found = composed(trials)
+    if found is None or found.trials + found.attempts < 2:
+        return []
+    anew = f", {found.attempts} earlier starts of them included," if found.attempts else ""
+    whole = f"All {found.trials} private trials together{anew}" if found.trials > 1 else f"The private trial{anew}"
+    if found.estimate is None:
+        return [f"{whole} have no composed ε: {found.reason}."]
+    estimate = found.estimate
+    claim = "a guarantee" if estimate.kind == "guarantee" else f"an estimate ({found.reason or 'of its trials'})"
+    words = f"at δ = {estimate.delta:g}, adjacency {estimate.adjacency}, composed by {estimate.accountant}: {claim}"
+    released = f" Their released statistics alone cost ε = {number(found.release_epsilon)}."
+    return [
+        f"{whole} cost ε = {number(estimate.epsilon)} {words}."
+        + (released if found.release_epsilon is not None else "")
+    ]
 
 
 def _trade_offs(data: PublishedSweep, settings: Sequence[Setting]) -> list[str]:
@@ -88,10 +116,18 @@ def _trade_offs(data: PublishedSweep, settings: Sequence[Setting]) -> list[str]:
     total, best = ranked[0]
     change, cost = best.over_seeds(accuracy_change), best.over_seeds(epsilon)
     against = f", {_below(change.mean)} the non-private baseline" if change else ""
-    price = f"at ε = {number(cost.mean if cost else None)}, δ = {data.delta:g}"
+    price = f"at ε = {number(cost.mean if cost else None)}, δ = {data.delta:g}{_of_seeds(best)}"
     which = "private" if len(ranked) == 1 else "most accurate private"
     sentences = [f"The {which} setting, {best.name}, reaches {percent(total)} on test data{against}, {price}."]
     return [*sentences, *_fairest(best, [setting for _, setting in ranked])]
+
+
+def _of_seeds(setting: Setting) -> str:
+    """What a mean over seeds costs, behind what each of them does."""
+    found = setting.composition
+    if len(setting.trials) < 2 or found is None or found.epsilon is None:
+        return ""
+    return f" for each of {len(setting.trials)} seeds, ε = {number(found.epsilon)} for all of them together"
 
 
 def _fairest(best: Setting, private: Sequence[Setting]) -> list[str]:
@@ -170,7 +206,7 @@ def _failures(data: PublishedSweep) -> list[str]:
         subject = f"{stopped} trials, which are" if stopped > 1 else "1 trial, which is"
         sentences.append(f"The scheduler stopped {subject} in no average; the table of trials says when.")
     if waiting:
-        sentences.append(f"{waiting} of {len(data.trials)} trials have not finished; dpsweep run --resume continues.")
+        sentences.append(f"{waiting} of {len(data.trials)} trials have not finished; the same dpsweep run continues.")
     return sentences
 
 

@@ -24,6 +24,7 @@ CLIPPING_COLOURS = {
     "per_layer": "#CC79A7",
     "automatic": "#E69F00",
     "quantile": "#56B4E9",
+    "filter": "#44AA99",
 }
 SPARE_COLOURS = ("#882255", "#332288", "#999933", "#117733", "#AA4499", "#661100")
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from html import escape
 
-from orchestration.comparison.formats import CORRELATION, MISSING, number
+from orchestration.comparison.formats import CORRELATION, MISSING, at_most_share, number
 from orchestration.comparison.metrics import Metric, Place, columns, loss_correlation
 from orchestration.comparison.settings import (
     Setting,
@@ -25,7 +26,7 @@ def settings_table(settings: Sequence[Setting], style: Style) -> str:
     """One row per setting: every metric of `metrics.Place.SETTINGS`, averaged over its seeds."""
     front = best_trade_offs(settings)
     shown = columns(Place.SETTINGS)
-    heads = (("Setting", ""), ("Seeds", "n"), *((metric.heading, "n") for metric in shown))
+    heads = (("Setting", ""), ("Seeds", "n"), ("Composed ε", "n"), *((metric.heading, "n") for metric in shown))
     rows: list[list[Cell]] = []
     for setting in settings:
         mark = '<span class="front">Pareto front</span>' if setting in front else ""
@@ -33,10 +34,20 @@ def settings_table(settings: Sequence[Setting], style: Style) -> str:
             [
                 (named(setting, style) + mark, ""),
                 (str(len(setting.trials)), "n"),
+                (_composed(setting), "n"),
                 *((_over_seeds(metric, setting), "n") for metric in shown),
             ]
         )
     return "<h3>Settings, averaged over seeds</h3>" + table(heads, rows)
+
+
+def _composed(setting: Setting) -> str:
+    """Of all seeds together, which the averages of the row show."""
+    found = setting.composition
+    if found is None:
+        return number(math.inf) if setting.is_baseline else MISSING
+    claim = f"<br><small class='claim'>{found.estimate.kind}</small>" if found.estimate else ""
+    return number(found.epsilon) + claim
 
 
 def _over_seeds(metric: Metric, setting: Setting) -> str:
@@ -61,9 +72,17 @@ def group_sizes_table(settings: Sequence[Setting], style: Style) -> str:
     for setting in (setting for setting in settings if not setting.is_baseline):
         found = [[cost(k)(trial) for trial in setting.trials] for k in sizes]
         worst = [max((value for value in values if value is not None), default=None) for values in found]
-        rows.append([(named(setting, style), ""), *((number(value), "n") for value in worst)])
+        cells = [_with_risk(number(value), setting, k) for value, k in zip(worst, sizes, strict=True)]
+        rows.append([(named(setting, style), ""), *((cell, "n") for cell in cells)])
     heads = [("Worst-case ε for any k records together", ""), *((f"k = {k}", "n") for k in sizes)]
     return "<h3>Groups of records</h3>" + table(heads, rows)
+
+
+def _with_risk(shown: str, setting: Setting, size: int) -> str:
+    """An epsilon with, below it, the worst advantage over seeds of any attack on a group of ``size``, where known."""
+    found = [trial.privacy.risks[size] for trial in setting.trials if trial.privacy and size in trial.privacy.risks]
+    worst = max((risk.advantage.upper for risk in found), default=None)
+    return shown if worst is None else f"{shown}<br><small>advantage {at_most_share(worst)}</small>"
 
 
 def estimates_table(settings: Sequence[Setting], style: Style) -> str:
@@ -133,6 +152,27 @@ def _attack_cell(setting: Setting, name: str) -> str:
     paid = setting.over_seeds(group_epsilon(name))
     below = [f"of {measured.mean * measured.count:.0f}", *([f"mean εᵢ {number(paid.mean)}"] if paid else [])]
     return f"{100 * rate.mean:.1f} ± {100 * error:.1f}%<br><small>{', '.join(below)}</small>"
+
+
+def audits_table(trials: Sequence[PublishedTrial]) -> str:
+    """The claim and the audited lower bounds of each trial, over all canaries and by group; "" without an audit."""
+    audited = [(trial, trial.audit) for trial in trials if trial.audit is not None]
+    names = dict.fromkeys(name for _, audit in audited for name in audit.groups)
+    rows: list[list[Cell]] = []
+    for trial, audit in audited:
+        claimed = trial.privacy.epsilon if trial.privacy else None
+        bounds = [_audited(audit.epsilon, claimed), *(_audited(audit.groups.get(name), claimed) for name in names)]
+        guessed = f"{audit.correct} of {audit.guesses}"
+        facts = [number(claimed), f"{100 * audit.confidence:g}%", guessed]
+        rows.append([(escape(trial.key), ""), *((text, "n") for text in (*facts, *bounds))])
+    heads = [("Trial", ""), *((text, "n") for text in ("Claimed ε", "Confidence", "Right guesses", "ε at least"))]
+    return table([*heads, *((name, "n") for name in names)], rows) if rows else ""
+
+
+def _audited(bound: float | None, claimed: float | None) -> str:
+    """A lower bound, marked where it contradicts the claim."""
+    contradicts = bound is not None and claimed is not None and bound > claimed
+    return number(bound) + ("<br><small>above the claim</small>" if contradicts else "")
 
 
 def trials_table(trials: Sequence[PublishedTrial]) -> str:

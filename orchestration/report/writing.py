@@ -7,16 +7,20 @@ import json
 from accounting.records.files import write_bytes_atomically
 from orchestration.comparison.record import SweepRecord, exact, rows
 from orchestration.records.layout import SweepFiles
+from orchestration.records.release_modes import release_mode
 from orchestration.report.page import render
 
 
 def write_reports(files: SweepFiles, record: SweepRecord) -> str:
     """Write the report under the sweep's release mode, the exact report in ``private/``, and results.json.
 
+    Files with exact statistics are private, wherever they lie.
+
     Returns: the HTML of the first. Raises: DataCorruption for damaged statistics, StorageError.
     """
     page = render(record.data())
-    write_bytes_atomically(files.report, page.encode())
+    sensitive = release_mode(record.disclosure).is_sensitive
+    write_bytes_atomically(files.report, page.encode(), sensitive)
     write_bytes_atomically(files.private_report, render(record.data(exact(files))).encode(), private=True)
-    write_bytes_atomically(files.results, json.dumps(rows(record), indent=2, allow_nan=False).encode())
+    write_bytes_atomically(files.results, json.dumps(rows(record), indent=2, allow_nan=False).encode(), sensitive)
     return page

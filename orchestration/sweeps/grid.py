@@ -20,7 +20,8 @@ from typing import Any, TypeVar
 from accounting.errors import InvalidInput
 from orchestration.records.published import NON_PRIVATE, Label
 from orchestration.sweeps.schema import SweepSpec
-from workers.spec import AttackSpec, Component, DataSpec, NoiseSpec, TrialSpec
+from workers.evaluation import MIN_GROUP_SIZE
+from workers.spec import AttackSpec, Component, DataSpec, NoiseSpec, SamplingSpec, TrialSpec
 
 T = TypeVar("T")
 BASELINE = "none"
@@ -150,6 +151,11 @@ def _short(name: str) -> str:
     return f"{PurePath(location).stem}:{function}" if location.endswith(".py") else name
 
 
+def _sampling_label(sampling: SamplingSpec) -> str:
+    most = "" if sampling.max_batch_size is None else f"max{sampling.max_batch_size}"
+    return f"{sampling.method}{sampling.batch_size}{most}"
+
+
 def _data_label(data: DataSpec) -> str:
     return "-".join([_short(data.name), *(f"{group}x{amount}" for group, amount in data.keep.items())])
 
@@ -170,7 +176,7 @@ def _shared_axes(sweep: SweepSpec) -> dict[str, list[tuple[str, Any]]]:
     return {
         "data": _labelled(sweep.data, _data_label),
         **{axis: _labelled_components(getattr(sweep, axis)) for axis in _COMPONENTS},
-        "sampling": _labelled(sweep.sampling, lambda sampling: f"{sampling.method}{sampling.batch_size}"),
+        "sampling": _labelled(sweep.sampling, _sampling_label),
         "epochs": _labelled(sweep.epochs, lambda epochs: f"epochs{epochs}"),
         "seed": [(f"seed{seed}", seed) for seed in sweep.seeds],
     }
@@ -214,8 +220,11 @@ def _trial(sweep: SweepSpec, choice: Choice) -> TrialSpec:
         noise=NoiseSpec(0.0),
         norms=sweep.norms,
         attacks=sweep.attacks or AttackSpec(),
+        min_group_size=sweep.min_group_size or MIN_GROUP_SIZE,
+        audit=sweep.audit,
         noise_source=sweep.noise_source,
         execution=sweep.execution,
+        adjacency=sweep.privacy.adjacency,
     )
 
 

@@ -17,6 +17,7 @@ from torch import nn
 
 from accounting.accountants import account
 from accounting.calibration import calibrate_noise_multiplier
+from accounting.curves import AttackRisk, attack_risk, privacy_curve
 from accounting.errors import DpsweepError, InvalidInput, Unreachable, private_text, public_text, without_locals
 from accounting.estimates import PrivacyEstimate
 from accounting.mechanism import Release, Trace
@@ -31,7 +32,7 @@ from workers.feasibility import Combination, check_feasible, excerpt
 from workers.imports import NO_CODE, UserCode, is_import_path
 from workers.mechanism import TrialMechanism, affordable_epochs
 from workers.optimizers import make_average, make_learning_rate_schedule, make_optimizer
-from workers.spec import DataSpec, NormSpec, TrialSpec
+from workers.spec import Component, DataSpec, NormSpec, TrialSpec
 from workers.training import check_spec
 
 _BYTES_PER_ROW = 8 + 4 + 4 + 4 + 4
@@ -44,11 +45,15 @@ V = TypeVar("V")
 
 @dataclass(frozen=True)
 class Costs:
-    """Worst-case costs of a run: by the sweep's accountant, by the ``others``, and for each group size of the sweep."""
+    """Worst-case costs of a run: by the sweep's accountant, by the ``others``, and for each group size of the sweep.
+
+    risks: what no attack exceeds, for one record and for each group size; none for a run without noise.
+    """
 
     worst_case: PrivacyEstimate
     others: tuple[PrivacyEstimate, ...]
     groups: tuple[PrivacyEstimate, ...]
+    risks: tuple[AttackRisk, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -166,11 +171,12 @@ class _Planner:
             self._check_combination(trial)
         _check_components(trial, dataset, self.code or NO_CODE)
         mechanism = TrialMechanism.of(trial, dataset.train_size, after_training, self.code or NO_CODE)
+        method = clipping.make_clipping(trial.clipping, self.code or NO_CODE)
         if point.target_epsilon is not None:
             sigma = self._calibrated(mechanism, trial.epochs, point.target_epsilon, trial.delta)
-            trial = replace(trial, noise=replace(trial.noise, initial_noise_multiplier=sigma))
-            mechanism = _with_noise(mechanism, sigma)
-        check_spec(trial, mechanism, dataset.public_size)
+            trial = _with_noise_and_budget(trial, method.example_budget, sigma, point.target_epsilon)
+            mechanism = TrialMechanism.of(trial, dataset.train_size, after_training, self.code or NO_CODE)
+        check_spec(trial, mechanism, method, dataset.public_size)
         epochs = affordable_epochs(trial, mechanism, ())
         if epochs == 0:
             raise Unreachable("the budget does not pay for one epoch; raise it, or the noise multiplier")
@@ -225,6 +231,22 @@ def _once(table: dict[K, V], key: K, compute: Callable[[], V]) -> V:
     return table[key]
 
 
+def _with_noise_and_budget(
+    trial: TrialSpec, budget: clipping.ExampleBudget | None, noise_multiplier: float, target_epsilon: float
+) -> TrialSpec:
+    """The trial at the calibrated noise; with a filter, at its share of it and with the target as everyone's budget."""
+    if budget is None:
+        return replace(trial, noise=replace(trial.noise, initial_noise_multiplier=noise_multiplier))
+    if budget.epsilon is not None:
+        raise InvalidInput(
+            f"the budget of clipping method {trial.clipping.name!r} is privacy.target_epsilon; leave out its epsilon "
+            f"{budget.epsilon:g}, or give privacy.noise_multiplier instead"
+        )
+    sigma = float(f"{budget.noise_factor * noise_multiplier:.6g}")
+    limited = Component(trial.clipping.name, {**trial.clipping.params, "epsilon": target_epsilon})
+    return replace(trial, noise=replace(trial.noise, initial_noise_multiplier=sigma), clipping=limited)
+
+
 def _with_noise(mechanism: TrialMechanism, initial_noise_multiplier: float) -> TrialMechanism:
     return replace(mechanism, schedule=with_initial(mechanism.schedule, initial_noise_multiplier))
 
@@ -237,10 +259,12 @@ def costs(trace: Trace, delta: float, sweep: SweepSpec) -> Costs:
     """
     sizes = sweep.accounting.group_sizes
     single = account(trace, delta, sweep.privacy.accountant)
+    bounded = sorted({1, *sizes}) if trace.is_private else ()
     return Costs(
         worst_case=single,
         others=tuple(account(trace, delta, other) for other in sweep.accounting.also),
         groups=tuple(account(trace, delta, "pld", size) if size > 1 else single for size in sizes),
+        risks=tuple(attack_risk(privacy_curve(trace, size)) for size in bounded),
     )
 
 

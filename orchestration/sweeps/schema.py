@@ -13,17 +13,20 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from accounting.errors import InvalidInput
 from accounting.individual import INDIVIDUAL_ACCOUNTANTS
 from accounting.registry import nearest
+from accounting.samplings import Adjacency
 from orchestration.records.release_modes import Disclosure
 from orchestration.sweeps.text import parse_text, shortly
 from workers.imports import is_import_path
 from workers.spec import (
     AttackSpec,
+    AuditSpec,
     BudgetSpec,
     Component,
     DataSpec,
     Delta,
     Epochs,
     ExecutionSpec,
+    MinGroupSize,
     NoiseMultiplier,
     NoiseSourceName,
     NormSpec,
@@ -80,9 +83,13 @@ def _as_tuple(value: object) -> object:
     return tuple(value) if isinstance(value, (list, tuple)) else (value,)
 
 
+LEAST_QUANTITY = 1e-4
+"""The unit in which Ray counts resources."""
+
+
 def _quantity(value: float) -> float:
-    """Refuse amounts below 0.0001, the unit in which Ray counts resources."""
-    if 0.0 < value < 1e-4:
+    """Refuse amounts that are positive, but below `LEAST_QUANTITY`."""
+    if 0.0 < value < LEAST_QUANTITY:
         raise InvalidInput(f"{value} is less than 0.0001, the least that Ray reserves; give more, or 0 where it may be")
     return value
 
@@ -103,6 +110,7 @@ Sampling = Annotated[SamplingSpec, BeforeValidator(_known_keys_of(SamplingSpec))
 Budget = Annotated[BudgetSpec, BeforeValidator(_known_keys_of(BudgetSpec))]
 Norms = Annotated[NormSpec, BeforeValidator(_known_keys_of(NormSpec))]
 Attacks = Annotated[AttackSpec, BeforeValidator(_known_keys_of(AttackSpec))]
+Audit = Annotated[AuditSpec, BeforeValidator(_known_keys_of(AuditSpec))]
 Execution = Annotated[ExecutionSpec, BeforeValidator(_known_keys_of(ExecutionSpec))]
 
 
@@ -126,6 +134,8 @@ class PrivacySettings(Settings):
     target_epsilon: Axis[Annotated[float, Field(gt=0.0)]] | None = None
     noise_multiplier: Axis[NoiseMultiplier] | None = None
     budget: Budget | None = None
+    adjacency: Adjacency | None = None
+    """Adjacency of the claims; by default the one that the sampling is accounted for under."""
     accountant: str = "auto"
     """The accountant for calibration and for the worst case that reports show."""
 
@@ -137,7 +147,7 @@ class PrivacySettings(Settings):
 
 
 class AccountingSettings(Settings):
-    """Accounting of trained trials: accountants, group sizes, and the Ray actors that do it."""
+    """Accounting of trained trials: accountants, group sizes, and what the work reserves on Ray."""
 
     individual: Annotated[str, name_in(INDIVIDUAL_ACCOUNTANTS)] = "rdp"
     """Accountant of the per-example epsilons."""
@@ -145,10 +155,16 @@ class AccountingSettings(Settings):
     """Further accountants to report besides privacy.accountant."""
     group_sizes: Several[Annotated[int, Field(ge=1, le=10_000)]] = (1,)
     """Sizes of groups whose worst-case epsilon is reported."""
-    actors: int = Field(default=2, ge=1, le=1024)
-    """Number of Ray actors that account the parts of a trial."""
-    cpus: Quantity = Field(default=0.0, ge=0.0)
-    """CPUs that each actor reserves; with 0 the actors share those of training trials."""
+    actors: int | None = Field(default=None, ge=1, le=1024)
+    """Largest number of parts, of all trials together, that are accounted at once. By default as many as fit onto the
+    cluster; on an embedded one, one for each CPU."""
+    cpus: Quantity | None = Field(default=None, ge=0.0)
+    """CPUs that each part reserves. By default 1 on a running cluster, and none on an embedded one, where parts share
+    the CPUs of training trials. On a running cluster, 0 reserves the least amount, so that no part runs on a node
+    without CPUs, unless the part reserves a `resource`."""
+    resource: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*$")] | None = None
+    """Custom Ray resource of which each part reserves 1, such as ``accounting``: parts run on the nodes that were
+    started with it (``ray start --resources='{"accounting": 4}'``). Not used on an embedded cluster."""
 
 
 class SchedulerSettings(Settings):
@@ -200,6 +216,9 @@ class SweepSpec(Settings):
     norms: Norms = NormSpec()
     attacks: Attacks | None = None
     """None if the file has no such section, so that sweeps of versions without attacks can still be resumed."""
+    min_group_size: MinGroupSize | None = None
+    """Examples that a group of the test data must have to be shown; None like ``attacks``, and then 10."""
+    audit: Audit | None = None
     noise_source: NoiseSourceName = "seeded"
     accounting: AccountingSettings = AccountingSettings()
     release: Named = Component("none")

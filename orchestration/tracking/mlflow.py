@@ -36,15 +36,18 @@ from plotly.graph_objects import Figure
 
 from accounting.errors import DpsweepError
 from orchestration.comparison.metrics import final_metrics
+from orchestration.comparison.plain_text import for_markdown, masked
 from orchestration.comparison.settings import Setting, finished_settings, setting_name
 from orchestration.comparison.statistics import spread
 from orchestration.records.published import PublishedDataset, PublishedSweep, PublishedTrial
 from orchestration.records.release_modes import release_mode
 from orchestration.records.states import TrialState
 from orchestration.tracking.protocol import (
+    COMPOSED,
     RunStatus,
     TrackedSweep,
     TrackingUnavailable,
+    composition_entries,
     epoch_metrics,
     group_table,
 )
@@ -87,11 +90,11 @@ class MlflowTracker:
     """
 
     def __init__(self, tracking_uri: str, *, experiment: str = "dpsweep", artifact_root: str | None = None) -> None:
-        self._where = _without_password(tracking_uri)
+        self._uri = tracking_uri
         with self._reported("cannot use"):
             _probe(tracking_uri)
             self._client = MlflowClient(tracking_uri=tracking_uri)
-            location = None if _is_server(tracking_uri) else artifact_root
+            location = None if is_server(tracking_uri) else artifact_root
             self._experiment = _experiment_id(self._client, experiment, location)
         self._sweep_id = self._parent = ""
         self._runs: dict[tuple[str, str], str] = {}
@@ -112,6 +115,7 @@ class MlflowTracker:
         return self._parent
 
     def log_trial(self, trial: PublishedTrial) -> str:
+        self._trials[trial.key] = trial
         if trial.state not in _STATUSES:
             return self._runs.get(("trial", trial.key), "")
         with self._reported(f"cannot record trial {trial.key} in"):
@@ -123,7 +127,6 @@ class MlflowTracker:
             if trial.dataset is not None and not (run.inputs and run.inputs.dataset_inputs):
                 self._client.log_inputs(run.info.run_id, [DatasetInput(_dataset(trial.dataset))])
             self._end(run, _STATUSES[trial.state], trial.ended)
-        self._trials[trial.key] = trial
         return str(run.info.run_id)
 
     def log_report(self, page: str, data: PublishedSweep, figures: Mapping[str, Figure]) -> None:
@@ -142,7 +145,10 @@ class MlflowTracker:
                 if len(setting.trials) > 1:
                     self._log_average(setting)
             counts = {f"trials/{state.word}": float(self._count(state)) for state in TrialState if state.has_ended}
-            self._log_final(self._client.get_run(self._parent), counts)
+            values, tags = composition_entries(self._trials.values())
+            parent = self._client.get_run(self._parent)
+            self._log_final(parent, {**counts, **values})
+            self._write(self._parent, parent, tags=tags)
             for run_id in self._runs.values():
                 if run_id != self._parent:
                     self._interrupt(self._client.get_run(run_id))
@@ -252,7 +258,10 @@ class MlflowTracker:
         self._write(run.info.run_id, tags={_GROUPS: digest})
 
     def _log_average(self, setting: Setting) -> None:
-        """The run of a setting: means over seeds under the metrics' names, standard deviations under ``deviation/``."""
+        """The run of a setting: means over seeds under the metrics' names, standard deviations under ``deviation/``.
+
+        A mean of epsilons claims nothing: what the means cost is the composed epsilon.
+        """
         name = f"{setting.name} · mean of {len(setting.trials)} seeds"
         run_id = self._runs.get(("average", setting.name)) or self._create("average", setting.name, name)
         members = [self._trials[trial.key] for trial in setting.trials]
@@ -263,7 +272,14 @@ class MlflowTracker:
             if over is not None:
                 values |= {metric: over.mean, f"deviation/{metric}": over.deviation}
         run = self._client.get_run(run_id)
-        tags = {**_shared([_tags(member) for member in members]), "seeds": str(len(members)), "mlflow.runName": name}
+        together, claims = composition_entries(members)
+        values = {metric: value for metric, value in values.items() if not metric.endswith(COMPOSED)} | together
+        tags = {
+            **_shared([_tags(member) for member in members]),
+            **claims,
+            "seeds": str(len(members)),
+            "mlflow.runName": name,
+        }
         self._write(run_id, run, params=_shared([_params(member) for member in members]), tags=tags)
         self._log_final(run, values)
         self._end(run, "FINISHED", None)
@@ -298,7 +314,7 @@ class MlflowTracker:
             raise
         except Exception as error:
             reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-            raise TrackingUnavailable(f"{doing} MLflow at {self._where}: {reason}") from error
+            raise TrackingUnavailable(masked(f"{doing} MLflow at {self._uri}: {reason}", self._uri)) from error
 
 
 def _probe(tracking_uri: str) -> None:
@@ -308,19 +324,20 @@ def _probe(tracking_uri: str) -> None:
     proxied = scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(parts.hostname or "")
     if parts.hostname and scheme in _DEFAULT_PORTS and not proxied:
         socket.create_connection((parts.hostname, parts.port or _DEFAULT_PORTS[scheme]), timeout=10).close()
-    if not _is_server(tracking_uri):
+    if not is_server(tracking_uri):
         if scheme == "sqlite":
             Path(tracking_uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
         try:
             sqlalchemy.create_engine(tracking_uri, poolclass=sqlalchemy.pool.NullPool).connect().close()
         except ModuleNotFoundError as error:
             raise TrackingUnavailable(
-                f"the MLflow store {_without_password(tracking_uri)} needs the driver {error.name!r}: install it, or "
-                "name an installed one, as in postgresql+psycopg2://"
+                f"the MLflow store {masked(tracking_uri, tracking_uri)} needs the driver {error.name!r}: install it, "
+                "or name an installed one, as in postgresql+psycopg2://"
             ) from error
 
 
-def _is_server(tracking_uri: str) -> bool:
+def is_server(tracking_uri: str) -> bool:
+    """Whether MLflow is a server, which stores artifacts by itself, rather than a database that this process opens."""
     return urlsplit(tracking_uri).scheme.split("+")[0] not in ("sqlite", "postgresql", "mysql", "mssql")
 
 
@@ -348,7 +365,9 @@ def _tags(trial: PublishedTrial) -> dict[str, str]:
         tags |= {"epsilon_i_kind": trial.individuals.kind, "disclosure": trial.individuals.disclosure}
         tags |= {"sensitive": "true"} if release_mode(trial.individuals.disclosure).is_sensitive else {}
     remarks = [*([f"{trial.state.word.capitalize()}: {trial.error}"] if trial.error else []), *trial.notes]
-    return {key: value[:_LONGEST_TAG] for key, value in {**tags, _NOTE: "\n\n".join(remarks)}.items()}
+    return {
+        key: value[:_LONGEST_TAG] for key, value in {**tags, _NOTE: "\n\n".join(map(for_markdown, remarks))}.items()
+    }
 
 
 def _dataset(dataset: PublishedDataset) -> Dataset:
@@ -383,9 +402,3 @@ def _chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
 
 def _milliseconds(seconds: float | None) -> int | None:
     return None if seconds is None else int(1000 * seconds)
-
-
-def _without_password(uri: str) -> str:
-    """The URI with its password masked, for messages and logs."""
-    parts = urlsplit(uri)
-    return uri.replace(f":{parts.password}@", ":***@") if parts.password else uri

@@ -7,15 +7,18 @@ groups). Per-epoch series have no prefix. Values per group are recorded as a tab
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from plotly.graph_objects import Figure
 
 from accounting.errors import DpsweepError
+from orchestration.comparison.ledger import composed
 from orchestration.records.published import PublishedEpoch, PublishedSweep, PublishedTrial
 
+COMPOSED = "privacy/composed_epsilon"
+"""Of several trials together; of a trial, with its earlier attempts."""
 RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
 
 
@@ -63,9 +66,22 @@ def epoch_metrics(epoch: PublishedEpoch) -> dict[str, float]:
     return {**finite, "epoch": float(epoch.epoch), "noise_multiplier": epoch.noise_multiplier}
 
 
+def composition_entries(trials: Iterable[PublishedTrial]) -> tuple[dict[str, float], dict[str, str]]:
+    """Metrics and tags of what several trials cost together, for the run that shows them all."""
+    found = composed(trials)
+    if found is None:
+        return {}, {}
+    values = {COMPOSED: found.epsilon, "privacy/composed_release_epsilon": found.release_epsilon}
+    kind = found.estimate.kind if found.estimate else "none"
+    tags = {"composed_epsilon_kind": kind, "epsilon_kind": "of each trial apart; see composed_epsilon_kind"}
+    finite = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
+    return finite, {**tags, "composed_reason": found.reason}
+
+
 def group_table(trial: PublishedTrial) -> dict[str, list[str | float | None]]:
     """Columns over the groups of the test data, for MLflow's table: name, size, accuracy and loss; if published, also
-    the mean epsilon_i of its training examples and the success rate of the membership attack."""
+    the mean epsilon_i of its training examples, the success rate of the membership attack and the lower bound of the
+    audit."""
     groups = trial.quality.groups if trial.quality else ()
     table: dict[str, list[str | float | None]] = {
         "group": [group.name for group in groups],
@@ -83,4 +99,6 @@ def group_table(trial: PublishedTrial) -> dict[str, list[str | float | None]]:
         found = [attacks.get(group.name) for group in groups]
         table["attack_success_rate"] = [attack.success_rate if attack else None for attack in found]
         table["attack_standard_error"] = [attack.standard_error if attack else None for attack in found]
+    if trial.audit is not None:
+        table["audited_epsilon"] = [trial.audit.groups.get(group.name) for group in groups]
     return table

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from accounting.mechanism import Segment, SideQuery, Trace
+from accounting.parallel import AccountingJob, Scatter, account_in_process, store_epsilons
 from accounting.records.layout import TrialFiles
-from accounting.records.shards import NormShardWriter, NormSnapshot
+from accounting.records.shards import Epsilons, NormShardWriter, NormSnapshot, read_epsilons
 from accounting.records.traces import write_trace
 from accounting.samplings import PoissonSampling
 
@@ -37,3 +38,9 @@ def write_trial(root: str, examples: int = 50, rows_per_part: int = 8, steps: tu
     for step in steps:
         writer.write(snapshot(step, examples))
     return trace
+
+
+def account_trial(job: AccountingJob, scatter: Scatter = account_in_process) -> Epsilons:
+    """Account a trial, store its epsilons, and return what was stored."""
+    store_epsilons(job, scatter)
+    return read_epsilons(TrialFiles(job.root).epsilons)

@@ -15,12 +15,13 @@ from scipy.optimize import minimize_scalar
 
 from accounting.accountants import ACCOUNTANTS, account, strong_composition, total_rdp, total_rho
 from accounting.errors import InvalidInput, UnsupportedMechanism
-from accounting.events import dp_accounting_pld, to_event
+from accounting.events import dp_accounting_pld
 from accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
 from accounting.renyi import ORDERS
 from accounting.rounds import Round, gaussian_rounds
 from accounting.samplings import Adjacency, FixedBatchSampling, PoissonSampling, ShuffledSampling
 from accounting.schedules import make_schedule, planned_trace
+from tests.accounting import oracle
 
 DELTA = 1e-5
 GUARANTEES = ("rdp", "rdp-classic", "pld", "gdp", "zcdp", "strong", "auto")
@@ -100,7 +101,7 @@ class TestIndependentOracles:
         trace = Trace(1000, tuple(segments))
         orders = [2, 3, 5, 8, 16, 32, 64]
         theirs = RdpAccountant(orders=orders)
-        theirs.compose(to_event(trace))
+        theirs.compose(oracle.event(trace))
         np.testing.assert_allclose(total_rdp(trace)[np.isin(ORDERS, orders)], theirs.rdp, rtol=1e-7, atol=1e-10)
         assert epsilon(trace, "rdp") <= theirs.get_epsilon(DELTA) * (1.0 + 1e-8)
 
@@ -115,7 +116,7 @@ class TestIndependentOracles:
         ids=["poisson", "fixed", "side query", "release"],
     )
     def test_pld_is_that_of_dp_accounting(self, trace: Trace) -> None:
-        reference = dp_accounting_pld(trace, DELTA)
+        reference = oracle.epsilon(trace, DELTA)
         assert epsilon(trace, "pld") == pytest.approx(reference, rel=1e-3)
 
     @settings(max_examples=8, deadline=None)
@@ -133,7 +134,7 @@ class TestIndependentOracles:
                 for start, (sigma, q, steps) in zip(starts, levels, strict=False)
             ),
         )
-        certified, reference = account(trace, DELTA, "pld"), dp_accounting_pld(trace, DELTA, grid=5e-4)
+        certified, reference = account(trace, DELTA, "pld"), oracle.epsilon(trace, DELTA, grid=5e-4)
         assert certified.lower_epsilon is not None
         assert certified.lower_epsilon <= reference
         assert certified.epsilon == pytest.approx(reference, rel=2e-3, abs=2e-3)
@@ -151,7 +152,7 @@ class TestIndependentOracles:
 
     def test_gdp_of_shuffled_epochs_is_the_pld_of_one_gaussian_each(self) -> None:
         trace = shuffled(3.0, 5, 7)
-        assert epsilon(trace, "gdp") == pytest.approx(dp_accounting_pld(trace, DELTA), rel=1e-4)
+        assert epsilon(trace, "gdp") == pytest.approx(oracle.epsilon(trace, DELTA), rel=1e-4)
 
 
 class TestEvents:
@@ -181,7 +182,7 @@ class TestEvents:
     )
     def test_groups_are_mixtures_of_gaussians(self, trace: Trace) -> None:
         trace = replace(trace, releases=(GaussianRelease("pca", 20.0),))
-        reference = dp_accounting_pld(trace, DELTA, 2, grid=2e-3)
+        reference = oracle.epsilon(trace, DELTA, 2, grid=2e-3)
         assert epsilon(trace, "pld", group_size=2) == pytest.approx(reference, rel=2e-3)
 
 

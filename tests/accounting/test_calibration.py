@@ -127,6 +127,12 @@ class TestNoise:
         with pytest.raises(Unreachable, match=f"epsilon 1 is unreachable.*{spent:.6g}.*releases"):
             calibrate_noise_multiplier(run, 1.0, 1e-5, "rdp")
 
+    def test_noise_that_falls_to_nothing_meets_no_target(self) -> None:
+        with pytest.raises(Unreachable, match="noise multiplier 1e\\+06 costs epsilon inf"):
+            calibrate_noise_multiplier(
+                lambda sigma: poisson_run(sigma, name="step", factor=1e-13, period=1), 2.0, 1e-5, "rdp"
+            )
+
     @pytest.mark.parametrize("target", [0.0, -1.0, math.nan, math.inf])
     def test_refuses_impossible_targets(self, target: float) -> None:
         with pytest.raises(InvalidInput, match="target epsilon"):
@@ -170,6 +176,18 @@ class TestLength:
 
     def test_a_budget_reached_exactly_is_within(self) -> None:
         assert whole_epochs(make_schedule("constant", 10.0), RhoBudget(0.5), ShuffledSampling(1), 1, 1) == 100
+
+    def test_no_run_is_one_short_whatever_its_length_and_the_longest_one(self) -> None:
+        """Against counting: rho 1/200 for each epoch."""
+        constant = make_schedule("constant", 10.0)
+        for affordable in (1, 2, 3, 4, 7, 8, 9, 31, 32, 33):
+            found = [
+                whole_epochs(constant, RhoBudget(0.005 * affordable), ShuffledSampling(1), 1, 1, at_most)
+                for at_most in range(35)
+            ]
+            assert found == [min(affordable, at_most) for at_most in range(35)]
+        assert whole_epochs(constant, RhoBudget(10.0), ShuffledSampling(1), 1, 1) == 2000
+        assert whole_epochs(constant, RhoBudget(10.0, group_size=4), ShuffledSampling(1), 1, 1) == 125
 
     def test_no_epoch_fits_or_the_run_ends_first(self) -> None:
         tight = whole_epochs(make_schedule("constant", 0.5), BUDGET, ShuffledSampling(1), 1, 1)

@@ -18,12 +18,15 @@ from orchestration.commands.run_flags import SamplingName
 from orchestration.sweeps.schema import AccountingSettings
 
 EXPORTED = {
-    "accounting": """ACCOUNTANTS INDIVIDUAL_ACCOUNTANTS SAMPLINGS SCHEDULES CertifiedEpsilon DataCorruption DpsweepError
-        EpsilonBudget FixedBatchSampling GaussianRelease IndividualEpsilons InvalidInput NoiseSchedule PoissonSampling
-        PrivacyEstimate PureRelease Release RhoBudget Sampling Segment ShuffledSampling SideQuery StorageError Trace
-        Unreachable UnsupportedMechanism account calibrate_decay calibrate_noise_multiplier count_within_budget
-        epsilon_of_examples group_epsilons individual_epsilons length_within_budget make_schedule
-        noise_multiplier_within_budget parse_schedule planned_trace read_trace write_trace""",
+    "accounting": """ACCOUNTANTS INDIVIDUAL_ACCOUNTANTS SAMPLINGS SCHEDULES AdvantageBudget AttackRisk
+        CertifiedEpsilon DataCorruption DpsweepError EpsilonBudget FixedBatchSampling GaussianRelease IndividualEpsilons
+        Interval InvalidInput NoiseSchedule PoissonSampling PrivacyCurve PrivacyEstimate PureRelease Release RhoBudget
+        Sampling Segment ShuffledSampling SideQuery StorageError Trace TruePositiveRateBudget
+        TruncatedPoissonSampling Unreachable
+        UnsupportedMechanism account account_together attack_risk calibrate_decay calibrate_noise_multiplier
+        count_within_budget curve_of_examples epsilon_of_examples group_epsilons individual_epsilons
+        length_within_budget make_schedule noise_multiplier_within_budget parse_schedule planned_trace privacy_curve
+        read_trace write_trace""",
     "accounting.individual": "INDIVIDUAL_ACCOUNTANTS IndividualEpsilons individual_epsilons",
     "accounting.pld": """CertifiedDelta CertifiedEpsilon LatticeLoss SensitivityMixture delta_pld discretise
         epsilon_of_examples epsilon_pld examples_law group_epsilons group_law

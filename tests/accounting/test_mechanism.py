@@ -126,6 +126,8 @@ def test_snapshots_belong_to_the_run(steps: Any, words: str) -> None:
     [
         ("guarantee", False, "guarantee", "guarantee"),
         ("guarantee", True, "estimate", "estimate"),
+        ("output_specific", False, "guarantee", "output_specific"),
+        ("output_specific", True, "estimate", "estimate"),
         ("estimate", False, "guarantee", "estimate"),
         ("estimate", True, "estimate", "estimate"),
     ],
@@ -152,3 +154,10 @@ def test_epochs_of_any_number_are_counted_at_once(steps: int) -> None:
     assert account(trace, 1e-5, "zcdp").epsilon == pytest.approx(expected, rel=1e-12)
     alone = individual_epsilons([0], [[1.0]], trace, 1e-5, "rdp").upper[0]
     assert alone == pytest.approx(account(trace, 1e-5, "rdp").epsilon, rel=1e-9)
+
+
+def test_one_step_without_noise_makes_a_run_non_private_and_no_step_leaves_it_private() -> None:
+    noisy, silent = Segment(0, 4, PoissonSampling(0.1), 1.0), Segment(4, 1, PoissonSampling(0.1), 0.0)
+    assert not Trace(100, (noisy, silent)).is_private
+    assert Trace(100, (noisy, silent)).until(4).is_private
+    assert Trace(100).is_private

@@ -1,10 +1,15 @@
-"""Accounting in actors equals accounting in process, whatever dies meanwhile; nothing missing counts as zero."""
+"""Accounting in Ray tasks equals accounting in process, whatever dies meanwhile; nothing missing counts as zero."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
-from collections.abc import Iterator, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,16 +18,16 @@ import pytest
 from accounting.errors import DataCorruption, InvalidInput
 from accounting.individual.epsilons import individual_epsilons
 from accounting.parallel import (
+    AccountingFailed,
     AccountingJob,
-    AccountingPool,
-    PartResult,
+    AccountingQueue,
     account_in_process,
     account_part,
-    account_trial,
 )
 from accounting.records.layout import TrialFiles
 from accounting.records.shards import NormShards, NormShardWriter, read_epsilons
-from tests.accounting.stored_trial import snapshot, write_trial
+from tests.accounting.stored_trial import account_trial, snapshot, write_trial
+from tests.orchestration.processes import command_line, descendants
 
 DELTA = 1e-5
 
@@ -44,7 +49,8 @@ def cluster() -> Iterator[None]:
 
 def test_a_trial_is_the_concatenation_of_its_parts(job: AccountingJob) -> None:
     result = account_trial(job)
-    parts = [account_part(job, part).epsilons for part in NormShards(TrialFiles(job.root).norms).parts]
+    shards = NormShards(TrialFiles(job.root).norms)
+    parts = [account_part(job, shards.files(part)).epsilons for part in shards.parts]
     assert len(parts) == 7
     np.testing.assert_array_equal(result.upper, np.concatenate([part.upper for part in parts]))
     np.testing.assert_array_equal(result.example_ids, np.arange(50) * 3 + 1)
@@ -70,29 +76,111 @@ def test_accounting_again_replaces_earlier_results(job: AccountingJob) -> None:
     assert read_epsilons(TrialFiles(job.root).epsilons).delta == 1e-6
 
 
-def test_killed_actors_neither_lose_nor_change_anything(job: AccountingJob, cluster: None) -> None:
-    expected = account_trial(job)
-    with AccountingPool(actors=2) as pool:
+def accounting_processes() -> list[int]:
+    """Processes below this one that account a part now: Ray titles a process by the task that it runs."""
+    return [pid for pid in descendants(os.getpid()) if "ray::account_part" in command_line(pid)]
 
-        def scatter_and_kill(job: AccountingJob, parts: Sequence[int]) -> Iterator[PartResult]:
-            processes = pool.process_ids()
-            results = pool.scatter(job, parts)
-            yield next(results)
-            for process in processes:
-                os.kill(process, signal.SIGKILL)
-            yield from results
 
-        survived = account_trial(job, scatter_and_kill)
-        again = account_trial(job, pool.scatter)
-    for result in (survived, again):
+def kill_accounting() -> list[int]:
+    """Kill them, and return their ids."""
+    found = accounting_processes()
+    for pid in found:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return found
+
+
+@contextlib.contextmanager
+def repeatedly(act: Callable[[], object], seconds: float) -> Iterator[None]:
+    """Call ``act`` in a thread, with this pause in between, until the block ends."""
+    over = threading.Event()
+
+    def run() -> None:
+        while not over.wait(seconds):
+            act()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_killed_processes_neither_lose_nor_change_anything(tmp_path: Path, cluster: None) -> None:
+    """Several trials at once, of several parts and of one, while whatever accounts is killed, four times."""
+    sizes = {"several": 16, "one": 64}
+    jobs = [AccountingJob(str(tmp_path / f"{name}{i}"), DELTA) for name in sizes for i in range(3)]
+    for job in jobs:
+        write_trial(job.root, rows_per_part=sizes[Path(job.root).name[:-1]])
+    expected = account_trial(jobs[0])
+    rounds: list[list[int]] = []
+
+    def kill_at_times() -> None:
+        if len(rounds) < 4 and (killed := kill_accounting()):
+            rounds.append(killed)
+            time.sleep(1.0)
+
+    with AccountingQueue(1) as queue, repeatedly(kill_at_times, 0.05), ThreadPoolExecutor(len(jobs)) as threads:
+        results = list(threads.map(lambda job: account_trial(job, queue.scatter), jobs))
+    assert rounds, "something was killed"
+    for result in results:
         np.testing.assert_array_equal(result.upper, expected.upper)
         np.testing.assert_array_equal(result.lower, expected.lower)
 
 
 def test_errors_of_a_part_arrive_as_they_are(job: AccountingJob, cluster: None) -> None:
     next(Path(TrialFiles(job.root).norms).glob("step=00000040/part-00002.arrow")).unlink()
-    with AccountingPool(actors=1) as pool, pytest.raises(DataCorruption, match=r"part-00002\.arrow.*missing"):
-        account_trial(job, pool.scatter)
+    with AccountingQueue(1) as queue, pytest.raises(DataCorruption, match=r"part-00002\.arrow.*missing"):
+        account_trial(job, queue.scatter)
+
+
+def test_a_part_that_is_always_lost_fails_its_trial_and_no_other(
+    job: AccountingJob, cluster: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("accounting.parallel.ATTEMPTS", 2)
+    shard = next(Path(TrialFiles(job.root).norms).glob("step=00000040/part-00002.arrow"))
+    content = shard.read_bytes()
+    shard.unlink()
+    os.mkfifo(shard)  # whoever reads it waits until it is killed
+    with AccountingQueue(1) as queue:
+        with (
+            repeatedly(kill_accounting, 0.3),
+            pytest.raises(AccountingFailed, match=r"part \d was lost 2 times.*resume"),
+        ):
+            account_trial(job, queue.scatter)
+        shard.unlink()
+        shard.write_bytes(content)
+        again = account_trial(job, queue.scatter)
+    np.testing.assert_array_equal(again.upper, account_trial(job).upper)
+
+
+def test_lack_of_memory_is_named_and_halves_what_runs_at_once(
+    job: AccountingJob, cluster: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("accounting.parallel.ATTEMPTS", 2)
+    files = NormShards(TrialFiles(job.root).norms).files(0)
+    huge = replace(files, records=tuple(replace(record, rows=2**44) for record in files.records))
+    with AccountingQueue(1) as queue:
+        with pytest.raises(
+            AccountingFailed, match=r"part 0 was lost 2 times, at last by lack of memory; give .* more memory"
+        ):
+            list(queue.scatter(job, [huge]))
+        assert queue.room.running_limit() == 1, "two CPUs, and two kills"
+        assert len(account_trial(job, queue.scatter).upper) == 50
+
+
+def test_a_closed_queue_leaves_nobody_waiting(job: AccountingJob, cluster: None) -> None:
+    queue = AccountingQueue(0, {"nowhere": 1.0})  # no node has it
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(account_trial, job, queue.scatter)
+        time.sleep(0.5)
+        queue.close()
+        with pytest.raises(AccountingFailed, match="the sweep was interrupted"):
+            waiting.result(timeout=20)
+    with pytest.raises(AccountingFailed, match="run again"):
+        account_trial(job, queue.scatter)
 
 
 def test_a_part_that_is_not_returned_is_an_error(job: AccountingJob) -> None:

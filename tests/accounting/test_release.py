@@ -72,6 +72,23 @@ def test_standard_errors_match_repeated_releases() -> None:
     assert overall.std() == pytest.approx(runs[0].mean_standard_error, rel=0.15)
 
 
+def test_released_values_lie_on_the_public_grid() -> None:
+    """2^-12 of the power of two above the noise: finer bits would depend on the value."""
+    epsilons, groups = _population(1000)
+    released = release_statistics(epsilons, groups, 4, BOUND, ReleaseSpec(), np.random.default_rng(0))
+    values = np.array([*released.histogram, *(group.examples for group in released.groups)])
+    assert (values * 4096 / 32 == np.round(values * 4096 / 32)).all()
+
+
+def test_the_standard_error_of_a_mean_has_the_noise_of_sum_and_count() -> None:
+    """By the delta method, where every epsilon is the bound: d(sum / count) = (d sum - mean d count) / count."""
+    spec = ReleaseSpec(group_count_noise_multiplier=30.0, group_sum_noise_multiplier=40.0)
+    released = release_statistics(np.full(1000, BOUND), np.zeros(1000), 1, BOUND, spec, _silent())
+    assert released.groups[0].mean_epsilon == BOUND
+    assert released.groups[0].mean_standard_error == pytest.approx(BOUND * 50.0 / 1000.0)
+    assert released.groups[0].examples_standard_error == 30.0
+
+
 @pytest.mark.parametrize("value", [0.0, 1.3, BOUND, 3 * BOUND])
 def test_one_example_moves_every_query_by_at_most_one(value: float) -> None:
     epsilons, groups = _population(500)

@@ -64,7 +64,7 @@ def test_accounted_for_under_its_own_adjacencies_only(name: str) -> None:
     sampling = SAMPLINGS[name].of_sizes(100, 10)
     for adjacency in sampling.adjacencies:
         assert account(trace_of(sampling, adjacency), 1e-5).epsilon < math.inf
-    for other in {"add_remove", "zero_out"} - set(sampling.adjacencies):
+    for other in {"add_remove", "zero_out", "replace_one"} - set(sampling.adjacencies):
         with pytest.raises(UnsupportedMechanism, match=f"{sampling.words} .* no accounting under '{other}'"):
             trace_of(sampling, other)  # type: ignore[arg-type]
 
@@ -173,3 +173,9 @@ class TestANewSampling:
         assert account(mine, 1e-5, "pld").epsilon < group < account(always, 1e-5, "pld", 3).epsilon
         given = epsilon_of_examples(mine, [0], [[1.0]] * 3, 1e-5).upper
         assert given == pytest.approx(group, rel=1e-2)
+
+
+def test_an_epoch_has_no_more_batches_than_examples() -> None:
+    ShuffledSampling(5).require_fits(5)
+    with pytest.raises(InvalidInput, match="an epoch over 5 examples has at most as many batches"):
+        ShuffledSampling(6).require_fits(5)

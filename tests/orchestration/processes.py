@@ -75,16 +75,17 @@ def is_alive(pid: int) -> bool:
 
 def training_workers(pids: list[int]) -> list[int]:
     """Those of ``pids`` that are Tune's training workers."""
-    return [pid for pid in pids if "ImplicitFunc" in _command_line(pid)]
+    return [pid for pid in pids if "ImplicitFunc" in command_line(pid)]
 
 
 def able_to_write(pids: list[int]) -> list[int]:
     """Those of ``pids`` that live and may touch files of a sweep: all but Ray's own agents, which take a minute to
     notice that their cluster is gone."""
-    return [pid for pid in pids if is_alive(pid) and "Agent" not in _command_line(pid)]
+    return [pid for pid in pids if is_alive(pid) and "Agent" not in command_line(pid)]
 
 
-def _command_line(pid: int) -> str:
+def command_line(pid: int) -> str:
+    """Its title, or "" if it has ended."""
     try:
         return (Path("/proc") / str(pid) / "cmdline").read_bytes().decode(errors="replace")
     except OSError:

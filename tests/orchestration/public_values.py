@@ -31,6 +31,7 @@ _MODEL = (
 """Places of the model, of what test data say of it, and of what was released with noise."""
 _RUN = (
     r"/(started|ended|seconds|created|sweep_id)$|wall_seconds|sweep\.json/sha256$",
+    r"^status\.json/(elapsed|.*heartbeat)$",
     r"time|/timestamp|/date$|/pid$|trial_id|uuid|dpsweep\.log/",
     r"/mlflow\.parentRunId$|/dpsweep\.sweep$",
     r"^tune/.*(pkl|storage|tuner|runner_data|_session|basic-variant).*",

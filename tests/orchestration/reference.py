@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from accounting.parallel import AccountingJob, account_trial
+from accounting.parallel import AccountingJob
 from accounting.records.layout import TrialFiles
 from accounting.records.shards import Epsilons, read_epsilons
 from orchestration.records.layout import SweepFiles
 from orchestration.sweeps.plan import plan_sweep
 from orchestration.sweeps.schema import SweepSpec
+from tests.accounting.stored_trial import account_trial
 from workers.imports import NO_CODE, UserCode
 from workers.trial import run_trial
 

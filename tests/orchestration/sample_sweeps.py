@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 import statistics
 
+from accounting import AttackRisk, PoissonSampling, attack_risk, parse_schedule, planned_trace, privacy_curve
 from orchestration.records.published import (
     EstimateQuality,
     GroupEpsilon,
@@ -13,6 +15,7 @@ from orchestration.records.published import (
     IndividualStatistics,
     Label,
     PublishedAttack,
+    PublishedDepartures,
     PublishedEpoch,
     PublishedGroup,
     PublishedPrivacy,
@@ -132,16 +135,26 @@ def sample_trial(
             1e-5,
             "pld",
             group_epsilons={1: spent, 2: spent * 2.1, 4: spent * 4.7, 8: spent * 12.0} if private else {},
+            risks=_risks() if private else {},
         ),
         quality=quality,
         individuals=_individuals(spent, noise, disclosure, quality) if private and disclosure != "none" else None,
         attacks=tuple(PublishedAttack(name, 72, 0.5625 if private else 0.6875, 0.06) for name in DIGITS)
         if disclosure == "raw"
         else (),
+        departures=tuple(PublishedDepartures(name, 130, tuple(range(EPOCHS))) for name in DIGITS)
+        if disclosure == "raw" and clipping == "individual"
+        else (),
         history=_history(clipping, schedule, 6.0 / target + 0.4 * (schedule == "exponential")) if private else (),
         started=1.7e9,
         ended=1.7e9 + 7.5 + 3 * noise.random(),
     )
+
+
+@functools.cache
+def _risks() -> dict[int, AttackRisk]:
+    trace = planned_trace(parse_schedule("constant", 1.2), PoissonSampling(0.02), 2, 50, 5000)
+    return {size: attack_risk(privacy_curve(trace, size)) for size in (1, 2, 4, 8)}
 
 
 def sample_sweep(

@@ -47,7 +47,7 @@ def finished(folder: Path, release: str) -> SweepFiles:
         release=release,
     )
     sweep, files = parse_sweep(text), SweepFiles(str(folder))
-    write_manifest(files, open_manifest(files, sweep.plain(), text, resume=False))
+    write_manifest(files, open_manifest(files, sweep.plain(), text))
     for planned in plan_sweep(sweep).trials:
         trial = files.trial(planned.key)
         run_trial(planned.spec, trial.root, releases=planned.releases)

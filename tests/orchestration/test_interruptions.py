@@ -150,7 +150,7 @@ def test_a_killed_driver_is_resumed(sweep_file: Path, tmp_path: Path, undisturbe
     before = {path: Path(path).stat().st_mtime_ns for path in finished}
     assert 0 < len(before) < len(KEYS)
 
-    resumed = dpsweep("run", sweep_file, "--output", files.root, "--resume", "--json")
+    resumed = dpsweep("run", sweep_file, "--output", files.root, "--json")
     assert resumed.returncode == 0, resumed.stderr
     assert {path: Path(path).stat().st_mtime_ns for path in finished} == before
     assert_complete(files, undisturbed)
@@ -176,7 +176,7 @@ def test_an_interrupted_command_says_how_to_go_on(
     driver.send_signal(interruption)
     assert driver.wait(PATIENCE) == 130
     said = (tmp_path / "log").read_text()
-    assert "--resume" in said.splitlines()[-1]
+    assert said.splitlines()[-1] == "interrupted; the same command continues where it stopped"
     assert "Traceback" not in said
     wait_until(lambda: not any(map(is_alive, below)), "the embedded cluster to end")
     assert "RUNNING" not in {status for of_trial in statuses(files).values() for status in of_trial}

@@ -47,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         accounting={"group_sizes": [1, 4]},
     )
     sweep, files = parse_sweep(text), SweepFiles(str(folder))
-    write_manifest(files, open_manifest(files, sweep.plain(), text, resume=False))
+    write_manifest(files, open_manifest(files, sweep.plain(), text))
     code = permitted(sweep, beside)
     for planned in plan_sweep(sweep, code).trials:
         trial = files.trial(planned.key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,9 +35,9 @@ class Told(NoDisplay):
         self.ends.append(trial)
 
 
-def request(folder: Path, resume: bool = False, **changes: object) -> RunRequest:
+def request(folder: Path, **changes: object) -> RunRequest:
     text = small(**{**CHANGES, **changes})
-    return RunRequest(parse_sweep(text), text, str(folder / "out"), IN_PROCESS, resume)
+    return RunRequest(parse_sweep(text), text, str(folder / "out"), IN_PROCESS)
 
 
 @pytest.fixture(scope="module")
@@ -58,14 +59,38 @@ def test_its_files_and_rows_are_complete(outcome: Outcome) -> None:
     assert render_again(outcome.files.root).record.statuses.keys() == outcome.record.statuses.keys()
 
 
-def test_a_folder_with_a_sweep_is_continued_only_on_request(outcome: Outcome) -> None:
-    folder = Path(outcome.files.root).parent
-    with pytest.raises(InvalidInput, match=r"holds a sweep already; continue it with --resume"):
-        run_sweep(request(folder), NoDisplay())
-    told = Told()
-    again = run_sweep(request(folder, resume=True), told)
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_folder_with_this_very_sweep_is_continued_and_its_user_told(outcome: Outcome) -> None:
+    folder = Path(outcome.files.root)
+    before, told = contents(folder / "trials"), Told()
+    again = run_sweep(request(folder.parent), told)
     assert told.ends == [], "nothing is trained again"
+    assert contents(folder / "trials") == before
+    (warning,) = [line for line in told.warnings if "is continued" in line]
+    assert warning.startswith(
+        f"{folder} holds this sweep, which is continued; 2 of 2 trials have results and keep them"
+    )
     assert {status.state for status in again.record.statuses.values()} == {TrialState.FINISHED}
+
+
+def test_another_sweep_in_the_folder_is_refused_and_left_as_it_is(outcome: Outcome) -> None:
+    folder = Path(outcome.files.root)
+    before = contents(folder)
+    with pytest.raises(
+        InvalidInput, match=r"holds another sweep, which cannot be continued: .* changed in seeds;"
+    ) as got:
+        run_sweep(request(folder.parent, seeds=[0, 1]), NoDisplay())
+    assert "\n" not in str(got.value)
+    assert contents(folder) == before
+
+
+def test_a_new_folder_is_not_called_continued(tmp_path: Path) -> None:
+    told = Told()
+    run_sweep(request(tmp_path), told)
+    assert not any("continued" in line for line in told.warnings)
 
 
 def test_warnings_and_ends_are_told(tmp_path: Path) -> None:
@@ -80,3 +105,16 @@ def test_a_scheduler_that_compares_trials_needs_a_cluster(tmp_path: Path) -> Non
     with pytest.raises(InvalidInput, match=r"runs one after the other; use scheduler fifo"):
         run_sweep(request(tmp_path, scheduler=scheduler), NoDisplay())
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("mode", ["token", "disabled", None])
+def test_joining_a_cluster_without_authentication_warns(
+    mode: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    if mode is not None:
+        monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    told = Told()
+    with pytest.raises(InvalidInput, match="no Ray cluster answers"):
+        run_sweep(replace(request(tmp_path), address="127.0.0.1:1"), told)
+    assert any("joined without authentication" in warning for warning in told.warnings) == (mode != "token")

@@ -214,3 +214,10 @@ def test_results_survive_storage_and_damage_is_noticed(tmp_path: Path) -> None:
     Path(uri).write_text(Path(uri).read_text().replace("0.3", "0.4"))
     with pytest.raises(DataCorruption, match=r"attacks.json is damaged.*delete it"):
         read_attacks(uri)
+
+
+def test_the_examples_that_chose_the_threshold_do_not_measure_it() -> None:
+    """Of equal distributions even tiny attacks, whose thresholds fit their own examples, are right half of the time."""
+    rng = np.random.default_rng(0)
+    rates = [attack_losses(rng.random(4), rng.random(4), "g", rng).success_rate for _ in range(4000)]
+    assert np.mean(rates) == pytest.approx(0.5, abs=0.02)

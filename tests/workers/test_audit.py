@@ -22,6 +22,7 @@ import torch
 from scipy.stats import beta
 from torch import Tensor, nn
 
+from accounting.gaussian import gaussian_epsilon
 from accounting.mechanism import Trace
 from accounting.pld.composition import delta_pld
 from accounting.records.layout import TrialFiles
@@ -77,11 +78,15 @@ class WeakNoise(SeededNoise):
 
 @dataclass(frozen=True)
 class Audit:
-    """contribution: norm of every example's clipped gradient over its bound, when norms were last taken."""
+    """contribution: norm of every example's clipped gradient over its bound, when norms were last taken.
+
+    afforded: the share of it that the clipping lets it add.
+    """
 
     clipping: Component
     batch_size: int = ROWS
     contribution: float = 1.0
+    afforded: float = 1.0
 
     def spec(self) -> TrialSpec:
         return TrialSpec(
@@ -138,7 +143,7 @@ class Audit:
         """along [ROWS]: the noisy sum of gradients in the direction of each example's."""
         rule, counts = trainer._rule, trainer._run.clipping.counts
         bounds = torch.tensor([rule.bounds.get(str(row), rule.sensitivity) for row in range(ROWS)])
-        shift = self.contribution * bounds
+        shift = self.afforded * self.contribution * bounds
         ratio = shift * (along - 0.5 * shift) / (SIGMA * rule.sensitivity) ** 2
         return ratio if counts is None else ratio + (counts[:ROWS] - 0.5) / COUNT_SIGMA**2
 
@@ -176,4 +181,13 @@ def test_individual_clipping_gives_away_no_more_than_each_example_was_told(tmp_p
     audit = Audit(Component("individual"), contribution=0.6)
     (segment,) = audit.trace().segments
     told = claimed(replace(audit.trace(), segments=(replace(segment, noise_multiplier=SIGMA / 0.6),)))
+    assert 0.6 * told < audit.delta(tmp_path) <= told
+
+
+def test_a_filter_gives_away_no_more_than_is_left_of_the_budget(tmp_path: Path) -> None:
+    """The budget pays for three quarters of what each example would add to its step."""
+    epsilon = gaussian_epsilon(0.45 / SIGMA, 1e-5)[0]
+    audit = Audit(Component("filter", {"epsilon": epsilon}), contribution=0.6, afforded=0.75)
+    (segment,) = audit.trace().segments
+    told = claimed(replace(audit.trace(), segments=(replace(segment, noise_multiplier=SIGMA / 0.45),)))
     assert 0.6 * told < audit.delta(tmp_path) <= told

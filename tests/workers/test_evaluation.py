@@ -13,7 +13,7 @@ from torch import nn
 from accounting.errors import InvalidInput
 from workers.data import Dataset, Source, Tokens, load_dataset, make_split
 from workers.data.cuts import cut
-from workers.evaluation import Evaluation, cost_of_privacy, evaluate, fairness, predict
+from workers.evaluation import Evaluation, GroupEvaluation, cost_of_privacy, evaluate, fairness, predict, shown_groups
 from workers.losses import build_loss
 from workers.models import build_model
 from workers.spec import Component, DataSpec
@@ -129,3 +129,41 @@ def test_cost_of_privacy_is_the_change_of_accuracy_by_group(digits: Dataset, mod
     assert cost["8"] == pytest.approx(private.groups[8].accuracy - baseline.groups[8].accuracy)
     assert list(cost) == list(digits.group_names)
     assert set(cost_of_privacy(private, private).values()) == {0.0}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shown"),
+    [
+        ([36, 40, 12], [0, 1, 2]),
+        ([36, 2, 40], [2]),  # 2 alone would follow from the total: the next smallest joins it
+        ([36, 2, 40, 9], [0, 2]),
+        ([5, 6, 40, 50], [2, 3]),
+        ([0, 12, 30], [1, 2]),
+        ([3, 30], []),
+        ([3], []),
+    ],
+)
+def test_small_groups_are_left_out_and_follow_from_no_total(sizes: list[int], shown: list[int]) -> None:
+    found = shown_groups(np.array(sizes), 10).tolist()
+    assert found == shown
+    rest = sum(sizes) - sum(sizes[group] for group in found)
+    assert rest == 0 or rest >= 10 or not found
+
+
+def test_two_people_are_no_group_to_be_shown(digits: Dataset) -> None:
+    test = digits.test
+    two = np.flatnonzero(test.groups.numpy() == 3)[:2]
+    few = test.select(np.sort(np.concatenate([np.flatnonzero(test.groups.numpy() != 3), two])))
+    model = build_model(Component("mlp"), digits, 1)
+    found = evaluate(model, few, digits, LOSS)
+    assert "3" not in {group.name for group in found.groups}
+    assert len(found.groups) == 8, "the smallest of the others is left out with it"
+    assert {group.name for group in evaluate(model, few, digits, LOSS, min_group_size=1).groups} >= {"3"}
+
+
+def test_the_cost_of_privacy_is_negative_where_a_group_lost() -> None:
+    private, baseline = (
+        Evaluation(0.5, 1.0, tuple(GroupEvaluation(name, 10, accuracy, 1.0) for name, accuracy in groups.items()), {})
+        for groups in ({"a": 0.5, "b": 0.75, "new": 0.5}, {"a": 0.75, "b": 0.5})
+    )
+    assert cost_of_privacy(private, baseline) == {"a": -0.25, "b": 0.25}

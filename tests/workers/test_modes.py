@@ -63,7 +63,7 @@ def run_epoch(trainer: Trainer) -> None:
 
 @pytest.mark.parametrize("model", [TRUNK, WHOLE], ids=["trunk", "whole"])
 def test_training_after_an_evaluation_goes_on_in_the_modes_of_the_author(model: Component, tmp_path: Path) -> None:
-    """Norms taken are those of the gradients summed, in every epoch, so the guarantee of contributions holds."""
+    """Norms taken are those of the gradients summed, in every epoch, so contributions are output-specific."""
     trainer = trainer_of(model, tmp_path)
     modes = modes_of(trainer.released_model())
     assert False in modes.values()
@@ -74,7 +74,7 @@ def test_training_after_an_evaluation_goes_on_in_the_modes_of_the_author(model: 
     recorded = trainer._everyone.measure().examples.norms
     used = trainer._clipped_sum(rows).norms.norms
     torch.testing.assert_close(used, recorded, rtol=1e-5, atol=1e-6)
-    assert trainer.trace().contributions == "guarantee"
+    assert trainer.trace().contributions == "output_specific"
 
 
 @pytest.mark.parametrize("noise_source", ["seeded", "os_entropy"])
@@ -89,7 +89,7 @@ def test_a_part_kept_in_evaluation_resumes_bit_for_bit(
     if noise_source == "seeded":
         assert_same_trial(spec, tmp_path / "undisturbed", tmp_path / "resumed")
     for folder in ("undisturbed", "resumed"):
-        assert read_trace(TrialFiles(str(tmp_path / folder)).trace).contributions == "guarantee"
+        assert read_trace(TrialFiles(str(tmp_path / folder)).trace).contributions == "output_specific"
 
 
 def test_recorded_norms_are_those_of_the_model_that_trains(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ class Changing(nn.Module):
 
 
 @pytest.mark.parametrize("what", ["modes", "draws"])
-@pytest.mark.parametrize(("after", "claim"), [(12, "estimate"), (10_000, "guarantee")])
+@pytest.mark.parametrize(("after", "claim"), [(12, "estimate"), (10_000, "output_specific")])
 def test_a_model_that_changes_itself_later_has_estimates(
     what: str, after: int, claim: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,7 +143,7 @@ def test_a_model_that_changes_itself_later_has_estimates(
 def test_individual_clipping_keeps_its_guarantee_whatever_the_model_does(tmp_path: Path) -> None:
     model = Component(f"{__file__}:Changing", {"what": "modes", "after": 12})
     _, trace, _ = train(replace(EVERY_STEP, model=model, clipping=Component("individual")), tmp_path)
-    assert trace.contributions == "guarantee"
+    assert trace.contributions == "output_specific"
 
 
 def test_evaluation_evaluates_all_parts_and_leaves_each_as_it_was() -> None:

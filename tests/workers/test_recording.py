@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -62,3 +64,11 @@ def test_chosen_rows_are_distinct_and_follow_the_seed() -> None:
     assert torch.equal(rows, choose_rows(100, 20, seed=1))
     assert not torch.equal(rows, choose_rows(100, 20, seed=2))
     assert choose_rows(5, 20, seed=1).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_several_rules_count_as_the_mean_of_their_fourth_moments() -> None:
+    """Of contributions 1 and 0.1 at sigma 1: far above their root mean square of 0.71."""
+    made = interval([1.0, 10.0], 1.0)
+    expected = math.sqrt(math.log((math.exp(6.0 * 1.0) + math.exp(6.0 * 0.01)) / 2.0) / 6.0)
+    assert float(made.contributions[3]) == pytest.approx(expected, rel=1e-4)
+    assert expected > 0.93

@@ -11,11 +11,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import binomtest, chi2_contingency, chisquare
+from scipy.stats import binom, binomtest, chi2_contingency, chisquare
 
 from accounting.errors import InvalidInput
 from accounting.keyed import KEY_BYTES, KeyedStream
-from accounting.samplings import FixedBatchSampling, PoissonSampling, Sampling, ShuffledSampling
+from accounting.samplings import (
+    FixedBatchSampling,
+    PoissonSampling,
+    Sampling,
+    ShuffledSampling,
+    TruncatedPoissonSampling,
+)
 from workers.noise import NOISE_SOURCES
 from workers.sampling import (
     SAMPLERS,
@@ -139,6 +145,26 @@ def test_poisson_batches_of_a_small_rate_are_sometimes_empty(draws: str) -> None
 def test_poisson_of_the_whole_data_takes_everybody(draws: str) -> None:
     drawn = sampler("poisson", draws, batch=SIZE)
     np.testing.assert_array_equal(drawn.next_batch(), np.arange(SIZE))
+
+
+@every_draws
+def test_large_poisson_batches_are_cut_to_a_uniformly_random_subset(draws: str) -> None:
+    """The rows that stay are as likely as any others, whatever their place; small batches are as they were drawn."""
+    spec, steps = SamplingSpec("poisson", BATCH, max_batch_size=14), 6000
+    assert planned_sampling(spec, SIZE) == TruncatedPoissonSampling(SIZE, BATCH / SIZE, 14)
+    drawn = make_sampler(spec, SIZE, DRAWS[draws](6))
+    batches = [drawn.next_batch() for _ in range(steps)]
+    sizes = np.bincount([len(rows) for rows in batches], minlength=15)
+    law = binom(SIZE, BATCH / SIZE)
+    expected = np.append(law.pmf(np.arange(14)), law.sf(13)) * steps
+    assert chisquare(np.append(sizes[:4].sum(), sizes[4:]), np.append(expected[:4].sum(), expected[4:])).pvalue > 1e-4
+    full = [rows for rows in batches if len(rows) == 14]
+    assert chisquare(np.bincount(np.concatenate(full), minlength=SIZE)).pvalue > 1e-4
+    assert all((np.diff(rows) > 0).all() for rows in batches)
+    state, then = drawn.state(), drawn.next_batch()
+    other = make_sampler(spec, SIZE, DRAWS[draws](7))
+    other.restore(state)
+    np.testing.assert_array_equal(other.next_batch(), then)
 
 
 @every_draws

@@ -20,7 +20,7 @@ from tests.workers.trial_specs import TUMOURS, small_trial
 from workers.data import load_dataset
 from workers.history import Progress, read_training_result
 from workers.mechanism import TrialMechanism
-from workers.noise import make_noise_source
+from workers.noise import SeededNoise, make_noise_source
 from workers.spec import BudgetSpec, Component, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec, TrialSpec
 from workers.training import Trainer
 from workers.trial import run_trial
@@ -140,6 +140,56 @@ def test_noise_has_the_stated_scale_also_on_empty_batches(noise_source: str, tmp
     assert trainer.trace().steps == 30
 
 
+@pytest.mark.parametrize("name", ["flat", "quantile", "dpsgd_f"])
+def test_noise_is_scaled_to_the_sensitivity_and_covers_the_rounding_of_norms(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clipped gradient may exceed its bound by 1e-5 of it; every parameter gets the same noise std."""
+    trainer = new_trainer(small_trial(noise=NoiseSpec(1.5), clipping=Component(name, {"bound": 3.0})), tmp_path)
+    added, stds = trainer._noise.added, list[tuple[int, float]]()
+
+    def recorded(values: torch.Tensor, std: float) -> torch.Tensor:
+        stds.append((values.numel(), std))
+        return added(values, std)
+
+    monkeypatch.setattr(trainer._noise, "added", recorded)
+    trainer.step()
+    sensitivity = trainer._rule.sensitivity
+    assert sensitivity == 3.0 or name == "dpsgd_f"
+    queries = {"quantile": [(1, 10.0)], "dpsgd_f": [(4, 10.0)]}.get(name, [])
+    assert stds[: len(queries)] == queries
+    assert [std for _, std in stds[len(queries) :]] == [pytest.approx(1.5 * sensitivity * 1.00001, rel=1e-9)] * 2
+
+
+def test_the_initial_median_gets_the_noise_of_each_of_its_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Noise multiplier 20, sensitivity 1/2 and 12 rounds that together are one release."""
+    normal, stds = SeededNoise.normal, list[float]()
+
+    def recorded(source: SeededNoise, shape: tuple[int, ...], std: float) -> torch.Tensor:
+        stds.append(std)
+        return normal(source, shape, std)
+
+    monkeypatch.setattr(SeededNoise, "normal", recorded)
+    median = {"median_multiple": 1.0, "noise_multiplier": 20.0, "rounds": 12}
+    new_trainer(small_trial(clipping=Component("flat", {"bound": median})), tmp_path)
+    assert stds == [pytest.approx(0.5 * 20.0 * 12**0.5)] * 12
+
+
+def test_schedules_are_shown_the_public_split_and_reports_the_test_split(tmp_path: Path) -> None:
+    spec = small_trial()
+    dataset, trainer = load_dataset(spec.data), new_trainer(spec, tmp_path)
+    while not trainer.step_count or not trainer.at_epoch_end:
+        trainer.step()
+    record = trainer.end_epoch()
+    assert dataset.public is not None
+    assert record.public is not None
+    sizes = [sum(group.examples for group in found.groups) for found in (record.test, record.public)]
+    assert sizes == [len(dataset.test), len(dataset.public)]
+    assert len({len(dataset.train), *sizes}) == 3, "they can be told apart"
+
+
 RISING = NoiseSpec(0.0, Component("linear", {"end_noise_multiplier": 0.5, "period": 2}))
 """No noise in the first of two epochs."""
 
@@ -197,3 +247,8 @@ def test_averaged_parameters_are_what_is_evaluated_and_stored(tmp_path: Path) ->
     left, right = (torch.load(files.model, weights_only=True) for files in (plain_files, averaged_files))
     assert not torch.equal(left["1.weight"], right["1.weight"])
     assert plain.evaluation.loss != averaged.evaluation.loss
+
+
+@pytest.mark.parametrize(("source", "research"), [("seeded", True), ("os_entropy", False)])
+def test_a_model_with_noise_from_a_known_seed_is_called_research(source: str, research: bool, tmp_path: Path) -> None:
+    assert train(small_trial(noise_source=source, epochs=1), tmp_path)[0].research_mode is research

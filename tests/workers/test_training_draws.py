@@ -120,7 +120,7 @@ class Drawing(nn.Module):
         ("stochastic depth", "estimate"),
         ("random slopes", "estimate"),
         ("recurrent", "estimate"),
-        ("nothing", "guarantee"),
+        ("nothing", "output_specific"),
     ],
 )
 def test_norms_of_a_model_that_draws_are_estimates(kind: str, claim: str, tmp_path: Path) -> None:
@@ -128,6 +128,12 @@ def test_norms_of_a_model_that_draws_are_estimates(kind: str, claim: str, tmp_pa
     model = Component(f"{__file__}:Drawing", {"kind": kind})
     _, trace, _ = train(small_trial(model=model, norms=NormSpec("every_step"), epochs=1), tmp_path)
     assert trace.contributions == claim
+
+
+@pytest.mark.parametrize(("model", "claim"), [(DROPOUT_NET, "estimate"), (Component("logistic"), "output_specific")])
+def test_a_model_that_draws_is_known_before_the_first_step(model: Component, claim: str, tmp_path: Path) -> None:
+    trainer = trainer_of(small_trial(model=model, norms=NormSpec("every_step")), tmp_path)
+    assert trainer.mechanism.contributions == claim
 
 
 class Remembering(nn.Module):

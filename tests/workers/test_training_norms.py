@@ -13,9 +13,10 @@ import torch
 
 from accounting.records.shards import NormShards
 from tests.workers.trial_runs import TRAIN_SIZE, norms_of, train
-from tests.workers.trial_specs import DROPOUT_NET, TUMOURS, small_trial
+from tests.workers.trial_specs import DROPOUT_NET, TUMOURS, clipping_by, small_trial
 from workers import clipping
 from workers.mechanism import TrialMechanism
+from workers.run_state import read_departures
 from workers.spec import Component, ExecutionSpec, NormSpec
 
 
@@ -23,8 +24,8 @@ from workers.spec import Component, ExecutionSpec, NormSpec
     ("changes", "kind"),
     [
         ({}, "estimate"),
-        ({"norms": NormSpec("every_step")}, "guarantee"),
-        ({"clipping": Component("individual")}, "guarantee"),
+        ({"norms": NormSpec("every_step")}, "output_specific"),
+        ({"clipping": Component("individual")}, "output_specific"),
         ({"norms": NormSpec("every_step"), "augmentation": Component("flip_and_crop")}, "estimate"),
         ({"norms": NormSpec("every_step"), "execution": ExecutionSpec(autocast=True)}, "estimate"),
     ],
@@ -38,7 +39,7 @@ def test_norms_under_dropout_are_estimates(tmp_path: Path) -> None:
     spec = small_trial(model=DROPOUT_NET, norms=NormSpec("every_step"))
     assert train(spec, tmp_path / "flat")[1].contributions == "estimate"
     spec = replace(spec, clipping=Component("individual"))
-    assert train(spec, tmp_path / "individual")[1].contributions == "guarantee"
+    assert train(spec, tmp_path / "individual")[1].contributions == "output_specific"
 
 
 def test_exactly_tracked_examples_agree_with_snapshots_at_every_step(tmp_path: Path) -> None:
@@ -86,7 +87,7 @@ def test_examples_without_a_finite_gradient_weigh_nothing_and_are_counted(clip: 
     source = tmp_path / "corrupt.py"
     source.write_text(CORRUPT)
     data = replace(TUMOURS, name=f"{source}:tumours")
-    _, _, files = train(small_trial(data=data, clipping=Component(clip)), tmp_path / "trial")
+    _, _, files = train(small_trial(data=data, clipping=clipping_by(clip)), tmp_path / "trial")
     model = torch.load(files.model, weights_only=True)
     assert all(value.isfinite().all() for value in model.values())
     assert json.loads(Path(files.private_training).read_text())["non_finite_gradients"] > 0
@@ -94,3 +95,25 @@ def test_examples_without_a_finite_gradient_weigh_nothing_and_are_counted(clip: 
     broken = ~np.isfinite(norms.norms)
     assert broken.any()
     assert (norms.contributions[broken] == 1.0).all()
+
+
+def test_who_has_left_under_a_filter_is_counted_in_private_and_contributes_nothing_more(tmp_path: Path) -> None:
+    spec = small_trial(
+        epochs=6, norms=NormSpec("every_step"), clipping=Component("filter", {"bound": 2.0, "epsilon": 5.0})
+    )
+    _, trace, files = train(spec, tmp_path)
+    departures = read_departures(files.private_training)
+    assert sum(group.examples for group in departures) == TRAIN_SIZE
+    for group in departures:
+        assert len(group.left) == 6
+        assert group.left == sorted(group.left)
+    left = sum(group.left[-1] for group in departures)
+    assert 0 < left < TRAIN_SIZE
+    contributions = norms_of(files).contributions
+    assert (contributions[:, -1] == 0.0).sum() >= sum(group.left[-2] for group in departures)
+    prices = TrialMechanism.of(spec, TRAIN_SIZE).prices(1.0)
+    assert prices is not None
+    assert trace.filter is not None
+    costs = prices.cost(contributions * (1.0 - 2e-5)).sum(axis=1)  # recorded contributions are rounded up by 1e-5
+    assert costs.max() <= trace.filter.budget
+    assert costs.max() > 0.99 * trace.filter.budget

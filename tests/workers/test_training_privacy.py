@@ -124,3 +124,11 @@ def test_non_private_training_says_so(tmp_path: Path) -> None:
     assert result.initial_bound is None
     assert result.history[-1].sensitivity is None
     assert (norms_of(files).contributions == 1.0).all()
+
+
+def test_contributions_under_noise_that_reacted_are_estimates() -> None:
+    reacting = NoiseSpec(2.0, Component("validation", {"factor": 0.5, "period": 1}))
+    mechanism = TrialMechanism.of(small_trial(noise=reacting, norms=NormSpec("every_step")), 90)
+    assert mechanism.trace(3).contributions == "output_specific"
+    reacted = mechanism.trace(3, (0.5, 0.9, 0.95))
+    assert (reacted.contributions, reacted.noise_follows_results) == ("estimate", True)

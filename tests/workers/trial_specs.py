@@ -36,11 +36,17 @@ def small_trial(**changes: Any) -> TrialSpec:
         epochs=2,
         delta=1e-5,
         seed=0,
+        min_group_size=1,
         optimizer=Component("sgd", {"learning_rate": 0.5, "momentum": 0.9}),
         norms=NormSpec(refreshes_per_epoch=2.0, rows_per_part=60),
         execution=ExecutionSpec(device="cpu", checkpoint_every_epochs=0.5),
     )
     return replace(spec, **changes)
+
+
+def clipping_by(name: str) -> Component:
+    """A clipping method with what it must be told: a filter's budget, which runs out within a few epochs."""
+    return Component(name, {"bound": 2.0, "epsilon": 5.0} if name == "filter" else {})
 
 
 def dropout_net(feature_shape: tuple[int, ...], num_classes: int) -> nn.Module:

@@ -10,6 +10,7 @@ from accounting.registry import build
 from workers.clipping.automatic import AutomaticClipping
 from workers.clipping.bounds import PrivateMedian, released_bound
 from workers.clipping.dpsgd_f import DPSGDFClipping
+from workers.clipping.filter import FilterClipping
 from workers.clipping.flat import FlatClipping
 from workers.clipping.global_ import GlobalAdaptiveClipping, GlobalClipping
 from workers.clipping.individual import IndividualClipping
@@ -17,7 +18,15 @@ from workers.clipping.naive import NaiveReweighting
 from workers.clipping.none import NoClipping
 from workers.clipping.own import own_clipping, rehearse
 from workers.clipping.per_layer import PerLayerClipping
-from workers.clipping.protocol import BatchQuery, ClippingMethod, ClippingState, ClipRule, Examples, Setting
+from workers.clipping.protocol import (
+    BatchQuery,
+    ClippingMethod,
+    ClippingState,
+    ClipRule,
+    ExampleBudget,
+    Examples,
+    Setting,
+)
 from workers.clipping.quantile import QuantileClipping
 from workers.imports import NO_CODE, UserCode, import_function, is_import_path
 from workers.spec import Component
@@ -28,6 +37,7 @@ __all__ = [
     "ClipRule",
     "ClippingMethod",
     "ClippingState",
+    "ExampleBudget",
     "Examples",
     "PrivateMedian",
     "Setting",
@@ -48,6 +58,7 @@ CLIPPING: Final[Mapping[str, Callable[..., ClippingMethod]]] = {
     "dpsgd_f": DPSGDFClipping,
     "naive": NaiveReweighting,
     "individual": IndividualClipping,
+    "filter": FilterClipping,
     "global": GlobalClipping,
     "global_adaptive": GlobalAdaptiveClipping,
 }

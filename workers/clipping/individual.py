@@ -22,8 +22,9 @@ class IndividualClipping(ClippingMethod):
     """g_i * min(1, Z_i / ||g_i||) with Z_i = min(norm of g_i at the last refresh, C). Sensitivity C.
 
     Z_i depends only on example i and the released models. Conditioned on these, the recorded contribution Z_i / C
-    bounds the true one at every step until the next refresh, so individual epsilons are guarantees for any refresh
-    interval. A norm that is not finite at a refresh gives Z_i = C.
+    bounds the true one at every step until the next refresh, so individual epsilons are output-specific for any refresh
+    interval. They are not guarantees: thresholds follow the iterates, and nothing limits their total cost below the
+    worst case, as `workers.clipping.filter` does. A norm that is not finite at a refresh gives Z_i = C.
     """
 
     @property

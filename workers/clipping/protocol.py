@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from accounting.errors import InvalidInput
+from accounting.filters import StepPrices
 from accounting.mechanism import SideQuery
 from workers.clipping.bounds import LARGEST_BOUND, Bound, initial_bound
 
@@ -74,13 +75,27 @@ class ClippingState:
     """State of a clipping method between steps.
 
     Public, because configured or computed from noisy answers: bound C, ratio Z / C (global clipping), counts (a moving
-    average of noisy answers). Private: thresholds [n], one per example (individual clipping only).
+    average of noisy answers). Private, one per example: thresholds [n] (individual clipping and filters only), and of
+    filters granted [n] float32, the bounds of this step, and spent [n] float64, the cost of all steps so far.
     """
 
     bound: float
     ratio: float = 1.0
     counts: Tensor | None = None
     thresholds: Tensor | None = None
+    granted: Tensor | None = None
+    spent: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class ExampleBudget:
+    """What a filter lets every example spend: epsilon at the trial's delta, or None where a sweep's target sets it.
+
+    noise_factor: the noise multiplier, where a sweep calibrates it, over that which meets the target without a filter.
+    """
+
+    epsilon: float | None
+    noise_factor: float
 
 
 @dataclass(frozen=True)
@@ -171,6 +186,11 @@ class ClippingMethod(ABC):
         return False
 
     @property
+    def example_budget(self) -> ExampleBudget | None:
+        """The budget of every example, where the method is a filter."""
+        return None
+
+    @property
     def query(self) -> BatchQuery | None:
         """The query that this method asks of each batch, or None; must not depend on data."""
         return None
@@ -182,6 +202,14 @@ class ClippingMethod(ABC):
     def refresh(self, state: ClippingState, everyone: Examples) -> ClippingState:
         """The state after the norms of all training examples were computed, if the method uses them."""
         return state
+
+    def pay(self, state: ClippingState, prices: StepPrices) -> ClippingState:
+        """Fix what each example may add at this step, and pay for it, where the method is a filter."""
+        return state
+
+    def used_up(self, state: ClippingState, prices: StepPrices) -> Tensor:
+        """[n] bool: which examples have spent their whole budget and add nothing any more."""
+        return torch.zeros(0, dtype=torch.bool)
 
     def answer(self, state: ClippingState, batch: Examples, setting: Setting) -> Tensor:
         """The exact answer to `query` on this batch; the trainer adds noise before passing it to `decide`."""

@@ -162,6 +162,11 @@ def _check_indices(what: str, values: Tensor, names: tuple[str, ...]) -> None:
         ) from PrivateDetail(f"they range from {int(values.min())} to {int(values.max())}")
 
 
+def numbered(what: str, count: int) -> tuple[str, ...]:
+    """Names that say nothing of the examples, in place of those that only they told."""
+    return tuple(f"{what} {place}" for place in range(1, count + 1))
+
+
 def not_private(what: Sequence[str]) -> tuple[str, ...]:
     """The note that lists ``what`` was computed from the examples without noise; no note if nothing was."""
     if not what:

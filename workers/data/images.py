@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from accounting.errors import InvalidInput, PrivateDetail
-from workers.data.base import Source, Split, encode, make_split, not_private, pixels, repeated
+from workers.data.base import Source, Split, encode, make_split, not_private, numbered, pixels, repeated
 from workers.data.files import reading, require_path
 
 IMAGENET_SCALING = pixels((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -37,8 +37,8 @@ def image_folder(
 
     size: pictures are resized to size x size, in colour. groups: a CSV file with columns file (relative to ``path``)
     and group; without it the groups are the classes. classes, group_names: the declared names; others are taken
-    from the folders and the CSV file, which is not private, and a note says so. Example ids follow the sorted file
-    names. All pictures are held in memory.
+    from the folders and the CSV file, which is not private, and a note says so; such groups are shown as "group 1",
+    "group 2". Example ids follow the sorted file names. All pictures are held in memory.
 
     Raises: InvalidInput for folders, groups or pictures that do not fit; DataCorruption for unreadable files.
     """
@@ -57,7 +57,9 @@ def image_folder(
     train, test = _divide(whole, len(listed[0].files)) if len(parts) > 1 else (whole, None)
     learnt = {"the classes (`classes`)": not classes, "the groups (`group_names`)": named and not group_names}
     notes = not_private([what for what, is_learnt in learnt.items() if is_learnt])
-    return Source(folder.name, train, test, names, class_names, IMAGENET_SCALING, notes)
+    is_declared = bool(classes if named is None else group_names)
+    shown = names if is_declared else numbered("group", len(names))
+    return Source(folder.name, train, test, shown, class_names, IMAGENET_SCALING, notes)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from pydantic import FiniteFloat
 
 from accounting.errors import InvalidInput, PrivateDetail
 from accounting.registry import lookup, nearest
-from workers.data.base import Source, Split, make_split, not_private, repeated
+from workers.data.base import Source, Split, make_split, not_private, numbered, repeated
 from workers.data.files import reading, require_path
 from workers.data.spelling import Value, Values, as_declared, names
 from workers.data.tabular import (
@@ -71,11 +71,15 @@ class Declared:
 
 @dataclass(frozen=True)
 class Encoding:
-    """How rows become examples. notes: what was taken from the rows because it was not declared."""
+    """How rows become examples. notes: what was taken from the rows because it was not declared.
+
+    group_values: those of the group column; group_names: what they are called where they are shown.
+    """
 
     roles: Roles
     columns: tuple[Column, ...]
     class_names: tuple[str, ...]
+    group_values: tuple[str, ...]
     group_names: tuple[str, ...]
     notes: tuple[str, ...]
 
@@ -87,7 +91,7 @@ class Encoding:
         return make_split(
             encode_table(complete, self.columns),
             indices(complete[roles.label], self.class_names, f"label column {roles.label!r}"),
-            indices(complete[roles.group], self.group_names, f"group column {roles.group!r}"),
+            indices(complete[roles.group], self.group_values, f"group column {roles.group!r}"),
             example_ids=rows + first_id,
             user_ids=None if roles.user is None else indices(complete[roles.user], user_names, "user column"),
         )
@@ -110,8 +114,9 @@ def table(
     label, group, user: columns; by default the groups are the classes of the label. features: columns; by default all
     without another role. Numbers are scaled by ``ranges`` {column: [low, high]}; text columns, and those in
     ``categories`` {column: [values]}, become one-hot. Ranges, categories, classes and groups that are not declared are
-    taken from the rows, which is not private, and a note says so. Rows with a missing value (in CSV an empty field, NA,
-    NaN or null) are left out. Example ids count the rows of the file, then those of ``test_path``.
+    taken from the rows, which is not private, and a note says so; such groups are shown as "group 1", "group 2". Rows
+    with a missing value (in CSV an empty field, NA, NaN or null) are left out. Example ids count the rows of the file,
+    then those of ``test_path``.
 
     Raises: InvalidInput for unknown columns and undeclared values; DataCorruption for unreadable files.
     """
@@ -201,11 +206,14 @@ def _encoding(rows: pa.Table, roles: Roles, declared: Declared) -> Encoding:
     complete = _complete(rows)
     class_names = _declared_or_distinct(declared.classes, complete[roles.label])
     groups_are_classes = roles.group == roles.label and declared.groups is None
+    group_values = class_names if groups_are_classes else _declared_or_distinct(declared.groups, complete[roles.group])
+    is_declared = (declared.classes if groups_are_classes else declared.groups) is not None
     return Encoding(
         roles,
         tuple(_column(complete[name], name, declared) for name in roles.features),
         class_names,
-        class_names if groups_are_classes else _declared_or_distinct(declared.groups, complete[roles.group]),
+        group_values,
+        group_values if is_declared else numbered("group", len(group_values)),
         not_private(_undeclared(roles, declared)),
     )
 

@@ -90,7 +90,10 @@ def test_every_flipped_byte_of_a_part_is_noticed(norms: Path) -> None:
     intact = part.read_bytes()
     for position in [*range(0, len(intact), 97), len(intact) - 1]:
         part.write_bytes(intact[:position] + bytes([intact[position] ^ 0x10]) + intact[position + 1 :])
-        with pytest.raises(DataCorruption, match=r"step=00000040/part-00001\.arrow.*sha256.*run the trial again"):
+        with pytest.raises(
+            DataCorruption,
+            match=r"step=00000040/part-00001\.arrow.*sha256.*which costs privacy again",
+        ):
             NormShards(str(norms)).read(1)
     part.write_bytes(intact)
     assert _read_all(str(norms)) == 20
@@ -244,6 +247,27 @@ def test_epsilons_round_trip_and_missing_parts_are_noticed(root: str) -> None:
     write_bytes_atomically(f"{root}/manifest.jsonl", manifest[0] + manifest[2])
     with pytest.raises(DataCorruption, match="part of the epsilons is missing"):
         read_epsilons(root)
+
+
+def test_old_guarantees_of_single_examples_are_read_as_output_specific(
+    root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before there were output-specific claims, what was read off a run was called a guarantee."""
+    trace = Trace(10, (Segment(0, 5, PoissonSampling(0.1), 1.0),), contributions="guarantee")
+    ids, values = np.arange(3), np.ones(3)
+    epsilons = Epsilons(ids, ids.astype(np.int32), values, values, values.astype(np.float32), 1e-5, "rdp", "guarantee")
+    new, old = TrialFiles(f"{root}/new"), TrialFiles(f"{root}/old")
+    write_trace(new.trace, trace)
+    write_epsilons(new.epsilons, [epsilons])
+    monkeypatch.setattr("accounting.records.traces._CLAIM", "contributions")
+    monkeypatch.setattr("accounting.records.shards._CLAIM", "kind")
+    write_trace(old.trace, trace)
+    write_epsilons(old.epsilons, [epsilons])
+    monkeypatch.undo()
+    assert read_trace(new.trace) == trace
+    assert read_epsilons(new.epsilons).kind == "guarantee"
+    assert read_trace(old.trace) == replace(trace, contributions="output_specific")
+    assert read_epsilons(old.epsilons).kind == "output_specific"
 
 
 @pytest.mark.parametrize(

@@ -196,7 +196,7 @@ CALIBRATE = "calibrate --sampling shuffle"
         (f"{EPSILON} --noise-multiplier 1 --epochs 4 --sampling fixed", "--sampling fixed needs --dataset-size"),
         (f"{EPSILON} --noise-multiplier 1 --epochs 4 --sample-rate 0.1 --accountant gdp", "use the accountant 'pld'"),
         ("epsilon --delta 2 --noise-multiplier 1 --sampling shuffle --epochs 4", "delta is 2"),
-        (f"{CALIBRATE} --epochs 4", "exactly one of --target-epsilon and --budget-rho"),
+        (f"{CALIBRATE} --epochs 4", "exactly one of --target-epsilon, --budget-rho"),
         (f"{CALIBRATE} --epochs 4 --target-epsilon 3", "needs --delta"),
         (f"{CALIBRATE} --epochs 4 --target-epsilon 0 --delta 1e-5", "target epsilon is 0"),
         (f"{CALIBRATE} --epochs 4 --budget-rho 1 --noise-multiplier 3", "being solved for"),

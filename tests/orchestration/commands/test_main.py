@@ -85,8 +85,8 @@ def test_resources_that_this_machine_lacks_are_a_mistake(tmp_path: Path) -> None
     done = dpsweep("run", write(tmp_path, resources={"cpus": 4096}), "--output", tmp_path / "out")
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert "reserve 4096 CPUs, but this machine has " in line
-    assert "lower resources.cpus" in line
+    assert "a trial reserves 4096 CPU, but no single node has that (at most " in line
+    assert "lower what it reserves" in line
 
 
 def test_an_address_without_a_cluster_is_a_mistake(tmp_path: Path) -> None:

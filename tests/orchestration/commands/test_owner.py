@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from accounting import attack_risk, curve_of_examples, privacy_curve, read_trace
 from accounting.records.layout import TrialFiles
-from accounting.records.shards import Epsilons, read_epsilons
+from accounting.records.shards import Epsilons, NormShards, read_epsilons
 from orchestration.commands.owner import read_owner_report
+from orchestration.comparison.formats import at_most_share
 from orchestration.execution.completion import Times, complete_trial
 from orchestration.sweeps.plan import plan_sweep
 from orchestration.sweeps.schema import parse_sweep
@@ -65,6 +67,29 @@ def test_it_tells_epsilon_kind_delta_adjacency_and_what_they_mean(
     assert (told["adjacency"], told["research_mode"]) == ("add_remove", True)
     assert "left out of the training data" in " ".join(told["meaning"])
     assert "known seed" in report(trial.root, "--example-id", owned)[1]
+
+
+def test_it_tells_what_no_attack_on_the_example_exceeds(trial: TrialFiles, epsilons: Epsilons, report: Report) -> None:
+    owned, norms = int(epsilons.example_ids[5]), NormShards(trial.norms)
+    part = next(part for part in map(norms.read, norms.parts) if owned in part.example_ids)
+    own = part.contributions[part.example_ids == owned]
+    trace = read_trace(trial.trace)
+    expected = attack_risk(curve_of_examples(trace, norms.steps, own))
+    told = json.loads(report(trial.root, "--example-id", owned, "--json")[1])
+    assert told["risk"] == json.loads(json.dumps(expected.as_dict()))
+    assert told["risk"]["advantage"] <= attack_risk(privacy_curve(trace)).advantage.upper * (1 + 1e-3)
+    assert told["risk"]["kind"] == "estimate"
+    assert at_most_share(expected.advantage.upper) in report(trial.root, "--example-id", owned)[1]
+
+
+def test_without_norms_it_tells_no_attack(
+    trial: TrialFiles, epsilons: Epsilons, report: Report, tmp_path: Path
+) -> None:
+    copy = tmp_path / "without"
+    shutil.copytree(trial.root, copy)
+    shutil.rmtree(TrialFiles(str(copy)).norms)
+    code, out, _ = report(copy, "--example-id", int(epsilons.example_ids[5]), "--json")
+    assert (code, json.loads(out)["risk"]) == (0, None)
 
 
 def test_the_page_stands_alone_is_small_and_depends_on_nobody_else(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,11 @@ import pytest
 from accounting.estimates import PrivacyEstimate
 from accounting.records.sealed import write_sealed
 from accounting.records.shards import Epsilons
-from orchestration.comparison.individuals import exact_statistics, loss_correlation
+from accounting.release import GroupStatistics, ReleasedStatistics
+from orchestration.comparison.individuals import exact_statistics, kind_of_capped, loss_correlation, released_statistics
 from orchestration.comparison.metrics import known
 from orchestration.comparison.statistics import pearson
+from orchestration.records.published import GroupEpsilon, Histogram
 from orchestration.records.results import read_statistics, write_statistics
 from tests.orchestration.sample_sweeps import sample_trial
 
@@ -89,6 +92,8 @@ def test_it_is_stored_and_older_files_without_it_stay_readable(tmp_path: Path) -
     uri = str(tmp_path / "summary.json")
     write_statistics(uri, exact, private=True)
     assert read_statistics(uri, "") == exact
+    write_statistics(uri, replace(exact, kind="guarantee"), private=True)
+    assert read_statistics(uri, "") == replace(exact, kind="output_specific"), "as older versions called it"
     older = json.loads(Path(uri).read_text())
     for part in (older, *older["groups"]):
         del part["loss_correlation"]
@@ -103,3 +108,42 @@ def test_only_exact_statistics_disclose_it() -> None:
     assert known(sample_trial(disclosure="raw"))["loss_correlation"] == 0.87
     assert known(sample_trial(disclosure="private"))["loss_correlation"] is None
     assert known(sample_trial(disclosure="none"))["loss_correlation"] is None
+
+
+@pytest.mark.parametrize(
+    ("own", "worst", "found"),
+    [
+        ("guarantee", "guarantee", "guarantee"),
+        ("guarantee", "estimate", "estimate"),
+        ("estimate", "guarantee", "estimate"),
+        ("guarantee", "lower_bound", "estimate"),
+    ],
+)
+def test_capped_statistics_claim_no_more_than_the_weaker_side(own: str, worst: str, found: str) -> None:
+    epsilons = replace(_epsilons(), kind=own)  # type: ignore[arg-type]  # a kind
+    assert kind_of_capped(epsilons, replace(worst_case(2.0), kind=worst)) == found  # type: ignore[arg-type]  # a kind
+
+
+def test_exact_means_of_groups_have_their_own_standard_errors() -> None:
+    found = exact_statistics(_epsilons(), ("a", "b", "c"), worst_case(100.0))
+    own = _epsilons().upper[:50]
+    assert found.groups[0].mean == pytest.approx(own.mean())
+    assert found.groups[0].standard_error == pytest.approx(own.std(ddof=1) / math.sqrt(50))
+    assert (found.disclosure, found.groups[0].examples) == ("raw", 50.0)
+
+
+def test_released_numbers_stay_what_they_are() -> None:
+    released = ReleasedStatistics(
+        edges=(0.0, 1.0, 2.0),
+        histogram=(31.0, 9.0),
+        histogram_standard_error=20.0,
+        groups=(GroupStatistics(1, 41.0, 5.0, 0.75, 0.125),),
+        mean_epsilon=0.5,
+        mean_standard_error=0.25,
+        quantiles={0.5: 0.375, 0.9: 1.5},
+    )
+    found = released_statistics(released, ("a", "b"), "estimate", "rdp", 0.0625)
+    assert (found.disclosure, found.kind, found.release_epsilon) == ("private", "estimate", 0.0625)
+    assert (found.mean, found.median, found.quantiles) == (0.5, 0.375, {0.5: 0.375, 0.9: 1.5})
+    assert found.groups == (GroupEpsilon("b", 0.75, 0.125, 41.0),)
+    assert found.histogram == Histogram((0.0, 1.0, 2.0), (31.0, 9.0))

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -129,6 +130,17 @@ def test_another_token_is_refused_in_words(address: str, tmp_path: Path) -> None
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert f"the Ray cluster at '{address}' requires a token" in line
     assert not (tmp_path / "out").exists()
+
+
+def test_resources_that_no_node_has_are_refused_in_words(address: str, tmp_path: Path) -> None:
+    """Within half a minute; Ray itself waits for ever."""
+    started = time.monotonic()
+    done = run_on(address, tmp_path, small(resources={"gpus": 1}))
+    assert time.monotonic() - started < 60.0, "10 s for nodes to join, and the time to start the command"
+    assert done.returncode == 2
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert "a trial reserves 1 CPU and 1 GPU, but no single node has that (at most 1 CPU and 0 GPU)" in line
+    assert not (tmp_path / "out" / "sweep.json").exists()
 
 
 def test_a_trial_that_fails_fails_alone(address: str, tmp_path: Path) -> None:

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from accounting import attack_risk, privacy_curve
 from accounting.mechanism import Segment, SideQuery, Trace
 from accounting.records.traces import read_trace
 from accounting.samplings import PoissonSampling
 from orchestration.execution.completion import Times, bounding_trace, complete_trial
 from orchestration.records.layout import SweepFiles
-from orchestration.records.results import TrialResult
+from orchestration.records.results import TrialResult, read_result
 from orchestration.sweeps.plan import PlannedTrial, plan_sweep
 from orchestration.sweeps.schema import parse_sweep
 from tests.orchestration.sample_grids import small
@@ -41,6 +42,11 @@ def test_noise_that_followed_results_costs_what_was_planned(tmp_path: Path) -> N
     assert result.worst_case == planned.costs.worst_case
     assert result.worst_case.kind == "guarantee"
     assert result.worst_case.epsilon == pytest.approx(5.0, rel=1e-3)
+    assert result.risks == planned.costs.risks
+    assert result.risks[0] == attack_risk(privacy_curve(planned.trace))
+    stored = read_result(SweepFiles(str(tmp_path)).trial(planned.spec.key).result)
+    assert isinstance(stored, TrialResult)
+    assert stored.risks == result.risks
 
 
 def test_a_run_longer_than_its_plan_is_an_estimate(tmp_path: Path) -> None:
@@ -50,6 +56,7 @@ def test_a_run_longer_than_its_plan_is_an_estimate(tmp_path: Path) -> None:
     )
     assert trace.steps > planned.trace.steps
     assert result.worst_case.kind == "estimate"
+    assert {risk.kind for risk in result.risks} == {"estimate"}
     assert result.worst_case.epsilon > 0.0
 
 

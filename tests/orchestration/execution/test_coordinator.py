@@ -9,6 +9,7 @@ import pytest
 from plotly.graph_objects import Figure
 
 from accounting.parallel import AccountingJob, PartResult, Scatter, account_in_process
+from accounting.records.shards import PartFiles
 from orchestration.comparison.record import SweepRecord
 from orchestration.execution.backend import TrialContext
 from orchestration.execution.coordinator import Coordinator, initial_status
@@ -58,7 +59,7 @@ class Bench:
 
     def __init__(self, folder: Path, plan: Plan) -> None:
         self.files, self.plan, self.tracker = SweepFiles(str(folder)), plan, KeptTracker()
-        self.manifest = open_manifest(self.files, SWEEP.plain(), TEXT, resume=False)
+        self.manifest = open_manifest(self.files, SWEEP.plain(), TEXT)
         self.ended: list[str] = []
 
     def coordinator(self, scatter: Scatter = account_in_process) -> Coordinator:
@@ -127,7 +128,7 @@ def test_what_was_trained_but_not_accounted_is_accounted(bench: Bench) -> None:
 def test_accounting_that_fails_ends_that_trial_alone(bench: Bench) -> None:
     trial, kept = bench.files.trial("flat-seed0"), {}
 
-    def damaged(job: AccountingJob, parts: Sequence[int]) -> Iterator[PartResult]:
+    def damaged(job: AccountingJob, parts: Sequence[PartFiles]) -> Iterator[PartResult]:
         if job.root == trial.root:
             part = next(Path(trial.norms).glob("*/*.arrow"))
             kept[part] = part.read_bytes()

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from accounting.parallel import AccountingJob, account_trial
+from accounting.parallel import AccountingJob
 from accounting.records.layout import TrialFiles
 from accounting.records.traces import read_trace
 from orchestration.execution.estimate_quality import quality_of_estimates
 from orchestration.records.published import EstimateQuality
 from orchestration.sweeps.plan import plan_sweep
 from orchestration.sweeps.schema import parse_sweep
+from tests.accounting.stored_trial import account_trial
 from tests.orchestration.sample_grids import small
 from workers.trial import run_trial
 

@@ -20,10 +20,16 @@ import json, sys
 from pathlib import Path
 from orchestration.execution.environment import EMBEDDED, prepare_environment
 prepare_environment(EMBEDDED)
-from accounting.parallel import AccountingPool
+import os, ray
 from orchestration.execution.cluster import connected
-with connected(EMBEDDED, Path(sys.argv[1])), AccountingPool(2, num_cpus=0) as pool:
-    print(json.dumps(pool.process_ids()), flush=True)
+
+class Worker:
+    def pid(self):
+        return os.getpid()
+
+with connected(EMBEDDED, Path(sys.argv[1])):
+    workers = [ray.remote(Worker).options(num_cpus=0).remote() for _ in range(2)]
+    print(json.dumps(ray.get([worker.pid.remote() for worker in workers])), flush=True)
     sys.stdin.read()
 """
 

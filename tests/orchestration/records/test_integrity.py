@@ -39,7 +39,7 @@ def trial(tmp_path: Path) -> TrialFiles:
         release="private",
     )
     sweep, files = parse_sweep(text), SweepFiles(str(tmp_path))
-    write_manifest(files, open_manifest(files, sweep.plain(), text, resume=False))
+    write_manifest(files, open_manifest(files, sweep.plain(), text))
     code = permitted(sweep, tmp_path, [own_people.__file__])
     (planned,) = plan_sweep(sweep, code).trials
     found = files.trial(planned.spec.key)

@@ -86,7 +86,7 @@ def test_a_page_stands_alone() -> None:
 
 def test_the_page_says_that_trials_add_up_and_baselines_are_not_protected() -> None:
     said = " ".join(" ".join(Page(render(sample_sweep())).words).split())
-    assert "the costs of publishing several add up" in said
+    assert "publishing several costs more, as the composed ε says" in said
     assert "No guarantee covers the non-private baseline" in said
 
 
@@ -168,7 +168,7 @@ def _broken(data: PublishedSweep) -> PublishedSweep:
         (_broken(sample_sweep()), "The most accurate private setting"),
         (
             replace(sample_sweep(), trials=(replace(sample_trial(), state=TrialState.PENDING, quality=None),)),
-            "--resume",
+            "the same dpsweep run continues",
         ),
     ],
     ids=["no trials", "all failed", "baseline only", "single trial", "no baseline", "not a number", "unfinished"],

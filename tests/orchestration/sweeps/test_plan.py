@@ -51,6 +51,32 @@ def test_side_queries_and_releases_are_paid_for_inside_the_target() -> None:
     assert noise["r"] > noise["p"] > plain["flat-constant-seed0"].spec.noise.initial_noise_multiplier
 
 
+def test_groups_and_further_accountants_are_each_accounted_for() -> None:
+    """Groups by privacy loss distributions: what one example costs, times their size, is less than they pay."""
+    accounting = {"group_sizes": [1, 2, 3], "also": ["pld", "rdp-classic"]}
+    (trial,) = planned(clipping="flat", noise="constant", accounting=accounting).trials
+    costs, trace = trial.costs, trial.trace
+    assert costs.groups == (costs.worst_case, *(account(trace, 1e-5, "pld", size) for size in (2, 3)))
+    pair, single = costs.groups[1].epsilon, account(trace, 1e-5, "pld").epsilon
+    assert pair > 2.05 * single
+    assert [(each.accountant, each.epsilon) for each in costs.others] == [
+        ("pld", single),
+        ("rdp-classic", account(trace, 1e-5, "rdp-classic").epsilon),
+    ]
+
+
+def test_a_budget_that_pays_for_no_epoch_is_refused() -> None:
+    privacy = {"noise_multiplier": 1.0, "delta": 1e-5, "budget": {"epsilon": 0.01}, "accountant": "rdp"}
+    (reason,) = planned(clipping="flat", noise="constant", privacy=privacy).reasons()
+    assert "does not pay for one epoch" in reason
+
+
+def test_noise_is_calibrated_by_the_accountant_that_is_shown() -> None:
+    privacy = {**PRIVACY, "accountant": "rdp-classic"}
+    (trial,) = planned(clipping="flat", noise="constant", privacy=privacy).trials
+    assert 4.99 < trial.costs.worst_case.epsilon <= 5.0
+
+
 def test_a_plan_tells_steps_and_bytes() -> None:
     trial = planned(norms={"refreshes_per_epoch": 2}).trials[1]
     assert trial.trace.steps == 2 * -(-trial.dataset.train_size // 128)
@@ -121,6 +147,10 @@ def test_trials_of_equal_mechanism_are_calibrated_and_accounted_once(monkeypatch
 
 
 def test_delta_above_one_over_n_is_a_warning() -> None:
+    size = planned(clipping="flat", noise="constant").trials[0].dataset.train_size
+    for delta, warned in ((1.01 / size, True), (0.99 / size, False)):
+        plan = planned(privacy={**PRIVACY, "delta": delta}, clipping="flat", noise="constant")
+        assert bool(plan.warnings) == warned
     plan = planned(privacy={**PRIVACY, "delta": 0.01})
     assert plan.refusals == ()
     assert "1/n" in " ".join(plan.warnings)
@@ -182,3 +212,53 @@ def test_models_are_checked_on_the_features_they_will_get() -> None:
     assert plan.refusals == ()
     assert "dp_pca" in [release.name for release in plan.trials[1].trace.releases]
     assert plan.trials[1].costs.worst_case.epsilon <= 5.0
+
+
+FILTER = {"name": "filter", "bound": 2.0, "noise_factor": 0.8}
+
+
+def test_a_filter_has_the_target_as_budget_and_less_noise() -> None:
+    (flat, filtered) = planned(clipping=[{"name": "flat", "bound": 2.0}, FILTER], noise="constant").trials
+    sigma = flat.spec.noise.initial_noise_multiplier
+    assert filtered.spec.noise.initial_noise_multiplier == pytest.approx(0.8 * sigma, rel=1e-5)
+    assert filtered.spec.clipping.params["epsilon"] == 5.0
+    worst = filtered.costs.worst_case
+    assert (worst.accountant, worst.kind) == ("filter", "guarantee")
+    assert 4.999 < worst.epsilon <= 5.0
+    assert filtered.trace.filter is not None
+    assert flat.trace.filter is None
+
+
+def test_a_filter_keeps_to_its_own_budget_at_noise_as_given() -> None:
+    given = {"noise_multiplier": 0.7, "delta": 1e-5}
+    (trial,) = planned(clipping={"name": "filter", "epsilon": 2.0}, noise="constant", privacy=given).trials
+    assert trial.spec.noise.initial_noise_multiplier == 0.7
+    assert 1.999 < trial.costs.worst_case.epsilon <= 2.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"privacy": {"noise_multiplier": 1.0, "delta": 1e-5}}, "'filter' needs epsilon, the budget of every example"),
+        ({"clipping": {**FILTER, "epsilon": 3}}, "is privacy.target_epsilon; leave out its epsilon 3"),
+        ({"clipping": {**FILTER, "noise_factor": 0}}, "noise_factor is 0"),
+        ({"sampling": {"method": "fixed", "batch_size": 128}}, "not fixed batches with"),
+        ({"sampling": {"method": "shuffle", "batch_size": 128}}, "use poisson sampling and noise"),
+    ],
+)
+def test_a_filter_that_cannot_be_is_refused(changes: dict[str, Any], reason: str) -> None:
+    (refusal,) = planned(**{"clipping": FILTER, "noise": "constant", **changes}).refusals
+    assert reason in refusal.reason
+
+
+@pytest.mark.parametrize(("release", "quoted"), [("none", False), ("private", False), ("raw", True)])
+def test_a_refusal_quotes_an_error_only_where_everything_is_shown(
+    release: str, quoted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("bad row 17")
+
+    monkeypatch.setattr(plan_module, "check_spec", refuse)
+    (reason,) = planned(clipping="flat", noise="constant", release=release).reasons()
+    assert ("row 17" in reason) == quoted
+    assert "RuntimeError" in reason

@@ -23,6 +23,8 @@ NEVER_NUMBERS = (
     *("true", "'1e-5'", "'5'", "''", "word", "yes", "{}", "0777", "0x10", "1:30", "1_000", "2020-01-01"),
     *(".inf", "-.inf", ".nan", "1e400", "-1e400", "9223372036854775808", "-" + 30 * "9", 5000 * "9"),
 )
+REQUIRED = {"audit": {"canaries": 10}}
+"""What a section must hold, if it is there."""
 NEVER_TRUTHS = ("0", "1", "1.0", "'true'", "yes", "no", "on", "{}", "''")
 
 
@@ -53,7 +55,7 @@ dotted = ".".join
 
 def sweep_with(path: Path, value: str) -> str:
     """The small sweep with ``value``, as YAML, where ``path`` leads."""
-    content = yaml.safe_load(SMALL)
+    content = yaml.safe_load(SMALL) | {key: value for key, value in REQUIRED.items() if key == path[0]}
     section = content
     for key in path[:-1]:
         section[key] = section = dict(section.get(key) or {})

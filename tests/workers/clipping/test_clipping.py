@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from torch import Tensor, nn
 
 from accounting.errors import InvalidInput
+from accounting.filters import RenyiFilter
 from workers.clipping import (
     CLIPPING,
     ClippingMethod,
@@ -40,9 +41,12 @@ COMPONENTS = [
     Component("dpsgd_f", {"bound": 7.0, "count_memory": 0.9}),
     Component("naive", {"bound": 7.0}),
     Component("individual", {"bound": 7.0}),
+    Component("filter", {"bound": 7.0, "epsilon": 3.0}),
     Component("global", {"bound": 0.7, "threshold_ratio": 10.0}),
     Component("global_adaptive", {"bound": 0.7, "threshold_ratio": 10.0}),
 ]
+PRICES = RenyiFilter(1.0, 4).prices(0.1, 1.0)
+"""What a step costs under a filter; others do not ask."""
 all_methods = pytest.mark.parametrize("component", COMPONENTS, ids=lambda c: "-".join([c.name, *map(str, c.params)]))
 
 
@@ -95,11 +99,17 @@ def batch() -> Batch:
 def started(method: ClippingMethod, batch: Batch) -> ClippingState:
     assert isinstance(method.bound, float)
     state = method.start(method.bound, batch.setting)
-    return method.refresh(state, batch.examples(torch.arange(BATCH)))
+    return method.pay(method.refresh(state, batch.examples(torch.arange(BATCH))), PRICES)
 
 
-def noisy(method: ClippingMethod, answer: Tensor, seed: int) -> Tensor:
-    std = method.query.noise_std if method.query else 0.0
+SENSITIVITIES = {"quantile": 0.5, "dpsgd_f": 1.0, "naive": 1.0, "global_adaptive": 1.0}
+"""How far one example moves the query of each method that has one."""
+NOISE = {"quantile": 20.0, "dpsgd_f": 10.0, "naive": 10.0, "global_adaptive": 10.0}
+"""Noise over that sensitivity, as it is by default."""
+
+
+def noisy(component: Component, answer: Tensor, seed: int) -> Tensor:
+    std = SENSITIVITIES.get(component.name, 0.0) * NOISE.get(component.name, 0.0)
     return answer + std * torch.from_numpy(np.random.default_rng(seed).normal(size=answer.shape))
 
 
@@ -109,7 +119,7 @@ def test_sum_of_neighbours_differs_by_at_most_the_sensitivity(component: Compone
     state = started(method, batch)
     everyone = torch.arange(BATCH)
     for seed in range(5):
-        answer = noisy(method, method.answer(state, batch.examples(everyone), batch.setting), seed)
+        answer = noisy(component, method.answer(state, batch.examples(everyone), batch.setting), seed)
         rule = method.decide(state, answer, batch.setting)
         total = batch.added(rule, everyone).sum(0)
         for left_out in everyone.tolist():
@@ -124,7 +134,8 @@ def test_answers_of_neighbours_differ_by_at_most_the_stated_sensitivity(componen
     method = make_clipping(component)
     state, everyone = started(method, batch), torch.arange(BATCH)
     total = method.answer(state, batch.examples(everyone), batch.setting)
-    stated = method.query.sensitivity if method.query else 0.0
+    stated = SENSITIVITIES.get(component.name, 0.0)
+    assert (method.query.sensitivity if method.query else 0.0) == stated
     moves = []
     for row in everyone.tolist():
         neighbour = batch.examples(everyone[everyone != row])
@@ -137,7 +148,7 @@ def test_answers_of_neighbours_differ_by_at_most_the_stated_sensitivity(componen
 def test_contributions_are_what_examples_add_over_the_sensitivity(component: Component, batch: Batch) -> None:
     method = make_clipping(component)
     state, everyone = started(method, batch), torch.arange(BATCH)
-    answer = noisy(method, method.answer(state, batch.examples(everyone), batch.setting), seed=1)
+    answer = noisy(component, method.answer(state, batch.examples(everyone), batch.setting), seed=1)
     rule = method.decide(state, answer, batch.setting)
     contributions = rule.contributions(batch.examples(everyone))
     truth = batch.added(rule, everyone).norm(dim=1) / rule.sensitivity
@@ -162,7 +173,7 @@ def test_no_norm_and_no_noisy_answer_breaks_the_bound(component: Component, data
     examples = Examples(norms, torch.arange(count) % 10, torch.arange(count), layer_norms)
     setting = Setting(GROUPS, ("a", "b"), dataset_size=max(count, 1), batch_size=8)
     assert isinstance(method.bound, float)
-    state = method.refresh(method.start(method.bound, setting), examples)
+    state = method.pay(method.refresh(method.start(method.bound, setting), examples), PRICES)
     size = len(method.answer(state, examples, setting))
     reals = st.lists(st.floats(-1e6, 1e6), min_size=size, max_size=size)
     answer = torch.tensor(data.draw(reals), dtype=torch.float64)
@@ -289,6 +300,10 @@ def test_individual_clipping_holds_examples_to_their_last_measured_norm() -> Non
     grown = Examples(torch.tensor([5.0, 0.1, 9.0]), groups, rows)
     assert (rule.weights(grown) * grown.norms).tolist() == pytest.approx([0.5, 0.1, 2.0])
     assert method.keeps_to_contributions
+    lost = Examples(torch.tensor([math.inf, math.nan, 0.5]), groups, rows)
+    thresholds = method.refresh(state, lost).thresholds
+    assert thresholds is not None
+    assert thresholds.tolist() == [2.0, 2.0, 0.5], "a norm that is not finite says nothing about later ones"
 
 
 def adapt(component: Component, steps: int, norms_at: Tensor) -> ClippingState:
@@ -300,7 +315,7 @@ def adapt(component: Component, steps: int, norms_at: Tensor) -> ClippingState:
     for step in range(steps):
         rows = torch.from_numpy(rng.choice(len(norms_at), 400, replace=False))
         answer = method.answer(state, Examples(norms_at[rows], torch.zeros_like(rows), rows), setting)
-        state = method.advance(state, noisy(method, answer, step), setting)
+        state = method.advance(state, noisy(component, answer, step), setting)
     return state
 
 
@@ -343,12 +358,38 @@ def test_private_median_is_close_and_accounted() -> None:
     assert releases(Component("flat")) == ()
 
 
+def surplus(norms: Tensor) -> float:
+    """What the only round of a private median releases, but for its noise: where noise turns its answer around."""
+    median = PrivateMedian(median_multiple=1.0, smallest=1.0, largest=4.0, rounds=1)  # asks about 2
+    grid = np.arange(-60.0, 60.0, 0.25) + 0.125
+    lower = [median.find(norms, lambda std, noise=noise: noise) < 2.0 for noise in grid.tolist()]  # type: ignore[misc]
+    return -float(grid[lower.index(True)] - 0.125)
+
+
 def test_median_rounds_of_neighbours_move_by_one_half() -> None:
-    """With equal noise, the answers of neighbouring data differ by 1/2 in every round they share."""
+    norms = _norms[:50]
+    total = surplus(norms)
+    assert total == float((norms <= 2.0).sum()) - 25.0
     for row in range(5):
-        with_row = (_norms[:50] <= 2.0).double().sub(0.5).sum()
-        without = (_norms[:50][torch.arange(50) != row] <= 2.0).double().sub(0.5).sum()
-        assert abs(float(with_row - without)) == 0.5
+        assert abs(total - surplus(norms[torch.arange(50) != row])) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("component", "std"),
+    [
+        (Component("quantile", {"count_noise_multiplier": 20.0}), 10.0),
+        (Component("dpsgd_f", {"count_noise_multiplier": 8.0}), 8.0),
+        (Component("naive", {"count_noise_multiplier": 8.0}), 8.0),
+        (Component("global_adaptive", {"count_noise_multiplier": 6.0}), 6.0),
+    ],
+    ids=lambda value: value.name if isinstance(value, Component) else "",
+)
+def test_queries_get_the_noise_that_is_accounted_for(component: Component, std: float) -> None:
+    """Noise std is the multiplier times the sensitivity: 1/2 for the quantile's query, 1 for counts."""
+    (query,), method = side_queries(component), make_clipping(component)
+    assert method.query is not None
+    assert method.query.noise_std == std
+    assert query.noise_multiplier == component.params["count_noise_multiplier"]
 
 
 @pytest.mark.parametrize(
@@ -373,3 +414,11 @@ def test_median_rounds_of_neighbours_move_by_one_half() -> None:
 def test_impossible_settings_are_refused_in_words(component: Component, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         make_clipping(component)
+
+
+def test_counts_are_remembered_with_the_weight_of_the_past() -> None:
+    method, setting = make_clipping(Component("naive", {"count_memory": 0.9})), Setting(("a", "b"), ("w",), 10, 5)
+    state = method.advance(method.start(1.0, setting), torch.tensor([10.0, 2.0]), setting)
+    later = method.advance(state, torch.tensor([20.0, 2.0]), setting).counts
+    assert later is not None
+    assert later.tolist() == pytest.approx([11.0, 2.0])

@@ -42,12 +42,13 @@ class TestImages:
         csv.write_csv(pa.table({"file": names, "group": ["x", "y", "y", "x", "x", "y"]}), tmp_path / "groups.csv")
         params = {"path": str(folder), "groups": str(tmp_path / "groups.csv")}
         source = load_source(DataSpec("image_folder", params))
-        assert source.group_names == ("x", "y")
+        assert source.group_names == ("group 1", "group 2"), "only the file tells their names"
         assert source.train.groups.tolist() == [0, 1, 1, 0, 0, 1]
         (note,) = source.notes
         assert note.startswith("not private: the classes (`classes`); the groups (`group_names`) were taken")
         declared = {**params, "classes": ["dog", "cat"], "group_names": ["z", "y", "x"]}
         source = load_source(DataSpec("image_folder", declared))
+        assert source.group_names == ("z", "y", "x")
         assert source.train.groups.tolist() == [2, 1, 1, 2, 2, 1]
         assert source.train.labels.tolist() == [1, 1, 1, 0, 0, 0]
         assert source.notes == ()

@@ -74,7 +74,10 @@ class TestTable:
         source = load_source(DataSpec("csv", params))
         assert source.train.features.tolist() == [[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]]
         assert source.class_names == ("0", "1", "10")
-        assert source.group_names == ("True", "Zürich")
+        assert source.group_names == ("group 1", "group 2"), "nobody declared the names: only the rows tell them"
+        declared = load_source(DataSpec("csv", {**params, "groups": ["True", "Zürich"]}))
+        assert declared.group_names == ("True", "Zürich")
+        assert declared.train.groups.equal(source.train.groups)
         assert source.train.example_ids.tolist() == [0, 2, 4]
 
     def test_what_is_declared_without_quotes_stands_for_all_its_spellings(self, tmp_path: Path) -> None:
@@ -171,7 +174,7 @@ class TestTable:
         source = load_source(DataSpec("csv", {"path": str(path), "label": "income", "user": "id", "group": "sex"}))
         assert source.train.user_ids is not None
         assert source.train.user_ids.unique().numel() == 30
-        assert source.group_names == ("f", "m")
+        assert source.group_names == ("group 1", "group 2")
 
     def test_test_rows_have_ids_after_the_training_rows(self, tmp_path: Path) -> None:
         train, test = make_table(tmp_path / "a.csv"), make_table(tmp_path / "b.csv", 20)

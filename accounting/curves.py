@@ -1,0 +1,193 @@
+"""What a run's epsilon means for attacks: the curve delta(epsilon), the trade-off function, and numbers read off them.
+
+An attacker who sees every step of a run and knows all of the data but one record (or k of them) tests which of two
+neighbouring data sets was used. The trade-off function f gives the least false negative rate of any such test by its
+false positive rate alpha (f-DP; Dong, Roth and Su 2019). For every epsilon >= 0, (epsilon, delta)-DP
+holds if and only if no test is below
+
+    max(0, 1 - delta - e^epsilon alpha, e^-epsilon (1 - delta - alpha))
+
+(Wasserman and Zhou 2010; Dong, Roth and Su 2019, Section 2), so the largest of these lines over any set of epsilons is
+a lower bound on f, convex and valid for both ways to name the two hypotheses. It is what is published here: no attack
+does better. Lower bounds on the best attack against the rounds' dominating pairs show what the numerics cost.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from accounting.errors import UnsupportedMechanism, require_finite, require_numbers
+from accounting.estimates import Claim
+from accounting.mechanism import Trace
+from accounting.pld.composition import MIN_DELTA
+from accounting.pld.group_rounds import GroupRounds, rounds_of_examples, rounds_of_group
+from accounting.pld.profile import CertifiedProfile, profile_of_rounds
+from accounting.samplings import Adjacency
+from accounting.trade_off import AttackBounds
+
+Array = npt.NDArray[np.float64]
+
+FALSE_POSITIVE_RATES = (0.001, 0.01, 0.1)
+"""Where `attack_risk` reads off the true positive rate (Carlini et al. 2022 report it at low rates)."""
+
+_ROUNDING = 1e-12  # far above the rounding error of an interpolation
+
+
+class Interval(NamedTuple):
+    """lower <= exact value <= upper."""
+
+    lower: float
+    upper: float
+
+
+@dataclass(frozen=True)
+class PrivacyCurve:
+    """delta(epsilon) of a run, certified from both sides, and what follows from it for attacks.
+
+    Guarantee, where kind is ``guarantee``: with every step's output visible and later steps chosen adaptively, the run
+    is (epsilon, upper delta)-DP at every epsilon of ``profile`` at once, under ``adjacency``, for the records that
+    ``unit`` names. Lower bounds are below what the rounds' dominating pairs cost exactly. whose: ``any`` group of
+    records of that size, or ``given`` ones by their own contributions.
+    """
+
+    profile: CertifiedProfile
+    adjacency: Adjacency
+    unit: str
+    group_size: int
+    kind: Claim
+    whose: Literal["any", "given"]
+
+    def delta(self, epsilon: float) -> Interval:
+        """delta at ``epsilon`` >= 0. Between the curve's points upper is linear in e^epsilon, where delta is convex."""
+        epsilon = require_finite("epsilon", epsilon, at_least=0.0)
+        points, upper, lower = self.profile.epsilons, self.profile.upper, self.profile.lower.max(axis=0)
+        right = int(np.searchsorted(points, epsilon, side="left"))
+        if right == len(points):
+            return Interval(0.0, float(upper[-1]))
+        highest, end = float(upper[right]), float(points[right])
+        if epsilon < end:
+            share = math.expm1(epsilon - end) / math.expm1(float(points[right - 1]) - end)
+            highest += (float(upper[right - 1]) - highest) * share * (1.0 + _ROUNDING)
+        return Interval(float(lower[right]), min(highest, float(upper[max(right - 1, 0)])))
+
+    def trade_off(self, false_positive_rates: npt.ArrayLike) -> tuple[Array, Array]:
+        """(lower, upper) false negative rate of the best attack at each of the rates [points], all in [0, 1].
+
+        lower is convex, does not rise, and is at most 1 - alpha: no attack has fewer false negatives. upper is what an
+        attack on the rounds' dominating pair achieves, in the worse one of its two directions.
+        """
+        rates = require_numbers("false positive rates", false_positive_rates, 1).astype(np.float64)
+        for rate in rates.tolist():
+            require_finite("false positive rate", rate, at_least=0.0, at_most=1.0)
+        achieved = np.array([self._attacks.achieved(rate) for rate in rates.tolist()])
+        return 1.0 - self._attacks.limit(rates), 1.0 - achieved
+
+    def true_positive_rate(self, false_positive_rate: float) -> Interval:
+        """The largest true positive rate of any attack at ``false_positive_rate`` in [0, 1]: 1 - trade-off function."""
+        lower, upper = self.trade_off([false_positive_rate])
+        return Interval(1.0 - float(upper[0]), 1.0 - float(lower[0]))
+
+    @property
+    def advantage(self) -> Interval:
+        """Membership advantage: the largest true minus false positive rate of any attack, which is delta(0)."""
+        return Interval(float(self.profile.lower[:, 0].max()), float(self.profile.upper[0]))
+
+    def reconstruction(self, prior: float) -> float:
+        """An upper bound on the probability that any attack reconstructs the record (the group's records, jointly).
+
+        prior: the largest probability, over all guesses made without the output, that a guess counts as success, for a
+        target drawn independently of all other data: kappa of Hayes, Mahloujifar and Balle 2023, whose
+        bound, for the trade-off function f, is 1 - f(kappa) (Kaissis, Hayes, Ziller and Rueckert 2023). A guess made
+        from the output of the data without the target succeeds with probability at most kappa on average over targets
+        z; with z it does so with at most 1 - f(rate of z), and 1 - f is concave.
+
+        Raises: UnsupportedMechanism for the curve of given records: the bound averages over all records that the
+        target may be, and the curve holds for these alone.
+        """
+        if self.whose == "given":
+            raise UnsupportedMechanism(
+                "the reconstruction bound averages over all records that the target may be, but the curve is that of "
+                f"{self.unit} alone; use the curve of any record"
+            )
+        prior = require_finite("prior", prior, above=0.0, at_most=1.0)
+        return self.true_positive_rate(prior).upper
+
+    @cached_property
+    def _attacks(self) -> AttackBounds:
+        return AttackBounds(self.profile)
+
+
+def privacy_curve(trace: Trace, group_size: int = 1, deltas: Sequence[float] = ()) -> PrivacyCurve:
+    """The certified curve of ``trace`` for any ``group_size`` records, by composition of privacy loss distributions.
+
+    deltas: in [1e-250, 1), where delta(epsilon) shall be tight relative to itself; without, the bounds are close
+    relative to delta at epsilon 0, which suffices for attacks at false positive rates down to 1e-4. Covers every trace;
+    without noise nothing is bounded, and delta is 1 everywhere.
+    """
+    unit = "example" if group_size == 1 else f"group of {group_size}"
+    profile = _profile(rounds_of_group(trace, group_size), deltas)
+    return PrivacyCurve(profile, trace.adjacency, unit, group_size, trace.kind, "any")
+
+
+def curve_of_examples(
+    trace: Trace, steps: Sequence[int], contributions: npt.ArrayLike, deltas: Sequence[float] = ()
+) -> PrivacyCurve:
+    """The certified curve of given records together (one, or all of a person) by their own contributions.
+
+    steps [snapshots] and contributions [members, snapshots] as in `epsilon_of_examples`. Private data of these records.
+    kind is `Trace.individual_kind`: contributions read off a run hold for the run that took place.
+    """
+    rounds = rounds_of_examples(trace, steps, contributions)
+    members = len(require_numbers("contributions", contributions, 2))
+    profile = _profile(rounds, deltas)
+    unit = "given example" if members == 1 else f"{members} given examples"
+    return PrivacyCurve(profile, trace.adjacency, unit, members, trace.individual_kind, "given")
+
+
+def _profile(rounds: GroupRounds, deltas: Sequence[float]) -> CertifiedProfile:
+    wanted = [require_finite("delta of a curve", delta, at_least=MIN_DELTA, below=1.0) for delta in deltas]
+    return profile_of_rounds(rounds, wanted)
+
+
+@dataclass(frozen=True)
+class AttackRisk:
+    """What no attack on a run exceeds: membership advantage, and true positive rates at low false positive rates.
+
+    Each upper end is a guarantee where kind is one, under ``adjacency``, for the records that ``unit`` names; lower
+    ends are as in `PrivacyCurve`. true_positive_rates: at each of `FALSE_POSITIVE_RATES`.
+    """
+
+    unit: str
+    group_size: int
+    adjacency: Adjacency
+    kind: Claim
+    advantage: Interval
+    true_positive_rates: tuple[Interval, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON: each bound by its name, its certified lower one with ``_at_least``."""
+        named = {"advantage": self.advantage} | {
+            rate_name(rate): found for rate, found in zip(FALSE_POSITIVE_RATES, self.true_positive_rates, strict=True)
+        }
+        upper = {name: found.upper for name, found in named.items()}
+        lower = {f"{name}_at_least": found.lower for name, found in named.items()}
+        whose = {"unit": self.unit, "group_size": self.group_size, "adjacency": self.adjacency, "kind": self.kind}
+        return whose | upper | lower
+
+
+def rate_name(false_positive_rate: float) -> str:
+    """The name of the true positive rate at ``false_positive_rate``, such as tpr_at_fpr_1pct."""
+    return f"tpr_at_fpr_{100.0 * false_positive_rate:g}pct"
+
+
+def attack_risk(curve: PrivacyCurve) -> AttackRisk:
+    """The numbers of ``curve`` that reports show."""
+    rates = tuple(curve.true_positive_rate(rate) for rate in FALSE_POSITIVE_RATES)
+    return AttackRisk(curve.unit, curve.group_size, curve.adjacency, curve.kind, curve.advantage, rates)

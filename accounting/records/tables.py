@@ -1,0 +1,94 @@
+"""Arrow tables read from bytes that may be made to harm: what a compressed buffer expands to is checked first.
+
+A kilobyte of zstd may say that it is a gigabyte. Arrow writes the expanded length of every compressed buffer before
+it, and where buffers are in the metadata of each message (Arrow's IPC format, a flatbuffer; see Message.fbs).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+
+_START = 8
+"""Bytes before the messages of an Arrow file; they are those of an Arrow stream."""
+LARGEST_RATIO = 1_000
+"""What a file may expand to, over its size: rows differ at least by their ids, which compress by less than 100."""
+ALWAYS_ALLOWED = 2**22
+"""Bytes to which the smallest file may expand."""
+_HEADER, _BUFFERS, _COMPRESSION = 2, 2, 3
+"""Fields of a Message and of a RecordBatch, by their place in the schema of the flatbuffer."""
+
+
+class Oversized(ValueError):
+    """A file that expands to more than its rows can need."""
+
+
+def read_table(data: bytes, columns: Sequence[str] | None = None) -> pa.Table:
+    """The table of an Arrow IPC file, read as the stream of messages that it contains.
+
+    columns: those to decode; all by default.
+
+    Raises: Oversized before anything is expanded, pyarrow's errors for bytes that are no such file.
+    """
+    stream = pa.py_buffer(data)[_START:]
+    allowed, expanded = max(LARGEST_RATIO * len(data), ALWAYS_ALLOWED), 0
+    for message in _messages(stream):
+        expanded += sum(_expanded_lengths(message))
+        if expanded > allowed:
+            raise Oversized(f"its {len(data)} bytes would expand to more than {allowed}")
+    with pa.ipc.open_stream(stream) as reader:
+        if columns is None:
+            return reader.read_all()
+        wanted = [place for place, name in enumerate(reader.schema.names) if name in columns]
+    with pa.ipc.open_stream(stream, options=pa.ipc.IpcReadOptions(included_fields=wanted)) as reader:
+        return reader.read_all()
+
+
+def _messages(stream: pa.Buffer) -> Iterator[pa.Message]:
+    reader = pa.BufferReader(stream)
+    while True:
+        try:
+            yield pa.ipc.read_message(reader)
+        except EOFError:
+            return
+
+
+def _expanded_lengths(message: pa.Message) -> Iterator[int]:
+    """Of every buffer of a message with rows, where they are compressed."""
+    if message.type not in ("record batch", "dictionary"):
+        return
+    metadata, body = message.metadata.to_pybytes(), message.body
+    try:
+        batch = _table_at(metadata, _field(metadata, _table_at(metadata, 0), _HEADER))
+        if message.type == "dictionary":
+            batch = _table_at(metadata, _field(metadata, batch, 1))
+        if not _field(metadata, batch, _COMPRESSION):
+            return
+        vector = _table_at(metadata, _field(metadata, batch, _BUFFERS))
+        (count,) = struct.unpack_from("<I", metadata, vector)
+        for place in range(count):
+            offset, length = struct.unpack_from("<qq", metadata, vector + 4 + 16 * place)
+            if length > 8:
+                (expanded,) = struct.unpack_from("<q", body, offset)
+                yield max(expanded, 0)  # -1: stored as it is
+    except struct.error as error:
+        raise pa.ArrowInvalid(f"a message is cut or altered ({error})") from error
+
+
+def _table_at(metadata: bytes, position: int) -> int:
+    """Where the offset at ``position`` leads."""
+    (offset,) = struct.unpack_from("<I", metadata, position)
+    return position + int(offset)
+
+
+def _field(metadata: bytes, table: int, number: int) -> int:
+    """Where a field of a table is; 0 where the table lacks it."""
+    (back,) = struct.unpack_from("<i", metadata, table)
+    (size,) = struct.unpack_from("<H", metadata, table - back)
+    entry = 4 + 2 * number
+    if entry >= size:
+        return 0
+    (offset,) = struct.unpack_from("<H", metadata, table - back + entry)
+    return table + offset if offset else 0

@@ -1,0 +1,104 @@
+"""From a certified privacy profile to ROC curves of attacks: what none passes, and what some attack achieves.
+
+The ROC curve of tests between two fixed distributions is the largest true positive rate (TPR) at each false positive
+rate (FPR): concave, from (0, 0) to (1, 1), and 1 minus the trade-off function (Dong, Roth and Su 2019). delta at an
+epsilon is the largest TPR - e^epsilon FPR of any test, so that every point of a profile is a line which the curve does
+not pass; with the two distributions swapped that line is TPR = 1 - e^-epsilon (1 - delta - FPR).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from accounting.pld.profile import CertifiedProfile
+from accounting.pld.sensitivity import Array
+
+_STEEPEST = 16.0  # lines of larger epsilons matter below false positive rates of e^-16 only
+_ROUNDING = 1e-12  # far above the rounding error of a line's value
+_CANDIDATES = 96  # lines that an achieved rate is sought between
+
+
+@dataclass(frozen=True)
+class AttackBounds:
+    """Bounds on the ROC curves of attacks on rounds with ``profile``; rates are in [0, 1]."""
+
+    profile: CertifiedProfile
+
+    def limit(self, false_positive_rates: Array) -> Array:
+        """True positive rates that no attack passes, in either direction, at each rate [points]: concave, rising."""
+        lines = self._limits + self._slopes * false_positive_rates[:, None]
+        return np.asarray(np.clip(lines.min(axis=1) + _ROUNDING, false_positive_rates, 1.0))
+
+    def achieved(self, false_positive_rate: float) -> float:
+        """A true positive rate that the best attack in the worse direction achieves; guessing achieves the FPR itself.
+
+        The ROC curve of a direction is on or above the line of each lower bound on its delta somewhere, and the limits
+        confine where. Curves are concave: between two such points the curve is above their chord, whose height at a
+        rate between them is monotone in where each point lies on its line, so the ends of both intervals decide.
+        """
+        order = np.argsort(self._limits + self._slopes * false_positive_rate, kind="stable")
+        nearest = order[np.unique(np.geomspace(1, len(order), _CANDIDATES).astype(int)) - 1]
+        found = max(
+            _highest_chord(false_positive_rate, self._slopes[nearest], start[nearest], *self._where(nearest, start))
+            for start in (self._starts(0), self._starts(1))
+        )
+        return float(np.clip(found - _ROUNDING, false_positive_rate, 1.0))
+
+    @cached_property
+    def _near(self) -> int:
+        return int(np.searchsorted(self.profile.epsilons, _STEEPEST, side="right"))
+
+    @cached_property
+    def _slopes(self) -> Array:
+        """Slopes of all lines [lines]: both kinds, and TPR <= 1."""
+        epsilons = self.profile.epsilons[: self._near]
+        return np.concatenate([np.exp(epsilons), np.exp(-epsilons), [0.0]])
+
+    @cached_property
+    def _limits(self) -> Array:
+        """Where the lines of the upper bounds on delta start, at false positive rate 0 [lines]."""
+        return self._intercepts(self.profile.upper, self.profile.upper)
+
+    def _starts(self, direction: int) -> Array:
+        """Where the lines start that the ROC curve of a direction reaches [lines]."""
+        return self._intercepts(self.profile.lower[direction], self.profile.lower[1 - direction])
+
+    def _intercepts(self, own: Array, swapped: Array) -> Array:
+        falls = np.exp(-self.profile.epsilons[: self._near])
+        return np.concatenate([own[: self._near], 1.0 - falls * (1.0 - swapped[: self._near]), [1.0]])
+
+    def _where(self, lines: Array, start: Array) -> tuple[Array, Array]:
+        """Ends of the false positive rates where each of ``lines`` is within the limits: its curve meets it there."""
+        slope = self._slopes[lines, None]
+        room = self._limits - start[lines, None] + 2e-15 * (1.0 + self._slopes + slope)
+        steeper = self._slopes - slope
+        with np.errstate(divide="ignore", invalid="ignore"):
+            crossing = -room / steeper
+        left = np.where(steeper > 0.0, crossing, 0.0).max(axis=1)
+        right = np.where(steeper < 0.0, crossing, 1.0).min(axis=1)
+        return left.clip(0.0, 1.0), right.clip(0.0, 1.0)
+
+
+def _highest_chord(rate: float, slope: Array, start: Array, left: Array, right: Array) -> float:
+    """Height at ``rate`` of the highest chord between a point known to be before ``rate`` and one known to be after it.
+
+    A point lies on its line, anywhere between ``left`` and ``right`` (swapped where rounding has made them cross).
+    """
+    ends = np.sort([left, right], axis=0)
+    heights = start + slope * ends
+    before, after = ends[1] <= rate, ends[0] >= rate
+    x1, y1 = (np.column_stack([values[:, before], np.zeros(2)]) for values in (ends, heights))
+    x2, y2 = (np.column_stack([values[:, after], np.ones(2)]) for values in (ends, heights))
+    chords = [_chord(rate, x1[i], y1[i], x2[j], y2[j]) for i in (0, 1) for j in (0, 1)]
+    return float(np.minimum.reduce(chords).max())
+
+
+def _chord(rate: float, x1: Array, y1: Array, x2: Array, y2: Array) -> Array:
+    """Heights at ``rate`` of the chords from each first point [m] to each second one [n]; shape [m, n]."""
+    width = x2 - x1[:, None]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = np.where(width > 0.0, (rate - x1[:, None]) / width, 0.0)
+    return np.asarray(y1[:, None] + share * (y2 - y1[:, None]))

@@ -1,0 +1,201 @@
+"""`dpsweep submit`, `logs`, `stop` and `list`: sweeps that run on a cluster without the terminal that started them."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+from rich.table import Table
+
+from accounting.errors import InvalidInput
+from orchestration.comparison.plain_text import for_terminal
+from orchestration.execution.environment import prepare_environment
+
+if TYPE_CHECKING:
+    from orchestration.execution.job_package import Package
+    from orchestration.execution.submission import Job, Jobs
+    from orchestration.sweeps.schema import SweepSpec
+    from workers.imports import UserCode
+
+Address = Annotated[
+    str,
+    typer.Option(
+        envvar="RAY_API_SERVER_ADDRESS", metavar="URL", help="The cluster's dashboard, such as http://HEAD:8265."
+    ),
+]
+JobName = Annotated[str, typer.Argument(help="The id of a job, or the output of its sweep.", metavar="ID|OUTPUT")]
+
+
+def submit(
+    sweep: Annotated[Path, typer.Argument(help="The sweep file (YAML).", metavar="SWEEP")],
+    output: Annotated[str, typer.Option(help="Folder or URI of the sweep, as every node of the cluster sees it.")],
+    address: Address,
+    name: Annotated[str | None, typer.Option(help="First part of the job's id (default: the sweep's name).")] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Show what the job prints until it ends.")] = False,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(metavar="K=V", help="Variable of the driver and the workers; no secrets. May be repeated."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Plan and package, but submit nothing.")] = False,
+    allow_code: Annotated[
+        list[str] | None, typer.Option(metavar="MODULE", help="As for `dpsweep run`; may be repeated.")
+    ] = None,
+) -> None:
+    """Plan a sweep here, and run it as a job of a Ray cluster that goes on without this terminal.
+
+    The same command again shows the running job, or continues the sweep once the job has ended.
+    """
+    prepare_environment(address)
+    from orchestration.execution.job_package import packaged
+    from orchestration.sweeps.schema import parse_sweep
+    from orchestration.sweeps.text import read_text
+    from orchestration.sweeps.user_code import permitted
+
+    text = read_text(sweep)
+    spec = parse_sweep(text, str(sweep))
+    code = permitted(spec, sweep.resolve().parent, allow_code or ())
+    variables = _variables(env or ())
+    _require_absolute(output)
+    jobs = None if dry_run else jobs_at(address)
+    from orchestration.execution.submission import submission_id
+
+    trials = _planned(spec, code)
+    job_id = submission_id(name or spec.name, spec.plain())
+    with packaged(text, sweep.name, output, code) as package:
+        _describe(package)
+        if jobs is None:
+            print(f"{job_id}: {trials} trials would be submitted to {address}, with output {output}")
+            return
+        job = jobs.submit(job_id, output, package, variables)
+    print(f"{job.id}: {trials} trials, {job.state.lower()} at {address}, output {job.output}")
+    print(f"dpsweep status {job.id} --address {address}")
+    if follow:
+        _follow(jobs, job)
+
+
+def logs(
+    job: JobName,
+    address: Address,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on until the job ends.")] = False,
+) -> None:
+    """Print what the job of a submitted sweep has printed."""
+    jobs = jobs_at(address)
+    found = jobs.find(job)
+    if follow:
+        _follow(jobs, found)
+    print(for_terminal(jobs.logs(found)), end="")
+
+
+def stop(job: JobName, address: Address) -> None:
+    """Stop the job of a submitted sweep as Ctrl-C would; submitting the sweep again continues it."""
+    jobs = jobs_at(address)
+    found = jobs.find(job)
+    if found.has_ended:
+        print(f"{found.id} has ended already: {found.state.lower()}")
+        return
+    jobs.stop(found)
+    print(f"{found.id} is told to stop; submit the sweep again to continue it")
+
+
+def list_jobs(address: Address) -> None:
+    """List the submitted sweeps of a cluster, the newest last."""
+    jobs = jobs_at(address).all()  # before tables: it imports Ray, which reads once whether clusters need a token
+    from orchestration.commands.tables import stdout
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("id", "state", "submitted (UTC)", "output"):
+        table.add_column(column, header_style="dim", overflow="fold")
+    for job in jobs:
+        when = datetime.datetime.fromtimestamp(job.submitted, datetime.UTC).isoformat(" ", "minutes")[:16]
+        table.add_row(*map(for_terminal, (job.id, job.state.lower(), when, job.output)))
+    stdout().print(table)
+
+
+def drive() -> None:
+    """Run the sweep of the job that this process belongs to; started by `orchestration.execution.supervisor`."""
+    from orchestration.commands.running import run_to_the_end
+    from orchestration.sweeps.schema import parse_sweep
+
+    prepare_environment("auto")
+    from orchestration.execution.job_package import read_job
+
+    job = read_job()
+    spec = parse_sweep(job.text, job.origin)
+    from orchestration.pipeline import RunRequest
+
+    tracking = os.environ.get("MLFLOW_TRACKING_URI")
+    run_to_the_end(RunRequest(spec, job.text, job.output, "auto", tracking, job.code), as_json=False)
+
+
+def jobs_at(address: str) -> Jobs:
+    """The jobs of the cluster at ``address``. Raises: InvalidInput if it does not answer or requires another token."""
+    prepare_environment(address)
+    from orchestration.execution.submission import Jobs
+
+    return Jobs(address)
+
+
+def _follow(jobs: Jobs, job: Job) -> NoReturn:
+    """Print what the job prints until it ends; exit with 0 if it succeeded. Ctrl-C leaves the job alone."""
+    try:
+        for lines in jobs.follow(job):
+            print(for_terminal(lines), end="", flush=True)
+    except KeyboardInterrupt:
+        print(f"{job.id} goes on without this terminal; `dpsweep stop` ends it", file=sys.stderr)
+        raise typer.Exit(130) from None
+    raise typer.Exit(0 if jobs.find(job.id).state == "SUCCEEDED" else 1)
+
+
+def _planned(spec: SweepSpec, code: UserCode) -> int:
+    """The number of trials, all of which can run. Raises: InvalidInput with one line per reason of refusal."""
+    from orchestration.pipeline import accept
+    from orchestration.records.layout import SweepFiles, absolute, default_output
+    from orchestration.sweeps.plan import plan_sweep
+
+    plan = accept(plan_sweep(spec, code), SweepFiles(absolute(default_output(spec.name))))
+    for warning in plan.warnings:
+        print(for_terminal(f"warning: {warning}"), file=sys.stderr)
+    return len(plan.trials)
+
+
+def _variables(given: Sequence[str]) -> dict[str, str]:
+    """``K=V`` as a mapping. Raises: InvalidInput for text without a name or an equals sign."""
+    pairs = [text.partition("=") for text in given]
+    for text, (name, equals, _) in zip(given, pairs, strict=True):
+        if not equals or not name.isidentifier():
+            raise InvalidInput(f"--env is {text!r}, but must be NAME=VALUE")
+    return {name: value for name, _, value in pairs}
+
+
+def _require_absolute(output: str) -> None:
+    if "://" not in output and not output.startswith("/"):
+        raise InvalidInput(
+            f"--output is {output!r}, which depends on where a process runs; give a URI such as s3://BUCKET/NAME, or "
+            "the absolute path of a folder that all nodes share"
+        )
+
+
+def _describe(package: Package) -> None:
+    """Print what is sent, with sizes, and what of the user's packages is not."""
+    files = ", ".join(f"{name} ({_size(size)})" for name, size in package.own)
+    print(for_terminal(f"sent: {files}; dpsweep ({_size(package.dpsweep)}); no data"))
+    if package.left_out:
+        print(for_terminal(f"not sent, by their endings: {', '.join(package.left_out)}"), file=sys.stderr)
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**20:.1f} MiB" if count >= 2**20 else f"{count / 2**10:.1f} KiB"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to ``app``."""
+    app.command()(submit)
+    app.command()(logs)
+    app.command()(stop)
+    app.command("list")(list_jobs)
+    app.command(hidden=True)(drive)

@@ -1,0 +1,104 @@
+"""What `dpsweep epsilon --risk` and `--curve` show: bounds on attacks as a table, and the curves behind them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+from rich.table import Table
+
+from accounting.curves import FALSE_POSITIVE_RATES, Interval, PrivacyCurve, attack_risk
+from accounting.errors import InvalidInput, UnsupportedMechanism
+from orchestration.comparison.formats import at_least_share, at_most_share
+
+RISK = (
+    "no attack that sees every step and knows all other data exceeds these rates; in brackets, what some attack on the "
+    "worst data set achieves"
+)
+_COLOURS = ("#1f5fa8", "#b3541e", "#2e7d4f", "#7a3e9d", "#8a6d1b", "#4f5b66")
+_POINTS = 120  # false positive rates that are drawn, on each of the two scales
+
+
+def risk_of(curve: PrivacyCurve, prior: float | None) -> dict[str, Any]:
+    """The attack numbers of a curve as plain values; None where no bound on reconstruction is proven."""
+    found = attack_risk(curve).as_dict()
+    if prior is not None:
+        found |= {"prior": prior, "reconstruction": _reconstruction(curve, prior)}
+    return found
+
+
+def risk_table(curves: Sequence[PrivacyCurve], prior: float | None) -> Table:
+    """One row for each curve: an upper bound, and in brackets the certified lower one."""
+    rates = [f"TPR at FPR {100 * rate:g}%" for rate in FALSE_POSITIVE_RATES]
+    headings = [] if prior is None else [f"reconstruction at prior {prior:g}"]
+    table = Table("unit", "advantage", *rates, *headings, "kind", title="attacks: at most (at least)")
+    for curve in curves:
+        found = attack_risk(curve)
+        reconstruction = [] if prior is None else [at_most_share(_reconstruction(curve, prior))]
+        numbers = map(_interval, (found.advantage, *found.true_positive_rates))
+        table.add_row(found.unit, *numbers, *reconstruction, found.kind)
+    return table
+
+
+def curve_deltas(delta: float) -> tuple[float, ...]:
+    """Where the drawn delta(epsilon) shall be tight: from 1e-2 down to a hundredth of ``delta``."""
+    lowest = max(delta / 100.0, 1e-240)
+    return tuple(np.geomspace(1e-2, lowest, 2 + math.ceil(-math.log10(lowest) / 3.0)).tolist())
+
+
+def write_curve_plot(path: Path, curves: Sequence[PrivacyCurve], delta: float) -> None:
+    """Write delta over epsilon, and the largest TPR over FPR, of each curve: bounds from above, from below dashed."""
+    titles = ("delta(epsilon)", "attacks (1 - trade-off function)", "the same at low false positive rates")
+    figure = make_subplots(rows=1, cols=3, subplot_titles=titles, horizontal_spacing=0.08)
+    scales = (np.linspace(0.0, 1.0, _POINTS), np.geomspace(1e-4, 1.0, _POINTS))
+    for place, curve in enumerate(curves):
+        colour = _COLOURS[place % len(_COLOURS)]
+        profile = curve.profile
+        lower = profile.lower.max(axis=0)
+        _lines(figure, 1, curve.unit, colour, profile.epsilons, profile.upper, np.where(lower > 0.0, lower, np.nan))
+        for column, rates in enumerate(scales, start=2):
+            missed, missed_at_most = curve.trade_off(rates)
+            _lines(figure, column, curve.unit, colour, rates, 1.0 - missed, 1.0 - missed_at_most)
+    for column, rates in enumerate(scales, start=2):
+        guess = go.Scatter(x=rates, y=rates, mode="lines", line={"color": "#888", "dash": "dot"}, name="guessing")
+        figure.add_trace(guess.update(showlegend=column == 2), row=1, col=column)
+        figure.update_xaxes(title_text="false positive rate", row=1, col=column)
+        figure.update_yaxes(title_text="true positive rate", row=1, col=column)
+    figure.update_xaxes(title_text="epsilon", row=1, col=1)
+    figure.update_yaxes(title_text="delta", type="log", exponentformat="power", row=1, col=1)
+    lowest = math.log10(max(delta / 100.0, 1e-240))
+    figure.update_yaxes(range=[lowest, 0.0], row=1, col=1)
+    figure.update_xaxes(type="log", row=1, col=3)
+    figure.update_yaxes(type="log", row=1, col=3)
+    figure.add_hline(delta, line={"color": "#888", "dash": "dot"}, row=1, col=1)
+    claims = ", ".join(dict.fromkeys(f"{curve.kind}, {curve.adjacency}" for curve in curves))
+    title = f"What no attack exceeds (solid; {claims}) and what some attack achieves (dashed)"
+    figure.update_layout(template="simple_white", title=title)
+    try:
+        figure.write_html(path, include_plotlyjs=True)
+    except OSError as error:
+        raise InvalidInput(f"--curve {path} cannot be written: {error.strerror}; name another file") from error
+
+
+def _lines(
+    figure: go.Figure, column: int, name: str, colour: str, x: np.ndarray, upper: np.ndarray, lower: np.ndarray
+) -> None:
+    for values, dash, label in ((upper, "solid", name), (lower, "dash", f"{name}, at least")):
+        line = go.Scatter(x=x, y=values, mode="lines", name=label, legendgroup=label, showlegend=column == 1)
+        figure.add_trace(line.update(line={"color": colour, "dash": dash}), row=1, col=column)
+
+
+def _reconstruction(curve: PrivacyCurve, prior: float) -> float | None:
+    try:
+        return curve.reconstruction(prior)
+    except UnsupportedMechanism:
+        return None
+
+
+def _interval(found: Interval) -> str:
+    return f"{at_most_share(found.upper)} ({at_least_share(found.lower)})"

@@ -1,0 +1,42 @@
+"""What `dpsweep run` and the driver of a submitted sweep share: run a sweep, print its outcome, and exit."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, NoReturn
+
+import typer
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from orchestration.pipeline import Outcome, RunRequest
+
+
+def run_to_the_end(request: RunRequest, as_json: bool) -> NoReturn:
+    """Run the sweep and exit: with 0, with 1 if a trial failed, with 130 when interrupted."""
+    from orchestration.commands.progress import ConsoleDisplay
+    from orchestration.pipeline import run_sweep
+
+    try:
+        outcome = run_sweep(request, ConsoleDisplay(Console(stderr=True)))
+    except KeyboardInterrupt:
+        print("interrupted; the same command continues where it stopped", file=sys.stderr)
+        raise typer.Exit(130) from None
+    show_outcome(outcome, as_json)
+    raise typer.Exit(1 if outcome.record.failed else 0)
+
+
+def show_outcome(outcome: Outcome, as_json: bool) -> None:
+    """Print the outcome to stdout, as tables or as one JSON object."""
+    from orchestration.commands.tables import outcome_object, print_outcome
+
+    if as_json:
+        print_json(outcome_object(outcome))
+    else:
+        print_outcome(outcome)
+
+
+def print_json(value: object) -> None:
+    """Print ``value`` as indented JSON. Raises: ValueError for NaN and infinities."""
+    print(json.dumps(value, indent=2, allow_nan=False))

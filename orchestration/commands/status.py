@@ -1,0 +1,169 @@
+"""`dpsweep status`: how far a sweep has come, from what its driver writes into the sweep's folder."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from accounting.errors import InvalidInput
+from orchestration.commands.cluster import jobs_at
+from orchestration.comparison.formats import clock, number, percent, seconds
+from orchestration.comparison.plain_text import for_terminal
+from orchestration.records.layout import SweepFiles, absolute
+from orchestration.records.snapshot import PERIOD, ClusterSnapshot, SweepSnapshot, TrialSnapshot, read_snapshot
+from orchestration.records.states import TrialState
+
+Address = Annotated[
+    str | None,
+    typer.Option(
+        envvar="RAY_API_SERVER_ADDRESS", metavar="URL", help="The cluster's dashboard, such as http://HEAD:8265."
+    ),
+]
+
+
+def status(
+    sweep: Annotated[str, typer.Argument(help="Folder or URI of a sweep, or the id of a job.", metavar="DIR|URI|ID")],
+    address: Address = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Show every change until the sweep has ended.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; with --watch one object per line.")] = False,
+) -> None:
+    """How far a sweep has come, and whether its driver is still alive; works from any machine that sees the folder."""
+    files = SweepFiles(folder_of(sweep, address))
+    if as_json:
+        for snapshot in _snapshots(files) if watch else [_read(files)]:
+            print(json.dumps(as_object(snapshot), allow_nan=False), flush=True)
+        return
+    console = Console(soft_wrap=not sys.stdout.isatty())
+    if not watch:
+        console.print(picture(_read(files)))
+    elif console.is_terminal:
+        with Live(console=console, auto_refresh=False) as live:
+            for snapshot in _snapshots(files):
+                live.update(picture(snapshot), refresh=True)
+    else:
+        for snapshot in _snapshots(files):
+            console.print(headline(snapshot))
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to ``app``."""
+    app.command()(status)
+
+
+def folder_of(sweep: str, address: str | None) -> str:
+    """The folder or URI that ``sweep`` names: itself, or the output of the job with this id at ``address``."""
+    folder = absolute(sweep)
+    if address is None or "/" in sweep or read_snapshot(SweepFiles(folder).status) is not None:
+        return folder
+    return jobs_at(address).find(sweep).output
+
+
+def _read(files: SweepFiles) -> SweepSnapshot:
+    found = read_snapshot(files.status)
+    if found is None:
+        raise InvalidInput(
+            f"there is no {files.status}: no sweep has started there, or not where this machine can read it; give the "
+            "folder or URI of a sweep, or a job's id with --address"
+        )
+    return found
+
+
+def _snapshots(files: SweepFiles) -> Iterator[SweepSnapshot]:
+    """Each new snapshot until the sweep has ended; a stale one is repeated."""
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            snapshot = _read(files)
+            yield snapshot
+            if snapshot.state != "running":
+                return
+            time.sleep(PERIOD)
+
+
+def as_object(snapshot: SweepSnapshot) -> dict[str, Any]:
+    """The snapshot for programs, with its age in seconds and whether it is stale."""
+    counts = {state.value: snapshot.counts()[state] for state in TrialState}
+    return {**asdict(snapshot), "counts": counts, "age": snapshot.age(), "stale": snapshot.is_stale()}
+
+
+def headline(snapshot: SweepSnapshot) -> Text:
+    """State, trials by state, time and age in one line."""
+    counts = snapshot.counts()
+    done = sum(count for state, count in counts.items() if state.has_ended)
+    running = sum(count for state, count in counts.items() if state.is_running)
+    left = f"{clock(snapshot.seconds_left)} to finish" if snapshot.seconds_left is not None else "? to finish"
+    trials = (
+        f"{done} of {len(snapshot.trials)} trials done, {running} running, {counts[TrialState.PENDING]} waiting, "
+        f"{counts[TrialState.FAILED]} failed; {clock(snapshot.elapsed)} elapsed"
+    )
+    if snapshot.is_stale():
+        word = f"stale: no sign of its driver for {seconds(snapshot.age())}"
+        return Text(f"{for_terminal(snapshot.name)}: {word}; then {trials}", style="bold yellow")
+    ending = f", {left}" if snapshot.state == "running" else ""
+    return Text(f"{for_terminal(snapshot.name)}: {for_terminal(snapshot.state)}, {trials}{ending}", style="bold")
+
+
+def picture(snapshot: SweepSnapshot) -> RenderableType:
+    """The headline, the driver, the cluster, and every trial."""
+    job = f", job {snapshot.job}" if snapshot.job else ""
+    driver = for_terminal(f"driver on {snapshot.host} (pid {snapshot.pid}){job}, seen {seconds(snapshot.age())} ago")
+    lines = [headline(snapshot), Text(driver, style="dim")]
+    if snapshot.is_stale():
+        lines.append(Text("if the driver was killed, the same `dpsweep run` or `dpsweep submit` continues the sweep"))
+    if snapshot.cluster is not None:
+        lines.append(_cluster(snapshot.cluster))
+    failed = [
+        Text.assemble(("failed", "red"), for_terminal(f" {trial.key}: {trial.error}"))
+        for trial in snapshot.trials
+        if trial.error
+    ]
+    return Group(*lines, _trials(snapshot), *failed)
+
+
+def _cluster(cluster: ClusterSnapshot) -> Text:
+    whole: dict[str, float] = {}
+    for node in cluster.nodes:
+        for name, amount in node.resources.items():
+            whole[name] = whole.get(name, 0.0) + amount
+    have = ", ".join(f"{name} {amount:g} ({cluster.free.get(name, 0.0):g} free)" for name, amount in whole.items())
+    text = f"{len(cluster.nodes)} nodes: {have or 'without resources'}"
+    if cluster.waiting and cluster.missing:
+        return Text(f"{text}; {cluster.waiting} trials wait: {cluster.shortage()}", style="yellow")
+    waiting = f"; {cluster.waiting} trials wait for {_listed(cluster.trial)} each" if cluster.waiting else ""
+    return Text(f"{text}{waiting}")
+
+
+def _listed(resources: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {amount:g}" for name, amount in resources.items())
+
+
+def _trials(snapshot: SweepSnapshot) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for column in ("trial", "state", "epoch", "step", "epsilon", "test accuracy"):
+        table.add_column(column, header_style="dim", overflow="fold")
+    for trial in snapshot.trials:
+        state = Text(trial.state.value, style=trial.state.style)
+        epoch = str(trial.epoch) if trial.epoch is not None else ""
+        table.add_row(
+            for_terminal(trial.key),
+            state,
+            epoch,
+            f"{trial.step}/{trial.total_steps}",
+            _epsilon(trial),
+            percent(trial.accuracy),
+        )
+    return table
+
+
+def _epsilon(trial: TrialSnapshot) -> str:
+    return "none (not private)" if trial.private is False else number(trial.epsilon)

@@ -1,0 +1,95 @@
+"""Whether what stored results claim is what their traces cost: recomputed, because a checksum can be recomputed too.
+
+Checksums find damage, not tampering: whoever can write a result can write its checksum. A claim that is smaller than
+the cost of the stored trace is found here; a trace that was forged as well is not.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+
+from accounting.accountants import account
+from accounting.errors import START_ANEW
+from accounting.estimates import PrivacyEstimate
+from accounting.mechanism import Trace
+from accounting.records.traces import read_trace
+from orchestration.comparison.record import SweepRecord
+from orchestration.records.attempts import Attempt
+from orchestration.records.layout import SweepFiles
+from orchestration.records.release_modes import release_spec
+from orchestration.records.results import StoppedTrial, StoredResult
+from orchestration.sweeps.schema import SweepSpec
+
+_ROUNDING = 1e-6
+"""Relative: far above what floating point differs by, far below what would matter."""
+
+
+def unfounded(files: SweepFiles, record: SweepRecord) -> Iterator[str]:
+    """One line for each number of a stored result that is smaller than what its trace costs, and for other deltas.
+
+    Equal traces, such as those of seeds, are accounted for once.
+    """
+    for point in record.points:
+        result = record.status(point.key).result
+        if result is None:
+            continue
+        trial = files.trial(point.key)
+        trace = result.trace if isinstance(result, StoppedTrial) else read_trace(trial.trace)
+        attempts = record.attempts.get(point.key, ())
+        for reason in (*_claims(result, trace, record.sweep), *_ledger(attempts, trace, result)):
+            yield f"{trial.result}: {reason}; restore the trial from a backup, or {START_ANEW}"
+
+
+def _claims(result: StoredResult, trace: Trace, sweep: SweepSpec) -> Iterator[str]:
+    delta, settings = sweep.privacy.delta, sweep.accounting
+    sizes = [size for size in settings.group_sizes if size > 1]
+    yield from _smaller("epsilon", result.worst_case, trace, delta, sweep.privacy.accountant)
+    for name, other in zip(settings.also, result.others, strict=False):
+        yield from _smaller(f"epsilon by {name}", other, trace, delta, name)
+    groups = [estimate for estimate in result.groups if estimate.group_size > 1]
+    for size, group in zip(sizes, groups, strict=False):
+        yield from _smaller(f"epsilon of groups of {size}", group, trace, delta, "pld", size)
+    if isinstance(result, StoppedTrial):
+        return
+    for epoch, shown in zip(result.training.history, result.epsilons, strict=False):
+        least = min(_cost(trace.until(epoch.step), delta, "rdp", 1).epsilon, result.worst_case.epsilon)
+        if shown < least * (1.0 - _ROUNDING):
+            yield f"it claims epsilon {shown:.6g} after epoch {epoch.epoch}, but its trace had cost {least:.6g}"
+    release = release_spec(sweep.release.name, sweep.release.params)
+    if release is not None and result.individuals is not None:
+        alone = _cost(Trace(trace.dataset_size, releases=release.releases()), delta, "auto", 1).epsilon
+        if (result.individuals.release_epsilon or 0.0) < alone * (1.0 - _ROUNDING):
+            yield f"it claims that its statistics cost {result.individuals.release_epsilon}, but they cost {alone:.6g}"
+
+
+def _smaller(
+    what: str, claim: PrivacyEstimate, trace: Trace, delta: float, accountant: str, size: int = 1
+) -> Iterator[str]:
+    found = _cost(trace, delta, accountant, size)
+    if claim.delta != delta or claim.adjacency != found.adjacency:
+        yield (
+            f"it claims {what} at delta {claim.delta:g} and adjacency {claim.adjacency}, but the sweep's delta is "
+            f"{delta:g} and the adjacency of its trace {found.adjacency}"
+        )
+    if claim.epsilon < found.epsilon * (1.0 - _ROUNDING) or (math.isinf(found.epsilon) and claim.is_private):
+        yield f"it claims {what} {claim.epsilon:.6g}, but its trace costs {found.epsilon:.6g}"
+    if claim.is_private and claim.kind == "guarantee" == trace.kind and found.kind == "estimate":
+        yield f"it claims that {what} is a guarantee, but by {accountant} it is an estimate"
+
+
+def _ledger(attempts: tuple[Attempt, ...], trace: Trace, result: StoredResult) -> Iterator[str]:
+    """What the record of attempts holds of the trial must cost no less than the trial."""
+    if not attempts or not trace.is_private:
+        return
+    delta = result.spec.delta
+    recorded = max(_cost(attempt.trace, delta, "rdp", 1).epsilon for attempt in attempts)
+    spent = _cost(trace, delta, "rdp", 1).epsilon
+    if recorded < spent * (1.0 - _ROUNDING):
+        yield f"the record of its attempts claims epsilon {recorded:.6g}, but its trace costs {spent:.6g}"
+
+
+@functools.lru_cache(maxsize=8192)
+def _cost(trace: Trace, delta: float, accountant: str, size: int) -> PrivacyEstimate:
+    return account(trace, delta, accountant, size)

@@ -1,0 +1,106 @@
+"""What several trials cost together: every model, curve and statistic of theirs is of the same training records.
+
+The epsilon of a trial covers that trial alone. A mean over seeds shows something of each of them, a report of all;
+their cost is that of the composed mechanisms. Pure.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from accounting.errors import UnsupportedMechanism
+from accounting.estimates import PrivacyEstimate
+from accounting.mechanism import Trace
+from accounting.together import account_together
+from orchestration.records.attempts import Attempt
+from orchestration.records.published import PublishedTrial
+
+
+@dataclass(frozen=True)
+class Composition:
+    """The cost of publishing everything that some private trials have released.
+
+    trials: how many. attempts: starts of these trials that are over and were started anew, which count too.
+    estimate: for a record that may be in the data of each; None where no epsilon covers them all. release_epsilon: of
+    their released statistics alone, which is part of it. reason: why it is no guarantee or unknown; "" where it is one.
+    """
+
+    trials: int
+    attempts: int
+    estimate: PrivacyEstimate | None
+    release_epsilon: float | None = None
+    reason: str = ""
+
+    @property
+    def epsilon(self) -> float | None:
+        return self.estimate.epsilon if self.estimate else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        found = {} if self.estimate is None else self.estimate.as_dict()
+        kept = {name: found.get(name) for name in ("epsilon", "delta", "adjacency", "accountant", "kind")}
+        counts = {"trials": self.trials, "attempts": self.attempts}
+        return {**kept, **counts, "release_epsilon": self.release_epsilon, "reason": self.reason}
+
+
+def composed(trials: Iterable[PublishedTrial]) -> Composition | None:
+    """What the private ones of ``trials`` cost together, all their attempts included; None where nothing was released.
+
+    Guarantee: adaptive composition (`accounting.together`), at the delta of the trials. An estimate where a run ended
+    before its planned end, because that may depend on what it showed, and where runs drew the same noise.
+    """
+    private = [trial for trial in trials if trial.attempts]
+    attempts = [attempt for trial in private for attempt in trial.attempts]
+    if not attempts:
+        return None
+    delta = max(attempt.delta for attempt in attempts)
+    repeated = sum(sum(bool(attempt.trace.segments) for attempt in trial.attempts) - 1 for trial in private)
+    found = Composition(len(private), repeated, None, _release_epsilon(attempts, delta))
+    if len(attempts) == 1 and (privacy := private[0].privacy) is not None:
+        alone = PrivacyEstimate(privacy.epsilon, privacy.delta, privacy.adjacency, privacy.accountant, privacy.kind)
+        return replace(found, estimate=alone)
+    try:
+        together = _together(_counted(attempt.trace for attempt in attempts), delta)
+    except UnsupportedMechanism as refusal:
+        return replace(found, reason=str(refusal))
+    reason = _weakness(attempts)
+    if together.kind == "guarantee" and reason:
+        together = replace(together, kind="estimate")
+    return replace(found, estimate=together, reason=reason)
+
+
+def composed_epsilon(trial: PublishedTrial) -> float | None:
+    """What all attempts at a trial that has ended cost together: its own epsilon where there was one."""
+    if not trial.state.has_ended or trial.privacy is None or not trial.privacy.is_private:
+        return None
+    found = composed([trial])
+    return found.epsilon if found else trial.privacy.epsilon
+
+
+def _weakness(attempts: list[Attempt]) -> str:
+    seeds = Counter(attempt.seed for attempt in attempts if attempt.seed is not None)
+    if any(count > 1 for count in seeds.values()):
+        return "runs of one seed draw the same noise (research mode), so what they show is no independent composition"
+    if not all(attempt.ended for attempt in attempts):
+        return "a run ended before its planned end, which may depend on what it showed"
+    if any(attempt.trace.kind != "guarantee" for attempt in attempts):
+        return "noise followed results"
+    return ""
+
+
+def _release_epsilon(attempts: list[Attempt], delta: float) -> float | None:
+    released = [attempt.statistics for attempt in attempts if attempt.statistics is not None]
+    return _together(_counted(released), delta).epsilon if released else None
+
+
+def _counted(traces: Iterable[Trace]) -> frozenset[tuple[Trace, int]]:
+    return frozenset(Counter(traces).items())
+
+
+@functools.lru_cache(maxsize=1024)
+def _together(traces: frozenset[tuple[Trace, int]], delta: float) -> PrivacyEstimate:
+    return account_together((trace for trace, count in traces for _ in range(count)), delta)

@@ -1,0 +1,41 @@
+"""Text that others wrote, made harmless where it is shown: on a terminal, in Markdown, in an address. Pure."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
+
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+_MARKDOWN = re.compile(r"([\\`*_\[\]<>!#|~&])")
+_SECRET = re.compile(r"pass|pwd|secret|token|key|auth|credential", re.IGNORECASE)
+MASK = "***"
+
+
+def for_terminal(text: str) -> str:
+    """The text without what steers a terminal or turns the direction of writing; such characters are spelt out."""
+    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def for_markdown(text: str) -> str:
+    """The text as Markdown that shows it and nothing else: no image that is fetched, no link, no HTML."""
+    return _MARKDOWN.sub(r"\\\1", for_terminal(text))
+
+
+def secrets_of(uri: str) -> tuple[str, ...]:
+    """What of an address nobody else may see: its password, a lone name that may be a token, secret parameters."""
+    try:
+        parts = urlsplit(uri)
+        user, password = parts.username, parts.password
+    except ValueError:
+        return (uri,)
+    named = [value for name, value in parse_qsl(parts.query) if _SECRET.search(name)]
+    lone = user if user and not password and parts.scheme.startswith("http") else None
+    return tuple(dict.fromkeys(value for value in (password, lone, *named) if value))
+
+
+def masked(text: str, uri: str) -> str:
+    """``text`` without the secrets of ``uri``, however they are quoted; it may be the address itself."""
+    for secret in sorted(secrets_of(uri), key=len, reverse=True):
+        for spelt in dict.fromkeys((secret, unquote(secret), quote(secret, safe=""), quote(secret))):
+            text = re.sub(rf"(?<![A-Za-z0-9]){re.escape(spelt)}(?![A-Za-z0-9])", MASK, text)
+    return text

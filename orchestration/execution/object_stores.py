@@ -1,0 +1,37 @@
+"""Check for the packages that an object store needs, before anything is written to it."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from accounting.errors import InvalidInput
+
+_CLIENTS: Mapping[str, tuple[str, str]] = {
+    "s3": ("boto3", "dpsweep[s3]"),
+    "gs": ("google.cloud.storage", "dpsweep[gs]"),
+}
+"""By scheme: the module with which MLflow stores figures and reports, and what to install. The files of trials are
+written by pyarrow, which needs neither."""
+
+
+def require_client(uri: str) -> None:
+    """Refuse an output in an object store that MLflow's store of artifacts cannot write.
+
+    Raises: InvalidInput with the missing package and the command that installs it.
+    """
+    scheme = urlsplit(uri).scheme if "://" in uri else ""
+    module, extra = _CLIENTS.get(scheme, ("", ""))
+    if module and not _is_installed(module):
+        raise InvalidInput(
+            f"{uri}: MLflow writes figures and reports to {scheme}:// with the package {module}, which is not "
+            f"installed; pip install '{extra}', or name an MLflow server with --tracking-uri"
+        )
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # a package above it is missing
+        return False

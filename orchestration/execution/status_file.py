@@ -1,0 +1,123 @@
+"""Keeps a sweep's ``status.json`` current while the sweep runs, so that it can be watched from anywhere."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from accounting.errors import StorageError
+from orchestration.records.release_modes import Disclosure, release_mode
+from orchestration.records.snapshot import PERIOD, ClusterSnapshot, SweepSnapshot, TrialSnapshot, write_snapshot
+from orchestration.records.states import TrialState
+from orchestration.records.status import SweepStatus, TrialStatus
+
+JOB_VARIABLE: Final = "DPSWEEP_JOB"
+"""Environment variable with the submission id of the Ray job that a driver runs in."""
+_PATIENCE = 10.0
+"""Seconds to wait, at the end, for a thread that waits for the cluster's answer."""
+
+
+class StatusFile:
+    """Writes snapshots of a sweep to ``uri``.
+
+    disclosure: the release mode; a file that shows texts of errors is for its owner only.
+    cluster: the cluster now, given the number of trials that wait. warn: told once, in a sentence, when trials wait
+    for resources that no node has. An unwritable file is no error of the sweep: the next snapshot may succeed.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        name: str,
+        sweep_id: str,
+        disclosure: Disclosure,
+        status: SweepStatus,
+        cluster: Callable[[int], ClusterSnapshot | None],
+        warn: Callable[[str], None],
+    ) -> None:
+        self._uri, self._name, self._sweep_id = uri, name, sweep_id
+        self._is_sensitive = release_mode(disclosure).is_sensitive
+        self._status, self._cluster, self._warn = status, cluster, warn
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._has_warned = False
+
+    @contextlib.contextmanager
+    def kept_current(self, period: float = PERIOD) -> Iterator[None]:
+        """Write a snapshot at the start and the end of a ``with`` block and every ``period`` seconds within."""
+        self._write("running", None)
+        thread = threading.Thread(target=self._repeat, args=(period,), name="dpsweep-status", daemon=True)
+        thread.start()
+        outcome = "interrupted"
+        try:
+            yield
+            outcome = "failed" if self._status.counts()[TrialState.FAILED] else "finished"
+        finally:
+            self._ended.set()
+            thread.join(_PATIENCE)
+            self._write(outcome, None)
+
+    def _repeat(self, period: float) -> None:
+        while not self._ended.wait(period):
+            cluster = self._cluster(self._status.counts()[TrialState.PENDING])
+            with self._lock:  # the last snapshot, which says how the sweep ended, must not be replaced
+                if not self._ended.is_set():
+                    self._write_unlocked("running", cluster)
+            self._tell(cluster)
+
+    def _write(self, state: str, cluster: ClusterSnapshot | None) -> None:
+        with self._lock:
+            self._write_unlocked(state, cluster)
+
+    def _write_unlocked(self, state: str, cluster: ClusterSnapshot | None) -> None:
+        snapshot = SweepSnapshot(
+            name=self._name,
+            sweep_id=self._sweep_id,
+            state=state,
+            heartbeat=time.time(),
+            elapsed=self._status.elapsed,
+            seconds_left=self._status.seconds_left() if state == "running" else None,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            job=os.environ.get(JOB_VARIABLE),
+            trials=trial_snapshots(self._status),
+            cluster=cluster,
+        )
+        with contextlib.suppress(StorageError):
+            write_snapshot(self._uri, snapshot, self._is_sensitive)
+
+    def _tell(self, cluster: ClusterSnapshot | None) -> None:
+        if cluster is not None and cluster.missing and cluster.waiting and not self._has_warned:
+            self._has_warned = True
+            self._warn(f"{cluster.waiting} trials wait: {cluster.shortage()}")
+
+
+def trial_snapshot(trial: TrialStatus) -> TrialSnapshot:
+    """What may be shown of a trial's status; infinities become ``private=False``."""
+    epsilon = trial.epsilon
+    return TrialSnapshot(
+        key=trial.key,
+        state=trial.state,
+        step=trial.step,
+        total_steps=trial.total_steps,
+        epoch=trial.progress.epoch if trial.progress else None,
+        accuracy=_finite(trial.accuracy),
+        epsilon=_finite(epsilon),
+        private=None if epsilon is None else epsilon < math.inf,
+        error=trial.error,
+    )
+
+
+def trial_snapshots(status: SweepStatus) -> tuple[TrialSnapshot, ...]:
+    """All trials, in the order of the grid."""
+    return tuple(map(trial_snapshot, status.trials))
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

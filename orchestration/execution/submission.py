@@ -1,0 +1,180 @@
+"""Sweeps as jobs of a Ray cluster: submit, find, follow and stop them through Ray's Jobs API.
+
+The submission id of a sweep is its name and a digest of its specification, so the same sweep has the same id. Ray keeps
+one record per id; a sweep that is submitted again after its job has ended gets the id with ``-2``, ``-3`` and so on,
+and is found by the plain id all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import http.client
+import json
+import os
+import re
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ray.exceptions import AuthenticationError
+from ray.job_submission import JobSubmissionClient
+
+from accounting.errors import InvalidInput
+from orchestration.execution.cluster import refused_token
+from orchestration.execution.job_package import Package
+from orchestration.records.ownership import PERIOD
+
+_ANSWER_WITHIN = 10.0
+"""Seconds to wait for a dashboard's first answer."""
+_STOP_WITHIN = 120
+"""Seconds that a driver which is told to stop has for closing its MLflow runs, before Ray kills it."""
+_ENDED: Final = frozenset({"STOPPED", "SUCCEEDED", "FAILED"})
+_MARK = "dpsweep.id"
+"""Metadata of a job that `dpsweep submit` started: the id of its sweep, without the number of the attempt."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A submitted sweep. id: Ray's submission id. sweep_id: the same without the number of the attempt. output: the
+    sweep's folder or URI, as the cluster sees it. state: Ray's word. submitted: seconds since 1970 UTC."""
+
+    id: str
+    sweep_id: str
+    output: str
+    state: str
+    submitted: float
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the job is over."""
+        return self.state in _ENDED
+
+
+def submission_id(name: str, sweep: Mapping[str, Any]) -> str:
+    """The id of a sweep: its name and a digest of its specification, given as plain values.
+
+    >>> submission_id("my sweep", {"seeds": [0]})
+    'my-sweep-1127f1e11d'
+    """
+    digest = hashlib.sha256(json.dumps(sweep, sort_keys=True).encode()).hexdigest()
+    return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', name)}-{digest[:10]}"
+
+
+class Jobs:
+    """The sweeps among the jobs of the cluster whose dashboard is at ``address``, such as ``http://HEAD:8265``.
+
+    Every method raises InvalidInput, in one line, when the dashboard does not answer or requires another token.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = address.rstrip("/")
+        _require_dashboard(self._address)
+        os.environ["RAY_API_SERVER_ADDRESS"] = self._address  # Ray prefers its own variables to what it is given
+        with self._named_errors():
+            self._client = JobSubmissionClient(self._address)
+
+    def all(self) -> tuple[Job, ...]:
+        """Every submitted sweep, the newest last."""
+        with self._named_errors():
+            found = self._client.list_jobs()
+        described = ((each, each.metadata or {}) for each in found)
+        jobs = (
+            Job(
+                each.submission_id,
+                metadata[_MARK],
+                metadata["dpsweep.output"],
+                str(each.status.value),
+                (each.start_time or 0) / 1000.0,
+            )
+            for each, metadata in described
+            if each.submission_id and _MARK in metadata
+        )
+        return tuple(sorted(jobs, key=lambda job: job.submitted))
+
+    def find(self, name: str) -> Job:
+        """The newest job with this id, or that of the sweep with this id, or with this output.
+
+        Raises: InvalidInput naming the ids that there are.
+        """
+        jobs = self.all()
+        found = [job for job in jobs if name in (job.id, job.sweep_id) or name.rstrip("/") == job.output.rstrip("/")]
+        if not found:
+            there = ", ".join(job.id for job in jobs) or "none"
+            raise InvalidInput(f"no sweep at {self._address} has the id or output {name!r}; there are: {there}")
+        return next((job for job in found if not job.has_ended), found[-1])
+
+    def submit(self, sweep_id: str, output: str, package: Package, environment: Mapping[str, str]) -> Job:
+        """Start a job that runs the packaged sweep; the job of this sweep that runs already, if there is one.
+
+        environment: variables of the driver and the workers. Raises: InvalidInput if the sweep runs with other output.
+        """
+        earlier = [job for job in self.all() if job.sweep_id == sweep_id]
+        running = next((job for job in earlier if not job.has_ended), None)
+        if running is not None:
+            if running.output.rstrip("/") != output.rstrip("/"):
+                raise InvalidInput(
+                    f"{running.id} runs this sweep with --output {running.output}; wait for it, or give another --name"
+                )
+            return running
+        name = f"{sweep_id}-{len(earlier) + 1}" if earlier else sweep_id
+        pause = 3.0 * PERIOD + 5.0 if "://" in output else 5.0
+        variables = {"RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_WITHIN), **environment}
+        with self._named_errors():
+            self._client.submit_job(
+                entrypoint=f"python3 -P -m orchestration.execution.supervisor {name} {pause:g}",
+                submission_id=name,
+                runtime_env={"py_modules": list(package.folders), "env_vars": variables},
+                metadata={_MARK: sweep_id, "dpsweep.output": output},
+            )
+        return self.find(name)
+
+    def stop(self, job: Job) -> None:
+        """Tell the job's driver to stop, as Ctrl-C does; returns before it has."""
+        with self._named_errors():
+            self._client.stop_job(job.id)
+
+    def logs(self, job: Job) -> str:
+        """What the job has printed so far."""
+        with self._named_errors():
+            return str(self._client.get_job_logs(job.id))
+
+    def follow(self, job: Job) -> Iterator[str]:
+        """What the job prints, from its start to its end, as it comes."""
+        loop = asyncio.new_event_loop()
+        lines: AsyncIterator[str] = self._client.tail_job_logs(job.id)
+        try:
+            with self._named_errors(), contextlib.suppress(StopAsyncIteration):
+                while True:
+                    yield loop.run_until_complete(anext(lines))
+        finally:
+            loop.close()
+
+    @contextlib.contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except AuthenticationError as error:
+            raise refused_token(self._address) from error
+        except (OSError, RuntimeError) as error:
+            reason = " ".join(str(error).split())
+            raise InvalidInput(f"the Ray cluster at {self._address} refused ({reason[:300]})") from error
+
+
+def _require_dashboard(address: str) -> None:
+    """Require an answer over HTTP within seconds; Ray's client would wait for minutes."""
+    if not re.fullmatch(r"https?://[^/]+", address):
+        raise InvalidInput(f"--address is {address!r}, but must be that of a dashboard, such as http://HEAD:8265")
+    try:
+        urllib.request.urlopen(f"{address}/api/version", timeout=_ANSWER_WITHIN).close()
+    except urllib.error.HTTPError:
+        return  # it answers; what it refuses is told by what is asked of it
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        reason = " ".join(str(getattr(error, "reason", error)).split())
+        raise InvalidInput(
+            f"no Ray dashboard answers at {address} ({reason}); give the address of the head's dashboard, usually port "
+            "8265, or open a tunnel to it with `ssh -L 8265:127.0.0.1:8265 HEAD`"
+        ) from error

@@ -1,0 +1,90 @@
+"""Runs the driver of a submitted sweep inside its Ray job, and starts it again when it was killed.
+
+A driver that was killed leaves a sweep that the next one continues, so nothing but the restart is needed. Standard
+library only: this process must outlive a driver that ran out of memory. It is the entry point of the job:
+``python3 -P -m orchestration.execution.supervisor ID PAUSE``.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+RESTARTS = 10
+"""How often a killed driver is started again."""
+_LONGEST_PAUSE = 300.0
+_STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_DRIVER = ("-P", "-c", "from orchestration.commands.main import main; main()", "drive")
+
+
+class Supervisor:
+    """Runs ``command`` until it ends by itself, at most ``restarts`` times more if a signal kills it.
+
+    pause: seconds before the first restart, doubled with each; the workers and the claim of the killed driver have to
+    be gone by then.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], restarts: int, pause: float) -> None:
+        self._command, self._environment = list(command), dict(environment)
+        self._restarts, self._pause = restarts, pause
+        self._driver: subprocess.Popen[bytes] | None = None
+        self._is_stopping = False
+
+    def run(self) -> int:
+        """The exit code of the last driver; 128 + n if signal n killed it. Handles signals in the main thread."""
+        for number in _STOPPING:
+            signal.signal(number, self._stop)
+        pause = self._pause
+        for restarts_left in range(self._restarts, -1, -1):
+            code = self._run_once()
+            if code >= 0 or self._is_stopping:
+                return code if code >= 0 else 128 - code
+            _say(f"the driver was killed by {signal.Signals(-code).name}")
+            if restarts_left:
+                _say(f"starting it again in {pause:g} s; {restarts_left} restarts are left")
+                self._wait(pause)
+                pause = min(2.0 * pause, _LONGEST_PAUSE)
+            if self._is_stopping:
+                return 128 + signal.SIGTERM
+        _say("giving up; submit the sweep again to continue it")
+        return 128 - code
+
+    def _wait(self, duration: float) -> None:
+        """Sleep until ``duration`` seconds are over or the job is told to stop."""
+        deadline = time.monotonic() + duration
+        while time.monotonic() < deadline and not self._is_stopping:
+            time.sleep(0.1)
+
+    def _run_once(self) -> int:
+        self._driver = subprocess.Popen(self._command, env=self._environment)
+        if self._is_stopping:  # told so while the driver started
+            self._driver.send_signal(signal.SIGTERM)
+        return self._driver.wait()
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        self._is_stopping = True
+        if self._driver is not None and self._driver.poll() is None:
+            self._driver.send_signal(signal.SIGTERM)
+
+
+def _say(text: str) -> None:
+    print(f"supervisor: {text}", file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    """The entry point of the job: ``ID PAUSE``. The driver runs in the home folder, where `runs/` may be written."""
+    job, pause = sys.argv[1], float(sys.argv[2])
+    os.chdir(Path.home())
+    # the workers get the code and the variables that the driver ships, not the job's own package
+    environment = {**os.environ, "DPSWEEP_JOB": job, "RAY_OVERRIDE_JOB_RUNTIME_ENV": "1"}
+    sys.exit(Supervisor((sys.executable, *_DRIVER), environment, RESTARTS, pause).run())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""Check the stored files of a sweep, and delete the norms of its accounted trials."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from accounting.records.files import delete, exists, list_files
+from accounting.records.layout import TrialFiles
+from accounting.records.parts import MANIFEST
+from accounting.records.shards import read_epsilons
+from orchestration.comparison.claims import unfounded
+from orchestration.comparison.record import SweepRecord
+from orchestration.comparison.stored import stored_record
+from orchestration.records.integrity import damages
+from orchestration.records.layout import SweepFiles
+from orchestration.records.ownership import claimed, exclusive
+from orchestration.records.results import TrialResult
+
+_READERS = 8
+"""Trials read at the same time: hashing and reading run outside Python's lock."""
+
+
+def damaged_files(files: SweepFiles, record: SweepRecord) -> list[str]:
+    """One line per damaged file of the trained trials, in the order of the grid; reads every file.
+
+    Where no file is damaged: one line per claim that is smaller than what its trace costs.
+    """
+    with ThreadPoolExecutor(_READERS) as readers:
+        found = readers.map(lambda result: list(damages(files.trial(result.key), result)), trained(record))
+        damaged = [line for lines in found for line in lines]
+    return damaged or list(unfounded(files, record))
+
+
+def trained(record: SweepRecord) -> list[TrialResult]:
+    """The results of the trials that were trained to their end and accounted, in the order of the grid."""
+    return [result for point in record.points if (result := record.finished(point.key)) is not None]
+
+
+def prune_norms(files: SweepFiles, older_than: float) -> list[str]:
+    """Delete the norm shards of every accounted trial that ended at least ``older_than`` seconds ago.
+
+    A trial keeps its norms unless its stored epsilons are complete and undamaged. Returns: the keys of the trials whose
+    norms were deleted. Raises: InvalidInput while the sweep runs; DataCorruption for damaged epsilons, whose norms are
+    then kept.
+    """
+    with exclusive(files.local_folder), claimed(files.claim):
+        results = [each for each in trained(stored_record(files)) if each.ended <= time.time() - older_than]
+        return [result.key for result in results if any(list(_deleted(files.trial(result.key))))]
+
+
+def _deleted(trial: TrialFiles) -> Iterator[str]:
+    """Delete the norms of one trial if its epsilons are there; yields what was deleted.
+
+    The manifest goes first: what an interrupted deletion leaves is then no longer part of the trial.
+    """
+    if not exists(f"{trial.epsilons}/{MANIFEST}"):
+        return
+    read_epsilons(trial.epsilons)
+    for folder in (trial.norms, trial.exact_norms):
+        names = list_files(folder)
+        for name in sorted(names, key=lambda name: name != MANIFEST):
+            delete(f"{folder}/{name}")
+            yield name

@@ -1,0 +1,105 @@
+"""What every start of every trial has released: a ledger that only grows.
+
+It lies beside the trials, so that deleting a trial's folder, which starts the trial anew with other noise, deletes
+nothing of it: what the earlier start had shown, in MLflow or as a model, stays part of what the trial cost.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from pydantic import TypeAdapter, ValidationError
+
+from accounting.errors import DataCorruption
+from accounting.records.files import list_files
+from accounting.records.sealed import read_sealed, write_sealed
+from orchestration.records.layout import SweepFiles
+from orchestration.records.stored_trace import StoredTrace
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One start of a trial from nothing, or one more release of its statistics.
+
+    number: counts from 1, by trial. trace: bounds the cost, with ``delta``, of all that it has shown. seed: of its
+    noise; None where that is secret. ended: it ran to its planned end, so its length told nothing. statistics: what
+    the release of statistics alone cost, where it was made.
+    """
+
+    key: str
+    number: int
+    delta: float
+    trace: StoredTrace
+    seed: int | None = None
+    ended: bool = False
+    statistics: StoredTrace | None = None
+
+
+_ATTEMPT = TypeAdapter(Attempt)
+
+
+def read_attempts(files: SweepFiles, key: str) -> tuple[Attempt, ...]:
+    """Those of one trial, in order. Raises `DataCorruption` where one is damaged or missing."""
+    folder, found = files.attempts(key), []
+    for number, name in enumerate(list_files(folder), start=1):
+        uri, next_step = f"{folder}/{name}", "restore it from a backup: without it, part of the trial's cost is unknown"
+        try:
+            attempt = _ATTEMPT.validate_json(read_sealed(uri, next_step) or b"")
+        except ValidationError as error:
+            raise DataCorruption(f"{uri} is no record of this version of dpsweep; {next_step}") from error
+        if (attempt.key, attempt.number) != (key, number):
+            raise DataCorruption(f"{uri} is not the record of attempt {number} of trial {key}; {next_step}")
+        found.append(attempt)
+    return tuple(found)
+
+
+class AttemptLog:
+    """The attempts of a sweep while it runs; safe to use from several threads. A record is written before it counts."""
+
+    def __init__(self, files: SweepFiles, keys: Iterable[str]) -> None:
+        """Raises `DataCorruption` for a damaged record."""
+        self._files, self._lock = files, threading.Lock()
+        self._attempts = {key: read_attempts(files, key) for key in keys}
+        self._current: dict[str, int] = {}
+
+    @property
+    def all(self) -> Mapping[str, tuple[Attempt, ...]]:
+        with self._lock:
+            return dict(self._attempts)
+
+    def take_up(self, key: str, continues: bool) -> None:
+        """Say whether the trial goes on where its last attempt was; otherwise what it shows is that of a new one."""
+        with self._lock:
+            trained = [attempt.number for attempt in self._attempts[key] if attempt.trace.segments]
+            self._current[key] = trained[-1] if continues and trained else len(self._attempts[key]) + 1
+
+    def note(self, now: Attempt) -> None:
+        """Record what the current attempt has shown by now; it never gets less. ``number`` is set here."""
+        with self._lock:
+            now = replace(now, number=self._current.setdefault(now.key, 1))
+            earlier = self._attempts[now.key]
+            before = next((attempt for attempt in earlier if attempt.number == now.number), None)
+            if before is not None and (before.ended or (before.trace.steps >= now.trace.steps and not now.ended)):
+                return  # a worker that goes on from its checkpoint repeats what it has shown
+            self._write(now)
+            others = [each for each in earlier if each is not before]
+            self._attempts[now.key] = tuple(sorted([*others, now], key=lambda each: each.number))
+
+    def has_released_statistics(self, key: str) -> bool:
+        """Whether the current attempt has."""
+        with self._lock:
+            current = self._current.get(key)
+            return any(each.number == current and each.statistics for each in self._attempts[key])
+
+    def note_statistics(self, now: Attempt) -> None:
+        """Record that statistics, which the trial had released before, are about to be released again."""
+        with self._lock:
+            now = replace(now, number=len(self._attempts[now.key]) + 1)
+            self._write(now)
+            self._attempts[now.key] = (*self._attempts[now.key], now)
+
+    def _write(self, attempt: Attempt) -> None:
+        uri = f"{self._files.attempts(attempt.key)}/{attempt.number:06d}.json"
+        write_sealed(uri, _ATTEMPT.dump_json(attempt))

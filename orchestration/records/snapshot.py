@@ -1,0 +1,125 @@
+"""How far a sweep has come, as its driver writes it to ``status.json`` every few seconds.
+
+A snapshot holds what the terminal and MLflow show of a running sweep: configuration, counts, evaluations on held-out
+test data, upper bounds on epsilon, and of errors the part that the sweep's release mode shows. Nothing in it is
+computed from the norms or epsilons of training examples.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from pydantic import TypeAdapter, ValidationError
+
+from accounting.errors import DataCorruption
+from accounting.records.files import read_bytes, write_bytes_atomically
+from orchestration.records.states import TrialState
+
+PERIOD = 5.0
+"""Seconds between two snapshots."""
+STALE_AFTER = 12 * PERIOD
+"""Seconds without a snapshot after which the driver of a running sweep is taken for dead."""
+
+
+@dataclass(frozen=True)
+class TrialSnapshot:
+    """One trial. accuracy: on test data. epsilon: upper bound on the cost so far, or of the whole trial once it is
+    over; None before the first epoch and where the trial is not private. error: as far as it may be shown."""
+
+    key: str
+    state: TrialState
+    step: int
+    total_steps: int
+    epoch: int | None = None
+    accuracy: float | None = None
+    epsilon: float | None = None
+    private: bool | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class NodeSnapshot:
+    """A node of the cluster, and the amounts of each resource that it has in all, such as ``{"CPU": 8}``."""
+
+    address: str
+    resources: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class ClusterSnapshot:
+    """The nodes that a sweep runs on, and what its trials wait for.
+
+    trial: what one trial reserves. free: resources that nothing uses, over all nodes. waiting: number of trials that
+    have not started. missing: resources of ``trial`` that no single node has, so that it waits until one joins.
+    """
+
+    nodes: tuple[NodeSnapshot, ...]
+    trial: Mapping[str, float]
+    free: Mapping[str, float]
+    waiting: int
+    missing: Mapping[str, float]
+
+    def shortage(self) -> str:
+        """What is missing, as a sentence."""
+        wanted = ", ".join(f"{name} {amount:g}" for name, amount in self.missing.items())
+        return f"no node can give a trial {wanted}; add one that can, or lower the sweep's resources"
+
+
+@dataclass(frozen=True)
+class SweepSnapshot:
+    """A sweep at ``heartbeat``, in seconds since 1970 UTC by the driver's clock.
+
+    state: ``running``, ``finished``, ``failed`` (over, with trials that failed) or ``interrupted``. seconds_left: None
+    where it cannot be estimated. job: the submission id of the Ray job that the driver runs in, if it does.
+    """
+
+    name: str
+    sweep_id: str
+    state: str
+    heartbeat: float
+    elapsed: float
+    seconds_left: float | None
+    host: str
+    pid: int
+    job: str | None
+    trials: tuple[TrialSnapshot, ...]
+    cluster: ClusterSnapshot | None = None
+
+    def counts(self) -> Mapping[TrialState, int]:
+        """Number of trials by state; 0 for a state that no trial is in."""
+        return Counter(trial.state for trial in self.trials)
+
+    def age(self, now: float | None = None) -> float:
+        """Seconds since the heartbeat, by this machine's clock; at least 0."""
+        return max(0.0, (time.time() if now is None else now) - self.heartbeat)
+
+    def is_stale(self, now: float | None = None) -> bool:
+        """Whether the sweep should be running, but its driver has not written for `STALE_AFTER` seconds."""
+        return self.state == "running" and self.age(now) > STALE_AFTER
+
+
+_SNAPSHOT = TypeAdapter(SweepSnapshot)
+
+
+def write_snapshot(uri: str, snapshot: SweepSnapshot, private: bool) -> None:
+    """Replace the snapshot at ``uri``, so that a reader finds the old or the new one.
+
+    private: readable by the owner only, as texts of errors must be that may quote the data. Raises: StorageError.
+    """
+    write_bytes_atomically(uri, json.dumps(asdict(snapshot), allow_nan=False).encode(), private)
+
+
+def read_snapshot(uri: str) -> SweepSnapshot | None:
+    """The snapshot, or None if there is none. Raises: DataCorruption if it cannot be understood, StorageError."""
+    try:
+        return _SNAPSHOT.validate_json(read_bytes(uri))
+    except FileNotFoundError:
+        return None
+    except ValidationError as error:
+        raise DataCorruption(
+            f"{uri} is no status of this version of dpsweep; its driver will write it again"
+        ) from error

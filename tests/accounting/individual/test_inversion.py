@@ -1,0 +1,48 @@
+"""Certified bounds of single examples: errors widen them, and aliases never raise the lower one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from dp_accounting import get_epsilon_gaussian
+
+from accounting.individual.contour import Contour
+from accounting.individual.contributions import StepWeights
+from accounting.individual.inversion import certified_bounds, unsampled_exponent, upper_kernel
+from accounting.renyi import ORDERS, epsilon_improved
+
+DELTA = 1e-5
+COSTS = StepWeights((), np.ones(1), ())
+"""One example that paid a Gaussian of noise multiplier 1."""
+
+
+def bounds(period: float, size: int, share_above: float = 0.0, share_below: float = 0.0) -> tuple[float, float]:
+    """Upper and lower epsilon from a contour of this period, with errors that are shares of the sum of terms."""
+    contour = Contour(4.4, 2.0 * np.pi / period, size)
+    terms = np.ascontiguousarray((upper_kernel(contour) * np.exp(unsampled_exponent(COSTS, contour, 0.0))).T)
+    size_of_sum = np.abs(terms).sum(axis=0)
+    rdp = 0.5 * ORDERS[None, :]
+    above, below = (terms, share_above * size_of_sum), (terms, share_below * size_of_sum)
+    upper, lower = certified_bounds(contour, 0.0, above, below, rdp, epsilon_improved(rdp, DELTA), DELTA)
+    return float(upper[0]), float(lower[0])
+
+
+def test_without_errors_they_meet_at_the_exact_epsilon() -> None:
+    upper, lower = bounds(30.0, 64)
+    exact = get_epsilon_gaussian(1.0, DELTA)
+    assert lower <= exact <= upper
+    assert upper == pytest.approx(exact, rel=1e-5)
+    assert lower == pytest.approx(exact, rel=1e-3)
+
+
+def test_errors_widen_them() -> None:
+    upper, lower = bounds(30.0, 64)
+    assert bounds(30.0, 64, share_above=1e-3)[0] > upper * (1 + 1e-5)
+    assert bounds(30.0, 64, share_below=1e-3)[1] < lower * (1 - 1e-5)
+
+
+@pytest.mark.parametrize("period", [2.0, 3.0, 4.0, 6.0])
+def test_aliases_of_a_short_period_raise_the_upper_bound_alone(period: float) -> None:
+    upper, lower = bounds(period, 64)
+    exact = get_epsilon_gaussian(1.0, DELTA)
+    assert lower <= exact <= upper

@@ -1,0 +1,81 @@
+"""Several runs together: against one long run, closed forms, Renyi by hand, and dp-accounting."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, get_epsilon_gaussian
+from dp_accounting.pld import PLDAccountant
+
+from accounting.accountants import account
+from accounting.errors import InvalidInput, UnsupportedMechanism
+from accounting.mechanism import GaussianRelease, PureRelease, Segment, Trace
+from accounting.samplings import FixedBatchSampling, PoissonSampling, ShuffledSampling
+from accounting.together import account_together
+
+DELTA = 1e-5
+
+
+def poisson(sigma: float = 1.0, steps: int = 200, size: int = 1000) -> Trace:
+    return Trace(size, (Segment(0, steps, PoissonSampling(0.05), sigma),))
+
+
+def shuffled(steps: int, sigma: float = 8.0) -> Trace:
+    return Trace(1000, (Segment(0, steps, ShuffledSampling(10), sigma),), adjacency="zero_out")
+
+
+def test_one_run_costs_what_it_costs_alone() -> None:
+    assert account_together([poisson()], DELTA).epsilon == pytest.approx(account(poisson(), DELTA).epsilon, rel=1e-3)
+
+
+def test_runs_cost_what_one_run_of_all_their_steps_costs() -> None:
+    together, whole = account_together([poisson()] * 4, DELTA), account(poisson(steps=800), DELTA)
+    assert together.epsilon == pytest.approx(whole.epsilon, rel=1e-3)
+    assert together.epsilon > 1.5 * account(poisson(), DELTA).epsilon
+
+
+def test_different_runs_agree_with_dp_accounting() -> None:
+    traces = [poisson(1.0), poisson(1.4, steps=100), poisson(1.0, size=500)]
+    other = PLDAccountant()
+    for trace in traces:
+        segment = trace.segments[0]
+        other.compose(PoissonSampledDpEvent(0.05, GaussianDpEvent(segment.noise_multiplier)), segment.steps)
+    found = account_together(traces, DELTA)
+    assert found.epsilon == pytest.approx(other.get_epsilon(DELTA), rel=2e-3)
+    assert found.lower_epsilon is not None
+    assert found.lower_epsilon <= found.epsilon
+
+
+def test_every_started_epoch_of_every_run_counts() -> None:
+    """Two runs of half an epoch each are two epochs: joined end to end they would pass for one."""
+    expected = get_epsilon_gaussian(8.0 / math.sqrt(2.0), DELTA)
+    assert account_together([shuffled(5), shuffled(5)], DELTA).epsilon == pytest.approx(expected, rel=1e-6)
+    assert account_together([shuffled(5), shuffled(5, 8.5)], DELTA).epsilon > account(shuffled(10), DELTA).epsilon
+
+
+def test_releases_add_up() -> None:
+    gaussian, pure = (
+        Trace(1000, releases=(GaussianRelease("mean", 10.0),)),
+        Trace(1000, releases=(PureRelease("q", 1.0),)),
+    )
+    assert account_together([gaussian] * 4, DELTA).epsilon == pytest.approx(get_epsilon_gaussian(5.0, DELTA), rel=1e-6)
+    assert account_together([pure, gaussian, pure], DELTA).epsilon > 1.9
+
+
+def test_adjacencies_are_never_mixed() -> None:
+    assert account_together([poisson(), shuffled(10)], DELTA).adjacency == "zero_out"
+    assert account_together([poisson(), poisson()], DELTA).adjacency == "add_remove"
+    fixed = Trace(1000, (Segment(0, 10, FixedBatchSampling(1000, 50), 1.0),))
+    with pytest.raises(UnsupportedMechanism, match=r"fixed batches and shuffled epochs share no adjacency"):
+        account_together([fixed, shuffled(10)], DELTA)
+
+
+def test_a_claim_is_that_of_its_weakest_run() -> None:
+    assert account_together([poisson()] * 2, DELTA).kind == "guarantee"
+    assert account_together([poisson(), replace(poisson(), noise_follows_results=True)], DELTA).kind == "estimate"
+    infinite = account_together([poisson(), poisson(sigma=0.0)], DELTA)
+    assert (infinite.is_private, infinite.kind) == (False, "none")
+    with pytest.raises(InvalidInput, match="no runs"):
+        account_together([], DELTA)

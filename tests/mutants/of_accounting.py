@@ -1,0 +1,320 @@
+"""Bugs in what accounting knows of mechanisms, by file; those that a review found no test for come first."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutants.mutant import Bug as B
+from tests.mutants.mutant import Mutant, bugs_in
+
+ACCOUNTANTS: Final = (
+    "tests/accounting/test_closed_forms.py",
+    *(
+        f"tests/accounting/test_accountants.py::{name}"
+        for name in (
+            "TestPublishedNumbers",
+            "TestRounds",
+            "TestReleases",
+            "TestRefusals",
+            "TestMeaning",
+            "TestOrder",
+            "test_noise_that_followed_results_is_no_guarantee",
+        )
+    ),
+)
+CALIBRATION: Final = ("tests/accounting/test_calibration.py",)
+MECHANISM: Final = ("tests/accounting/test_mechanism.py",)
+RELEASE: Final = ("tests/accounting/test_release.py",)
+RENYI: Final = ("tests/accounting/test_renyi.py", *ACCOUNTANTS)
+SAMPLINGS: Final = ("tests/accounting/test_samplings.py", "tests/accounting/pld/test_groups.py")
+SCHEDULES: Final = ("tests/accounting/test_schedules.py",)
+COMPOSITION: Final = ("tests/accounting/pld/test_composition.py",)
+GROUPS: Final = ("tests/accounting/pld/test_groups.py",)
+
+ACCOUNTING: Final[tuple[Mutant, ...]] = (
+    *bugs_in(
+        "accounting/accountants.py",
+        ACCOUNTANTS,
+        B(
+            "[0.5 * epsilon**2 for epsilon in pure_epsilons(trace, group_size)]",
+            "[0.5 * group_size * epsilon**2 for epsilon in pure_epsilons(trace)]",
+            "zCDP of a pure release grows linearly with the group",
+            privacy=True,
+        ),
+        B(
+            "highest_order = min(highest_order, sigma",
+            "highest_order = max(0.0, sigma",
+            "zcdp-sampled takes the highest order of the last round, not the lowest of all",
+            privacy=True,
+        ),
+        B(
+            "if not trace.is_private:\n        return math.inf",
+            "if False:\n        return math.inf",
+            "rho without noise",
+        ),
+        B(
+            "part.count * 0.5 / part.noise_multiplier**2",
+            "0.5 / part.noise_multiplier**2",
+            "zCDP counts each level once",
+            True,
+        ),
+        B("total += part.count * sampled", "total += sampled", "RDP counts each level once", True),
+        B("total += pure_rdp(epsilon)", "total += 0.0 * pure_rdp(epsilon)", "RDP forgets pure releases", True),
+        B("squares = [part.count / part.noise", "squares = [1 / part.noise", "gdp counts each level once", True),
+        B("squares += [(2.0 * float", "squares += [(1.0 * float", "gdp halves the mu of a pure release", True),
+        B("* _ROUND_UP + pure)", "* _ROUND_UP)", "strong composition forgets pure releases", True),
+        B("unsampled_delta = delta / part.sample_rate", "unsampled_delta = delta", "amplification keeps delta"),
+        B(
+            "math.log(part.sample_rate) + epsilon))",
+            "math.log(part.sample_rate) + epsilon / 2))",
+            "amplified too much",
+            True,
+        ),
+        B(
+            "rest.upper + sum(pure)",
+            "rest.upper + max(pure)",
+            "of several pure releases only the largest is added",
+            True,
+        ),
+        B("if sampled:\n", "if False:\n", "gdp and zcdp account sampled rounds as full ones"),
+        B("min(float(times @ each), composed)", "composed", "the plain sum is forgotten"),
+        B(
+            'if trace.kind == "guarantee" or not found.is_private else replace(found, kind=trace.kind)',
+            "",
+            "what followed results is a guarantee",
+            True,
+        ),
+        B(
+            'Accountant("zcdp-sampled", epsilon_zcdp_sampled, kind="estimate")',
+            'Accountant("zcdp-sampled", epsilon_zcdp_sampled)',
+            "an unproved bound is a guarantee",
+            True,
+        ),
+        B('for name in ("gdp", "pld", "rdp"):', 'for name in ("gdp", "rdp"):', "auto never asks for the tight bound"),
+    ),
+    *bugs_in(
+        "accounting/rounds.py",
+        ACCOUNTANTS,
+        B("noise_multiplier / (1 + sampling.displaced)", "noise_multiplier", "fixed batches are not doubled", True),
+        B(
+            "counts[1.0, release.noise_multiplier] += 1",
+            "counts[1.0, release.noise_multiplier] = 1",
+            "equal releases count once",
+            True,
+        ),
+        B(
+            "Round(rate, sigma / group_size, count)",
+            "Round(rate, sigma / group_size**0.5, count)",
+            "groups grow with a root",
+            True,
+        ),
+        B("lowest[epoch] = min(sigma,", "lowest[epoch] = max(sigma,", "an epoch costs its highest noise", True),
+        B("group_size * release.epsilon for", "release.epsilon for", "pure releases ignore the group", True),
+        B("yield sigma, last - first - 1", "yield sigma, last - first - 2", "an epoch is dropped", True),
+    ),
+    *bugs_in(
+        "accounting/calibration.py",
+        CALIBRATION,
+        B("while high <= at_most and", "while high < at_most and", "the longest run is one short at powers of two"),
+        B("high = min(high, at_most + 1)", "high = min(high, at_most)", "the longest run is one short elsewhere"),
+        B("if rounded >= value else round(rounded + 10.0**-places, places)", "", "rounding goes to the nearest", True),
+        B("1.0 + _ROUNDING", "1.0 + 1e-3", "a budget may be exceeded by a thousandth", True),
+        B(
+            "return total_rho(trace, self.group_size)",
+            "return total_rho(trace)",
+            "a rho budget ignores the group",
+            True,
+        ),
+        B(
+            "self.delta, self.accountant, self.group_size).epsilon",
+            "self.delta, self.accountant).epsilon",
+            "an epsilon budget ignores the group",
+            True,
+        ),
+        B(
+            "if value > 0.0:\n            weight_high",
+            "if value > 1e-3:\n            weight_high",
+            "the search returns what misses the target",
+            True,
+        ),
+        B("2.0 if math.isinf(cost) else", "-2.0 if math.isinf(cost) else", "an infinite cost meets every target", True),
+    ),
+    *bugs_in(
+        "accounting/mechanism.py",
+        MECHANISM,
+        B(
+            "sum(query.noise_multiplier**-2 for query",
+            "max(query.noise_multiplier**-2 for query",
+            "of several side queries one counts",
+            True,
+        ),
+        B(
+            "sides = ((1 + displaced) / query",
+            "sides = (1 / query",
+            "a side query on fixed batches is not doubled",
+            True,
+            COMPOSITION,
+        ),
+        B("at_least=0.0) + displaced", "at_least=0.0)", "a displaced record contributes nothing", True, GROUPS),
+        B(
+            '"estimate" if self.noise_follows_results else "guarantee"',
+            '"guarantee"',
+            "noise that followed results is a guarantee",
+            True,
+            ACCOUNTANTS,
+        ),
+        B(
+            "return weakest(self.kind, self.contributions)",
+            "return self.contributions",
+            "individual epsilons after such noise are guarantees",
+            True,
+        ),
+        B(
+            "if segment.start_step != expected:",
+            "if segment.start_step < expected:",
+            "a gap between segments is accepted",
+            True,
+        ),
+        B(
+            "return all(segment.noise_multiplier > 0.0 for",
+            "return any(segment.noise_multiplier > 0.0 for",
+            "one noisy step makes a run private",
+            True,
+        ),
+        B(
+            "if segment.start_step < step\n",
+            "if segment.start_step <= step\n",
+            "a cut trace keeps a segment of no steps",
+        ),
+        B(
+            "require_adjacency(segment.sampling, self.adjacency)",
+            "pass",
+            "any sampling goes under any adjacency",
+            True,
+            ACCOUNTANTS,
+        ),
+    ),
+    *bugs_in(
+        "accounting/release.py",
+        RELEASE,
+        B(
+            "self.quantile_noise_multiplier / steps**0.5",
+            "self.quantile_noise_multiplier",
+            "all quantile steps cost one",
+            True,
+        ),
+        B(
+            "steps = len(self.quantiles) * self.quantile_steps",
+            "steps = self.quantile_steps",
+            "several quantiles cost one",
+            True,
+        ),
+        B("np.minimum(values, bound) / bound", "values / bound", "epsilons above the bound are not clipped", True),
+        B("values + rng.normal(0.0, noise_multiplier, values.shape)", "values", "releases have no noise", True),
+        B(
+            "rng = SecretDraws() if generator is None else generator",
+            "rng = np.random.default_rng(0) if generator is None else generator",
+            "releases draw from a seed",
+            True,
+        ),
+        B("/ grid) * grid", "/ grid * 4096) * grid / 4096", "released values keep their low-order bits", True),
+        B(
+            "key=lambda estimate: estimate.epsilon)\n    return OwnerReport",
+            "key=lambda estimate: -estimate.epsilon)\n    return OwnerReport",
+            "owners are told the larger bound",
+        ),
+        B(
+            "mean * spec.group_count_noise_multiplier) * width",
+            "0.0) * width",
+            "the count's noise is not in the standard error",
+        ),
+    ),
+    *bugs_in(
+        "accounting/renyi.py",
+        RENYI,
+        B(
+            "np.log1p(-1.0 / ORDERS) - np.log(delta * ORDERS)",
+            "np.log1p(-1.0 / ORDERS) - np.log(delta * ORDERS * 2.0)",
+            "conversion at twice delta",
+            True,
+        ),
+        B(
+            "rdp - np.log(delta) / (orders - 1.0)",
+            "rdp - np.log(delta) / orders",
+            "the classic conversion divides by alpha",
+            True,
+        ),
+        B("np.tanh(0.5 * epsilon) * np.sinh(x)", "np.tanh(0.5 * epsilon) * x", "RDP of a pure release", True),
+        B("< delta**2, 0.0", "< delta, 0.0", "epsilon 0 where delta does not cover the run", True),
+    ),
+    *bugs_in(
+        "accounting/gaussian.py",
+        COMPOSITION,
+        B(
+            "upper = root(log_delta + math.log1p(-slack)) * (1 + _ROOT)",
+            "upper = root(log_delta + 0.01) * (1 + _ROOT)",
+            "the Gaussian's epsilon is 1 % of delta short",
+            True,
+        ),
+        B(
+            "shift, log_delta = max(mean, _LEAST)",
+            "shift, log_delta = min(mean, 1e3)",
+            "large shifts are cut off",
+            True,
+        ),
+    ),
+    *bugs_in(
+        "accounting/samplings.py",
+        SAMPLINGS,
+        B(
+            "- np.log(size - group_size - batch + drawn + 1.0)",
+            "- np.log(size - batch + drawn + 1.0)",
+            "the hypergeometric law",
+            True,
+        ),
+        B(
+            "np.log(group_size - drawn) - np.log(drawn + 1.0) + np.log(self.sample_rate)",
+            "- np.log(drawn + 1.0) + np.log(self.sample_rate)",
+            "the binomial law",
+            True,
+        ),
+        B(
+            "return math.ceil(self.dataset_size / self.batch_size)",
+            "return self.dataset_size // self.batch_size",
+            "an epoch loses its last batch",
+            True,
+        ),
+        B("if self.steps_per_epoch > dataset_size:", "if False:", "epochs of more batches than examples are accepted"),
+    ),
+    *bugs_in(
+        "accounting/schedules.py",
+        SCHEDULES,
+        B(
+            "value if value >= NEGLIGIBLE_NOISE else 0.0",
+            "max(value, NEGLIGIBLE_NOISE)",
+            "negligible noise counts as some",
+            True,
+        ),
+        B(
+            "[:epoch]) for epoch in range(epochs)]\n    segments",
+            "[:epoch + 1]) for epoch in range(epochs)]\n    segments",
+            "noise follows the accuracy of its own epoch",
+            survives="equivalent: a check at epoch t reads accuracies of the epochs before t // period * period only",
+        ),
+        B(
+            "noise_follows_results=levels != [",
+            "noise_follows_results=levels == [",
+            "reacting noise is not told",
+            True,
+            (*SCHEDULES, *ACCOUNTANTS),
+        ),
+        B("self.factor ** (epoch // self.period)", "self.factor ** (epoch / self.period)", "steps are smooth"),
+        B("max(last - self.hold_before, 0)", "last", "the window does not shift"),
+        B(
+            "yield mean - before if known else -math.inf",
+            "yield mean - before if known else math.inf",
+            "a plan without accuracies has the most noise",
+            True,
+        ),
+    ),
+)

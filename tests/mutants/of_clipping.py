@@ -1,0 +1,155 @@
+"""Bugs in clipping methods, by file; those that a review found no test for come first."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutants.mutant import Bug as B
+from tests.mutants.mutant import Mutant, bugs_in
+
+CLIPPING: Final = ("tests/workers/clipping/test_clipping.py",)
+
+METHODS: Final[tuple[Mutant, ...]] = (
+    *bugs_in(
+        "workers/clipping/protocol.py",
+        CLIPPING,
+        B(
+            "return self.noise_multiplier * self.sensitivity",
+            "return self.noise_multiplier * self.sensitivity**2",
+            "the quantile query gets half its noise",
+            True,
+        ),
+        B(
+            "torch.clamp(bound / norms, max=1.0)",
+            "torch.clamp(bound / norms, max=1.1)",
+            "gradients within the bound are stretched",
+            True,
+        ),
+        B(
+            "torch.where(finite, weights, torch.zeros_like(weights))",
+            "weights",
+            "gradients that are not finite are summed",
+            True,
+        ),
+        B("(1.0 - NORM_ERROR, 1.0, 1.0 + NORM_ERROR))", "(1.0,))", "contributions beside a jump are too small", True),
+        B(
+            "torch.where(finite, contributions, torch.ones_like(contributions))",
+            "contributions.nan_to_num(0.0)",
+            "an infinite norm contributes nothing",
+            True,
+        ),
+        B(
+            "((1.0 + NORM_ERROR) / self.sensitivity)",
+            "(1.0 / self.sensitivity)",
+            "contributions are not rounded up",
+            True,
+        ),
+        B(
+            "return SideQuery(self.name, self.noise_multiplier)",
+            "return SideQuery(self.name, self.noise_multiplier / self.sensitivity)",
+            "the query of half a sensitivity is accounted with twice its noise",
+            True,
+        ),
+    ),
+    *bugs_in(
+        "workers/clipping/quantile.py",
+        CLIPPING,
+        B(
+            '"norms within the bound", 0.5,',
+            '"norms within the bound", 0.25,',
+            "the stated sensitivity of the query",
+            True,
+        ),
+        B("setting.batch_size + 0.5, 0.0)", "setting.batch_size, 0.0)", "the fraction is one half short"),
+        B("exponent = -self.learning_rate", "exponent = self.learning_rate", "the bound moves away from the quantile"),
+    ),
+    *bugs_in(
+        "workers/clipping/dpsgd_f.py",
+        CLIPPING,
+        B("float(bounds.max())", "float(bounds.mean())", "the sensitivity is the mean bound", True),
+        B(
+            "return torch.bincount(cells, minlength=2 * setting.num_groups).double()",
+            "return 2 * torch.bincount(cells, minlength=2 * setting.num_groups).double()",
+            "the query moves by twice what it states",
+            True,
+        ),
+        B("(above + within).clamp(min=1.0)", "(above + within).clamp(min=1e-9)", "noise alone makes groups of nobody"),
+    ),
+    *bugs_in(
+        "workers/clipping/naive.py",
+        CLIPPING,
+        B(
+            "bound * float(theta.max())",
+            "bound * float(theta.min())",
+            "the sensitivity is that of the smallest weight",
+            True,
+        ),
+    ),
+    *bugs_in(
+        "workers/clipping/individual.py",
+        CLIPPING,
+        B(".clamp(max=state.bound)\n", "\n", "thresholds exceed the bound", True),
+        B(
+            "nan_to_num(nan=state.bound, posinf=state.bound)",
+            "nan_to_num(nan=0.0, posinf=0.0)",
+            "an infinite norm at a refresh blocks an example",
+        ),
+    ),
+    *bugs_in(
+        "workers/clipping/per_layer.py",
+        CLIPPING,
+        B("state.bound / math.sqrt(layers)", "state.bound", "each layer is clipped at the whole bound", True),
+    ),
+    *bugs_in(
+        "workers/clipping/global_.py",
+        CLIPPING,
+        B(
+            "scale * (examples.norms <= threshold)",
+            "scale * (examples.norms <= 2 * threshold)",
+            "gradients beyond the threshold are kept",
+            True,
+        ),
+        B("bound / threshold, clip_factor", "1.0, clip_factor", "gradients within the threshold are not scaled", True),
+    ),
+    *bugs_in(
+        "workers/clipping/automatic.py",
+        CLIPPING,
+        B(
+            "examples.norms >= _SMALLEST, factor",
+            "examples.norms >= 0.0, factor",
+            "norms that underflow are scaled to an unknown length",
+            True,
+        ),
+    ),
+    *bugs_in(
+        "workers/clipping/bounds.py",
+        CLIPPING,
+        B(
+            "0.5 * self.noise_multiplier * math.sqrt(self.rounds)",
+            "0.5 * self.noise_multiplier",
+            "all rounds of the median cost one",
+            True,
+        ),
+        B("(below - 0.5).sum()", "below.sum() - 1.0", "the rounds of the median move by 1"),
+    ),
+    *bugs_in(
+        "workers/clipping/__init__.py",
+        CLIPPING,
+        B("() if query is None else (query.as_side_query(),)", "()", "queries are not accounted for", True),
+        B(
+            "return (bound.release,) if isinstance(bound, PrivateMedian) else ()",
+            "return ()",
+            "the initial median is not accounted for",
+            True,
+        ),
+    ),
+    *bugs_in(
+        "workers/clipping/group_counts.py",
+        CLIPPING,
+        B(
+            "self.count_memory * state.counts + (1.0 - self.count_memory)",
+            "(1.0 - self.count_memory) * state.counts + self.count_memory",
+            "the memory is turned around",
+        ),
+    ),
+)

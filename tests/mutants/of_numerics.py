@@ -1,0 +1,257 @@
+"""Bugs in the numerics and the records of accounting, by file; those that a review found no test for come first."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutants.mutant import Bug as B
+from tests.mutants.mutant import Mutant, bugs_in
+
+CERTIFICATES: Final = "tests/accounting/pld/test_certificates.py"
+COMPOSITION: Final = (CERTIFICATES, "tests/accounting/pld/test_composition.py")
+GROUPS: Final = (CERTIFICATES, "tests/accounting/pld/test_groups.py")
+INDIVIDUAL: Final = ("tests/accounting/individual/test_inversion.py", "tests/accounting/individual/test_epsilons.py")
+SHARDS: Final = ("tests/accounting/records/test_shards.py",)
+
+NUMERICS: Final[tuple[Mutant, ...]] = (
+    *bugs_in(
+        "accounting/pld/composition.py",
+        COMPOSITION,
+        B("or worse.opposite_delta(worse.upper) <= delta:", "or True:", "epsilon of one direction only", True),
+        B("if composed.opposite_delta(epsilon) <= upper:", "if True:", "delta of one direction only", True),
+        B("max(delta * 1e-8 / rounds.count, 1e-300)", "delta / 3", "rounds may lose a third of delta each"),
+        B(
+            "return max(worse.upper, other.upper), max",
+            "return min(worse.upper, other.upper), max",
+            "the better direction's epsilon",
+            True,
+        ),
+        B(
+            "total_variation(rounds) <= delta:",
+            "total_variation(rounds) <= 2 * delta:",
+            "epsilon 0 where delta does not cover the run",
+            True,
+            ("tests/accounting/test_closed_forms.py",),
+        ),
+    ),
+    *bugs_in(
+        "accounting/pld/fourier.py",
+        COMPOSITION,
+        B("* (1 + self.relative) + self.infinity)", "* (1 + self.relative))", "mass at infinity is dropped", True),
+        B(
+            "            self.infinity + other.infinity,\n",
+            "            self.infinity,\n",
+            "mass at infinity of the other rounds is dropped",
+            True,
+        ),
+        B(
+            'mixture.truncated(plan.tail).pooled(MAX_ATOMS, "upper")\n    rounded',
+            'mixture.truncated(plan.tail).pooled(MAX_ATOMS, "lower")\n    rounded',
+            "neighbours are merged at the smaller",
+            True,
+        ),
+        B("1 / (1 + np.exp(-loss))", "0.5", "randomised response without odds", True),
+        B("(value - additive) * max(0.0, 1 - self.relative)", "(value + additive)", "a lower bound with errors added"),
+    ),
+    *bugs_in(
+        "accounting/pld/loss.py",
+        GROUPS,
+        B("+ self.mixture.missing,", ",", "cut off sensitivities are lost", True),
+        B("above=max(0.0, q_atoms[0] - q[0]),", "above=0.0,", "mass above the table is lost", True),
+        B("masses[0] += cells.below", "pass", "mass below the table is lost"),
+        B(
+            "(cells.numerator - cells.denominator) / -np.expm1(-spacing), 0.0",
+            "0.0 * cells.numerator, 0.0",
+            "losses are rounded down",
+            True,
+        ),
+    ),
+    *bugs_in(
+        "accounting/pld/sensitivity.py",
+        GROUPS,
+        B(
+            "units, total = np.ceil(values / spacing * (1.0 - 1e-15))",
+            "units, total = np.floor(values / spacing * (1.0 - 1e-15))",
+            "contributions are rounded down",
+            True,
+        ),
+        B(
+            "moved[units:] += sample_rate * probabilities",
+            "moved[units:] += sample_rate**2 * probabilities",
+            "joint law of Poisson members",
+            True,
+        ),
+        B(
+            '{"upper": np.append(firsts[1:], len(values)) - 1, "lower": firsts}',
+            '{"lower": np.append(firsts[1:], len(values)) - 1, "upper": firsts}',
+            "merged sensitivities the wrong way",
+            True,
+        ),
+        B("self.missing + dropped)", "self.missing)", "what is cut off is not missing", True),
+    ),
+    *bugs_in(
+        "accounting/pld/group_rounds.py",
+        GROUPS,
+        B(
+            "(group_size / multiplier) ** 2",
+            "group_size / multiplier**2",
+            "releases to a group grow with a root",
+            True,
+            COMPOSITION,
+        ),
+        B(
+            "partial[run_start, epoch] = np.maximum(partial.get((run_start, epoch), 0.0), amplitudes)",
+            "partial[run_start, epoch] = amplitudes",
+            "an epoch costs what its last steps cost",
+            True,
+            (*COMPOSITION, *GROUPS),
+        ),
+        B(
+            "whole += max(0, last - first - 1)",
+            "whole += max(0, last - first - 2)",
+            "an epoch is dropped",
+            True,
+            COMPOSITION,
+        ),
+        B("max(piece.amplitudes) / _GRID_POINTS", "max(piece.amplitudes) / 4", "a coarse grid"),
+    ),
+    *bugs_in(
+        "accounting/individual/contributions.py",
+        INDIVIDUAL,
+        B(
+            "np.square(self.slope * (self.offset + contributions)) + self.side",
+            "np.square(self.slope * contributions) + self.side",
+            "a displaced record costs nothing",
+            True,
+        ),
+        B(
+            "side = sum(((1 + sampling.displaced) / query",
+            "side = sum((1 / query",
+            "side queries on fixed batches are not doubled",
+            True,
+            COMPOSITION,
+        ),
+        B(
+            "found |= part.offset + self.values[:, part.column] > 0.0",
+            "found |= False",
+            "steps without noise protect everybody",
+            True,
+        ),
+        B(
+            "worst = np.maximum(worst, precisions)",
+            "worst = precisions",
+            "an epoch costs what its last step costs",
+            True,
+        ),
+        B("(last - first - 1) * precisions", "(last - first - 2) * precisions", "an epoch is dropped", True),
+        B("float(sum(releases)))", "0.0)", "Gaussian releases cost examples nothing", True),
+        B(
+            "max(first, segment.start_step), min(last",
+            "max(first + 1, segment.start_step), min(last",
+            "each snapshot loses its first step",
+            True,
+        ),
+        B('side="left"))', 'side="left") - 1)', "few steps are rounded down", True),
+    ),
+    *bugs_in(
+        "accounting/individual/pld.py",
+        INDIVIDUAL,
+        B(
+            "np.minimum(np.maximum.reduce(list(above.values())), bound)",
+            "np.minimum(np.minimum.reduce(list(above.values())), bound)",
+            "the better direction's epsilon",
+            True,
+        ),
+        B(
+            "above[direction][at] = upper",
+            "above[direction][at] = lower",
+            "the lower bound is shown as the upper",
+            True,
+        ),
+    ),
+    *bugs_in(
+        "accounting/individual/inversion.py",
+        INDIVIDUAL,
+        B("value = total.real + self.error", "value = total.real", "errors are not added to delta", True),
+        B("scale - np.log1p(added))", "scale)", "a lower bound forgets aliases"),
+    ),
+    *bugs_in(
+        "accounting/individual/rdp.py",
+        INDIVIDUAL,
+        B("        total += pure_rdp(epsilon)\n", "        pass\n", "pure releases cost examples nothing", True),
+        B("precision**-0.5) if precision", "precision**-0.25) if precision", "noise of a node", True),
+    ),
+    *bugs_in(
+        "accounting/individual/algorithm_2.py",
+        INDIVIDUAL,
+        B("np.rint(values / rounding), 1,", "np.rint(values / rounding), 0,", "0 rounds to 0, against the paper"),
+    ),
+    *bugs_in(
+        "accounting/records/shards.py",
+        SHARDS,
+        B("if self.steps[0] != 0:", "if False:", "the first steps go uncounted", True),
+        B(
+            "if self.examples != examples:",
+            "if self.examples > examples:",
+            "missing examples are not noticed",
+            True,
+            ("tests/accounting/test_parallel.py::test_examples_without_shards_are_an_error",),
+        ),
+    ),
+    *bugs_in(
+        "accounting/records/parts.py",
+        SHARDS,
+        B("if hashlib.sha256(data).hexdigest() != record.sha256:", "if False:", "flipped bytes are read"),
+        B("elif committed != record:", "elif False:", "another run's rows are taken for a replay"),
+        B(
+            "if committed is None:\n                write_bytes_atomically(self._uri(record), data, private=True)",
+            "if committed is None:\n                write_bytes_atomically(self._uri(record), data)",
+            "shards are public",
+            True,
+        ),
+    ),
+    *bugs_in(
+        "accounting/parallel.py",
+        ("tests/accounting/test_parallel.py",),
+        B(
+            "if result.part != part:",
+            "if False:",
+            "one part is taken for another",
+            False,
+            ("tests/accounting/test_parallel.py::test_a_part_that_is_not_returned_is_an_error",),
+        ),
+        B(
+            "upper=result.upper,",
+            "upper=result.lower,",
+            "the lower bounds are stored as the upper",
+            True,
+            ("tests/accounting/test_parallel.py::test_a_trial_equals_individual_accounting_of_the_whole_data_set",),
+        ),
+        B(
+            "shards.require_complete(",
+            "shards.examples or (",
+            "incomplete shards are accounted",
+            True,
+            (
+                "tests/accounting/test_parallel.py::test_an_interrupted_snapshot_must_be_replayed_first",
+                "tests/accounting/test_parallel.py::test_examples_without_shards_are_an_error",
+            ),
+        ),
+    ),
+    *bugs_in(
+        "accounting/keyed.py",
+        ("tests/accounting/test_release.py", "tests/workers/test_noise.py"),
+        B("self._counter += 1", "self._counter += 0", "every call gives the same bits", True),
+        B(
+            "return KeyedStream(os.urandom(KEY_BYTES))",
+            "return KeyedStream(bytes(KEY_BYTES))",
+            "the key is known",
+            True,
+        ),
+    ),
+    *bugs_in(
+        "accounting/rounding.py",
+        ("tests/accounting/test_release.py", "tests/workers/test_noise.py"),
+        B("_SHARE = 2.0**-12", "_SHARE = 2.0**-40", "low-order bits give values away", True),
+    ),
+)

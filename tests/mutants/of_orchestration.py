@@ -1,0 +1,190 @@
+"""Bugs in what orchestration plans, completes and keeps, by file; those that a review found no test for come first."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutants.mutant import Bug as B
+from tests.mutants.mutant import Mutant, bugs_in
+
+COMPLETING: Final = ("tests/orchestration/execution/test_completing.py",)
+COMPLETION: Final = ("tests/orchestration/execution/test_completion.py",)
+INTEGRITY: Final = ("tests/orchestration/records/test_integrity.py",)
+OWNERSHIP: Final = ("tests/orchestration/records/test_ownership.py",)
+PLAN: Final = ("tests/orchestration/sweeps/test_plan.py",)
+
+ORCHESTRATION: Final[tuple[Mutant, ...]] = (
+    *bugs_in(
+        "orchestration/execution/completion.py",
+        COMPLETING,
+        B(
+            'return exact if release_mode(sweep.release.name).statistics == "exact" else None',
+            "return exact",
+            "the default mode discloses exact statistics",
+            True,
+        ),
+        B(
+            "if stored is not None:\n        return stored",
+            "if False:\n        return stored",
+            "statistics are drawn again on repetition",
+            True,
+        ),
+        B(
+            "AccountingJob(files.root, planned.spec.delta,",
+            "AccountingJob(files.root, 1e-5,",
+            "epsilons of examples at a fixed delta",
+            True,
+        ),
+        B(
+            "release_statistics(epsilons.upper,",
+            "release_statistics(epsilons.lower,",
+            "lower bounds are released",
+            True,
+        ),
+        B(
+            'read_attacks(files.attacks) if sweep.release.name == "raw" else AttackResults()',
+            "read_attacks(files.attacks)",
+            "attacks are disclosed in every mode",
+            True,
+        ),
+        B(
+            "len(group_names), worst.epsilon, release)",
+            "len(group_names), float(epsilons.upper.max()), release)",
+            "the bound of a release is read off the data",
+            True,
+        ),
+        B(
+            "write_statistics(files.private_summary, exact, private=True)",
+            "write_statistics(files.private_summary, exact, private=False)",
+            "exact statistics are public",
+            True,
+        ),
+        B(
+            "releases=release.releases(), adjacency",
+            "releases=release.releases()[:1], adjacency",
+            "the cost shown of a release is that of its histogram",
+        ),
+        B(
+            "    forget_checkpoint(files.checkpoint)\n    return stopped",
+            "    return stopped",
+            "the key of a stopped trial's noise is kept",
+            True,
+            ("tests/orchestration/execution/test_coordinator.py", *COMPLETING),
+        ),
+        B(
+            "step.noise_multiplier >= other.noise_multiplier",
+            "step.noise_multiplier > 0.0",
+            "any noise counts as no dearer than planned",
+            True,
+            COMPLETION,
+        ),
+        B(
+            "if bound else _estimated(costs(trace, planned.spec.delta, sweep))",
+            "if bound else costs(trace, planned.spec.delta, sweep)",
+            "a run with less noise than planned has a guarantee",
+            True,
+            COMPLETING,
+        ),
+        B(
+            'account(trace.until(step), delta, "rdp")',
+            'account(trace.until(step - 1), delta, "rdp")',
+            "the cost so far lacks a step",
+            True,
+        ),
+    ),
+    *bugs_in(
+        "orchestration/execution/estimate_quality.py",
+        ("tests/orchestration/execution/test_estimate_quality.py",),
+        B(
+            "estimated = np.minimum(epsilons.upper[rows], worst_case)",
+            "estimated = np.minimum(epsilons.upper[: len(rows)], worst_case)",
+            "errors are those of other examples",
+        ),
+        B(
+            "largest_error=float(errors.max())",
+            "largest_error=float(errors.min())",
+            "the smallest error is the largest",
+        ),
+    ),
+    *bugs_in(
+        "orchestration/sweeps/plan.py",
+        PLAN,
+        B(
+            'account(trace, delta, "pld", size) if size > 1 else single',
+            "replace(single, epsilon=size * single.epsilon, group_size=size) if size > 1 else single",
+            "a group of k costs k times one example",
+            True,
+        ),
+        B("after_training if point.is_private else ()", "()", "what is released is no part of the target", True),
+        B(
+            "if trial.spec.is_private and trial.spec.delta >= 1.0 /",
+            "if trial.spec.is_private and trial.spec.delta >= 1.5 /",
+            "a delta above 1/n is not warned of",
+            True,
+        ),
+        B("if epochs == 0:", "if epochs < 0:", "a budget that pays for nothing is accepted"),
+        B("steps * (tracked * _BYTES_PER_ROW", "(tracked * _BYTES_PER_ROW", "tracked examples take no space"),
+        B(
+            "tuple(account(trace, delta, other) for",
+            "tuple(account(trace, delta, sweep.privacy.accountant) for",
+            "further accountants repeat the first",
+        ),
+        B("self.sweep.privacy.accountant,\n", '"rdp",\n', "calibrated by another accountant than accounted"),
+        B(
+            "shown(error, sweep.disclosure)",
+            "str(error)",
+            "refusals quote the data",
+            True,
+            ("tests/orchestration/sweeps/test_plan.py",),
+        ),
+    ),
+    *bugs_in(
+        "orchestration/records/ownership.py",
+        OWNERSHIP,
+        B(
+            "time.sleep(min(1.0, period / 4.0))\n    _require_free(uri, _read(uri), mine, period)",
+            "time.sleep(min(1.0, period / 4.0))",
+            "the claim is not read again",
+        ),
+        B("if age < 3.0 * period:", "if age < 0.0:", "a live claim is taken over"),
+        B("fcntl.LOCK_EX | fcntl.LOCK_NB", "fcntl.LOCK_SH | fcntl.LOCK_NB", "two drivers share a folder"),
+        B("if not _is_ours(uri, mine):", "if False:", "a replaced driver goes on"),
+    ),
+    *bugs_in(
+        "orchestration/records/integrity.py",
+        INTEGRITY,
+        B(
+            "return {name: digest for name, digest in digests.items() if not name.startswith(_PRIVATE)}",
+            "return dict(digests)",
+            "digests of private files are public",
+            True,
+        ),
+        B(
+            "write_sealed(files.private_digests, json.dumps(private).encode(), private=True)",
+            "write_sealed(files.private_digests, json.dumps(private).encode())",
+            "the file of private digests is public",
+            True,
+        ),
+        B("return exists(uri) and _digest(uri) != digest", "return False", "altered files are not noticed"),
+    ),
+    *bugs_in(
+        "orchestration/records/results.py",
+        COMPLETING,
+        B(
+            "write_sealed(uri, _STATISTICS.dump_json(statistics), private)",
+            "write_sealed(uri, _STATISTICS.dump_json(statistics))",
+            "exact statistics are public",
+            True,
+        ),
+    ),
+    *bugs_in(
+        "orchestration/records/failures.py",
+        ("tests/orchestration/records/test_release_modes.py", "tests/orchestration/sweeps/test_plan.py"),
+        B(
+            "return release_mode(disclosure).error_text(error)",
+            "return str(error)",
+            "the text of every error is shown",
+            True,
+        ),
+    ),
+)

@@ -1,0 +1,218 @@
+"""Bugs in what is shown of results, by file; those that a review found no test for come first."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutants.mutant import Bug as B
+from tests.mutants.mutant import Mutant, bugs_in
+
+INDIVIDUALS: Final = ("tests/orchestration/comparison/test_individuals.py",)
+METRICS: Final = ("tests/orchestration/comparison/test_metrics.py",)
+RECORD: Final = ("tests/orchestration/comparison/test_record.py",)
+TABLES: Final = ("tests/orchestration/report/test_tables.py",)
+
+RESULTS: Final[tuple[Mutant, ...]] = (
+    *bugs_in(
+        "orchestration/comparison/record.py",
+        RECORD,
+        B(
+            "disclosure=EXACT if view is not disclosed else self.disclosure",
+            "disclosure=self.disclosure",
+            "the owner's report is not marked sensitive",
+            True,
+        ),
+        B(
+            "view: View = disclosed) -> PublishedSweep:",
+            'view: View | None = None) -> PublishedSweep:\n        view = view or exact(SweepFiles(""))',
+            "what is shown needs private files",
+        ),
+        B(
+            "str(not noise_source_kind(spec.noise_source).is_secret)",
+            "str(noise_source_kind(spec.noise_source).is_secret)",
+            "research mode is turned around",
+            True,
+        ),
+        B('({"sensitive": "true"} if release_mode', "({} if release_mode", "raw runs are not marked sensitive", True),
+        B(
+            'row["status"] == TrialState.FAILED.word',
+            'row["status"] != TrialState.FAILED.word',
+            "earlier failures are forgotten",
+        ),
+    ),
+    *bugs_in(
+        "orchestration/comparison/individuals.py",
+        INDIVIDUALS,
+        B(
+            "values = np.minimum(epsilons.upper, worst_case.epsilon)",
+            "values = epsilons.upper",
+            "statistics are not capped at the worst case",
+        ),
+        B(
+            'return weakest(epsilons.kind, "estimate" if',
+            'return (lambda one, other: one)(epsilons.kind, "estimate" if',
+            "statistics capped at an estimate are guarantees",
+            True,
+        ),
+        B(
+            "members := epsilons.groups == group)",
+            "members := epsilons.groups != group)",
+            "each group shows the others",
+        ),
+        B("deviation / len(values) ** 0.5", "deviation", "the standard error is the deviation"),
+        B("disclosure=RELEASED,", "disclosure=EXACT,", "released statistics are called exact"),
+        B("median=released.quantiles.get(0.5),", "median=released.mean_epsilon,", "the mean is the median"),
+        B(
+            "group.mean_epsilon, group.mean_standard_error, group.examples)",
+            "group.mean_epsilon, group.examples_standard_error, group.examples)",
+            "the standard error of the count is that of the mean",
+        ),
+    ),
+    *bugs_in(
+        "orchestration/comparison/metrics.py",
+        METRICS,
+        B(
+            "return trial.quality.accuracy if trial.quality else None",
+            "return trial.quality.loss if trial.quality else None",
+            "loss as accuracy",
+        ),
+        B(
+            "return min(groups, key=lambda group: group.accuracy, default=None)",
+            "return max(groups, key=lambda group: group.accuracy, default=None)",
+            "the best-served group is the worst",
+        ),
+        B(
+            "return max(changes) - min(changes) if len(changes) > 1 else None",
+            "return max(changes) if len(changes) > 1 else None",
+            "unequal cost is the largest change",
+            False,
+            ("tests/orchestration/report/test_page.py::test_unequal_cost_is_the_range_of_changes",),
+        ),
+        B("return worst / median if worst", "return median / worst if worst", "the ratio is turned around"),
+        B(
+            "value if value is not None and math.isfinite(value) else None for",
+            "value for",
+            "infinite numbers reach results.json",
+        ),
+        B("if size > 1}", "if size > 2}", "groups of two are not in MLflow"),
+        B(
+            "half, before = sum(counts) / 2.0, 0.0",
+            "half, before = sum(counts) / 4.0, 0.0",
+            "the quartile is the median",
+            False,
+            ("tests/orchestration/report/test_page.py::test_the_median_is_read_off_a_released_histogram",),
+        ),
+        B("if finished or not family.of_model:", "if True:", "what a stopped trial reached is final"),
+        B(
+            "trial.history[0].noise_multiplier if",
+            "trial.history[-1].noise_multiplier if",
+            "the last noise is the initial one",
+        ),
+    ),
+    *bugs_in(
+        "orchestration/comparison/statistics.py",
+        METRICS,
+        B("statistics.fmean(finite), deviation", "min(finite), deviation", "the mean over seeds is the minimum"),
+        B(
+            "statistics.stdev(finite)",
+            "statistics.pstdev(finite)",
+            "the deviation is that of a population",
+            False,
+            ("tests/orchestration/report/test_page.py::test_seeds_are_averaged_into_settings",),
+        ),
+        B(
+            "and one != other",
+            "",
+            "equal points dominate each other",
+            False,
+            ("tests/orchestration/report/test_page.py::test_the_pareto_front_drops_what_is_beaten",),
+        ),
+    ),
+    *bugs_in(
+        "orchestration/comparison/settings.py",
+        TABLES,
+        B("math.hypot(*known) / len(known)", "max(known)", "the standard error does not fall with seeds"),
+        B(
+            "-total.mean, -(worst or total).mean",
+            "total.mean, -(worst or total).mean",
+            "the front prefers low accuracy",
+            False,
+            ("tests/orchestration/report/test_page.py::test_the_pareto_front_drops_what_is_beaten",),
+        ),
+        B(
+            "if trial.state is TrialState.FINISHED:",
+            "if trial.state.has_ended:",
+            "failed trials are averaged",
+            False,
+            ("tests/orchestration/report/test_page.py",),
+        ),
+    ),
+    *bugs_in(
+        "orchestration/report/tables.py",
+        TABLES,
+        B(
+            '*((_over_seeds(metric, setting), "n") for metric in shown),',
+            '*((_over_seeds(metric, settings[0]), "n") for metric in shown),',
+            "every row shows the first setting",
+        ),
+        B(
+            "worst = [max((value for",
+            "worst = [min((value for",
+            "of several seeds the lowest group epsilon is the worst case",
+            True,
+        ),
+        B(
+            "number(largest.high if largest else None)",
+            "number(largest.low if largest else None)",
+            "the smallest of the largest errors",
+        ),
+        B(
+            '*((metric.format.one(metric.value(trial)), "n") for metric in shown),',
+            '*((metric.format.one(metric.value(trial)), "n") for metric in shown[::-1]),',
+            "cells stand under other headings",
+        ),
+        B(
+            "for setting in (setting for setting in settings if not setting.is_baseline):",
+            "for setting in settings:",
+            "the baseline has a row of group epsilons",
+        ),
+        B('privacy.kind.replace("_", " ")', '"guarantee"', "every claim is a guarantee", True),
+    ),
+    *bugs_in(
+        "orchestration/records/published.py",
+        METRICS,
+        B("return self.ended - self.started if", "return (self.ended - self.started) / 60 if", "wall time in minutes"),
+    ),
+    *bugs_in(
+        "orchestration/comparison/shown.py",
+        RECORD,
+        B(
+            "accuracy_change=evaluation.accuracy - baseline.accuracy if",
+            "accuracy_change=baseline.accuracy - evaluation.accuracy if",
+            "the change has the wrong sign",
+        ),
+        B(
+            "estimate.group_size: estimate.epsilon for",
+            "estimate.group_size: result.worst_case.epsilon for",
+            "groups cost what one example costs",
+            True,
+        ),
+        B("kind=worst.kind if", 'kind="guarantee" if', "estimates are shown as guarantees", True),
+        B(
+            "privacy=None if point.is_private else",
+            "privacy=None if True else",
+            "a failed baseline is not known to be one",
+        ),
+        B(
+            "record.epoch,\n            step=record.step",
+            "record.epoch + 1,\n            step=record.step",
+            "epochs count from 1",
+        ),
+    ),
+    *bugs_in(
+        "orchestration/report/owner.py",
+        ("tests/orchestration/report/test_owner_words.py",),
+        B("round_up(epsilon, 4) if epsilon", "epsilon if epsilon", "owners are told less than they paid", True),
+        B("round_up(math.exp(epsilon), 2)", "math.exp(epsilon)", "owners are told smaller odds", True),
+    ),
+)

@@ -1,0 +1,351 @@
+"""Bugs in workers, by file; those that a review found no test for come first."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutants.mutant import Bug as B
+from tests.mutants.mutant import Mutant, bugs_in
+
+DRAWS: Final = ("tests/workers/test_training_draws.py",)
+ENGINE: Final = ("tests/workers/gradients/test_edges.py",)
+NOISE: Final = ("tests/workers/test_noise.py",)
+NORMS: Final = ("tests/workers/test_training_norms.py",)
+PRIVACY: Final = ("tests/workers/test_training_privacy.py",)
+SAMPLING: Final = ("tests/workers/test_sampling.py",)
+TRAINING: Final = ("tests/workers/test_training.py",)
+
+WORKERS: Final[tuple[Mutant, ...]] = (
+    *bugs_in(
+        "workers/training.py",
+        TRAINING,
+        B(
+            "make_row_draws(spec.noise_source, spec.seed)",
+            'make_row_draws("seeded", spec.seed)',
+            "batches of a released model come from the public seed",
+            True,
+            DRAWS,
+        ),
+        B(
+            "self._rule.sensitivity * (1.0 + NORM_ERROR)",
+            "self._rule.sensitivity",
+            "noise does not cover the rounding of norms",
+            True,
+        ),
+        B(
+            "std = sigma * self._rule.sensitivity",
+            "std = sigma * min(self._rule.sensitivity, 1.0)",
+            "noise of a bound above 1 is that of 1",
+            True,
+        ),
+        B("self._noise.added(gradient, std) / batch_size", "gradient / batch_size", "the model gets no noise", True),
+        B(
+            "batch_size = self._setting.batch_size",
+            "batch_size = max(self.counters.empty_batches, 1)",
+            "the sum is divided by something private",
+            True,
+        ),
+        B("self._noise.added(answer, query.noise_std)", "answer", "the query gets no noise", True),
+        B(
+            "start_generator(self._augmentation_rng, spec.noise_source,",
+            'start_generator(self._augmentation_rng, "seeded",',
+            "augmentation comes from the public seed",
+            True,
+            DRAWS,
+        ),
+        B(
+            'seed_torch(spec.noise_source, spec.seed, "model")',
+            'seed_torch("seeded", spec.seed, "model")',
+            "dropout comes from the public seed",
+            True,
+            DRAWS,
+        ),
+        B(
+            "not self._method.keeps_to_contributions and self._engine.draws(",
+            "False and self._engine.draws(",
+            "norms of a model that draws are guarantees",
+            True,
+            DRAWS,
+        ),
+        B(
+            "lambda std: float(self._noise.normal((1,), std))",
+            "lambda std: 0.0",
+            "the initial median has no noise",
+            True,
+            TRAINING,
+        ),
+        B(
+            "repeatable = before.is_current() and modes_of(self._model) == self._modes",
+            "repeatable = True",
+            "models that change later keep guarantees",
+            True,
+            ("tests/workers/test_modes.py",),
+        ),
+        B(
+            "epochs = -(-self.step_count // self._planned.steps_per_epoch)",
+            "epochs = self.step_count // self._planned.steps_per_epoch",
+            "the trace of a run within an epoch lacks that epoch",
+            True,
+            ("tests/workers/test_training.py", *PRIVACY),
+        ),
+        B(
+            "if self.epoch >= self._paid_epochs:",
+            "if self._paid_epochs == 0:",
+            "a validation schedule leaves its budget",
+            False,
+            PRIVACY,
+        ),
+        B(
+            'if highest > 0.0 and spec.clipping.name == "none":',
+            "if False:",
+            "noise without clipping is accepted",
+            True,
+        ),
+        B(
+            "= max(segment.noise_multiplier for segment in mechanism",
+            "= min(segment.noise_multiplier for segment in mechanism",
+            "noise that rises without clipping is accepted",
+            True,
+        ),
+        B(
+            "public=None if public is None else evaluate(shown, public,",
+            "public=None if public is None else evaluate(shown, self._dataset.train,",
+            "the schedule reads the training data",
+            True,
+            TRAINING,
+        ),
+        B(
+            '    def store_norms(self) -> None:\n        """Store',
+            '    def store_norms(self) -> None:\n        return\n        """Store',
+            "no norms are stored",
+            False,
+            NORMS,
+        ),
+        B("**self._average.values})", "})", "the average is not what is shown"),
+    ),
+    *bugs_in(
+        "workers/noise.py",
+        NOISE,
+        B("std / math.sqrt(self._draws)", "std / self._draws", "noise of four draws is half as large", True),
+        B(
+            "return KeyedNoise(KeyedStream.from_os(), device)\n",
+            "return SeededNoise(seed, device)\n",
+            "noise of a released model comes from the seed",
+            True,
+        ),
+        B(
+            "return noisy.div_(grid).round_().mul_(grid).to(values)",
+            "return noisy.to(values)",
+            "low-order bits give values away",
+            True,
+        ),
+        B(".mul_(-2.0).sqrt_()", ".mul_(-1.0).sqrt_()", "noise is too small by sqrt 2", True),
+        B("_TWISTER_WORDS: Final = 624", "_TWISTER_WORDS: Final = 2", "64 bits of a generator are secret", True),
+        B('f"dpsweep:{purpose}:{seed}"', 'f"dpsweep:{seed}"', "all purposes share a seed"),
+    ),
+    *bugs_in(
+        "workers/sampling.py",
+        SAMPLING,
+        B(
+            "if noise_source_kind(noise_source).is_secret:\n        return KeyedRows",
+            "if False:\n        return KeyedRows",
+            "batches come from the seed",
+            True,
+            DRAWS,
+        ),
+        B("(expected << 72) // n", "(expected << 72) // n * 2", "rows join twice as often", True),
+        B(
+            "self._rng.random(n) < expected / n",
+            "self._rng.random(n) < 1.5 * expected / n",
+            "rows join half again as often",
+            True,
+        ),
+        B(
+            "if len(self._remaining) == 0:",
+            "if len(self._remaining) < self._batch_size:",
+            "an epoch leaves out its last rows",
+            True,
+        ),
+        B(
+            "self._draws.subset(self._dataset_size, self._batch_size)",
+            "self._draws.subset(self._dataset_size, self._batch_size + 1)",
+            "fixed batches have one row more",
+            True,
+        ),
+        B("joins[ties] = self._stream.words(len(ties)) < rest", "joins[ties] = True", "ties all join"),
+    ),
+    *bugs_in(
+        "workers/mechanism.py",
+        NORMS,
+        B(
+            "repeatable = spec.augmentation is None and not spec.execution.autocast",
+            "repeatable = True",
+            "norms of other inputs are guarantees",
+            True,
+        ),
+        B(
+            "*clipping.releases(spec.clipping, code), *releases)",
+            "*releases)",
+            "the initial median is not in the trace",
+            True,
+            PRIVACY,
+        ),
+        B(
+            "*clipping.releases(spec.clipping, code), *releases)",
+            "*clipping.releases(spec.clipping, code))",
+            "what is released after training is not in the trace",
+            True,
+            ("tests/orchestration/execution/test_completing.py",),
+        ),
+        B("clipping.side_queries(spec.clipping, code)", "()", "queries are not in the trace", True, PRIVACY),
+        B(
+            'contributions = "estimate" if planned.noise_follows_results else self.contributions',
+            "contributions = self.contributions",
+            "contributions under reacting noise are guarantees",
+            True,
+            PRIVACY,
+        ),
+        B(
+            "EpsilonBudget(spec.epsilon, delta)",
+            "EpsilonBudget(spec.epsilon, 0.5)",
+            "a budget at another delta",
+            True,
+            PRIVACY,
+        ),
+    ),
+    *bugs_in(
+        "workers/recording.py",
+        ("tests/workers/test_recording.py",),
+        B("_ORDER * (_ORDER - 1.0) / 2.0 / max", "1e-9 / max", "several rules count as their root mean square", True),
+        B(
+            "self.moments / self.steps) / self.rate",
+            "self.moments / (self.steps + 1)) / self.rate",
+            "an interval counts one step too many",
+            True,
+        ),
+        B(
+            "return step == 0 or math.floor",
+            "return math.floor",
+            "nothing is due at step 0",
+            survives="equivalent: floor of -rate is -1, so step 0 is due by the second condition too",
+        ),
+    ),
+    *bugs_in(
+        "workers/gradients/engine.py",
+        ENGINE,
+        B(
+            "norms.masked_fill_(~finite, math.inf)",
+            "norms.masked_fill_(~finite, 0.0)",
+            "gradients that are not finite have norm 0",
+            True,
+        ),
+        B(
+            "prepared: dict[str, ExampleGradients] = {}\n        for",
+            "prepared: dict[str, ExampleGradients] = {}\n        gradients.popitem()\n        for",
+            "norms leave out a parameter",
+            True,
+            ("tests/workers/gradients/test_engine.py",),
+        ),
+        B("first.random_state.restore()", "pass", "the summed pass draws other masks than the measured one", True),
+        B(
+            "_require_same(first.norms.losses, losses)",
+            "pass",
+            "passes that differ are not noticed",
+            True,
+            ("tests/workers/gradients/test_refusals.py",),
+        ),
+    ),
+    *bugs_in(
+        "workers/gradients/factors.py",
+        ("tests/workers/gradients/test_norm_error.py",),
+        B(
+            "torch.maximum(CANCELLATION * squares, COHERENT_CANCELLATION * absolute)",
+            "torch.zeros_like(squares)",
+            "norms of positions that cancel lose their digits",
+            True,
+        ),
+        B("if whole <= _BLOCK:", "if True:", "long sums of squares lose digits", True),
+    ),
+    *bugs_in(
+        "workers/preprocessing.py",
+        ("tests/workers/test_preprocessing.py",),
+        B(
+            "noise.added(moments[rows, columns], self.noise_multiplier)",
+            "noise.added(moments[rows, columns], 0.0)",
+            "DP-PCA has no noise",
+            True,
+        ),
+        B(
+            'GaussianRelease("dp_pca", self.noise_multiplier)',
+            'GaussianRelease("dp_pca", 2.0 * self.noise_multiplier)',
+            "DP-PCA is accounted with twice its noise",
+            True,
+        ),
+    ),
+    *bugs_in(
+        "workers/trial.py",
+        ("tests/workers/test_death.py::test_the_key_of_the_noise_does_not_outlive_the_training",),
+        B(
+            "result = _finish(spec, files, trainer, dataset, inputs)\n    forget_checkpoint(files.checkpoint)",
+            "result = _finish(spec, files, trainer, dataset, inputs)",
+            "the key of the noise outlives the training",
+            True,
+        ),
+        B(
+            "json.dumps(asdict(trainer.counters)).encode(), private=True)",
+            "json.dumps(asdict(trainer.counters)).encode())",
+            "exact counters are public",
+            True,
+            TRAINING,
+        ),
+        B(
+            "research_mode=not noise_source_kind(spec.noise_source).is_secret",
+            "research_mode=False",
+            "a seeded model is not called research",
+            True,
+            TRAINING,
+        ),
+    ),
+    *bugs_in(
+        "workers/checkpoint.py",
+        ("tests/workers/test_checkpoint.py",),
+        B(
+            " or info.base_name.startswith",
+            " or False and info.base_name.startswith",
+            "temporary files keep the key of the noise",
+            True,
+        ),
+        B(
+            "_MAGIC + hashlib.sha256(payload).digest() + payload, private=True",
+            "_MAGIC + hashlib.sha256(payload).digest() + payload",
+            "the checkpoint with the key is public",
+            True,
+            (),
+        ),
+    ),
+    *bugs_in(
+        "workers/evaluation.py",
+        ("tests/workers/test_evaluation.py",),
+        B(
+            "group.accuracy - before[group.name] for",
+            "before[group.name] - group.accuracy for",
+            "the cost of privacy has the wrong sign",
+        ),
+        B("accuracies.max() - accuracies.min()", "accuracies.max() - accuracies.mean()", "the gap is to the mean"),
+    ),
+    *bugs_in(
+        "workers/attacks.py",
+        ("tests/workers/test_attacks.py",),
+        B(
+            "write_sealed(uri, _RESULTS.dump_json(results), private=True)",
+            "write_sealed(uri, _RESULTS.dump_json(results))",
+            "attacks are public",
+            True,
+        ),
+        B(
+            "chosen_members[half:] <= threshold",
+            "chosen_members[:half] <= threshold",
+            "the threshold is measured on what chose it",
+        ),
+    ),
+)

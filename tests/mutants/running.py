@@ -1,0 +1,128 @@
+"""Runs tests on a copy of the checkout, with a mutant planted or without."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import multiprocessing
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+import pytest
+
+from tests.mutants.mutant import Mutant
+
+ROOT: Final = Path(__file__).parents[2]
+LIMIT_S: Final = 600
+"""Tests that take longer count as killing: the mutant hangs."""
+
+_OWN: Final = frozenset({"accounting", "dpsweep", "orchestration", "tests", "workers"})
+_FORKS: Final = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["tests.mutants.warm"])
+
+Verdict = Literal["killed", "survived", "broken"]
+"""``broken``: the mutant cannot be planted, or pytest could not run the tests."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a mutant, how long its tests took, and what they said last."""
+
+    mutant: Mutant
+    verdict: Verdict
+    seconds: float
+    said: str
+
+    @property
+    def is_accepted(self) -> bool:
+        return self.verdict == "killed" or (self.verdict == "survived" and bool(self.mutant.bug.survives))
+
+
+@dataclass(frozen=True)
+class Run:
+    """Exit status of pytest, or None when it ran out of time, and its output."""
+
+    status: int | None
+    output: str
+
+
+def copy_checkout(folder: Path) -> Path:
+    """A copy of the files that git tracks or would track, in ``folder``; returns ``folder``."""
+    listed = subprocess.run(
+        ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for name in filter(None, listed.stdout.split("\0")):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+def run_tests(folder: Path, tests: Sequence[str]) -> Run:
+    """The named tests up to the first failure, from the copy in ``folder``. Hypothesis draws alike every time."""
+    shutil.rmtree(folder / ".hypothesis", ignore_errors=True)
+    output = folder / "output.txt"
+    process = _FORKS.Process(target=_run_here, args=(str(folder), tuple(tests), str(output)))
+    process.start()
+    process.join(LIMIT_S)
+    if process.is_alive():
+        process.kill()
+        process.join()
+        return Run(None, f"no end after {LIMIT_S} s")
+    return Run(process.exitcode, output.read_text(errors="replace"))
+
+
+def _run_here(folder: str, tests: tuple[str, ...], output: str) -> None:
+    """In a process of its own: forget this checkout's modules, and run pytest on those of the copy."""
+    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.chdir(folder)
+    os.environ["PYTHONPATH"] = folder
+    sys.path[:] = [folder, *(path for path in sys.path if path not in ("", str(ROOT)))]
+    for name in [name for name in sys.modules if name.split(".")[0] in _OWN]:
+        del sys.modules[name]
+    sys.exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--durations=0", "--hypothesis-seed=0", *tests]))
+
+
+def try_mutant(folder: Path, mutant: Mutant) -> Outcome:
+    """Plant ``mutant`` in the copy, run its tests, and take it out again."""
+    began = time.monotonic()
+    try:
+        with _planted(folder / mutant.file, mutant):
+            run = run_tests(folder, mutant.tests)
+    except (OSError, ValueError) as error:
+        return Outcome(mutant, "broken", 0.0, str(error))
+    verdicts: dict[int | None, Verdict] = {None: "killed", 0: "survived", 1: "killed"}
+    return Outcome(mutant, verdicts.get(run.status, "broken"), time.monotonic() - began, _last_words(run.output))
+
+
+@contextlib.contextmanager
+def _planted(file: Path, mutant: Mutant) -> Iterator[None]:
+    text = file.read_text(encoding="utf-8")
+    try:
+        _write(file, mutant.planted(text))
+        yield
+    finally:
+        _write(file, text)
+
+
+def _write(file: Path, text: str) -> None:
+    """Write a module, and forget what Python compiled of it: a change within a second could go unnoticed."""
+    file.write_text(text, encoding="utf-8")
+    Path(importlib.util.cache_from_source(str(file))).unlink(missing_ok=True)
+
+
+def _last_words(output: str) -> str:
+    lines = [line for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return (lines or output.splitlines() or [""])[-1]

@@ -1,0 +1,15 @@
+"""All mutants."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutants.mutant import Mutant
+from tests.mutants.of_accounting import ACCOUNTING
+from tests.mutants.of_clipping import METHODS
+from tests.mutants.of_numerics import NUMERICS
+from tests.mutants.of_orchestration import ORCHESTRATION
+from tests.mutants.of_results import RESULTS
+from tests.mutants.of_workers import WORKERS
+
+MUTANTS: Final[tuple[Mutant, ...]] = (*ACCOUNTING, *NUMERICS, *METHODS, *WORKERS, *ORCHESTRATION, *RESULTS)

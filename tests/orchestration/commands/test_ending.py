@@ -1,0 +1,78 @@
+"""A command that is told to end, by a signal or by its terminal, ends in order and can be continued."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from accounting.records.files import exists
+from orchestration.records.layout import SweepFiles
+from tests.orchestration.processes import COMMAND, PATIENCE, environment, start, wait_until
+from tests.orchestration.sample_grids import small
+
+LONG = small(clipping="flat", noise="constant", seeds=0, epochs=2000, privacy={"noise_multiplier": 1.0, "delta": 1e-5})
+SHORT = small(clipping="none", noise="constant", seeds=0)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> SweepFiles:
+    (tmp_path / "sweep.yaml").write_text(LONG)
+    return SweepFiles(str(tmp_path / "out"))
+
+
+def arguments(files: SweepFiles) -> list[str]:
+    return ["run", str(Path(files.root).parent / "sweep.yaml"), "--output", files.root, "--address", "in-process"]
+
+
+def wait_for_training(process: subprocess.Popen[bytes], files: SweepFiles) -> None:
+    checkpoint = files.trial("flat-seed0").checkpoint
+    wait_until(lambda: exists(checkpoint) or process.poll() is not None, "the trial to train")
+    assert process.poll() is None
+
+
+def statuses(files: SweepFiles) -> set[str]:
+    client = MlflowClient(f"sqlite:///{files.root}/mlflow.db")
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    return {run.info.status for run in client.search_runs(experiments)}
+
+
+def test_a_hangup_that_comes_twice_ends_the_run_in_order(files: SweepFiles, tmp_path: Path) -> None:
+    """A terminal and its shell both send one."""
+    process = start(*arguments(files), log=tmp_path / "log")
+    wait_for_training(process, files)
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(PATIENCE) == 130
+    assert (tmp_path / "log").read_text().splitlines()[-1] == "interrupted; the same command continues where it stopped"
+    assert statuses(files) == {"KILLED"}
+
+
+def test_a_terminal_that_closes_ends_the_run_in_order(files: SweepFiles) -> None:
+    ours, theirs = pty.openpty()
+    setsid_with_terminal = ["setsid", "--ctty", *COMMAND, *arguments(files)]
+    process = subprocess.Popen(setsid_with_terminal, stdin=theirs, stdout=theirs, stderr=theirs, env=environment())
+    os.close(theirs)
+    wait_for_training(process, files)
+    os.close(ours)
+    process.wait(PATIENCE)
+    assert statuses(files) == {"KILLED"}
+
+
+def test_under_nohup_a_run_outlives_its_terminal(tmp_path: Path) -> None:
+    """With ``--resume``, which old scripts give."""
+    (tmp_path / "sweep.yaml").write_text(SHORT)
+    files = SweepFiles(str(tmp_path / "out"))
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # inherited by the process, as nohup does it
+    try:
+        process = start(*arguments(files), "--resume", log=tmp_path / "log")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    wait_until(lambda: exists(files.manifest) or process.poll() is not None, "the run to start")
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(PATIENCE) == 0, (tmp_path / "log").read_text()

@@ -1,0 +1,124 @@
+"""`--risk`, `--prior`, `--curve` and attack targets: the library's numbers, as written; one line for every mistake."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from accounting import (
+    PoissonSampling,
+    Trace,
+    attack_risk,
+    curve_of_examples,
+    parse_schedule,
+    planned_trace,
+    privacy_curve,
+)
+from orchestration.comparison.formats import at_least_share, at_most_share
+from tests.orchestration.commands.test_calculator import TRACE, Answer, Command, Trial, answer, dpsweep, trial
+
+__all__ = ["answer", "dpsweep", "trial"]  # fixtures
+
+RUN = "--noise-multiplier 1.1 --sample-rate 0.02 --steps 200"
+EPSILON = f"epsilon {RUN} --delta 1e-5"
+CALIBRATE = "calibrate --sample-rate 0.02 --steps 200"
+
+
+def planned(noise_multiplier: float) -> Trace:
+    return planned_trace(parse_schedule("constant", noise_multiplier), PoissonSampling(0.02), 4, 50, 1)
+
+
+def test_the_numbers_are_those_of_the_library(answer: Answer) -> None:
+    single, group = answer(f"{EPSILON} --group-size 1,4 --risk --prior 0.001")
+    for printed, size in ((single, 1), (group, 4)):
+        curve = privacy_curve(planned(1.1), size)
+        expected = attack_risk(curve).as_dict() | {"prior": 0.001, "reconstruction": curve.reconstruction(0.001)}
+        assert printed["risk"] == expected
+        assert printed["risk"]["advantage_at_least"] <= printed["risk"]["advantage"]
+    assert "risk" not in answer(EPSILON)
+
+
+def test_the_table_rounds_upper_bounds_up(dpsweep: Command) -> None:
+    code, out, err = dpsweep(f"{EPSILON} --risk --prior 0.01")
+    assert (code, err) == (0, "")
+    found = attack_risk(privacy_curve(planned(1.1)))
+    for shown in (found.advantage, *found.true_positive_rates):
+        assert f"{at_most_share(shown.upper)} ({at_least_share(shown.lower)})" in out
+    assert "reconstruction at prior 0.01" in out
+    assert "no attack that sees every step" in out
+
+
+def test_given_records_have_attacks_but_no_reconstruction(answer: Answer, trial: Trial) -> None:
+    root, contributions = trial
+    worst, pair = answer(f"epsilon --trial {root} --delta 1e-5 --group-size 2 --examples 148,4 --risk --prior 0.01")
+    expected = attack_risk(curve_of_examples(TRACE, [0, 40, 80], contributions[[1, 49]]))
+    assert pair["risk"]["advantage"] == pytest.approx(expected.advantage.upper, rel=1e-4)
+    assert pair["risk"]["advantage"] < worst["risk"]["advantage"]
+    assert (pair["risk"]["kind"], pair["risk"]["unit"]) == ("estimate", "2 given examples")
+    assert pair["risk"]["reconstruction"] is None
+    assert worst["risk"]["reconstruction"] > 0.01
+
+
+def test_the_curve_stands_alone_with_both_bounds(dpsweep: Command, tmp_path: Path) -> None:
+    file = tmp_path / "curve.html"
+    code, out, err = dpsweep(f"{EPSILON} --group-size 1,2 --curve {file}")
+    assert (code, err) == (0, "")
+    assert f"curve: {file}" in out
+    page = file.read_text()
+    assert not re.search(r'<(script|link)[^>]+(src|href)="', page)
+    for name in ("example", "example, at least", "group of 2", "group of 2, at least", "guessing"):
+        assert f'"name":"{name}"' in page
+
+
+@pytest.mark.parametrize(
+    ("target", "unit"),
+    [("--target-advantage 0.05", "advantage"), ("--target-tpr 0.05 --at-fpr 0.01", "tpr_at_fpr_1pct")],
+)
+def test_calibrate_finds_the_least_noise(answer: Answer, target: str, unit: str) -> None:
+    found = answer(f"{CALIBRATE} {target}")
+    assert (found["target"], found["accountant"], found["delta"]) == (0.05, "pld", None)
+    assert 0.0499 < found[unit] <= 0.05
+    assert attack_risk(privacy_curve(planned(found["noise_multiplier"]))).as_dict()[unit] == found[unit]
+    assert attack_risk(privacy_curve(planned(0.999 * found["noise_multiplier"]))).as_dict()[unit] > 0.05
+
+
+def test_calibrate_finds_the_longest_run(answer: Answer) -> None:
+    line = "calibrate --solve steps --noise-multiplier 2 --sample-rate 0.02 --target-advantage 0.1"
+    steps = answer(line)["steps"]
+    assert answer(line)["advantage"] <= 0.1
+    longer = answer(f"epsilon --noise-multiplier 2 --sample-rate 0.02 --steps {steps + 1} --delta 1e-5 --risk")
+    assert longer["risk"]["advantage"] > 0.1
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (f"{CALIBRATE} --target-advantage 1.5", "target advantage is 1.5, but must be less than 1"),
+        (f"{CALIBRATE} --target-tpr 0.05", "--target-tpr and --at-fpr belong together"),
+        (f"{CALIBRATE} --target-advantage 0.1 --at-fpr 0.05", "--target-tpr and --at-fpr belong together"),
+        (f"{CALIBRATE} --target-tpr 0.005 --at-fpr 0.01", "target true positive rate is 0.005, but must be greater"),
+        (f"{CALIBRATE} --target-tpr 0.1 --target-advantage 0.1", "exactly one of --target-epsilon, --budget-rho"),
+        (f"{CALIBRATE} --target-advantage 0.05 --release pure:1", "advantage 0.05 is unreachable: even noise"),
+        (f"{EPSILON} --prior 0.1", "--prior needs --risk"),
+        (f"{EPSILON} --risk --prior 0", "prior is 0.0, but must be greater than 0"),
+        (f"{EPSILON} --curve /no/such/folder/x.html", "--curve /no/such/folder/x.html cannot be written"),
+    ],
+)
+def test_mistakes_are_one_line(dpsweep: Command, line: str, message: str) -> None:
+    code, _, err = dpsweep(line)
+    assert (code, err.count("\n")) == (2, 1)
+    assert message in err
+
+
+def test_shares_are_rounded_to_their_side() -> None:
+    assert [at_most_share(x) for x in (0.0, 0.0123401, 0.99991, 1.0, 3e-6)] == [
+        "0%",
+        "1.24%",
+        "100.0%",
+        "100%",
+        "0.000300%",
+    ]
+    assert [at_least_share(x) for x in (0.0, 0.0123499, 0.99991)] == ["0%", "1.23%", "99.9%"]
+    assert at_most_share(None) == at_most_share(float("nan")) == "–"

@@ -1,0 +1,101 @@
+"""`dpsweep status`: what it says of a sweep that runs, waits, has ended, or whose driver is gone."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from orchestration.commands.main import main
+from orchestration.records.snapshot import (
+    ClusterSnapshot,
+    NodeSnapshot,
+    SweepSnapshot,
+    TrialSnapshot,
+    write_snapshot,
+)
+from orchestration.records.states import TrialState
+
+TRIALS = (
+    TrialSnapshot("flat-seed0", TrialState.FINISHED, 20, 20, 4, 0.91, 2.5, True),
+    TrialSnapshot("flat-seed1", TrialState.TRAINING, 10, 20, 2, 0.85, 1.7, True),
+    TrialSnapshot("flat-seed2", TrialState.FAILED, 0, 20, error="ValueError in f (a.py:3)"),
+    TrialSnapshot("flat-seed3", TrialState.PENDING, 0, 20),
+)
+
+
+def snapshot(age: float = 2.0, state: str = "running", cluster: ClusterSnapshot | None = None) -> SweepSnapshot:
+    return SweepSnapshot(
+        "small", "id", state, time.time() - age, 245.0, 61.0, "head", 17, "small-0123456789", TRIALS, cluster
+    )
+
+
+def status(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["dpsweep", "status", *map(str, arguments)])
+    try:
+        main()
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    return 0
+
+
+def test_a_running_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    nodes = (NodeSnapshot("a", {"CPU": 4.0}), NodeSnapshot("b", {"CPU": 4.0, "GPU": 1.0}))
+    cluster = ClusterSnapshot(nodes, {"CPU": 1.0}, {"CPU": 0.0}, 1, {})
+    write_snapshot(f"{tmp_path}/status.json", snapshot(cluster=cluster), private=False)
+    assert status(monkeypatch, tmp_path) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == (
+        "small: running, 2 of 4 trials done, 1 running, 1 waiting, 1 failed; 4:05 elapsed, 1:01 to finish"
+    )
+    assert "driver on head (pid 17), job small-0123456789, seen 2" in lines[1]
+    assert "2 nodes: CPU 8 (0 free), GPU 1 (0 free); 1 trials wait for CPU 1 each" in lines[2]
+    (row,) = [line for line in lines if line.startswith("flat-seed1")]
+    assert row.split() == ["flat-seed1", "training", "2", "10/20", "1.70", "85.0%"]
+    assert lines[-1] == "failed flat-seed2: ValueError in f (a.py:3)"
+
+
+def test_a_shortage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster = ClusterSnapshot((NodeSnapshot("a", {"CPU": 4.0}),), {"CPU": 1.0, "GPU": 1.0}, {}, 4, {"GPU": 1.0})
+    write_snapshot(f"{tmp_path}/status.json", snapshot(cluster=cluster), private=False)
+    assert status(monkeypatch, tmp_path) == 0
+    assert "4 trials wait: no node can give a trial GPU 1" in capsys.readouterr().out
+
+
+def test_a_stale_one_is_called_stale_with_its_age(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_snapshot(f"{tmp_path}/status.json", snapshot(age=7500.0), private=False)
+    assert status(monkeypatch, tmp_path) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith("small: stale: no sign of its driver for 2 h 5 min; then 2 of 4 trials done")
+    assert status(monkeypatch, tmp_path, "--json") == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["stale"] is True
+    assert printed["age"] >= 7500.0
+
+
+def test_json_and_watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    write_snapshot(f"{tmp_path}/status.json", snapshot(age=7500.0, state="failed"), private=False)
+    assert status(monkeypatch, f"file://{tmp_path}", "--json", "--watch") == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    printed = json.loads(line)
+    assert printed["counts"] == dict.fromkeys(printed["counts"], 1) | {"accounting": 0, "stopped": 0}
+    assert (printed["stale"], printed["state"]) == (False, "failed")
+    assert status(monkeypatch, tmp_path, "--watch") == 0
+    assert capsys.readouterr().out.startswith("small: failed, 2 of 4 trials done")
+
+
+def test_a_folder_without_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert status(monkeypatch, tmp_path / "nothing") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: there is no {tmp_path}/nothing/status.json")
+    (tmp_path / "status.json").write_text("{}")
+    assert status(monkeypatch, tmp_path) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "is no status of this version of dpsweep" in line

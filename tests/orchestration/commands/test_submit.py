@@ -1,0 +1,137 @@
+"""`dpsweep submit` before anything is sent: what it plans, packages, lists and refuses."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestration.commands.main import main
+from orchestration.execution.job_package import LARGEST
+from tests.orchestration.sample_grids import small
+
+MODEL = """
+import math
+from torch import nn
+
+def narrow(feature_shape, num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(feature_shape), num_classes))
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A package that also holds what is not code. One for all tests, as a process imports a name only once."""
+    folder = tmp_path_factory.mktemp("sweeps")
+    package = folder / "own_package_of_submit"
+    (package / ".git").mkdir(parents=True)
+    (package / ".git" / "config").write_text("x")
+    (package / "__init__.py").touch()
+    (package / "nets.py").write_text(MODEL)
+    (package / "settings.json").write_text("{}")
+    (package / "rows.csv").write_text("secret,rows\n" * 1000)
+    return folder
+
+
+@pytest.fixture
+def sweep_file(folder: Path) -> Path:
+    sweep = folder / "sweep.yaml"
+    sweep.write_text(small(clipping="none", noise="constant", seeds=0, model="own_package_of_submit.nets:narrow"))
+    return sweep
+
+
+def submit(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], sweep: Path, *more: object
+) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a dry run."""
+    arguments = ["submit", sweep, "--dry-run", "--address", "http://127.0.0.1:1", *more]
+    monkeypatch.setattr(sys, "argv", ["dpsweep", *map(str, arguments)])
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")  # as prepare_environment would set it for good
+    try:
+        main()
+        code = 0
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+def test_a_dry_run_lists_what_would_be_sent(
+    sweep_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, said, warned = submit(monkeypatch, capsys, sweep_file, "--output", "s3://bucket/a", "--name", "my run")
+    assert code == 0, warned
+    sent, would = said.splitlines()
+    names = [part.split(" (")[0] for part in sent.removeprefix("sent: ").split("; ")[0].split(", ")]
+    assert names == ["sweep.yaml", *(f"own_package_of_submit/{n}" for n in ("__init__.py", "nets.py", "settings.json"))]
+    assert "dpsweep (" in sent
+    assert would.startswith("my-run-")
+    assert would.endswith(": 1 trials would be submitted to http://127.0.0.1:1, with output s3://bucket/a")
+    assert "not sent, by their endings: own_package_of_submit/rows.csv" in warned.splitlines()
+    assert (sweep_file.parent / "own_package_of_submit" / "rows.csv").exists(), "the user's own files stay"
+
+
+def test_the_id_follows_the_sweep(
+    sweep_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def job_id() -> str:
+        code, said, warned = submit(monkeypatch, capsys, sweep_file, "--output", "s3://bucket/a")
+        assert code == 0, warned
+        return said.splitlines()[-1].split(":")[0]
+
+    first = job_id()
+    sweep_file.write_text(f"# a comment\n{sweep_file.read_text()}")
+    assert job_id() == first
+    sweep_file.write_text(sweep_file.read_text().replace("epochs: 2", "epochs: 3"))
+    assert job_id() != first
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--output", "runs/a"), "--output is 'runs/a', which depends on where a process runs"),
+        (("--output", "/a", "--env", "KEY"), "--env is 'KEY', but must be NAME=VALUE"),
+        (("--output", "/a", "--allow-code", "no_such_module"), "no such module is installed"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    sweep_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    said: str,
+) -> None:
+    code, _, warned = submit(monkeypatch, capsys, sweep_file, *arguments)
+    (line,) = warned.splitlines()
+    assert (code, said in line) == (2, True), line
+
+
+def test_a_sweep_that_cannot_run_is_not_sent(
+    sweep_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep_file.write_text(sweep_file.read_text().replace("batch_size: 128", "batch_size: 4096"))
+    code, said, warned = submit(monkeypatch, capsys, sweep_file, "--output", "/a")
+    assert (code, said) == (2, "")
+    assert "batch_size is 4096" in warned
+
+
+def test_too_large_a_package_is_refused(
+    sweep_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    large = sweep_file.parent / "own_package_of_submit" / "rows.txt"
+    with large.open("wb") as rows:
+        rows.truncate(LARGEST)
+    code, _, warned = submit(monkeypatch, capsys, sweep_file, "--output", "/a")
+    large.unlink()
+    assert code == 2
+    assert "at most 20 MiB are sent (the largest is own_package_of_submit/rows.txt with 20.0 MiB)" in warned
+
+
+def test_drive_outside_a_job_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["dpsweep", "drive"])
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "started by the jobs of `dpsweep submit`" in capsys.readouterr().err

@@ -1,0 +1,97 @@
+"""A result whose seal is right and whose numbers are forged is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accounting.errors import DataCorruption
+from accounting.records.sealed import read_sealed, write_sealed
+from orchestration.execution.environment import IN_PROCESS
+from orchestration.pipeline import RunRequest, render_again, run_sweep
+from orchestration.records.layout import SweepFiles
+from orchestration.sweeps.schema import parse_sweep
+from tests.orchestration.sample_grids import small
+
+TEXT = small(
+    clipping=["none", {"name": "flat", "bound": 1.0}],
+    noise="constant",
+    seeds=0,
+    release="private",
+    accounting={"also": ["rdp"], "group_sizes": [1, 4]},
+)
+
+
+def request(folder: Path) -> RunRequest:
+    return RunRequest(parse_sweep(TEXT), TEXT, str(folder), IN_PROCESS)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return run_sweep(request(tmp_path_factory.mktemp("sweep") / "out")).files.root
+
+
+@pytest.fixture
+def folder(finished: str, tmp_path: Path) -> Path:
+    shutil.copytree(finished, tmp_path / "out")
+    return tmp_path / "out"
+
+
+def forge(uri: str, change: Callable[[dict[str, Any]], object]) -> None:
+    values = json.loads(read_sealed(uri, "") or b"")
+    change(values)
+    write_sealed(uri, json.dumps(values).encode())
+
+
+FORGERIES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "epsilon": (
+        lambda result: result["worst_case"].update(epsilon=0.5),
+        r"claims epsilon 0\.5, but its trace costs 4\.99",
+    ),
+    "delta": (lambda result: result["worst_case"].update(delta=0.1), r"at delta 0\.1 .* the sweep's delta is 1e-05"),
+    "other": (lambda result: result["others"][0].update(epsilon=0.5), r"epsilon by rdp 0\.5"),
+    "group": (lambda result: result["groups"][1].update(epsilon=0.5), r"epsilon of groups of 4 0\.5"),
+    "epoch": (lambda result: result.update(epsilons=[0.01, result["epsilons"][1]]), r"0\.01 after epoch 0"),
+    "statistics": (lambda result: result["individuals"].update(release_epsilon=0.01), r"statistics cost 0\.01"),
+}
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_a_claim_below_its_trace_is_refused(folder: Path, forgery: str) -> None:
+    change, message = FORGERIES[forgery]
+    page = (folder / "report.html").read_bytes()
+    forge(SweepFiles(str(folder)).trial("flat-seed0").result, change)
+    with pytest.raises(DataCorruption, match=message):
+        render_again(str(folder))
+    assert (folder / "report.html").read_bytes() == page, "no report is written of it"
+
+
+def test_a_baseline_that_claims_privacy_is_refused(folder: Path) -> None:
+    forge(
+        SweepFiles(str(folder)).trial("non-private-seed0").result,
+        lambda result: result["worst_case"].update(epsilon=1.0),
+    )
+    with pytest.raises(DataCorruption, match="but its trace costs inf"):
+        render_again(str(folder))
+
+
+def test_a_record_of_attempts_that_says_less_is_refused(folder: Path) -> None:
+    record = f"{SweepFiles(str(folder)).attempts('flat-seed0')}/000001.json"
+    forge(record, lambda attempt: attempt["trace"]["segments"][0].update(noise_multiplier=50.0))
+    with pytest.raises(DataCorruption, match="record of its attempts claims epsilon 0"):
+        render_again(str(folder))
+
+
+def test_what_was_not_forged_is_accepted_and_resumed(folder: Path) -> None:
+    render_again(str(folder))
+    baseline = SweepFiles(str(folder)).trial("non-private-seed0").result
+    forge(baseline, lambda result: result["worst_case"].update(kind="guarantee"))  # as earlier versions wrote it
+    render_again(str(folder))
+    forge(SweepFiles(str(folder)).trial("flat-seed0").result, FORGERIES["epsilon"][0])
+    with pytest.raises(DataCorruption, match=r"claims epsilon 0\.5"):
+        run_sweep(request(folder))

@@ -1,0 +1,181 @@
+"""What trials cost together, and that no deletion makes it less."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from accounting.accountants import account
+from accounting.errors import DataCorruption
+from accounting.mechanism import GaussianRelease, Segment, Trace
+from accounting.samplings import FixedBatchSampling, PoissonSampling, ShuffledSampling
+from orchestration.comparison.ledger import composed, composed_epsilon
+from orchestration.execution.environment import IN_PROCESS
+from orchestration.pipeline import Outcome, RunRequest, render_again, run_sweep
+from orchestration.records.attempts import Attempt, AttemptLog, read_attempts
+from orchestration.records.layout import SweepFiles
+from orchestration.records.published import PublishedPrivacy, PublishedTrial
+from orchestration.records.states import TrialState
+from orchestration.sweeps.schema import parse_sweep
+from tests.orchestration.sample_grids import small
+
+from mlflow import MlflowClient  # isort: skip
+
+RUN = Trace(1000, (Segment(0, 200, PoissonSampling(0.05), 1.0),))
+EPSILON = account(RUN, 1e-5).epsilon
+
+
+def trial(key: str, *attempts: Attempt) -> PublishedTrial:
+    return PublishedTrial(
+        key, {}, TrialState.FINISHED, privacy=PublishedPrivacy(EPSILON, 1e-5, "pld"), attempts=attempts
+    )
+
+
+def attempt(key: str = "a", number: int = 1, trace: Trace = RUN, seed: int | None = None) -> Attempt:
+    return Attempt(key, number, 1e-5, trace, seed, ended=True)
+
+
+def test_seeds_together_cost_what_one_run_of_all_their_steps_costs() -> None:
+    found = composed(trial(key, attempt(key)) for key in "abcd")
+    assert found is not None
+    assert found.estimate is not None
+    whole = account(Trace(1000, (replace(RUN.segments[0], steps=800),)), 1e-5)
+    assert found.epsilon == pytest.approx(whole.epsilon, rel=1e-3)
+    assert (found.trials, found.attempts, found.estimate.kind) == (4, 0, "guarantee")
+
+
+def test_one_trial_costs_what_it_says() -> None:
+    assert composed_epsilon(trial("a", attempt())) == EPSILON
+    assert composed([PublishedTrial("none", {}, TrialState.FINISHED)]) is None
+
+
+def test_an_earlier_attempt_is_added() -> None:
+    anew = trial("a", replace(attempt(), trace=RUN.until(100)), attempt(number=2))
+    expected = account(Trace(1000, (replace(RUN.segments[0], steps=300),)), 1e-5).epsilon
+    assert composed_epsilon(anew) == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        (attempt("b", seed=0), "draw the same noise"),
+        (replace(attempt("b"), ended=False), "before its planned end"),
+        (attempt("b", trace=replace(RUN, noise_follows_results=True)), "noise followed results"),
+    ],
+)
+def test_what_no_theorem_covers_is_an_estimate(other: Attempt, reason: str) -> None:
+    found = composed([trial("a", attempt(seed=0)), trial("b", other)])
+    assert found is not None
+    assert found.estimate is not None
+    assert found.estimate.kind == "estimate"
+    assert reason in found.reason
+
+
+def test_runs_without_a_common_adjacency_have_no_number() -> None:
+    fixed = Trace(1000, (Segment(0, 10, FixedBatchSampling(1000, 50), 1.0),))
+    shuffled = Trace(1000, (Segment(0, 10, ShuffledSampling(10), 8.0),), adjacency="zero_out")
+    found = composed([trial("a", attempt(trace=fixed)), trial("b", attempt("b", trace=shuffled))])
+    assert found is not None
+    assert found.epsilon is None
+    assert "share no adjacency" in found.reason
+
+
+def test_released_statistics_add_up() -> None:
+    once = Trace(1000, releases=(GaussianRelease("mean", 20.0),))
+    found = composed(trial(key, replace(attempt(key), statistics=once)) for key in "abcd")
+    assert found is not None
+    assert found.release_epsilon == pytest.approx(
+        account(Trace(1000, releases=(GaussianRelease("m", 10.0),)), 1e-5).epsilon
+    )
+
+
+def test_the_log_only_grows(tmp_path: Path) -> None:
+    files = SweepFiles(str(tmp_path))
+    log = AttemptLog(files, ["a"])
+    log.take_up("a", continues=False)
+    log.note(replace(attempt(), trace=RUN.until(100), ended=False))
+    log.note(replace(attempt(), trace=RUN.until(50), ended=False))
+    assert [each.trace.steps for each in read_attempts(files, "a")] == [100], "a replay shows nothing new"
+    log = AttemptLog(files, ["a"])
+    log.take_up("a", continues=True)
+    log.note(attempt())
+    assert [(each.number, each.trace.steps, each.ended) for each in read_attempts(files, "a")] == [(1, 200, True)]
+    log.take_up("a", continues=False)
+    log.note(replace(attempt(), trace=RUN.until(10), ended=False))
+    assert [(each.number, each.trace.steps) for each in read_attempts(files, "a")] == [(1, 200), (2, 10)]
+    Path(files.attempts("a"), "000001.json").unlink()
+    with pytest.raises(DataCorruption, match="is not the record of attempt 1"):
+        read_attempts(files, "a")
+
+
+def request(folder: Path, **changes: object) -> RunRequest:
+    text = small(clipping=[{"name": "flat", "bound": 1.0}], noise="constant", noise_source="os_entropy", **changes)
+    return RunRequest(parse_sweep(text), text, str(folder / "out"), IN_PROCESS)
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    return run_sweep(request(tmp_path_factory.mktemp("sweep"), release="private"))
+
+
+def test_averages_and_headline_carry_what_their_trials_cost_together(outcome: Outcome) -> None:
+    rows = json.loads(Path(outcome.files.results).read_text())
+    composed_here = rows[0]["composed"]["seeds"]["epsilon"]
+    assert composed_here > 1.3 * rows[0]["epsilon"]
+    assert rows[0]["composed"]["seeds"]["kind"] == "guarantee"
+    assert rows[0]["composed"]["sweep"]["release_epsilon"] > 1.3 * rows[0]["release_epsilon"]
+    client = MlflowClient(outcome.tracking_uri)
+    experiment = client.get_experiment_by_name("dpsweep")
+    assert experiment is not None
+    runs = {run.data.tags["dpsweep.kind"]: run for run in client.search_runs([experiment.experiment_id])}
+    for kind in ("average", "sweep"):
+        metrics, tags = runs[kind].data.metrics, runs[kind].data.tags
+        assert metrics["privacy/composed_epsilon"] == pytest.approx(composed_here)
+        assert metrics["privacy/composed_release_epsilon"] > 1.3 * rows[0]["release_epsilon"]
+        assert tags["composed_epsilon_kind"] == "guarantee"
+        assert tags["epsilon_kind"] != "guarantee", "a mean of epsilons bounds nothing"
+    page = Path(outcome.files.report).read_text()
+    assert f"All 2 private trials together cost ε = {composed_here:#.3g} at δ" in page
+
+
+def test_a_deleted_trial_that_runs_again_is_counted_twice(outcome: Outcome, tmp_path: Path) -> None:
+    shutil.copytree(outcome.files.root, tmp_path / "out")
+    files = SweepFiles(str(tmp_path / "out"))
+    shutil.rmtree(files.trial("flat-seed0").root)
+    again = run_sweep(request(tmp_path, release="private"))
+    row = next(row for row in json.loads(Path(files.results).read_text()) if row["key"] == "flat-seed0")
+    assert row["epsilon"] == pytest.approx(5.0, rel=1e-2)
+    assert row["composed_epsilon"] > 1.3 * row["epsilon"]
+    assert row["composed"]["trial"]["attempts"] == 1
+    assert row["composed"]["sweep"]["epsilon"] > row["composed"]["seeds"]["epsilon"] * 0.999 > row["composed_epsilon"]
+    assert "1 earlier starts" in Path(again.files.report).read_text()
+    assert json.loads(Path(render_again(files.root).files.results).read_text()) == json.loads(
+        Path(files.results).read_text()
+    )
+
+
+def test_statistics_that_are_drawn_again_are_counted_again(outcome: Outcome, tmp_path: Path) -> None:
+    shutil.copytree(outcome.files.root, tmp_path / "out")
+    files = SweepFiles(str(tmp_path / "out"))
+    before = json.loads(Path(files.results).read_text())[0]
+    Path(files.trial("flat-seed0").released).unlink()
+    Path(files.trial("flat-seed0").result).unlink()
+    run_sweep(request(tmp_path, release="private"))
+    after = json.loads(Path(files.results).read_text())[0]
+    assert after["composed"]["trial"]["release_epsilon"] > 1.3 * before["composed"]["trial"]["release_epsilon"]
+    assert after["composed_epsilon"] > before["composed_epsilon"]
+
+
+def test_a_folder_without_a_log_is_still_added_up(outcome: Outcome, tmp_path: Path) -> None:
+    shutil.copytree(outcome.files.root, tmp_path / "out")
+    shutil.rmtree(tmp_path / "out" / "attempts")
+    before = json.loads(Path(outcome.files.results).read_text())[0]["composed"]["sweep"]["epsilon"]
+    found = composed(render_again(str(tmp_path / "out")).record.data().trials)
+    assert found is not None
+    assert found.epsilon == pytest.approx(before)
+    assert math.isfinite(before)

@@ -1,0 +1,119 @@
+"""Each metric is the number that its name says, on a trial whose numbers are all different."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from orchestration.comparison.metrics import final_metrics, known, worst_over_median
+from orchestration.comparison.statistics import Spread, spread
+from orchestration.records.published import (
+    Histogram,
+    IndividualStatistics,
+    PublishedEpoch,
+    PublishedGroup,
+    PublishedPrivacy,
+    PublishedQuality,
+    PublishedTrial,
+)
+from orchestration.records.states import TrialState
+
+TRIAL = PublishedTrial(
+    key="flat-0",
+    labels={"clipping": "flat", "seed": 0},
+    state=TrialState.FINISHED,
+    privacy=PublishedPrivacy(3.0, 1e-5, "pld", group_epsilons={1: 3.0, 2: 7.0, 4: 16.0}),
+    quality=PublishedQuality(
+        0.81,
+        0.62,
+        -0.07,
+        (PublishedGroup("a", 30, 0.9, 0.3, -0.02), PublishedGroup("b", 10, 0.54, 1.1, -0.11)),
+        {"accuracy_gap": 0.36},
+    ),
+    individuals=IndividualStatistics(
+        "private", "estimate", mean=1.25, median=1.5, quantiles={0.9: 2.5}, release_epsilon=0.125
+    ),
+    history=(PublishedEpoch(0, 10, 2.25), PublishedEpoch(1, 20, 1.75)),
+    started=1000.0,
+    ended=1090.0,
+)
+
+
+def test_results_json_holds_every_metric_under_its_name() -> None:
+    assert known(TRIAL) == {
+        "epsilon": 3.0,
+        "composed_epsilon": 3.0,
+        "advantage": None,
+        "tpr_at_fpr_1pct": None,
+        "delta": 1e-5,
+        "initial_noise_multiplier": 2.25,
+        "release_epsilon": 0.125,
+        "mean_example_epsilon": 1.25,
+        "median_example_epsilon": 1.5,
+        "loss_correlation": None,
+        "accuracy": 0.81,
+        "loss": 0.62,
+        "accuracy_change": -0.07,
+        "worst_group_accuracy": 0.54,
+        "unequal_cost": pytest.approx(0.09),
+        "seconds": 90.0,
+    }
+    assert worst_over_median(TRIAL) == 2.0
+
+
+def test_mlflow_holds_every_finite_one() -> None:
+    assert final_metrics(TRIAL) == {
+        "final/accuracy": 0.81,
+        "final/loss": 0.62,
+        "final/wall_seconds": 90.0,
+        "fairness/accuracy_change": -0.07,
+        "fairness/worst_group_accuracy": 0.54,
+        "fairness/unequal_cost": pytest.approx(0.09),
+        "fairness/accuracy_gap": 0.36,
+        "privacy/epsilon": 3.0,
+        "privacy/composed_epsilon": 3.0,
+        "privacy/delta": 1e-5,
+        "privacy/release_epsilon": 0.125,
+        "privacy/mean_epsilon_i": 1.25,
+        "privacy/median_epsilon_i": 1.5,
+        "privacy/epsilon_group_of_2": 7.0,
+        "privacy/epsilon_group_of_4": 16.0,
+        "privacy/epsilon_i_quantile_0.9": 2.5,
+    }
+
+
+def test_of_a_stopped_trial_only_the_cost_is_final() -> None:
+    found = final_metrics(replace(TRIAL, state=TrialState.STOPPED))
+    assert found["privacy/epsilon"] == 3.0
+    assert {name.split("/")[0] for name in found} == {"privacy", "final"}
+    assert [name for name in found if name.startswith("final/")] == ["final/wall_seconds"]
+
+
+def test_an_infinite_epsilon_is_no_number() -> None:
+    baseline = replace(TRIAL, privacy=PublishedPrivacy(math.inf, 1e-5, "none"), individuals=None)
+    found = known(baseline)
+    assert (found["epsilon"], found["delta"], found["initial_noise_multiplier"]) == (None, None, None)
+    assert not [name for name in final_metrics(baseline) if name.startswith("privacy/")]
+
+
+def test_a_median_is_published_released_or_read_off_the_histogram() -> None:
+    assert TRIAL.individuals is not None
+    histogram = Histogram((0.0, 1.0, 2.0, 4.0), (10.0, -3.0, 30.0))
+    found = [
+        known(replace(TRIAL, individuals=individuals))["median_example_epsilon"]
+        for individuals in (
+            replace(TRIAL.individuals, median=None, quantiles={0.5: 1.75}, histogram=histogram),
+            replace(TRIAL.individuals, median=None, histogram=histogram),
+            replace(TRIAL.individuals, median=None),
+        )
+    ]
+    assert found == [1.75, pytest.approx(2.0 + 2.0 / 3.0), None], "10 of 40 examples lie below 2, 20 below the median"
+
+
+def test_a_spread_is_that_of_the_finite_values() -> None:
+    found = spread([1.0, None, 2.0, math.inf, 6.0, math.nan])
+    assert found == Spread(3.0, pytest.approx(math.sqrt(7.0)), 1.0, 6.0, 3)  # type: ignore[arg-type]  # stands for a number
+    assert spread([None, math.inf]) is None
+    assert spread([4.0]) == Spread(4.0, 0.0, 4.0, 4.0, 1)

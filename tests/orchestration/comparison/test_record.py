@@ -1,0 +1,109 @@
+"""What is shown of a sweep's trials, to everybody and to the owner of the data."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestration.comparison.record import SweepRecord, exact, parse_failures, rows
+from orchestration.records.published import PublishedTrial
+from orchestration.records.states import TrialState
+from orchestration.records.status import status_of
+from orchestration.report.page import render
+from orchestration.report.prose import SENSITIVE
+from tests.orchestration.sample_results import EXACT, result_of, sample_record, stopped_of
+
+PRIVATE, BASELINE = "flat-seed0", "non-private-seed0"
+
+
+def trials(record: SweepRecord) -> dict[str, PublishedTrial]:
+    return {trial.key: trial for trial in record.data().trials}
+
+
+def test_the_owners_report_is_marked_as_sensitive_whatever_the_sweep_says(tmp_path: Path) -> None:
+    record, files = sample_record(tmp_path)
+    everybody, owner = record.data(), record.data(exact(files))
+    assert (everybody.disclosure, owner.disclosure) == ("none", "raw")
+    assert {trial.key: trial.individuals for trial in owner.trials}[PRIVATE] == EXACT
+    assert not any(trial.individuals for trial in everybody.trials)
+    assert SENSITIVE not in render(everybody)
+    assert SENSITIVE in render(owner)
+
+
+@pytest.mark.parametrize(("release", "tag"), [("none", None), ("private", None), ("raw", "true")])
+def test_only_exact_results_are_tagged_as_sensitive(tmp_path: Path, release: str, tag: str | None) -> None:
+    record, _ = sample_record(tmp_path, release=release)
+    assert trials(record)[PRIVATE].tags.get("sensitive") == tag
+
+
+@pytest.mark.parametrize(("source", "research"), [("seeded", "True"), ("os_entropy", "False")])
+def test_noise_from_a_known_seed_is_tagged_as_research(tmp_path: Path, source: str, research: str) -> None:
+    record, _ = sample_record(tmp_path, noise_source=source)
+    assert trials(record)[PRIVATE].tags["research_mode"] == research
+
+
+def test_a_finished_trial_is_compared_with_its_baseline(tmp_path: Path) -> None:
+    shown = trials(sample_record(tmp_path)[0])[PRIVATE]
+    assert shown.quality is not None
+    assert shown.quality.accuracy_change == pytest.approx(-0.2)
+    assert [group.accuracy_change for group in shown.quality.groups] == pytest.approx([-0.2, -0.2])
+    assert (shown.quality.accuracy, shown.quality.loss) == (0.7, 0.5)
+    assert [(epoch.epoch, epoch.step, epoch.metrics["epsilon"]) for epoch in shown.history] == [
+        (0, 10, 1.5),
+        (1, 20, 3.0),
+    ]
+    assert shown.wall_seconds == 7.5
+
+
+def test_costs_are_shown_as_what_they_are(tmp_path: Path) -> None:
+    record, _ = sample_record(tmp_path)
+    point = next(point for point in record.points if point.key == PRIVATE)
+    estimated = status_of(result_of(point, 0.7, "estimate"))
+    shown = trials(replace(record, statuses={**record.statuses, PRIVATE: estimated}))[PRIVATE].privacy
+    assert shown is not None
+    assert (shown.epsilon, shown.kind, shown.adjacency) == (3.0, "estimate", "add_remove")
+    assert shown.group_epsilons == {1: 3.0, 2: 7.5}
+    baseline = trials(record)[BASELINE].privacy
+    assert baseline is not None
+    assert baseline.epsilon == math.inf
+
+
+def test_a_baseline_is_one_also_when_it_failed(tmp_path: Path) -> None:
+    failed = trials(sample_record(tmp_path)[0])
+    assert failed["non-private-seed1"].is_baseline
+    assert not failed["flat-seed1"].is_baseline
+    assert failed["flat-seed1"].error == "lost"
+
+
+def test_a_stopped_trial_shows_what_it_had_reached_and_cost(tmp_path: Path) -> None:
+    record, _ = sample_record(tmp_path)
+    point = next(point for point in record.points if point.key == PRIVATE)
+    stopped = replace(record, statuses={**record.statuses, PRIVATE: status_of(stopped_of(point))})
+    shown = trials(stopped)[PRIVATE]
+    assert shown.state is TrialState.STOPPED
+    assert shown.privacy is not None
+    assert shown.privacy.epsilon == 1.5
+    assert "after epoch 1 of 2" in str(shown.error)
+    assert shown.quality is not None
+    assert shown.quality.accuracy_change is None
+
+
+def test_failures_are_read_back_from_the_table_and_nothing_else_is(tmp_path: Path) -> None:
+    found = parse_failures(rows(sample_record(tmp_path)[0]))
+    assert {key: (status.state, status.error) for key, status in found.items()} == {
+        "non-private-seed1": (TrialState.FAILED, "lost"),
+        "flat-seed1": (TrialState.FAILED, "lost"),
+    }
+
+
+def test_the_table_of_results_holds_numbers_or_nothing(tmp_path: Path) -> None:
+    table = {row["key"]: row for row in rows(sample_record(tmp_path)[0])}
+    row = table[PRIVATE]
+    assert (row["accuracy"], row["loss"], row["seconds"], row["epsilon"]) == (0.7, 0.5, 7.5, 3.0)
+    assert (row["worst_group"], row["worst_group_accuracy"]) == ("b", pytest.approx(0.6))
+    assert [group["epsilon"] for group in row["groups"]] == [3.0, 7.5]
+    assert table[BASELINE]["epsilon"] is None
+    assert table["flat-seed1"]["error"] == "lost"

@@ -1,0 +1,219 @@
+"""Completion, unit by unit: what a trial discloses under each mode, at which delta, and that it is drawn once."""
+
+from __future__ import annotations
+
+import math
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from accounting.accountants import account
+from accounting.mechanism import Trace
+from accounting.parallel import AccountingJob, PartResult, Scatter, account_in_process
+from accounting.records.layout import TrialFiles
+from accounting.records.shards import PartFiles, read_epsilons
+from accounting.records.traces import read_trace
+from accounting.release import ReleaseSpec
+from orchestration.execution.completion import Times, complete_stopped, complete_trial, epsilon_so_far
+from orchestration.records.published import IndividualStatistics
+from orchestration.records.results import TrialResult, read_statistics
+from orchestration.sweeps.plan import PlannedTrial, plan_sweep
+from orchestration.sweeps.schema import SweepSpec, parse_sweep
+from tests.orchestration.sample_grids import small
+from workers.attacks import read_attacks
+from workers.history import Progress
+from workers.trial import run_trial
+
+DELTA = 1e-4
+"""Not the usual one."""
+NOISE = {"histogram_noise_multiplier": 4.0, "group_count_noise_multiplier": 3.0, "group_sum_noise_multiplier": 2.0}
+FAR = 7.0
+"""Standard errors: a normal draw is further away with probability 2.6e-12."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trial that has trained, and the sweep that asked for it."""
+
+    sweep: SweepSpec
+    planned: PlannedTrial
+    files: TrialFiles
+
+    def completed(self, scatter: Scatter = account_in_process) -> TrialResult:
+        return complete_trial(self.planned, self.files, self.sweep, Times(10.0, 250.0), scatter)
+
+    @property
+    def exact(self) -> IndividualStatistics:
+        """The exact statistics, which are private."""
+        found = read_statistics(self.files.private_summary, "")
+        assert found is not None
+        return found
+
+
+def trained(folder: Path, release: object) -> Trained:
+    changes: dict[str, object] = {} if release is None else {"release": release}
+    sweep = parse_sweep(
+        small(
+            clipping={"name": "flat", "bound": 6.0},
+            noise="constant",
+            seeds=0,
+            privacy={"noise_multiplier": 1.0, "delta": DELTA, "accountant": "rdp"},
+            attacks={"loss_threshold": True},
+            **changes,
+        )
+    )
+    (planned,) = plan_sweep(sweep).trials
+    files = TrialFiles(str(folder))
+    run_trial(planned.spec, files.root, releases=planned.releases)
+    return Trained(sweep, planned, files)
+
+
+@pytest.fixture(scope="module")
+def default(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """Of a sweep that does not mention `release`."""
+    return trained(tmp_path_factory.mktemp("default"), None)
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    return trained(tmp_path_factory.mktemp("released"), {"name": "private", **NOISE})
+
+
+def as_mode(trial: Trained, mode: str) -> Trained:
+    """The same training under another mode without mechanisms of its own."""
+    sweep = parse_sweep(
+        small(
+            clipping={"name": "flat", "bound": 6.0},
+            noise="constant",
+            seeds=0,
+            privacy={"noise_multiplier": 1.0, "delta": DELTA, "accountant": "rdp"},
+            attacks={"loss_threshold": True},
+            release=mode,
+        )
+    )
+    return replace(trial, sweep=sweep)
+
+
+def test_the_default_mode_discloses_nothing_of_training_examples(default: Trained) -> None:
+    result = default.completed()
+    assert default.sweep.disclosure == "none"
+    assert result.individuals is None
+    assert result.attacks.loss_threshold == ()
+    assert default.exact.mean is not None
+    assert read_attacks(default.files.attacks).loss_threshold, "both are there, in private"
+    stored = Path(default.files.result).read_text()
+    assert repr(default.exact.mean) not in stored
+    assert "threshold" not in stored.replace("loss_threshold", "")
+
+
+def test_the_raw_mode_discloses_what_is_exact(default: Trained) -> None:
+    raw = as_mode(default, "raw")
+    result = raw.completed()
+    assert result.individuals == raw.exact
+    assert result.attacks == read_attacks(raw.files.attacks)
+    assert result.attacks.loss_threshold
+
+
+def test_exact_statistics_are_for_the_owner(default: Trained) -> None:
+    default.completed()
+    assert stat.S_IMODE(Path(default.files.private_summary).stat().st_mode) == 0o600
+
+
+def test_examples_are_accounted_at_the_delta_of_the_trial(default: Trained) -> None:
+    result = default.completed()
+    assert read_epsilons(default.files.epsilons).delta == result.worst_case.delta == DELTA
+
+
+def test_each_epoch_shows_what_its_steps_cost(default: Trained) -> None:
+    """By the cheap accountant, which is that of this sweep: the last epoch costs the whole."""
+    result = default.completed()
+    trace = read_trace(default.files.trace)
+    spent = [account(trace.until(record.step), DELTA, "rdp").epsilon for record in result.training.history]
+    assert result.epsilons == tuple(spent)
+    assert result.epsilons[-1] == result.worst_case.epsilon
+    assert epsilon_so_far(default.planned, trace.until(5)) == account(trace.until(5), DELTA, "rdp").epsilon
+    assert (result.started, result.ended) == (10.0, 250.0)
+
+
+def test_what_is_released_is_in_the_trace_and_costs_what_it_says(released: Trained) -> None:
+    result = released.completed()
+    assert result.individuals is not None
+    assert read_trace(released.files.trace).releases == ReleaseSpec(**NOISE).releases()  # type: ignore[arg-type]  # floats
+    size = result.training.train_size
+    alone = account(Trace(size, releases=ReleaseSpec(**NOISE).releases()), DELTA).epsilon  # type: ignore[arg-type]  # floats
+    assert result.individuals.release_epsilon == alone
+    assert result.worst_case.epsilon > alone
+
+
+def test_the_bound_of_a_release_is_public(released: Trained) -> None:
+    """The planned worst case, and no maximum over the data."""
+    individuals = released.completed().individuals
+    assert individuals is not None
+    assert individuals.histogram is not None
+    assert individuals.histogram.edges[-1] == released.planned.costs.worst_case.epsilon
+
+
+def test_what_is_released_are_the_upper_bounds_with_the_stated_noise(released: Trained) -> None:
+    """Though lower bounds are 0 here. Each number is wrong with probability 2.6e-12."""
+
+    def without_lower(job: AccountingJob, parts: Sequence[PartFiles]) -> Iterator[PartResult]:
+        for found in account_in_process(job, parts):
+            yield replace(found, epsilons=replace(found.epsilons, lower=np.zeros_like(found.epsilons.lower)))
+
+    Path(released.files.released).unlink(missing_ok=True)
+    individuals, exact = released.completed(without_lower).individuals, released.exact
+    assert individuals is not None
+    assert individuals.disclosure == "private"
+    assert individuals.kind == "estimate"
+    assert exact.histogram is not None
+    common = {group.name: group for group in exact.groups if group.name != "8"}
+    for group in individuals.groups:
+        if group.name in common:
+            known = common[group.name]
+            assert known.examples is not None
+            assert group.examples is not None
+            assert group.standard_error is not None
+            assert abs(group.examples - known.examples) < FAR * 3.0
+            assert abs(group.mean - known.mean) < 1.2 * FAR * group.standard_error
+    assert individuals.mean is not None
+    assert exact.mean is not None
+    assert individuals.mean > 0.5 * exact.mean, "a hundred standard errors from 0"
+    assert individuals != exact
+
+
+def test_statistics_are_drawn_once_however_often_a_trial_is_completed(released: Trained) -> None:
+    first = released.completed().individuals
+    stored = Path(released.files.released).read_bytes()
+    assert released.completed().individuals == first
+    assert Path(released.files.released).read_bytes() == stored
+    Path(released.files.released).unlink()
+    assert released.completed().individuals != first, "another draw would show"
+
+
+class Stopped(Exception):
+    """By the scheduler."""
+
+
+def test_a_stopped_trial_keeps_no_key(default: Trained, tmp_path: Path) -> None:
+    files, seen = TrialFiles(str(tmp_path)), list[Progress]()
+
+    def stop(progress: Progress) -> None:
+        seen.append(progress)
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        run_trial(default.planned.spec, files.root, on_progress=stop)
+    assert Path(files.checkpoint).is_file()
+    result = complete_stopped(default.planned, files, default.sweep, Times(0.0, 1.0), seen[0], ())
+    assert not Path(files.checkpoint).exists()
+    assert result.worst_case.epsilon == account(seen[0].trace, DELTA, "rdp").epsilon
+    assert result.worst_case.kind == "guarantee"
+    dearer = replace(seen[0].trace, segments=tuple(replace(s, noise_multiplier=0.5) for s in seen[0].trace.segments))
+    found = complete_stopped(default.planned, files, default.sweep, Times(0.0, 1.0), replace(seen[0], trace=dearer), ())
+    assert found.worst_case.kind == "estimate", "less noise than planned, which no plan bounds"
+    assert found.worst_case.epsilon == account(dearer, DELTA, "rdp").epsilon
+    assert 0.0 < result.worst_case.epsilon < default.planned.costs.worst_case.epsilon < math.inf

@@ -1,0 +1,123 @@
+"""`status.json`: what it holds while a sweep runs and after, what it may show, and that it never stops a sweep."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from orchestration.execution.environment import IN_PROCESS
+from orchestration.execution.status_file import StatusFile
+from orchestration.pipeline import RunRequest, run_sweep
+from orchestration.records.layout import SweepFiles
+from orchestration.records.snapshot import ClusterSnapshot, NodeSnapshot, SweepSnapshot, read_snapshot
+from orchestration.records.states import TrialState
+from orchestration.records.status import SweepStatus, TrialStatus
+from orchestration.sweeps.schema import parse_sweep
+from orchestration.sweeps.user_code import permitted
+from tests.orchestration.processes import wait_until
+from tests.orchestration.sample_grids import small
+
+CANARY = "row 17 has HIV"
+MODELS = f"""
+import math
+from torch import nn
+
+class Broken(nn.Linear):
+    def forward(self, x):
+        if len(x) > 8:  # all is well with the few examples that the planner tries
+            raise RuntimeError("{CANARY}")
+        return super().forward(x)
+
+def broken(feature_shape, num_classes):
+    return nn.Sequential(nn.Flatten(), Broken(math.prod(feature_shape), num_classes))
+"""
+SHORTAGE = ClusterSnapshot(
+    (NodeSnapshot("10.0.0.1", {"CPU": 2.0}),), {"CPU": 1.0, "GPU": 1.0}, {"CPU": 2.0}, 1, {"GPU": 1.0}
+)
+
+
+def of(uri: str) -> SweepSnapshot:
+    found = read_snapshot(uri)
+    assert found is not None
+    return found
+
+
+def status_file(uri: str, status: SweepStatus, told: list[str], cluster: ClusterSnapshot | None = None) -> StatusFile:
+    return StatusFile(uri, "small", "id", "none", status, lambda waiting: cluster, told.append)
+
+
+def two_trials() -> SweepStatus:
+    return SweepStatus([TrialStatus("a", 10), TrialStatus("b", 10)], lambda trial: None)
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_it_is_renewed_and_says_at_last_how_the_sweep_ended(tmp_path: Path, scheme: str) -> None:
+    uri, status = f"{scheme}{tmp_path}/status.json", two_trials()
+    with status_file(uri, status, []).kept_current(period=0.05):
+        first = of(uri)
+        assert (first.state, first.counts()[TrialState.PENDING]) == ("running", 2)
+        status.change("a", state=TrialState.TRAINING)
+        wait_until(lambda: of(uri).counts()[TrialState.TRAINING] == 1, "the change to be written")
+        assert of(uri).heartbeat > first.heartbeat
+        status.change("a", state=TrialState.FINISHED)
+        status.change("b", state=TrialState.FAILED, error="ValueError in f (a.py:3)")
+    last = of(uri)
+    assert (last.state, last.trials[1].error, last.seconds_left) == ("failed", "ValueError in f (a.py:3)", None)
+    assert not last.is_stale(time.time() + 1e6), "a sweep that has ended is not stale"
+
+
+def test_an_interrupted_sweep_says_so(tmp_path: Path) -> None:
+    uri = f"{tmp_path}/status.json"
+    with pytest.raises(KeyboardInterrupt), status_file(uri, two_trials(), []).kept_current():
+        raise KeyboardInterrupt
+    assert of(uri).state == "interrupted"
+
+
+def test_a_silent_driver_is_stale(tmp_path: Path) -> None:
+    uri = f"{tmp_path}/status.json"
+    with status_file(uri, two_trials(), []).kept_current():
+        snapshot = of(uri)
+        assert not snapshot.is_stale(snapshot.heartbeat + 59.0)
+        assert snapshot.is_stale(snapshot.heartbeat + 61.0)
+        assert snapshot.age(snapshot.heartbeat - 5.0) == 0.0, "by a clock that is behind"
+
+
+def test_a_shortage_is_told_once_and_stands_in_the_file(tmp_path: Path) -> None:
+    uri, told = f"{tmp_path}/status.json", list[str]()
+    with status_file(uri, two_trials(), told, SHORTAGE).kept_current(period=0.02):
+        wait_until(lambda: of(uri).cluster is not None and bool(told), "the cluster to be written")
+        time.sleep(0.2)
+        cluster = of(uri).cluster
+        assert cluster is not None
+        assert cluster.missing == {"GPU": 1.0}
+    assert told == [f"1 trials wait: {SHORTAGE.shortage()}"]
+    assert "no node can give a trial GPU 1" in told[0]
+
+
+def test_a_file_that_cannot_be_written_does_not_stop_the_sweep(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with status_file(f"{tmp_path}/file/status.json", two_trials(), []).kept_current(period=0.02):
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize(("release", "is_shown"), [("none", False), ("raw", True)])
+def test_of_an_error_it_shows_what_the_release_mode_shows(tmp_path: Path, release: str, is_shown: bool) -> None:
+    (tmp_path / "my_models.py").write_text(MODELS)
+    text = small(clipping="none", noise="constant", seeds=0, model=["mlp", "my_models.py:broken"], release=release)
+    spec, files = parse_sweep(text), SweepFiles(str(tmp_path / "out"))
+    run_sweep(RunRequest(spec, text, files.root, IN_PROCESS, code=permitted(spec, tmp_path)))
+    content, snapshot = Path(files.status).read_text(), of(files.status)
+    assert (snapshot.state, snapshot.name) == ("failed", "small")
+    finished, broken = snapshot.trials
+    assert finished.state is TrialState.FINISHED
+    assert finished.private is False
+    assert finished.epsilon is None
+    assert finished.accuracy is not None
+    assert "RuntimeError" in str(broken.error)
+    assert "my_models.py" in str(broken.error)
+    assert (CANARY in content) is is_shown
+    assert (Path(files.status).stat().st_mode & 0o077 == 0) is is_shown, "what may quote the data is for its owner"
+    assert json.loads(content)["trials"][0]["state"] == "finished"

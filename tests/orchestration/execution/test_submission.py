@@ -1,0 +1,201 @@
+"""Sweeps as jobs of a cluster that requires a token: submitted, followed, killed, stopped, and finished unattended."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from accounting.records.files import exists
+from orchestration.records.layout import SweepFiles
+from orchestration.records.snapshot import SweepSnapshot, read_snapshot
+from orchestration.sweeps.schema import parse_sweep
+from orchestration.sweeps.user_code import permitted
+from tests.orchestration.processes import PATIENCE, dpsweep, environment, kill, wait_until
+from tests.orchestration.reference import assert_same_trial, run_undisturbed
+from tests.orchestration.sample_grids import small
+
+HEAD = """
+import sys
+from ray.cluster_utils import Cluster
+arguments = {"num_cpus": 2, "include_dashboard": True, "dashboard_port": int(sys.argv[1])}
+cluster = Cluster(initialize_head=True, head_node_args=arguments)
+print("ready", flush=True)
+sys.stdin.read()
+cluster.shutdown()
+"""
+"""A head with a dashboard and a job server, until stdin closes."""
+TOKEN = "a1" * 32
+CLOSED = {
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": TOKEN,
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # on 127.0.0.1 only
+}
+MODELS = """
+import math
+from torch import nn
+
+def narrow(feature_shape, num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(feature_shape), 8), nn.Tanh(), nn.Linear(8, num_classes))
+"""
+SWEEP = small(
+    clipping=["none", "individual"],
+    model="my_models:narrow",
+    noise={"name": "exponential", "decay": 0.02},
+    seeds=0,
+    epochs=40,
+    execution={"checkpoint_every_epochs": 0.3},
+    accounting={"individual": "rdp"},
+)
+"""Long enough for a kill to hit a trial in the middle."""
+KEYS = {"non-private-seed0": False, "individual-seed0": True}
+
+
+@dataclass(frozen=True)
+class Head:
+    """A cluster for jobs. home: of its processes; it holds the token, as a user's does."""
+
+    url: str
+    home: Path
+
+    def run(self, *arguments: object, **changes: str) -> subprocess.CompletedProcess[str]:
+        """A command of a user whose token is in the home folder."""
+        return dpsweep(*arguments, "--address", self.url, HOME=str(self.home), **changes)
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
+    home = tmp_path_factory.mktemp("home")
+    (home / ".ray").mkdir()
+    (home / ".ray" / "auth_token").write_text(TOKEN)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    with (home / "stderr").open("w") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-c", HEAD, str(port)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=said,
+            text=True,
+            env=environment(**CLOSED, HOME=str(home), PATH=path),
+        )
+    assert process.stdout is not None
+    assert process.stdin is not None
+    try:
+        assert any("ready" in line for line in process.stdout), (home / "stderr").read_text()
+        yield Head(f"http://127.0.0.1:{port}", home)
+    finally:
+        process.stdin.close()
+        process.wait(PATIENCE)
+
+
+@pytest.fixture
+def sweep_file(tmp_path: Path) -> Path:
+    (tmp_path / "my_models.py").write_text(MODELS)
+    (tmp_path / "sweep.yaml").write_text(SWEEP)
+    return tmp_path / "sweep.yaml"
+
+
+def now(files: SweepFiles) -> SweepSnapshot:
+    found = read_snapshot(files.status)
+    assert found is not None
+    return found
+
+
+def has_ended(files: SweepFiles) -> bool:
+    return exists(files.status) and now(files).state != "running"
+
+
+def trains_in_the_middle(files: SweepFiles) -> bool:
+    trial = files.trial("individual-seed0")
+    return exists(trial.checkpoint) and not exists(trial.training)
+
+
+def only_error(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode == 2, done.stdout + done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    return line
+
+
+def test_a_killed_driver_finishes_unattended(head: Head, sweep_file: Path, tmp_path: Path) -> None:
+    files = SweepFiles(str(tmp_path / "out"))
+    submitted = head.run("submit", sweep_file, "--output", files.root, "--env", "DPSWEEP_NOTE=7")
+    assert submitted.returncode == 0, submitted.stderr
+    found = re.search(r"^(small-[0-9a-f]{10}): 2 trials, \w+ at", submitted.stdout, re.MULTILINE)
+    assert found is not None, submitted.stdout
+    job = found[1]
+    assert "sent: sweep.yaml (" in submitted.stdout
+    assert "my_models.py (0.2 KiB)" in submitted.stdout
+
+    def logs() -> str:
+        return head.run("logs", job).stdout
+
+    wait_until(lambda: trains_in_the_middle(files) or has_ended(files), "a trial to train")
+    first = now(files)
+    assert (first.state, first.job) == ("running", job), logs()
+    kill(first.pid)
+    again = head.run("submit", sweep_file, "--output", files.root)
+    assert f"{job}: 2 trials, running" in again.stdout, "the job that runs already"
+    other = head.run("submit", sweep_file, "--output", tmp_path / "other")
+    assert f"{job} runs this sweep with --output {files.root}" in only_error(other)
+
+    wait_until(lambda: has_ended(files), "the next driver to finish the sweep")
+    seen = dpsweep("status", files.root, "--json")
+    assert seen.returncode == 0, seen.stderr
+    printed = json.loads(seen.stdout)
+    assert (printed["state"], printed["job"]) == ("finished", job), logs()
+    assert printed["pid"] != first.pid
+    assert printed["counts"]["finished"] == 2
+    by_id = head.run("status", job)
+    assert by_id.stdout.startswith("small: finished, 2 of 2 trials done"), by_id.stderr
+
+    said = head.run("logs", files.root, "--follow")
+    assert said.returncode == 0, said.stdout
+    assert "supervisor: the driver was killed by SIGKILL" in said.stdout
+    assert "which is continued" in said.stdout
+    reference = parse_sweep(SWEEP)
+    undisturbed = run_undisturbed(reference, tmp_path / "undisturbed", permitted(reference, tmp_path))
+    for key, is_private in KEYS.items():
+        assert_same_trial(files.trial(key), undisturbed.trial(key), is_private)
+
+    once_more = head.run("submit", sweep_file, "--output", files.root)
+    assert f"{job}-2: 2 trials" in once_more.stdout, once_more.stderr
+    stopped = head.run("stop", job)
+    assert f"{job}-2 is told to stop" in stopped.stdout, stopped.stderr
+    listed = head.run("list")
+    assert listed.returncode == 0, listed.stderr
+    rows = [line.split() for line in listed.stdout.splitlines()[1:]]
+    assert [row[0] for row in rows] == [job, f"{job}-2"]
+    assert rows[0][1] == "succeeded"
+
+
+def test_a_missing_or_wrong_token_is_one_line(head: Head, sweep_file: Path, tmp_path: Path) -> None:
+    submit = ("submit", sweep_file, "--output", tmp_path / "out")
+    without = dpsweep(*submit, "--address", head.url, HOME=str(tmp_path))
+    assert f"the Ray cluster at '{head.url}' requires a token" in only_error(without)
+    wrong = head.run(*submit, RAY_AUTH_TOKEN="b2" * 32)
+    assert f"the Ray cluster at '{head.url}' requires a token" in only_error(wrong)
+
+
+def test_an_unknown_id_is_one_line(head: Head) -> None:
+    assert "has the id or output 'nothing'; there are: " in only_error(head.run("logs", "nothing"))
+
+
+def test_no_dashboard_is_one_line_within_seconds(sweep_file: Path, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    began = time.monotonic()
+    done = dpsweep("list", "--address", f"http://127.0.0.1:{port}")
+    assert f"no Ray dashboard answers at http://127.0.0.1:{port}" in only_error(done)
+    assert time.monotonic() - began < 60.0, "of which most is Python's start on a busy machine"

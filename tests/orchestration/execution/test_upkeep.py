@@ -1,0 +1,75 @@
+"""`dpsweep verify` names what is damaged; `dpsweep prune --norms` deletes only norms that are no longer needed."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from accounting.errors import DataCorruption
+from accounting.records.files import list_files
+from accounting.records.shards import read_epsilons
+from orchestration.commands.main import app
+from orchestration.execution.completion import Times, complete_trial
+from orchestration.records.layout import SweepFiles
+from orchestration.records.manifest import open_manifest, write_manifest
+from orchestration.sweeps.plan import plan_sweep
+from orchestration.sweeps.schema import parse_sweep
+from tests.orchestration.sample_grids import small
+from workers.trial import run_trial
+
+TEXT = small(clipping={"name": "flat", "bound": 1.0}, noise="constant", seeds=[0, 1], model="logistic", epochs=1)
+KEYS = ["flat-seed0", "flat-seed1"]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> SweepFiles:
+    """A sweep of two accounted trials, the first of which ended ten days ago."""
+    sweep, files = parse_sweep(TEXT), SweepFiles(str(tmp_path / "out"))
+    write_manifest(files, open_manifest(files, sweep.plain(), TEXT))
+    for planned, days in zip(plan_sweep(sweep).trials, (10.0, 0.0), strict=True):
+        run_trial(planned.spec, files.trial(planned.key).root, releases=planned.releases)
+        ended = time.time() - days * 86_400.0
+        complete_trial(planned, files.trial(planned.key), sweep, Times(ended - 1.0, ended))
+    return files
+
+
+def test_verify_names_every_damaged_file_of_every_trial(files: SweepFiles) -> None:
+    well = CliRunner().invoke(app, ["verify", files.root])
+    assert (well.exit_code, "2 trained trials: every file is as it was" in well.stdout) == (0, True), well.output
+    for key in KEYS:
+        shard = next(Path(files.trial(key).norms).glob("*/*.arrow"))
+        shard.write_bytes(shard.read_bytes()[:-1] + b"?")
+    damaged = CliRunner().invoke(app, ["verify", files.root, "--json"])
+    found = json.loads(damaged.stdout)
+    assert found["trials"] == 2
+    assert [key in line and "sha256" in line for key, line in zip(KEYS, found["damaged"], strict=True)] == [True, True]
+    assert isinstance(damaged.exception, DataCorruption)
+
+
+def test_prune_deletes_norms_and_nothing_else(files: SweepFiles) -> None:
+    before = {key: read_epsilons(files.trial(key).epsilons) for key in KEYS}
+    refused = CliRunner().invoke(app, ["prune", files.root])
+    assert "give --norms" in str(refused.exception)
+    old = CliRunner().invoke(app, ["prune", files.root, "--norms", "--older-than", "5", "--json"])
+    assert json.loads(old.stdout) == {"pruned": KEYS[:1]}
+    assert [bool(list_files(files.trial(key).norms)) for key in KEYS] == [False, True]
+    rest = CliRunner().invoke(app, ["prune", files.root, "--norms"])
+    assert "deleted the norms of flat-seed1" in rest.stdout
+    assert "can no longer be accounted" in rest.stdout.replace("\n", " ")
+    again = CliRunner().invoke(app, ["prune", files.root, "--norms"])
+    assert "nothing was deleted" in again.stdout
+    for key in KEYS:
+        assert (read_epsilons(files.trial(key).epsilons).upper == before[key].upper).all()
+    assert CliRunner().invoke(app, ["verify", files.root]).exit_code == 0, "what was deleted as a whole is not missed"
+
+
+def test_prune_keeps_the_norms_of_a_trial_with_damaged_epsilons(files: SweepFiles) -> None:
+    part = next(Path(files.trial(KEYS[0]).epsilons).glob("*.arrow"))
+    part.write_bytes(part.read_bytes()[:-1] + b"?")
+    refused = CliRunner().invoke(app, ["prune", files.root, "--norms"])
+    assert isinstance(refused.exception, DataCorruption)
+    assert list_files(files.trial(KEYS[0]).norms)

@@ -1,0 +1,91 @@
+"""A sweep whose trials have results that were never trained, for tests of what is shown of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from accounting.estimates import PrivacyEstimate
+from accounting.mechanism import Segment, Trace
+from accounting.samplings import PoissonSampling
+from orchestration.comparison.record import SweepRecord
+from orchestration.records.layout import SweepFiles
+from orchestration.records.manifest import open_manifest
+from orchestration.records.published import GroupEpsilon, Histogram, IndividualStatistics
+from orchestration.records.results import StoppedTrial, TrialResult, write_statistics
+from orchestration.records.states import TrialState
+from orchestration.records.status import TrialStatus, status_of
+from orchestration.sweeps.grid import GridPoint, grid
+from orchestration.sweeps.schema import parse_sweep
+from tests.orchestration.sample_grids import small
+from workers.evaluation import Evaluation, GroupEvaluation
+from workers.history import EpochRecord, TrainingResult
+from workers.spec import NoiseSpec
+
+DELTA = 1e-5
+EXACT = IndividualStatistics(
+    disclosure="raw",
+    kind="estimate",
+    mean=1.23456789,
+    median=1.1,
+    groups=(GroupEpsilon("a", 1.2, 0.1, 60.0), GroupEpsilon("b", 1.4, 0.2, 40.0)),
+    histogram=Histogram((0.0, 1.5, 3.0), (60.0, 40.0)),
+)
+"""What the owner of the data may see of every private trial."""
+
+
+def evaluation(accuracy: float, loss: float = 0.5) -> Evaluation:
+    """Two groups, one served a tenth better and one a tenth worse than the whole."""
+    groups = (GroupEvaluation("a", 20, accuracy + 0.1, loss), GroupEvaluation("b", 20, accuracy - 0.1, loss))
+    return Evaluation(accuracy, loss, groups, {"accuracy_gap": 0.2})
+
+
+def worst_case(epsilon: float, size: int = 1, kind: str = "guarantee") -> PrivacyEstimate:
+    return PrivacyEstimate(epsilon, DELTA, "add_remove", "pld", kind, group_size=size)  # type: ignore[arg-type]  # a Kind
+
+
+def result_of(point: GridPoint, accuracy: float, kind: str = "guarantee") -> TrialResult:
+    epsilon = 3.0 if point.is_private else float("inf")
+    history = tuple(
+        EpochRecord(epoch, 10 * (epoch + 1), 2.0 - epoch, 1.0, 1.0, {"all": 1.0}, evaluation(accuracy))
+        for epoch in range(2)
+    )
+    training = TrainingResult(
+        point.key, 2, 20, 10, "completed", 100, 40, ("a", "b"), 7, True, 1.0, history, evaluation(accuracy)
+    )
+    noise = NoiseSpec(2.0 if point.is_private else 0.0)
+    return TrialResult(
+        key=point.key,
+        spec=replace(point.spec, noise=noise),
+        worst_case=worst_case(epsilon, kind=kind),
+        others=(),
+        groups=(worst_case(epsilon, 1), worst_case(2.5 * epsilon, 2)) if point.is_private else (),
+        epsilons=(0.5 * epsilon, epsilon),
+        training=training,
+        individuals=None,
+        started=100.0,
+        ended=107.5,
+    )
+
+
+def stopped_of(point: GridPoint) -> StoppedTrial:
+    trace = Trace(100, (Segment(0, 10, PoissonSampling(0.1), 2.0),))
+    return StoppedTrial(
+        point.key, point.spec, trace, worst_case(1.5), (), (), 1, evaluation(0.6), (), started=100.0, ended=103.0
+    )
+
+
+def sample_record(folder: Path, **changes: object) -> tuple[SweepRecord, SweepFiles]:
+    """A baseline that finished at 0.9, one private trial that finished at 0.7, and, for more seeds, one that failed."""
+    text = small(clipping=["none", "flat"], noise="constant", **{"seeds": [0, 1], **changes})
+    sweep, files = parse_sweep(text), SweepFiles(str(folder))
+    points, statuses = grid(sweep), dict[str, TrialStatus]()
+    for point in points:
+        if point.spec.seed == 0:
+            result = result_of(point, 0.7 if point.is_private else 0.9)
+            statuses[point.key] = status_of(result)
+            if point.is_private:
+                write_statistics(files.trial(point.key).private_summary, EXACT, private=True)
+        else:
+            statuses[point.key] = TrialStatus(point.key, 20, TrialState.FAILED, error="lost")
+    return SweepRecord(open_manifest(files, sweep.plain(), text), sweep, points, statuses, {}), files

@@ -1,0 +1,143 @@
+"""An audit, from one line of a sweep file to its reports: where it is shown, and where not."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from accounting.errors import InvalidInput
+from accounting.records.layout import TrialFiles
+from accounting.records.traces import read_trace
+from orchestration.comparison.metrics import final_metrics
+from orchestration.execution.completion import Times, complete_trial
+from orchestration.pipeline import render_again
+from orchestration.records.layout import SweepFiles
+from orchestration.records.manifest import open_manifest, write_manifest
+from orchestration.sweeps.plan import plan_sweep
+from orchestration.sweeps.schema import parse_sweep
+from orchestration.tracking.protocol import group_table
+from tests.orchestration.public_values import is_public
+from tests.orchestration.sample_grids import small
+from workers.attacks import read_attacks, write_attacks
+from workers.trial import run_trial
+
+CANARY, GROUP_CANARY, RIGHT = 7.31, 6.17, 183
+"""Lower bounds and right guesses that the stored audit is made to have; they are nowhere by chance."""
+
+
+def audited(**changes: object) -> str:
+    return small(clipping={"name": "flat", "bound": 6.0}, noise="constant", seeds=0, audit={"canaries": 200}, **changes)
+
+
+def with_canary(files: TrialFiles) -> None:
+    stored = read_attacks(files.attacks)
+    assert stored.audit is not None
+    everyone = replace(stored.audit.everyone, epsilon=CANARY, guesses=200, correct=RIGHT)
+    groups = tuple(replace(group, epsilon=GROUP_CANARY) for group in stored.audit.groups)
+    write_attacks(files.attacks, replace(stored, audit=replace(stored.audit, everyone=everyone, groups=groups)))
+
+
+def finished(folder: Path, release: str) -> SweepFiles:
+    text = audited(release=release)
+    sweep, files = parse_sweep(text), SweepFiles(str(folder))
+    write_manifest(files, open_manifest(files, sweep.plain(), text))
+    for planned in plan_sweep(sweep).trials:
+        trial = files.trial(planned.key)
+        run_trial(planned.spec, trial.root, releases=planned.releases)
+        with_canary(trial)
+        complete_trial(planned, trial, sweep, Times(0.0, 1.0))
+    render_again(files.root)
+    return files
+
+
+def words(page: str) -> str:
+    """The text of a page without scripts, styles and tags."""
+    return re.sub(r"<[^>]+>", " ", re.sub(r"<(script|style).*?</\1>", " ", Path(page).read_text(), flags=re.DOTALL))
+
+
+@pytest.mark.parametrize("release", ["none", "private"])
+def test_audits_stay_private(tmp_path: Path, release: str) -> None:
+    files = finished(tmp_path / "sweep", release)
+    public = [path for path in tmp_path.rglob("*") if path.is_file() and is_public(path)]
+    assert {Path(files.report), Path(files.results)} < set(public)
+    for path in public:
+        content = words(str(path)) if path.suffix == ".html" else path.read_bytes().decode(errors="ignore")
+        secrets = (str(CANARY), str(GROUP_CANARY), f"{RIGHT} of")
+        assert not [secret for secret in secrets if re.search(rf"(?<![\d.]){re.escape(secret)}(?!\d)", content)], path
+    shown = words(files.private_report)
+    assert "What an audit proves" in shown
+    assert str(CANARY) in shown
+    assert f"{RIGHT} of 200" in shown
+    assert "above the claim" in shown
+    record = render_again(files.root).record
+    trial = record.trial(record.points[0])
+    assert trial.audit is None
+    assert "audited_epsilon" not in group_table(trial)
+    assert "privacy/audited_epsilon" not in final_metrics(trial)
+
+
+def test_audits_are_disclosed_by_raw_alone(tmp_path: Path) -> None:
+    files = finished(tmp_path / "sweep", "raw")
+    assert str(CANARY) in words(files.report)
+    record = render_again(files.root).record
+    trial = record.trial(record.points[0])
+    assert trial.tags["sensitive"] == "true"
+    assert final_metrics(trial)["privacy/audited_epsilon"] == CANARY
+    assert final_metrics(trial)["privacy/audit_confidence"] == 0.95
+    shown = group_table(trial)["audited_epsilon"]
+    assert set(shown) <= {GROUP_CANARY, None}
+    assert GROUP_CANARY in shown
+
+
+def test_a_sweep_without_audit_is_planned_as_before_and_the_claim_is_the_same_with_one() -> None:
+    plain = small(clipping={"name": "flat", "bound": 6.0}, noise="constant", seeds=0)
+    with_audit, without = (plan_sweep(parse_sweep(text)).trials[0] for text in (audited(), plain))
+    assert with_audit.trace == without.trace
+    assert with_audit.costs == without.costs
+    assert without.spec.audit is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"sampling": {"method": "fixed", "batch_size": 128}}, "an audit leaves canaries out of batches"),
+        ({"data": "breast_cancer", "sampling": {"method": "poisson", "batch_size": 32}, "audit": {"canaries": 9000}},
+         "audit.canaries is 9000, but the training set has"),
+    ],
+)  # fmt: skip
+def test_audits_that_cannot_be_are_refused_by_the_plan(changes: dict[str, object], reason: str) -> None:
+    text = small(**{"clipping": "flat", "noise": "constant", "seeds": 0, "audit": {"canaries": 200}, **changes})
+    plan = plan_sweep(parse_sweep(text))
+    assert not plan.trials
+    assert reason in plan.reasons()[0]
+
+
+def test_mistakes_in_the_section_are_named() -> None:
+    with pytest.raises(InvalidInput, match="unknown key 'canary'; did you mean 'canaries'"):
+        parse_sweep(small(audit={"canary": 200}))
+
+
+def test_maxima_and_adjacencies_are_planned(tmp_path: Path) -> None:
+    """A sweep that caps its batches: labels, calibration, training and its stored trace agree."""
+    sampling = [
+        {"method": "poisson", "batch_size": 128},
+        {"method": "poisson", "batch_size": 128, "max_batch_size": 160},
+    ]
+    text = small(clipping="flat", noise="constant", seeds=0, epochs=1, sampling=sampling)
+    plain, capped = plan_sweep(parse_sweep(text)).trials
+    assert capped.key == "flat-poisson128max160-seed0"
+    assert capped.costs.worst_case.epsilon <= 5.0
+    assert capped.spec.noise.initial_noise_multiplier > plain.spec.noise.initial_noise_multiplier
+    run_trial(capped.spec, str(tmp_path))
+    assert read_trace(TrialFiles(str(tmp_path)).trace).segments == capped.trace.segments
+    replaced = small(
+        clipping="flat", noise="constant", seeds=0, sampling={"method": "shuffle", "batch_size": 128},
+        privacy={"target_epsilon": 5, "delta": 1e-5, "adjacency": "replace_one"},
+    )  # fmt: skip
+    (trial,) = plan_sweep(parse_sweep(replaced)).trials
+    assert trial.costs.worst_case.adjacency == trial.trace.adjacency == "replace_one"
+    (refused,) = plan_sweep(parse_sweep(replaced.replace("shuffle", "poisson"))).refusals
+    assert "Poisson batches (PoissonSampling) have no accounting under 'replace_one'" in refused.reason

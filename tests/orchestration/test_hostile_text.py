@@ -1,0 +1,104 @@
+"""What others wrote into a sweep's folder or address, where a person reads it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from accounting.errors import StorageError
+from accounting.records.files import write_bytes_atomically
+from orchestration.commands.main import report
+from orchestration.commands.progress import ConsoleDisplay
+from orchestration.commands.tables import outcome_object, print_outcome
+from orchestration.execution.environment import IN_PROCESS
+from orchestration.pipeline import Outcome, RunRequest, forget_keys, render_again, run_sweep
+from orchestration.records.published import PublishedTrial
+from orchestration.records.states import TrialState
+from orchestration.records.status import TrialStatus
+from orchestration.sweeps.schema import parse_sweep
+from orchestration.tracking.mlflow import MlflowTracker, embedded_tracking_uri
+from orchestration.tracking.protocol import TrackedSweep
+from tests.orchestration.sample_grids import small
+
+from mlflow import MlflowClient  # isort: skip
+
+HOSTILE = "bad [/bold] \x1b]0;title\x07 ![x](http://127.0.0.1/a.png) <img src=x>"
+TEXT = small(clipping=[{"name": "flat", "bound": 1.0}], noise="constant", seeds=0, epochs=1)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    folder = tmp_path_factory.mktemp("sweep") / "out"
+    return run_sweep(RunRequest(parse_sweep(TEXT), TEXT, str(folder), IN_PROCESS))
+
+
+@pytest.fixture
+def folder(finished: Outcome, tmp_path: Path) -> Path:
+    shutil.copytree(finished.files.root, tmp_path / "out")
+    return tmp_path / "out"
+
+
+def test_an_error_with_markup_is_printed_as_it_is(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (trial,) = (folder / "trials").iterdir()
+    shutil.rmtree(trial)
+    rows = [{**row, "status": "failed", "error": HOSTILE} for row in json.loads((folder / "results.json").read_text())]
+    (folder / "results.json").write_text(json.dumps(rows))
+    report(str(folder))
+    printed = capsys.readouterr().out
+    assert r"bad [/bold] \x1b]0;title\x07" in printed
+    assert "\x1b]" not in printed
+
+
+def test_the_display_shows_it_so_too() -> None:
+    console = Console(record=True, width=200, force_terminal=True)
+    display = ConsoleDisplay(console)
+    display.warn(HOSTILE)
+    display.ended(TrialStatus("a", 1, TrialState.FAILED, error=HOSTILE))
+    assert console.export_text().count(r"bad [/bold] \x1b]0;title\x07") == 2
+
+
+def test_notes_in_mlflow_show_text_and_fetch_nothing(tmp_path: Path) -> None:
+    tracker = MlflowTracker(embedded_tracking_uri(tmp_path))
+    tracker.open_sweep(TrackedSweep("id", "name", "text"))
+    run_id = tracker.log_trial(PublishedTrial("a", {"clipping": "flat"}, TrialState.FAILED, error=HOSTILE))
+    note = MlflowClient(embedded_tracking_uri(tmp_path)).get_run(run_id).data.tags["mlflow.note.content"]
+    assert r"\!\[x\](http" in note
+    assert r"\<img" in note
+
+
+def test_passwords_are_in_no_line_to_copy(finished: Outcome, capsys: pytest.CaptureFixture[str]) -> None:
+    secret = replace(finished, tracking_uri="postgresql://me:hunter2@host/db?sslpassword=swordfish")
+    print_outcome(secret)
+    shown = capsys.readouterr().out + json.dumps(outcome_object(secret))
+    assert "hunter2" not in shown
+    assert "swordfish" not in shown
+    assert "postgresql://me:***@host/db?sslpassword=***" in shown
+
+
+def test_a_private_folder_that_leads_elsewhere_is_not_written(folder: Path, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.mkdir(mode=0o755)
+    shutil.rmtree(folder / "private")
+    (folder / "private").symlink_to(victim)
+    with pytest.raises(StorageError, match="is a symbolic link, and private files are not written through one"):
+        render_again(str(folder))
+    assert list(victim.iterdir()) == []
+    assert stat.S_IMODE(victim.stat().st_mode) == 0o755
+    with pytest.raises(StorageError, match="symbolic link"):
+        write_bytes_atomically(str(folder / "private" / "norms" / "x"), b"", private=True)
+
+
+def test_keys_of_unfinished_trials_are_forgotten_on_request(folder: Path) -> None:
+    assert forget_keys(str(folder)) == ()
+    (trial,) = (folder / "trials").iterdir()
+    kept = trial / "private" / "checkpoint.pt"
+    kept.write_bytes(b"key")
+    (trial / "private" / ".checkpoint.pt.0.partial").write_bytes(b"key")
+    assert forget_keys(str(folder)) == (trial.name,)
+    assert not list((trial / "private").glob("*checkpoint*"))

@@ -1,0 +1,70 @@
+"""Who can read what a sweep writes: public files as the umask says, what is exact only its owner."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestration.execution.environment import IN_PROCESS
+from orchestration.pipeline import RunRequest, run_sweep
+from orchestration.records.layout import SweepFiles
+from orchestration.sweeps.schema import parse_sweep
+from tests.orchestration.sample_grids import small
+
+from mlflow import MlflowClient  # isort: skip
+
+CLIPPING = ["none", {"name": "flat", "bound": 1.0}]
+
+
+@pytest.fixture(params=[0o022, 0o077], ids=["022", "077"])
+def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+def run(folder: Path, release: str) -> SweepFiles:
+    text = small(clipping=CLIPPING, noise="constant", seeds=0, epochs=1, release=release)
+    return run_sweep(RunRequest(parse_sweep(text), text, str(folder / "out"), IN_PROCESS)).files
+
+
+def mode(path: str | Path) -> int:
+    return stat.S_IMODE(Path(path).stat().st_mode)
+
+
+def test_public_files_follow_the_umask(umask: int, tmp_path: Path) -> None:
+    files = run(tmp_path, "none")
+    trial = files.trial("flat-seed0")
+    for public in (files.manifest, files.results, files.report, trial.result, trial.trace, trial.model, trial.spec):
+        assert mode(public) == 0o666 & ~umask, public
+    for private in (files.private_report, trial.private_summary, trial.private_digests):
+        assert mode(private) == 0o600, private
+    assert mode(trial.private) == 0o700
+
+
+def test_with_exact_statistics_everything_is_the_owners(tmp_path: Path) -> None:
+    files = run(tmp_path, "raw")
+    database = Path(files.root, "mlflow.db")
+    for sensitive in (files.report, files.results, database, files.trial("flat-seed0").result):
+        assert mode(sensitive) == 0o600, sensitive
+    assert mode(files.root) == 0o700
+
+
+def test_a_baseline_says_that_it_protects_nobody(tmp_path: Path) -> None:
+    files = run(tmp_path, "none")
+    baseline = files.trial("non-private-seed0")
+    assert (mode(baseline.model), mode(baseline.inputs)) == (0o600, 0o600)
+    rows = {row["key"]: row for row in json.loads(Path(files.results).read_text())}
+    assert (rows["non-private-seed0"]["kind"], rows["flat-seed0"]["kind"]) == ("none", "guarantee")
+    client = MlflowClient(f"sqlite:///{files.root}/mlflow.db")
+    experiment = client.get_experiment_by_name("dpsweep")
+    assert experiment is not None
+    (run_of,) = client.search_runs([experiment.experiment_id], "tags.`dpsweep.trial_key` = 'non-private-seed0'")
+    assert run_of.data.tags["epsilon_kind"] == "none"
+    assert run_of.data.tags["private"] == "false"
+    assert "nothing protects the training data" in run_of.data.tags["mlflow.note.content"]

@@ -1,0 +1,24 @@
+"""A checkpoint holds the key of the noise: nobody else may read it, and nothing of it stays."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+from workers.checkpoint import forget_checkpoint, load_checkpoint, save_checkpoint
+
+
+def test_only_its_owner_can_read_a_checkpoint(tmp_path: Path) -> None:
+    file = tmp_path / "private" / "checkpoint.pt"
+    save_checkpoint(str(file), "trial", {"step": 3})
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert load_checkpoint(str(file), "trial") == {"step": 3}
+
+
+def test_what_a_killed_process_left_of_it_is_forgotten_too(tmp_path: Path) -> None:
+    file, others = tmp_path / "checkpoint.pt", {"summary.json", ".summary.json.1"}
+    save_checkpoint(str(file), "trial", {"step": 3})
+    for name in (".checkpoint.pt.4711", *others):
+        (tmp_path / name).write_bytes(b"rest")
+    forget_checkpoint(str(file))
+    assert {path.name for path in tmp_path.iterdir()} == others

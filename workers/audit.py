@@ -1,0 +1,151 @@
+"""A one-run audit of a trial: guesses which canaries it trained on, and the lower bound on epsilon that they prove.
+
+Canaries are random training examples. A secret, fair coin for each decides, before training and independently of
+everything else, whether it may join batches. Their number and the claim do not depend on the coins: batches are drawn
+from all rows, and a canary that is left out is taken from them, as the neighbouring data set of the claim has it (a row
+less under add/remove, a null row under zero-out). Preprocessing, released bounds and recorded norms use all rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import nn
+
+from accounting.auditing import Guesses, best_audited_epsilon, provable
+from accounting.errors import InvalidInput
+from workers.data.base import Dataset
+from workers.evaluation import predict
+from workers.losses import Loss
+from workers.noise import derive_seed
+from workers.sampling import AUDITABLE, RowDraws, Rows
+from workers.spec import AuditSpec, SamplingSpec
+
+GUESSED = (1.0, 0.5, 0.25, 0.125)
+"""Shares of the canaries that are guessed, those with the most extreme scores first; the best share counts."""
+
+
+class Canaries:
+    """The canaries of a trial and their coins. Private: `state` tells who was left out."""
+
+    def __init__(self, spec: AuditSpec, dataset_size: int, seed: int, draws: RowDraws) -> None:
+        chosen = np.random.default_rng(derive_seed(seed, "canaries")).choice(dataset_size, spec.canaries, replace=False)
+        self.rows: Rows = np.sort(chosen).astype(np.int64)
+        heads = draws.each(2 * spec.canaries, spec.canaries)  # each with probability 1/2
+        self.included: npt.NDArray[np.bool_] = np.isin(np.arange(spec.canaries), heads)
+
+    @property
+    def absent(self) -> Rows:
+        """Rows that take part in no batch."""
+        left_out: Rows = self.rows[~self.included]
+        return left_out
+
+    def state(self) -> dict[str, Any]:
+        return {"included": self.included.tolist()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.included = np.array(state["included"], np.bool_)
+
+
+@dataclass(frozen=True)
+class GroupAudit:
+    """Audit on the canaries of one group, or of all: of ``canaries``, ``guesses`` were made and ``correct`` are right.
+
+    epsilon: lower bound on the trial's epsilon that these guesses prove; 0 if they prove none.
+    """
+
+    name: str
+    canaries: int
+    guesses: int
+    correct: int
+    epsilon: float
+
+
+@dataclass(frozen=True)
+class AuditResult:
+    """Lower bounds on epsilon at ``delta`` that hold together with probability ``confidence``: private data.
+
+    everyone: from all canaries. groups: from those of each group that is large enough to prove anything.
+    """
+
+    delta: float
+    confidence: float
+    everyone: GroupAudit
+    groups: tuple[GroupAudit, ...]
+
+
+def check_audit(spec: AuditSpec, sampling: SamplingSpec, dataset_size: int) -> None:
+    """Refuse an audit that its sampling or the size of the data does not allow. Raises: InvalidInput."""
+    if sampling.method not in AUDITABLE:
+        raise InvalidInput(
+            f"sampling.method is {sampling.method!r}, but an audit leaves canaries out of batches, which only "
+            f"{' and '.join(AUDITABLE)} are accounted for; choose one of them, or drop the audit"
+        )
+    if spec.canaries > dataset_size:
+        raise InvalidInput(
+            f"audit.canaries is {spec.canaries}, but the training set has {dataset_size} examples; choose fewer"
+        )
+
+
+def audit(
+    start: nn.Module, model: nn.Module, dataset: Dataset, loss: Loss, canaries: Canaries, spec: AuditSpec, delta: float
+) -> AuditResult:
+    """Audit a trained model by how far the loss of each canary fell from the model that training started with.
+
+    The canaries whose loss fell most are guessed to be in, those whose loss fell least to be out, equally many of both.
+    """
+    rows = dataset.train.select(canaries.rows)
+    fell = predict(start, rows, dataset, loss).losses - predict(model, rows, dataset, loss).losses
+    scores = np.where(np.isnan(fell), -np.inf, fell)
+    return audit_scores(scores, canaries.included, rows.groups.numpy(), dataset.group_names, spec.confidence, delta)
+
+
+def audit_scores(
+    scores: npt.NDArray[np.floating[Any]],
+    included: npt.NDArray[np.bool_],
+    groups: npt.NDArray[np.integer[Any]],
+    group_names: Sequence[str],
+    confidence: float,
+    delta: float,
+) -> AuditResult:
+    """`audit`, given a score [m] of each canary, whether it was included [m] and its group [m].
+
+    Guarantee: if the trial is (epsilon, delta)-DP, the probability that any bound of the result exceeds epsilon is at
+    most 1 - confidence. Half of that is for the bound from all canaries; the groups share the rest.
+    """
+    error = 1.0 - confidence
+    members = [np.flatnonzero(groups == group) for group in range(len(group_names))]
+    share = 1.0 - 0.5 * error / max(1, len(group_names))
+    return AuditResult(
+        delta,
+        confidence,
+        _audit_group("all", scores, included, delta, 1.0 - 0.5 * error),
+        tuple(
+            _audit_group(name, scores[rows], included[rows], delta, share)
+            for name, rows in zip(group_names, members, strict=True)
+            if len(group_names) > 1 and provable(len(rows), share)
+        ),
+    )
+
+
+def _audit_group(
+    name: str,
+    scores: npt.NDArray[np.floating[Any]],
+    included: npt.NDArray[np.bool_],
+    delta: float,
+    confidence: float,
+) -> GroupAudit:
+    order = np.argsort(scores, kind="stable")
+    ways = [_guesses(included[order], int(share * len(order)) // 2) for share in GUESSED]
+    epsilon, guesses = best_audited_epsilon(ways, delta, confidence)
+    return GroupAudit(name, guesses.canaries, guesses.made, guesses.correct, epsilon)
+
+
+def _guesses(included: npt.NDArray[np.bool_], each_side: int) -> Guesses:
+    """included [m], ascending by score: the first are guessed to be out, the last to be in."""
+    out, joined = included[:each_side], included[len(included) - each_side :]
+    return Guesses(len(included), 2 * each_side, int(np.sum(~out) + np.sum(joined)))

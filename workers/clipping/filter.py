@@ -1,0 +1,93 @@
+"""Clipping by a filter: no example ever contributes more than its budget pays for (Feldman and Zrnic, 2021)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from accounting.errors import require_finite
+from accounting.filters import StepPrices
+from workers.clipping.protocol import (
+    ClippingMethod,
+    ClippingState,
+    ClipRule,
+    ExampleBudget,
+    Examples,
+    Setting,
+    clip_factor,
+)
+
+
+@dataclass(frozen=True)
+class FilterClipping(ClippingMethod):
+    """g_i * min(1, Z_i / ||g_i||) with a bound Z_i <= C that is fixed and paid for before each step. Sensitivity C.
+
+    Z_i is the norm of g_i at the last refresh, at most C; where what is left of the budget does not pay for that step,
+    the largest bound that it does pay for, and from then on 0. Every example pays at every step, whether it is in the
+    batch or not: that it is not is secret. The order of the Renyi filter is fixed by the plan.
+
+    Guarantee: the epsilon of every example is at most its budget, whatever the run does, under adding, removing or
+    blanking it (docs/accounting.md, "Filters").
+
+    epsilon: the budget at the trial's delta; a sweep with `privacy.target_epsilon` sets it to the target, and the noise
+    multiplier to ``noise_factor`` times the one that meets the target without a filter.
+    """
+
+    epsilon: float | None = None
+    noise_factor: float = 0.9
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.epsilon is not None:
+            require_finite("epsilon of a filter", self.epsilon, above=0.0)
+        require_finite("noise_factor", self.noise_factor, above=0.0)
+
+    @property
+    def example_budget(self) -> ExampleBudget:
+        return ExampleBudget(self.epsilon, self.noise_factor)
+
+    def start(self, bound: float, setting: Setting) -> ClippingState:
+        """Nothing is granted before it is paid for."""
+        count = setting.dataset_size
+        return ClippingState(
+            bound,
+            thresholds=torch.full((count,), bound),
+            granted=torch.zeros(count),
+            spent=torch.zeros(count, dtype=torch.float64),
+        )
+
+    def refresh(self, state: ClippingState, everyone: Examples) -> ClippingState:
+        thresholds = everyone.norms.nan_to_num(nan=state.bound, posinf=state.bound).clamp(max=state.bound)
+        return replace(state, thresholds=thresholds.cpu())
+
+    def pay(self, state: ClippingState, prices: StepPrices) -> ClippingState:
+        assert state.thresholds is not None, "the state of a filter comes from its start()"
+        assert state.spent is not None, "likewise"
+        spent = state.spent.numpy()
+        left = prices.budget - spent
+        wanted = np.minimum(state.thresholds.double().numpy() / state.bound, 1.0)
+        affords = prices.cost(wanted) <= left
+        paid = np.where(affords, wanted, np.minimum(wanted, prices.affordable(left)))
+        # rounded towards 0 to the float32 that clips, so that what is paid for is what may be added
+        granted = np.nextafter((paid * state.bound).astype(np.float32), np.float32(0.0))
+        costs = prices.cost(granted / state.bound)
+        granted[costs > left] = 0.0
+        total = np.where(affords, np.minimum(spent + costs, prices.budget), prices.budget)
+        return replace(state, granted=torch.from_numpy(granted), spent=torch.from_numpy(total))
+
+    def used_up(self, state: ClippingState, prices: StepPrices) -> Tensor:
+        assert state.spent is not None, "the state of a filter comes from its start()"
+        return state.spent >= prices.budget
+
+    def decide(self, state: ClippingState, noisy_answer: Tensor, setting: Setting) -> ClipRule:
+        granted = state.granted
+        assert granted is not None, "the state of a filter comes from its start()"
+
+        def weigh(examples: Examples) -> Tensor:
+            own = granted.to(examples.norms.device)[examples.rows]
+            return torch.where(own > 0.0, clip_factor(examples.norms, own), 0.0)
+
+        return ClipRule(state.bound, weigh, {"all": state.bound})
