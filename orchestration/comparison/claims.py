@@ -11,9 +11,10 @@ import math
 from collections.abc import Iterator
 
 from accounting.accountants import account
-from accounting.errors import START_ANEW
+from accounting.errors import START_ANEW, DataCorruption
 from accounting.estimates import PrivacyEstimate
 from accounting.mechanism import Trace
+from accounting.records.layout import TrialFiles
 from accounting.records.traces import read_trace
 from orchestration.comparison.record import SweepRecord
 from orchestration.records.attempts import Attempt
@@ -29,17 +30,25 @@ _ROUNDING = 1e-6
 def unfounded(files: SweepFiles, record: SweepRecord) -> Iterator[str]:
     """One line for each number of a stored result that is smaller than what its trace costs, and for other deltas.
 
-    Equal traces, such as those of seeds, are accounted for once.
+    Equal traces, such as those of seeds, are accounted for once. Raises: DataCorruption for a missing or damaged trace.
     """
     for point in record.points:
         result = record.status(point.key).result
         if result is None:
             continue
         trial = files.trial(point.key)
-        trace = result.trace if isinstance(result, StoppedTrial) else read_trace(trial.trace)
+        trace = result.trace if isinstance(result, StoppedTrial) else _stored_trace(trial)
         attempts = record.attempts.get(point.key, ())
         for reason in (*_claims(result, trace, record.sweep), *_ledger(attempts, trace, result)):
             yield f"{trial.result}: {reason}; restore the trial from a backup, or {START_ANEW}"
+
+
+def _stored_trace(trial: TrialFiles) -> Trace:
+    """Raises: DataCorruption when it is damaged, and when it is missing: without it no claim can be checked."""
+    try:
+        return read_trace(trial.trace)
+    except FileNotFoundError as error:
+        raise DataCorruption(f"{trial.trace} is missing; restore it from a backup, or {START_ANEW}") from error
 
 
 def _claims(result: StoredResult, trace: Trace, sweep: SweepSpec) -> Iterator[str]:

@@ -97,10 +97,11 @@ def _release_epsilon(attempts: list[Attempt], delta: float) -> float | None:
     return _together(_counted(released), delta).epsilon if released else None
 
 
-def _counted(traces: Iterable[Trace]) -> frozenset[tuple[Trace, int]]:
-    return frozenset(Counter(traces).items())
+def _counted(traces: Iterable[Trace]) -> tuple[tuple[Trace, int], ...]:
+    """Each with its number, in the order of the trials: another order, such as a set's, rounds differently."""
+    return tuple(Counter(traces).items())
 
 
 @functools.lru_cache(maxsize=1024)
-def _together(traces: frozenset[tuple[Trace, int]], delta: float) -> PrivacyEstimate:
+def _together(traces: tuple[tuple[Trace, int], ...], delta: float) -> PrivacyEstimate:
     return account_together((trace for trace, count in traces for _ in range(count)), delta)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import signal
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,16 @@ def sigint_is_heard() -> None:
     """A background job of a shell script ignores SIGINT, and so would the processes that it starts."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def modules_of_users_are_forgotten(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Another test's sweep has other modules beside it, of equal names."""
+    yield
+    folder = str(tmp_path_factory.getbasetemp())
+    for name, module in [*sys.modules.items()]:
+        if str(getattr(module, "__file__", "")).startswith(folder):
+            del sys.modules[name]
 
 
 @pytest.fixture(scope="session")

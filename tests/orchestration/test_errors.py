@@ -200,7 +200,6 @@ def test_an_error_of_the_plan_shows_type_and_place(
     for name, value in {"ROWS": "2", "PYTHONPATH": ""}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.delitem(sys.modules, "raising_code", raising=False)  # that of another case
     monkeypatch.setattr(sys, "argv", ["dpsweep", "plan", str(write(tmp_path, **changes))])
     with pytest.raises(SystemExit) as ended:
         main()

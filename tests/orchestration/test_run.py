@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import stat
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -268,7 +269,7 @@ def test_report_notices_damage_to_every_file_of_a_trial(sweep: FinishedSweep, tm
 def test_resume_notices_damage_to_what_it_uses_and_uses_nothing_else(sweep: FinishedSweep, tmp_path: Path) -> None:
     files = copied(sweep, tmp_path)
     trial = files.trial("individual-constant-seed0")
-    used = (Path(trial.result), Path(trial.private_summary))
+    used = (Path(trial.result), Path(trial.private_summary), Path(trial.trace))
     for path in Path(trial.root).rglob("*"):
         if path.is_file() and path not in used:
             path.unlink()
@@ -276,8 +277,16 @@ def test_resume_notices_damage_to_what_it_uses_and_uses_nothing_else(sweep: Fini
     intact = dpsweep(*resume)
     assert intact.returncode == 0, intact.stderr
     assert json.loads(intact.stdout)["trials"] == sweep.outcome["trials"]
-    used[1].write_bytes(_flipped(used[1].read_bytes()))
-    damaged = dpsweep(*resume)
-    assert damaged.returncode == 1
-    (line,) = damaged.stderr.splitlines()
-    assert line.startswith(f"error: {used[1]} is damaged")
+    for path in used[1:]:
+        content = path.read_bytes()
+        path.write_bytes(_flipped(content))
+        assert _only_error(dpsweep(*resume)).startswith(f"error: {path} is damaged")
+        path.write_bytes(content)
+    used[2].unlink()
+    assert _only_error(dpsweep(*resume)).startswith(f"error: {used[2]} is missing; restore it")
+
+
+def _only_error(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode == 1, done.stdout + done.stderr
+    (line,) = done.stderr.splitlines()
+    return line

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,6 +61,21 @@ def test_an_earlier_attempt_is_added() -> None:
     anew = trial("a", replace(attempt(), trace=RUN.until(100)), attempt(number=2))
     expected = account(Trace(1000, (replace(RUN.segments[0], steps=300),)), 1e-5).epsilon
     assert composed_epsilon(anew) == pytest.approx(expected, rel=1e-3)
+
+
+def test_every_process_computes_the_same_bits() -> None:
+    """Hashes of strings differ between processes, and with them the order of sets."""
+    code = (
+        "from tests.orchestration.comparison.test_ledger import *\n"
+        "runs = [replace(RUN, segments=(replace(RUN.segments[0], noise_multiplier=noise),)) for noise in "
+        "(0.9, 1.1, 1.3, 1.7, 2.3)]\n"
+        "print(composed(trial(str(seed), attempt(str(seed), trace=run)) for seed, run in enumerate(runs)).epsilon)"
+    )
+    printed = {
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True).stdout
+        for env in ({**os.environ, "PYTHONHASHSEED": seed} for seed in "123")
+    }
+    assert len(printed) == 1
 
 
 @pytest.mark.parametrize(
