@@ -16,12 +16,12 @@ import numpy as np
 from scipy.optimize import minimize_scalar
 from scipy.special import log_expit, ndtri_exp
 
+from accounting import pld
 from accounting.errors import InvalidInput, UnsupportedMechanism, require_finite, require_numbers
 from accounting.estimates import Kind, PrivacyEstimate
 from accounting.filters import IndividualFilter
 from accounting.gaussian import gaussian_epsilon
 from accounting.mechanism import GaussianRelease, Trace
-from accounting.pld import composition
 from accounting.reductions import rare_cuts_apart
 from accounting.registry import lookup
 from accounting.renyi import ORDERS, Array, epsilon_classic, epsilon_improved, pure_rdp, sampled_gaussian_rdp
@@ -79,7 +79,7 @@ def epsilon_pld(trace: Trace, delta: float, group_size: int = 1) -> Bounds:
 
     Where Renyi DP or one dominating Gaussian gives a lower upper bound, that bound is returned under its own name.
     """
-    certified = composition.epsilon_pld(trace, delta, group_size)
+    certified = pld.epsilon_pld(trace, delta, group_size)
     return Bounds(certified.upper, certified.lower, certified.method)
 
 

@@ -26,9 +26,14 @@ import numpy.typing as npt
 from accounting.errors import UnsupportedMechanism, require_finite, require_numbers
 from accounting.estimates import Claim
 from accounting.mechanism import Trace
-from accounting.pld.composition import MIN_DELTA
-from accounting.pld.group_rounds import GroupRounds, rounds_of_examples, rounds_of_group
-from accounting.pld.profile import CertifiedProfile, profile_of_rounds
+from accounting.pld import (
+    MIN_DELTA,
+    CertifiedProfile,
+    GroupRounds,
+    profile_of_rounds,
+    rounds_of_examples,
+    rounds_of_group,
+)
 from accounting.samplings import Adjacency
 from accounting.trade_off import AttackBounds
 

@@ -17,7 +17,7 @@ from scipy.stats import binom, hypergeom
 
 from accounting.errors import UnsupportedMechanism
 from accounting.mechanism import GaussianRelease, Segment, Trace
-from accounting.pld.composition import epsilon_pld
+from accounting.pld import epsilon_pld
 from accounting.reductions import with_displacement
 from accounting.rounds import gaussian_rounds
 from accounting.samplings import FixedBatchSampling, PoissonSampling

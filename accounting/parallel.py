@@ -18,10 +18,16 @@ from typing import Any, Self
 import ray
 
 from accounting.errors import DataCorruption, DpsweepError
-from accounting.individual.epsilons import individual_epsilons
-from accounting.records.layout import TrialFiles
-from accounting.records.shards import Epsilons, NormShards, PartFiles, read_contributions, write_epsilons
-from accounting.records.traces import read_trace
+from accounting.individual import individual_epsilons
+from accounting.records import (
+    Epsilons,
+    NormShards,
+    PartFiles,
+    TrialFiles,
+    read_contributions,
+    read_trace,
+    write_epsilons,
+)
 
 ATTEMPTS = 16
 """How often a part is tried before its trial's accounting fails."""

@@ -21,7 +21,7 @@ from accounting.errors import InvalidInput, keep_whole, require_finite, require_
 from accounting.estimates import Kind, PrivacyEstimate
 from accounting.keyed import KeyedStream
 from accounting.mechanism import GaussianRelease
-from accounting.records.shards import Epsilons
+from accounting.records import Epsilons
 from accounting.rounding import release_grid
 from accounting.samplings import Adjacency
 

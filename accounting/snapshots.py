@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from accounting.errors import InvalidInput, require_numbers, require_whole
 from accounting.mechanism import Trace
-from accounting.records.shards import check_contributions
+from accounting.records import check_contributions
 
 
 def checked_snapshots(

@@ -13,8 +13,7 @@ from accounting.accountants import total_rdp
 from accounting.errors import InvalidInput, UnsupportedMechanism, require_finite
 from accounting.estimates import Claim, PrivacyEstimate
 from accounting.mechanism import Trace
-from accounting.pld.composition import epsilon_of_rounds
-from accounting.pld.group_rounds import GroupRounds, rounds_of_group
+from accounting.pld import GroupRounds, epsilon_of_rounds, rounds_of_group
 from accounting.renyi import ORDERS, epsilon_improved
 from accounting.samplings import Adjacency, Sampling
 

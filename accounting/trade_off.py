@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
-from accounting.pld.profile import CertifiedProfile
-from accounting.pld.sensitivity import Array
+from accounting.pld import CertifiedProfile
+
+Array = NDArray[np.float64]
 
 _STEEPEST = 16.0  # lines of larger epsilons matter below false positive rates of e^-16 only
 _ROUNDING = 1e-12  # far above the rounding error of a line's value

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from accounting.mechanism import Trace
-    from accounting.records.layout import TrialFiles
-    from accounting.records.shards import Epsilons
+    from accounting.records import Epsilons, TrialFiles
     from orchestration.comparison.record import SweepRecord
     from orchestration.records.layout import SweepFiles
     from orchestration.records.results import StoredResult
@@ -71,7 +70,7 @@ class Trial:
     @property
     def trace(self) -> Trace:
         """The mechanisms that were run, the input of every accountant. Raises: InvalidInput for a trial not over."""
-        from accounting.records.traces import read_trace
+        from accounting.records import read_trace
         from orchestration.records.results import StoppedTrial
 
         result = self.result
@@ -85,9 +84,7 @@ class Trial:
         Private data of these examples, not to be published. ``kind`` says whether they are guarantees or estimates,
         at ``delta``. Raises: InvalidInput if they were not computed or are deleted, DataCorruption for damaged files.
         """
-        from accounting.records.files import exists
-        from accounting.records.parts import MANIFEST
-        from accounting.records.shards import read_epsilons
+        from accounting.records import MANIFEST, exists, read_epsilons
 
         if not exists(f"{self._files.epsilons}/{MANIFEST}"):
             raise InvalidInput(

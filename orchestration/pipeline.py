@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from accounting.errors import DataCorruption, InvalidInput
-from accounting.records.files import exists, make_private_file, make_private_folder
+from accounting.records import exists, make_private_file, make_private_folder
 from orchestration.comparison.record import SweepRecord
 from orchestration.comparison.stored import stored_record
 from orchestration.execution.backend import backend

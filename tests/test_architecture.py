@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,46 @@ def test_one_module_imports_it(library: str, allowed: set[str]) -> None:
         )
     }
     assert importing <= allowed
+
+
+def _rooms() -> dict[str, set[str]]:
+    """Folders inside the packages, with what each exports in ``__all__``: names, or modules where names load much."""
+    found = {}
+    for package in PACKAGES:
+        for path in (ROOT / package).glob("*/__init__.py"):
+            named = [
+                ast.literal_eval(node.value)
+                for node in ast.parse(path.read_text()).body
+                if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+            ]
+            found[f"{package}.{path.parent.name}"] = set(named[0]) if named else set()
+    return found
+
+
+def _imports(path: Path) -> Iterator[tuple[str, str]]:
+    """Module and name of each ``from module import name`` in the file."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            yield from ((node.module, alias.name) for alias in node.names)
+
+
+def test_other_rooms_use_what_a_room_exports() -> None:
+    rooms, unexported, used = _rooms(), [], set()
+    assert len(rooms) > 10
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("*.py"):
+            file = path.relative_to(ROOT)
+            for module, name in _imports(path):
+                room = ".".join(module.split(".")[:2])
+                if room not in rooms or file.is_relative_to(Path(*room.split("."))):
+                    continue
+                export = f"{module}.{name}"[len(room) + 1 :].split(".")[0]
+                used.add((room, export))
+                if export not in rooms[room]:
+                    unexported.append(f"{file}: {module}.{name}")
+    assert unexported == []
+    unused = {(room, name) for room, names in rooms.items() for name in names} - used
+    assert {(room, name) for room, name in unused if room.startswith("orchestration.")} == set()
 
 
 def test_files_stay_small() -> None:

@@ -17,9 +17,9 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from torch import nn
 
 from accounting.errors import DataCorruption, InvalidInput, PrivateDetail
-from accounting.records.sealed import read_sealed, write_sealed
+from accounting.records import read_sealed, write_sealed
 from workers.audit import AuditResult
-from workers.data.base import Dataset
+from workers.data import Dataset
 from workers.evaluation import predict
 from workers.losses import Loss
 

@@ -18,7 +18,7 @@ from torch import nn
 
 from accounting.auditing import Guesses, best_audited_epsilon, provable
 from accounting.errors import InvalidInput
-from workers.data.base import Dataset
+from workers.data import Dataset
 from workers.evaluation import predict
 from workers.losses import Loss
 from workers.noise import derive_seed

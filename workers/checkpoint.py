@@ -11,7 +11,7 @@ import torch
 from pyarrow import fs
 
 from accounting.errors import START_ANEW, DataCorruption, InvalidInput
-from accounting.records.files import open_filesystem, read_bytes, write_bytes_atomically
+from accounting.records import open_filesystem, read_bytes, write_bytes_atomically
 
 _MAGIC: Final = b"dpsweep-checkpoint-1\n"
 _DIGEST_BYTES: Final = 32

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from accounting.errors import InvalidInput
-from workers.data.base import Dataset, Preparation, Split
-from workers.gradients.modes import modes_kept
+from workers.data import Dataset, Preparation, Split
+from workers.gradients import modes_kept
 from workers.losses import Loss
 
 BATCH_SIZE = 1024

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from accounting.errors import DpsweepError, InvalidInput, public_text
 from workers.augmentation import make_augmentation
-from workers.data.base import Dataset
+from workers.data import Dataset
 from workers.gradients import GradientEngine
 from workers.imports import UserCode, blamed_on
 from workers.losses import build_loss

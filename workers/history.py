@@ -13,7 +13,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from accounting.errors import DataCorruption
 from accounting.mechanism import Trace
-from accounting.records.files import read_bytes
+from accounting.records import read_bytes
 from workers.evaluation import Evaluation
 
 

@@ -22,9 +22,8 @@ from accounting.errors import DataCorruption, InvalidInput, keep_whole, require_
 from accounting.mechanism import GaussianRelease, Release
 from accounting.registry import build, lookup
 from workers.checkpoint import fingerprint, load_checkpoint, save_checkpoint
-from workers.data.base import Dataset, Scaling, Split
-from workers.data.images import IMAGENET_SCALING
-from workers.models.pretrained import load_weights
+from workers.data import IMAGENET_SCALING, Dataset, Scaling, Split
+from workers.models import load_weights
 from workers.noise import NoiseSource
 from workers.spec import Component
 

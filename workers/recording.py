@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accounting.records.shards import NormShardWriter, NormSnapshot
+from accounting.records import NormShardWriter, NormSnapshot
 from workers.clipping import ClipRule, Examples
-from workers.data.base import Dataset
+from workers.data import Dataset
 from workers.gradients import BatchNorms, GradientEngine
 
 _CHUNK = 512

@@ -12,9 +12,9 @@ from torch import nn
 
 from accounting.errors import DataCorruption
 from accounting.estimates import Claim
-from accounting.records.files import read_bytes
+from accounting.records import read_bytes
 from workers.clipping import ClippingState
-from workers.gradients.modes import modes_of, set_modes
+from workers.gradients import modes_of, set_modes
 from workers.history import EpochRecord
 
 

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from accounting.errors import START_ANEW, DataCorruption, InvalidInput
-from accounting.records.files import read_bytes
-from accounting.records.layout import TrialFiles
+from accounting.records import TrialFiles, read_bytes
 from workers.data import Dataset, Preparation, Scaling, Split, Tokens, load_source
 from workers.evaluation import in_batches
 from workers.imports import NO_CODE, UserCode, is_import_path

@@ -18,17 +18,13 @@ from torch import Tensor, nn
 
 from accounting.errors import START_ANEW, InvalidInput
 from accounting.mechanism import Trace
-from accounting.records.layout import TrialFiles
-from accounting.records.shards import NormShardWriter
+from accounting.records import NormShardWriter, TrialFiles
 from workers.audit import Canaries, check_audit
 from workers.augmentation import make_augmentation
-from workers.clipping import ClippingMethod, ClipRule, Examples, Setting, make_clipping, released_bound
-from workers.clipping.protocol import NORM_ERROR
-from workers.data.base import Dataset
+from workers.clipping import NORM_ERROR, ClippingMethod, ClipRule, Examples, Setting, make_clipping, released_bound
+from workers.data import Dataset
 from workers.evaluation import evaluate
-from workers.gradients import GradientEngine, ShapePlanner, TimingPlanner, WeightedSum
-from workers.gradients.modes import modes_of
-from workers.gradients.randomness import RandomState
+from workers.gradients import GradientEngine, RandomState, ShapePlanner, TimingPlanner, WeightedSum, modes_of
 from workers.history import EpochRecord
 from workers.imports import NO_CODE, UserCode
 from workers.losses import build_loss

@@ -16,9 +16,7 @@ import torch
 
 from accounting.errors import START_ANEW, DataCorruption, InvalidInput
 from accounting.mechanism import Release
-from accounting.records.files import exists, read_bytes, write_bytes_atomically
-from accounting.records.layout import TrialFiles
-from accounting.records.traces import read_trace, write_trace
+from accounting.records import TrialFiles, exists, read_bytes, read_trace, write_bytes_atomically, write_trace
 from workers.attacks import AttackResults, attack, write_attacks
 from workers.audit import audit
 from workers.checkpoint import fingerprint, forget_checkpoint, load_checkpoint, save_checkpoint

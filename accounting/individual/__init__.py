@@ -1,5 +1,19 @@
 """Epsilons of single examples from their recorded contributions (paper A), by Renyi DP or exact composition."""
 
-from accounting.individual.epsilons import INDIVIDUAL_ACCOUNTANTS, IndividualEpsilons, individual_epsilons
+from accounting.individual.algorithm_2 import algorithm_2
+from accounting.individual.epsilons import (
+    FILTERED,
+    INDIVIDUAL_ACCOUNTANTS,
+    IndividualEpsilons,
+    individual_claim,
+    individual_epsilons,
+)
 
-__all__ = ["INDIVIDUAL_ACCOUNTANTS", "IndividualEpsilons", "individual_epsilons"]
+__all__ = [
+    "FILTERED",
+    "INDIVIDUAL_ACCOUNTANTS",
+    "IndividualEpsilons",
+    "algorithm_2",
+    "individual_claim",
+    "individual_epsilons",
+]

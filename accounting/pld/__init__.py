@@ -4,7 +4,15 @@ Building blocks for other accountants: `group_law` and `examples_law` return a `
 1 / noise multiplier; `discretise` returns the certified law of its loss on a lattice (`accounting.pld.loss`).
 """
 
-from accounting.pld.composition import CertifiedDelta, CertifiedEpsilon, delta_pld, epsilon_pld
+from accounting.pld.composition import (
+    MIN_DELTA,
+    CertifiedDelta,
+    CertifiedEpsilon,
+    delta_pld,
+    epsilon_of_rounds,
+    epsilon_pld,
+)
+from accounting.pld.group_rounds import GroupRounds, rounds_of_examples, rounds_of_group
 from accounting.pld.groups import (
     epsilon_of_examples,
     group_epsilons,
@@ -13,21 +21,29 @@ from accounting.pld.groups import (
     vadhan_epsilon,
 )
 from accounting.pld.loss import LatticeLoss, discretise
+from accounting.pld.profile import CertifiedProfile, profile_of_rounds
 from accounting.pld.sensitivity import SensitivityMixture, examples_law, group_law
 
 __all__ = [
+    "MIN_DELTA",
     "CertifiedDelta",
     "CertifiedEpsilon",
+    "CertifiedProfile",
+    "GroupRounds",
     "LatticeLoss",
     "SensitivityMixture",
     "delta_pld",
     "discretise",
     "epsilon_of_examples",
+    "epsilon_of_rounds",
     "epsilon_pld",
     "examples_law",
     "group_epsilons",
     "group_law",
     "grows_at_least_linearly",
     "linear_growth",
+    "profile_of_rounds",
+    "rounds_of_examples",
+    "rounds_of_group",
     "vadhan_epsilon",
 ]

@@ -1,6 +1,15 @@
 """Stored data: atomic files, traces, norm shards, per-example epsilons, and the names of a trial's files."""
 
-from accounting.records.files import delete, exists, list_files, open_filesystem, read_bytes, write_bytes_atomically
+from accounting.records.files import (
+    delete,
+    exists,
+    list_files,
+    make_private_file,
+    make_private_folder,
+    open_filesystem,
+    read_bytes,
+    write_bytes_atomically,
+)
 from accounting.records.layout import TrialFiles
 from accounting.records.parts import MANIFEST
 from accounting.records.sealed import read_sealed, write_sealed
@@ -9,7 +18,10 @@ from accounting.records.shards import (
     NormShards,
     NormShardWriter,
     NormSnapshot,
+    PartFiles,
     PartNorms,
+    check_contributions,
+    read_contributions,
     read_epsilons,
     write_epsilons,
 )
@@ -21,13 +33,18 @@ __all__ = [
     "NormShardWriter",
     "NormShards",
     "NormSnapshot",
+    "PartFiles",
     "PartNorms",
     "TrialFiles",
+    "check_contributions",
     "delete",
     "exists",
     "list_files",
+    "make_private_file",
+    "make_private_folder",
     "open_filesystem",
     "read_bytes",
+    "read_contributions",
     "read_epsilons",
     "read_sealed",
     "read_trace",

@@ -1,4 +1,8 @@
 """The command line: what users type and what the terminal shows.
 
-Exports nothing: `dpsweep.command` imports `commands.main`, and commands load heavy modules only when they run.
+Other rooms import from the modules in `__all__` only. Commands load heavy modules when they run.
 """
+
+__all__ = [
+    "main",
+]

@@ -30,7 +30,7 @@ from accounting.curves import curve_of_examples, privacy_curve
 from accounting.errors import InvalidInput
 from accounting.estimates import PrivacyEstimate
 from accounting.mechanism import Trace
-from accounting.records.layout import TrialFiles
+from accounting.records import TrialFiles
 from accounting.registry import one_of
 from accounting.schedules import NoiseSchedule, make_schedule, parse_schedule, split_schedule, with_initial
 from orchestration.commands.group_comparison import COMPARISON, VADHAN, GroupComparison, compare_groups, linear_heading

@@ -13,11 +13,7 @@ import typer
 
 from accounting.curves import AttackRisk, attack_risk, curve_of_examples
 from accounting.errors import DataCorruption, InvalidInput
-from accounting.records.files import exists
-from accounting.records.layout import TrialFiles
-from accounting.records.parts import MANIFEST
-from accounting.records.shards import read_epsilons
-from accounting.records.traces import read_trace
+from accounting.records import MANIFEST, TrialFiles, exists, read_epsilons, read_trace
 from accounting.release import OwnerReport, owner_report
 from orchestration.commands.stored_trial import contributions_of
 from orchestration.records.layout import absolute

@@ -16,13 +16,10 @@ import numpy.typing as npt
 
 from accounting.errors import InvalidInput
 from accounting.estimates import Kind, PrivacyEstimate
-from accounting.individual.algorithm_2 import algorithm_2
-from accounting.individual.epsilons import INDIVIDUAL_ACCOUNTANTS, individual_claim, individual_epsilons
+from accounting.individual import INDIVIDUAL_ACCOUNTANTS, algorithm_2, individual_claim, individual_epsilons
 from accounting.mechanism import Trace
-from accounting.pld.groups import epsilon_of_examples
-from accounting.records.layout import TrialFiles
-from accounting.records.shards import NormShards, PartNorms
-from accounting.records.traces import read_trace
+from accounting.pld import epsilon_of_examples
+from accounting.records import NormShards, PartNorms, TrialFiles, read_trace
 from accounting.registry import lookup
 
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)

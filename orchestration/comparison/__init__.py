@@ -1,4 +1,18 @@
 """What results mean: metrics, settings averaged over seeds, and the joined record of a sweep. Pure.
 
-Other rooms import from its modules: an export here would make `formats` and `metrics` load torch, as `record` does.
+Other rooms import from the modules in `__all__` only: `formats` and `metrics` load no torch, as `record` does.
 """
+
+__all__ = [
+    "claims",
+    "formats",
+    "individuals",
+    "ledger",
+    "metrics",
+    "plain_text",
+    "record",
+    "settings",
+    "shown",
+    "statistics",
+    "stored",
+]

@@ -14,8 +14,7 @@ from accounting.accountants import account
 from accounting.errors import START_ANEW, DataCorruption
 from accounting.estimates import PrivacyEstimate
 from accounting.mechanism import Trace
-from accounting.records.layout import TrialFiles
-from accounting.records.traces import read_trace
+from accounting.records import TrialFiles, read_trace
 from orchestration.comparison.record import SweepRecord
 from orchestration.records.attempts import Attempt
 from orchestration.records.layout import SweepFiles

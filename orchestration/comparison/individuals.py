@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accounting.estimates import Kind, PrivacyEstimate, weakest
-from accounting.records.shards import Epsilons
+from accounting.records import Epsilons
 from accounting.release import ReleasedStatistics
 from orchestration.comparison.statistics import pearson
 from orchestration.records.published import GroupEpsilon, Histogram, IndividualStatistics

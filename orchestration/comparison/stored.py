@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 
 from accounting.errors import DataCorruption, InvalidInput
-from accounting.records.files import exists, read_bytes
-from accounting.records.traces import read_trace
+from accounting.records import exists, read_bytes, read_trace
 from orchestration.comparison.record import SweepRecord, parse_failures
 from orchestration.records.attempts import Attempt, read_attempts
 from orchestration.records.integrity import stored_result

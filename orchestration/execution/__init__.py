@@ -1,5 +1,16 @@
 """Running a sweep: backends (Ray Tune or this process), the coordinator, and accounting as each trial ends.
 
-Other rooms import from its modules: an export here would make `environment`, which must be imported before Ray, load
-Ray.
+Other rooms import from the modules in `__all__` only: `environment` must be imported before Ray.
 """
+
+__all__ = [
+    "backend",
+    "coordinator",
+    "disk_space",
+    "environment",
+    "job_package",
+    "object_stores",
+    "status_file",
+    "submission",
+    "upkeep",
+]

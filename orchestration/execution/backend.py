@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from accounting.parallel import AccountingJob, PartResult
-from accounting.records.shards import PartFiles
+from accounting.records import PartFiles
 from orchestration.execution.environment import EMBEDDED, IN_PROCESS
 from orchestration.records.failures import record_failure
 from orchestration.records.layout import SweepFiles

@@ -28,7 +28,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from accounting.errors import InvalidInput, StorageError
 from accounting.parallel import fitting
-from accounting.records.files import read_bytes, write_bytes_atomically
+from accounting.records import read_bytes, write_bytes_atomically
 from orchestration.execution.environment import EMBEDDED
 from orchestration.execution.session import private_session
 from orchestration.sweeps.user_code import packed

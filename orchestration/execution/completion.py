@@ -10,9 +10,7 @@ from accounting.accountants import account
 from accounting.estimates import PrivacyEstimate
 from accounting.mechanism import Segment, Trace
 from accounting.parallel import AccountingJob, Scatter, account_in_process, store_epsilons
-from accounting.records.layout import TrialFiles
-from accounting.records.shards import Epsilons, read_epsilons
-from accounting.records.traces import read_trace
+from accounting.records import Epsilons, TrialFiles, read_epsilons, read_trace
 from accounting.release import ReleaseSpec, release_statistics
 from orchestration.comparison.individuals import exact_statistics, kind_of_capped, released_statistics
 from orchestration.execution.estimate_quality import quality_of_estimates

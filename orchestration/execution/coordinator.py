@@ -15,9 +15,7 @@ from typing import Self
 from accounting.errors import DataCorruption
 from accounting.mechanism import Trace
 from accounting.parallel import AccountingJob, PartResult, Scatter
-from accounting.records.files import exists
-from accounting.records.shards import PartFiles
-from accounting.records.traces import read_trace
+from accounting.records import PartFiles, exists, read_trace
 from orchestration.comparison import shown
 from orchestration.comparison.claims import unfounded
 from orchestration.comparison.record import SweepRecord, exact

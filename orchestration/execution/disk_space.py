@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from accounting.errors import InvalidInput
-from accounting.records.files import exists
+from accounting.records import exists
 from orchestration.records.layout import SweepFiles
 from orchestration.sweeps.plan import Plan
 

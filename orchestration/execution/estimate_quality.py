@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from accounting.individual.epsilons import individual_epsilons
+from accounting.individual import individual_epsilons
 from accounting.mechanism import Trace
-from accounting.records.layout import TrialFiles
-from accounting.records.shards import Epsilons, NormShards
+from accounting.records import Epsilons, NormShards, TrialFiles
 from orchestration.comparison.statistics import pearson
 from orchestration.records.published import EstimateQuality
 

@@ -9,7 +9,7 @@ from typing import final
 
 from accounting.errors import InvalidInput
 from accounting.parallel import AccountingJob, PartResult, account_in_process
-from accounting.records.shards import PartFiles
+from accounting.records import PartFiles
 from orchestration.execution.backend import TrainingObserver, TrialContext
 from orchestration.execution.environment import IN_PROCESS
 from orchestration.records.layout import SweepFiles

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import final
 
 from accounting.parallel import AccountingJob, AccountingQueue, PartResult
-from accounting.records.shards import PartFiles
+from accounting.records import PartFiles
 from orchestration.execution.backend import TrainingObserver, TrialContext
 from orchestration.execution.cluster import check_resources, check_shared_storage, connected
 from orchestration.execution.nodes import cluster_now

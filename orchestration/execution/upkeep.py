@@ -6,10 +6,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from accounting.records.files import delete, exists, list_files
-from accounting.records.layout import TrialFiles
-from accounting.records.parts import MANIFEST
-from accounting.records.shards import read_epsilons
+from accounting.records import MANIFEST, TrialFiles, delete, exists, list_files, read_epsilons
 from orchestration.comparison.claims import unfounded
 from orchestration.comparison.record import SweepRecord
 from orchestration.comparison.stored import stored_record

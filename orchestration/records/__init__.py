@@ -1,4 +1,19 @@
 """What is kept: the files of a sweep, the states and results of its trials, and who may write them.
 
-Other rooms import from its modules: an export here would make `layout` and `states` load torch, as `results` does.
+Other rooms import from the modules in `__all__` only: `layout` and `states` load no torch, as `results` does.
 """
+
+__all__ = [
+    "attempts",
+    "failures",
+    "integrity",
+    "layout",
+    "manifest",
+    "ownership",
+    "published",
+    "release_modes",
+    "results",
+    "snapshot",
+    "states",
+    "status",
+]

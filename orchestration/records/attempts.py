@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from pydantic import TypeAdapter, ValidationError
 
 from accounting.errors import DataCorruption
-from accounting.records.files import list_files
-from accounting.records.sealed import read_sealed, write_sealed
+from accounting.records import list_files, read_sealed, write_sealed
 from orchestration.records.layout import SweepFiles
 from orchestration.records.stored_trace import StoredTrace
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from accounting.errors import StorageError, private_text
-from accounting.records.files import delete, write_bytes_atomically
-from accounting.records.layout import TrialFiles
+from accounting.records import TrialFiles, delete, write_bytes_atomically
 from orchestration.records.layout import SweepFiles
 from orchestration.records.release_modes import Disclosure, release_mode
 

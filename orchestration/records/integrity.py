@@ -13,11 +13,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from accounting.errors import START_ANEW, DataCorruption
-from accounting.records.files import exists, list_files, read_bytes
-from accounting.records.layout import TrialFiles
-from accounting.records.parts import MANIFEST
-from accounting.records.sealed import read_sealed, write_sealed
-from accounting.records.shards import NormShards, read_epsilons
+from accounting.records import (
+    MANIFEST,
+    NormShards,
+    TrialFiles,
+    exists,
+    list_files,
+    read_bytes,
+    read_epsilons,
+    read_sealed,
+    write_sealed,
+)
 from orchestration.records.results import StoredResult, TrialResult, read_result, write_result
 
 _PRIVATE = "private/"

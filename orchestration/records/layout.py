@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from accounting.records.layout import TrialFiles
+from accounting.records import TrialFiles
 
 
 def absolute(location: str) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from accounting.errors import DataCorruption, InvalidInput
-from accounting.records.sealed import read_sealed, write_sealed
+from accounting.records import read_sealed, write_sealed
 from orchestration.records.layout import SweepFiles
 
 _PACKAGES = ("dpsweep", "ray", "torch", "torchvision", "dp-accounting", "pyarrow", "mlflow", "numpy", "scikit-learn")

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from accounting.errors import InvalidInput, StorageError
-from accounting.records.files import read_bytes, write_bytes_atomically
+from accounting.records import read_bytes, write_bytes_atomically
 
 _LOCK = ".lock"
 PERIOD = 20.0

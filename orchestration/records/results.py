@@ -10,8 +10,8 @@ from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
 from accounting.curves import AttackRisk
 from accounting.errors import START_ANEW, DataCorruption
 from accounting.estimates import PrivacyEstimate
-from accounting.individual.epsilons import FILTERED
-from accounting.records.sealed import read_sealed, write_sealed
+from accounting.individual import FILTERED
+from accounting.records import read_sealed, write_sealed
 from orchestration.records.published import IndividualStatistics, PublishedEpoch
 from orchestration.records.release_modes import release_mode
 from orchestration.records.stored_trace import StoredTrace

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pydantic import TypeAdapter, ValidationError
 
 from accounting.errors import DataCorruption
-from accounting.records.files import read_bytes, write_bytes_atomically
+from accounting.records import read_bytes, write_bytes_atomically
 from orchestration.records.states import TrialState
 
 PERIOD = 5.0

@@ -1,4 +1,11 @@
 """The self-contained HTML report of a sweep.
 
-Other rooms import from its modules: an export here would make `owner`, for `dpsweep owner-report`, load plotly.
+Other rooms import from the modules in `__all__` only: `owner`, for `dpsweep owner-report`, loads no plotly.
 """
+
+__all__ = [
+    "catalogue",
+    "owner",
+    "prose",
+    "writing",
+]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from accounting.records.files import write_bytes_atomically
+from accounting.records import write_bytes_atomically
 from orchestration.comparison.record import SweepRecord, exact, rows
 from orchestration.records.layout import SweepFiles
 from orchestration.records.release_modes import release_mode

@@ -1,4 +1,12 @@
 """What is asked: the sweep file, its grid of trials, and the plan of each.
 
-Other rooms import from its modules: an export here would make `text` and `schema` load torch, as `plan` does.
+Other rooms import from the modules in `__all__` only: `text` and `schema` load no torch, as `plan` does.
 """
+
+__all__ = [
+    "grid",
+    "plan",
+    "schema",
+    "text",
+    "user_code",
+]

@@ -1,4 +1,10 @@
 """Recording a sweep in MLflow while it runs.
 
-Other rooms import from its modules: an export here would make `protocol` and `recorder` load MLflow.
+Other rooms import from the modules in `__all__` only: `protocol` and `recorder` load no MLflow.
 """
+
+__all__ = [
+    "mlflow",
+    "protocol",
+    "recorder",
+]

@@ -27,12 +27,15 @@ EXPORTED = {
         count_within_budget curve_of_examples epsilon_of_examples group_epsilons individual_epsilons
         length_within_budget make_schedule noise_multiplier_within_budget parse_schedule planned_trace privacy_curve
         read_trace write_trace""",
-    "accounting.individual": "INDIVIDUAL_ACCOUNTANTS IndividualEpsilons individual_epsilons",
-    "accounting.pld": """CertifiedDelta CertifiedEpsilon LatticeLoss SensitivityMixture delta_pld discretise
-        epsilon_of_examples epsilon_pld examples_law group_epsilons group_law
-        grows_at_least_linearly linear_growth vadhan_epsilon""",
-    "accounting.records": """MANIFEST Epsilons NormShardWriter NormShards NormSnapshot PartNorms TrialFiles delete
-        exists list_files open_filesystem read_bytes read_epsilons read_sealed read_trace
+    "accounting.individual": """FILTERED INDIVIDUAL_ACCOUNTANTS IndividualEpsilons algorithm_2 individual_claim
+        individual_epsilons""",
+    "accounting.pld": """CertifiedDelta CertifiedEpsilon CertifiedProfile GroupRounds LatticeLoss MIN_DELTA
+        SensitivityMixture delta_pld discretise epsilon_of_examples epsilon_of_rounds epsilon_pld examples_law
+        group_epsilons group_law grows_at_least_linearly linear_growth profile_of_rounds rounds_of_examples
+        rounds_of_group vadhan_epsilon""",
+    "accounting.records": """MANIFEST Epsilons NormShardWriter NormShards NormSnapshot PartFiles PartNorms TrialFiles
+        check_contributions delete exists list_files make_private_file make_private_folder open_filesystem read_bytes
+        read_contributions read_epsilons read_sealed read_trace
         write_bytes_atomically write_epsilons write_sealed write_trace""",
 }
 

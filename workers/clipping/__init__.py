@@ -19,6 +19,7 @@ from workers.clipping.none import NoClipping
 from workers.clipping.own import own_clipping, rehearse
 from workers.clipping.per_layer import PerLayerClipping
 from workers.clipping.protocol import (
+    NORM_ERROR,
     BatchQuery,
     ClippingMethod,
     ClippingState,
@@ -33,6 +34,7 @@ from workers.spec import Component
 
 __all__ = [
     "CLIPPING",
+    "NORM_ERROR",
     "BatchQuery",
     "ClipRule",
     "ClippingMethod",

@@ -17,7 +17,7 @@ from workers.data.cuts import cut
 from workers.data.digits import digits
 from workers.data.dutch import dutch
 from workers.data.idx import fashion_mnist, mnist
-from workers.data.images import image_folder
+from workers.data.images import IMAGENET_SCALING, image_folder
 from workers.data.table import table
 from workers.data.utkface import utkface
 from workers.imports import NO_CODE, UserCode, blamed_on, import_function, is_import_path, with_checked_types
@@ -99,6 +99,7 @@ def describe(dataset: Dataset) -> DatasetDescription:
 
 
 __all__ = [
+    "IMAGENET_SCALING",
     "SOURCES",
     "Dataset",
     "DatasetDescription",

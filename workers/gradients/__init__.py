@@ -2,7 +2,21 @@
 
 from workers.gradients.checks import check_model
 from workers.gradients.engine import GradientEngine
+from workers.gradients.modes import modes_kept, modes_of, set_modes
 from workers.gradients.planning import Planner, ShapePlanner, TimingPlanner
+from workers.gradients.randomness import RandomState
 from workers.gradients.results import BatchNorms, WeightedSum
 
-__all__ = ["BatchNorms", "GradientEngine", "Planner", "ShapePlanner", "TimingPlanner", "WeightedSum", "check_model"]
+__all__ = [
+    "BatchNorms",
+    "GradientEngine",
+    "Planner",
+    "RandomState",
+    "ShapePlanner",
+    "TimingPlanner",
+    "WeightedSum",
+    "check_model",
+    "modes_kept",
+    "modes_of",
+    "set_modes",
+]

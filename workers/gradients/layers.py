@@ -10,7 +10,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from workers.gradients import attention, convolution, embedding, linear, normalization, standardized
 from workers.gradients.rules import Rewrite, Rule
-from workers.models.layers import WeightStandardizedConv2d
+from workers.models import WeightStandardizedConv2d
 
 RULES: Mapping[type[nn.Module], Rule] = {
     nn.Linear: linear.linear,

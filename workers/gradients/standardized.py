@@ -24,7 +24,7 @@ from workers.gradients.factors import (
     widen,
 )
 from workers.gradients.rules import Differentiate
-from workers.models.layers import WeightStandardizedConv2d
+from workers.models import WeightStandardizedConv2d
 
 SMALLEST_GAIN = 0.1
 """Smallest gain, relative to the largest gain or bias, that is divided by; else the convolution is computed again."""

@@ -9,10 +9,12 @@ from torch import nn
 
 from accounting.errors import InvalidInput
 from accounting.registry import build
-from workers.data.base import Dataset
+from workers.data import Dataset
 from workers.imports import NO_CODE, UserCode, import_function, is_import_path, with_checked_types
 from workers.models.convolutional import cnn_dpsgdf, cnn_papernot
 from workers.models.dense import cancer_net, logistic, mlp, pca_mlp
+from workers.models.layers import WeightStandardizedConv2d
+from workers.models.pretrained import load_weights
 from workers.models.residual import resnet20_gn, wide_resnet, wrn16_4
 from workers.models.transformer import transformer
 from workers.spec import Component
@@ -63,3 +65,12 @@ def build_for_shape(
     if not isinstance(model, nn.Module):
         raise InvalidInput(f"model {name!r} returned {type(model).__name__}, but must return an nn.Module")
     return model
+
+
+__all__ = [
+    "MODELS",
+    "WeightStandardizedConv2d",
+    "build_for_shape",
+    "build_model",
+    "load_weights",
+]
