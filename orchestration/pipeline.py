@@ -114,7 +114,7 @@ def run_sweep(request: RunRequest, display: Display = NO_DISPLAY) -> Outcome:
     with (
         exclusive(files.local_folder),
         claimed(files.claim),
-        backend(request.address)(request.address, sweep, files, request.code) as execution,
+        backend(request.address, plan, files)(request.address, sweep, files, request.code) as execution,
     ):
         if release_mode(sweep.disclosure).is_sensitive:
             make_private_folder(files.local_folder)

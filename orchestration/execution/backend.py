@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from accounting.parallel import AccountingJob, PartResult
-from accounting.records import PartFiles
+from accounting.records import PartFiles, exists
 from orchestration.execution.environment import EMBEDDED, IN_PROCESS
 from orchestration.records.failures import record_failure
 from orchestration.records.layout import SweepFiles
 from orchestration.records.release_modes import Disclosure
 from orchestration.records.snapshot import ClusterSnapshot
-from orchestration.sweeps.plan import PlannedTrial
+from orchestration.sweeps.plan import Plan, PlannedTrial
 from orchestration.sweeps.schema import SweepSpec
 from workers.imports import UserCode
 from workers.trial import Progress
@@ -77,9 +77,20 @@ Raises: InvalidInput, before any trial starts, if the backend cannot run the swe
 """
 
 
-def backend(address: str) -> Opening:
-    """The backend for ``--address``: this process, a Ray cluster started for the sweep, or a running cluster."""
+def backend(address: str, plan: Plan, files: SweepFiles) -> Opening:
+    """The backend for ``--address``: this process, a Ray cluster started for the sweep, or a running cluster.
+
+    No cluster is started for a sweep whose trials all have results.
+    """
+    if address == EMBEDDED and all(exists(files.trial(planned.key).result) for planned in plan.trials):
+        return _nothing_left()
     return _OPENINGS.get(address, _on_cluster)()
+
+
+def _nothing_left() -> Opening:
+    from orchestration.execution.in_process import nothing_left
+
+    return nothing_left
 
 
 def _in_process() -> Opening:

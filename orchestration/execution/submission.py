@@ -14,6 +14,7 @@ import http.client
 import json
 import os
 import re
+import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -30,6 +31,9 @@ from orchestration.records.ownership import PERIOD
 
 _ANSWER_WITHIN = 10.0
 """Seconds to wait for a dashboard's first answer."""
+_AGENT_WITHIN = 90.0
+"""Seconds that a head has to start its agent for jobs."""
+_NO_AGENT = "No available agent"
 _STOP_WITHIN = 120
 """Seconds that a driver which is told to stop has for closing its MLflow runs, before Ray kills it."""
 _ENDED: Final = frozenset({"STOPPED", "SUCCEEDED", "FAILED"})
@@ -123,14 +127,26 @@ class Jobs:
         name = f"{sweep_id}-{len(earlier) + 1}" if earlier else sweep_id
         pause = 3.0 * PERIOD + 5.0 if "://" in output else 5.0
         variables = {"RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_WITHIN), **environment}
-        with self._named_errors():
-            self._client.submit_job(
-                entrypoint=f"python3 -P -m orchestration.execution.supervisor {name} {pause:g}",
-                submission_id=name,
-                runtime_env={"py_modules": list(package.folders), "env_vars": variables},
-                metadata={_MARK: sweep_id, "dpsweep.output": output},
-            )
+        self._start(
+            entrypoint=f"python3 -P -m orchestration.execution.supervisor {name} {pause:g}",
+            submission_id=name,
+            runtime_env={"py_modules": list(package.folders), "env_vars": variables},
+            metadata={_MARK: sweep_id, "dpsweep.output": output},
+        )
         return self.find(name)
+
+    def _start(self, **job: Any) -> None:
+        """Submit a job; a head that has just started has no agent for jobs yet, and is asked again until it has."""
+        deadline = time.monotonic() + _AGENT_WITHIN
+        with self._named_errors():
+            while True:
+                try:
+                    self._client.submit_job(**job)
+                    return
+                except RuntimeError as error:
+                    if _NO_AGENT not in str(error) or time.monotonic() > deadline:
+                        raise
+                time.sleep(1.0)
 
     def stop(self, job: Job) -> None:
         """Tell the job's driver to stop, as Ctrl-C does; returns before it has."""

@@ -25,7 +25,9 @@ def sigint_is_heard() -> None:
 @pytest.fixture(autouse=True)
 def modules_of_users_are_forgotten(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Another test's sweep has other modules beside it, of equal names."""
+    path = [*sys.path]
     yield
+    sys.path[:] = path
     folder = str(tmp_path_factory.getbasetemp())
     for name, module in [*sys.modules.items()]:
         if str(getattr(module, "__file__", "")).startswith(folder):

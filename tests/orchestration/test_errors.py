@@ -111,15 +111,27 @@ RAISED = {
     "interrupts": "KeyboardInterrupt",
 }
 """Type of what the model raises, by the function that raises it."""
-MODELS = [{"name": "raising_code:Model", "how": how} for how in RAISED]
+IN_THIS_PROCESS = ("--address", "in-process")
 
 
-def test_errors_in_training_show_type_and_place_until_they_are_mended(tmp_path: Path) -> None:
-    files = SweepFiles(str(tmp_path / "out"))
-    trials, printed = run(tmp_path, model=MODELS)
+def raising(*functions: str) -> list[dict[str, str]]:
+    return [{"name": "raising_code:Model", "how": how} for how in functions]
+
+
+@pytest.mark.parametrize(
+    ("functions", "options"),
+    [(("raises_ours", "exits", "interrupts"), ()), (("raises", "raises_storage", "exits"), IN_THIS_PROCESS)],
+    ids=["under Ray", "in process"],
+)
+def test_errors_in_training_show_type_and_place_until_they_are_mended(
+    tmp_path: Path, functions: tuple[str, ...], options: tuple[str, ...]
+) -> None:
+    files, models = SweepFiles(str(tmp_path / "out")), raising(*functions)
+    trials, printed = run(tmp_path, *options, model=models)
     assert CANARY not in printed
     assert leaks(tmp_path / "out") == []
-    for how, name in RAISED.items():
+    for how in functions:
+        name = RAISED[how]
         (key,) = [key for key in trials if key.endswith(f"-how{how}-seed0")]
         shown = trials[key]["error"]
         assert f"{name} in {how} (raising_code.py:" in shown
@@ -127,14 +139,14 @@ def test_errors_in_training_show_type_and_place_until_they_are_mended(tmp_path: 
         assert shown in printed
         assert_private(Path(files.trial(key).error))
     (tmp_path / "mended").touch()
-    trials, _ = run(tmp_path, "--resume", model=MODELS)
+    trials, _ = run(tmp_path, "--resume", *options, model=models)
     assert {trial["status"] for trial in trials.values()} == {"finished"}
     assert not any(Path(files.trial(key).error).exists() for key in trials)
     assert leaks(tmp_path / "out") == []
 
 
 def test_raw_research_shows_the_text_and_is_tagged(tmp_path: Path) -> None:
-    trials, _ = run(tmp_path, model=MODELS[0], release="raw")
+    trials, _ = run(tmp_path, *IN_THIS_PROCESS, model=raising("raises")[0], release="raw")
     assert f"bad row {CANARY}" in trials[KEY]["error"]
     assert b"sensitive" in (tmp_path / "out" / "mlflow.db").read_bytes()
     assert_private(Path(SweepFiles(str(tmp_path / "out")).trial(KEY).error))
@@ -199,7 +211,6 @@ def test_an_error_of_the_plan_shows_type_and_place(
     changes, shown = plan_cases(tmp_path)[case]
     for name, value in {"ROWS": "2", "PYTHONPATH": ""}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "argv", ["dpsweep", "plan", str(write(tmp_path, **changes))])
     with pytest.raises(SystemExit) as ended:
         main()
@@ -221,6 +232,6 @@ def test_a_refused_run_shows_type_and_place_and_a_later_plan_forgets_it(tmp_path
     assert CANARY not in done.stdout + done.stderr
     assert_private(tmp_path / "out" / "private" / "error.txt")
     assert leaks(tmp_path / "out") == []
-    done = dpsweep("run", write(tmp_path, epochs=1), "--output", tmp_path / "out")
+    done = dpsweep("run", write(tmp_path, epochs=1), "--output", tmp_path / "out", *IN_THIS_PROCESS)
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "out" / "private" / "error.txt").exists()

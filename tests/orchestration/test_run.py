@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import stat
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,13 @@ from accounting.errors import DataCorruption, InvalidInput
 from accounting.records.layout import TrialFiles
 from accounting.records.shards import NormShards, read_epsilons
 from accounting.records.traces import read_trace
-from orchestration.pipeline import render_again
+from orchestration.pipeline import RunRequest, render_again, run_sweep
 from orchestration.records.layout import SweepFiles
 from orchestration.records.manifest import open_manifest
 from orchestration.records.results import TrialResult, read_result, read_statistics
+from orchestration.records.states import TrialState
 from orchestration.sweeps.schema import parse_sweep
+from orchestration.sweeps.user_code import permitted
 from tests.orchestration.processes import dpsweep
 from tests.orchestration.sample_grids import small
 
@@ -273,20 +274,23 @@ def test_resume_notices_damage_to_what_it_uses_and_uses_nothing_else(sweep: Fini
     for path in Path(trial.root).rglob("*"):
         if path.is_file() and path not in used:
             path.unlink()
-    resume = ("run", sweep.file, "--output", files.root, "--json")
-    intact = dpsweep(*resume)
-    assert intact.returncode == 0, intact.stderr
-    assert json.loads(intact.stdout)["trials"] == sweep.outcome["trials"]
+    text = sweep.file.read_text()
+    spec = parse_sweep(text)
+    request = RunRequest(spec, text, files.root, code=permitted(spec, sweep.file.parent))
+
+    def refusal() -> str:
+        with pytest.raises(DataCorruption) as caught:
+            run_sweep(request)
+        (line,) = str(caught.value).splitlines()
+        return line
+
+    kept = {path: path.read_bytes() for path in used}
+    record = run_sweep(request).record
+    assert [record.status(point.key).state for point in record.points] == [TrialState.FINISHED] * TRIALS
+    assert {path: path.read_bytes() for path in used} == kept
     for path in used[1:]:
-        content = path.read_bytes()
-        path.write_bytes(_flipped(content))
-        assert _only_error(dpsweep(*resume)).startswith(f"error: {path} is damaged")
-        path.write_bytes(content)
+        path.write_bytes(_flipped(kept[path]))
+        assert refusal().startswith(f"{path} is damaged")
+        path.write_bytes(kept[path])
     used[2].unlink()
-    assert _only_error(dpsweep(*resume)).startswith(f"error: {used[2]} is missing; restore it")
-
-
-def _only_error(done: subprocess.CompletedProcess[str]) -> str:
-    assert done.returncode == 1, done.stdout + done.stderr
-    (line,) = done.stderr.splitlines()
-    return line
+    assert refusal().startswith(f"{used[2]} is missing; restore it")

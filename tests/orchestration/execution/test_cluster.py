@@ -169,10 +169,9 @@ def where(feature_shape, num_classes, note):
 """
 
 
-@pytest.mark.parametrize("form", ["module", "file"])
-def test_allowed_code_from_elsewhere_reaches_the_workers(address: str, tmp_path: Path, form: str) -> None:
+def test_allowed_code_from_elsewhere_reaches_the_workers(address: str, tmp_path: Path) -> None:
     """The workers have their own copy of it, and not by PYTHONPATH; a resumed sweep needs the allowance again."""
-    elsewhere, folder, note = tmp_path / "elsewhere", tmp_path / "sweeps", tmp_path / "note"
+    elsewhere, folder = tmp_path / "elsewhere", tmp_path / "sweeps"
     package = elsewhere / "elsewhere_models"
     package.mkdir(parents=True)
     folder.mkdir()
@@ -180,25 +179,25 @@ def test_allowed_code_from_elsewhere_reaches_the_workers(address: str, tmp_path:
     (package / "helper.py").touch()
     (package / "nets.py").write_text(WHERE.replace("{helper}", "from elsewhere_models import helper"))
     (elsewhere / "alone.py").write_text(WHERE.replace("{helper}", "helper = os"))
-    location, allowed = {
-        "module": ("elsewhere_models.nets", "elsewhere_models"),
-        "file": ("../elsewhere/alone.py", str(elsewhere / "alone.py")),
-    }[form]
-    sweep = small(clipping="flat", noise="constant", seeds=0, model={"name": f"{location}:where", "note": str(note)})
+    notes = {"elsewhere_models.nets": tmp_path / "module", "../elsewhere/alone.py": tmp_path / "file"}
+    models = [{"name": f"{location}:where", "note": str(note)} for location, note in notes.items()]
+    sweep = small(clipping="flat", noise="constant", seeds=0, model=models)
     path = {"PYTHONPATH": f"{elsewhere}:{os.environ.get('PYTHONPATH', '')}"}
-    refused = run_on(address, folder, sweep, **path)
+    allow = ("--allow-code", "elsewhere_models", "--allow-code", elsewhere / "alone.py")
+    refused = run_on(address, folder, sweep, *allow[:2], **path)
     assert refused.returncode == 2
     assert "add --allow-code" in refused.stderr
-    assert not note.exists()
-    done = run_on(address, folder, sweep, "--allow-code", allowed, **path)
+    assert not any(note.exists() for note in notes.values())
+    done = run_on(address, folder, sweep, *allow, **path)
     assert done.returncode == 0, done.stderr
-    (trial,) = json.loads(done.stdout)["trials"]
-    assert trial["status"] == "finished", trial["error"]
-    here, there = note.read_text().splitlines()[0], note.read_text().splitlines()[-1]
-    assert here.startswith(str(elsewhere))
-    assert "py_modules_files" in there.split("|")[0], there
-    assert str(elsewhere) not in there
-    shutil.rmtree(folder / "out" / "trials" / trial["key"])
-    resumed = run_on(address, folder, sweep, "--allow-code", allowed, "--resume", **path)
+    trials = json.loads(done.stdout)["trials"]
+    assert [trial["status"] for trial in trials] == ["finished", "finished"]
+    for note in notes.values():
+        here, there = note.read_text().splitlines()[0], note.read_text().splitlines()[-1]
+        assert here.startswith(str(elsewhere))
+        assert "py_modules_files" in there.split("|")[0], there
+        assert str(elsewhere) not in there
+    shutil.rmtree(folder / "out" / "trials" / trials[0]["key"])
+    resumed = run_on(address, folder, sweep, *allow, "--resume", **path)
     assert resumed.returncode == 0, resumed.stderr
     assert run_on(address, folder, sweep, "--resume", **path).returncode == 2

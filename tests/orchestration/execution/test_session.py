@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from mlflow import MlflowClient
 
 from accounting.errors import InvalidInput
 from orchestration.execution.session import _LONGEST, _make_in_first, private_session
@@ -197,8 +198,15 @@ def test_sigterm_leaves_nothing(shared: Path, tmp_path: Path) -> None:
     wait_until(lambda: trained.exists() or process.poll() is not None, "a trial to train")
     assert [path.name[:4] for path in shared.iterdir()] == ["dps-"]
     process.send_signal(signal.SIGTERM)
-    assert process.wait(PATIENCE) == 130, (tmp_path / "log").read_text()
+    said = (tmp_path / "log").read_text
+    assert process.wait(PATIENCE) == 130, said()
+    assert said().splitlines()[-1] == "interrupted; the same command continues where it stopped"
+    assert "Traceback" not in said()
     assert not list(shared.iterdir())
+    client = MlflowClient(f"sqlite:///{tmp_path}/out/mlflow.db")
+    runs = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
+    assert "RUNNING" not in {run.info.status for run in runs}
+    assert {run.data.tags.get("dpsweep.outcome") for run in runs} >= {"interrupted"}
 
 
 def test_what_a_killed_driver_left_goes_at_the_next_start(shared: Path, tmp_path: Path) -> None:
