@@ -9,10 +9,15 @@ from pathlib import Path
 import pytest
 
 from accounting.errors import InvalidInput
-from orchestration.execution.environment import IN_PROCESS
+from orchestration.execution.backend import backend
+from orchestration.execution.environment import EMBEDDED, IN_PROCESS
+from orchestration.execution.in_process import nothing_left
+from orchestration.execution.on_ray import embedded, on_cluster
 from orchestration.pipeline import NoDisplay, Outcome, RunRequest, render_again, run_sweep
+from orchestration.records.layout import SweepFiles
 from orchestration.records.states import TrialState
 from orchestration.records.status import SweepStatus, TrialStatus
+from orchestration.sweeps.plan import plan_sweep
 from orchestration.sweeps.schema import parse_sweep
 from tests.orchestration.reference import assert_same_trial, run_undisturbed
 from tests.orchestration.sample_grids import small
@@ -50,6 +55,13 @@ def test_the_sweep_is_the_one_that_any_cluster_runs(outcome: Outcome, tmp_path: 
     theirs = run_undisturbed(outcome.record.sweep, tmp_path)
     for point in outcome.record.points:
         assert_same_trial(outcome.files.trial(point.key), theirs.trial(point.key), point.is_private)
+
+
+def test_a_finished_sweep_starts_no_cluster(outcome: Outcome, tmp_path: Path) -> None:
+    plan = plan_sweep(outcome.record.sweep)
+    assert backend(EMBEDDED, plan, outcome.files) is nothing_left
+    assert backend(EMBEDDED, plan, SweepFiles(str(tmp_path))) is embedded
+    assert backend("10.0.0.1:6379", plan, outcome.files) is on_cluster
 
 
 def test_its_files_and_rows_are_complete(outcome: Outcome) -> None:
