@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from accounting.accountants import account
+from accounting.curves import FALSE_POSITIVE_RATES, AttackRisk, attack_risk, privacy_curve, rate_name
 from accounting.errors import START_ANEW, DataCorruption
 from accounting.estimates import PrivacyEstimate
 from accounting.mechanism import Trace
@@ -59,6 +60,8 @@ def _claims(result: StoredResult, trace: Trace, sweep: SweepSpec) -> Iterator[st
     groups = [estimate for estimate in result.groups if estimate.group_size > 1]
     for size, group in zip(sizes, groups, strict=False):
         yield from _smaller(f"epsilon of groups of {size}", group, trace, delta, "pld", size)
+    for risk in result.risks:
+        yield from _smaller_risk(risk, trace, {1, *sizes})
     if isinstance(result, StoppedTrial):
         return
     for epoch, shown in zip(result.training.history, result.epsilons, strict=False):
@@ -87,6 +90,34 @@ def _smaller(
         yield f"it claims that {what} is a guarantee, but by {accountant} it is an estimate"
 
 
+def _smaller_risk(claim: AttackRisk, trace: Trace, sizes: Collection[int]) -> Iterator[str]:
+    """Bounds on attacks below those of the trace.
+
+    The bounds of a schedule that follows results are its plan's, whose numerical error differs from the trace's: they
+    are refused only below what is proved of the trace from below.
+    """
+    if claim.group_size not in sizes:
+        yield f"it bounds attacks on groups of {claim.group_size}, which the sweep does not ask for"
+        return
+    found = _risk(trace, claim.group_size)
+    whose = "one record" if claim.group_size == 1 else f"groups of {claim.group_size}"
+    if (claim.unit, claim.adjacency) != (found.unit, found.adjacency):
+        yield (
+            f"it bounds attacks on {claim.unit} under adjacency {claim.adjacency}, but its trace bounds those on "
+            f"{found.unit} under {found.adjacency}"
+        )
+    if len(claim.true_positive_rates) != len(FALSE_POSITIVE_RATES):
+        yield f"it claims {len(claim.true_positive_rates)} true positive rates instead of {len(FALSE_POSITIVE_RATES)}"
+        return
+    names = ("advantage", *map(rate_name, FALSE_POSITIVE_RATES))
+    for name, claimed, cost in zip(
+        names, (claim.advantage, *claim.true_positive_rates), (found.advantage, *found.true_positive_rates), strict=True
+    ):
+        least = cost.lower if trace.noise_follows_results else cost.upper
+        if not claimed.upper >= least * (1.0 - _ROUNDING):
+            yield f"it claims {name} {claimed.upper:.6g} of attacks on {whose}, but its trace allows {least:.6g}"
+
+
 def _ledger(attempts: tuple[Attempt, ...], trace: Trace, result: StoredResult) -> Iterator[str]:
     """What the record of attempts holds of the trial must cost no less than the trial."""
     if not attempts or not trace.is_private:
@@ -101,3 +132,8 @@ def _ledger(attempts: tuple[Attempt, ...], trace: Trace, result: StoredResult) -
 @functools.lru_cache(maxsize=8192)
 def _cost(trace: Trace, delta: float, accountant: str, size: int) -> PrivacyEstimate:
     return account(trace, delta, accountant, size)
+
+
+@functools.lru_cache(maxsize=8192)
+def _risk(trace: Trace, size: int) -> AttackRisk:
+    return attack_risk(privacy_curve(trace, size))

@@ -48,6 +48,11 @@ def forge(uri: str, change: Callable[[dict[str, Any]], object]) -> None:
     write_sealed(uri, json.dumps(values).encode())
 
 
+def forged_risk(result: dict[str, Any], place: int, **changes: object) -> None:
+    """Changes a bound on attacks: those of one record come first, then those of groups of 4."""
+    result["risks"][place].update(changes)
+
+
 FORGERIES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "epsilon": (
         lambda result: result["worst_case"].update(epsilon=0.5),
@@ -57,6 +62,28 @@ FORGERIES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "other": (lambda result: result["others"][0].update(epsilon=0.5), r"epsilon by rdp 0\.5"),
     "group": (lambda result: result["groups"][1].update(epsilon=0.5), r"epsilon of groups of 4 0\.5"),
     "epoch": (lambda result: result.update(epsilons=[0.01, result["epsilons"][1]]), r"0\.01 after epoch 0"),
+    "advantage": (lambda result: forged_risk(result, 0, advantage=[0.0, 0.01]), r"advantage 0\.01 of attacks on one"),
+    "advantage that is no number": (
+        lambda result: forged_risk(result, 0, advantage=["NaN", "NaN"]),
+        r"advantage nan of attacks on one",
+    ),
+    "true positive rate": (
+        lambda result: forged_risk(result, 0, true_positive_rates=[[0.0, 1.0], [0.0, 0.011], [0.0, 1.0]]),
+        r"tpr_at_fpr_1pct 0\.011 of attacks on one record",
+    ),
+    "advantage of a group": (
+        lambda result: forged_risk(result, 1, advantage=result["risks"][0]["advantage"]),
+        r"advantage 0\.\d+ of attacks on groups of 4, but its trace allows",
+    ),
+    "a true positive rate less": (
+        lambda result: forged_risk(result, 0, true_positive_rates=result["risks"][0]["true_positive_rates"][1:]),
+        r"2 true positive rates instead of 3",
+    ),
+    "one record as a group": (
+        lambda result: forged_risk(result, 0, group_size=16, unit="group of 16"),
+        r"attacks on groups of 16, which the sweep does not ask for",
+    ),
+    "unit of a risk": (lambda result: forged_risk(result, 0, unit="user"), r"attacks on user .* on example under"),
     "statistics": (lambda result: result["individuals"].update(release_epsilon=0.01), r"statistics cost 0\.01"),
 }
 
