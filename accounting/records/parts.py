@@ -129,12 +129,8 @@ class PartStore:
         return records
 
     def _parse(self, line: bytes, place: str, uri: str) -> PartRecord:
-        try:
-            values: dict[str, Any] = json.loads(line)
-            record = PartRecord(**values)
-        except (ValueError, TypeError):
-            raise _corrupt(uri, f"its {place} is damaged") from PrivateDetail(f"{line[:80]!r}")
-        if record.to_line() != line + b"\n":
+        record = PartRecord(**json.loads(line)) if _LINE.fullmatch(line) else None
+        if record is None or record.to_line() != line + b"\n":
             raise _corrupt(uri, f"its {place} is damaged") from PrivateDetail(f"{line[:80]!r}")
         return record
 
@@ -156,10 +152,15 @@ def read_part(directory: str, schema: pa.Schema, record: PartRecord, columns: Se
         raise _corrupt(uri, "its sha256 differs from the manifest")
     try:
         table = read_table(data, columns)
+        table.validate(full=True)  # altered lengths must not make decoding read outside the buffers
     except Oversized as error:
         raise _corrupt(uri, "it would expand to far more than its rows need") from PrivateDetail(str(error))
+    except (pa.ArrowException, OSError, ValueError):
+        raise _corrupt(uri, "it is no Arrow file") from None
     wanted = pa.schema([field for field in schema if columns is None or field.name in columns])
-    if not table.schema.equals(wanted) or (table.num_rows, *_ends(table)) != (record.rows, record.first, record.last):
+    if not table.schema.equals(wanted) or any(column.null_count for column in table.columns):
+        raise _corrupt(uri, "its columns are others than they should be, or lack values")
+    if (table.num_rows, *_ends(table)) != (record.rows, record.first, record.last):
         raise _corrupt(uri, "its rows differ from what the manifest says")
     return table
 
@@ -168,9 +169,11 @@ def _corrupt(uri: str, reason: str) -> DataCorruption:
     return DataCorruption(f"{uri}: {reason}; restore the file from a backup, or {START_ANEW}")
 
 
+_COUNT, _ID = rb"(?:0|[1-9]\d{0,17})", rb"-?\d{1,19}"
+"""Numbers of a line; counts fit into 64 bits whatever is written there."""
 _LINE = re.compile(
-    rb'\{"step":(?:null|\d+),"part":\d+,"rows":\d+,"first":(?:null|-?\d+),"last":(?:null|-?\d+),'
-    rb'"num_bytes":\d+,"sha256":"[0-9a-f]{64}"\}'
+    rb'\{"step":(?:null|%b),"part":%b,"rows":%b,"first":(?:null|%b),"last":(?:null|%b),"num_bytes":%b,'
+    rb'"sha256":"[0-9a-f]{64}"\}' % (_COUNT, _COUNT, _COUNT, _ID, _ID, _COUNT)
 )
 
 

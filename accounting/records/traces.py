@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 
 import pyarrow as pa
 
-from accounting.errors import DataCorruption
+from accounting.errors import DataCorruption, DpsweepError
 from accounting.estimates import without_guarantee
 from accounting.filters import FILTERS, IndividualFilter
 from accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
@@ -27,6 +27,8 @@ _RELEASE_NAMES = {GaussianRelease: "gaussian", PureRelease: "pure"}
 _CLAIM = "recorded_contributions"
 _OLD_CLAIM = "contributions"
 """The name it had before there were output-specific claims, which ``guarantee`` stood for too."""
+
+_NEXT = "restore it from a backup, or run the trial again"
 
 _COLUMN_TYPES = {int: pa.int64(), float: pa.float64(), str: pa.string()}
 
@@ -71,7 +73,7 @@ def write_trace(path: str, trace: Trace) -> None:
 def read_trace(path: str) -> Trace:
     """The stored trace. Of one stored before there were output-specific claims, contributions are no guarantee.
 
-    Raises: FileNotFoundError when there is none, `DataCorruption` when it is damaged.
+    Raises: FileNotFoundError when there is none, `DataCorruption` when it is damaged or holds no run that can be.
     """
     data = read_bytes(path)
     try:
@@ -82,7 +84,16 @@ def read_trace(path: str) -> Trace:
     except (pa.ArrowException, ValueError, KeyError, TypeError, OSError):
         intact = False
     if not intact:
-        raise DataCorruption(f"{path} is damaged; restore it from a backup, or run the trial again")
+        raise DataCorruption(f"{path} is damaged; {_NEXT}")
+    try:
+        return _trace(rows, run)
+    except DpsweepError as error:
+        raise DataCorruption(f"{path} holds no possible run: {error}; {_NEXT}") from error
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise DataCorruption(f"{path} holds no trace of this version of dpsweep; {_NEXT}") from error
+
+
+def _trace(rows: list[dict[str, Any]], run: dict[str, Any]) -> Trace:
     limit = run.pop("filter", None)
     releases = [dict(release) for release in run.pop("releases")]
     contributions = run.pop(_CLAIM) if _CLAIM in run else without_guarantee(run.pop(_OLD_CLAIM))
@@ -107,7 +118,7 @@ def _segment_row(segment: Segment) -> dict[str, Any]:
 
 
 def _segment(row: dict[str, Any]) -> Segment:
-    kind = next(kind for kind in stored_kinds() if kind.stored_name == row["sampling"])
+    kind = {kind.stored_name: kind for kind in stored_kinds()}[row["sampling"]]
     return Segment(
         start_step=row["start_step"],
         steps=row["steps"],

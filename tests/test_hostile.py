@@ -1,0 +1,93 @@
+"""A fixed few of the hostile inputs that `python -m tests.hostile` makes in numbers, and what those have found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import strategies as st
+
+from accounting.errors import DataCorruption, InvalidInput
+from tests.hostile import of_shards as shards
+from tests.hostile import of_traces as traces
+from tests.hostile.__main__ import main
+from tests.hostile.floor import delta_of_gaussian
+from tests.hostile.odd import Edit
+from tests.hostile.of_shards import SHARDS
+from tests.hostile.of_traces import TRACE_FILES
+from tests.hostile.table import TARGETS
+from tests.hostile.target import Target, fed, limited
+
+FEW = 60
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+def test_hostile_input_is_refused_or_means_what_it_says(target: Target, tmp_path: Path) -> None:
+    tally = fed(target, FEW, 0, tmp_path)
+    assert tally.findings == {}
+    assert tally.inputs == FEW
+    assert tally.accepted > 0
+    assert tally.refused > 0
+
+
+FOUND: dict[str, tuple[Target, object, str]] = {
+    "a release that is a number": (TRACE_FILES, traces.Forged(5, 0.875, "replace", 0), "no trace of this version"),
+    "an unknown release": (TRACE_FILES, traces.Forged(5, 0.375, "replace", 0), "no trace of this version"),
+    "an unknown sampling": (TRACE_FILES, traces.Forged(1, 0.625, "replace", ""), "no trace of this version"),
+    "no size": (TRACE_FILES, traces.Forged(5, 0.0, "delete", 0), "no trace of this version"),
+    "noise below 0": (TRACE_FILES, traces.Forged(3, 0.125, "replace", -1.0), "no possible run: .*noise"),
+    "a step that is a fraction": (SHARDS, shards.ForgedManifest(0.0, "step", 0.0), "its line 1 is damaged"),
+    "a part without number": (SHARDS, shards.ForgedManifest(0.0, "part", None), "its line 1 is damaged"),
+    "ids that are missing": (SHARDS, shards.ForgedRows(0.0, "example_id", [None]), "or lack values"),
+    "contributions that are missing": (SHARDS, shards.ForgedRows(0.0, "contribution", [None]), "or lack values"),
+    "no Arrow file": (SHARDS, shards.ForgedBytes(0.0, [Edit("cut", 0.5, b"")]), "it is no Arrow file"),
+}
+"""What earlier runs have found: input that ended in a traceback, and what is said of it now."""
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_what_was_found_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
+    target, hostile, message = FOUND[name]
+    with pytest.raises(DataCorruption, match=message):
+        target.feed(hostile, tmp_path)
+
+
+def test_the_harness_finds_tracebacks_wrong_answers_and_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(number: int, folder: Path) -> None:
+        if number > 900:
+            raise KeyError(number)
+        if number < 100:
+            raise InvalidInput(f"{number} is less than 100")
+        if 300 < number < 400:
+            with limited(0.0001):
+                while True:
+                    pass
+
+    tally = fed(Target("numbers", st.integers(0, 1000), read), 400, 0, tmp_path)
+    assert len(tally.findings) >= 1
+    assert any(place.startswith(("KeyError", "Hang")) for place in tally.findings)
+    assert "given_input=" in next(iter(tally.findings.values()))
+
+
+def test_equal_seeds_feed_equal_inputs(tmp_path: Path) -> None:
+    seen: list[list[int]] = [[], []]
+    for inputs in seen:
+
+        def read(number: int, folder: Path, kept: list[int] = inputs) -> None:
+            kept.append(number)
+
+        fed(Target("numbers", st.integers(), read), 50, 3, tmp_path)
+    assert seen[0] == seen[1]
+    assert len(seen[0]) == 50
+
+
+def test_the_floor_is_the_known_delta_of_a_gaussian() -> None:
+    """mu-GDP at sigma 1: delta(1) = Phi(-1/2) - e Phi(-3/2); sampling at rate q shrinks it."""
+    assert delta_of_gaussian(1.0, 1.0, 1.0) == pytest.approx(0.12693673750664397, rel=1e-9)
+    assert 0.0 < delta_of_gaussian(0.1, 1.0, 0.1) < 0.1 * delta_of_gaussian(0.1, 1.0, 1.0) * 3.0
+    assert delta_of_gaussian(1.0, 0.0, 0.5) == 0.5
+
+
+def test_the_command_says_how_many_it_tried(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--only", "traces", "--inputs", "30"]) == 0
+    assert "traces                30" in capsys.readouterr().out
