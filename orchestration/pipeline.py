@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from accounting.errors import DataCorruption, InvalidInput
-from accounting.records import exists, make_private_file, make_private_folder
+from accounting.records import closed_to_strangers, exists, make_private_file, make_private_folder
 from orchestration.comparison.record import SweepRecord
 from orchestration.comparison.stored import stored_record
 from orchestration.execution.backend import backend
@@ -112,6 +112,7 @@ def run_sweep(request: RunRequest, display: Display = NO_DISPLAY) -> Outcome:
     status = SweepStatus(initial_status(plan), display.ended)
     tracking_uri = request.tracking_uri or embedded_tracking_uri(files.local_folder)
     with (
+        closed_to_strangers(),
         exclusive(files.local_folder),
         claimed(files.claim),
         backend(request.address, plan, files)(request.address, sweep, files, request.code) as execution,

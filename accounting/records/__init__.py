@@ -1,6 +1,7 @@
 """Stored data: atomic files, traces, norm shards, per-example epsilons, and the names of a trial's files."""
 
 from accounting.records.files import (
+    closed_to_strangers,
     delete,
     exists,
     list_files,
@@ -37,6 +38,7 @@ __all__ = [
     "PartNorms",
     "TrialFiles",
     "check_contributions",
+    "closed_to_strangers",
     "delete",
     "exists",
     "list_files",

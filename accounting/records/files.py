@@ -57,7 +57,7 @@ def write_bytes_atomically(uri: str, data: bytes, private: bool = False) -> None
     """Replace the content of ``uri``: whatever fails, it holds either the old bytes or the new ones.
 
     private gives the file mode 0600, and its folder and every folder created for it mode 0700; other files get what the
-    umask leaves of 0666.
+    umask leaves of 0664, in folders of 0775: whatever the umask, strangers change nothing.
 
     Raises: StorageError (disk full, no permission, a private folder that is a link, ...); the old content is then
     unchanged.
@@ -175,7 +175,7 @@ def _append_local(path: Path, data: bytes, private: bool) -> None:
 
 def _mode(private: bool) -> int:
     """Of a new file, before the umask takes its part."""
-    return 0o600 if private else 0o666
+    return 0o600 if private else 0o664
 
 
 def make_private_folder(path: Path) -> None:
@@ -189,6 +189,17 @@ def make_private_file(path: Path) -> None:
     path.chmod(0o600)
 
 
+@contextlib.contextmanager
+def closed_to_strangers() -> Iterator[None]:
+    """Let nothing that this process makes in a ``with`` block be writable by all, also what libraries make."""
+    before = os.umask(0o077)
+    os.umask(before | 0o002)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
 def _write_all(handle: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
@@ -200,7 +211,7 @@ def _make_folders(folder: Path, private: bool) -> None:
         _refuse_links(folder)
     missing = [level for level in (folder, *folder.parents) if not level.exists()]
     for level in reversed(missing):
-        level.mkdir(mode=0o700 if private else 0o777, exist_ok=True)
+        level.mkdir(mode=0o700 if private else 0o775, exist_ok=True)
     if private and folder.stat().st_mode & 0o077:
         folder.chmod(0o700)
 
