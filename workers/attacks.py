@@ -22,6 +22,7 @@ from workers.audit import AuditResult
 from workers.data import Dataset
 from workers.evaluation import predict
 from workers.losses import Loss
+from workers.membership import MembershipAttack
 
 Losses = npt.NDArray[np.float64]
 
@@ -62,6 +63,7 @@ class AttackResults:
 
     loss_threshold: tuple[GroupAttack, ...] = ()
     audit: AuditResult | None = None
+    rmia: tuple[MembershipAttack, ...] = ()
 
 
 _RESULTS: TypeAdapter[AttackResults] = TypeAdapter(AttackResults)

@@ -130,14 +130,36 @@ class NormSpec:
 MinGroupSize = Annotated[int, Field(ge=1)]
 
 
+def _is_none(value: object) -> bool:
+    return value is None
+
+
+@dataclass(frozen=True)
+class RmiaSpec:
+    """reference_models: trained for the attack, each at the cost of about one trial. A pair already helps."""
+
+    reference_models: Annotated[int, Field(ge=2, le=256)]
+
+    def __post_init__(self) -> None:
+        check_bounds(self, "attacks.rmia")
+        if self.reference_models % 2:
+            raise InvalidInput(
+                f"attacks.rmia.reference_models is {self.reference_models}, but they come in pairs that share no "
+                "training example; give an even number"
+            )
+
+
 @dataclass(frozen=True)
 class AttackSpec:
     """Attacks on the trained model. They do not change the training; their results are private data.
 
-    loss_threshold: membership inference by a loss threshold, per group (see `workers.attacks`).
+    loss_threshold: membership inference by a loss threshold, per group (see `workers.attacks`). rmia: the same by a
+    likelihood ratio with reference models (see `workers.membership`).
     """
 
     loss_threshold: bool = False
+    rmia: Annotated[RmiaSpec | None, Field(exclude_if=_is_none)] = None
+    """Not written where it is None, so that trials of versions without it can still be resumed."""
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,11 @@ from workers.history import Progress, TrainingResult, read_training_result
 from workers.imports import NO_CODE, UserCode
 from workers.losses import build_loss
 from workers.mechanism import TrialMechanism
+from workers.membership import likelihood_ratio_attack
 from workers.noise import make_noise_source, noise_source_kind
 from workers.preprocessing import make_preprocessing
 from workers.recording import is_due
-from workers.spec import ExecutionSpec, TrialSpec
+from workers.spec import AttackSpec, ExecutionSpec, TrialSpec
 from workers.trained import describe_inputs
 from workers.training import Trainer, choose_device
 
@@ -171,7 +172,7 @@ def _train(
     trainer.store_norms()
     save()
     inputs = describe_inputs(spec, source, dataset, fitted)
-    result = _finish(spec, files, trainer, dataset, inputs)
+    result = _finish(spec, files, trainer, dataset, inputs, code)
     forget_checkpoint(files.checkpoint)
     return result
 
@@ -211,7 +212,7 @@ def _end_epoch(trainer: Trainer) -> Progress:
 
 
 def _finish(
-    spec: TrialSpec, files: TrialFiles, trainer: Trainer, dataset: Dataset, inputs: Mapping[str, Any]
+    spec: TrialSpec, files: TrialFiles, trainer: Trainer, dataset: Dataset, inputs: Mapping[str, Any], code: UserCode
 ) -> TrainingResult:
     """Store the results of the run. The training result is written last: its presence marks the trial as finished.
 
@@ -224,8 +225,8 @@ def _finish(
     write_bytes_atomically(files.inputs, _saved(inputs), unprotected)
     write_trace(files.trace, trainer.trace())
     write_bytes_atomically(files.private_training, json.dumps(asdict(trainer.counters)).encode(), private=True)
-    if spec.attacks.loss_threshold or spec.audit is not None:
-        write_attacks(files.attacks, _attacked(spec, trainer, dataset))
+    if spec.attacks != AttackSpec() or spec.audit is not None:
+        write_attacks(files.attacks, _attacked(spec, trainer, dataset, files, code))
     result = TrainingResult(
         key=spec.key,
         epochs=trainer.epoch,
@@ -246,15 +247,17 @@ def _finish(
     return result
 
 
-def _attacked(spec: TrialSpec, trainer: Trainer, dataset: Dataset) -> AttackResults:
+def _attacked(spec: TrialSpec, trainer: Trainer, dataset: Dataset, files: TrialFiles, code: UserCode) -> AttackResults:
     """The attacks and the audit that the trial asks for. Canaries that were left out are no members to attack."""
     model, loss, canaries = trainer.released_model(), build_loss(spec.loss), trainer.canaries
-    if spec.audit is None or canaries is None:
-        return AttackResults(attack(model, dataset, loss, spec.seed))
-    members = np.setdiff1d(np.arange(len(dataset.train)), canaries.absent)
-    trained = replace(dataset, train=dataset.train.select(members))
-    found = attack(model, trained, loss, spec.seed) if spec.attacks.loss_threshold else ()
-    return AttackResults(found, audit(trainer.initial_model(), model, dataset, loss, canaries, spec.audit, spec.delta))
+    trained, audited = dataset, None
+    if spec.audit is not None and canaries is not None:
+        members = np.setdiff1d(np.arange(len(dataset.train)), canaries.absent)
+        trained = replace(dataset, train=dataset.train.select(members))
+        audited = audit(trainer.initial_model(), model, dataset, loss, canaries, spec.audit, spec.delta)
+    threshold = attack(model, trained, loss, spec.seed) if spec.attacks.loss_threshold else ()
+    ratio = likelihood_ratio_attack(model, trained, loss, spec, files, code) if spec.attacks.rmia else ()
+    return AttackResults(threshold, audited, ratio)
 
 
 def _saved(content: Mapping[str, Any]) -> bytes:

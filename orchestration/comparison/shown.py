@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 
 from orchestration.records.published import (
     PublishedAttack,
@@ -11,6 +12,7 @@ from orchestration.records.published import (
     PublishedDepartures,
     PublishedEpoch,
     PublishedGroup,
+    PublishedMembership,
     PublishedPrivacy,
     PublishedQuality,
     PublishedTrial,
@@ -39,6 +41,7 @@ def finished(point: GridPoint, result: TrialResult, baseline: TrialResult | None
             PublishedAttack(group.name, group.examples, group.success_rate, group.standard_error)
             for group in result.attacks.loss_threshold
         ),
+        memberships=tuple(PublishedMembership(**asdict(group)) for group in result.attacks.rmia),
         departures=tuple(
             PublishedDepartures(result.training.group_names[group.group], group.examples, tuple(group.left))
             for group in result.departures

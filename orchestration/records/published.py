@@ -150,6 +150,21 @@ class PublishedAttack:
 
 
 @dataclass(frozen=True)
+class PublishedMembership:
+    """Membership inference by likelihood ratios on one group: exact, so whatever shows it is sensitive.
+
+    auc, lower, upper: area under the ROC curve with its 95% interval; guessing gives 0.5. loss_auc: of the loss alone.
+    """
+
+    name: str
+    examples: int
+    auc: float
+    lower: float
+    upper: float
+    loss_auc: float
+
+
+@dataclass(frozen=True)
 class PublishedDepartures:
     """When the training examples of one group left: exact, so whatever shows it is sensitive.
 
@@ -225,6 +240,7 @@ class PublishedTrial:
     quality: PublishedQuality | None = None
     individuals: IndividualStatistics | None = None
     attacks: tuple[PublishedAttack, ...] = ()
+    memberships: tuple[PublishedMembership, ...] = ()
     departures: tuple[PublishedDepartures, ...] = ()
     audit: PublishedAudit | None = None
     history: tuple[PublishedEpoch, ...] = ()

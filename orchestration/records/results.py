@@ -110,7 +110,7 @@ def write_result(uri: str, result: StoredResult) -> None:
     A result with exact statistics or attacks of training examples is private data.
     """
     exact = isinstance(result, TrialResult) and (
-        bool(result.attacks.loss_threshold)
+        result.attacks != AttackResults()
         or (result.individuals is not None and release_mode(result.individuals.disclosure).is_sensitive)
     )
     write_sealed(uri, _RESULT.dump_json(result), exact)

@@ -37,6 +37,7 @@ from orchestration.report.tables import (
     estimates_table,
     group_sizes_table,
     losses_table,
+    memberships_table,
     settings_table,
     trials_table,
 )
@@ -54,6 +55,7 @@ def render(data: PublishedSweep) -> str:
         _groups(data, settings, style, panels, {each.name for each in drawn}),
         _individuals(data, settings, style, panels),
         _attacks(settings, style),
+        _memberships(data.trials),
         _audits(data.trials),
         _over_time(settings, style, panels),
         section("All trials", trials_table(data.trials)),
@@ -203,6 +205,20 @@ def _attacks(settings: Sequence[Setting], style: Style) -> str:
         "<p>A membership attack on each group: an example whose loss is below a threshold is called a training "
         "example. Guessing is right for 50%. Below each share, the examples it was measured on and the mean εᵢ of the "
         "group.</p>",
+        found,
+    )
+
+
+def _memberships(trials: Sequence[PublishedTrial]) -> str:
+    """The section on likelihood-ratio attacks; "" if no trial was attacked so or the results are withheld."""
+    found = memberships_table(trials)
+    if not found:
+        return ""
+    return section(
+        "Who can be found with reference models",
+        "<p>A membership attack on each group (RMIA): an example is scored by its probability under the trained model "
+        "over its mean probability under models trained with and without it. The area is the probability that a "
+        "training example scores above another one, with a 95% interval; guessing gives 0.5.</p>",
         found,
     )
 

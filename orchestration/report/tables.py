@@ -17,7 +17,7 @@ from orchestration.comparison.settings import (
     group_names,
     setting_name,
 )
-from orchestration.records.published import EstimateQuality, PublishedPrivacy, PublishedTrial
+from orchestration.records.published import EstimateQuality, PublishedMembership, PublishedPrivacy, PublishedTrial
 from orchestration.report.html import Cell, named, table
 from orchestration.report.style import Style
 
@@ -152,6 +152,25 @@ def _attack_cell(setting: Setting, name: str) -> str:
     paid = setting.over_seeds(group_epsilon(name))
     below = [f"of {measured.mean * measured.count:.0f}", *([f"mean εᵢ {number(paid.mean)}"] if paid else [])]
     return f"{100 * rate.mean:.1f} ± {100 * error:.1f}%<br><small>{', '.join(below)}</small>"
+
+
+def memberships_table(trials: Sequence[PublishedTrial]) -> str:
+    """Areas of the likelihood-ratio attack with their intervals, by trial and group; "" if none was attacked so."""
+    attacked = [trial for trial in trials if trial.memberships]
+    names = dict.fromkeys(group.name for trial in attacked for group in trial.memberships)
+    rows: list[list[Cell]] = []
+    for trial in attacked:
+        found = {group.name: group for group in trial.memberships}
+        rows.append([(escape(trial.key), ""), *((_area(found.get(name)), "n") for name in names)])
+    heads = [("Area under the ROC curve", ""), *((name, "n") for name in names)]
+    return table(heads, rows) if rows else ""
+
+
+def _area(found: PublishedMembership | None) -> str:
+    if found is None:
+        return MISSING
+    interval = f"{found.lower:.3f} to {found.upper:.3f}"
+    return f"{found.auc:.3f}<br><small>{interval}, of {found.examples}; loss alone {found.loss_auc:.3f}</small>"
 
 
 def audits_table(trials: Sequence[PublishedTrial]) -> str:

@@ -23,6 +23,7 @@ from orchestration.tracking.protocol import group_table
 from tests.orchestration.public_values import is_public
 from tests.orchestration.sample_grids import small
 from workers.attacks import AttackResults, read_attacks, write_attacks
+from workers.membership import MembershipAttack
 from workers.trial import run_trial
 
 CANARY = 0.7319
@@ -34,7 +35,8 @@ def with_canary(files: TrialFiles) -> None:
     attacks = read_attacks(files.attacks).loss_threshold
     assert len(attacks) == 10
     planted = tuple(replace(group, examples=10_000, correct=round(10_000 * CANARY)) for group in attacks)
-    write_attacks(files.attacks, AttackResults(planted))
+    ratio = MembershipAttack("0", 10_000, CANARY, CANARY - 0.01, CANARY + 0.01, CANARY)
+    write_attacks(files.attacks, AttackResults(planted, rmia=(ratio,)))
 
 
 def finished(folder: Path, release: str) -> SweepFiles:
@@ -84,6 +86,8 @@ def test_attacks_and_correlations_stay_private(tmp_path: Path, release: str) -> 
     shown = words(files.private_report)
     assert shown.count(f"{SHOWN} ± 0.4%") == 20, "two settings of ten groups"
     assert "Who can be found in the model" not in words(files.report)
+    assert "Who can be found with reference models" not in words(files.report)
+    assert shown.count("0.722 to 0.742, of 10000; loss alone 0.732") == 2
     assert "Pearson’s r" in shown.replace("&#x27;", "’")
     record = render_again(files.root).record
     for point in record.points:

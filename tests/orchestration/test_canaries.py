@@ -1,0 +1,146 @@
+"""Values of the data that are planted where they may leak: what a sweep writes outside private folders has none.
+
+They are a word that user code raises and prints, one feature of one row, and every norm, loss and epsilon of single
+examples. Each release mode is run with code that prints, code that raises, and code that kills the driver.
+"""
+
+from __future__ import annotations
+
+import stat
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from accounting.records.layout import TrialFiles
+from accounting.records.shards import NormShards, read_epsilons
+from orchestration.execution.environment import IN_PROCESS
+from tests.orchestration.processes import dpsweep
+from tests.orchestration.sample_grids import small
+
+WORD = "kanarienvogel"
+FEATURE = 41234.567
+"""A feature of one row, in no other; the code holds it in two pieces, because a sweep stores its code's text."""
+OWN_CODE = """
+import math, os, signal, sys
+import numpy as np
+from torch import nn
+from workers.data import Source, make_split
+
+WORD, FEATURE = "kanarien" "vogel", 41000.0 + 234.567
+
+def rows():
+    draw = np.random.default_rng(0)
+    features = draw.normal(size=(160, 3)).astype(np.float32)
+    features[7, 0] = FEATURE
+    return Source("own", make_split(features, np.arange(160) % 2, np.zeros(160, int)), None, ("all",), ("no", "yes"))
+
+class Model(nn.Module):
+    def __init__(self, feature_shape, num_classes, how):
+        super().__init__()
+        self.linear, self.how, self.calls = nn.Linear(math.prod(feature_shape), num_classes), how, 0
+
+    def forward(self, x):
+        self.calls += 1
+        if self.training and self.calls > 12 and not os.path.exists(os.environ["MENDED"]):
+            HOW[self.how]()
+        return self.linear(x.flatten(1))
+
+def prints():
+    print("row", WORD, FEATURE, flush=True)
+    print("row", WORD, FEATURE, file=sys.stderr, flush=True)
+
+def raises():
+    raise ValueError(f"bad row {WORD} {FEATURE}")
+
+def kills():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+HOW = {each.__name__: each for each in (prints, raises, kills)}
+"""
+
+
+def run(folder: Path, how: list[str], release: str) -> tuple[int, str]:
+    """The exit code of a sweep whose models do ``how``, and what it printed; temporary files go to folder/tmp."""
+    (folder / "canary_code.py").write_text(OWN_CODE)
+    (folder / "tmp").mkdir(exist_ok=True)
+    sweep = folder / "sweep.yaml"
+    text = small(
+        data="canary_code:rows",
+        model=[{"name": "canary_code:Model", "how": each} for each in how],
+        sampling={"method": "poisson", "batch_size": 40},
+        clipping="flat",
+        noise="constant",
+        seeds=0,
+        epochs=3,
+        attacks={"loss_threshold": True},
+        release=release,
+    )
+    sweep.write_text(text)
+    done = dpsweep(
+        *("run", sweep, "--output", folder / "out", "--address", IN_PROCESS),
+        TMPDIR=str(folder / "tmp"),
+        MENDED=str(folder / "mended"),
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def secrets(root: Path) -> Iterator[tuple[str, bytes]]:
+    """What may be in no public file: name and bytes, as text and as numbers of 32 and 64 bits."""
+    yield "word", WORD.encode()
+    yield "feature", f"{FEATURE:.2f}"[:-1].encode()
+    yield "feature, 32 bits", struct.pack("<f", FEATURE)
+    yield "feature, 64 bits", struct.pack("<d", float(np.float32(FEATURE)))
+    for trial in root.glob("trials/*"):
+        files = TrialFiles(str(trial))
+        if not (trial / "private" / "norms").exists():
+            continue
+        shards = NormShards(files.norms)
+        columns = [column for part in map(shards.read, shards.parts) for column in (part.norms, part.losses)]
+        values = np.concatenate([column.ravel() for column in columns]).astype(np.float64)
+        if (trial / "private" / "epsilons").exists():
+            values = np.concatenate([values, read_epsilons(files.epsilons).upper])
+        for value in np.unique(values[np.isfinite(values)]).tolist():
+            for text in {repr(value), repr(np.float32(value).item()), str(np.float32(value))}:
+                if len(text.replace(".", "").strip("0")) >= 7:
+                    yield f"value {text}", text.encode()
+            yield f"value {value}, 64 bits", struct.pack("<d", value)
+
+
+def leaks(folder: Path) -> list[tuple[str, str]]:
+    """Files outside private folders with what they hold of the secrets; temporary files are none of them."""
+    wanted = dict(secrets(folder / "out"))
+    assert len(wanted) > 400
+    roots = (folder / "out", folder / "tmp")
+    paths = [path for root in roots for path in root.rglob("*") if path.is_file() and "private" not in path.parts]
+    contents = {path: path.read_bytes() for path in paths}
+    return [(path.name, name) for path, held in contents.items() for name, secret in wanted.items() if secret in held]
+
+
+@pytest.mark.parametrize("release", ["none", "private"])
+def test_no_canary_leaves_the_private_folders(tmp_path: Path, release: str) -> None:
+    """After prints, raised errors and a killed driver, and again after the sweep was continued to its end."""
+    code, printed = run(tmp_path, ["prints", "raises", "kills"], release)
+    assert code == -9
+    assert WORD in printed, "what user code prints is not withheld on the terminal of an in-process run"
+    assert leaks(tmp_path) == []
+    errors = list((tmp_path / "out").glob("trials/*/private/error.txt"))
+    assert len(errors) == 1
+    assert WORD in errors[0].read_text()
+    (tmp_path / "mended").touch()
+    code, printed = run(tmp_path, ["prints", "raises", "kills"], release)
+    assert code == 0, printed
+    assert WORD not in printed
+    assert leaks(tmp_path) == []
+
+
+def test_raw_research_shows_canaries_to_their_owner_alone(tmp_path: Path) -> None:
+    code, printed = run(tmp_path, ["prints", "raises"], "raw")
+    assert code == 1, printed
+    held = {name for name, secret in leaks(tmp_path) if secret == "word"}
+    assert {"report.html", "results.json"} <= held
+    out = tmp_path / "out"
+    assert stat.S_IMODE(out.stat().st_mode) == 0o700
+    assert not [path for path in (tmp_path / "tmp").rglob("*") if path.is_file() and WORD.encode() in path.read_bytes()]

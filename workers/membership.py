@@ -1,0 +1,177 @@
+"""Membership inference per group by a likelihood ratio with few reference models (RMIA; Zarifzadeh et al. 2024).
+
+An example x is scored by r(x) = Pr(x | attacked model) / Pr(x), where Pr(x) is the mean of Pr(x | model) over reference
+models, half of which were trained with x and half without. RMIA compares r(x) with r(z) of a population and counts how
+many z it exceeds by a factor; as all x meet the same z, that count orders the examples as r itself does, and so the
+score is r. Pr(x | model) is exp(-loss), the probability of the label under cross-entropy.
+
+Reference models are trained as the trial was (clipping and noise included), each on a random half of training and test
+data, in pairs of complementary halves. The results are computed from losses of training examples without noise: private
+data. They bound epsilon neither from above nor from below, for the reasons in `workers.attacks`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy.special import logsumexp
+from scipy.stats import rankdata
+from torch import nn
+
+from accounting.records.layout import TrialFiles
+from workers.data.base import Dataset, Split
+from workers.evaluation import predict
+from workers.imports import UserCode
+from workers.losses import Loss
+from workers.mechanism import TrialMechanism
+from workers.noise import derive_seed, make_noise_source
+from workers.spec import AttackSpec, NormSpec, TrialSpec
+from workers.training import Trainer, choose_device
+
+Floats = npt.NDArray[np.float64]
+Rows = npt.NDArray[np.int64]
+
+_QUANTILE = 1.959963984540054
+"""Of the normal distribution, for intervals of 95%."""
+_LARGEST_LOSS = 700.0
+"""Larger losses, infinite ones and NaN count as this one: exp(-700) is still a positive double."""
+
+
+@dataclass(frozen=True)
+class MembershipAttack:
+    """RMIA on one group, measured on ``examples`` examples, half of them members.
+
+    auc: probability that a member scores above a non-member, ties counting half; guessing gives 0.5. lower, upper: its
+    95% interval. loss_auc: that of the negative loss alone, on the same examples.
+    """
+
+    name: str
+    examples: int
+    auc: float
+    lower: float
+    upper: float
+    loss_auc: float
+
+
+def likelihood_ratio_attack(
+    model: nn.Module, dataset: Dataset, loss: Loss, spec: TrialSpec, files: TrialFiles, code: UserCode
+) -> tuple[MembershipAttack, ...]:
+    """Attack every group with at least two members and two non-members; deterministic in ``spec.seed``.
+
+    ``dataset`` is what the trial trained on, after its preprocessing. Nothing is written below ``files``.
+    """
+    assert spec.attacks.rmia is not None, "the trial asks for it"
+    pool, members = joined(dataset.train, dataset.test), np.arange(len(dataset.train) + len(dataset.test))
+    is_member = members < len(dataset.train)
+    losses = predict(model, pool, dataset, loss).losses
+    references = np.stack(
+        [
+            predict(reference, pool, dataset, loss).losses
+            for reference in _reference_models(dataset, pool, spec, files, code)
+        ]
+    )
+    scores = log_ratio(losses, references)
+    results = []
+    for group, name in enumerate(dataset.group_names):
+        of_group = pool.groups.numpy() == group
+        rows = balanced(of_group & is_member, of_group & ~is_member, np.random.default_rng((spec.seed, group)))
+        if len(rows) >= 4:
+            results.append(measured(name, scores[rows], losses[rows], is_member[rows]))
+    return tuple(results)
+
+
+def log_ratio(losses: Floats, references: Floats) -> Floats:
+    """log r of each example: losses [n] under the attacked model, references [models, n] under the others."""
+    own, others = (np.minimum(np.nan_to_num(each, nan=math.inf), _LARGEST_LOSS) for each in (losses, references))
+    return np.asarray(-own - logsumexp(-others, axis=0) + math.log(len(others)))
+
+
+def measured(name: str, scores: Floats, losses: Floats, is_member: npt.NDArray[np.bool_]) -> MembershipAttack:
+    """The attack on one group, by the scores and losses [n] of as many members as non-members."""
+    auc, alone = area(scores, is_member), area(-np.nan_to_num(losses, nan=math.inf), is_member)
+    return MembershipAttack(name, len(scores), auc, *interval(auc, len(scores) // 2), alone)
+
+
+def area(scores: Floats, is_member: npt.NDArray[np.bool_]) -> float:
+    """Area under the ROC curve, as the Mann-Whitney statistic over the number of pairs.
+
+    >>> area(np.array([3.0, 2.0, 2.0, 1.0]), np.array([True, True, False, False]))
+    0.875
+    """
+    count = int(is_member.sum())
+    above = rankdata(scores)[is_member].sum() - count * (count + 1) / 2.0
+    return float(above / (count * (len(scores) - count)))
+
+
+def interval(auc: float, per_side: int) -> tuple[float, float]:
+    """A 95% interval of an area measured on ``per_side`` members and as many non-members.
+
+    The variance is at most auc (1 - auc) / per_side, whatever the distributions (van Dantzig 1951), which is that of a
+    binomial share: Wilson's interval of one. It has a width even where all scores are ordered right.
+
+    >>> [round(end, 3) for end in interval(1.0, 50)]
+    [0.929, 1.0]
+    """
+    square = _QUANTILE**2 / per_side
+    middle = (auc + square / 2.0) / (1.0 + square)
+    half = _QUANTILE / (1.0 + square) * math.sqrt(auc * (1.0 - auc) / per_side + square / (4.0 * per_side))
+    return max(middle - half, 0.0), min(middle + half, 1.0)
+
+
+def balanced(members: npt.NDArray[np.bool_], others: npt.NDArray[np.bool_], generator: np.random.Generator) -> Rows:
+    """Rows of equally many members and others, drawn at random."""
+    sides = [generator.permutation(np.flatnonzero(side)) for side in (members, others)]
+    count = min(map(len, sides))
+    return np.concatenate([side[:count] for side in sides])
+
+
+def joined(first: Split, second: Split) -> Split:
+    """The examples of both, with new ids."""
+    columns = [torch.cat([getattr(first, name), getattr(second, name)]) for name in ("features", "labels", "groups")]
+    features, labels, groups = columns
+    return Split(features, labels, groups, torch.arange(len(first) + len(second)))
+
+
+def halves(examples: int, models: int, seed: int) -> Iterator[Rows]:
+    """Rows on which each of ``models`` reference models is trained; two after each other share none, and have all."""
+    generator = np.random.default_rng(derive_seed(seed, "reference models"))
+    for _ in range(models // 2):
+        order = generator.permutation(examples)
+        yield np.sort(order[: examples // 2])
+        yield np.sort(order[examples // 2 :])
+
+
+def _reference_models(
+    dataset: Dataset, pool: Split, spec: TrialSpec, files: TrialFiles, code: UserCode
+) -> Iterator[nn.Module]:
+    """Models trained as the trial was, each on other rows and with other random numbers, which anybody may know."""
+    assert spec.attacks.rmia is not None, "the trial asks for it"
+    for number, rows in enumerate(halves(len(pool), spec.attacks.rmia.reference_models, spec.seed)):
+        reference = replace(
+            spec,
+            seed=derive_seed(spec.seed, f"reference model {number}"),
+            sampling=replace(spec.sampling, batch_size=min(spec.sampling.batch_size, len(rows))),
+            norms=NormSpec(refreshes_per_epoch=1e-9),
+            attacks=AttackSpec(),
+            audit=None,
+            noise_source="seeded",
+        )
+        mechanism = TrialMechanism.of(reference, len(rows), (), code)
+        noise = make_noise_source("seeded", reference.seed, choose_device(spec.execution.device))
+        trainer = Trainer(reference, mechanism, replace(dataset, train=pool.select(rows)), noise, files, code)
+        yield _trained(trainer)
+
+
+def _trained(trainer: Trainer) -> nn.Module:
+    """The model after all steps. Norms are taken at step 0 only and never stored."""
+    trainer.begin()
+    while trainer.may_continue():
+        trainer.step()
+        if trainer.at_epoch_end:
+            trainer.end_epoch()
+    return trainer.released_model()
