@@ -7,9 +7,10 @@ from typing import Final
 from tests.mutants.mutant import Mutant
 from tests.mutants.of_accounting import ACCOUNTING
 from tests.mutants.of_clipping import METHODS
+from tests.mutants.of_hostile import HOSTILE
 from tests.mutants.of_numerics import NUMERICS
 from tests.mutants.of_orchestration import ORCHESTRATION
 from tests.mutants.of_results import RESULTS
 from tests.mutants.of_workers import WORKERS
 
-MUTANTS: Final[tuple[Mutant, ...]] = (*ACCOUNTING, *NUMERICS, *METHODS, *WORKERS, *ORCHESTRATION, *RESULTS)
+MUTANTS: Final[tuple[Mutant, ...]] = (*ACCOUNTING, *NUMERICS, *METHODS, *WORKERS, *ORCHESTRATION, *RESULTS, *HOSTILE)

@@ -1,0 +1,65 @@
+"""Bugs in what guards against others: forged results, damaged files, strangers on the machine, and strong attacks."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutants.mutant import Bug as B
+from tests.mutants.mutant import Mutant, bugs_in
+
+CLAIMS: Final = ("tests/orchestration/comparison/test_claims.py",)
+FOUND: Final = ("tests/test_hostile.py::test_what_was_found_is_refused_in_one_line",)
+MEMBERSHIP: Final = ("tests/workers/test_membership.py",)
+STRANGERS: Final = ("tests/orchestration/test_second_user.py",)
+
+HOSTILE: Final[tuple[Mutant, ...]] = (
+    *bugs_in(
+        "orchestration/comparison/claims.py",
+        CLAIMS,
+        B("yield from _smaller_risk(risk, trace, {1, *sizes})", "pass", "forged bounds on attacks are shown", True),
+        B(
+            "if not claimed.upper >= least * (1.0 - _ROUNDING):",
+            "if claimed.upper < least * (1.0 - _ROUNDING):",
+            "a bound on attacks that is no number is shown",
+            True,
+        ),
+        B(
+            "found = _risk(trace, claim.group_size)",
+            "found = _risk(trace, 1)",
+            "bounds for groups are compared with those for one record",
+            True,
+        ),
+    ),
+    *bugs_in(
+        "accounting/records/parts.py",
+        FOUND,
+        B(
+            " or any(column.null_count for column in table.columns)",
+            "",
+            "rows without values are accounted for",
+            True,
+        ),
+        B("if _LINE.fullmatch(line) else None", "if line else None", "a forged manifest ends in a traceback"),
+    ),
+    *bugs_in(
+        "accounting/records/traces.py",
+        FOUND,
+        B("(AttributeError, KeyError, TypeError, ValueError)", "AttributeError", "a forged trace ends in a traceback"),
+    ),
+    *bugs_in(
+        "accounting/records/files.py",
+        STRANGERS,
+        B("os.umask(before | 0o002)", "os.umask(before)", "strangers write into what libraries make", True),
+    ),
+    *bugs_in(
+        "workers/membership.py",
+        MEMBERSHIP,
+        B("np.asarray(-own - logsumexp", "np.asarray(-own + logsumexp", "hard examples score as members"),
+        B("square = _QUANTILE**2 / per_side", "square = _QUANTILE / per_side", "intervals are too narrow"),
+        B(
+            "yield np.sort(order[examples // 2 :])",
+            "yield np.sort(order[: examples // 2])",
+            "no model without an example",
+        ),
+    ),
+)
