@@ -23,8 +23,8 @@ from scipy.special import logsumexp
 from scipy.stats import rankdata
 from torch import nn
 
-from accounting.records.layout import TrialFiles
-from workers.data.base import Dataset, Split
+from accounting.records import TrialFiles
+from workers.data import Dataset, Split
 from workers.evaluation import predict
 from workers.imports import UserCode
 from workers.losses import Loss
