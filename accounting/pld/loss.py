@@ -338,6 +338,7 @@ def _invert(shifts: Array, log_atoms: Array, targets: Array, lowest: float, high
     outputs = np.interp(targets, values, table)
     outputs = np.where(targets < values[0], table[0] + (targets - values[0]) / shifts[0], outputs)
     before = np.inf
+    noise = max(1e-9, 16 * _EPS * (1.0 + float(np.max(np.abs(targets)))) / float(shifts[0]))
     for _ in range(_NEWTON_STEPS):
         total, slope = np.zeros_like(targets), np.zeros_like(targets)
         for shift, log_atom in zip(shifts, log_atoms, strict=True):
@@ -347,7 +348,7 @@ def _invert(shifts: Array, log_atoms: Array, targets: Array, lowest: float, high
         step = np.log(total) * total / slope
         outputs = outputs - step
         largest = float(np.max(np.abs(step)))
-        if np.all(np.abs(step) <= 4 * _EPS * (1.0 + np.abs(outputs))) or before / 2 <= largest < 1e-9:
+        if np.all(np.abs(step) <= 4 * _EPS * (1.0 + np.abs(outputs))) or before / 2 <= largest < noise:
             break  # converged, or only rounding is left
         before = largest
     return outputs

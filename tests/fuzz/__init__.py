@@ -1,0 +1,1 @@
+"""Random traces against independent oracles: `python -m tests.fuzz` says how far claims are from the exact epsilons."""

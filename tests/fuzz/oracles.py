@@ -1,0 +1,113 @@
+"""The exact epsilon of a case, between two numbers that share no code with `accounting`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from accounting.samplings import TruncatedPoissonSampling
+from tests.fuzz import closed_forms, lattice
+from tests.fuzz.cases import Case
+from tests.fuzz.lattice import Bracket
+from tests.fuzz.rounds import Members, Rounds, rounds_of
+
+Array = NDArray[np.float64]
+
+_LARGEST_COUNT = 10**7
+_SMALLEST_DELTA = 1e-30
+_SLACK = 1e-9
+
+
+def exact(case: Case, members: Members) -> Bracket:
+    """Bounds on the epsilon of ``members``: adding, removing, blanking or replacing them all."""
+    if isinstance(case.trace.segments[0].sampling, TruncatedPoissonSampling):
+        return Bracket(attack_on_cut_batches(case), math.inf)
+    rounds = rounds_of(case.trace, members)
+    if rounds.only_gaussian:
+        epsilon = closed_forms.gaussian(rounds.gaussian, case.delta)
+        return Bracket(epsilon * (1.0 - _SLACK), epsilon * (1.0 + _SLACK))
+    simple = _by_closed_forms(rounds, case.delta)
+    if case.delta < _SMALLEST_DELTA or sum(count for _, count in rounds.mixtures) > _LARGEST_COUNT:
+        return simple
+    found = lattice.bracket(rounds, case.delta)
+    return simple if found is None else Bracket(max(found.low, simple.low), min(found.high, simple.high))
+
+
+def _by_closed_forms(rounds: Rounds, delta: float) -> Bracket:
+    """At least the costliest round alone; at most Renyi, one Gaussian, or nothing below total variation."""
+    parts = [
+        (1.0 - (mixture.weights[0] if mixture.shifts[0] == 0.0 else 0.0), mixture.shifts[-1], count)
+        for mixture, count in rounds.mixtures
+    ]
+    alone = [
+        closed_forms.one_round(mixture.weights[1], mixture.shifts[1], delta)
+        for mixture, _ in rounds.mixtures
+        if len(mixture.shifts) == 2 and mixture.shifts[0] == 0.0
+    ]
+    low = max([*alone, closed_forms.gaussian(rounds.gaussian, delta)], default=0.0)
+    together = math.hypot(rounds.gaussian, *(shift * math.sqrt(count) for _, shift, count in parts))
+    unsampled = [(1.0, rounds.gaussian, 1)] if rounds.gaussian > 0.0 else []
+    high = min(
+        closed_forms.gaussian(together, delta) + math.fsum(rounds.pure),
+        closed_forms.renyi_bound([*parts, *unsampled], rounds.pure, delta),
+    )
+    if closed_forms.total_variation([*parts, *unsampled]) <= delta:
+        low, high = 0.0, math.fsum(rounds.pure)
+    return Bracket(low * (1.0 - _SLACK), high * (1.0 + _SLACK))
+
+
+def attack_on_cut_batches(case: Case) -> float:
+    """What one attack achieves: the example is +1 and all others are -1, so that it displaces the worst there is.
+
+    Outputs are put into cells, which is post-processing, and their losses rounded down: a lower bound on epsilon, for
+    the neighbours of either size.
+    """
+    (segment,) = case.trace.segments
+    sampling = segment.sampling
+    assert isinstance(sampling, TruncatedPoissonSampling)
+    found = 0.0
+    for others, (first, second) in product((sampling.dataset_size, sampling.dataset_size - 1), ((0, 1), (1, 0))):
+        masses = _cell_masses(replace(sampling, dataset_size=max(others, 1)), others, segment.noise_multiplier)
+        found = max(found, _composed_down(masses[first], masses[second], segment.steps, case.delta))
+    return found
+
+
+def _cell_masses(sampling: TruncatedPoissonSampling, others: int, sigma: float) -> tuple[Array, Array]:
+    """Probabilities of cells of the output, with the example and without."""
+    most, rate = sampling.max_batch_size, sampling.sample_rate
+    edges = np.concatenate(([-np.inf], np.linspace(-others - 9.0 * sigma, 2.0 + 9.0 * sigma, 3000), [np.inf]))
+
+    def cells(at: int) -> Array:
+        return np.asarray(np.diff(stats.norm.cdf(edges, at, sigma)))
+
+    present, absent = np.zeros(len(edges) - 1), np.zeros(len(edges) - 1)
+    for joined in range(others + 1):
+        chance = float(stats.binom.pmf(joined, others, rate))
+        without, held = cells(-min(joined, most)), min(joined + 1, most)
+        stays = held / (joined + 1)
+        absent += chance * without
+        present += chance * ((1.0 - rate) * without + rate * (stays * cells(2 - held) + (1.0 - stays) * cells(-held)))
+    return present, absent
+
+
+def _composed_down(p: Array, q: Array, steps: int, delta: float, spacing: float = 2e-3) -> float:
+    """Epsilon of independent rounds with cell masses p against q, losses rounded down; infinite losses are left out."""
+    seen = (p > 1e-13) & (q > 1e-13)
+    places = np.floor(np.log(p[seen] / q[seen]) / spacing).astype(np.int64)
+    first = int(places.min())
+    law = np.bincount(places - first, weights=p[seen])
+    size = 1 << (steps * len(law)).bit_length()
+    masses = np.maximum(np.fft.irfft(np.fft.rfft(law, size) ** steps, size)[: steps * len(law)], 0.0)
+    losses = spacing * (steps * first + np.arange(len(masses)))
+    masses[masses < 1e-15] = 0.0
+    low, high = 0.0, max(float(losses[-1]), 0.0)
+    for _ in range(40):
+        middle = 0.5 * (low + high)
+        above = losses > middle
+        low, high = (middle, high) if masses[above] @ -np.expm1(middle - losses[above]) > delta else (low, middle)
+    return low
