@@ -22,10 +22,10 @@ from tests.fuzz.rounds import Mixture, Rounds
 Array = NDArray[np.float64]
 Direction = Literal["remove", "add"]
 
-_POINTS = (1 << 14, 1 << 16, 1 << 18)
+_POINTS = (1 << 14, 1 << 15, 1 << 17)
 """Sizes of windows, tried until the bounds are near each other."""
 _NEAR = 1e-3
-_MOST_CELLS = 1 << 19
+_MOST_CELLS = 1 << 18
 _TAIL = 1e-7
 """Share of delta that the tails of all rounds together may have."""
 _OUTSIDE = 1e-11
@@ -55,9 +55,13 @@ class _Law:
 
 @dataclass(frozen=True)
 class _Window:
-    """Where delta is decided: the tilt, the centre of the tilted law, and how far it reaches to either side."""
+    """Where delta is decided: the tilt, the mean of the tilted law, and how far it reaches to either side.
+
+    ``aim`` is Chernoff's bound on epsilon, near which deltas are computed.
+    """
 
     tilt: float
+    aim: float
     centre: float
     below: float
     above: float
@@ -109,10 +113,12 @@ def _one_way(
 
 def _with_error(fine: _Composed, coarse: _Composed, delta: float) -> Bracket:
     error = fine.error() + fine.infinite
-    middle = fine.epsilon(delta)
-    widened = 2.0 * abs(coarse.epsilon(delta) - middle) + 1e-9 * middle
-    high = fine.epsilon(delta - error) * (1.0 + 1e-9) if delta > error else math.inf
-    return Bracket(max(fine.epsilon(delta + error) - widened, 0.0), high)
+    low, middle, twice = fine.epsilon(delta + error), fine.epsilon(delta), coarse.epsilon(delta)
+    high = fine.epsilon(delta - error) if delta > error else None
+    if low is None or middle is None or twice is None:
+        return Bracket(0.0, math.inf)
+    widened = 2.0 * abs(twice - middle) + 1e-9 * middle
+    return Bracket(max(low - widened, 0.0), math.inf if high is None else high * (1.0 + 1e-9))
 
 
 class _Composed:
@@ -134,9 +140,9 @@ class _Composed:
             log_scale += count * total
         start = math.floor((window.centre - window.below) / spacing)
         places = start + np.arange(size)
-        self._offsets = spacing * places - window.centre
+        self._offsets = spacing * places - window.aim
         tilted = np.maximum(np.fft.irfft(spectrum, size)[places % size], 0.0)
-        self._log_scale = log_scale - window.tilt * window.centre
+        self._log_scale = log_scale - window.tilt * window.aim
         kept = (self._offsets * max(window.tilt, 1.0) > -600.0) & (np.abs(self._offsets) < 600.0)
         self._offsets, tilted = self._offsets[kept], tilted[kept]
         masses = tilted * np.exp(-window.tilt * self._offsets)
@@ -144,22 +150,24 @@ class _Composed:
         self._duals = np.cumsum((masses * np.exp(-self._offsets))[::-1])[::-1]
 
     def error(self) -> float:
-        """Of delta near the centre: what lies outside the window, and rounding."""
+        """Of delta near the aim: what lies outside the window, and rounding."""
         reached = math.exp(min(self._log_scale, 700.0))
         return reached * (2.0 * _OUTSIDE + _ROUNDING * (self._rounds + 20))
 
-    def epsilon(self, delta: float) -> float:
-        """The epsilon >= 0 at which the lattice law has this delta."""
+    def epsilon(self, delta: float) -> float | None:
+        """The epsilon >= 0 at which the lattice law has this delta; None if it is not within the window."""
         with np.errstate(over="ignore"):
             target = delta * math.exp(-self._log_scale) if self._log_scale > -700.0 else math.inf
         deltas = self._sums - np.exp(self._offsets) * self._duals
         place = int(np.searchsorted(-deltas, -target))  # the first node whose delta is at most the target
         if place == len(deltas):
-            return float(self._offsets[-1] + self._window.centre)
+            return None
+        if place == 0:
+            return None if self._offsets[0] + self._window.aim > 0.0 else 0.0
         left = self._sums[place] - target
         if left <= 0.0:
-            return max(float(self._offsets[place] + self._window.centre), 0.0)
-        return max(self._window.centre + math.log(left / self._duals[place]), 0.0)
+            return max(float(self._offsets[place] + self._window.aim), 0.0)
+        return max(self._window.aim + math.log(left / self._duals[place]), 0.0)
 
 
 def _reach(mixture: Mixture, cut: float) -> tuple[float, float]:
@@ -259,7 +267,8 @@ def _window(samples: Sequence[tuple[tuple[Array, Array], int]], delta: float) ->
         )
 
     tilts = np.geomspace(1e-3, 1e5, 100)
-    tilt = float(tilts[np.argmin((moments(tilts) - math.log(delta)) / tilts)])
+    bounds = (moments(tilts) - math.log(delta)) / tilts
+    tilt, aim = float(tilts[np.argmin(bounds)]), float(np.min(bounds))
     mean, variance = 0.0, 0.0
     for (losses, logs), count in samples:
         weights = np.exp(logs + tilt * losses - logsumexp(logs + tilt * losses))
@@ -270,4 +279,4 @@ def _window(samples: Sequence[tuple[tuple[Array, Array], int]], delta: float) ->
     here, allowed = float(moments(np.array([tilt]))[0]), -math.log(_OUTSIDE)
     above = float(np.min((moments(tilt + steps) - here + allowed) / steps)) - mean
     below = float(np.min((moments(tilt - steps) - here + allowed) / steps)) + mean
-    return _Window(tilt, mean, below, above)
+    return _Window(tilt, aim, mean, below, above)
