@@ -8,6 +8,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -65,7 +66,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Outcome:
-    """All claims about one case, what they took, and what is wrong with them."""
+    """All claims about one case, what the slowest took, and what is wrong with them."""
 
     case: Case
     claims: tuple[Claim, ...]
@@ -101,15 +102,17 @@ def judged(case: Case) -> Outcome:
     reset = Path("/proc/self/clear_refs")
     if reset.exists():
         reset.write_text("5")  # peak memory from here on
-    began = time.process_time()
+    said, clock = list[Said](), [time.process_time()]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            said = list(_said(case))
+            for one in _said(case):
+                said.append(one)
+                clock.append(time.process_time())
     except Exception:
         lines = traceback.format_exc().strip().splitlines()
-        return Outcome(case, (), time.process_time() - began, 0, f"raised {lines[-1]} ({lines[-3].strip()})")
-    seconds, peak = (time.process_time() - began), _peak()
+        return Outcome(case, (), time.process_time() - clock[0], 0, f"raised {lines[-1]} ({lines[-3].strip()})")
+    seconds, peak = max((after - before for before, after in pairwise(clock)), default=0.0), _peak()
     truths: dict[Members, Bracket] = {}
     for members, *_ in said:
         if members not in truths:

@@ -4,6 +4,7 @@ import json
 import math
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -128,6 +129,15 @@ def test_delta_of_the_smallest_rate() -> None:
 def test_smaller_rates_are_refused(rate: float) -> None:
     with pytest.raises(InvalidInput, match=r"sample_rate is .*, but must be at least 1e-12"):
         poisson(rate, 1.0, 10)
+
+
+def test_steps_of_hardly_any_loss_are_inverted_in_a_few_iterations() -> None:
+    """Where rounding alone moves an output by more than a double's precision, Newton's method has nothing to gain."""
+    steps = Segment(0, 4, PoissonSampling(0.48254), 1.767e8), Segment(4, 57_102, PoissonSampling(2.6358e-11), 1034.7)
+    began = time.process_time()
+    claimed = account(Trace(468_356, steps), 8.1e-121, "pld", 8)
+    assert time.process_time() - began < 15.0  # 30 s and more with 60 iterations
+    assert 0.0 < claimed.epsilon < 1e-6
 
 
 def test_pooled_mixtures_are_on_their_side() -> None:
