@@ -188,6 +188,8 @@ def _amplified_epsilon(part: Round, delta: float) -> float:
     """Epsilon of one sampled round that spends ``delta``."""
     unsampled_delta = delta / part.sample_rate
     epsilon = gaussian_epsilon(1.0 / part.noise_multiplier, unsampled_delta)[0] if unsampled_delta < 1.0 else 0.0
+    if epsilon < 1.0:  # where a sum of logarithms would cancel, and could fall below 0
+        return math.log1p(part.sample_rate * math.expm1(epsilon))
     with np.errstate(divide="ignore"):
         return float(np.logaddexp(np.log1p(-part.sample_rate), math.log(part.sample_rate) + epsilon))
 

@@ -97,3 +97,9 @@ class TestOneRound:
         """Its total variation distance is 0.0197: between delta and twice delta, and far above the divergence."""
         assert epsilon(poisson(20.0, 0.99, 1), accountant, 0.0105) >= one_round(0.99, 20.0, 0.0105) > 0.02
         assert epsilon(poisson(20.0, 0.99, 1), "pld", 0.0198) == 0.0
+
+    def test_strong_composition_covers_steps_that_cost_nothing_at_their_delta(self) -> None:
+        """ln(1 - q + q e^0) is 0, which must not be rounded to less."""
+        steps = (Segment(0, 6, PoissonSampling(5.848e-4), 1.849), Segment(6, 148, PoissonSampling(6.589658e-4), 2.4618))
+        for rate in (6.589678622666510e-4, 1.0775779438943773e-4, 0.3, 0.7):
+            assert epsilon(Trace(50_000, (*steps, Segment(154, 9, PoissonSampling(rate), 3.0))), "strong", 0.05) >= 0.0
