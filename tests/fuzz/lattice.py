@@ -201,7 +201,7 @@ def _spread(mixture: Mixture, spacing: float, cut: float, way: Direction) -> _La
     low, high = _reach(mixture, cut)
     ends = _log_ratio(mixture, np.array([low, high]))[0]
     first, last = math.floor(float(ends[0]) / spacing), max(math.ceil(float(ends[1]) / spacing), 1)
-    losses = spacing * np.arange(first, last + 1)
+    losses = np.asarray(spacing * np.arange(first, last + 1), np.float64)
     edges = _outputs(mixture, losses[1:-1], cut)
     edges = np.concatenate(([low], edges, [high]))
     p = np.zeros(len(losses) - 1)

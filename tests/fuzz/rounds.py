@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -112,7 +112,7 @@ def _mixture(segment: Segment, amplitudes: Sequence[float]) -> Mixture:
 
 def _law(amplitudes: Sequence[float], subset: Sequence[float]) -> Mixture:
     """Of the sum over a random subset; subset[j] is the probability of each subset of j members."""
-    found: Counter[float] = Counter()
+    found: defaultdict[float, float] = defaultdict(float)
     if len(set(amplitudes)) == 1:
         for drawn, each in enumerate(subset):
             found[drawn * amplitudes[0]] += math.comb(len(amplitudes), drawn) * each
