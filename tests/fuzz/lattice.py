@@ -117,6 +117,8 @@ def _with_error(fine: _Composed, coarse: _Composed, delta: float) -> Bracket:
     high = fine.epsilon(delta - error) if delta > error else None
     if low is None or middle is None or twice is None:
         return Bracket(0.0, math.inf)
+    if low <= fine.bottom:
+        low = 0.0
     widened = 2.0 * abs(twice - middle) + 1e-9 * middle
     return Bracket(max(low - widened, 0.0), math.inf if high is None else high * (1.0 + 1e-9))
 
@@ -149,13 +151,18 @@ class _Composed:
         self._sums = np.cumsum(masses[::-1])[::-1]
         self._duals = np.cumsum((masses * np.exp(-self._offsets))[::-1])[::-1]
 
+    @property
+    def bottom(self) -> float:
+        """The lowest epsilon in the window."""
+        return max(float(self._offsets[0]) + self._window.aim, 0.0)
+
     def error(self) -> float:
         """Of delta near the aim: what lies outside the window, and rounding."""
         reached = math.exp(min(self._log_scale, 700.0))
         return reached * (2.0 * _OUTSIDE + _ROUNDING * (self._rounds + 20))
 
     def epsilon(self, delta: float) -> float | None:
-        """The epsilon >= 0 at which the lattice law has this delta; None if it is not within the window."""
+        """The epsilon >= 0 at which the lattice law has this delta, or `bottom` if it is below; None if it is above."""
         with np.errstate(over="ignore"):
             target = delta * math.exp(-self._log_scale) if self._log_scale > -700.0 else math.inf
         deltas = self._sums - np.exp(self._offsets) * self._duals
@@ -163,7 +170,7 @@ class _Composed:
         if place == len(deltas):
             return None
         if place == 0:
-            return None if self._offsets[0] + self._window.aim > 0.0 else 0.0
+            return self.bottom
         left = self._sums[place] - target
         if left <= 0.0:
             return max(float(self._offsets[place] + self._window.aim), 0.0)
