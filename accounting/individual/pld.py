@@ -68,9 +68,8 @@ _CUTS = (3, 4, 5, 6, 7, 8)
 _STEP_ERROR = 1e-14
 """Bound on the rounding error that each step adds to K."""
 
-_FEW_STEPS, _FEW_DRAWS = 8, 0.5
-"""Up to this many steps, or batches that an example is expected in, examples with loose bounds are accounted again with
-rounded steps, at 10 ms each or more."""
+_FEW_STEPS = 8
+"""Up to this many steps, examples with loose bounds are accounted again with rounded steps, at 10 ms each."""
 
 
 def pld_epsilons(contributions: RecordedContributions, delta: float) -> tuple[Array, Array]:
@@ -79,9 +78,7 @@ def pld_epsilons(contributions: RecordedContributions, delta: float) -> tuple[Ar
     rdp = rdp_upper(costs)
     bound = epsilon_improved(rdp, delta)
     upper, lower = _interpolated_epsilons(costs, rdp, bound, delta)
-    trace = contributions.trace
-    drawn = sum(segment.steps * segment.sampling.sample_rate for segment in trace.segments)
-    few = trace.steps <= _FEW_STEPS or drawn <= _FEW_DRAWS
+    few = contributions.trace.steps <= _FEW_STEPS
     loose = np.flatnonzero((upper - lower > LOOSE * upper) & (bound <= LARGEST_EPSILON))
     if few and len(loose):
         above, below = rounded_epsilons(contributions.of(loose), rdp[loose], bound[loose], delta)
