@@ -79,6 +79,11 @@ class NoiseSchedule(ABC):
         value = self._at(max(last - self.hold_before, 0), validation_accuracies[self.hold_before :])
         return value if value >= NEGLIGIBLE_NOISE else 0.0
 
+    def runs(self, epochs: int, accuracies: Sequence[float] = ()) -> Iterator[tuple[float, int]]:
+        """The noise multipliers of the first ``epochs`` epochs, each with the number of epochs that it lasts."""
+        levels = (self.noise_multiplier(epoch, accuracies[:epoch]) for epoch in range(epochs))
+        return ((level, sum(1 for _ in equal)) for level, equal in groupby(levels))
+
     @abstractmethod
     def _at(self, epoch: int, accuracies: Sequence[float]) -> float:
         """The value at ``epoch`` of the window; ``accuracies`` start with the window."""
@@ -87,6 +92,9 @@ class NoiseSchedule(ABC):
 @dataclass(frozen=True)
 class ConstantSchedule(NoiseSchedule):
     """sigma_t = sigma_0."""
+
+    def runs(self, epochs: int, accuracies: Sequence[float] = ()) -> Iterator[tuple[float, int]]:
+        return iter([(self.noise_multiplier(0), epochs)] if epochs else [])
 
     def _at(self, epoch: int, accuracies: Sequence[float]) -> float:
         return self.initial_noise_multiplier
@@ -319,15 +327,12 @@ def planned_trace(
             f"steps_per_epoch is {steps_per_epoch}, but the {sampling.stored_name} sampling has "
             f"{sampling.steps_per_epoch}"
         )
-    levels = [schedule.noise_multiplier(epoch, validation_accuracies[:epoch]) for epoch in range(epochs)]
-    segments = (
-        Segment(0, steps_per_epoch * sum(1 for _ in equal), sampling, level, side_queries)
-        for level, equal in groupby(levels)
-    )
+    runs = list(schedule.runs(epochs, validation_accuracies))
+    segments = (Segment(0, steps_per_epoch * count, sampling, level, side_queries) for level, count in runs)
     return Trace(
         dataset_size,
         join_segments(segments),
         releases,
         adjacency or sampling.adjacencies[0],
-        noise_follows_results=levels != [schedule.noise_multiplier(epoch) for epoch in range(epochs)],
+        noise_follows_results=bool(validation_accuracies) and runs != list(schedule.runs(epochs)),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from accounting.errors import InvalidInput
 from accounting.records import TrialFiles
 
 
@@ -13,7 +14,11 @@ def absolute(location: str) -> str:
 
     >>> absolute("s3://bucket/runs/a"), absolute("/data/../runs/a")
     ('s3://bucket/runs/a', '/runs/a')
+
+    Raises: InvalidInput for a name that no file can have.
     """
+    if "\0" in location:
+        raise InvalidInput(f"{location!r} holds a null character, which no file name may; give another path")
     return location if "://" in location else str(Path(location).expanduser().resolve())
 
 

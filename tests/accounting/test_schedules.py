@@ -43,6 +43,15 @@ def test_every_schedule_has_an_example() -> None:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("sigma", [10.0, 1e-300])
+def test_its_runs_are_the_noise_of_every_epoch(name: str, sigma: float) -> None:
+    schedule, accuracies = example(name, sigma, hold_before=3), [0.1 * (epoch % 7) for epoch in range(90)]
+    every = [schedule.noise_multiplier(epoch, accuracies[:epoch]) for epoch in range(90)]
+    assert [level for level, count in schedule.runs(90, accuracies) for _ in range(count)] == every
+    assert list(schedule.runs(0)) == []
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
 class TestContract:
     def test_starts_at_the_initial_value_and_never_rises(self, name: str) -> None:
         levels = [example(name).noise_multiplier(epoch) for epoch in range(200)]
