@@ -34,7 +34,8 @@ EXPORTED = {
         group_epsilons group_law grows_at_least_linearly linear_growth profile_of_rounds rounds_of_examples
         rounds_of_group vadhan_epsilon""",
     "accounting.records": """MANIFEST Epsilons NormShardWriter NormShards NormSnapshot PartFiles PartNorms TrialFiles
-        check_contributions closed_to_strangers delete exists list_files make_private_file make_private_folder open_filesystem read_bytes
+        check_contributions closed_to_strangers delete exists list_files make_private_file
+        make_private_folder open_filesystem read_bytes
         read_contributions read_epsilons read_sealed read_trace
         write_bytes_atomically write_epsilons write_sealed write_trace""",
 }
