@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -165,16 +165,17 @@ class Sweep:
         return tuple(trial for trial in self.trials.values() if trial.state is TrialState.FAILED)
 
     def results(self) -> pd.DataFrame:
-        """One row per trial, as in results.json, with a column for each nested value, such as ``labels.clipping``.
+        """One row per trial, with the columns that `dpsweep export` writes: those of results.json, flat.
 
-        Costs of groups are in columns by group size, such as ``groups.4.epsilon``. An infinite epsilon is a missing
-        value; the column ``private`` is then False.
+        A nested value is a column of its own, such as ``labels.clipping``, or by group size ``groups.4.epsilon``;
+        ``parameters.`` precedes those that vary. Numbers that the release mode withholds are missing values, and so is
+        an infinite epsilon; the column ``private`` is then False.
         """
         import pandas as pd
 
-        from orchestration.comparison.record import rows
+        from orchestration.comparison.table import trial_table
 
-        return pd.DataFrame([dict(_flat(row)) for row in rows(self._record)])
+        return pd.DataFrame(trial_table(self._record))
 
     def report(self) -> str:
         """Verify every stored file, write the reports again, and return the path of report.html, which may be shared.
@@ -184,16 +185,6 @@ class Sweep:
         from orchestration.pipeline import render_again
 
         return render_again(self._files.root).files.report
-
-
-def _flat(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in row.items():
-        if key == "groups" and isinstance(value, list):
-            value = {str(estimate["group_size"]): estimate for estimate in value}
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 SweepLike = str | Path | Mapping[str, Any]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +14,7 @@ from accounting.curves import AttackRisk, attack_risk, curve_of_examples
 from accounting.errors import DataCorruption, InvalidInput
 from accounting.records import MANIFEST, TrialFiles, exists, read_epsilons, read_trace
 from accounting.release import OwnerReport, owner_report
+from orchestration.commands.output_files import write_file
 from orchestration.commands.stored_trial import contributions_of
 from orchestration.records.layout import absolute
 
@@ -33,7 +33,7 @@ def owner(
     risk = owner_risk(files, example_id)
     sentences = owner_sentences(report, research_mode, risk)
     if html is not None:
-        _write_private(html, owner_page(report, sentences))
+        write_file("--html", html, owner_page(report, sentences).encode(), private=True)
     if as_json:
         plain: dict[str, Any] = {name: None if value == math.inf else value for name, value in asdict(report).items()}
         typer.echo(
@@ -81,16 +81,6 @@ def owner_risk(files: TrialFiles, example_id: int) -> AttackRisk | None:
     trace = read_trace(files.trace)
     own = contributions_of(files, trace, [example_id])
     return attack_risk(curve_of_examples(trace, own.steps, own.contributions))
-
-
-def _write_private(path: Path, text: str) -> None:
-    """Write a file of mode 0600, replacing an existing one; the mode of the folder is not changed."""
-    try:
-        with open(path, "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-            os.fchmod(file.fileno(), 0o600)
-            file.write(text)
-    except OSError as error:
-        raise InvalidInput(f"--html {path} cannot be written: {error.strerror}; name another file") from error
 
 
 def register(app: typer.Typer) -> None:

@@ -15,4 +15,5 @@ __all__ = [
     "shown",
     "statistics",
     "stored",
+    "table",
 ]

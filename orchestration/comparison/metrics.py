@@ -379,6 +379,13 @@ def known(trial: PublishedTrial) -> dict[str, float | None]:
     return {name: value if value is not None and math.isfinite(value) else None for name, value in found.items()}
 
 
+def families(trial: PublishedTrial) -> dict[str, float | None]:
+    """Every number of `FAMILIES` by its name in MLflow; those of the model only if the trial finished."""
+    finished = trial.state is TrialState.FINISHED
+    found = (family.values(trial) for family in FAMILIES if finished or not family.of_model)
+    return {name: value for values in found for name, value in values.items()}
+
+
 def final_metrics(trial: PublishedTrial) -> dict[str, float]:
     """The scalars of a trial by their names in MLflow, section by section; only finite ones.
 
@@ -399,6 +406,4 @@ def _tracked(trial: PublishedTrial) -> Iterator[tuple[str, float | None]]:
     for metric in METRICS:
         if metric.tracked is not None and (finished or not metric.of_model):
             yield metric.tracked, metric.value(trial)
-    for family in FAMILIES:
-        if finished or not family.of_model:
-            yield from family.values(trial).items()
+    yield from families(trial).items()

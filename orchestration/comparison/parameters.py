@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from orchestration.records.published import Label, PublishedDataset
+from orchestration.sweeps.grid import GridPoint
 from workers.history import TrainingResult
 from workers.spec import DataSpec, TrialSpec
 
@@ -25,6 +26,30 @@ def parameters(spec: TrialSpec, labels: Mapping[str, Label]) -> dict[str, Label]
 
 _FIELDS = {"schedule": "noise.schedule"}
 """Labels whose field in the specification has another name."""
+
+
+def asked(point: GridPoint) -> dict[str, Label]:
+    """Everything that the sweep asks of a trial, as flat parameters: its identity, whatever its labels and key are.
+
+    ``target_epsilon`` stands for the noise multiplier where that is calibrated to it.
+    """
+    flat = _flat(asdict(point.spec))
+    del flat["key"]
+    if point.target_epsilon is not None:
+        del flat["noise.initial_noise_multiplier"]
+        flat["target_epsilon"] = point.target_epsilon
+    return flat
+
+
+def varying(parameters: Sequence[Mapping[str, Label]]) -> list[dict[str, Label]]:
+    """Of each mapping the entries whose value, or whose absence, is not the same in all.
+
+    >>> varying([{"epochs": 1, "seed": 0}, {"epochs": 1, "seed": 1}])
+    [{'seed': 0}, {'seed': 1}]
+    """
+    names = dict.fromkeys(name for found in parameters for name in found)
+    differ = [name for name in names if any(found.get(name) != parameters[0].get(name) for found in parameters)]
+    return [{name: found[name] for name in differ if name in found} for found in parameters]
 
 
 def found_sizes(training: TrainingResult) -> dict[str, Label]:

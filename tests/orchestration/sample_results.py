@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 from accounting.estimates import PrivacyEstimate
 from accounting.mechanism import Segment, Trace
+from accounting.records import write_trace
 from accounting.samplings import PoissonSampling
-from orchestration.comparison.record import SweepRecord
+from orchestration.comparison.record import SweepRecord, rows
 from orchestration.records.layout import SweepFiles
-from orchestration.records.manifest import open_manifest
+from orchestration.records.manifest import open_manifest, write_manifest
 from orchestration.records.published import GroupEpsilon, Histogram, IndividualStatistics
-from orchestration.records.results import StoppedTrial, TrialResult, write_statistics
+from orchestration.records.results import StoppedTrial, TrialResult, write_result, write_statistics
 from orchestration.records.states import TrialState
 from orchestration.records.status import TrialStatus, status_of
 from orchestration.sweeps.grid import GridPoint, grid
@@ -89,3 +91,16 @@ def sample_record(folder: Path, **changes: object) -> tuple[SweepRecord, SweepFi
         else:
             statuses[point.key] = TrialStatus(point.key, 20, TrialState.FAILED, error="lost")
     return SweepRecord(open_manifest(files, sweep.plain(), text), sweep, points, statuses, {}), files
+
+
+def stored_sample(folder: Path, individuals: IndividualStatistics | None = None, **changes: object) -> SweepFiles:
+    """`sample_record` as a run leaves it on disk; individuals: what the private trial shows of its examples."""
+    record, files = sample_record(folder, **changes)
+    write_manifest(files, record.manifest)
+    for key, status in record.statuses.items():
+        if isinstance(status.result, TrialResult):
+            private = status.result.spec.is_private
+            write_result(files.trial(key).result, replace(status.result, individuals=individuals if private else None))
+            write_trace(files.trial(key).trace, Trace(100, (Segment(0, 20, PoissonSampling(0.1), 2.0),)))
+    Path(files.results).write_text(json.dumps(rows(record)))
+    return files

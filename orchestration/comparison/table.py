@@ -1,0 +1,104 @@
+"""All trials of a sweep as one flat table: one row per trial, one column per value that its release mode shows. Pure.
+
+`dpsweep export` writes it, and `Sweep.results` of the library returns it.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+from pyarrow import csv, parquet
+
+from orchestration.comparison.metrics import METRICS, families
+from orchestration.comparison.parameters import asked, varying
+from orchestration.comparison.record import SweepRecord, rows
+
+FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
+"""First characters of a cell that a spreadsheet may take for a formula."""
+_BY_GROUP_SIZE = ("groups", "risks")
+"""Lists of a row with one entry per group size."""
+
+
+def trial_table(record: SweepRecord) -> list[dict[str, Any]]:
+    """One row of single values per trial, all with the same columns; None where a value is unknown or withheld.
+
+    Columns: ``key``, the labels (``labels.clipping``, ..., always ``labels.seed``), the parameters that vary
+    (``parameters.sampling.batch_size``, ...), ``status``, ``error``, every metric, and what results.json says beyond
+    them, costs of groups by group size (``groups.4.epsilon``). An infinite epsilon is None beside ``private`` False.
+    """
+    parameters = varying([asked(point) for point in record.points])
+    found = [
+        dict(_flat(_ordered(row, chosen, families(record.trial(point)))))
+        for row, chosen, point in zip(rows(record), parameters, record.points, strict=True)
+    ]
+    names = list(dict.fromkeys(name for row in found for name in row))
+    return [{name: row.get(name) for name in names} for row in found]
+
+
+def _ordered(
+    row: Mapping[str, Any], parameters: Mapping[str, Any], further: Mapping[str, float | None]
+) -> dict[str, Any]:
+    """The row with its parameters after its labels, every metric, and the ``further`` ones at its end."""
+    first = {"key": row["key"], "labels": row["labels"], "parameters": parameters}
+    known = {"status": row["status"], "error": row["error"], **dict.fromkeys(metric.name for metric in METRICS)}
+    return {**first, **known, **row, **{name.replace("/", "."): value for name, value in further.items()}}
+
+
+def _flat(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in row.items():
+        if key in _BY_GROUP_SIZE and isinstance(value, list):
+            value = {str(estimate["group_size"]): estimate for estimate in value}
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def as_csv(table: Sequence[Mapping[str, Any]]) -> bytes:
+    """The table as CSV. No text is a formula of a spreadsheet: one that could be gets an apostrophe in front."""
+
+    def harmless(text: str | None) -> str | None:
+        return f"'{text}" if text is not None and text.startswith(FORMULA) else text
+
+    found = _arrow(table)
+    columns = [
+        pa.array(map(harmless, column.to_pylist()), pa.string()) if pa.types.is_string(column.type) else column
+        for column in found.columns
+    ]
+    stream = io.BytesIO()
+    csv.write_csv(pa.table(columns, [harmless(name) for name in found.column_names]), stream)
+    return stream.getvalue()
+
+
+def as_parquet(table: Sequence[Mapping[str, Any]]) -> bytes:
+    """The table as Parquet; texts are unchanged."""
+    stream = io.BytesIO()
+    parquet.write_table(_arrow(table), stream)
+    return stream.getvalue()
+
+
+FORMATS: Final[Mapping[str, Callable[[Sequence[Mapping[str, Any]]], bytes]]] = {
+    ".csv": as_csv,
+    ".parquet": as_parquet,
+}
+"""Formats of a table, by the suffix of its file."""
+
+
+def _arrow(table: Sequence[Mapping[str, Any]]) -> pa.Table:
+    names = list(table[0]) if table else []
+    return pa.table({name: _column(name, [row[name] for row in table]) for name in names})
+
+
+def _column(name: str, values: Sequence[Any]) -> pa.Array:
+    """Numbers as numbers; a column that mixes numbers, truth values and texts as text."""
+    try:
+        column = pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+        return pa.array([None if value is None else str(value) for value in values], pa.string())
+    if pa.types.is_null(column.type):
+        return column.cast(pa.string() if name == "error" else pa.float64())
+    return column

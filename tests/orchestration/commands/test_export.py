@@ -1,0 +1,124 @@
+"""`dpsweep export`: one row per trial, the columns of the library, no formulas, nothing private."""
+
+from __future__ import annotations
+
+import csv
+import json
+import stat
+from pathlib import Path
+
+import pytest
+from pyarrow import csv as arrow_csv
+from pyarrow import parquet
+from typer.testing import CliRunner
+
+import dpsweep
+from accounting.errors import InvalidInput
+from orchestration.commands.main import app
+from orchestration.comparison.metrics import METRICS
+from orchestration.comparison.table import FORMULA, as_csv, as_parquet
+from tests.orchestration.sample_results import EXACT, stored_sample
+
+
+def export(folder: Path, file: Path) -> str:
+    done = CliRunner().invoke(app, ["export", str(folder), "--to", str(file)])
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def read_csv(file: Path) -> dict[str, dict[str, str]]:
+    """The rows by the key of their trial, as texts."""
+    with file.open(newline="") as text:
+        return {row["key"]: row for row in csv.DictReader(text)}
+
+
+def test_a_row_per_trial_has_what_varies_its_state_and_all_metrics(tmp_path: Path) -> None:
+    stored_sample(tmp_path / "sweep")
+    assert "4 trials" in export(tmp_path / "sweep", tmp_path / "a.csv")
+    rows = read_csv(tmp_path / "a.csv")
+    private, failed = rows["flat-seed0"], rows["flat-seed1"]
+    assert {metric.name for metric in METRICS} <= private.keys()
+    assert (private["status"], failed["status"], failed["error"]) == ("finished", "failed", "lost")
+    assert [row["labels.seed"] for row in rows.values()] == ["0", "1", "0", "1"]
+    assert [row["parameters.clipping.name"] for row in rows.values()] == ["none", "none", "flat", "flat"]
+    assert (failed["parameters.target_epsilon"], rows["non-private-seed0"]["parameters.target_epsilon"]) == ("5", "")
+    assert (float(private["epsilon"]), float(private["accuracy"])) == (3.0, 0.7)
+    assert (private["private"], rows["non-private-seed0"]["epsilon"]) == ("true", "")
+    assert (private["groups.2.epsilon"], private["fairness.accuracy_gap"]) == ("7.5", "0.2")
+    assert not any(name.startswith("parameters.model") for name in private), "it does not vary"
+
+
+def test_python_has_the_same_columns_and_values(tmp_path: Path) -> None:
+    stored_sample(tmp_path / "sweep")
+    export(tmp_path / "sweep", tmp_path / "a.parquet")
+    export(tmp_path / "sweep", tmp_path / "a.csv")
+    table = dpsweep.open(tmp_path / "sweep").results()
+    stored = parquet.read_table(tmp_path / "a.parquet")
+    assert stored.column_names == list(table.columns) == arrow_csv.read_csv(tmp_path / "a.csv").column_names
+    for name in ("key", "status", "error"):
+        assert stored[name].to_pylist() == [value if isinstance(value, str) else None for value in table[name]]
+    assert stored["accuracy"].to_pylist()[0] == table["accuracy"][0] == 0.9
+
+
+def test_texts_are_no_formulas_and_numbers_stay_numbers(tmp_path: Path) -> None:
+    files = stored_sample(tmp_path / "sweep")
+    results = Path(files.results)
+    rows = json.loads(results.read_text())
+    for row in rows:
+        if row["error"]:
+            row["error"] = '=HYPERLINK("http://x","y"),\n"z"'
+    results.write_text(json.dumps(rows))
+    export(tmp_path / "sweep", tmp_path / "a.csv")
+    exported = read_csv(tmp_path / "a.csv")
+    assert exported["flat-seed1"]["error"] == '\'=HYPERLINK("http://x","y"),\n"z"'
+    assert float(exported["flat-seed0"]["accuracy_change"]) == pytest.approx(-0.2), "a negative number is no formula"
+    export(tmp_path / "sweep", tmp_path / "a.parquet")
+    errors = parquet.read_table(tmp_path / "a.parquet")["error"].to_pylist()
+    assert '=HYPERLINK("http://x","y"),\n"z"' in errors, "only CSV is read as formulas"
+
+
+@pytest.mark.parametrize("first", FORMULA)
+def test_every_way_to_begin_a_formula_is_neutralised(tmp_path: Path, first: str) -> None:
+    (tmp_path / "a.csv").write_bytes(as_csv([{f"{first}name": f"{first}1", "n": -1.5, "mixed": 1}]))
+    with (tmp_path / "a.csv").open(newline="") as text:
+        assert list(csv.reader(text)) == [[f"'{first}name", "n", "mixed"], [f"'{first}1", "-1.5", "1"]]
+
+
+def test_a_column_of_numbers_and_words_is_text(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(
+        as_parquet([{"x": 1, "y": 2}, {"x": "flat", "y": 2.5}, {"x": None, "y": None}])
+    )
+    table = parquet.read_table(tmp_path / "a.parquet").to_pydict()
+    assert table == {"x": ["1", "flat", None], "y": [2.0, 2.5, None]}
+
+
+def test_nothing_private_is_exported_and_exact_numbers_make_a_private_file(tmp_path: Path) -> None:
+    """The owner's statistics lie in ``private/`` of both sweeps; only ``release: raw`` shows them."""
+    stored_sample(tmp_path / "closed")
+    stored_sample(tmp_path / "open", individuals=EXACT, release="raw")
+    for name in ("closed", "open"):
+        (tmp_path / f"{name}.csv").touch(0o644)
+        export(tmp_path / name, tmp_path / f"{name}.csv")
+    closed, shown = (read_csv(tmp_path / f"{name}.csv")["flat-seed0"] for name in ("closed", "open"))
+    assert (closed["mean_example_epsilon"], shown["mean_example_epsilon"]) == ("", str(EXACT.mean))
+    assert str(EXACT.mean) not in (tmp_path / "closed.csv").read_text()
+    modes = [stat.S_IMODE((tmp_path / f"{name}.csv").stat().st_mode) for name in ("closed", "open")]
+    assert modes[0] != 0o600
+    assert modes[1] == 0o600
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("a.xlsx", "format of --to"), ("missing/a.csv", "--to .*missing/a.csv cannot be written: No such file")],
+)
+def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path, name: str, message: str) -> None:
+    stored_sample(tmp_path / "sweep")
+    done = CliRunner().invoke(app, ["export", str(tmp_path / "sweep"), "--to", str(tmp_path / name)])
+    with pytest.raises(InvalidInput, match=message):
+        raise done.exception or AssertionError(done.output)
+
+
+def test_what_is_no_sweep_is_refused(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["export", str(tmp_path), "--to", str(tmp_path / "a.csv")])
+    assert "holds no sweep" in str(done.exception)
+    assert not (tmp_path / "a.csv").exists()
