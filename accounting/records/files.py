@@ -109,6 +109,16 @@ def list_files(uri: str) -> tuple[str, ...]:
     return tuple(sorted(name for name in names if not name.endswith(_TEMPORARY)))
 
 
+def list_folders(uri: str) -> tuple[str, ...]:
+    """Sorted names of the folders directly in a folder, without hidden ones and symbolic links."""
+    filesystem, path = open_filesystem(uri)
+    with _named_errors("list", uri):
+        found = filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
+    folders = (info for info in found if info.type == fs.FileType.Directory and not info.base_name.startswith("."))
+    linked = _is_local(filesystem)
+    return tuple(sorted(info.base_name for info in folders if not (linked and os.path.islink(info.path))))
+
+
 _TEMPORARY = ".partial"
 PRIVATE = "private"
 """The name of every folder that holds what is derived from single examples."""

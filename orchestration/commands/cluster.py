@@ -1,8 +1,7 @@
-"""`dpsweep submit`, `logs`, `stop` and `list`: sweeps that run on a cluster without the terminal that started them."""
+"""`dpsweep submit`, `logs` and `stop`: sweeps that run on a cluster without the terminal that started them."""
 
 from __future__ import annotations
 
-import datetime
 import os
 import sys
 from collections.abc import Sequence
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
-from rich.table import Table
 
 from accounting.errors import InvalidInput
 from orchestration.comparison.plain_text import for_terminal
@@ -102,20 +100,6 @@ def stop(job: JobName, address: Address) -> None:
     print(f"{found.id} is told to stop; submit the sweep again to continue it")
 
 
-def list_jobs(address: Address) -> None:
-    """List the submitted sweeps of a cluster, the newest last."""
-    jobs = jobs_at(address).all()  # before tables: it imports Ray, which reads once whether clusters need a token
-    from orchestration.commands.tables import stdout
-
-    table = Table(box=None, pad_edge=False)
-    for column in ("id", "state", "submitted (UTC)", "output"):
-        table.add_column(column, header_style="dim", overflow="fold")
-    for job in jobs:
-        when = datetime.datetime.fromtimestamp(job.submitted, datetime.UTC).isoformat(" ", "minutes")[:16]
-        table.add_row(*map(for_terminal, (job.id, job.state.lower(), when, job.output)))
-    stdout().print(table)
-
-
 def drive() -> None:
     """Run the sweep of the job that this process belongs to; started by `orchestration.execution.supervisor`."""
     from orchestration.commands.running import run_to_the_end
@@ -197,5 +181,4 @@ def register(app: typer.Typer) -> None:
     app.command()(submit)
     app.command()(logs)
     app.command()(stop)
-    app.command("list")(list_jobs)
     app.command(hidden=True)(drive)

@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from accounting.errors import DpsweepError, InvalidInput, Unreachable, UnsupportedMechanism
-from orchestration.commands import calculator, cluster, owner, results, status, upkeep
+from orchestration.commands import calculator, cluster, listing, owner, results, status, upkeep
 from orchestration.commands.running import print_json, run_to_the_end, show_outcome
 from orchestration.comparison.plain_text import for_terminal
 from orchestration.execution.environment import EMBEDDED, prepare_environment
@@ -32,6 +32,7 @@ calculator.register(app)
 owner.register(app)
 cluster.register(app)
 status.register(app)
+listing.register(app)
 upkeep.register(app)
 results.register(app)
 

@@ -7,6 +7,7 @@ __all__ = [
     "claims",
     "formats",
     "individuals",
+    "inventory",
     "ledger",
     "metrics",
     "plain_text",

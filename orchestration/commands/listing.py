@@ -1,0 +1,94 @@
+"""`dpsweep list`: the sweeps below a folder, or the submitted ones of a cluster."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Iterable, Mapping
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from accounting.errors import DataCorruption, InvalidInput
+from orchestration.commands.cluster import jobs_at
+from orchestration.comparison.plain_text import for_terminal
+from orchestration.records.layout import absolute
+
+
+def list_sweeps(
+    folder: Annotated[
+        str | None,
+        typer.Argument(
+            help="Folder or URI below which sweeps are looked for; without it, --address.", metavar="FOLDER"
+        ),
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            envvar="RAY_API_SERVER_ADDRESS", metavar="URL", help="The cluster's dashboard, such as http://HEAD:8265."
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")] = False,
+) -> None:
+    """List the sweeps below a folder; without a folder, the submitted sweeps of a cluster, the newest last."""
+    if folder is not None:
+        _list_stored(absolute(folder), as_json)
+    elif address is not None:
+        _list_jobs(address, as_json)
+    else:
+        raise InvalidInput("give a FOLDER below which sweeps lie, or the --address of a cluster they were submitted to")
+
+
+def _list_stored(folder: str, as_json: bool) -> None:
+    from orchestration.comparison.inventory import sweeps_below
+
+    found = list(sweeps_below(folder))
+    sweeps, problems = [each for each in found if not each.problem], [each.problem for each in found if each.problem]
+    if not found:
+        raise InvalidInput(
+            f"{folder} holds no sweep, and no folder below it does; name one that `dpsweep run` wrote to"
+        )
+    if as_json:
+        typer.echo(json.dumps({"sweeps": [each.as_dict() for each in found]}, allow_nan=False))
+    elif sweeps:
+        rows = (
+            (each.name, each.state, _counted(each.trials), _minute(each.changed or 0.0), each.folder) for each in sweeps
+        )
+        _show(("sweep", "state", "trials", "last change (UTC)", "folder"), rows)
+    if problems:
+        raise DataCorruption("\n".join(problems))
+
+
+def _list_jobs(address: str, as_json: bool) -> None:
+    jobs = jobs_at(address).all()
+    if as_json:
+        plain = [{"id": job.id, "state": job.state, "submitted": job.submitted, "output": job.output} for job in jobs]
+        typer.echo(json.dumps({"jobs": plain}))
+        return
+    rows = ((job.id, job.state.lower(), _minute(job.submitted), job.output) for job in jobs)
+    _show(("id", "state", "submitted (UTC)", "output"), rows)
+
+
+def _show(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
+    from orchestration.commands.tables import stdout  # imports Ray, which reads once whether clusters need a token
+
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, header_style="dim", overflow="fold")
+    for row in rows:
+        table.add_row(*map(for_terminal, row))
+    stdout().print(table)
+
+
+def _counted(trials: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {word}" for word, count in trials.items())
+
+
+def _minute(seconds: float) -> str:
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(" ", "minutes")[:16]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command ``list`` to ``app``."""
+    app.command("list")(list_sweeps)

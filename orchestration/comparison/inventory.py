@@ -1,0 +1,85 @@
+"""The sweeps below a folder, each in one line: name, trials by state, last change."""
+
+from __future__ import annotations
+
+import datetime
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from accounting.errors import DpsweepError
+from accounting.records import exists, list_folders
+from orchestration.comparison.stored import stored_record
+from orchestration.records.layout import SweepFiles
+from orchestration.records.snapshot import SweepSnapshot, read_snapshot
+from orchestration.records.states import TrialState
+
+STALE: Final = "stale"
+
+
+@dataclass(frozen=True)
+class SweepSummary:
+    """A sweep below a folder.
+
+    state: that of its status.json, ``stale`` where a running one is; ``unknown`` without that file. trials: by word of
+    their state, as the driver last wrote them, else as their results say. changed: seconds since 1970 UTC. problem: why
+    the folder cannot be read, of which nothing else is then known; "" if it can.
+    """
+
+    folder: str
+    name: str = ""
+    state: str = ""
+    trials: Mapping[str, int] = field(default_factory=dict)
+    changed: float | None = None
+    problem: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        known = {"name": self.name, "state": self.state, "trials": dict(self.trials), "changed": self.changed}
+        return {"folder": self.folder, **known, "problem": self.problem or None}
+
+
+def sweeps_below(folder: str) -> Iterator[SweepSummary]:
+    """The sweep in ``folder`` or else those in the folders below it, in order; hidden folders and links are left out.
+
+    folder: an absolute path or URI. One that cannot be read, or holds a damaged sweep, is a summary with a `problem`.
+    """
+    files = SweepFiles(folder)
+    try:
+        if exists(files.manifest):
+            yield _summary(files)
+            return
+        inner = list_folders(folder)
+    except DpsweepError as error:
+        yield SweepSummary(folder, problem=str(error))
+        return
+    for name in inner:
+        yield from sweeps_below(f"{folder.rstrip('/')}/{name}")
+
+
+def _summary(files: SweepFiles) -> SweepSummary:
+    snapshot = read_snapshot(files.status)
+    return _of_results(files) if snapshot is None else _of_snapshot(files, snapshot)
+
+
+def _of_snapshot(files: SweepFiles, snapshot: SweepSnapshot) -> SweepSummary:
+    state = STALE if snapshot.is_stale() else snapshot.state
+    return SweepSummary(files.root, snapshot.name, state, _by_word(snapshot.counts()), snapshot.heartbeat)
+
+
+def _of_results(files: SweepFiles) -> SweepSummary:
+    """Of a version that wrote no status.json."""
+    record = stored_record(files)
+    counts = Counter(record.status(point.key).state for point in record.points)
+    ended = [status.ended for status in record.statuses.values() if status.ended is not None]
+    created = datetime.datetime.fromisoformat(record.manifest.created).timestamp()
+    return SweepSummary(files.root, record.sweep.name, "unknown", _by_word(counts), max([created, *ended]))
+
+
+def _by_word(counts: Mapping[TrialState, int]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for state in TrialState:
+        if counts.get(state):
+            found[state.word] = found.get(state.word, 0) + counts[state]
+    return found

@@ -1,0 +1,90 @@
+"""`dpsweep list FOLDER`: each sweep below a folder in one line."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from accounting.errors import DataCorruption, InvalidInput
+from orchestration.commands.main import app
+from orchestration.records.snapshot import SweepSnapshot, TrialSnapshot, write_snapshot
+from orchestration.records.states import TrialState
+from tests.orchestration.sample_results import stored_sample
+
+TRIALS = (
+    TrialSnapshot("a", TrialState.FINISHED, 20, 20),
+    TrialSnapshot("b", TrialState.TRAINING, 10, 20),
+    TrialSnapshot("c", TrialState.ACCOUNTING, 20, 20),
+    TrialSnapshot("d", TrialState.PENDING, 0, 20),
+)
+
+
+def listed(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["list", *map(str, arguments)], env={"RAY_API_SERVER_ADDRESS": ""})
+
+
+def found(folder: object) -> dict[str, Any]:
+    """By folder, from ``--json``."""
+    return {Path(each["folder"]).name: each for each in json.loads(listed(folder, "--json").stdout)["sweeps"]}
+
+
+def test_sweeps_are_found_at_any_depth_with_trials_by_state_and_last_change(tmp_path: Path) -> None:
+    stored_sample(tmp_path / "runs" / "deep" / "old")
+    running = stored_sample(tmp_path / "runs" / "new", name="digits")
+    beat = time.time() - 2.0
+    write_snapshot(
+        running.status, SweepSnapshot("digits", "id", "running", beat, 9.0, 9.0, "h", 1, None, TRIALS), False
+    )
+    (tmp_path / "runs" / "empty").mkdir()
+    sweeps = found(tmp_path)
+    assert sweeps.keys() == {"old", "new"}
+    assert sweeps["old"]["trials"] == {"finished": 2, "failed": 2}
+    assert (sweeps["old"]["name"], sweeps["old"]["state"], sweeps["old"]["problem"]) == ("small", "unknown", None)
+    assert sweeps["new"]["trials"] == {"pending": 1, "running": 2, "finished": 1}
+    assert (sweeps["new"]["state"], sweeps["new"]["changed"]) == ("running", beat)
+    lines = listed(tmp_path).stdout.splitlines()
+    assert len(lines) == 3
+    minute = time.strftime("%Y-%m-%d %H:%M", time.gmtime(beat))
+    row = next(line for line in lines if line.startswith("digits"))
+    assert f"running  1 pending, 2 running, 1 finished  {minute}" in " ".join(row.split(" "))
+
+
+def test_a_driver_that_is_gone_is_called_stale(tmp_path: Path) -> None:
+    files = stored_sample(tmp_path)
+    gone = SweepSnapshot("small", "id", "running", time.time() - 600.0, 9.0, 9.0, "h", 1, None, TRIALS)
+    write_snapshot(files.status, gone, False)
+    assert found(f"file://{tmp_path}").popitem()[1]["state"] == "stale"
+
+
+def test_links_hidden_folders_and_the_inside_of_sweeps_are_left_out(tmp_path: Path) -> None:
+    stored_sample(tmp_path / "sweep")
+    stored_sample(tmp_path / "sweep" / "trials" / "copy")
+    stored_sample(tmp_path / ".hidden")
+    (tmp_path / "loop").symlink_to(tmp_path)
+    assert list(found(tmp_path)) == ["sweep"]
+
+
+def test_what_is_no_sweep_is_refused_and_what_is_damaged_is_named(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "nothing"):
+        refused = listed(folder)
+        assert isinstance(refused.exception, InvalidInput)
+        assert str(refused.exception).splitlines() == [
+            f"{folder} holds no sweep, and no folder below it does; name one that `dpsweep run` wrote to"
+        ]
+    stored_sample(tmp_path / "good")
+    damaged = stored_sample(tmp_path / "bad")
+    Path(damaged.manifest).write_text("{}")
+    shown = listed(tmp_path)
+    assert isinstance(shown.exception, DataCorruption)
+    assert "bad/sweep.json" in str(shown.exception)
+    assert "good" in shown.stdout
+
+
+def test_neither_folder_nor_cluster_is_one_line() -> None:
+    with pytest.raises(InvalidInput, match=r"give a FOLDER .* or the --address"):
+        raise listed().exception or AssertionError
