@@ -3,6 +3,8 @@
 from accounting.records.files import (
     closed_to_strangers,
     delete,
+    delete_folder,
+    delete_if_empty,
     exists,
     list_files,
     list_folders,
@@ -41,6 +43,8 @@ __all__ = [
     "check_contributions",
     "closed_to_strangers",
     "delete",
+    "delete_folder",
+    "delete_if_empty",
     "exists",
     "list_files",
     "list_folders",

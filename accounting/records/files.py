@@ -11,6 +11,7 @@ import contextlib
 import functools
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -98,6 +99,28 @@ def delete(uri: str) -> None:
     filesystem, path = open_filesystem(uri)
     with _named_errors("delete", uri), contextlib.suppress(FileNotFoundError):
         filesystem.delete_file(path)
+
+
+def delete_folder(uri: str) -> None:
+    """Delete a folder with everything below it, if it exists; a link below it is deleted, not what it leads to.
+
+    Raises: StorageError when the storage refuses, and for a folder that is itself a symbolic link.
+    """
+    filesystem, path = open_filesystem(uri)
+    if _is_local(filesystem) and os.path.islink(path):
+        raise StorageError(f"{uri} is a symbolic link; delete the folder that it leads to, and the link, yourself")
+    with _named_errors("delete", uri), contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(path) if _is_local(filesystem) else filesystem.delete_dir(path)
+
+
+def delete_if_empty(uri: str) -> None:
+    """Delete a folder that has no entries; does nothing to another one, nor to a link."""
+    filesystem, path = open_filesystem(uri)
+    if _is_local(filesystem) and os.path.islink(path):
+        return
+    with _named_errors("delete", uri), contextlib.suppress(FileNotFoundError):
+        if not filesystem.get_file_info(fs.FileSelector(path)):
+            filesystem.delete_dir(path)
 
 
 def list_files(uri: str) -> tuple[str, ...]:

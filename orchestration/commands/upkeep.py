@@ -1,4 +1,4 @@
-"""`dpsweep verify` and `dpsweep prune`: the stored files of a sweep."""
+"""`dpsweep verify`, `dpsweep prune` and `dpsweep delete`: the stored files of a sweep."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from accounting.errors import DataCorruption, InvalidInput
+from orchestration.comparison.plain_text import for_terminal
 from orchestration.records.layout import SweepFiles, absolute
 
 Folder = Annotated[str, typer.Argument(help="Folder or URI that `dpsweep run` wrote.", metavar="DIR")]
@@ -57,7 +58,46 @@ def prune(
     )
 
 
+def delete(
+    folder: Folder,
+    yes: Annotated[bool, typer.Option("--yes", help="Delete without asking.")] = False,
+) -> None:
+    """Delete a sweep that nobody runs: its trials, models, reports and local MLflow store; asks first.
+
+    What it has released stays counted: attempts/ is kept, and a sweep that is run in this folder again adds to it.
+    Other files in the folder, runs on an MLflow server and copies elsewhere are left alone.
+    """
+    from orchestration.comparison.stored import stored_record
+    from orchestration.execution.removal import delete_sweep, remains
+
+    files = SweepFiles(absolute(folder))
+    record = stored_record(files)
+    what = f"the sweep {record.sweep.name} in {files.root}: {len(record.points)} trials"
+    if not yes and not _confirmed(for_terminal(f"Delete {what}, with their models, reports and private files?")):
+        typer.echo("nothing was deleted")
+        raise typer.Exit(1)
+    counted = delete_sweep(files)
+    typer.echo(for_terminal(f"deleted {what}"))
+    if counted:
+        typer.echo(
+            f"what {len(counted)} of them released cannot be taken back: it stays recorded in {files.root}/attempts, "
+            "and counts if they are trained again there. Models and reports that were shared, and runs on an MLflow "
+            "server, are not deleted"
+        )
+    if left := remains(files):
+        typer.echo(for_terminal(f"left, because not of the sweep: {', '.join(left)}"))
+
+
+def _confirmed(question: str) -> bool:
+    """Raises: InvalidInput where nobody can answer."""
+    try:
+        return typer.confirm(question)
+    except typer.Abort as error:
+        raise InvalidInput("no answer, so nothing was deleted; give --yes to delete without being asked") from error
+
+
 def register(app: typer.Typer) -> None:
-    """Add the commands ``verify`` and ``prune`` to ``app``."""
+    """Add the commands ``verify``, ``prune`` and ``delete`` to ``app``."""
     app.command()(verify)
     app.command()(prune)
+    app.command()(delete)

@@ -10,6 +10,7 @@ __all__ = [
     "environment",
     "job_package",
     "object_stores",
+    "removal",
     "status_file",
     "submission",
     "upkeep",

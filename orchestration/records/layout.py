@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from accounting.errors import InvalidInput
 from accounting.records import TrialFiles
@@ -31,6 +32,10 @@ def default_output(name: str) -> str:
     return f"runs/{name}"
 
 
+DATABASE: Final = "mlflow.db"
+"""Name of the embedded MLflow store."""
+
+
 @dataclass(frozen=True)
 class SweepFiles:
     """Paths of a sweep's files. ``root``: an absolute local path or an object-store URI.
@@ -51,6 +56,16 @@ class SweepFiles:
     def attempts(self, key: str) -> str:
         """Folder of what every start of a trial has released. Nothing deletes it: what was released stays released."""
         return self._below("attempts", key)
+
+    @property
+    def trials(self) -> str:
+        """Folder of the trials."""
+        return self._below("trials")
+
+    @property
+    def private(self) -> str:
+        """Folder of what is for the owner of the data only."""
+        return self._below("private")
 
     @property
     def manifest(self) -> str:
@@ -91,6 +106,11 @@ class SweepFiles:
     def log(self) -> Path:
         """Log of Ray and Tune, kept off the terminal."""
         return self.local_folder / "dpsweep.log"
+
+    @property
+    def database(self) -> Path:
+        """The embedded MLflow store (SQLite)."""
+        return self.local_folder / DATABASE
 
     @property
     def artifacts(self) -> str:

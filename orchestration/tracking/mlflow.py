@@ -39,6 +39,7 @@ from orchestration.comparison.metrics import final_metrics
 from orchestration.comparison.plain_text import for_markdown, masked
 from orchestration.comparison.settings import Setting, finished_settings, setting_name
 from orchestration.comparison.statistics import spread
+from orchestration.records.layout import DATABASE
 from orchestration.records.published import PublishedDataset, PublishedSweep, PublishedTrial
 from orchestration.records.release_modes import release_mode
 from orchestration.records.states import TrialState
@@ -79,7 +80,7 @@ def embedded_tracking_uri(folder: Path | str) -> str:
     >>> embedded_tracking_uri("/data/runs/a")
     'sqlite:////data/runs/a/mlflow.db'
     """
-    return f"sqlite:///{Path(folder).resolve() / 'mlflow.db'}"
+    return f"sqlite:///{Path(folder).resolve() / DATABASE}"
 
 
 class MlflowTracker:

@@ -79,7 +79,7 @@ def stopped_of(point: GridPoint) -> StoppedTrial:
 
 def sample_record(folder: Path, **changes: object) -> tuple[SweepRecord, SweepFiles]:
     """A baseline that finished at 0.9, one private trial that finished at 0.7, and, for more seeds, one that failed."""
-    text = small(clipping=["none", "flat"], noise="constant", **{"seeds": [0, 1], **changes})
+    text = small(**{"clipping": ["none", "flat"], "noise": "constant", "seeds": [0, 1], **changes})
     sweep, files = parse_sweep(text), SweepFiles(str(folder))
     points, statuses = grid(sweep), dict[str, TrialStatus]()
     for point in points:

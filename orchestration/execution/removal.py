@@ -1,0 +1,60 @@
+"""Delete a sweep: its trials, reports and MLflow store, and nothing else that lies in its folder."""
+
+from __future__ import annotations
+
+from accounting.errors import InvalidInput
+from accounting.records import delete, delete_folder, delete_if_empty, exists, list_files
+from orchestration.comparison.record import SweepRecord
+from orchestration.comparison.stored import stored_record
+from orchestration.records.attempts import AttemptLog
+from orchestration.records.layout import SweepFiles
+from orchestration.records.ownership import claimed, exclusive
+
+
+def delete_sweep(files: SweepFiles) -> tuple[str, ...]:
+    """Delete everything that the sweep wrote, except what its trials have released: ``attempts/`` stays.
+
+    A sweep that is run in the folder later counts them. ``sweep.json`` goes last, so that what an interrupted deletion
+    leaves can be deleted again. Returns: the keys of the trials whose releases stay recorded. Raises: InvalidInput for
+    a folder without a sweep and while another process runs it, DataCorruption where what a trial has released cannot be
+    read, StorageError.
+    """
+    if not exists(files.manifest):
+        raise InvalidInput(f"{files.root} holds no sweep; name the folder that `dpsweep run` wrote")
+    with exclusive(files.local_folder), claimed(files.claim):
+        record = stored_record(files)
+        counted = _recorded(files, record)
+        for uri in _files(files):
+            delete(uri)
+        for uri in (*(files.trial(point.key).root for point in record.points), files.tune, files.artifacts):
+            delete_folder(uri)
+        for uri in (files.trials, files.private, str(files.local_folder / "private")):
+            delete_if_empty(uri)
+        delete(files.manifest)
+    if "://" in files.root:
+        delete(files.claim)
+        delete_if_empty(files.root)
+    return counted
+
+
+def remains(files: SweepFiles) -> tuple[str, ...]:
+    """Files in the folder of a deleted sweep that are not of the sweep, relative to it."""
+    own = ("attempts/", ".lock")
+    return tuple(name for name in list_files(files.root) if not name.startswith(own))
+
+
+def _recorded(files: SweepFiles, record: SweepRecord) -> tuple[str, ...]:
+    """The trials that have released something, after recording what an older version had not."""
+    log = AttemptLog(files, record.attempts)
+    for key, attempts in record.attempts.items():
+        if not log.all[key]:
+            for attempt in attempts:
+                log.note(attempt)
+    return tuple(key for key, attempts in log.all.items() if attempts)
+
+
+def _files(files: SweepFiles) -> tuple[str, ...]:
+    """The single files of a sweep, except its manifest."""
+    journals = (f"{files.database}{suffix}" for suffix in ("", "-journal", "-wal", "-shm"))
+    reports = (files.report, files.private_report, files.results, files.status, files.error)
+    return (*reports, str(files.log), files.probe, *journals)

@@ -1,0 +1,143 @@
+"""`dpsweep delete`: asks, refuses what is no sweep and what runs, and deletes what is the sweep's and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from accounting.errors import DataCorruption, InvalidInput, StorageError
+from accounting.mechanism import Segment, Trace
+from accounting.samplings import PoissonSampling
+from orchestration.commands.main import app
+from orchestration.comparison.stored import stored_record
+from orchestration.records.attempts import Attempt, AttemptLog, read_attempts
+from orchestration.records.layout import SweepFiles
+from orchestration.records.ownership import claimed, exclusive
+from tests.orchestration.sample_results import DELTA, stored_sample
+
+KEY = "flat-seed0"
+
+
+def delete(folder: object, *arguments: str, answer: str | None = None) -> Result:
+    return CliRunner().invoke(app, ["delete", str(folder), *arguments], input=answer)
+
+
+def contents(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> SweepFiles:
+    """A sweep with every kind of file that a run writes."""
+    files = stored_sample(tmp_path / "sweep")
+    folder = tmp_path / "sweep"
+    for name in ("report.html", "private/report.html", "private/error.txt", "mlflow.db", "mlflow.db-wal", "status.json",
+                 "dpsweep.log", "storage-probe", "tune/state.json", "mlflow-artifacts/1/a.png",
+                 f"trials/{KEY}/private/norms/a.arrow", f"trials/{KEY}/model.pt"):  # fmt: skip
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("x")
+    return files
+
+
+def test_everything_of_the_sweep_goes_and_what_it_released_stays(files: SweepFiles) -> None:
+    released = Attempt(KEY, 1, DELTA, Trace(100, (Segment(0, 20, PoissonSampling(0.1), 2.0),)), ended=True)
+    AttemptLog(files, [KEY]).note(released)
+    done = delete(files.root, "--yes")
+    assert done.exit_code == 0, done.output
+    assert contents(Path(files.root)) == {f"attempts/{KEY}/000001.json", ".lock"}
+    assert read_attempts(files, KEY) == (released,)
+    assert "what 1 of them released cannot be taken back" in done.stdout
+    assert "left, because" not in done.stdout
+    again = delete(files.root, "--yes")
+    assert "holds no sweep" in str(again.exception)
+    stored_sample(Path(files.root))
+    assert stored_record(files).attempts[KEY] == (released,), "a sweep that is run here again counts it"
+
+
+def test_what_an_older_version_did_not_record_is_recorded_first(files: SweepFiles) -> None:
+    before = stored_record(files).attempts[KEY]
+    assert (len(before), read_attempts(files, KEY)) == (1, ())
+    assert delete(files.root, "--yes").exit_code == 0
+    assert read_attempts(files, KEY) == before
+
+
+def test_files_that_are_not_of_the_sweep_are_left_and_named(files: SweepFiles, tmp_path: Path) -> None:
+    folder = Path(files.root)
+    for name in ("notes.txt", "trials/mine/model.pt", "private/mine.txt"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("mine")
+    (tmp_path / "kept.txt").write_text("elsewhere")
+    (folder / "trials" / KEY / "link").symlink_to(tmp_path / "kept.txt")
+    done = delete(folder, "--yes")
+    assert done.exit_code == 0, done.output
+    assert "left, because not of the sweep: notes.txt, private/mine.txt, trials/mine/model.pt" in done.stdout
+    left = {name for name in contents(folder) if not name.startswith(("attempts/", ".lock"))}
+    assert left == {"notes.txt", "trials/mine/model.pt", "private/mine.txt"}
+    assert (tmp_path / "kept.txt").read_text() == "elsewhere"
+
+
+def test_a_sweep_without_releases_leaves_no_folder(tmp_path: Path) -> None:
+    stored_sample(tmp_path / "sweep", clipping="none", privacy={"noise_multiplier": 1.0, "delta": 1e-5})
+    assert delete(tmp_path / "sweep", "--yes").exit_code == 0
+    assert not (tmp_path / "sweep").exists()
+
+
+@pytest.mark.parametrize(("answer", "code", "deleted"), [("n\n", 1, False), ("\n", 1, False), ("y\n", 0, True)])
+def test_it_asks_first(files: SweepFiles, answer: str, code: int, deleted: bool) -> None:
+    before = contents(Path(files.root))
+    done = delete(files.root, answer=answer)
+    assert f"Delete the sweep small in {files.root}: 4 trials" in done.stdout
+    assert done.exit_code == code
+    assert Path(files.manifest).exists() != deleted
+    assert deleted or contents(Path(files.root)) == before
+
+
+def test_where_nobody_answers_nothing_is_deleted(files: SweepFiles) -> None:
+    before = contents(Path(files.root))
+    with pytest.raises(InvalidInput, match="give --yes"):
+        raise delete(files.root).exception or AssertionError
+    assert contents(Path(files.root)) == before
+
+
+def test_what_is_no_sweep_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(InvalidInput, match="holds no sweep"):
+        raise delete(tmp_path, "--yes").exception or AssertionError
+    assert contents(tmp_path) == {"notes.txt"}
+
+
+def test_a_running_sweep_is_refused(files: SweepFiles) -> None:
+    before = contents(Path(files.root))
+    with exclusive(Path(files.root)), pytest.raises(InvalidInput, match="another dpsweep is running"):
+        raise delete(files.root, "--yes").exception or AssertionError
+    assert contents(Path(files.root)) == before | {".lock"}
+
+
+def test_on_an_object_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There the driver's claim refuses, and afterwards neither it nor a local folder is left."""
+    monkeypatch.chdir(tmp_path)
+    files = SweepFiles(f"file://{stored_sample(tmp_path / 'sweep').root}")
+    with claimed(files.claim), pytest.raises(InvalidInput, match="another dpsweep drives"):
+        raise delete(files.root, "--yes").exception or AssertionError
+    assert delete(files.root, "--yes").exit_code == 0
+    assert contents(tmp_path / "sweep") == {f"attempts/{KEY}/000001.json"}
+    assert not (tmp_path / "runs" / "sweep").exists()
+
+
+def test_a_linked_folder_and_a_damaged_ledger_are_refused(files: SweepFiles, tmp_path: Path) -> None:
+    ledger = Path(files.attempts(KEY)) / "000001.json"
+    ledger.parent.mkdir(parents=True)
+    ledger.write_text("{}")
+    with pytest.raises(DataCorruption, match=r"attempts/flat-seed0/000001.json"):
+        raise delete(files.root, "--yes").exception or AssertionError
+    assert Path(files.trial(KEY).model).exists()
+    ledger.unlink()
+    (tmp_path / "elsewhere").mkdir()
+    (Path(files.root) / "tune").rename(tmp_path / "elsewhere" / "tune")
+    (Path(files.root) / "tune").symlink_to(tmp_path / "elsewhere" / "tune")
+    with pytest.raises(StorageError, match="is a symbolic link"):
+        raise delete(files.root, "--yes").exception or AssertionError
+    assert (tmp_path / "elsewhere" / "tune" / "state.json").exists()
+    assert Path(files.manifest).exists(), "so that the command can be given again"
