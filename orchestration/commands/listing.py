@@ -12,6 +12,7 @@ from rich.table import Table
 
 from accounting.errors import DataCorruption, InvalidInput
 from orchestration.commands.cluster import jobs_at
+from orchestration.commands.console import stdout
 from orchestration.comparison.plain_text import for_terminal
 from orchestration.records.layout import absolute
 
@@ -71,8 +72,6 @@ def _list_jobs(address: str, as_json: bool) -> None:
 
 
 def _show(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
-    from orchestration.commands.tables import stdout  # imports Ray, which reads once whether clusters need a token
-
     table = Table(box=None, pad_edge=False)
     for column in columns:
         table.add_column(column, header_style="dim", overflow="fold")

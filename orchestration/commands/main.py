@@ -99,7 +99,8 @@ def plan(
 
     A sweep file is code: the user's own data sources and models run on a few rows, unless with --no-code.
     """
-    from orchestration.commands.tables import plan_rows, plan_table, stdout
+    from orchestration.commands.console import stdout
+    from orchestration.commands.tables import plan_rows, plan_table
     from orchestration.records.failures import record_refusals
     from orchestration.records.layout import SweepFiles, absolute, default_output
     from orchestration.sweeps.plan import plan_sweep

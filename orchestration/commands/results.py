@@ -1,15 +1,23 @@
-"""`dpsweep export`: the results of stored sweeps, for other programs."""
+"""`dpsweep export` and `dpsweep compare`: the results of stored sweeps."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
 from accounting.registry import lookup
+from orchestration.commands.console import stdout
 from orchestration.commands.output_files import write_file
+from orchestration.commands.running import print_json
+from orchestration.comparison.plain_text import for_terminal
 from orchestration.records.layout import SweepFiles, absolute
+
+if TYPE_CHECKING:
+    from orchestration.comparison.across import Comparison
 
 Folder = Annotated[str, typer.Argument(help="Folder or URI that `dpsweep run` wrote.", metavar="DIR")]
 
@@ -34,6 +42,50 @@ def export(
     typer.echo(f"{to}: {len(table)} trials, {len(table[0])} columns")
 
 
+def compare(
+    folders: Annotated[list[str], typer.Argument(help="Folders or URIs of two sweeps or more.", metavar="DIR...")],
+    html: Annotated[Path | None, typer.Option(help="Write the comparison to this HTML file.", metavar="FILE")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")] = False,
+) -> None:
+    """One table over several sweeps: settings with the same parameters beside each other, whatever they are called.
+
+    Each with its seeds and its numbers as its own report shows them. Sweeps of different data, δ or adjacency are said
+    to be so. With release: raw in any of them the HTML file is readable by you only.
+    """
+    from orchestration.comparison.across import compare as compared
+    from orchestration.comparison.stored import stored_record
+
+    roots = dict.fromkeys(map(absolute, folders))
+    found = compared({root: stored_record(SweepFiles(root)) for root in roots})
+    if html is not None:
+        from orchestration.report.compared import comparison_page
+
+        write_file("--html", html, comparison_page(found).encode(), found.is_sensitive)
+    if as_json:
+        print_json(found.as_dict())
+        return
+    _print(found)
+    if html is not None:
+        typer.echo(f"comparison: {html}")
+
+
+def _print(found: Comparison) -> None:
+    from orchestration.comparison.across import HEADS, cells
+    from orchestration.report.prose import together
+
+    table = Table(box=None, pad_edge=False)
+    for head in HEADS:
+        table.add_column(head, header_style="dim", overflow="fold")
+    for setting in found.settings:
+        for line in setting.lines:
+            row = (setting.name, found.sweeps[line.folder], *cells(line))
+            table.add_row(*(Text(for_terminal(text)) for text in row))
+    stdout().print(table)
+    for sentence in (*found.differences, *together(found.trials)):
+        stdout().print(Text(for_terminal(sentence)), soft_wrap=True)
+
+
 def register(app: typer.Typer) -> None:
-    """Add the command ``export`` to ``app``."""
+    """Add the commands ``export`` and ``compare`` to ``app``."""
     app.command()(export)
+    app.command()(compare)

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from orchestration.commands.console import stdout
 from orchestration.comparison.formats import number
 from orchestration.comparison.ledger import composed
 from orchestration.comparison.metrics import Metric, Place, columns
@@ -130,12 +130,6 @@ def _table(*columns: str) -> Table:
     for column in others:
         table.add_column(column, no_wrap=True)
     return table
-
-
-def stdout() -> Console:
-    """The standard output as a rich console; 160 columns wide if it is no terminal."""
-    console = Console()
-    return console if console.is_terminal else Console(width=160)
 
 
 def _this_python() -> str:

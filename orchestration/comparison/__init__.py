@@ -4,6 +4,7 @@ Other rooms import from the modules in `__all__` only: `formats` and `metrics` l
 """
 
 __all__ = [
+    "across",
     "claims",
     "formats",
     "individuals",

@@ -7,8 +7,9 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from orchestration.comparison.formats import MISSING, number
 from orchestration.comparison.ledger import Composition, composed
-from orchestration.comparison.metrics import Value, accuracy, epsilon, worst_group_accuracy
+from orchestration.comparison.metrics import Metric, Value, accuracy, epsilon, worst_group_accuracy
 from orchestration.comparison.statistics import Spread, pareto_front, spread
 from orchestration.records.published import (
     NON_PRIVATE,
@@ -98,6 +99,14 @@ class Setting:
         """What all its seeds cost together."""
         return composed(self.trials)
 
+    @property
+    def composed_cost(self) -> str:
+        """The epsilon of all seeds together as text, with what kind of claim it is."""
+        found = self.composition
+        if found is None:
+            return number(math.inf) if self.is_baseline else MISSING
+        return number(found.epsilon) + (f" {found.estimate.kind}" if found.estimate else "")
+
     def error_over_seeds(self, error: Value) -> float:
         """Standard error of the mean over seeds, from the independent standard errors of its values; 0 if unknown."""
         known = [found for trial in self.trials if (found := error(trial)) is not None and math.isfinite(found)]
@@ -106,6 +115,18 @@ class Setting:
     def over_seeds(self, value: Value) -> Spread | None:
         """Mean, standard deviation and range of a number over the seeds; None if no trial has a finite one."""
         return spread(value(trial) for trial in self.trials)
+
+
+def shown_over_seeds(metric: Metric, setting: Setting) -> str:
+    """The metric over the seeds of the setting as the report shows it, after the groups that it belongs to."""
+    found = setting.over_seeds(metric.value)
+    text = metric.format.over_seeds(found) if found else metric.format.one(metric.value(setting.trials[0]))
+    return " ".join([*([", ".join(groups)] if (groups := whose(metric, setting)) else []), text])
+
+
+def whose(metric: Metric, setting: Setting) -> tuple[str, ...]:
+    """The names of the groups that the metric belongs to in the trials of the setting."""
+    return tuple(dict.fromkeys(name for trial in setting.trials if (name := metric.whose(trial)) is not None))
 
 
 def setting_name(trial: PublishedTrial) -> str:

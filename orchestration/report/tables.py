@@ -16,6 +16,8 @@ from orchestration.comparison.settings import (
     group_loss_correlation,
     group_names,
     setting_name,
+    shown_over_seeds,
+    whose,
 )
 from orchestration.records.published import EstimateQuality, PublishedMembership, PublishedPrivacy, PublishedTrial
 from orchestration.report.html import Cell, named, table
@@ -51,11 +53,9 @@ def _composed(setting: Setting) -> str:
 
 
 def _over_seeds(metric: Metric, setting: Setting) -> str:
-    """The metric over the seeds of the setting, preceded by the names of the groups that it belongs to."""
-    found = setting.over_seeds(metric.value)
-    text = metric.format.over_seeds(found) if found else metric.format.one(metric.value(setting.trials[0]))
-    whose = dict.fromkeys(name for trial in setting.trials if (name := metric.whose(trial)) is not None)
-    return (f"<small>{escape(', '.join(whose))}</small> " if whose else "") + text
+    """The metric over the seeds of the setting; the groups that it belongs to are set smaller."""
+    groups, text = ", ".join(whose(metric, setting)), shown_over_seeds(metric, setting)
+    return f"<small>{escape(groups)}</small>{text[len(groups) :]}" if groups else text
 
 
 def group_sizes_table(settings: Sequence[Setting], style: Style) -> str:

@@ -1,0 +1,42 @@
+"""The page of `dpsweep compare --html`: one table over several sweeps, without scripts. Pure."""
+
+from __future__ import annotations
+
+from html import escape
+
+from orchestration.comparison.across import HEADS, Comparison, cells
+from orchestration.comparison.metrics import Place, columns
+from orchestration.report.html import Cell, note, table
+from orchestration.report.prose import SENSITIVE, together
+
+_PAGE = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<style>body{{font:16px/1.5 sans-serif;margin:3rem auto;max-width:90rem;padding:0 1rem;color:#1d1f23}}
+table{{border-collapse:collapse;font-size:.875rem}}th,td{{text-align:left;padding:.3rem .8rem .3rem 0;
+vertical-align:top;border-bottom:1px solid #dcdcd6}}.n{{text-align:right;font-variant-numeric:tabular-nums}}
+.scroll{{overflow-x:auto}}.sensitive{{border-left:4px solid #D55E00;padding-left:1rem}}dt{{font-weight:600}}</style>
+</head><body><h1>{title}</h1>{body}</body></html>
+"""
+
+
+def comparison_page(found: Comparison) -> str:
+    """The comparison as one HTML document without references to other files."""
+    rows: list[list[Cell]] = []
+    for setting in found.settings:
+        for line in setting.lines:
+            sweep = f"{escape(found.sweeps[line.folder])}<br><small>{escape(line.folder)}</small>"
+            numbers = ((escape(text), "n") for text in cells(line))
+            rows.append([(escape(setting.name), ""), (sweep, ""), *numbers])
+    looks = ("", "", *("n" for _ in HEADS[2:]))
+    words = "".join(
+        f"<dt>{escape(metric.heading)}</dt><dd>{escape(metric.meaning)}</dd>" for metric in columns(Place.SETTINGS)
+    )
+    body = (
+        *([note(SENSITIVE, "sensitive")] if found.is_sensitive else []),
+        *(note(sentence, "sensitive") for sentence in found.differences),
+        table(zip(HEADS, looks, strict=True), rows),
+        *(f"<p>{escape(sentence)}</p>" for sentence in together(found.trials)),
+        f"<h2>What the numbers mean</h2><dl>{words}</dl>",
+    )
+    title = escape(f"Comparison of {', '.join(dict.fromkeys(found.sweeps.values()))}")
+    return _PAGE.format(title=title, body="".join(body))

@@ -1,0 +1,126 @@
+"""`dpsweep compare`: settings of several sweeps by their parameters, with the numbers of their own reports."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from accounting.errors import InvalidInput
+from orchestration.commands.main import app
+from orchestration.comparison.metrics import Place, columns
+from orchestration.comparison.stored import stored_record
+from orchestration.records.layout import SweepFiles
+from orchestration.report.page import render
+from tests.orchestration.sample_results import EXACT, stored_sample
+
+
+def compared(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["compare", *map(str, arguments)])
+
+
+def as_json(*folders: Path) -> dict[str, Any]:
+    done = compared(*folders, "--json")
+    assert done.exit_code == 0, done.output
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> Path:
+    """A sweep of one epsilon, so that none of its labels names it."""
+    return Path(stored_sample(tmp_path / "one").root)
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Path:
+    """A sweep with a second epsilon and other execution: its labels and keys differ, one setting is the same."""
+    changes: dict[str, Any] = {
+        "privacy": {"target_epsilon": [5, 8], "delta": 1e-5},
+        "execution": {"threads": 2},
+        "name": "other",
+    }
+    return Path(stored_sample(tmp_path / "other", **changes).root)
+
+
+def test_settings_are_matched_by_their_parameters_not_their_labels(one: Path, other: Path) -> None:
+    settings = as_json(one, other)["settings"]
+    found = {each["name"]: [line["trials"] for line in each["sweeps"]] for each in settings}
+    assert found == {
+        "non-private": [["non-private-seed0"], ["non-private-seed0"]],
+        "flat, target epsilon 5": [["flat-seed0"], ["flat-epsilon5-seed0"]],
+        "flat, target epsilon 8": [["flat-epsilon8-seed0"]],
+    }
+
+
+def test_the_same_label_with_other_parameters_is_another_setting(one: Path, tmp_path: Path) -> None:
+    changed = stored_sample(tmp_path / "changed", clipping=["none", {"name": "flat", "bound": 0.5}])
+    settings = as_json(one, Path(changed.root))["settings"]
+    assert [(each["name"], len(each["sweeps"])) for each in settings] == [
+        ("non-private", 2),
+        ("flat", 1),
+        ("flat, clipping bound 0.5", 1),
+    ]
+
+
+def test_numbers_are_those_of_the_reports(one: Path, other: Path) -> None:
+    (line, _) = as_json(one, other)["settings"][1]["sweeps"]
+    assert line["seeds"] == [0]
+    assert line["metrics"].keys() == {metric.name for metric in columns(Place.SETTINGS)}
+    assert (line["metrics"]["accuracy"]["mean"], line["metrics"]["accuracy"]["count"]) == (0.7, 1)
+    page = render(stored_record(SweepFiles(str(one))).data())
+    for name in ("epsilon", "accuracy", "accuracy_change"):
+        assert f'<td class="n">{line["metrics"][name]["shown"]}</td>' in page
+    assert line["metrics"]["worst_group_accuracy"]["shown"] == "b 60.0%"
+    shown = compared(one, other).stdout
+    assert "70.0%" in shown
+    assert "other" in shown
+    assert "All 3 private trials together cost ε = " in shown, "both sweeps trained on the same records"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data": "digits"}, "not the same data, so numbers of one sweep do not compare with those of another: small"),
+        ({"privacy": {"target_epsilon": 5, "delta": 1e-6}}, "not the same δ, "),
+    ],
+)
+def test_other_data_and_another_delta_are_said(one: Path, tmp_path: Path, changes: Any, message: str) -> None:
+    other = Path(stored_sample(tmp_path / "other", **changes).root)
+    found = as_json(one, other)
+    (sentence,) = found["differences"]
+    assert sentence.startswith(message)
+    assert str(other) in sentence
+    assert (found["composed"] is None) == ("data" in changes), "other records are not charged for"
+    assert sentence in compared(one, other).stdout
+    compared(one, other, "--html", tmp_path / "a.html")
+    assert message in (tmp_path / "a.html").read_text()
+
+
+def test_the_page_is_escaped_and_private_where_numbers_are_exact(one: Path, tmp_path: Path) -> None:
+    raw = stored_sample(tmp_path / "raw", individuals=EXACT, release="raw", name="raw")
+    for name, folders in (("open", (one, raw.root)), ("closed", (one, stored_sample(tmp_path / "<b>").root))):
+        assert compared(*folders, "--html", tmp_path / f"{name}.html").exit_code == 0
+    modes = [stat.S_IMODE((tmp_path / f"{name}.html").stat().st_mode) for name in ("open", "closed")]
+    assert modes[0] == 0o600
+    assert modes[1] != 0o600
+    opened, closed = ((tmp_path / f"{name}.html").read_text() for name in ("open", "closed"))
+    assert ("Sensitive." in opened, "Sensitive." in closed) == (True, False)
+    assert "1.10" in opened, "the exact median of the sweep that shows it"
+    assert "&lt;b&gt;" in closed
+    assert "<b>" not in closed
+
+
+def test_one_sweep_alone_and_copies_of_one_are_refused(one: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="needs two sweeps or more"):
+        raise compared(one, one).exception or AssertionError
+    (tmp_path / "copy").mkdir()
+    (tmp_path / "copy" / "sweep.json").write_bytes((one / "sweep.json").read_bytes())
+    with pytest.raises(InvalidInput, match="hold the same sweep"):
+        raise compared(one, tmp_path / "copy").exception or AssertionError
+    with pytest.raises(InvalidInput, match="holds no sweep"):
+        raise compared(one, tmp_path).exception or AssertionError
