@@ -33,6 +33,7 @@ from accounting.mechanism import Trace
 from accounting.records import TrialFiles
 from accounting.registry import one_of
 from accounting.schedules import NoiseSchedule, make_schedule, parse_schedule, split_schedule, with_initial
+from orchestration.commands import panels
 from orchestration.commands.group_comparison import COMPARISON, VADHAN, GroupComparison, compare_groups, linear_heading
 from orchestration.commands.plots import write_epsilon_plot
 from orchestration.commands.risk import RISK, curve_deltas, risk_of, risk_table, write_curve_plot
@@ -294,8 +295,17 @@ _SOLVERS: Mapping[str, Solver] = {
 
 def register(app: typer.Typer) -> None:
     """Add the commands ``epsilon`` and ``calibrate`` to ``app``."""
-    app.command("epsilon")(epsilon)
-    app.command("calibrate")(calibrate)
+    app.command(
+        "epsilon",
+        **panels.listed(
+            panels.PRIVACY,
+            "epsilon --noise-multiplier 1.0 --sample-rate 0.01 --steps 2000 --delta 1e-6",
+        ),
+    )(epsilon)
+    app.command(
+        "calibrate",
+        **panels.listed(panels.PRIVACY, "calibrate --target-epsilon 3 --delta 1e-5 --sample-rate 0.01 --epochs 50"),
+    )(calibrate)
 
 
 def _whole_numbers(flag: str, text: str, at_least: int) -> list[int]:

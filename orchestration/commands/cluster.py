@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from accounting.errors import InvalidInput
+from orchestration.commands import panels
 from orchestration.comparison.plain_text import for_terminal
 from orchestration.execution.environment import prepare_environment
 
@@ -178,7 +179,11 @@ def _size(count: int) -> str:
 
 def register(app: typer.Typer) -> None:
     """Add the commands to ``app``."""
-    app.command()(submit)
-    app.command()(logs)
-    app.command()(stop)
+    app.command(
+        **panels.listed(
+            panels.CLUSTER, "submit sweeps/mnist.yaml --address http://HEAD:8265 --output s3://BUCKET/mnist"
+        )
+    )(submit)
+    app.command(**panels.listed(panels.CLUSTER, "logs mnist-1f0c5e2a9b --address http://HEAD:8265 --follow"))(logs)
+    app.command(**panels.listed(panels.CLUSTER, "stop mnist-1f0c5e2a9b --address http://HEAD:8265"))(stop)
     app.command(hidden=True)(drive)

@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 
 from accounting.errors import DataCorruption, InvalidInput
+from orchestration.commands import panels
 from orchestration.commands.cluster import jobs_at
 from orchestration.commands.console import stdout
 from orchestration.comparison.plain_text import for_terminal
@@ -90,4 +91,4 @@ def _minute(seconds: float) -> str:
 
 def register(app: typer.Typer) -> None:
     """Add the command ``list`` to ``app``."""
-    app.command("list")(list_sweeps)
+    app.command("list", **panels.listed(panels.RESULTS, "list runs"))(list_sweeps)

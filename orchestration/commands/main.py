@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from accounting.errors import DpsweepError, InvalidInput, Unreachable, UnsupportedMechanism
-from orchestration.commands import calculator, cluster, listing, owner, results, status, upkeep
+from orchestration.commands import calculator, cluster, listing, owner, panels, results, status, upkeep
 from orchestration.commands.running import print_json, run_to_the_end, show_outcome
 from orchestration.comparison.plain_text import for_terminal
 from orchestration.execution.environment import EMBEDDED, prepare_environment
@@ -25,7 +25,6 @@ app = typer.Typer(
     name="dpsweep",
     help="Sweeps of differentially private training: how private, for whom, at what cost in fairness.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 calculator.register(app)
@@ -47,7 +46,7 @@ AllowCode = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")]
 
 
-@app.command()
+@app.command(**panels.listed(panels.RUN, "run sweeps/quickstart.yaml --output runs/quickstart"))
 def run(
     sweep: SweepFile,
     output: Annotated[str | None, typer.Option(help="Folder or URI of the sweep (default: runs/NAME).")] = None,
@@ -86,7 +85,7 @@ def run(
     run_to_the_end(RunRequest(spec, text, output, address, tracking_uri, code), as_json)
 
 
-@app.command()
+@app.command(**panels.listed(panels.RUN, "plan sweeps/quickstart.yaml"))
 def plan(
     sweep: SweepFile,
     allow_code: AllowCode = None,
@@ -125,7 +124,7 @@ def plan(
     raise typer.Exit(2 if planned.refusals else 0)
 
 
-@app.command()
+@app.command(**panels.listed(panels.RESULTS, "report runs/quickstart"))
 def report(
     folder: Annotated[str, typer.Argument(help="Folder or URI that `dpsweep run` wrote.", metavar="DIR")],
     as_json: AsJson = False,
@@ -136,7 +135,7 @@ def report(
     show_outcome(render_again(folder), as_json)
 
 
-@app.command()
+@app.command(**panels.listed(panels.PRIVACY, "forget runs/quickstart"))
 def forget(
     folder: Annotated[str, typer.Argument(help="Folder or URI that `dpsweep run` wrote.", metavar="DIR")],
 ) -> None:

@@ -14,6 +14,7 @@ from accounting.curves import AttackRisk, attack_risk, curve_of_examples
 from accounting.errors import DataCorruption, InvalidInput
 from accounting.records import MANIFEST, TrialFiles, exists, read_epsilons, read_trace
 from accounting.release import OwnerReport, owner_report
+from orchestration.commands import panels
 from orchestration.commands.output_files import write_file
 from orchestration.commands.stored_trial import contributions_of
 from orchestration.records.layout import absolute
@@ -85,4 +86,7 @@ def owner_risk(files: TrialFiles, example_id: int) -> AttackRisk | None:
 
 def register(app: typer.Typer) -> None:
     """Add the command ``owner-report`` to ``app``."""
-    app.command("owner-report")(owner)
+    app.command(
+        "owner-report",
+        **panels.listed(panels.PRIVACY, "owner-report runs/quickstart/trials/flat-constant-seed0 --example-id 17"),
+    )(owner)

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from accounting.registry import lookup
+from orchestration.commands import panels
 from orchestration.commands.console import stdout
 from orchestration.commands.output_files import write_file
 from orchestration.commands.running import print_json
@@ -87,5 +88,5 @@ def _print(found: Comparison) -> None:
 
 def register(app: typer.Typer) -> None:
     """Add the commands ``export`` and ``compare`` to ``app``."""
-    app.command()(export)
-    app.command()(compare)
+    app.command(**panels.listed(panels.RESULTS, "export runs/quickstart --to results.csv"))(export)
+    app.command(**panels.listed(panels.RESULTS, "compare runs/quickstart runs/mnist --html comparison.html"))(compare)

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from accounting.errors import InvalidInput
+from orchestration.commands import panels
 from orchestration.commands.cluster import jobs_at
 from orchestration.comparison.formats import clock, number, percent, seconds
 from orchestration.comparison.plain_text import for_terminal
@@ -58,7 +59,7 @@ def status(
 
 def register(app: typer.Typer) -> None:
     """Add the command to ``app``."""
-    app.command()(status)
+    app.command(**panels.listed(panels.CLUSTER, "status runs/quickstart --watch"))(status)
 
 
 def folder_of(sweep: str, address: str | None) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from accounting.errors import DataCorruption, InvalidInput
+from orchestration.commands import panels
 from orchestration.comparison.plain_text import for_terminal
 from orchestration.records.layout import SweepFiles, absolute
 
@@ -98,6 +99,6 @@ def _confirmed(question: str) -> bool:
 
 def register(app: typer.Typer) -> None:
     """Add the commands ``verify``, ``prune`` and ``delete`` to ``app``."""
-    app.command()(verify)
-    app.command()(prune)
-    app.command()(delete)
+    app.command(**panels.listed(panels.RESULTS, "verify runs/quickstart"))(verify)
+    app.command(**panels.listed(panels.RESULTS, "prune runs/quickstart --norms --older-than 30"))(prune)
+    app.command(**panels.listed(panels.RESULTS, "delete runs/quickstart"))(delete)

@@ -31,13 +31,14 @@ _FIELDS = {"schedule": "noise.schedule"}
 def asked(point: GridPoint) -> dict[str, Label]:
     """Everything that the sweep asks of a trial, as flat parameters: its identity, whatever its labels and key are.
 
-    ``target_epsilon`` stands for the noise multiplier where that is calibrated to it.
+    ``target_epsilon`` stands for the noise multiplier where that is calibrated to it; a baseline has neither.
     """
     flat = _flat(asdict(point.spec))
     del flat["key"]
     if point.target_epsilon is not None:
-        del flat["noise.initial_noise_multiplier"]
         flat["target_epsilon"] = point.target_epsilon
+    if point.target_epsilon is not None or not point.is_private:
+        del flat["noise.initial_noise_multiplier"]
     return flat
 
 

@@ -1,0 +1,68 @@
+"""`dpsweep --help` groups its commands, each shows an example that is valid, and shells complete them."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from orchestration.commands import panels
+from orchestration.commands.main import app
+from tests.orchestration.processes import environment
+
+COMMANDS = {
+    name: command
+    for name, command in typer.main.get_command(app).commands.items()  # type: ignore[attr-defined]
+    if not command.hidden
+}
+PANELS = (panels.RUN, panels.CLUSTER, panels.RESULTS, panels.PRIVACY)
+
+
+def test_the_help_groups_every_command() -> None:
+    shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "160", "TERMINAL_WIDTH": "160"}).stdout
+    places = [shown.index(f" {panel} ─") for panel in PANELS]
+    assert "─ Commands ─" not in shown, "a command without a group"
+    for name, command in COMMANDS.items():
+        start = places[PANELS.index(command.rich_help_panel)]
+        end = min((place for place in places if place > start), default=len(shown))
+        assert f"│ {name} " in shown[start:end]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_example_of_every_command_is_valid_and_in_its_help(name: str) -> None:
+    command = COMMANDS[name]
+    program, given, *arguments = shlex.split(command.epilog.removeprefix("Example: "))
+    assert (program, given) == ("dpsweep", name)
+    command.make_context(name, list(arguments))
+    shown = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "160", "TERMINAL_WIDTH": "160"}).stdout
+    assert " ".join(command.epilog.split()) in " ".join(shown.split())
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    """A PATH on which the command is called dpsweep, as it is once installed."""
+    script = tmp_path / "dpsweep"
+    script.write_text(f"#!{sys.executable}\nfrom dpsweep.command import main\nmain()\n")
+    script.chmod(0o755)
+    return f"{tmp_path}:{os.environ['PATH']}"
+
+
+@pytest.mark.parametrize(("typed", "offered"), [("st", {"status", "stop"}), ("export --", {"--to", "--help"})])
+def test_bash_completes_commands_and_options(path: str, typed: str, offered: set[str]) -> None:
+    """By the script that --show-completion prints, in a real bash."""
+    words = ["dpsweep", *typed.split()]
+    script = (
+        'eval "$(dpsweep --show-completion; true)"; '
+        f"COMP_WORDS=({shlex.join(words)}); COMP_CWORD={len(words) - 1}; "
+        'handler=$(complete -p dpsweep | grep -o -- "-F [^ ]*" | cut -c4-); "$handler" dpsweep; echo "${COMPREPLY[@]}"'
+    )
+    done = subprocess.run(
+        ["bash", "-c", script], env=environment(PATH=path), capture_output=True, text=True, check=False, timeout=120
+    )
+    assert set(done.stdout.split()) == offered, done.stderr
