@@ -1,18 +1,20 @@
 """Per-example accounting of trials as Ray tasks: the only file of this package that imports ray.
 
-The unit of work is stateless: `account_part` reads one fixed range of examples across all snapshots and returns its
-final result. Processes hold only caches, so a part whose process or node is lost is computed again elsewhere. Parts are
-concatenated in their order; a missing part is an error, never a zero.
+The unit of work is stateless: `account_part` reads one fixed range of examples across all snapshots, stores its
+epsilons and returns their hash and sufficient statistics. Processes hold only caches, so a part whose process or node
+is lost is computed again elsewhere; one that an interrupted run has stored is not. A missing part is an error, never a
+zero.
 """
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Self
 
 import ray
@@ -23,11 +25,16 @@ from accounting.records import (
     Epsilons,
     NormShards,
     PartFiles,
+    PartRecord,
     TrialFiles,
+    commit_epsilons,
+    noted_epsilons,
+    read_bytes,
     read_contributions,
     read_trace,
     write_epsilons,
 )
+from accounting.summaries import Counting, EpsilonSummary, summarise
 
 ATTEMPTS = 16
 """How often a part is tried before its trial's accounting fails."""
@@ -43,19 +50,32 @@ _CENSUS = 2.0
 
 @dataclass(frozen=True)
 class AccountingJob:
-    """What to account: a trial's root (absolute path or URI), delta, and the method (``rdp`` or ``pld``)."""
+    """What to account: a trial's root (absolute path or URI), delta, and the method (``rdp`` or ``pld``).
+
+    counting: what the summary counts. folder: where the epsilons are stored.
+    """
 
     root: str
     delta: float
     method: str = "rdp"
+    _: KW_ONLY
+    counting: Counting
+    folder: str
+
+    def inputs(self, part: PartFiles) -> str:
+        """Digest of what determines the epsilons of a part: trace, norms, delta and method."""
+        content = hashlib.sha256(read_bytes(TrialFiles(self.root).trace))
+        content.update(repr((self.delta, self.method, part.records)).encode())
+        return content.hexdigest()
 
 
 @dataclass(frozen=True)
 class PartResult:
-    """The epsilons of one part."""
+    """A part whose epsilons are stored: the line that commits it, and their sufficient statistics."""
 
     part: int
-    epsilons: Epsilons
+    record: PartRecord
+    summary: EpsilonSummary
 
 
 Scatter = Callable[[AccountingJob, Sequence[PartFiles]], Iterator[PartResult]]
@@ -63,13 +83,25 @@ Scatter = Callable[[AccountingJob, Sequence[PartFiles]], Iterator[PartResult]]
 
 
 def account_part(job: AccountingJob, part: PartFiles) -> PartResult:
-    """Epsilon of every example in one part, from its verified shards: a pure function of the trial's files.
+    """Store the epsilon of every example in one part, unless it was stored by a run that was interrupted.
 
-    The claim is that of `accounting.individual.epsilons`. Raises: DataCorruption for missing, cut or altered files.
+    A pure function of the trial's verified shards and trace. The claim is that of `accounting.individual.epsilons`.
+    Raises: DataCorruption for missing, cut or altered files, StorageError.
     """
+    inputs = job.inputs(part)
+    stored = noted_epsilons(job.folder, part.part, inputs)
+    if stored is None:
+        epsilons = epsilons_of_part(job, part)
+        stored = write_epsilons(job.folder, part.part, epsilons, inputs), epsilons
+    record, epsilons = stored
+    return PartResult(part.part, record, summarise(epsilons, job.counting))
+
+
+def epsilons_of_part(job: AccountingJob, part: PartFiles) -> Epsilons:
+    """Epsilon of every example in one part. Raises: DataCorruption for missing, cut or altered files."""
     rows, trace = read_contributions(part), read_trace(TrialFiles(job.root).trace)
     result = individual_epsilons(rows.steps, rows.contributions, trace, job.delta, job.method)
-    epsilons = Epsilons(
+    return Epsilons(
         example_ids=rows.example_ids,
         groups=rows.groups,
         upper=result.upper,
@@ -79,7 +111,6 @@ def account_part(job: AccountingJob, part: PartFiles) -> PartResult:
         method=result.method,
         kind=result.kind,
     )
-    return PartResult(part.part, epsilons)
 
 
 def account_in_process(job: AccountingJob, parts: Sequence[PartFiles]) -> Iterator[PartResult]:
@@ -87,16 +118,28 @@ def account_in_process(job: AccountingJob, parts: Sequence[PartFiles]) -> Iterat
     return (account_part(job, part) for part in parts)
 
 
-def store_epsilons(job: AccountingJob, scatter: Scatter = account_in_process) -> None:
-    """Account every example of a trial and store the epsilons privately, with those of a few parts in memory at a time.
+def store_epsilons(job: AccountingJob, scatter: Scatter = account_in_process) -> EpsilonSummary:
+    """Account every example of a trial, store the epsilons privately, and return their summary.
 
-    Raises: DataCorruption when training was interrupted, when examples lack shards, or when files are damaged.
+    The calling process holds a line and the summary of a few parts, never an epsilon per example. Raises:
+    DataCorruption when training was interrupted, when examples lack shards, or when files are damaged.
     """
     files = TrialFiles(job.root)
     shards = NormShards(files.norms)
     shards.require_complete(read_trace(files.trace).dataset_size)
     parts = [shards.files(part) for part in shards.parts]
-    write_epsilons(files.epsilons, (_checked(result, part) for part, result in _in_order(scatter, job, parts)))
+    return gathered(job, (_checked(result, part) for part, result in _in_order(scatter, job, parts)))
+
+
+def gathered(job: AccountingJob, results: Iterator[PartResult]) -> EpsilonSummary:
+    """Commit parts that are stored, of which there is at least one, and merge their summaries."""
+    first = next(results)
+    records, summary = [first.record], first.summary
+    for result in results:
+        records.append(result.record)
+        summary = summary.merged(result.summary)
+    commit_epsilons(job.folder, records)
+    return summary
 
 
 def _in_order(scatter: Scatter, job: AccountingJob, parts: Sequence[PartFiles]) -> Iterator[tuple[int, PartResult]]:
@@ -108,10 +151,10 @@ def _in_order(scatter: Scatter, job: AccountingJob, parts: Sequence[PartFiles]) 
         yield part, result
 
 
-def _checked(result: PartResult, part: int) -> Epsilons:
+def _checked(result: PartResult, part: int) -> PartResult:
     if result.part != part:
         raise DataCorruption(f"part {result.part} was returned in place of part {part}; run the accounting again")
-    return result.epsilons
+    return result
 
 
 class AccountingFailed(DpsweepError):

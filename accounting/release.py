@@ -24,6 +24,7 @@ from accounting.mechanism import GaussianRelease
 from accounting.records import Epsilons
 from accounting.rounding import release_grid
 from accounting.samplings import Adjacency
+from accounting.summaries import CountedEpsilons, Counting, summarise
 
 Array = NDArray[np.float64]
 
@@ -139,16 +140,37 @@ def release_statistics(
     """
     epsilon_bound = require_finite("epsilon_bound", epsilon_bound, above=0.0)
     num_groups = require_whole("num_groups", num_groups, at_least=1, at_most=_MOST)
-    shares = _shares(epsilons, epsilon_bound)
-    groups = _labels(groups, len(shares), num_groups)
-    rng = SecretDraws() if generator is None else generator
-    bins = np.minimum((shares * spec.bins).astype(np.int64), spec.bins - 1)
-    histogram = _noisy(np.bincount(bins, minlength=spec.bins), spec.histogram_noise_multiplier, rng)
-    counts = _noisy(np.bincount(groups, minlength=num_groups), spec.group_count_noise_multiplier, rng)
-    sums = _noisy(np.bincount(groups, shares, num_groups), spec.group_sum_noise_multiplier, rng)
+    values = require_numbers("epsilons", epsilons, 1)
+    labels = _labels(groups, len(values), num_groups)
+    unknown = np.zeros(len(values), np.float32)
+    examples = Epsilons(np.arange(len(values)), labels, values, values, unknown, 0.5, "", "estimate")
+    summary = summarise(examples, Counting(epsilon_bound, released_bins=spec.bins))
+    return release_counted(CountedEpsilons(summary, [examples]), num_groups, spec, generator)
+
+
+def release_counted(
+    counted: CountedEpsilons, num_groups: int, spec: ReleaseSpec, generator: GaussianDraws | None = None
+) -> ReleasedStatistics:
+    """`release_statistics` of a summary, whose bound must be public; its parts are read once per quantile step.
+
+    Raises: InvalidInput for group labels outside [0, num_groups), for a bound that is not positive, and for a summary
+    that counted other bins than those of ``spec``.
+    """
+    summary, rng = counted.summary, SecretDraws() if generator is None else generator
+    bound = require_finite("epsilon_bound", summary.counting.bound, above=0.0)
+    if summary.counting.released_bins != spec.bins:
+        raise InvalidInput(f"{summary.counting.released_bins} bins were counted, not the {spec.bins} to be released")
+    if not all(0 <= label < num_groups for label in summary.groups):
+        raise _wrong_groups(num_groups)
+    members = [summary.groups.get(group) for group in range(num_groups)]
+    exact = [(each.epsilons.count, each.shares) if each else (0, 0.0) for each in members]
+    histogram = _noisy(summary.released, spec.histogram_noise_multiplier, rng)
+    counts = _noisy(np.array([count for count, _ in exact]), spec.group_count_noise_multiplier, rng)
+    sums = _noisy(np.array([share for _, share in exact]), spec.group_sum_noise_multiplier, rng)
     overall = _mean(sums.sum(), counts.sum(), num_groups**0.5, spec)
+    quantiles = bound * _release_quantiles(counted, float(counts.sum()), spec, rng)
     return ReleasedStatistics(
-        edges=tuple(np.linspace(0.0, epsilon_bound, spec.bins + 1).tolist()),
+        edges=tuple(np.linspace(0.0, bound, spec.bins + 1).tolist()),
         histogram=tuple(histogram.tolist()),
         histogram_standard_error=spec.histogram_noise_multiplier,
         groups=tuple(
@@ -156,16 +178,13 @@ def release_statistics(
                 group,
                 float(counts[group]),
                 spec.group_count_noise_multiplier,
-                *(epsilon_bound * value for value in _mean(sums[group], counts[group], 1.0, spec)),
+                *(bound * value for value in _mean(sums[group], counts[group], 1.0, spec)),
             )
             for group in range(num_groups)
         ),
-        mean_epsilon=epsilon_bound * overall[0],
-        mean_standard_error=epsilon_bound * overall[1],
-        quantiles={
-            quantile: epsilon_bound * _release_quantile(shares, quantile, float(counts.sum()), spec, rng)
-            for quantile in spec.quantiles
-        },
+        mean_epsilon=bound * overall[0],
+        mean_standard_error=bound * overall[1],
+        quantiles=dict(zip(spec.quantiles, quantiles.tolist(), strict=True)),
     )
 
 
@@ -210,27 +229,27 @@ def owner_report(epsilons: Epsilons, example_id: int, worst_case: PrivacyEstimat
     )
 
 
-def _shares(epsilons: ArrayLike, bound: float) -> Array:
-    """epsilons [examples] divided by ``bound``, at most 1."""
-    values = require_numbers("epsilons", epsilons, 1)
-    if not (values >= 0.0).all():
-        raise InvalidInput("an epsilon is negative or NaN; account for the trial again")
-    return np.asarray(np.minimum(values, bound) / bound)
-
-
-def _labels(groups: ArrayLike, examples: int, num_groups: int) -> NDArray[np.int64]:
+def _labels(groups: ArrayLike, examples: int, num_groups: int) -> NDArray[np.int32]:
     """Group labels [examples] as integers."""
     labels = require_numbers("groups", groups, 1)
     if len(labels) != examples or not ((labels >= 0) & (labels < num_groups) & (labels == np.floor(labels))).all():
-        raise InvalidInput(f"every example needs a group in [0, {num_groups}); the groups are public configuration")
-    return labels.astype(np.int64)
+        raise _wrong_groups(num_groups)
+    return labels.astype(np.int32)
+
+
+def _wrong_groups(num_groups: int) -> InvalidInput:
+    return InvalidInput(f"every example needs a group in [0, {num_groups}); the groups are public configuration")
 
 
 def _noisy(values: NDArray[Any], noise_multiplier: float, rng: GaussianDraws) -> Array:
     """``values``, of L2 sensitivity 1, plus Gaussian noise, rounded to the public grid."""
+    return _on_grid(values + rng.normal(0.0, noise_multiplier, values.shape), noise_multiplier)
+
+
+def _on_grid(noisy: Array, noise_multiplier: float) -> Array:
     grid = release_grid(noise_multiplier)
-    noisy: Array = np.round((values + rng.normal(0.0, noise_multiplier, values.shape)) / grid) * grid
-    return noisy
+    rounded: Array = np.round(noisy / grid) * grid
+    return rounded
 
 
 def _mean(total: float, count: float, width: float, spec: ReleaseSpec) -> tuple[float, float]:
@@ -244,16 +263,20 @@ def _mean(total: float, count: float, width: float, spec: ReleaseSpec) -> tuple[
     return mean, float(error)
 
 
-def _release_quantile(shares: Array, quantile: float, count: float, spec: ReleaseSpec, rng: GaussianDraws) -> float:
-    """A quantile of shares [examples] in [0, 1] by noisy descent on the pinball loss (Andrew et al. 2021, eq. 1).
+def _release_quantiles(counted: CountedEpsilons, count: float, spec: ReleaseSpec, rng: GaussianDraws) -> Array:
+    """Quantiles [levels] of the shares, in [0, 1], by noisy descent on the pinball loss (Andrew et al. 2021, eq. 1).
 
-    Each step releases the number of shares up to the estimate and moves the estimate towards the quantile. The step
-    size halves when the direction changes, so that the estimate settles wherever the quantile lies.
+    Each step releases the number of shares up to each estimate and moves the estimate towards its quantile. The step
+    size halves when the direction changes, so that the estimate settles wherever the quantile lies. The levels advance
+    together, for one reading of the shares a step; the noise is drawn before, level by level.
     """
-    estimate, step, last = 0.5, 0.25, 0.0
-    for _ in range(spec.quantile_steps):
-        below = _noisy((shares <= estimate).sum(keepdims=True), spec.quantile_noise_multiplier, rng)
-        gap = np.sign(quantile - float(below[0]) / max(count, 1.0))
-        step = step / 2.0 if gap * last < 0.0 else step
-        estimate, last = float(np.clip(estimate + step * gap, 0.0, 1.0)), gap
-    return estimate
+    noise_multiplier, levels = spec.quantile_noise_multiplier, np.array(spec.quantiles)
+    draws = [[rng.normal(0.0, noise_multiplier, (1,)) for _ in range(spec.quantile_steps)] for _ in spec.quantiles]
+    noise = np.array(draws).reshape(len(levels), spec.quantile_steps)
+    estimates, sizes, last = np.full(len(levels), 0.5), np.full(len(levels), 0.25), np.zeros(len(levels))
+    for step in range(spec.quantile_steps if spec.quantiles else 0):
+        below = _on_grid(counted.shares_up_to(estimates) + noise[:, step], noise_multiplier)
+        gaps = np.sign(levels - below / max(count, 1.0))
+        sizes = np.where(gaps * last < 0.0, sizes / 2.0, sizes)
+        estimates, last = np.clip(estimates + sizes * gaps, 0.0, 1.0), gaps
+    return estimates

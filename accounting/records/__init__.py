@@ -1,5 +1,14 @@
 """Stored data: atomic files, traces, norm shards, per-example epsilons, and the names of a trial's files."""
 
+from accounting.records.epsilons import (
+    Epsilons,
+    StoredEpsilons,
+    commit_epsilons,
+    noted_epsilons,
+    read_epsilons,
+    verify_epsilons,
+    write_epsilons,
+)
 from accounting.records.files import (
     closed_to_strangers,
     delete,
@@ -15,10 +24,9 @@ from accounting.records.files import (
     write_bytes_atomically,
 )
 from accounting.records.layout import TrialFiles
-from accounting.records.parts import MANIFEST
+from accounting.records.parts import MANIFEST, PartRecord
 from accounting.records.sealed import read_sealed, write_sealed
 from accounting.records.shards import (
-    Epsilons,
     NormShards,
     NormShardWriter,
     NormSnapshot,
@@ -26,8 +34,6 @@ from accounting.records.shards import (
     PartNorms,
     check_contributions,
     read_contributions,
-    read_epsilons,
-    write_epsilons,
 )
 from accounting.records.traces import read_trace, write_trace
 
@@ -39,9 +45,12 @@ __all__ = [
     "NormSnapshot",
     "PartFiles",
     "PartNorms",
+    "PartRecord",
+    "StoredEpsilons",
     "TrialFiles",
     "check_contributions",
     "closed_to_strangers",
+    "commit_epsilons",
     "delete",
     "delete_folder",
     "delete_if_empty",
@@ -50,12 +59,14 @@ __all__ = [
     "list_folders",
     "make_private_file",
     "make_private_folder",
+    "noted_epsilons",
     "open_filesystem",
     "read_bytes",
     "read_contributions",
     "read_epsilons",
     "read_sealed",
     "read_trace",
+    "verify_epsilons",
     "write_bytes_atomically",
     "write_epsilons",
     "write_sealed",

@@ -85,20 +85,6 @@ class PartStore:
         if fresh:
             self._commit(fresh)
 
-    def replace(self, parts: Iterable[tuple[int | None, int, pa.Table]]) -> None:
-        """Write the tables one by one, then commit exactly these in place of the earlier parts.
-
-        For results that can be computed again: after a crash in between, parts do not match the old manifest.
-        """
-        records: list[PartRecord] = []
-        for step, part, table in parts:
-            data = _encode(table)
-            records.append(_describe(step, part, table, data))
-            write_bytes_atomically(self._uri(records[-1]), data, private=True)
-        lines = b"".join(record.to_line() for record in records)
-        write_bytes_atomically(f"{self.directory}/{MANIFEST}", lines, private=True)
-        self._torn, self.records = b"", {record.path: record for record in records}
-
     def read(self, record: PartRecord) -> pa.Table:
         """The rows of a committed part, verified as by `read_part`."""
         return read_part(self.directory, self._schema, record)
@@ -133,6 +119,23 @@ class PartStore:
         if record is None or record.to_line() != line + b"\n":
             raise _corrupt(uri, f"its {place} is damaged") from PrivateDetail(f"{line[:80]!r}")
         return record
+
+
+def write_part(directory: str, part: int, table: pa.Table) -> PartRecord:
+    """Write one part of the results of a whole run, durably but not committed; returns its line for the manifest."""
+    data = _encode(table)
+    record = _describe(None, part, table, data)
+    write_bytes_atomically(f"{directory}/{record.path}", data, private=True)
+    return record
+
+
+def commit_parts(directory: str, records: Iterable[PartRecord]) -> None:
+    """Commit exactly these parts, which were written, in place of the earlier ones.
+
+    For results that can be computed again: after a crash in between, parts do not match the old manifest.
+    """
+    lines = b"".join(record.to_line() for record in records)
+    write_bytes_atomically(f"{directory}/{MANIFEST}", lines, private=True)
 
 
 def read_part(directory: str, schema: pa.Schema, record: PartRecord, columns: Sequence[str] | None = None) -> pa.Table:

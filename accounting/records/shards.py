@@ -1,4 +1,4 @@
-"""Norm shards and per-example epsilons as Arrow files; their columns are defined only here.
+"""Norm shards as Arrow files; their columns are defined only here.
 
 A norm snapshot at step s holds, for every training example, the contribution of its gradient from step s up to the next
 snapshot. Part p holds the same examples in every snapshot, so that each part can be accounted for on its own.
@@ -7,16 +7,15 @@ Everything here is derived from single examples and stored as private.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, get_args
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from accounting.errors import START_ANEW, DataCorruption, InvalidInput, PrivateDetail, keep_whole, require_whole
-from accounting.estimates import Claim, without_guarantee
 from accounting.records.parts import PartRecord, PartStore, read_part
 
 Floats = npt.NDArray[np.floating[Any]]
@@ -28,18 +27,6 @@ NORM_SCHEMA = pa.schema(
         ("group", pa.int32()),
         ("norm", pa.float32()),
         ("contribution", pa.float32()),
-        ("loss", pa.float32()),
-    ]
-)
-_CLAIM = "individual_kind"
-_OLD_CLAIM = "kind"
-"""The name it had before there were output-specific claims, which ``guarantee`` stood for too."""
-EPSILON_SCHEMA = pa.schema(
-    [
-        ("example_id", pa.int64()),
-        ("group", pa.int32()),
-        ("epsilon", pa.float64()),
-        ("epsilon_lower", pa.float64()),
         ("loss", pa.float32()),
     ]
 )
@@ -276,68 +263,3 @@ def _mismatch(directory: str, step: int, part: int) -> DataCorruption:
         f"{directory}: the snapshot at step {step} lacks part {part} or holds other examples there than the first "
         f"snapshot; resume the trial, or {START_ANEW}"
     )
-
-
-@dataclass(frozen=True)
-class Epsilons:
-    """Per-example privacy of a run; arrays have shape [examples].
-
-    upper and lower are the certified bounds, losses the loss at the last snapshot. kind, of upper
-    (`accounting.estimates.PrivacyEstimate`), applies to all examples.
-    """
-
-    example_ids: npt.NDArray[np.int64]
-    groups: npt.NDArray[np.int32]
-    upper: npt.NDArray[np.float64]
-    lower: npt.NDArray[np.float64]
-    losses: npt.NDArray[np.float32]
-    delta: float
-    method: str
-    kind: Claim
-
-    @staticmethod
-    def concatenate(parts: Sequence[Epsilons]) -> Epsilons:
-        """Concatenate parts in the given order. Raises `InvalidInput` when delta, method or kind differ."""
-        claims = {(part.delta, part.method, part.kind) for part in parts}
-        if len(claims) != 1:
-            raise InvalidInput(f"parts claim different (delta, method, kind): {sorted(claims)}; account them again")
-        return replace(
-            parts[0],
-            example_ids=np.concatenate([part.example_ids for part in parts]),
-            groups=np.concatenate([part.groups for part in parts]),
-            upper=np.concatenate([part.upper for part in parts]),
-            lower=np.concatenate([part.lower for part in parts]),
-            losses=np.concatenate([part.losses for part in parts]),
-        )
-
-
-def write_epsilons(directory: str, parts: Iterable[Epsilons]) -> None:
-    """Store parts one by one, in order, then commit them together in place of earlier results."""
-    PartStore(directory, EPSILON_SCHEMA).replace((None, part, _to_table(rows)) for part, rows in enumerate(parts))
-
-
-def read_epsilons(directory: str) -> Epsilons:
-    """All committed parts, in part order, verified. Raises `DataCorruption` when a part is missing or damaged."""
-    store = PartStore(directory, EPSILON_SCHEMA)
-    records = sorted(store.records.values(), key=lambda record: record.part)
-    if not records or [record.part for record in records] != list(range(len(records))):
-        raise DataCorruption(f"{directory}: a part of the epsilons is missing; account the trial again")
-    return Epsilons.concatenate([_from_table(store.read(record)) for record in records])
-
-
-def _to_table(epsilons: Epsilons) -> pa.Table:
-    claim = {"delta": repr(float(epsilons.delta)), "method": epsilons.method, _CLAIM: epsilons.kind}
-    columns = (epsilons.example_ids, epsilons.groups, epsilons.upper, epsilons.lower, epsilons.losses)
-    return pa.table(dict(zip(EPSILON_SCHEMA.names, columns, strict=True)), schema=EPSILON_SCHEMA.with_metadata(claim))
-
-
-def _from_table(table: pa.Table) -> Epsilons:
-    claim = {key.decode(): value.decode() for key, value in table.schema.metadata.items()}
-    ids, groups, upper, lower, losses = (column.to_numpy() for column in table.columns)
-    kind = _claim(claim[_CLAIM]) if _CLAIM in claim else without_guarantee(_claim(claim[_OLD_CLAIM]))
-    return Epsilons(ids, groups, upper, lower, losses, float(claim["delta"]), claim["method"], kind)
-
-
-def _claim(name: str) -> Claim:
-    found: Claim = next(claim for claim in get_args(Claim) if claim == name)
-    return found

@@ -2,64 +2,57 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
-from accounting.estimates import Kind, PrivacyEstimate, weakest
-from accounting.records import Epsilons
+from accounting.estimates import Claim, Kind, PrivacyEstimate, weakest
 from accounting.release import ReleasedStatistics
-from orchestration.comparison.statistics import pearson
+from accounting.summaries import CountedEpsilons, Members, Moments
 from orchestration.records.published import GroupEpsilon, Histogram, IndividualStatistics
 from orchestration.records.release_modes import EXACT, RELEASED
 
 _QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
-_BINS = 30
 _LEAST_CORRELATED = 10
 """Minimum number of examples for a correlation; with 10, the 95% interval of r around 0 is about ±0.63."""
 
 
-def kind_of_capped(epsilons: Epsilons, worst_case: PrivacyEstimate) -> Kind:
-    """Kind of statistics over epsilons capped at the worst case: the weaker of the two."""
+def kind_of_capped(own: Claim, worst_case: PrivacyEstimate) -> Kind:
+    """Kind of statistics over epsilons of kind ``own`` capped at the worst case: the weaker of the two."""
     kind = worst_case.kind
-    return weakest(epsilons.kind, "estimate" if kind == "lower_bound" or kind == "none" else kind)
+    return weakest(own, "estimate" if kind == "lower_bound" or kind == "none" else kind)
 
 
 def exact_statistics(
-    epsilons: Epsilons, group_names: tuple[str, ...], worst_case: PrivacyEstimate
+    counted: CountedEpsilons, group_names: tuple[str, ...], worst_case: PrivacyEstimate
 ) -> IndividualStatistics:
     """Exact statistics of the epsilon_i of all training examples: private data.
 
-    Each epsilon_i is capped at the worst case, which bounds every example as well.
+    Each epsilon_i was capped at the worst case, which bounds every example as well. Quantiles are exact: the stored
+    parts are read again for them.
     """
-    values = np.minimum(epsilons.upper, worst_case.epsilon)
-    counts, edges = np.histogram(values, bins=_BINS, range=(0.0, worst_case.epsilon))
+    summary = counted.summary
+    values = counted.quantiles((0.5, *_QUANTILES))
     return IndividualStatistics(
         disclosure=EXACT,
-        kind=kind_of_capped(epsilons, worst_case),
-        method=epsilons.method,
-        mean=float(values.mean()),
-        median=float(np.median(values)),
-        quantiles={q: float(np.quantile(values, q)) for q in _QUANTILES},
+        kind=kind_of_capped(summary.kind, worst_case),
+        method=summary.method,
+        mean=float(summary.everyone.epsilons.mean[0]),
+        median=values[0],
+        quantiles=dict(zip(_QUANTILES, values[1:], strict=True)),
         groups=tuple(
-            _group_epsilon(name, values[members], epsilons.losses[members])
+            _group_epsilon(name, summary.groups[group])
             for group, name in enumerate(group_names)
-            if np.any(members := epsilons.groups == group)
+            if group in summary.groups
         ),
-        histogram=Histogram(tuple(edges.tolist()), tuple(counts.astype(float).tolist())),
-        loss_correlation=loss_correlation(values, epsilons.losses),
+        histogram=Histogram(tuple(summary.counting.edges.tolist()), tuple(summary.shown.astype(float).tolist())),
+        loss_correlation=loss_correlation(summary.everyone.with_loss),
     )
 
 
-def loss_correlation(values: NDArray[np.float64], losses: NDArray[np.float32]) -> float | None:
+def loss_correlation(moments: Moments) -> float | None:
     """Pearson's r of epsilon_i and the natural log of the loss of example i (paper A, Figure 5): private data.
 
-    values, losses: both [examples]. Examples whose loss is zero or not finite are left out. None with fewer than 10
-    examples left, or if either side is constant.
+    moments: of both; examples whose loss is zero or not finite are left out. None with fewer than 10 examples left, or
+    if either side is constant.
     """
-    usable = (losses > 0.0) & np.isfinite(losses)
-    if int(usable.sum()) < _LEAST_CORRELATED:
-        return None
-    return pearson(values[usable], np.log(losses[usable].astype(np.float64)))
+    return moments.correlation if moments.count >= _LEAST_CORRELATED else None
 
 
 def released_statistics(
@@ -85,12 +78,12 @@ def released_statistics(
     )
 
 
-def _group_epsilon(name: str, values: NDArray[np.float64], losses: NDArray[np.float32]) -> GroupEpsilon:
-    deviation = float(values.std(ddof=1)) if len(values) > 1 else 0.0
+def _group_epsilon(name: str, members: Members) -> GroupEpsilon:
+    moments = members.epsilons
     return GroupEpsilon(
         name,
-        mean=float(values.mean()),
-        standard_error=deviation / len(values) ** 0.5,
-        examples=float(len(values)),
-        loss_correlation=loss_correlation(values, losses),
+        mean=float(moments.mean[0]),
+        standard_error=moments.deviation / moments.count**0.5,
+        examples=float(moments.count),
+        loss_correlation=loss_correlation(members.with_loss),
     )

@@ -10,8 +10,9 @@ from accounting.accountants import account
 from accounting.estimates import PrivacyEstimate
 from accounting.mechanism import Segment, Trace
 from accounting.parallel import AccountingJob, Scatter, account_in_process, store_epsilons
-from accounting.records import Epsilons, TrialFiles, read_epsilons, read_trace
-from accounting.release import ReleaseSpec, release_statistics
+from accounting.records import StoredEpsilons, TrialFiles, read_trace
+from accounting.release import ReleaseSpec, release_counted
+from accounting.summaries import CountedEpsilons, Counting, EpsilonSummary
 from orchestration.comparison.individuals import exact_statistics, kind_of_capped, released_statistics
 from orchestration.execution.estimate_quality import quality_of_estimates
 from orchestration.records.integrity import note_digests
@@ -50,20 +51,37 @@ def complete_trial(
     accounted. Raises: DataCorruption for damaged or missing files, StorageError where results cannot be written.
     """
     trace = read_trace(files.trace)
-    if trace.is_private:
-        store_epsilons(AccountingJob(files.root, planned.spec.delta, sweep.accounting.individual), scatter)
+    found = _costs(trace, planned, sweep)
+    summary = _accounted(planned, files, sweep, found.worst_case, scatter) if trace.is_private else None
     with _ONE_AT_A_TIME:
-        return _completed(planned, files, sweep, times, trace)
+        individuals = _individuals(planned, files, sweep, found.worst_case, summary) if summary else None
+        return _completed(planned, files, sweep, times, found, individuals)
 
 
 _ONE_AT_A_TIME = threading.Lock()
-"""Held while a trial is summarised: the driver has the epsilons of one trial in memory, however many are accounted."""
+"""Held while stored epsilons are read again: the driver has one part in memory, however many trials are accounted."""
 
 
-def _completed(planned: PlannedTrial, files: TrialFiles, sweep: SweepSpec, times: Times, trace: Trace) -> TrialResult:
-    training = read_training_result(files.training)
-    found, bound = _costs(trace, planned, sweep), bounding_trace(trace, planned.trace) or trace
-    individuals = _individuals(planned, files, sweep, found.worst_case) if trace.is_private else None
+def _accounted(
+    planned: PlannedTrial, files: TrialFiles, sweep: SweepSpec, worst: PrivacyEstimate, scatter: Scatter
+) -> EpsilonSummary:
+    """Store the epsilons of all examples, and return what statistics of them need."""
+    release = release_spec(sweep.release.name, sweep.release.params)
+    counting = Counting(worst.epsilon) if release is None else Counting(worst.epsilon, released_bins=release.bins)
+    delta, method = planned.spec.delta, sweep.accounting.individual
+    return store_epsilons(AccountingJob(files.root, delta, method, counting=counting, folder=files.epsilons), scatter)
+
+
+def _completed(
+    planned: PlannedTrial,
+    files: TrialFiles,
+    sweep: SweepSpec,
+    times: Times,
+    found: Costs,
+    individuals: IndividualStatistics | None,
+) -> TrialResult:
+    trace, training = read_trace(files.trace), read_training_result(files.training)
+    bound = bounding_trace(trace, planned.trace) or trace
     result = TrialResult(
         key=planned.key,
         spec=planned.spec,
@@ -188,31 +206,36 @@ def _estimated(found: Costs) -> Costs:
 
 
 def _individuals(
-    planned: PlannedTrial, files: TrialFiles, sweep: SweepSpec, worst: PrivacyEstimate
+    planned: PlannedTrial, files: TrialFiles, sweep: SweepSpec, worst: PrivacyEstimate, summary: EpsilonSummary
 ) -> IndividualStatistics | None:
-    """Summarise the stored epsilons: the exact statistics, stored privately, and those that the release mode shows."""
-    epsilons = read_epsilons(files.epsilons)
+    """Statistics of the stored epsilons: the exact ones, stored privately, and those that the release mode shows."""
+    counted = CountedEpsilons(summary, StoredEpsilons(files.epsilons))
     names, release = planned.dataset.group_names, release_spec(sweep.release.name, sweep.release.params)
-    exact = exact_statistics(epsilons, names, worst)
+    exact = exact_statistics(counted, names, worst)
     if planned.spec.norms.exact_examples > 0:
-        exact = replace(exact, estimates=quality_of_estimates(files, epsilons, read_trace(files.trace), worst.epsilon))
+        quality = quality_of_estimates(files, counted.parts, read_trace(files.trace), worst.epsilon)
+        exact = replace(exact, estimates=quality)
     write_statistics(files.private_summary, exact, private=True)
     if release is not None:
-        return _released_once(files, epsilons, names, worst, release)
+        return _released_once(files, counted, names, worst, release)
     return exact if release_mode(sweep.release.name).statistics == "exact" else None
 
 
 def _released_once(
-    files: TrialFiles, epsilons: Epsilons, group_names: tuple[str, ...], worst: PrivacyEstimate, release: ReleaseSpec
+    files: TrialFiles,
+    counted: CountedEpsilons,
+    group_names: tuple[str, ...],
+    worst: PrivacyEstimate,
+    release: ReleaseSpec,
 ) -> IndividualStatistics:
     """Statistics released with noise from the operating system's entropy; drawn once, stored, and reused afterwards."""
     stored = read_statistics(files.released, "restore it from a backup: releasing again would cost privacy again")
     if stored is not None:
         return stored
-    drawn = release_statistics(epsilons.upper, epsilons.groups, len(group_names), worst.epsilon, release)
-    alone = Trace(len(epsilons.upper), releases=release.releases(), adjacency=worst.adjacency)
+    drawn = release_counted(counted, len(group_names), release)
+    alone = Trace(counted.summary.examples, releases=release.releases(), adjacency=worst.adjacency)
     cost = account(alone, worst.delta).epsilon
-    kind = kind_of_capped(epsilons, worst)
-    statistics = released_statistics(drawn, group_names, kind, epsilons.method, cost)
+    kind = kind_of_capped(counted.summary.kind, worst)
+    statistics = released_statistics(drawn, group_names, kind, counted.summary.method, cost)
     write_statistics(files.released, statistics, private=False)
     return statistics

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
+from numpy.typing import NDArray
 
 from accounting.individual import individual_epsilons
 from accounting.mechanism import Trace
@@ -11,23 +14,24 @@ from orchestration.comparison.statistics import pearson
 from orchestration.records.published import EstimateQuality
 
 
-def quality_of_estimates(files: TrialFiles, epsilons: Epsilons, trace: Trace, worst_case: float) -> EstimateQuality:
-    """Compare ``epsilons`` with the epsilon_i of the examples in ``private/exact-norms``, taken at every step.
+def quality_of_estimates(
+    files: TrialFiles, epsilons: Iterable[Epsilons], trace: Trace, worst_case: float
+) -> EstimateQuality:
+    """Compare ``epsilons``, part by part, with those of the examples in ``private/exact-norms``, taken at every step.
 
     Both sides are accounted by the same method and capped at the worst case, so they differ only in how often norms
     were taken (paper A, Section 5.1). Computed from single training examples: private data.
     Raises: DataCorruption for shards that are missing, truncated or altered.
     """
     shards = NormShards(files.exact_norms)
-    ids, paid = [], []
-    for part in map(shards.read, shards.parts):
-        found = individual_epsilons(part.steps, part.contributions, trace, epsilons.delta, epsilons.method)
-        ids.append(part.example_ids)
-        paid.append(found.upper)
-    order = np.argsort(epsilons.example_ids)
-    rows = order[np.searchsorted(epsilons.example_ids, np.concatenate(ids), sorter=order)]
+    tracked = [shards.read(part) for part in shards.parts]
+    ids = np.concatenate([part.example_ids for part in tracked])
+    own = _of_examples(epsilons, ids)
+    paid = [individual_epsilons(part.steps, part.contributions, trace, own.delta, own.method).upper for part in tracked]
+    order = np.argsort(own.example_ids)
+    rows = order[np.searchsorted(own.example_ids, ids, sorter=order)]
     actual = np.minimum(np.concatenate(paid), worst_case)
-    estimated = np.minimum(epsilons.upper[rows], worst_case)
+    estimated = np.minimum(own.upper[rows], worst_case)
     errors = np.abs(estimated - actual)
     return EstimateQuality(
         examples=len(actual),
@@ -35,3 +39,8 @@ def quality_of_estimates(files: TrialFiles, epsilons: Epsilons, trace: Trace, wo
         mean_error=float(errors.mean()),
         largest_error=float(errors.max()),
     )
+
+
+def _of_examples(epsilons: Iterable[Epsilons], ids: NDArray[np.int64]) -> Epsilons:
+    """The epsilons of the given examples, in the order of the parts."""
+    return Epsilons.concatenate([part.of(np.isin(part.example_ids, ids)) for part in epsilons])

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from accounting.records import MANIFEST, TrialFiles, delete, exists, list_files, read_epsilons
+from accounting.records import MANIFEST, TrialFiles, delete, exists, list_files, verify_epsilons
 from orchestration.comparison.claims import unfounded
 from orchestration.comparison.record import SweepRecord
 from orchestration.comparison.stored import stored_record
@@ -54,7 +54,7 @@ def _deleted(trial: TrialFiles) -> Iterator[str]:
     """
     if not exists(f"{trial.epsilons}/{MANIFEST}"):
         return
-    read_epsilons(trial.epsilons)
+    verify_epsilons(trial.epsilons)
     for folder in (trial.norms, trial.exact_norms):
         names = list_files(folder)
         for name in sorted(names, key=lambda name: name != MANIFEST):

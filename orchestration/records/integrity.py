@@ -20,8 +20,8 @@ from accounting.records import (
     exists,
     list_files,
     read_bytes,
-    read_epsilons,
     read_sealed,
+    verify_epsilons,
     write_sealed,
 )
 from orchestration.records.results import StoredResult, TrialResult, read_result, write_result
@@ -70,7 +70,7 @@ def damages(files: TrialFiles, result: TrialResult) -> Iterator[str]:
     for directory, read in (
         (files.norms, _read_norms),
         (files.exact_norms, _read_norms),
-        (files.epsilons, read_epsilons),
+        (files.epsilons, verify_epsilons),
     ):
         manifest = f"{directory}/{MANIFEST}"
         if exists(manifest) and manifest.removeprefix(f"{files.root}/") not in altered:

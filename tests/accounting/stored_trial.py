@@ -6,10 +6,12 @@ import numpy as np
 
 from accounting.mechanism import Segment, SideQuery, Trace
 from accounting.parallel import AccountingJob, Scatter, account_in_process, store_epsilons
+from accounting.records.epsilons import Epsilons, read_epsilons
 from accounting.records.layout import TrialFiles
-from accounting.records.shards import Epsilons, NormShardWriter, NormSnapshot, read_epsilons
+from accounting.records.shards import NormShardWriter, NormSnapshot
 from accounting.records.traces import write_trace
 from accounting.samplings import PoissonSampling
+from accounting.summaries import Counting
 
 
 def snapshot(step: int, examples: int, seed: int = 0) -> NormSnapshot:
@@ -38,6 +40,11 @@ def write_trial(root: str, examples: int = 50, rows_per_part: int = 8, steps: tu
     for step in steps:
         writer.write(snapshot(step, examples))
     return trace
+
+
+def job_of(root: str, delta: float, method: str = "rdp") -> AccountingJob:
+    """Account the trial into its own folder; epsilons above 50 count as 50."""
+    return AccountingJob(root, delta, method, counting=Counting(50.0), folder=TrialFiles(root).epsilons)
 
 
 def account_trial(job: AccountingJob, scatter: Scatter = account_in_process) -> Epsilons:

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accounting.parallel import AccountingJob, AccountingQueue
-from tests.accounting.stored_trial import account_trial, write_trial
+from accounting.parallel import AccountingQueue
+from tests.accounting.stored_trial import account_trial, job_of, write_trial
 from tests.accounting.test_parallel import accounting_processes
 
 
@@ -20,7 +20,7 @@ def test_a_lost_node_fails_no_trial(tmp_path: Path) -> None:
     os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # or else it listens on every interface
     ray = pytest.importorskip("ray")
     cluster_utils = pytest.importorskip("ray.cluster_utils")
-    jobs = [AccountingJob(str(tmp_path / str(number)), 1e-5) for number in range(4)]
+    jobs = [job_of(str(tmp_path / str(number)), 1e-5) for number in range(4)]
     for job in jobs:
         write_trial(job.root, rows_per_part=16)
     expected = account_trial(jobs[0])

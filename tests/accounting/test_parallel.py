@@ -11,22 +11,24 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from accounting.errors import DataCorruption, InvalidInput
-from accounting.individual.epsilons import individual_epsilons
+from accounting.individual.epsilons import IndividualEpsilons, individual_epsilons
 from accounting.parallel import (
     AccountingFailed,
     AccountingJob,
     AccountingQueue,
     account_in_process,
-    account_part,
+    epsilons_of_part,
 )
+from accounting.records.epsilons import read_epsilons
 from accounting.records.layout import TrialFiles
-from accounting.records.shards import NormShards, NormShardWriter, read_epsilons
-from tests.accounting.stored_trial import account_trial, snapshot, write_trial
+from accounting.records.shards import NormShards, NormShardWriter
+from tests.accounting.stored_trial import account_trial, job_of, snapshot, write_trial
 from tests.orchestration.processes import command_line, descendants
 
 DELTA = 1e-5
@@ -35,7 +37,7 @@ DELTA = 1e-5
 @pytest.fixture
 def job(tmp_path: Path) -> AccountingJob:
     write_trial(str(tmp_path / "trial"))
-    return AccountingJob(str(tmp_path / "trial"), DELTA)
+    return job_of(str(tmp_path / "trial"), DELTA)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +52,7 @@ def cluster() -> Iterator[None]:
 def test_a_trial_is_the_concatenation_of_its_parts(job: AccountingJob) -> None:
     result = account_trial(job)
     shards = NormShards(TrialFiles(job.root).norms)
-    parts = [account_part(job, shards.files(part)).epsilons for part in shards.parts]
+    parts = [epsilons_of_part(job, shards.files(part)) for part in shards.parts]
     assert len(parts) == 7
     np.testing.assert_array_equal(result.upper, np.concatenate([part.upper for part in parts]))
     np.testing.assert_array_equal(result.example_ids, np.arange(50) * 3 + 1)
@@ -64,16 +66,39 @@ def test_a_trial_equals_individual_accounting_of_the_whole_data_set(tmp_path: Pa
     trace = write_trial(str(tmp_path))
     contributions = np.stack([snapshot(step, 50).contributions for step in (0, 40, 80)], axis=1)
     whole = individual_epsilons([0, 40, 80], contributions, trace, DELTA)
-    parts = account_trial(AccountingJob(str(tmp_path), DELTA))
+    parts = account_trial(job_of(str(tmp_path), DELTA))
     np.testing.assert_allclose(parts.upper, whole.upper, rtol=1e-6)
     assert (parts.upper >= whole.upper * (1 - 1e-12)).all()
 
 
 def test_accounting_again_replaces_earlier_results(job: AccountingJob) -> None:
     first = account_trial(job)
-    second = account_trial(AccountingJob(job.root, 1e-6))
+    second = account_trial(job_of(job.root, 1e-6))
     assert (second.upper > first.upper).all()
     assert read_epsilons(TrialFiles(job.root).epsilons).delta == 1e-6
+
+
+def test_what_an_interrupted_run_has_stored_is_not_computed_again(
+    job: AccountingJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, seen = account_trial(job), list[int]()
+
+    def observed(*given: Any) -> IndividualEpsilons:
+        seen.append(len(given[1]))
+        return individual_epsilons(*given)
+
+    monkeypatch.setattr("accounting.parallel.individual_epsilons", observed)
+    for _ in range(3):
+        with pytest.raises(DataCorruption, match="was not accounted"):
+            account_trial(job, lambda job, parts: account_in_process(job, parts[:4]))
+        assert seen == [8] * 4, "the first four parts, once"
+    np.testing.assert_array_equal(account_trial(job).upper, expected.upper)
+    assert seen == [8] * 6 + [2]
+    seen.clear()
+    with pytest.raises(DataCorruption, match="was not accounted"):
+        account_trial(job_of(job.root, 1e-6), lambda job, parts: account_in_process(job, parts[:4]))
+    assert (account_trial(job_of(job.root, 1e-7)).upper > expected.upper).all()
+    assert seen == [8] * 10 + [2], "of another delta nothing is taken up"
 
 
 def accounting_processes() -> list[int]:
@@ -111,7 +136,7 @@ def repeatedly(act: Callable[[], object], seconds: float) -> Iterator[None]:
 def test_killed_processes_neither_lose_nor_change_anything(tmp_path: Path, cluster: None) -> None:
     """Several trials at once, of several parts and of one, while whatever accounts is killed, four times."""
     sizes = {"several": 16, "one": 64}
-    jobs = [AccountingJob(str(tmp_path / f"{name}{i}"), DELTA) for name in sizes for i in range(3)]
+    jobs = [job_of(str(tmp_path / f"{name}{i}"), DELTA) for name in sizes for i in range(3)]
     for job in jobs:
         write_trial(job.root, rows_per_part=sizes[Path(job.root).name[:-1]])
     expected = account_trial(jobs[0])
@@ -197,11 +222,11 @@ def test_examples_without_shards_are_an_error(tmp_path: Path) -> None:
     lines = manifest.read_text().splitlines(keepends=True)
     manifest.write_text("".join(line for line in lines if '"part":6' not in line))
     with pytest.raises(DataCorruption, match="never committed"):
-        account_trial(AccountingJob(str(tmp_path), DELTA))
+        account_trial(job_of(str(tmp_path), DELTA))
     for path in Path(files.norms).glob("*/part-00006.arrow"):
         path.unlink()
     with pytest.raises(DataCorruption, match="48 examples, but the trace says 50"):
-        account_trial(AccountingJob(str(tmp_path), DELTA))
+        account_trial(job_of(str(tmp_path), DELTA))
 
 
 def test_an_interrupted_snapshot_must_be_replayed_first(job: AccountingJob) -> None:
@@ -215,4 +240,4 @@ def test_an_interrupted_snapshot_must_be_replayed_first(job: AccountingJob) -> N
 
 def test_unknown_method_names_the_nearest(job: AccountingJob) -> None:
     with pytest.raises(InvalidInput, match="did you mean 'rdp'"):
-        account_trial(AccountingJob(job.root, DELTA, "rpd"))
+        account_trial(job_of(job.root, DELTA, "rpd"))

@@ -15,7 +15,7 @@ from accounting.errors import InvalidInput
 from accounting.estimates import PrivacyEstimate
 from accounting.keyed import KEY_BYTES, KeyedStream
 from accounting.mechanism import Segment, Trace
-from accounting.records.shards import Epsilons
+from accounting.records.epsilons import Epsilons
 from accounting.release import (
     OwnerReport,
     ReleaseSpec,

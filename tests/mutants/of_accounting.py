@@ -209,11 +209,10 @@ ACCOUNTING: Final[tuple[Mutant, ...]] = (
             "several quantiles cost one",
             True,
         ),
-        B("np.minimum(values, bound) / bound", "values / bound", "epsilons above the bound are not clipped", True),
         B("values + rng.normal(0.0, noise_multiplier, values.shape)", "values", "releases have no noise", True),
         B(
-            "rng = SecretDraws() if generator is None else generator",
-            "rng = np.random.default_rng(0) if generator is None else generator",
+            "SecretDraws() if generator is None else generator",
+            "np.random.default_rng(0) if generator is None else generator",
             "releases draw from a seed",
             True,
         ),

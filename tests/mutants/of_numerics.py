@@ -239,6 +239,25 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
+        "accounting/summaries.py",
+        ("tests/accounting/test_summaries.py",),
+        B("np.minimum(epsilons, self.bound)", "epsilons", "epsilons above the bound are not clipped", True),
+        B(
+            "values = counting.capped(epsilons.upper)",
+            "values = counting.capped(epsilons.lower)",
+            "lower bounds count",
+            True,
+        ),
+        B("np.outer(gap, gap) * (", "0.0 * (", "parts of other means merge as if they shared one"),
+        B("return np.asarray(ranks - before[places])", "return ranks", "a further pass seeks values of other ranks"),
+        B("if wanted.shift == 0:", "if True:", "a bin's lower end is taken for the value"),
+    ),
+    *bugs_in(
+        "accounting/records/epsilons.py",
+        SHARDS,
+        B('if note.get("inputs") != inputs:', "if not note:", "a part of another trace or delta is taken up", True),
+    ),
+    *bugs_in(
         "accounting/keyed.py",
         ("tests/accounting/test_release.py", "tests/workers/test_noise.py"),
         B("self._counter += 1", "self._counter += 0", "every call gives the same bits", True),

@@ -30,15 +30,9 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
             True,
         ),
         B(
-            "AccountingJob(files.root, planned.spec.delta,",
-            "AccountingJob(files.root, 1e-5,",
+            "delta, method = planned.spec.delta, sweep.accounting.individual",
+            "delta, method = 1e-5, sweep.accounting.individual",
             "epsilons of examples at a fixed delta",
-            True,
-        ),
-        B(
-            "release_statistics(epsilons.upper,",
-            "release_statistics(epsilons.lower,",
-            "lower bounds are released",
             True,
         ),
         B(
@@ -48,9 +42,9 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
             True,
         ),
         B(
-            "len(group_names), worst.epsilon, release)",
-            "len(group_names), float(epsilons.upper.max()), release)",
-            "the bound of a release is read off the data",
+            "Counting(worst.epsilon, released_bins=release.bins)",
+            "Counting(worst.epsilon / 2, released_bins=release.bins)",
+            "a release has another bound than the worst case",
             True,
         ),
         B(
@@ -96,8 +90,8 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
         "orchestration/execution/estimate_quality.py",
         ("tests/orchestration/execution/test_estimate_quality.py",),
         B(
-            "estimated = np.minimum(epsilons.upper[rows], worst_case)",
-            "estimated = np.minimum(epsilons.upper[: len(rows)], worst_case)",
+            "estimated = np.minimum(own.upper[rows], worst_case)",
+            "estimated = np.minimum(own.upper[: len(rows)], worst_case)",
             "errors are those of other examples",
         ),
         B(

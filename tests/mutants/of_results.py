@@ -44,22 +44,17 @@ RESULTS: Final[tuple[Mutant, ...]] = (
         "orchestration/comparison/individuals.py",
         INDIVIDUALS,
         B(
-            "values = np.minimum(epsilons.upper, worst_case.epsilon)",
-            "values = epsilons.upper",
-            "statistics are not capped at the worst case",
-        ),
-        B(
-            'return weakest(epsilons.kind, "estimate" if',
-            'return (lambda one, other: one)(epsilons.kind, "estimate" if',
+            'return weakest(own, "estimate" if',
+            'return (lambda one, other: one)(own, "estimate" if',
             "statistics capped at an estimate are guarantees",
             True,
         ),
         B(
-            "members := epsilons.groups == group)",
-            "members := epsilons.groups != group)",
-            "each group shows the others",
+            "_group_epsilon(name, summary.groups[group])",
+            "_group_epsilon(name, summary.everyone)",
+            "each group shows everyone",
         ),
-        B("deviation / len(values) ** 0.5", "deviation", "the standard error is the deviation"),
+        B("moments.deviation / moments.count**0.5", "moments.deviation", "the standard error is the deviation"),
         B("disclosure=RELEASED,", "disclosure=EXACT,", "released statistics are called exact"),
         B("median=released.quantiles.get(0.5),", "median=released.mean_epsilon,", "the mean is the median"),
         B(

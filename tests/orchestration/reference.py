@@ -7,13 +7,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from accounting.parallel import AccountingJob
+from accounting.records.epsilons import Epsilons, read_epsilons
 from accounting.records.layout import TrialFiles
-from accounting.records.shards import Epsilons, read_epsilons
 from orchestration.records.layout import SweepFiles
 from orchestration.sweeps.plan import plan_sweep
 from orchestration.sweeps.schema import SweepSpec
-from tests.accounting.stored_trial import account_trial
+from tests.accounting.stored_trial import account_trial, job_of
 from workers.imports import NO_CODE, UserCode
 from workers.trial import run_trial
 
@@ -25,7 +24,7 @@ def run_undisturbed(sweep: SweepSpec, folder: Path, code: UserCode = NO_CODE) ->
         root = files.trial(planned.spec.key).root
         run_trial(planned.spec, root, code=code, releases=planned.releases)
         if planned.spec.is_private:
-            account_trial(AccountingJob(root, planned.spec.delta, sweep.accounting.individual))
+            account_trial(job_of(root, planned.spec.delta, sweep.accounting.individual))
     return files
 
 

@@ -15,8 +15,9 @@ import pytest
 
 from accounting.accountants import account
 from accounting.errors import DataCorruption, InvalidInput
+from accounting.records.epsilons import read_epsilons
 from accounting.records.layout import TrialFiles
-from accounting.records.shards import NormShards, read_epsilons
+from accounting.records.shards import NormShards
 from accounting.records.traces import read_trace
 from orchestration.pipeline import RunRequest, render_again, run_sweep
 from orchestration.records.layout import SweepFiles

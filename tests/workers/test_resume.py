@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from accounting.parallel import AccountingJob
 from accounting.schedules import SCHEDULES, make_schedule
-from tests.accounting.stored_trial import account_trial
+from tests.accounting.stored_trial import account_trial, job_of
 from tests.workers.own_code import code_of
 from tests.workers.resumption import assert_same_trial, run_with_deaths, stored_bytes
 from tests.workers.trial_specs import DROPOUT_NET, TUMOURS, TUMOURS_READ_ONCE, clipping_by, small_trial
@@ -107,9 +106,7 @@ def test_epsilons_of_all_examples_are_those_of_an_undisturbed_run(
     spec = windowed_trial("dpsgd_f", "constant", sampling)
     run_trial(spec, str(tmp_path / "undisturbed"), code=code_of(spec))
     run_with_deaths(spec, tmp_path / "resumed", monkeypatch, [4, 7])
-    before, after = (
-        account_trial(AccountingJob(str(tmp_path / name), spec.delta)) for name in ("undisturbed", "resumed")
-    )
+    before, after = (account_trial(job_of(str(tmp_path / name), spec.delta)) for name in ("undisturbed", "resumed"))
     assert np.array_equal(before.upper, after.upper)
     assert np.array_equal(before.lower, after.lower)
     assert np.isfinite(before.upper).all()

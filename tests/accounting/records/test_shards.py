@@ -17,9 +17,10 @@ import pytest
 from accounting.errors import DataCorruption, InvalidInput, StorageError
 from accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
 from accounting.records import files as storage
-from accounting.records.files import open_filesystem, read_bytes, write_bytes_atomically
+from accounting.records.epsilons import Epsilons, commit_epsilons, noted_epsilons, read_epsilons, write_epsilons
+from accounting.records.files import list_files, open_filesystem, read_bytes, write_bytes_atomically
 from accounting.records.layout import TrialFiles
-from accounting.records.shards import Epsilons, NormShards, NormShardWriter, NormSnapshot, read_epsilons, write_epsilons
+from accounting.records.shards import NormShards, NormShardWriter, NormSnapshot
 from accounting.records.traces import read_trace, write_trace
 from accounting.samplings import Adjacency, FixedBatchSampling, PoissonSampling, Sampling, ShuffledSampling
 from tests.accounting.stored_trial import snapshot, write_trial
@@ -233,13 +234,34 @@ def test_snapshots_must_begin_at_step_0_and_cover_every_part(tmp_path: Path) -> 
         NormShards(str(tmp_path / "others")).read(0)
 
 
+def store(directory: str, *parts: Epsilons) -> None:
+    commit_epsilons(directory, [write_epsilons(directory, number, part, "inputs") for number, part in enumerate(parts)])
+
+
+def test_a_part_is_taken_up_only_from_the_same_inputs_and_undamaged(root: str) -> None:
+    ids, values = np.arange(3), np.ones(3)
+    own = Epsilons(ids, ids.astype(np.int32), values, values, values.astype(np.float32), 1e-5, "rdp", "estimate")
+    record = write_epsilons(root, 4, own, "these")
+    found = noted_epsilons(root, 4, "these")
+    assert found is not None
+    assert found[0] == record
+    np.testing.assert_array_equal(found[1].upper, own.upper)
+    assert noted_epsilons(root, 4, "others") is None
+    assert noted_epsilons(root, 3, "these") is None
+    part = f"{root}/{record.path}"
+    write_bytes_atomically(part, read_bytes(part)[:-1] + b"?")
+    assert noted_epsilons(root, 4, "these") is None
+    commit_epsilons(root, [record])
+    assert list_files(root) == ("manifest.jsonl", "part-00004.arrow")
+
+
 def test_epsilons_round_trip_and_missing_parts_are_noticed(root: str) -> None:
     def part(start: int, rows: int) -> Epsilons:
         values = np.arange(start, start + rows, dtype=np.float64)
         ids, groups = values.astype(np.int64), np.zeros(rows, np.int32)
         return Epsilons(ids, groups, values, values / 2, values.astype(np.float32), 1e-5, "rdp", "estimate")
 
-    write_epsilons(root, [part(0, 3), part(3, 0), part(3, 2)])
+    store(root, part(0, 3), part(3, 0), part(3, 2))
     stored = read_epsilons(root)
     np.testing.assert_array_equal(stored.upper, np.arange(5))
     assert (stored.delta, stored.method, stored.kind) == (1e-5, "rdp", "estimate")
@@ -258,11 +280,11 @@ def test_old_guarantees_of_single_examples_are_read_as_output_specific(
     epsilons = Epsilons(ids, ids.astype(np.int32), values, values, values.astype(np.float32), 1e-5, "rdp", "guarantee")
     new, old = TrialFiles(f"{root}/new"), TrialFiles(f"{root}/old")
     write_trace(new.trace, trace)
-    write_epsilons(new.epsilons, [epsilons])
+    store(new.epsilons, epsilons)
     monkeypatch.setattr("accounting.records.traces._CLAIM", "contributions")
-    monkeypatch.setattr("accounting.records.shards._CLAIM", "kind")
+    monkeypatch.setattr("accounting.records.epsilons._CLAIM", "kind")
     write_trace(old.trace, trace)
-    write_epsilons(old.epsilons, [epsilons])
+    store(old.epsilons, epsilons)
     monkeypatch.undo()
     assert read_trace(new.trace) == trace
     assert read_epsilons(new.epsilons).kind == "guarantee"

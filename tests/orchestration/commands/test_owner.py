@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from accounting import attack_risk, curve_of_examples, privacy_curve, read_trace
+from accounting.records.epsilons import Epsilons, read_epsilons
 from accounting.records.layout import TrialFiles
-from accounting.records.shards import Epsilons, NormShards, read_epsilons
+from accounting.records.shards import NormShards
 from orchestration.commands.owner import read_owner_report
 from orchestration.comparison.formats import at_most_share
 from orchestration.execution.completion import Times, complete_trial

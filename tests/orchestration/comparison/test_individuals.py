@@ -9,11 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from accounting.estimates import PrivacyEstimate
+from accounting.records.epsilons import Epsilons
 from accounting.records.sealed import write_sealed
-from accounting.records.shards import Epsilons
 from accounting.release import GroupStatistics, ReleasedStatistics
+from accounting.summaries import CountedEpsilons, Counting, Members, summarise
 from orchestration.comparison.individuals import exact_statistics, kind_of_capped, loss_correlation, released_statistics
 from orchestration.comparison.metrics import known
 from orchestration.comparison.statistics import pearson
@@ -21,15 +23,24 @@ from orchestration.records.published import GroupEpsilon, Histogram
 from orchestration.records.results import read_statistics, write_statistics
 from tests.orchestration.sample_sweeps import sample_trial
 
+
+def counted(epsilons: Epsilons, bound: float) -> CountedEpsilons:
+    return CountedEpsilons(summarise(epsilons, Counting(bound)), [epsilons])
+
+
+def correlation_of(values: NDArray[np.float64], losses: NDArray[np.float32]) -> float | None:
+    return loss_correlation(Members.of(values, losses, values).with_loss)
+
+
 LOSSES = np.geomspace(1e-4, 10.0, 50).astype(np.float32)
 """Equally spaced logarithms."""
 
 
 def test_an_epsilon_that_grows_with_log_loss_correlates_perfectly() -> None:
     epsilons = 3.0 + 0.2 * np.log(LOSSES.astype(np.float64))
-    assert loss_correlation(epsilons, LOSSES) == pytest.approx(1.0, abs=1e-9)
-    assert loss_correlation(-epsilons, LOSSES) == pytest.approx(-1.0, abs=1e-9)
-    raw = loss_correlation(LOSSES.astype(np.float64), LOSSES)
+    assert correlation_of(epsilons, LOSSES) == pytest.approx(1.0, abs=1e-9)
+    assert correlation_of(-epsilons, LOSSES) == pytest.approx(-1.0, abs=1e-9)
+    raw = correlation_of(LOSSES.astype(np.float64), LOSSES)
     assert raw is not None
     assert raw < 0.8, "the loss itself is not linear in its logarithm"
 
@@ -44,18 +55,18 @@ def test_pearson_is_the_covariance_over_both_deviations() -> None:
 
 def test_constant_sides_and_few_examples_have_none() -> None:
     epsilons = np.linspace(1.0, 2.0, 50)
-    assert loss_correlation(np.ones(50), LOSSES) is None
-    assert loss_correlation(epsilons, np.ones(50, np.float32)) is None
-    assert loss_correlation(epsilons[:9], LOSSES[:9]) is None
-    assert loss_correlation(epsilons[:10], LOSSES[:10]) is not None
+    assert correlation_of(np.ones(50), LOSSES) is None
+    assert correlation_of(epsilons, np.ones(50, np.float32)) is None
+    assert correlation_of(epsilons[:9], LOSSES[:9]) is None
+    assert correlation_of(epsilons[:10], LOSSES[:10]) is not None
 
 
 def test_losses_without_a_logarithm_are_left_out() -> None:
     epsilons = np.linspace(1.0, 2.0, 50)
-    expected = loss_correlation(epsilons, LOSSES)
+    expected = correlation_of(epsilons, LOSSES)
     lost = np.array([0.0, math.inf, math.nan], np.float32)
-    assert loss_correlation(np.append(epsilons, [9.0, 9.0, 9.0]), np.append(LOSSES, lost)) == expected
-    assert loss_correlation(epsilons, np.zeros(50, np.float32)) is None
+    assert correlation_of(np.append(epsilons, [9.0, 9.0, 9.0]), np.append(LOSSES, lost)) == expected
+    assert correlation_of(epsilons, np.zeros(50, np.float32)) is None
 
 
 def worst_case(epsilon: float) -> PrivacyEstimate:
@@ -73,7 +84,7 @@ def _epsilons() -> Epsilons:
 
 def test_it_is_computed_overall_and_for_groups_with_enough_examples() -> None:
     epsilons = _epsilons()
-    found = exact_statistics(epsilons, ("a", "b", "c", "absent"), worst_case(100.0))
+    found = exact_statistics(counted(epsilons, 100.0), ("a", "b", "c", "absent"), worst_case(100.0))
     assert [group.loss_correlation for group in found.groups] == [
         pytest.approx(1.0, abs=1e-9),
         pytest.approx(-1.0, abs=1e-9),
@@ -83,12 +94,12 @@ def test_it_is_computed_overall_and_for_groups_with_enough_examples() -> None:
 
 
 def test_epsilons_are_capped_at_the_worst_case_first() -> None:
-    found = exact_statistics(_epsilons(), ("a", "b", "c"), worst_case(1e-3))
+    found = exact_statistics(counted(_epsilons(), 1e-3), ("a", "b", "c"), worst_case(1e-3))
     assert found.loss_correlation is None, "all examples pay the worst case"
 
 
 def test_it_is_stored_and_older_files_without_it_stay_readable(tmp_path: Path) -> None:
-    exact = exact_statistics(_epsilons(), ("a", "b", "c"), worst_case(100.0))
+    exact = exact_statistics(counted(_epsilons(), 100.0), ("a", "b", "c"), worst_case(100.0))
     uri = str(tmp_path / "summary.json")
     write_statistics(uri, exact, private=True)
     assert read_statistics(uri, "") == exact
@@ -120,12 +131,11 @@ def test_only_exact_statistics_disclose_it() -> None:
     ],
 )
 def test_capped_statistics_claim_no_more_than_the_weaker_side(own: str, worst: str, found: str) -> None:
-    epsilons = replace(_epsilons(), kind=own)  # type: ignore[arg-type]  # a kind
-    assert kind_of_capped(epsilons, replace(worst_case(2.0), kind=worst)) == found  # type: ignore[arg-type]  # a kind
+    assert kind_of_capped(own, replace(worst_case(2.0), kind=worst)) == found  # type: ignore[arg-type]  # kinds
 
 
 def test_exact_means_of_groups_have_their_own_standard_errors() -> None:
-    found = exact_statistics(_epsilons(), ("a", "b", "c"), worst_case(100.0))
+    found = exact_statistics(counted(_epsilons(), 100.0), ("a", "b", "c"), worst_case(100.0))
     own = _epsilons().upper[:50]
     assert found.groups[0].mean == pytest.approx(own.mean())
     assert found.groups[0].standard_error == pytest.approx(own.std(ddof=1) / math.sqrt(50))

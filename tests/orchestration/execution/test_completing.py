@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 import stat
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from accounting.accountants import account
+from accounting.individual.epsilons import IndividualEpsilons, individual_epsilons
 from accounting.mechanism import Trace
-from accounting.parallel import AccountingJob, PartResult, Scatter, account_in_process
+from accounting.parallel import Scatter, account_in_process
+from accounting.records.epsilons import read_epsilons
 from accounting.records.layout import TrialFiles
-from accounting.records.shards import PartFiles, read_epsilons
 from accounting.records.traces import read_trace
 from accounting.release import ReleaseSpec
 from orchestration.execution.completion import Times, complete_stopped, complete_trial, epsilon_so_far
@@ -157,15 +158,18 @@ def test_the_bound_of_a_release_is_public(released: Trained) -> None:
     assert individuals.histogram.edges[-1] == released.planned.costs.worst_case.epsilon
 
 
-def test_what_is_released_are_the_upper_bounds_with_the_stated_noise(released: Trained) -> None:
+def test_what_is_released_are_the_upper_bounds_with_the_stated_noise(
+    released: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Though lower bounds are 0 here. Each number is wrong with probability 2.6e-12."""
 
-    def without_lower(job: AccountingJob, parts: Sequence[PartFiles]) -> Iterator[PartResult]:
-        for found in account_in_process(job, parts):
-            yield replace(found, epsilons=replace(found.epsilons, lower=np.zeros_like(found.epsilons.lower)))
+    def without_lower(*given: Any) -> IndividualEpsilons:
+        found = individual_epsilons(*given)
+        return replace(found, lower=np.zeros_like(found.lower))
 
+    monkeypatch.setattr("accounting.parallel.individual_epsilons", without_lower)
     Path(released.files.released).unlink(missing_ok=True)
-    individuals, exact = released.completed(without_lower).individuals, released.exact
+    individuals, exact = released.completed().individuals, released.exact
     assert individuals is not None
     assert individuals.disclosure == "private"
     assert individuals.kind == "estimate"

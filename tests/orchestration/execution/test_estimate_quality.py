@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from accounting.parallel import AccountingJob
 from accounting.records.layout import TrialFiles
 from accounting.records.traces import read_trace
 from orchestration.execution.estimate_quality import quality_of_estimates
 from orchestration.records.published import EstimateQuality
 from orchestration.sweeps.plan import plan_sweep
 from orchestration.sweeps.schema import parse_sweep
-from tests.accounting.stored_trial import account_trial
+from tests.accounting.stored_trial import account_trial, job_of
 from tests.orchestration.sample_grids import small
 from workers.trial import run_trial
 
@@ -36,10 +35,10 @@ def quality(folder: Path, **norms: object) -> EstimateQuality:
     spec = plan_sweep(sweep).trials[0].spec
     files = TrialFiles(str(folder))
     run_trial(spec, files.root)
-    epsilons = account_trial(AccountingJob(files.root, spec.delta, "rdp"))
+    epsilons = account_trial(job_of(files.root, spec.delta, "rdp"))
     shuffled = replace(epsilons, example_ids=epsilons.example_ids[::-1], upper=epsilons.upper[::-1])
-    found = quality_of_estimates(files, shuffled, read_trace(files.trace), WORST)
-    assert found == quality_of_estimates(files, epsilons, read_trace(files.trace), WORST)
+    found = quality_of_estimates(files, [shuffled], read_trace(files.trace), WORST)
+    assert found == quality_of_estimates(files, [epsilons], read_trace(files.trace), WORST)
     return found
 
 

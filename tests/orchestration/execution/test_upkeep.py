@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from accounting.errors import DataCorruption
+from accounting.records.epsilons import read_epsilons
 from accounting.records.files import list_files
-from accounting.records.shards import read_epsilons
 from orchestration.commands.main import app
 from orchestration.execution.completion import Times, complete_trial
 from orchestration.records.layout import SweepFiles

@@ -1,0 +1,156 @@
+"""Per-example epsilons as Arrow files, written and noted part by part; their columns are defined only here.
+
+A part is written by whatever computed it, which notes beside it, in ``part-00003.json``, its sha256 and that of what it
+was computed from. What is interrupted is continued from these notes. The manifest commits all parts at once, and the
+notes are then deleted. Everything here is derived from single examples and stored as private.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import get_args
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from accounting.errors import DataCorruption, InvalidInput
+from accounting.estimates import Claim, without_guarantee
+from accounting.records.files import delete
+from accounting.records.parts import PartRecord, PartStore, commit_parts, read_part, write_part
+from accounting.records.sealed import read_sealed, write_sealed
+
+_CLAIM = "individual_kind"
+_OLD_CLAIM = "kind"
+"""The name it had before there were output-specific claims, which ``guarantee`` stood for too."""
+EPSILON_SCHEMA = pa.schema(
+    [
+        ("example_id", pa.int64()),
+        ("group", pa.int32()),
+        ("epsilon", pa.float64()),
+        ("epsilon_lower", pa.float64()),
+        ("loss", pa.float32()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Epsilons:
+    """Per-example privacy of a run; arrays have shape [examples].
+
+    upper and lower are the certified bounds, losses the loss at the last snapshot. kind, of upper
+    (`accounting.estimates.PrivacyEstimate`), applies to all examples.
+    """
+
+    example_ids: npt.NDArray[np.int64]
+    groups: npt.NDArray[np.int32]
+    upper: npt.NDArray[np.float64]
+    lower: npt.NDArray[np.float64]
+    losses: npt.NDArray[np.float32]
+    delta: float
+    method: str
+    kind: Claim
+
+    def of(self, examples: npt.NDArray[np.bool_]) -> Epsilons:
+        """Those of the examples chosen by a mask [examples]."""
+        return replace(
+            self,
+            example_ids=self.example_ids[examples],
+            groups=self.groups[examples],
+            upper=self.upper[examples],
+            lower=self.lower[examples],
+            losses=self.losses[examples],
+        )
+
+    @staticmethod
+    def concatenate(parts: Sequence[Epsilons]) -> Epsilons:
+        """Concatenate parts in the given order. Raises `InvalidInput` when delta, method or kind differ."""
+        claims = {(part.delta, part.method, part.kind) for part in parts}
+        if len(claims) != 1:
+            raise InvalidInput(f"parts claim different (delta, method, kind): {sorted(claims)}; account them again")
+        return replace(
+            parts[0],
+            example_ids=np.concatenate([part.example_ids for part in parts]),
+            groups=np.concatenate([part.groups for part in parts]),
+            upper=np.concatenate([part.upper for part in parts]),
+            lower=np.concatenate([part.lower for part in parts]),
+            losses=np.concatenate([part.losses for part in parts]),
+        )
+
+
+def write_epsilons(directory: str, part: int, epsilons: Epsilons, inputs: str) -> PartRecord:
+    """Write and note one part. inputs: digest of what it was computed from. Raises: StorageError."""
+    record = write_part(directory, part, _to_table(epsilons))
+    note = json.dumps({"inputs": inputs, "record": asdict(record)})
+    write_sealed(_note(directory, part), note.encode(), private=True)
+    return record
+
+
+def noted_epsilons(directory: str, part: int, inputs: str) -> tuple[PartRecord, Epsilons] | None:
+    """A part that an interrupted run wrote from the same ``inputs``; None if there is none, or it is damaged."""
+    try:
+        content = read_sealed(_note(directory, part), "account the trial again")
+        note = json.loads(content) if content else {}
+        if note.get("inputs") != inputs:
+            return None
+        record = PartRecord(**note["record"])
+        return record, _from_table(read_part(directory, EPSILON_SCHEMA, record))
+    except DataCorruption:
+        return None
+
+
+def commit_epsilons(directory: str, records: Sequence[PartRecord]) -> None:
+    """Commit exactly these parts, in place of earlier results, and delete the notes beside them."""
+    commit_parts(directory, records)
+    for record in records:
+        delete(_note(directory, record.part))
+
+
+class StoredEpsilons:
+    """The committed epsilons of a trial, with one part in memory at a time."""
+
+    def __init__(self, directory: str) -> None:
+        """Read the manifest. Raises `DataCorruption` when it is damaged or a part is missing."""
+        self._store = PartStore(directory, EPSILON_SCHEMA)
+        self._records = sorted(self._store.records.values(), key=lambda record: record.part)
+        if not self._records or [record.part for record in self._records] != list(range(len(self._records))):
+            raise DataCorruption(f"{directory}: a part of the epsilons is missing; account the trial again")
+
+    def __iter__(self) -> Iterator[Epsilons]:
+        """The parts in order, each verified. Raises `DataCorruption` when one is damaged."""
+        return (_from_table(self._store.read(record)) for record in self._records)
+
+
+def read_epsilons(directory: str) -> Epsilons:
+    """All committed parts, in part order, verified. Raises `DataCorruption` when a part is missing or damaged."""
+    return Epsilons.concatenate(list(StoredEpsilons(directory)))
+
+
+def verify_epsilons(directory: str) -> None:
+    """Read every committed part. Raises `DataCorruption` when one is missing or damaged."""
+    for _ in StoredEpsilons(directory):
+        pass
+
+
+def _note(directory: str, part: int) -> str:
+    return f"{directory}/part-{part:05d}.json"
+
+
+def _to_table(epsilons: Epsilons) -> pa.Table:
+    claim = {"delta": repr(float(epsilons.delta)), "method": epsilons.method, _CLAIM: epsilons.kind}
+    columns = (epsilons.example_ids, epsilons.groups, epsilons.upper, epsilons.lower, epsilons.losses)
+    return pa.table(dict(zip(EPSILON_SCHEMA.names, columns, strict=True)), schema=EPSILON_SCHEMA.with_metadata(claim))
+
+
+def _from_table(table: pa.Table) -> Epsilons:
+    claim = {key.decode(): value.decode() for key, value in table.schema.metadata.items()}
+    ids, groups, upper, lower, losses = (column.to_numpy() for column in table.columns)
+    kind = _claim(claim[_CLAIM]) if _CLAIM in claim else without_guarantee(_claim(claim[_OLD_CLAIM]))
+    return Epsilons(ids, groups, upper, lower, losses, float(claim["delta"]), claim["method"], kind)
+
+
+def _claim(name: str) -> Claim:
+    found: Claim = next(claim for claim in get_args(Claim) if claim == name)
+    return found
