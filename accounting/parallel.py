@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Self
 
 import ray
@@ -28,9 +28,11 @@ from accounting.records import (
     PartRecord,
     TrialFiles,
     commit_epsilons,
+    forget_notes,
     noted_epsilons,
     read_bytes,
     read_contributions,
+    read_groups,
     read_trace,
     write_epsilons,
 )
@@ -52,7 +54,8 @@ _CENSUS = 2.0
 class AccountingJob:
     """What to account: a trial's root (absolute path or URI), delta, and the method (``rdp`` or ``pld``).
 
-    counting: what the summary counts. folder: where the epsilons are stored.
+    counting: what the summary counts. folder: where the epsilons are stored. group_by: a file of groups
+    (`accounting.records.read_groups`) that the summary counts in place of the trial's own; "" for these.
     """
 
     root: str
@@ -61,6 +64,7 @@ class AccountingJob:
     _: KW_ONLY
     counting: Counting
     folder: str
+    group_by: str = ""
 
     def inputs(self, part: PartFiles) -> str:
         """Digest of what determines the epsilons of a part: trace, norms, delta and method."""
@@ -94,6 +98,8 @@ def account_part(job: AccountingJob, part: PartFiles) -> PartResult:
         epsilons = epsilons_of_part(job, part)
         stored = write_epsilons(job.folder, part.part, epsilons, inputs), epsilons
     record, epsilons = stored
+    if job.group_by:
+        epsilons = replace(epsilons, groups=read_groups(job.group_by).labels_of(epsilons.example_ids))
     return PartResult(part.part, record, summarise(epsilons, job.counting))
 
 
@@ -120,6 +126,16 @@ def account_in_process(job: AccountingJob, parts: Sequence[PartFiles]) -> Iterat
 
 def store_epsilons(job: AccountingJob, scatter: Scatter = account_in_process) -> EpsilonSummary:
     """Account every example of a trial, store the epsilons privately, and return their summary.
+
+    Parts stored by a run that was interrupted are not computed again. Raises: as `account_all`.
+    """
+    summary = account_all(job, scatter)
+    forget_notes(job.folder)
+    return summary
+
+
+def account_all(job: AccountingJob, scatter: Scatter) -> EpsilonSummary:
+    """`store_epsilons`, whose parts are not computed again when it is called again.
 
     The calling process holds a line and the summary of a few parts, never an epsilon per example. Raises:
     DataCorruption when training was interrupted, when examples lack shards, or when files are damaged.

@@ -4,6 +4,7 @@ from accounting.records.epsilons import (
     Epsilons,
     StoredEpsilons,
     commit_epsilons,
+    forget_notes,
     noted_epsilons,
     read_epsilons,
     verify_epsilons,
@@ -23,6 +24,7 @@ from accounting.records.files import (
     read_bytes,
     write_bytes_atomically,
 )
+from accounting.records.group_files import read_groups
 from accounting.records.layout import TrialFiles
 from accounting.records.parts import MANIFEST, PartRecord
 from accounting.records.sealed import read_sealed, write_sealed
@@ -55,6 +57,7 @@ __all__ = [
     "delete_folder",
     "delete_if_empty",
     "exists",
+    "forget_notes",
     "list_files",
     "list_folders",
     "make_private_file",
@@ -64,6 +67,7 @@ __all__ = [
     "read_bytes",
     "read_contributions",
     "read_epsilons",
+    "read_groups",
     "read_sealed",
     "read_trace",
     "verify_epsilons",

@@ -1,8 +1,8 @@
 """Per-example epsilons as Arrow files, written and noted part by part; their columns are defined only here.
 
 A part is written by whatever computed it, which notes beside it, in ``part-00003.json``, its sha256 and that of what it
-was computed from. What is interrupted is continued from these notes. The manifest commits all parts at once, and the
-notes are then deleted. Everything here is derived from single examples and stored as private.
+was computed from. What is interrupted is continued from these notes. The manifest commits all parts at once; the
+notes of a trial's first accounting are then deleted. Everything here is derived from single examples and private.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ import pyarrow as pa
 
 from accounting.errors import DataCorruption, InvalidInput
 from accounting.estimates import Claim, without_guarantee
-from accounting.records.files import delete
+from accounting.records.files import delete, list_files
 from accounting.records.parts import PartRecord, PartStore, commit_parts, read_part, write_part
 from accounting.records.sealed import read_sealed, write_sealed
 
+_NOTE = ".json"
 _CLAIM = "individual_kind"
 _OLD_CLAIM = "kind"
 """The name it had before there were output-specific claims, which ``guarantee`` stood for too."""
@@ -102,10 +103,15 @@ def noted_epsilons(directory: str, part: int, inputs: str) -> tuple[PartRecord, 
 
 
 def commit_epsilons(directory: str, records: Sequence[PartRecord]) -> None:
-    """Commit exactly these parts, in place of earlier results, and delete the notes beside them."""
+    """Commit exactly these parts, in place of earlier results."""
     commit_parts(directory, records)
-    for record in records:
-        delete(_note(directory, record.part))
+
+
+def forget_notes(directory: str) -> None:
+    """Delete the notes beside committed parts, which are then computed again where they are asked for again."""
+    for name in list_files(directory):
+        if name.endswith(_NOTE):
+            delete(f"{directory}/{name}")
 
 
 class StoredEpsilons:
@@ -135,7 +141,7 @@ def verify_epsilons(directory: str) -> None:
 
 
 def _note(directory: str, part: int) -> str:
-    return f"{directory}/part-{part:05d}.json"
+    return f"{directory}/part-{part:05d}{_NOTE}"
 
 
 def _to_table(epsilons: Epsilons) -> pa.Table:

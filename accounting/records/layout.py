@@ -57,6 +57,10 @@ class TrialFiles:
     def epsilons(self) -> str:
         return self._below("private", "epsilons")
 
+    def accounted_again(self, claim: str) -> str:
+        """Folder of what `dpsweep account` found, named by what was asked."""
+        return self._below("private", "accounts", claim)
+
     @property
     def private_summary(self) -> str:
         """Exact statistics of the per-example epsilons (JSON)."""

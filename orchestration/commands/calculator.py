@@ -107,7 +107,7 @@ def epsilon(
     else:
         run = {"trial": trial, "trace": trace, "steps": ran.steps}
         _warn(delta_warning(delta, ran.dataset_size))
-    sizes = _whole_numbers("--group-size", group_size, 1)
+    sizes = whole_numbers("--group-size", group_size, 1)
     estimates = [account(ran, delta, accountant, size) for size in sizes]
     compared = compare_groups(ran, delta, sizes) if compare else {}
     answers = [
@@ -119,7 +119,7 @@ def epsilon(
     curves = [privacy_curve(ran, size, deltas) for size in sizes] if risk or curve is not None else []
     tables, cautions = [_table(estimates, compared)], []
     if trial is not None and examples is not None:
-        group = contributions_of(TrialFiles(trial), ran, _whole_numbers("--examples", examples, 0))
+        group = contributions_of(TrialFiles(trial), ran, whole_numbers("--examples", examples, 0))
         together = estimate_of_examples(group, ran, delta)
         answers.append(together.as_dict() | {"sensitive": PRIVATE})
         tables = [_table([*estimates, together], compared)]
@@ -308,7 +308,8 @@ def register(app: typer.Typer) -> None:
     )(calibrate)
 
 
-def _whole_numbers(flag: str, text: str, at_least: int) -> list[int]:
+def whole_numbers(flag: str, text: str, at_least: int) -> list[int]:
+    """The numbers in a flag such as 1,2,4 or 1..64. Raises: InvalidInput for anything else."""
     numbers: list[int] = []
     for item in map(str.strip, text.split(",")):
         first, dots, last = item.partition("..")

@@ -1,15 +1,20 @@
-"""`dpsweep verify`, `dpsweep prune` and `dpsweep delete`: the stored files of a sweep."""
+"""`dpsweep verify`, `account`, `prune` and `delete`: the stored files of a sweep."""
 
 from __future__ import annotations
 
 import json
+import time
 from typing import Annotated
 
 import typer
 
-from accounting.errors import DataCorruption, InvalidInput
+from accounting.errors import DataCorruption, InvalidInput, require_finite
+from accounting.registry import lookup
 from orchestration.commands import panels
+from orchestration.commands.calculator import whole_numbers
+from orchestration.comparison.formats import number, seconds
 from orchestration.comparison.plain_text import for_terminal
+from orchestration.execution.environment import EMBEDDED, prepare_environment
 from orchestration.records.layout import SweepFiles, absolute
 
 Folder = Annotated[str, typer.Argument(help="Folder or URI that `dpsweep run` wrote.", metavar="DIR")]
@@ -97,8 +102,81 @@ def _confirmed(question: str) -> bool:
         raise InvalidInput("no answer, so nothing was deleted; give --yes to delete without being asked") from error
 
 
+def account(
+    folder: Folder,
+    trial: Annotated[str | None, typer.Option(help="Key of one trial (default: all).", metavar="KEY")] = None,
+    delta: Annotated[float | None, typer.Option(help="Failure probability (default: that of the sweep).")] = None,
+    individual: Annotated[
+        str | None, typer.Option(help="Accounting of single examples: rdp or pld (default: that of the sweep).")
+    ] = None,
+    group_sizes: Annotated[
+        str | None, typer.Option(help="Also the ε of any k records, for several k: 2,4 or 2..8.", metavar="SIZES")
+    ] = None,
+    group_by: Annotated[
+        str | None,
+        typer.Option(help="CSV or Parquet file that gives each example_id a group to summarise by.", metavar="FILE"),
+    ] = None,
+    address: Annotated[
+        str, typer.Option(help="Where to compute: 'local', 'auto', HOST:PORT or 'in-process', as for `dpsweep run`.")
+    ] = EMBEDDED,
+    as_json: AsJson = False,
+) -> None:
+    """Account finished trials again from their stored norms and traces; the results are private, beside the first.
+
+    What was computed already is not computed again, whether a run was finished or interrupted.
+    """
+    from accounting.individual import INDIVIDUAL_ACCOUNTANTS
+
+    if individual is not None:
+        lookup(INDIVIDUAL_ACCOUNTANTS, individual, "individual accounting method")
+    if delta is not None:
+        require_finite("delta", delta, above=0.0, below=1.0)
+    sizes = tuple(whole_numbers("--group-sizes", group_sizes, 1)) if group_sizes else ()
+    prepare_environment(address)
+    from orchestration.execution.again import Question, account_again
+
+    question = Question(trial, delta, individual, sizes, absolute(group_by) if group_by else "")
+    shown = _Shown()
+    found = []
+    for answer in account_again(SweepFiles(absolute(folder)), question, address, shown):
+        found.append(answer.as_dict())
+        own = answer.individuals
+        typer.echo(
+            f"{answer.key}: {answer.examples:,} examples in {seconds(answer.seconds)} "
+            f"({answer.examples / max(answer.seconds, 1e-9):,.0f} a second); at δ {answer.worst_case.delta:g} "
+            f"worst case ε {number(answer.worst_case.epsilon)}, individual ε median {number(own.median)}, "
+            f"mean {number(own.mean)}",
+            err=as_json,
+        )
+        if not as_json:
+            for group in own.groups if group_by else ():
+                typer.echo(f"  {for_terminal(group.name)}: {group.examples:,.0f} examples, mean ε {number(group.mean)}")
+            for estimate in answer.groups:
+                typer.echo(f"  any {estimate.group_size} records: ε {number(estimate.epsilon)}")
+            typer.echo(f"  private, in {answer.folder}")
+    if as_json:
+        typer.echo(json.dumps({"accounts": found}, allow_nan=False))
+
+
+_SILENCE = 5.0
+"""Seconds without a line about the progress of a trial."""
+
+
+class _Shown:
+    """Prints how many parts of a trial are accounted, at most every few seconds."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def __call__(self, key: str, done: int, parts: int) -> None:
+        if done < parts and time.monotonic() >= self._last + _SILENCE:
+            self._last = time.monotonic()
+            typer.echo(f"{key}: {done} of {parts} parts accounted", err=True)
+
+
 def register(app: typer.Typer) -> None:
-    """Add the commands ``verify``, ``prune`` and ``delete`` to ``app``."""
+    """Add the commands ``verify``, ``account``, ``prune`` and ``delete`` to ``app``."""
     app.command(**panels.listed(panels.RESULTS, "verify runs/quickstart"))(verify)
+    app.command(**panels.listed(panels.RESULTS, "account runs/quickstart --delta 1e-6 --individual pld"))(account)
     app.command(**panels.listed(panels.RESULTS, "prune runs/quickstart --norms --older-than 30"))(prune)
     app.command(**panels.listed(panels.RESULTS, "delete runs/quickstart"))(delete)

@@ -84,6 +84,11 @@ def backend(address: str, plan: Plan, files: SweepFiles) -> Opening:
     """
     if address == EMBEDDED and all(exists(files.trial(planned.key).result) for planned in plan.trials):
         return _nothing_left()
+    return opening(address)
+
+
+def opening(address: str) -> Opening:
+    """`backend` of a sweep that has work left, such as accounting alone."""
     return _OPENINGS.get(address, _on_cluster)()
 
 

@@ -32,9 +32,15 @@ _PRIVATE = "private/"
 def note_digests(files: TrialFiles) -> dict[str, str]:
     """Store the sha256 of a trained trial's private files in ``private/``; return those of its public files by name.
 
-    Not included: ``result.json``, which carries its own checksum, and shards, whose checksums are in their manifests.
+    Not included: ``result.json`` and what `dpsweep account` writes later, which carry their own checksums, and shards,
+    whose checksums are in their manifests.
     """
-    names = [name for name in list_files(files.root) if not name.startswith(_PRIVATE) or not name.endswith(".arrow")]
+    later = files.accounted_again("").removeprefix(f"{files.root}/")
+    names = [
+        name
+        for name in list_files(files.root)
+        if not name.startswith(later) and not (name.startswith(_PRIVATE) and name.endswith(".arrow"))
+    ]
     digests = {name: _digest(uri) for name in names if (uri := f"{files.root}/{name}") != files.result}
     return _keep_private(digests, files)
 
@@ -71,6 +77,7 @@ def damages(files: TrialFiles, result: TrialResult) -> Iterator[str]:
         (files.norms, _read_norms),
         (files.exact_norms, _read_norms),
         (files.epsilons, verify_epsilons),
+        *((f"{files.root}/{name.removesuffix(f'/{MANIFEST}')}", verify_epsilons) for name in _accounts(files)),
     ):
         manifest = f"{directory}/{MANIFEST}"
         if exists(manifest) and manifest.removeprefix(f"{files.root}/") not in altered:
@@ -110,6 +117,13 @@ def _private_digests(files: TrialFiles) -> dict[str, str]:
     if content is None and list_files(files.private):
         raise DataCorruption(f"{files.private_digests} is missing; restore it from a backup, or {next_step}")
     return {} if content is None else dict(json.loads(content))
+
+
+def _accounts(files: TrialFiles) -> list[str]:
+    """Manifests of what `dpsweep account` stored, relative to the trial."""
+    folder = files.accounted_again("")
+    inside = folder.removeprefix(f"{files.root}/")
+    return [f"{inside}{name}" for name in list_files(folder) if name.endswith(MANIFEST)]
 
 
 def _read_norms(directory: str) -> None:

@@ -35,9 +35,10 @@ EXPORTED = {
         rounds_of_group vadhan_epsilon""",
     "accounting.records": """Epsilons MANIFEST NormShardWriter NormShards NormSnapshot PartFiles PartNorms
         PartRecord StoredEpsilons TrialFiles check_contributions closed_to_strangers commit_epsilons delete
-        delete_folder delete_if_empty exists list_files list_folders make_private_file make_private_folder
-        noted_epsilons open_filesystem read_bytes read_contributions read_epsilons read_sealed read_trace
-        verify_epsilons write_bytes_atomically write_epsilons write_sealed write_trace""",
+        delete_folder delete_if_empty exists forget_notes list_files list_folders make_private_file
+        make_private_folder noted_epsilons open_filesystem read_bytes read_contributions read_epsilons
+        read_groups read_sealed read_trace verify_epsilons write_bytes_atomically write_epsilons
+        write_sealed write_trace""",
 }
 
 

@@ -17,11 +17,12 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from accounting.mechanism import Trace
-from accounting.parallel import AccountingJob, account_in_process
+from accounting.parallel import epsilons_of_part
+from accounting.records.epsilons import Epsilons
 from accounting.records.layout import TrialFiles
-from accounting.records.shards import Epsilons, NormShards
+from accounting.records.shards import NormShards
 from accounting.records.traces import read_trace
-from tests.accounting.stored_trial import write_trial
+from tests.accounting.stored_trial import job_of, write_trial
 from tests.hostile.odd import Edit, edited, edits, odd_values
 from tests.hostile.target import Target
 
@@ -108,7 +109,7 @@ def accounted(root: str) -> list[Epsilons]:
     shards = NormShards(files.norms)
     shards.require_complete(trace.dataset_size)
     parts = [shards.files(part) for part in shards.parts]
-    return [result.epsilons for result in account_in_process(AccountingJob(root, DELTA), parts)]
+    return [epsilons_of_part(job_of(root, DELTA), part) for part in parts]
 
 
 @functools.cache

@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from accounting.records.epsilons import read_epsilons
 from accounting.records.layout import TrialFiles
-from accounting.records.shards import NormShards, read_epsilons
+from accounting.records.shards import NormShards
 from orchestration.execution.environment import IN_PROCESS
 from tests.orchestration.processes import dpsweep
 from tests.orchestration.sample_grids import small

@@ -17,7 +17,14 @@ import pytest
 from accounting.errors import DataCorruption, InvalidInput, StorageError
 from accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
 from accounting.records import files as storage
-from accounting.records.epsilons import Epsilons, commit_epsilons, noted_epsilons, read_epsilons, write_epsilons
+from accounting.records.epsilons import (
+    Epsilons,
+    commit_epsilons,
+    forget_notes,
+    noted_epsilons,
+    read_epsilons,
+    write_epsilons,
+)
 from accounting.records.files import list_files, open_filesystem, read_bytes, write_bytes_atomically
 from accounting.records.layout import TrialFiles
 from accounting.records.shards import NormShards, NormShardWriter, NormSnapshot
@@ -252,6 +259,7 @@ def test_a_part_is_taken_up_only_from_the_same_inputs_and_undamaged(root: str) -
     write_bytes_atomically(part, read_bytes(part)[:-1] + b"?")
     assert noted_epsilons(root, 4, "these") is None
     commit_epsilons(root, [record])
+    forget_notes(root)
     assert list_files(root) == ("manifest.jsonl", "part-00004.arrow")
 
 

@@ -1,0 +1,161 @@
+"""Account finished trials again, from their stored norms and traces: at another delta, by another method, by groups."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from accounting.accountants import account
+from accounting.errors import InvalidInput
+from accounting.estimates import PrivacyEstimate
+from accounting.parallel import AccountingJob, PartResult, Scatter, account_all
+from accounting.records import (
+    MANIFEST,
+    PartFiles,
+    StoredEpsilons,
+    TrialFiles,
+    closed_to_strangers,
+    exists,
+    read_groups,
+    read_trace,
+    write_sealed,
+)
+from accounting.summaries import CountedEpsilons, Counting
+from orchestration.comparison.individuals import exact_statistics
+from orchestration.comparison.record import SweepRecord
+from orchestration.comparison.stored import stored_record
+from orchestration.execution.backend import opening
+from orchestration.execution.upkeep import trained
+from orchestration.records.layout import SweepFiles
+from orchestration.records.ownership import claimed, exclusive
+from orchestration.records.published import IndividualStatistics
+from orchestration.records.results import TrialResult
+from orchestration.sweeps.schema import ResourceSettings, SchedulerSettings, SweepSpec
+from workers.imports import NO_CODE
+
+
+@dataclass(frozen=True)
+class Question:
+    """What to account finished trials for.
+
+    trial: the key of one; all private ones by default. delta, individual: those of the sweep where they are None.
+    group_sizes: of groups of any k records. group_by: a file of groups (`accounting.records.read_groups`), or "".
+    """
+
+    trial: str | None = None
+    delta: float | None = None
+    individual: str | None = None
+    group_sizes: tuple[int, ...] = ()
+    group_by: str = ""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The costs of one trial. individuals: exact statistics of its training examples, private data.
+
+    examples, seconds: how many were accounted, and how long that took; folder: where their epsilons are stored.
+    """
+
+    key: str
+    worst_case: PrivacyEstimate
+    groups: tuple[PrivacyEstimate, ...]
+    individuals: IndividualStatistics
+    examples: int
+    seconds: float
+    folder: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, without times."""
+        return {
+            "key": self.key,
+            "folder": self.folder,
+            "examples": self.examples,
+            **self.worst_case.as_dict(),
+            "groups": [estimate.as_dict() for estimate in self.groups],
+            "individuals": dataclasses.asdict(self.individuals),
+        }
+
+
+Progress = Callable[[str, int, int], None]
+"""Called as parts of a trial are accounted, with its key, the parts done and all parts."""
+
+
+def account_again(folder: SweepFiles, question: Question, address: str, progress: Progress) -> Iterator[Answer]:
+    """Account the trials one after the other, and store each answer privately in a folder named by delta and method.
+
+    Parts that are stored there already, from the same norms, are not computed again. Raises: InvalidInput for a trial
+    that cannot be accounted, before any is; DataCorruption for damaged files.
+    """
+    record = stored_record(folder)
+    results = _asked(folder, record, question)
+    if question.group_by:
+        read_groups(question.group_by)
+    with (
+        closed_to_strangers(),
+        exclusive(folder.local_folder),
+        claimed(folder.claim),
+        opening(address)(address, _accounting_alone(record.sweep), folder, NO_CODE) as execution,
+    ):
+        for result in results:
+            yield _answer(folder.trial(result.key), result, record.sweep, question, execution.scatter, progress)
+
+
+def _asked(files: SweepFiles, record: SweepRecord, question: Question) -> list[TrialResult]:
+    finished = [result for result in trained(record) if result.worst_case.is_private]
+    found = [result for result in finished if question.trial in (None, result.key)]
+    if not found:
+        keys = ", ".join(result.key for result in finished[:5]) or "none"
+        wanted = f"no finished private trial {question.trial!r}" if question.trial else "no finished private trial"
+        raise InvalidInput(f"{files.root} has {wanted}; it has: {keys}")
+    pruned = [result.key for result in found if not exists(f"{files.trial(result.key).norms}/{MANIFEST}")]
+    if pruned:
+        raise InvalidInput(
+            f"the norms of {', '.join(pruned)} were deleted, and without them nothing can be accounted again; restore "
+            "them from a backup, or name another trial with --trial"
+        )
+    return found
+
+
+def _accounting_alone(sweep: SweepSpec) -> SweepSpec:
+    """The sweep without what only training needs of a cluster."""
+    return sweep.model_copy(update={"resources": ResourceSettings(), "scheduler": SchedulerSettings()})
+
+
+def _answer(
+    files: TrialFiles,
+    result: TrialResult,
+    sweep: SweepSpec,
+    question: Question,
+    scatter: Scatter,
+    progress: Progress,
+) -> Answer:
+    begun, trace = time.monotonic(), read_trace(files.trace)
+    delta = result.worst_case.delta if question.delta is None else question.delta
+    method = question.individual or sweep.accounting.individual
+    worst = account(trace, delta, sweep.privacy.accountant)
+    groups = tuple(account(trace, delta, "pld", size) for size in question.group_sizes)
+    folder = files.accounted_again(f"delta={delta!r},{method}")
+    names = read_groups(question.group_by).names if question.group_by else result.training.group_names
+    job = AccountingJob(
+        files.root,
+        delta,
+        method,
+        counting=Counting(worst.epsilon),
+        folder=f"{folder}/epsilons",
+        group_by=question.group_by,
+    )
+
+    def counted(job: AccountingJob, parts: Sequence[PartFiles]) -> Iterator[PartResult]:
+        for done, each in enumerate(scatter(job, parts), start=1):
+            progress(result.key, done, len(parts))
+            yield each
+
+    summary = account_all(job, counted)
+    individuals = exact_statistics(CountedEpsilons(summary, StoredEpsilons(job.folder)), names, worst)
+    answer = Answer(result.key, worst, groups, individuals, summary.examples, time.monotonic() - begun, folder)
+    write_sealed(f"{folder}/account.json", json.dumps(answer.as_dict()).encode(), private=True)
+    return answer

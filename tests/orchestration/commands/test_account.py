@@ -1,0 +1,138 @@
+"""`dpsweep account` accounts trials again: its numbers are those of the accountants, and nothing is done twice."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+from typer.testing import CliRunner, Result
+
+from accounting.accountants import account
+from accounting.errors import DataCorruption, InvalidInput
+from accounting.individual.epsilons import IndividualEpsilons, individual_epsilons
+from accounting.records.epsilons import read_epsilons
+from accounting.records.shards import NormShards
+from accounting.records.traces import read_trace
+from orchestration.commands.main import app
+from orchestration.records.layout import SweepFiles
+from tests.orchestration.execution.test_upkeep import KEYS, files
+
+__all__ = ["files"]
+
+DELTA = 1e-7
+
+
+def asked(files: SweepFiles, *arguments: str) -> Result:
+    return CliRunner().invoke(app, ["account", files.root, "--address", "in-process", *arguments])
+
+
+def found(files: SweepFiles, *arguments: str) -> list[dict[str, Any]]:
+    result = asked(files, "--json", *arguments)
+    assert result.exit_code == 0, result.output
+    accounts: list[dict[str, Any]] = json.loads(result.stdout)["accounts"]
+    return accounts
+
+
+def test_another_delta_and_method_give_what_the_accountants_give(files: SweepFiles) -> None:
+    before = {key: read_epsilons(files.trial(key).epsilons).upper for key in KEYS}
+    answers = found(files, "--delta", str(DELTA), "--individual", "pld", "--group-sizes", "2,3")
+    assert [answer["key"] for answer in answers] == KEYS
+    for answer in answers:
+        trial = files.trial(answer["key"])
+        trace, norms = read_trace(trial.trace), NormShards(trial.norms)
+        assert answer["epsilon"] == account(trace, DELTA, "auto").epsilon
+        assert [each["epsilon"] for each in answer["groups"]] == [
+            account(trace, DELTA, "pld", k).epsilon for k in (2, 3)
+        ]
+        part = norms.read(0)
+        expected = individual_epsilons(part.steps, part.contributions, trace, DELTA, "pld").upper
+        stored = read_epsilons(f"{answer['folder']}/epsilons")
+        np.testing.assert_array_equal(stored.upper, expected)
+        assert (stored.delta, stored.method) == (DELTA, "pld")
+        capped = np.minimum(expected, answer["epsilon"])
+        assert answer["individuals"]["mean"] == pytest.approx(capped.mean(), rel=1e-12)
+        assert answer["individuals"]["median"] == pytest.approx(np.median(capped), rel=1e-12)
+        assert stat.S_IMODE(Path(answer["folder"], "account.json").stat().st_mode) == 0o600
+        np.testing.assert_array_equal(read_epsilons(trial.epsilons).upper, before[answer["key"]])
+    assert CliRunner().invoke(app, ["verify", files.root]).exit_code == 0
+
+
+def test_what_is_stored_is_not_computed_again(files: SweepFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, computed = found(files, "--trial", KEYS[0], "--delta", str(DELTA)), list[int]()
+
+    def observed(*given: Any) -> IndividualEpsilons:
+        computed.append(1)
+        return individual_epsilons(*given)
+
+    monkeypatch.setattr("accounting.parallel.individual_epsilons", observed)
+    assert found(files, "--trial", KEYS[0], "--delta", str(DELTA)) == first
+    assert computed == []
+    damaged = next(Path(first[0]["folder"], "epsilons").glob("*.arrow"))
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    verified = CliRunner().invoke(app, ["verify", files.root])
+    assert isinstance(verified.exception, DataCorruption)
+    assert "accounts" in str(verified.exception)
+    assert found(files, "--trial", KEYS[0], "--delta", str(DELTA)) == first
+    assert computed == [1], "the damaged part, anew"
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_examples_are_summarised_by_the_groups_of_a_file(files: SweepFiles, tmp_path: Path, suffix: str) -> None:
+    epsilons = read_epsilons(files.trial(KEYS[0]).epsilons)
+    names = np.where(epsilons.example_ids % 3 == 0, "third", "rest")
+    path, order = tmp_path / f"groups.{suffix}", np.random.default_rng(0).permutation(len(names))
+    if suffix == "csv":
+        rows = [f"{i},{name}" for i, name in zip(epsilons.example_ids[order], names[order], strict=True)]
+        path.write_text("\n".join(["example_id,group", *rows]))
+    else:
+        parquet.write_table(pa.table({"group": names[order], "example_id": epsilons.example_ids[order]}), path)
+    (answer,) = found(files, "--trial", KEYS[0], "--group-by", str(path))
+    for group in answer["individuals"]["groups"]:
+        own = np.minimum(epsilons.upper[names == group["name"]], answer["epsilon"])
+        assert (group["examples"], group["mean"]) == (len(own), pytest.approx(own.mean(), rel=1e-12))
+    assert [group["name"] for group in answer["individuals"]["groups"]] == ["rest", "third"]
+
+
+def test_a_file_of_groups_must_be_whole(files: SweepFiles, tmp_path: Path) -> None:
+    path = tmp_path / "groups.csv"
+    for text, reason in (
+        ("example_id,group\n0,a\n", "gives no group to some training examples"),
+        ("example_id,group\n0,a\n0,b\n", "names an example twice"),
+        ("id,group\n0,a\n", "needs the columns example_id"),
+        ("example_id,group\nx,a\n", "needs the columns example_id"),
+        ("example_id,group\n", "has no rows"),
+    ):
+        path.write_text(text)
+        refused = asked(files, "--group-by", str(path))
+        assert isinstance(refused.exception, InvalidInput), refused.output
+        assert reason in str(refused.exception)
+        path = path.with_name(f"{path.stem}x.csv")
+    assert "does not exist" in str(asked(files, "--group-by", str(tmp_path / "none.csv")).exception)
+
+
+def test_what_cannot_be_accounted_is_one_clear_line(files: SweepFiles) -> None:
+    for arguments, reason in (
+        (("--trial", "nothing"), "has no finished private trial 'nothing'; it has: flat-seed0, flat-seed1"),
+        (("--delta", "2"), "delta is 2"),
+        (("--individual", "pdl"), "did you mean 'pld'"),
+        (("--group-sizes", "0"), "--group-sizes has '0'"),
+    ):
+        refused = asked(files, *arguments)
+        assert isinstance(refused.exception, InvalidInput)
+        assert reason in str(refused.exception)
+    CliRunner().invoke(app, ["prune", files.root, "--norms", "--older-than", "5"])
+    refused = asked(files)
+    assert isinstance(refused.exception, InvalidInput)
+    assert str(refused.exception).startswith("the norms of flat-seed0 were deleted")
+    assert asked(files, "--trial", KEYS[1]).exit_code == 0
+    shard = next(Path(files.trial(KEYS[1]).norms).glob("*/*.arrow"))
+    shard.write_bytes(shard.read_bytes()[:-1] + b"?")
+    damaged = asked(files, "--delta", str(DELTA), "--trial", KEYS[1])
+    assert isinstance(damaged.exception, DataCorruption)
+    assert "sha256 differs" in str(damaged.exception)
