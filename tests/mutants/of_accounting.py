@@ -295,14 +295,14 @@ ACCOUNTING: Final[tuple[Mutant, ...]] = (
             True,
         ),
         B(
-            "[:epoch]) for epoch in range(epochs)]\n    segments",
-            "[:epoch + 1]) for epoch in range(epochs)]\n    segments",
+            "accuracies[:epoch]) for epoch in range(epochs))",
+            "accuracies[:epoch + 1]) for epoch in range(epochs))",
             "noise follows the accuracy of its own epoch",
             survives="equivalent: a check at epoch t reads accuracies of the epochs before t // period * period only",
         ),
         B(
-            "noise_follows_results=levels != [",
-            "noise_follows_results=levels == [",
+            "runs != list(schedule.runs(epochs))",
+            "runs == list(schedule.runs(epochs))",
             "reacting noise is not told",
             True,
             (*SCHEDULES, *ACCOUNTANTS),

@@ -97,7 +97,7 @@ RESULTS: Final[tuple[Mutant, ...]] = (
             False,
             ("tests/orchestration/report/test_page.py::test_the_median_is_read_off_a_released_histogram",),
         ),
-        B("if finished or not family.of_model:", "if True:", "what a stopped trial reached is final"),
+        B("in FAMILIES if finished or not family.of_model)", "in FAMILIES)", "what a stopped trial reached is final"),
         B(
             "trial.history[0].noise_multiplier if",
             "trial.history[-1].noise_multiplier if",
