@@ -83,7 +83,10 @@ class Moments:
         mean = points.mean(axis=1) if count else np.zeros(size)
         centred = points - mean[:, None]
         low, high = points.min(axis=1, initial=np.inf), points.max(axis=1, initial=-np.inf)
-        return Moments(count, mean, centred @ centred.T, low, high)
+        scatter = np.array(
+            [[float((one * other).sum()) for other in centred] for one in centred]
+        )  # BLAS rounds by thread
+        return Moments(count, mean, np.array(scatter), low, high)
 
     def merged(self, other: Moments) -> Moments:
         """The moments of both sets of points."""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import pickle
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -18,7 +22,15 @@ from accounting.errors import InvalidInput
 from accounting.parallel import AccountingJob, PartResult, gathered
 from accounting.records.epsilons import Epsilons, StoredEpsilons, write_epsilons
 from accounting.release import ReleaseSpec, release_counted
-from accounting.summaries import CountedEpsilons, Counting, EpsilonSummary, Histogram, order_statistics, summarise
+from accounting.summaries import (
+    CountedEpsilons,
+    Counting,
+    EpsilonSummary,
+    Histogram,
+    Moments,
+    order_statistics,
+    summarise,
+)
 
 LEVELS = (0.1, 0.3, 0.5, 0.7, 0.9)
 BOUND = 4.0
@@ -59,6 +71,28 @@ def test_merged_parts_give_the_statistics_of_the_whole() -> None:
     np.testing.assert_array_equal(summary.shown, np.histogram(values, 30, (0.0, BOUND))[0])
     assert counted.quantiles(LEVELS) == [float(np.quantile(values, level)) for level in LEVELS], "exact"
     assert set(summary.groups) == {0, 1, 2, 4}
+
+
+def digest() -> str:
+    """Of the moments of many random points."""
+    points = np.random.default_rng(0).lognormal(size=(2, 300_000))
+    moments = [Moments.of(points), Moments.of(points[:1])]
+    return hashlib.sha256(b"".join(each.mean.tobytes() + each.scatter.tobytes() for each in moments)).hexdigest()
+
+
+def test_threads_change_no_bit_of_the_moments() -> None:
+    code = "from tests.accounting.test_summaries import digest; print(digest())"
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "OPENBLAS_NUM_THREADS": threads, "OMP_NUM_THREADS": threads},
+            cwd=Path(__file__).parents[2],
+            capture_output=True,
+            check=True,
+        ).stdout
+        for threads in ("1", "2")
+    }
+    assert len(found) == 1
 
 
 def test_a_mean_far_from_zero_loses_no_digits() -> None:
