@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from accounting.accountants import account
-from accounting.errors import InvalidInput, UnsupportedMechanism
+from accounting.errors import DataCorruption, InvalidInput, UnsupportedMechanism
 from accounting.individual.epsilons import individual_epsilons
 from accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
 from accounting.pld.composition import delta_pld, epsilon_pld
@@ -94,7 +94,7 @@ def test_a_stored_contradiction_is_refused_when_it_is_read(tmp_path: Any) -> Non
     contradictory = replace(sound)
     object.__setattr__(contradictory, "dataset_size", 50)
     write_trace(path, contradictory)
-    with pytest.raises(InvalidInput, match=r"100 examples.*50"):
+    with pytest.raises(DataCorruption, match=r"100 examples.*50"):
         read_trace(path)
 
 

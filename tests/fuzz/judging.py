@@ -102,7 +102,7 @@ def judged(case: Case) -> Outcome:
     reset = Path("/proc/self/clear_refs")
     if reset.exists():
         reset.write_text("5")  # peak memory from here on
-    said, clock = list[Said](), [time.process_time()]
+    resident, said, clock = _peak(), list[Said](), [time.process_time()]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -112,7 +112,7 @@ def judged(case: Case) -> Outcome:
     except Exception:
         lines = traceback.format_exc().strip().splitlines()
         return Outcome(case, (), time.process_time() - clock[0], 0, f"raised {lines[-1]} ({lines[-3].strip()})")
-    seconds, peak = max((after - before for before, after in pairwise(clock)), default=0.0), _peak()
+    seconds, peak = max((after - before for before, after in pairwise(clock)), default=0.0), _peak() - resident
     truths: dict[Members, Bracket] = {}
     for members, *_ in said:
         if members not in truths:

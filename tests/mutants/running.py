@@ -89,10 +89,13 @@ def _run_here(folder: str, tests: tuple[str, ...], output: str) -> None:
     os.dup2(file, 2)
     os.chdir(folder)
     os.environ["PYTHONPATH"] = folder
+    os.environ.pop("PYTEST_ADDOPTS", None)  # those of the run that this one may be part of
     sys.path[:] = [folder, *(path for path in sys.path if path not in ("", str(ROOT)))]
     for name in [name for name in sys.modules if name.split(".")[0] in _OWN]:
         del sys.modules[name]
-    sys.exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--durations=0", "--hypothesis-seed=0", *tests]))
+    sys.exit(
+        pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--durations=0", "--hypothesis-seed=0", "-m", "", *tests])
+    )
 
 
 def try_mutant(folder: Path, mutant: Mutant) -> Outcome:

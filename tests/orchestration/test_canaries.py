@@ -120,6 +120,7 @@ def leaks(folder: Path) -> list[tuple[str, str]]:
     return [(path.name, name) for path, held in contents.items() for name, secret in wanted.items() if secret in held]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("release", ["none", "private"])
 def test_no_canary_leaves_the_private_folders(tmp_path: Path, release: str) -> None:
     """After prints, raised errors and a killed driver, and again after the sweep was continued to its end."""
@@ -137,6 +138,7 @@ def test_no_canary_leaves_the_private_folders(tmp_path: Path, release: str) -> N
     assert leaks(tmp_path) == []
 
 
+@pytest.mark.long
 def test_raw_research_shows_canaries_to_their_owner_alone(tmp_path: Path) -> None:
     code, printed = run(tmp_path, ["prints", "raises"], "raw")
     assert code == 1, printed

@@ -103,6 +103,7 @@ def doubled(files: SweepFiles) -> list[str]:
     return found
 
 
+@pytest.mark.long
 def test_killed_training_workers_change_nothing(sweep_file: Path, tmp_path: Path, undisturbed: SweepFiles) -> None:
     """Some while they start, then all that train when a trial is in the middle."""
     files = SweepFiles(str(tmp_path / "out"))

@@ -99,6 +99,7 @@ def sweep_on(income: float, folder: Path) -> Values:
     return published(out) | tracked(out / "mlflow.db")
 
 
+@pytest.mark.long
 def test_a_sweep_publishes_nothing_of_a_row_that_noise_does_not_hide(tmp_path: Path) -> None:
     first, neighbour = sweep_on(INCOME, tmp_path), sweep_on(190_000.0, tmp_path)
     assert len([place for place in first if place.startswith(("mlflow/", "tune/"))]) > 100

@@ -111,6 +111,7 @@ def test_three_nodes_give_the_results_of_one_process(address: str, tmp_path: Pat
         assert_same_trial(files.trial(trial["key"]), undisturbed.trial(trial["key"]), trial["private"])
 
 
+@pytest.mark.long
 def test_the_quickstart_as_it_is_shipped(address: str, tmp_path: Path) -> None:
     done = run_on(address, tmp_path, QUICKSTART.read_text())
     assert done.returncode == 0, done.stderr
@@ -169,6 +170,7 @@ def where(feature_shape, num_classes, note):
 """
 
 
+@pytest.mark.long
 def test_allowed_code_from_elsewhere_reaches_the_workers(address: str, tmp_path: Path) -> None:
     """The workers have their own copy of it, and not by PYTHONPATH; a resumed sweep needs the allowance again."""
     elsewhere, folder = tmp_path / "elsewhere", tmp_path / "sweeps"

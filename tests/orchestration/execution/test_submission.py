@@ -27,7 +27,9 @@ from tests.orchestration.sample_grids import small
 HEAD = """
 import sys
 from ray.cluster_utils import Cluster
-arguments = {"num_cpus": 2, "include_dashboard": True, "dashboard_port": int(sys.argv[1])}
+dashboard, agent = map(int, sys.argv[1:])
+arguments = {"num_cpus": 2, "include_dashboard": True, "dashboard_port": dashboard}
+arguments["dashboard_agent_listen_port"] = agent  # by default a fixed port, which another cluster here may have taken
 cluster = Cluster(initialize_head=True, head_node_args=arguments)
 print("ready", flush=True)
 sys.stdin.read()
@@ -77,12 +79,12 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
     home = tmp_path_factory.mktemp("home")
     (home / ".ray").mkdir()
     (home / ".ray" / "auth_token").write_text(TOKEN)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
+        port, agent = first.getsockname()[1], second.getsockname()[1]
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     with (home / "stderr").open("w") as said:
         process = subprocess.Popen(
-            [sys.executable, "-c", HEAD, str(port)],
+            [sys.executable, "-c", HEAD, str(port), str(agent)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=said,
@@ -128,6 +130,7 @@ def only_error(done: subprocess.CompletedProcess[str]) -> str:
     return line
 
 
+@pytest.mark.long
 def test_a_killed_driver_finishes_unattended(head: Head, sweep_file: Path, tmp_path: Path) -> None:
     files = SweepFiles(str(tmp_path / "out"))
     submitted = head.run("submit", sweep_file, "--output", files.root, "--env", "DPSWEEP_NOTE=7")

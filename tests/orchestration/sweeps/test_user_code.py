@@ -202,6 +202,7 @@ def test_an_installed_package_needs_permission(tmp_path: Path, command: Command)
     assert "TypeError in _resnet (resnet.py:" in done.stderr, done.stderr
 
 
+@pytest.mark.long
 def test_ray_runs_nothing_from_the_working_directory_nor_from_beside_the_sweep(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
