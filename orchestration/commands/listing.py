@@ -12,6 +12,7 @@ from rich.table import Table
 
 from accounting.errors import DataCorruption, InvalidInput
 from orchestration.commands import panels
+from orchestration.commands.arguments import AsJson
 from orchestration.commands.cluster import jobs_at
 from orchestration.commands.console import stdout
 from orchestration.comparison.plain_text import for_terminal
@@ -31,7 +32,7 @@ def list_sweeps(
             envvar="RAY_API_SERVER_ADDRESS", metavar="URL", help="The cluster's dashboard, such as http://HEAD:8265."
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the sweeps below a folder; without a folder, the submitted sweeps of a cluster, the newest last."""
     if folder is not None:

@@ -17,6 +17,7 @@ import typer
 
 from accounting.errors import DpsweepError, InvalidInput, Unreachable, UnsupportedMechanism
 from orchestration.commands import calculator, cluster, listing, owner, panels, results, status, upkeep
+from orchestration.commands.arguments import AsJson, Folder
 from orchestration.commands.running import print_json, run_to_the_end, show_outcome
 from orchestration.comparison.plain_text import for_terminal
 from orchestration.execution.environment import EMBEDDED, prepare_environment
@@ -43,7 +44,6 @@ AllowCode = Annotated[
         help="A module or file.py that the sweep may run besides those in its own folder; may be repeated.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")]
 
 
 @app.command(**panels.listed(panels.RUN, "run sweeps/quickstart.yaml --output runs/quickstart"))
@@ -126,7 +126,7 @@ def plan(
 
 @app.command(**panels.listed(panels.RESULTS, "report runs/quickstart"))
 def report(
-    folder: Annotated[str, typer.Argument(help="Folder or URI that `dpsweep run` wrote.", metavar="DIR")],
+    folder: Folder,
     as_json: AsJson = False,
 ) -> None:
     """Verify the stored files of a sweep and write its report again."""
@@ -137,7 +137,7 @@ def report(
 
 @app.command(**panels.listed(panels.PRIVACY, "forget runs/quickstart"))
 def forget(
-    folder: Annotated[str, typer.Argument(help="Folder or URI that `dpsweep run` wrote.", metavar="DIR")],
+    folder: Folder,
 ) -> None:
     """Delete the noise keys of the trials that have not finished; to resume them costs privacy again.
 

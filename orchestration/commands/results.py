@@ -11,6 +11,7 @@ from rich.text import Text
 
 from accounting.registry import lookup
 from orchestration.commands import panels
+from orchestration.commands.arguments import AsJson, Folder
 from orchestration.commands.console import stdout
 from orchestration.commands.output_files import write_file
 from orchestration.commands.running import print_json
@@ -19,8 +20,6 @@ from orchestration.records.layout import SweepFiles, absolute
 
 if TYPE_CHECKING:
     from orchestration.comparison.across import Comparison
-
-Folder = Annotated[str, typer.Argument(help="Folder or URI that `dpsweep run` wrote.", metavar="DIR")]
 
 
 def export(
@@ -46,7 +45,7 @@ def export(
 def compare(
     folders: Annotated[list[str], typer.Argument(help="Folders or URIs of two sweeps or more.", metavar="DIR...")],
     html: Annotated[Path | None, typer.Option(help="Write the comparison to this HTML file.", metavar="FILE")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """One table over several sweeps: settings with the same parameters beside each other, whatever they are called.
 

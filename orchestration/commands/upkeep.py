@@ -11,14 +11,12 @@ import typer
 from accounting.errors import DataCorruption, InvalidInput, require_finite
 from accounting.registry import lookup
 from orchestration.commands import panels
+from orchestration.commands.arguments import AsJson, Folder
 from orchestration.commands.calculator import whole_numbers
 from orchestration.comparison.formats import number, seconds
 from orchestration.comparison.plain_text import for_terminal
 from orchestration.execution.environment import EMBEDDED, prepare_environment
 from orchestration.records.layout import SweepFiles, absolute
-
-Folder = Annotated[str, typer.Argument(help="Folder or URI that `dpsweep run` wrote.", metavar="DIR")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")]
 
 
 def verify(folder: Folder, as_json: AsJson = False) -> None:
