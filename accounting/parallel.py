@@ -21,6 +21,7 @@ import ray
 
 from accounting.errors import DataCorruption, DpsweepError
 from accounting.individual import individual_epsilons
+from accounting.mechanism import Trace
 from accounting.records import (
     Epsilons,
     NormShards,
@@ -30,7 +31,6 @@ from accounting.records import (
     commit_epsilons,
     forget_notes,
     noted_epsilons,
-    read_bytes,
     read_contributions,
     read_groups,
     read_trace,
@@ -66,11 +66,9 @@ class AccountingJob:
     folder: str
     group_by: str = ""
 
-    def inputs(self, part: PartFiles) -> str:
+    def inputs(self, part: PartFiles, trace: Trace) -> str:
         """Digest of what determines the epsilons of a part: trace, norms, delta and method."""
-        content = hashlib.sha256(read_bytes(TrialFiles(self.root).trace))
-        content.update(repr((self.delta, self.method, part.records)).encode())
-        return content.hexdigest()
+        return hashlib.sha256(repr((trace, self.delta, self.method, part.records)).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -92,10 +90,11 @@ def account_part(job: AccountingJob, part: PartFiles) -> PartResult:
     A pure function of the trial's verified shards and trace. The claim is that of `accounting.individual.epsilons`.
     Raises: DataCorruption for missing, cut or altered files, StorageError.
     """
-    inputs = job.inputs(part)
+    trace = read_trace(TrialFiles(job.root).trace)
+    inputs = job.inputs(part, trace)
     stored = noted_epsilons(job.folder, part.part, inputs)
     if stored is None:
-        epsilons = epsilons_of_part(job, part)
+        epsilons = epsilons_of_part(job, part, trace)
         stored = write_epsilons(job.folder, part.part, epsilons, inputs), epsilons
     record, epsilons = stored
     if job.group_by:
@@ -103,9 +102,9 @@ def account_part(job: AccountingJob, part: PartFiles) -> PartResult:
     return PartResult(part.part, record, summarise(epsilons, job.counting))
 
 
-def epsilons_of_part(job: AccountingJob, part: PartFiles) -> Epsilons:
+def epsilons_of_part(job: AccountingJob, part: PartFiles, trace: Trace) -> Epsilons:
     """Epsilon of every example in one part. Raises: DataCorruption for missing, cut or altered files."""
-    rows, trace = read_contributions(part), read_trace(TrialFiles(job.root).trace)
+    rows = read_contributions(part)
     result = individual_epsilons(rows.steps, rows.contributions, trace, job.delta, job.method)
     return Epsilons(
         example_ids=rows.example_ids,

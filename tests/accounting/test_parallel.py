@@ -28,6 +28,7 @@ from accounting.parallel import (
 from accounting.records.epsilons import read_epsilons
 from accounting.records.layout import TrialFiles
 from accounting.records.shards import NormShards, NormShardWriter
+from accounting.records.traces import read_trace
 from tests.accounting.stored_trial import account_trial, job_of, snapshot, write_trial
 from tests.orchestration.processes import command_line, descendants
 
@@ -52,7 +53,8 @@ def cluster() -> Iterator[None]:
 def test_a_trial_is_the_concatenation_of_its_parts(job: AccountingJob) -> None:
     result = account_trial(job)
     shards = NormShards(TrialFiles(job.root).norms)
-    parts = [epsilons_of_part(job, shards.files(part)) for part in shards.parts]
+    trace = read_trace(TrialFiles(job.root).trace)
+    parts = [epsilons_of_part(job, shards.files(part), trace) for part in shards.parts]
     assert len(parts) == 7
     np.testing.assert_array_equal(result.upper, np.concatenate([part.upper for part in parts]))
     np.testing.assert_array_equal(result.example_ids, np.arange(50) * 3 + 1)

@@ -109,7 +109,7 @@ def accounted(root: str) -> list[Epsilons]:
     shards = NormShards(files.norms)
     shards.require_complete(trace.dataset_size)
     parts = [shards.files(part) for part in shards.parts]
-    return [epsilons_of_part(job_of(root, DELTA), part) for part in parts]
+    return [epsilons_of_part(job_of(root, DELTA), part, trace) for part in parts]
 
 
 @functools.cache
