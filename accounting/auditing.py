@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import special, stats
+from scipy import special
 
 from accounting.errors import require_finite, require_whole
 
@@ -49,6 +49,8 @@ def p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
     >>> p_value(Guesses(canaries=10, made=10, correct=10), epsilon=0.0, delta=0.0) == 2.0**-10
     True
     """
+    from scipy import stats  # late: importing it takes half a second
+
     epsilon = require_finite("epsilon", epsilon, at_least=0.0)
     delta = require_finite("delta", delta, at_least=0.0, at_most=1.0)
     made, correct = guesses.made, guesses.correct

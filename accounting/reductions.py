@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from scipy import stats
-
 from accounting.mechanism import GaussianRelease, PureRelease, Release, Segment, Trace, join_segments
 from accounting.samplings import DisplacingSampling, TruncatedPoissonSampling
 
@@ -127,6 +125,7 @@ def without_cuts(trace: Trace, delta: float, group_size: int = 1) -> tuple[Trace
 
 def _rare_cuts(steps: int, probability: float, allowed: float) -> tuple[int, float]:
     """The smallest number of cuts that is exceeded with probability at most ``allowed``, and that probability."""
+    from scipy import stats  # late: importing it takes half a second
 
     def exceeded(cuts: int) -> float:
         return float(stats.binom.sf(cuts, steps, probability)) * _ROUND_UP

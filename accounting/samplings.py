@@ -14,7 +14,6 @@ from typing import Any, ClassVar, Literal, Protocol, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 from accounting.errors import InvalidInput, UnsupportedMechanism, keep_finite, keep_whole
 from accounting.registry import lookup
@@ -319,6 +318,8 @@ class TruncatedPoissonSampling:
         n counts the examples outside the group, of which the data set of a trace may have ``dataset_size``, because
         the trace may be that of the neighbour without the group.
         """
+        from scipy import stats  # late: importing it takes half a second
+
         room = self.max_batch_size - group_size
         return float(min(1.0, stats.binom.sf(room, self.dataset_size, self.sample_rate) * _ROUND_UP))
 

@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from scipy.special import logsumexp
-from scipy.stats import rankdata
 from torch import nn
 
 from accounting.records import TrialFiles
@@ -103,6 +102,8 @@ def area(scores: Floats, is_member: npt.NDArray[np.bool_]) -> float:
     >>> area(np.array([3.0, 2.0, 2.0, 1.0]), np.array([True, True, False, False]))
     0.875
     """
+    from scipy.stats import rankdata  # late: importing it takes half a second
+
     count = int(is_member.sum())
     above = rankdata(scores)[is_member].sum() - count * (count + 1) / 2.0
     return float(above / (count * (len(scores) - count)))

@@ -12,6 +12,8 @@ from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.optim.adam import adam as adam_step
+from torch.optim.sgd import sgd as sgd_step
 
 from accounting.errors import InvalidInput, require_finite
 from accounting.registry import build
@@ -34,26 +36,94 @@ class Optimizer(Protocol):
     def restore(self, state: Mapping[str, Any]) -> None: ...
 
 
-class TorchOptimizer:
-    """An optimiser of torch.optim behind the `Optimizer` protocol."""
+# The optimizers of torch.optim, through its functional forms: the classes import the compiler (torch._dynamo) when they
+# are made and at every step, which would double the start of a trial.
+@dataclass
+class Sgd:
+    """torch.optim.SGD."""
 
-    def __init__(self, parameters: Parameters, inner: torch.optim.Optimizer) -> None:
-        self._parameters, self._inner = parameters, inner
-        self._learning_rate = inner.param_groups[0]["lr"]
+    parameters: Parameters
+    learning_rate: float
+    momentum: float
+    nesterov: bool
+    weight_decay: float
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+    """Momentum, by parameter; empty before the first step and without momentum."""
 
+    @torch.no_grad()
     def step(self, gradients: Mapping[str, Tensor], factor: float, noise_std: float) -> None:
-        for group in self._inner.param_groups:
-            group["lr"] = self._learning_rate * factor
-        for name, gradient in gradients.items():
-            self._parameters[name].grad = gradient
-        self._inner.step()
-        self._inner.zero_grad(set_to_none=True)
+        buffers = [self.buffers.get(name) for name in gradients]
+        sgd_step(
+            [self.parameters[name] for name in gradients],
+            list(gradients.values()),
+            buffers,
+            weight_decay=self.weight_decay,
+            momentum=self.momentum,
+            lr=self.learning_rate * factor,
+            dampening=0.0,
+            nesterov=self.nesterov,
+            maximize=False,
+        )
+        self.buffers = {name: buffer for name, buffer in zip(gradients, buffers, strict=True) if buffer is not None}
 
     def state(self) -> dict[str, Any]:
-        return self._inner.state_dict()
+        return {"buffers": self.buffers}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self._inner.load_state_dict(dict(state))
+        self.buffers = {name: saved.to(self.parameters[name].device) for name, saved in state["buffers"].items()}
+
+
+@dataclass
+class Adam:
+    """torch.optim.Adam, or torch.optim.AdamW where weight decay is decoupled from the gradient."""
+
+    parameters: Parameters
+    learning_rate: float
+    betas: tuple[float, float]
+    epsilon: float
+    weight_decay: float
+    decoupled_weight_decay: bool
+    steps: Tensor = field(default_factory=lambda: torch.tensor(0.0))
+    moments: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.moments = {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in self.parameters.items()}
+
+    @torch.no_grad()
+    def step(self, gradients: Mapping[str, Tensor], factor: float, noise_std: float) -> None:
+        beta1, beta2 = self.betas
+        first, second = zip(*(self.moments[name] for name in gradients), strict=True)
+        steps = [self.steps.clone() for _ in gradients]
+        adam_step(
+            [self.parameters[name] for name in gradients],
+            list(gradients.values()),
+            list(first),
+            list(second),
+            [],
+            steps,
+            decoupled_weight_decay=self.decoupled_weight_decay,
+            amsgrad=False,
+            beta1=beta1,
+            beta2=beta2,
+            lr=self.learning_rate * factor,
+            weight_decay=self.weight_decay,
+            eps=self.epsilon,
+            maximize=False,
+        )
+        self.steps += 1.0
+
+    def state(self) -> dict[str, Any]:
+        return {"steps": self.steps, "moments": self.moments}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.steps = state["steps"].clone()
+        _restore_moments(self.moments, state["moments"])
+
+
+def _restore_moments(moments: Mapping[str, tuple[Tensor, Tensor]], saved: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+    for name, values in saved.items():
+        for moment, value in zip(moments[name], values, strict=True):
+            moment.copy_(value)
 
 
 @dataclass
@@ -95,9 +165,7 @@ class BiasCorrectedAdam:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.steps, self.noise_moment = state["steps"], state["noise_moment"]
-        for name, saved in state["moments"].items():
-            for moment, value in zip(self.moments[name], saved, strict=True):
-                moment.copy_(value)
+        _restore_moments(self.moments, state["moments"])
 
 
 def sgd(
@@ -107,15 +175,14 @@ def sgd(
     nesterov: bool = False,
     weight_decay: float = 0.0,
 ) -> Optimizer:
-    """torch.optim.SGD."""
+    """`Sgd`."""
     require_finite("momentum", momentum, at_least=0.0, below=1.0)
     require_finite("weight_decay", weight_decay, at_least=0.0)
     if not isinstance(nesterov, bool):
         raise InvalidInput(f"nesterov is {nesterov!r}, but must be true or false")
-    inner = torch.optim.SGD(
-        parameters.values(), lr=learning_rate, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay
-    )
-    return TorchOptimizer(parameters, inner)
+    if nesterov and momentum == 0.0:
+        raise InvalidInput("nesterov is true, but momentum is 0; give a momentum above 0")
+    return Sgd(parameters, learning_rate, momentum, nesterov, weight_decay)
 
 
 def _require_moments(beta1: float, beta2: float, weight_decay: float) -> None:
@@ -125,8 +192,8 @@ def _require_moments(beta1: float, beta2: float, weight_decay: float) -> None:
     require_finite("weight_decay", weight_decay, at_least=0.0)
 
 
-def _adam(kind: type[torch.optim.Adam | torch.optim.AdamW], weight_decay: float) -> Callable[..., Optimizer]:
-    """The factory of torch's Adam or AdamW; ``weight_decay`` is its default."""
+def _adam(weight_decay: float, decoupled_weight_decay: bool) -> Callable[..., Optimizer]:
+    """The factory of an `Adam`; ``weight_decay`` is its default."""
     default = weight_decay
 
     def make(
@@ -139,10 +206,7 @@ def _adam(kind: type[torch.optim.Adam | torch.optim.AdamW], weight_decay: float)
     ) -> Optimizer:
         _require_moments(beta1, beta2, weight_decay)
         require_finite("epsilon", epsilon, at_least=0.0)
-        inner = kind(
-            parameters.values(), lr=learning_rate, betas=(beta1, beta2), eps=epsilon, weight_decay=weight_decay
-        )
-        return TorchOptimizer(parameters, inner)
+        return Adam(parameters, learning_rate, (beta1, beta2), epsilon, weight_decay, decoupled_weight_decay)
 
     return make
 
@@ -163,8 +227,8 @@ def adam_corrected(
 
 OPTIMIZERS: Final[Mapping[str, Callable[..., Optimizer]]] = {
     "sgd": sgd,
-    "adam": _adam(torch.optim.Adam, weight_decay=0.0),
-    "adamw": _adam(torch.optim.AdamW, weight_decay=0.01),
+    "adam": _adam(weight_decay=0.0, decoupled_weight_decay=False),
+    "adamw": _adam(weight_decay=0.01, decoupled_weight_decay=True),
     "adam_corrected": adam_corrected,
 }
 

@@ -102,15 +102,18 @@ def _reproducible(execution: ExecutionSpec, seed: int) -> Iterator[None]:
     """Set threads, determinism, precision and torch's global random state for one trial, and restore them afterwards.
 
     TensorFloat-32 is off: it rounds factors to 10 bits, so a clipped gradient could exceed its bound by far more than
-    the rounding error that the noise covers.
+    the rounding error that the noise covers. The debug mode "error" is torch.use_deterministic_algorithms without its
+    import of the compiler (torch._inductor), which reads its own setting from the environment.
     """
     device = choose_device(execution.device)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what deterministic algorithms need on CUDA
-    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    if execution.deterministic:
+        os.environ.setdefault("TORCHINDUCTOR_DETERMINISTIC", "1")
+    threads, deterministic = torch.get_num_threads(), torch.get_deterministic_debug_mode()
     precision, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.set_num_threads(execution.threads)
-        torch.use_deterministic_algorithms(execution.deterministic)
+        torch.set_deterministic_debug_mode("error" if execution.deterministic else "default")
         torch.set_float32_matmul_precision("highest")
         torch.backends.cudnn.allow_tf32 = False
         torch.manual_seed(seed)
@@ -118,7 +121,7 @@ def _reproducible(execution: ExecutionSpec, seed: int) -> Iterator[None]:
             yield
         finally:
             torch.set_num_threads(threads)
-            torch.use_deterministic_algorithms(deterministic)
+            torch.set_deterministic_debug_mode(deterministic)
             torch.set_float32_matmul_precision(precision)
             torch.backends.cudnn.allow_tf32 = convolutions
 

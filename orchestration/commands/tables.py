@@ -6,7 +6,7 @@ import math
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.table import Table
@@ -18,11 +18,13 @@ from orchestration.comparison.ledger import composed
 from orchestration.comparison.metrics import Metric, Place, columns
 from orchestration.comparison.plain_text import for_terminal, masked
 from orchestration.comparison.record import rows
-from orchestration.pipeline import Outcome
 from orchestration.records.published import PublishedTrial
 from orchestration.records.states import TrialState
 from orchestration.report.prose import together
 from orchestration.sweeps.plan import Plan, PlannedTrial
+
+if TYPE_CHECKING:  # what runs a sweep loads Ray and MLflow
+    from orchestration.pipeline import Outcome
 
 
 def plan_rows(plan: Plan) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 import torch
@@ -79,6 +80,34 @@ def test_a_step_goes_down_and_a_factor_of_zero_stays(component: Component) -> No
     assert all((moved[name] < before[name] + 1e-3).all() for name in moved)
 
 
+@pytest.mark.parametrize(
+    ("component", "theirs"),
+    [
+        (Component("sgd", {"learning_rate": 0.1, "weight_decay": 0.1}), (torch.optim.SGD, {"weight_decay": 0.1})),
+        (
+            Component("sgd", {"learning_rate": 0.1, "momentum": 0.9, "nesterov": True}),
+            (torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
+        ),
+        (Component("sgd", {"learning_rate": 0.1, "momentum": 0.5}), (torch.optim.SGD, {"momentum": 0.5})),
+        (Component("adam", {"learning_rate": 0.1, "weight_decay": 0.1}), (torch.optim.Adam, {"weight_decay": 0.1})),
+        (Component("adamw", {"learning_rate": 0.1, "beta1": 0.8}), (torch.optim.AdamW, {"betas": (0.8, 0.999)})),
+    ],
+)
+def test_steps_are_bit_for_bit_those_of_torch(
+    component: Component, theirs: tuple[Callable[..., torch.optim.Optimizer], dict[str, Any]]
+) -> None:
+    ours, expected = parameters(), parameters()
+    run(make_optimizer(component, ours), range(6))
+    kind, params = theirs
+    reference = kind(expected.values(), lr=0.1, **params)
+    for step in range(6):
+        reference.param_groups[0]["lr"] = 0.1 / (1 + step)
+        for name, gradient in gradients(step).items():
+            expected[name].grad = gradient
+        reference.step()
+    assert_equal(ours, expected)
+
+
 def test_sgd_is_the_textbook_step() -> None:
     moved = parameters()
     before = moved["bias"].detach().clone()
@@ -124,6 +153,7 @@ def test_corrected_adam_takes_the_step_of_the_noiseless_gradient() -> None:
         (Component("sgd", {"learning_rate": 0.1, "momentun": 0.9}), "did you mean 'momentum'"),
         (Component("sgd"), "needs learning_rate"),
         (Component("sgd", {"learning_rate": math.nan}), "learning_rate is nan"),
+        (Component("sgd", {"learning_rate": 0.1, "nesterov": True}), "nesterov is true, but momentum is 0"),
         (Component("sgd", {"learning_rate": 0.1, "nesterov": "yes"}), "nesterov is 'yes', but must be true or false"),
         (Component("adam_corrected", {"floor": 0.0}), "floor is 0"),
     ],

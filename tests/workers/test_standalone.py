@@ -40,6 +40,7 @@ from tests.workers.trial_specs import small_trial
 from workers.trial import run_trial
 
 run_trial(small_trial(), sys.argv[1])
+assert not {"torch._dynamo", "torch._inductor", "sympy"} & set(sys.modules), "a trial loads the compiler"
 print(account(read_trace(TrialFiles(sys.argv[1]).trace), delta=1e-5).epsilon)
 """
 

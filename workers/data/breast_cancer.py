@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as csv
-from sklearn.datasets import load_breast_cancer
 
 from workers.data.base import Source, make_split
 from workers.data.files import downloads, locate, reading, require_rows
@@ -42,6 +41,8 @@ _SCORES = (
 
 def breast_cancer() -> Source:
     """569 rows, 30 attributes, each scaled to [0, 1] by its published range; groups are the two diagnoses."""
+    from sklearn.datasets import load_breast_cancer  # late: importing sklearn takes a second
+
     bundle = load_breast_cancer()
     low, high = _PUBLISHED_RANGES.T
     rows = np.clip((bundle.data - low) / (high - low), 0.0, 1.0).astype(np.float32)

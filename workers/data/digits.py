@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-from sklearn.datasets import load_digits
 
 from workers.data.base import Scaling, Source, make_split
 
 
 def digits() -> Source:
     """1797 real images, pixel values 0..16 scaled to 0..1; groups are the ten digits."""
+    from sklearn.datasets import load_digits  # late: importing sklearn takes a second
+
     bundle = load_digits()
     images = bundle.images.astype(np.uint8)[:, None]
     names = tuple(str(digit) for digit in range(10))

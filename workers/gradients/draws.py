@@ -45,6 +45,11 @@ class ConstantDraws(TorchDispatchMode):
         self.replaced = self.missed = self.own_generator = False
         self._device, self._share = device, share
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False spares the import of the compiler (torch._dynamo), which takes as long as that of torch."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not _may_draw(func):
