@@ -5,6 +5,8 @@ Other rooms import from the modules in `__all__` only: `text` and `schema` load 
 
 __all__ = [
     "grid",
+    "identity",
+    "old_names",
     "plan",
     "schema",
     "text",
