@@ -44,6 +44,7 @@ from accounting.samplings import (
     TruncatedPoissonSampling,
 )
 from accounting.schedules import SCHEDULES, NoiseSchedule, make_schedule, parse_schedule, planned_trace
+from accounting.selection import RandomTrials, account_selection
 from accounting.together import account_together
 
 __all__ = [
@@ -67,6 +68,7 @@ __all__ = [
     "PrivacyCurve",
     "PrivacyEstimate",
     "PureRelease",
+    "RandomTrials",
     "Release",
     "RhoBudget",
     "Sampling",
@@ -80,6 +82,7 @@ __all__ = [
     "Unreachable",
     "UnsupportedMechanism",
     "account",
+    "account_selection",
     "account_together",
     "attack_risk",
     "calibrate_decay",

@@ -37,6 +37,7 @@ from accounting.schedules import (
     NoiseSchedule,
     make_schedule,
 )
+from accounting.selection import RandomTrials, account_selection
 
 SEARCHED_NOISE_MULTIPLIERS = (1e-2, 1e6)
 """The range in which a noise multiplier is searched."""
@@ -91,12 +92,16 @@ class RhoBudget:
 
 @dataclass(frozen=True)
 class EpsilonBudget:
-    """A budget of epsilon at ``delta``, computed by ``accountant``, for groups of ``group_size`` examples."""
+    """A budget of epsilon at ``delta``, computed by ``accountant``, for groups of ``group_size`` examples.
+
+    trials: if given, of releasing only the best of so many runs (`account_selection`).
+    """
 
     limit: float
     delta: float
     accountant: str = "auto"
     group_size: int = 1
+    trials: RandomTrials | None = None
     unit: str = "epsilon"
 
     def __post_init__(self) -> None:
@@ -110,6 +115,8 @@ class EpsilonBudget:
         return _RESOLUTION if self.accountant in ("pld", "auto") else 0.0
 
     def cost(self, trace: Trace) -> float:
+        if self.trials is not None:
+            return account_selection(trace, self.trials, self.delta, self.accountant, self.group_size).epsilon
         return account(trace, self.delta, self.accountant, self.group_size).epsilon
 
 

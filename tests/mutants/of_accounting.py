@@ -31,7 +31,48 @@ SCHEDULES: Final = ("tests/accounting/test_schedules.py",)
 COMPOSITION: Final = ("tests/accounting/pld/test_composition.py",)
 GROUPS: Final = ("tests/accounting/pld/test_groups.py",)
 
+SELECTION: Final = (
+    "tests/accounting/test_selection.py::TestAgainstDpAccounting",
+    "tests/accounting/test_selection.py::TestProperties",
+    "tests/accounting/test_selection.py::TestExactly",
+    "tests/accounting/test_selection.py::TestLaw",
+)
+
 ACCOUNTING: Final[tuple[Mutant, ...]] = (
+    *bugs_in(
+        "accounting/selection.py",
+        SELECTION,
+        B(
+            "+ math.log(trials.largest_mean) / (ORDERS - 1.0)",
+            "",
+            "the Renyi bound of a selection forgets the expected number of trials",
+            privacy=True,
+        ),
+        B(
+            "gamma, aim = trials.gamma, delta / trials.largest_mean",
+            "gamma, aim = trials.gamma, delta",
+            "the profile of a selection forgets the expected number of trials",
+            privacy=True,
+        ),
+        B(
+            "(released + (1.0 + trials.shape) * ratio)",
+            "(released + trials.shape * ratio)",
+            "the profile of a selection forgets one ratio",
+            privacy=True,
+        ),
+        B(
+            "odds = gamma / (1.0 - gamma)",
+            "odds = 1.0 / (1.0 - gamma)",
+            "the ratio of a selection is sought as if trials were few",
+            privacy=True,
+        ),
+        B(
+            "* (number + self.shape) / (number + 1.0)",
+            "* (number + self.shape) / number",
+            "the number of trials follows another law than the one accounted for",
+            privacy=True,
+        ),
+    ),
     *bugs_in(
         "accounting/accountants.py",
         ACCOUNTANTS,
@@ -126,8 +167,8 @@ ACCOUNTING: Final[tuple[Mutant, ...]] = (
             True,
         ),
         B(
-            "self.delta, self.accountant, self.group_size).epsilon",
-            "self.delta, self.accountant).epsilon",
+            "account(trace, self.delta, self.accountant, self.group_size)",
+            "account(trace, self.delta, self.accountant)",
             "an epsilon budget ignores the group",
             True,
         ),
