@@ -10,11 +10,8 @@ The names exported here are the library's interface. Importing it loads neither 
 """
 
 from accounting.accountants import ACCOUNTANTS, account
+from accounting.budgets import AdvantageBudget, EpsilonBudget, RhoBudget, TruePositiveRateBudget
 from accounting.calibration import (
-    AdvantageBudget,
-    EpsilonBudget,
-    RhoBudget,
-    TruePositiveRateBudget,
     calibrate_decay,
     calibrate_noise_multiplier,
     count_within_budget,

@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 from accounting.accountants import ACCOUNTANTS
+from accounting.budgets import Budget
 from accounting.calibration import (
-    Budget,
     calibrate_decay,
     decay_parameter,
     length_within_budget,

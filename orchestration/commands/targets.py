@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from accounting.calibration import AdvantageBudget, Budget, EpsilonBudget, RhoBudget, TruePositiveRateBudget
+from accounting.budgets import AdvantageBudget, Budget, EpsilonBudget, RhoBudget, TruePositiveRateBudget
 from accounting.errors import InvalidInput
 from accounting.selection import RandomTrials
 

@@ -21,7 +21,8 @@ from scipy.special import gammaln
 from scipy.stats import norm
 
 from accounting.accountants import account
-from accounting.calibration import EpsilonBudget, noise_multiplier_within_budget
+from accounting.budgets import EpsilonBudget
+from accounting.calibration import noise_multiplier_within_budget
 from accounting.errors import InvalidInput
 from accounting.mechanism import GaussianRelease, PureRelease, Segment, Trace
 from accounting.renyi import ORDERS
