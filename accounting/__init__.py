@@ -10,11 +10,8 @@ The names exported here are the library's interface. Importing it loads neither 
 """
 
 from accounting.accountants import ACCOUNTANTS, account
+from accounting.budgets import AdvantageBudget, EpsilonBudget, RhoBudget, TruePositiveRateBudget
 from accounting.calibration import (
-    AdvantageBudget,
-    EpsilonBudget,
-    RhoBudget,
-    TruePositiveRateBudget,
     calibrate_decay,
     calibrate_noise_multiplier,
     count_within_budget,
@@ -44,6 +41,7 @@ from accounting.samplings import (
     TruncatedPoissonSampling,
 )
 from accounting.schedules import SCHEDULES, NoiseSchedule, make_schedule, parse_schedule, planned_trace
+from accounting.selection import RandomTrials, account_selection
 from accounting.together import account_together
 
 __all__ = [
@@ -67,6 +65,7 @@ __all__ = [
     "PrivacyCurve",
     "PrivacyEstimate",
     "PureRelease",
+    "RandomTrials",
     "Release",
     "RhoBudget",
     "Sampling",
@@ -80,6 +79,7 @@ __all__ = [
     "Unreachable",
     "UnsupportedMechanism",
     "account",
+    "account_selection",
     "account_together",
     "attack_risk",
     "calibrate_decay",

@@ -9,19 +9,18 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from scipy.optimize import brentq
 
-from accounting.accountants import account, enforced_epsilon, total_rdp, total_rho
-from accounting.curves import privacy_curve, rate_name
+from accounting.accountants import enforced_epsilon, total_rdp
+from accounting.budgets import Budget, EpsilonBudget
 from accounting.errors import (
     InvalidInput,
     Unreachable,
     UnsupportedMechanism,
-    keep_finite,
     require_finite,
     require_whole,
 )
@@ -29,7 +28,6 @@ from accounting.filters import GaussianFilter, IndividualFilter, RenyiFilter, co
 from accounting.mechanism import Trace, require_filterable
 from accounting.registry import lookup
 from accounting.renyi import ORDERS
-from accounting.rounds import require_group_size
 from accounting.schedules import (
     LARGEST_EPOCHS,
     SCHEDULES,
@@ -44,112 +42,8 @@ SEARCHED_NOISE_MULTIPLIERS = (1e-2, 1e6)
 _TOLERANCE = 1e-6
 _ROUNDING = 1e-12
 _DIGITS = 6
-_RESOLUTION = 5e-5  # certified bounds are 1e-4 apart or more: solving more finely gains nothing
 _MARGIN = 1e-8
 """Share of a filter's budget that is kept from rounding, and the least that one can have."""
-
-
-class Budget(Protocol):
-    """An upper limit on the privacy cost of a run."""
-
-    @property
-    def limit(self) -> float:
-        """The largest accepted cost."""
-        ...
-
-    @property
-    def unit(self) -> str:
-        """The name of the cost in messages, such as "epsilon"."""
-        ...
-
-    @property
-    def resolution(self) -> float:
-        """Relative precision of the cost beyond which solving more finely gains nothing."""
-        ...
-
-    def cost(self, trace: Trace) -> float:
-        """The cost of the run; infinite without noise."""
-        ...
-
-
-@dataclass(frozen=True)
-class RhoBudget:
-    """A budget of rho in zero-concentrated DP, as in paper C: each shuffled epoch costs 1/(2 sigma^2)."""
-
-    limit: float
-    group_size: int = 1
-    unit: str = "rho"
-    resolution: float = 0.0
-
-    def __post_init__(self) -> None:
-        keep_finite(self, "limit", "budget rho", above=0.0)
-        object.__setattr__(self, "group_size", require_group_size(self.group_size))
-
-    def cost(self, trace: Trace) -> float:
-        return total_rho(trace, self.group_size)
-
-
-@dataclass(frozen=True)
-class EpsilonBudget:
-    """A budget of epsilon at ``delta``, computed by ``accountant``, for groups of ``group_size`` examples."""
-
-    limit: float
-    delta: float
-    accountant: str = "auto"
-    group_size: int = 1
-    unit: str = "epsilon"
-
-    def __post_init__(self) -> None:
-        keep_finite(self, "limit", "target epsilon", above=0.0)
-        keep_finite(self, "delta", "delta", above=0.0, below=1.0)
-        object.__setattr__(self, "group_size", require_group_size(self.group_size))
-
-    @property
-    def resolution(self) -> float:
-        """5e-5 for pld, whose bounds are 1e-4 apart and costly to evaluate; 0 for the others."""
-        return _RESOLUTION if self.accountant in ("pld", "auto") else 0.0
-
-    def cost(self, trace: Trace) -> float:
-        return account(trace, self.delta, self.accountant, self.group_size).epsilon
-
-
-@dataclass(frozen=True)
-class AdvantageBudget:
-    """A budget of membership advantage, the largest true minus false positive rate of any attack (`PrivacyCurve`)."""
-
-    limit: float
-    group_size: int = 1
-    unit: str = "advantage"
-    resolution: float = _RESOLUTION
-
-    def __post_init__(self) -> None:
-        keep_finite(self, "limit", "target advantage", above=0.0, below=1.0)
-        object.__setattr__(self, "group_size", require_group_size(self.group_size))
-
-    def cost(self, trace: Trace) -> float:
-        return privacy_curve(trace, self.group_size).advantage.upper
-
-
-@dataclass(frozen=True)
-class TruePositiveRateBudget:
-    """A budget of the true positive rate of any attack at ``false_positive_rate``, which guessing reaches already."""
-
-    limit: float
-    false_positive_rate: float
-    group_size: int = 1
-    resolution: float = _RESOLUTION
-
-    def __post_init__(self) -> None:
-        keep_finite(self, "false_positive_rate", "false positive rate", above=0.0, below=1.0)
-        keep_finite(self, "limit", "target true positive rate", above=self.false_positive_rate, below=1.0)
-        object.__setattr__(self, "group_size", require_group_size(self.group_size))
-
-    @property
-    def unit(self) -> str:
-        return rate_name(self.false_positive_rate)
-
-    def cost(self, trace: Trace) -> float:
-        return privacy_curve(trace, self.group_size).true_positive_rate(self.false_positive_rate).upper
 
 
 def calibrate_filter(planned: Trace, epsilon: float, delta: float) -> IndividualFilter:

@@ -29,6 +29,7 @@ from orchestration.records.ownership import claimed, exclusive
 from orchestration.records.release_modes import release_mode
 from orchestration.records.status import SweepStatus, TrialStatus
 from orchestration.report.writing import write_reports
+from orchestration.sweeps.old_names import names_of
 from orchestration.sweeps.plan import Plan, plan_sweep
 from orchestration.sweeps.schema import SweepSpec
 from orchestration.tracking.mlflow import MlflowTracker, embedded_tracking_uri, is_server
@@ -105,7 +106,7 @@ def run_sweep(request: RunRequest, display: Display = NO_DISPLAY) -> Outcome:
         require_client(files.artifacts)
     manifest = open_manifest(files, sweep.plain(), request.text)
     is_continued = exists(files.manifest)
-    plan = accept(plan_sweep(sweep, request.code), files)
+    plan = accept(plan_sweep(sweep, request.code, names_of(manifest)), files)
     require_space(files, plan)
     for warning in filter(None, (*plan.warnings, open_cluster(request.address))):
         display.warn(warning)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from accounting.calibration import Budget, EpsilonBudget, RhoBudget, calibrate_filter, count_within_budget
+from accounting.budgets import Budget, EpsilonBudget, RhoBudget
+from accounting.calibration import calibrate_filter, count_within_budget
 from accounting.estimates import Claim
 from accounting.filters import IndividualFilter, StepPrices
 from accounting.mechanism import Release, SideQuery, Trace

@@ -74,7 +74,9 @@ class DataSpec:
 
 @dataclass(frozen=True)
 class SamplingSpec:
-    """method: a name in `accounting.samplings.SAMPLINGS`. batch_size: the expected batch size, which is public.
+    """How batches are drawn.
+
+    method: a name in `accounting.samplings.SAMPLINGS`. batch_size: the expected batch size, which is public.
 
     max_batch_size: of a larger Poisson batch, only a uniformly random subset of this size is kept.
     """
@@ -103,7 +105,9 @@ class BudgetSpec:
     """Stop before the first epoch whose cost would exceed the budget: exactly one of rho (zCDP) and epsilon."""
 
     rho: Annotated[float, Field(gt=0.0)] | None = None
+    """Of zero-concentrated DP."""
     epsilon: Annotated[float, Field(gt=0.0)] | None = None
+    """At the sweep's delta."""
 
     def __post_init__(self) -> None:
         check_bounds(self, "budget")
@@ -182,11 +186,17 @@ class ExecutionSpec:
     """Fields that change only speed and memory, never the mechanism."""
 
     device: str = "auto"
+    """``auto``, ``cpu``, ``cuda`` or ``cuda:0``."""
     micro_batch_size: Annotated[int, Field(ge=1)] | None = None
+    """Examples whose gradients are taken at a time; by default the whole batch."""
     threads: Annotated[int, Field(ge=1, le=MAX_THREADS)] = 1
+    """Threads of torch in each trial."""
     checkpoint_every_epochs: Annotated[float, Field(ge=1e-6)] = 1.0
+    """Epochs, or a part of one, between checkpoints."""
     deterministic: bool = True
+    """Whether a trial that is run again gives the same bits."""
     autocast: bool = False
+    """Whether the model computes in bfloat16 where torch allows it."""
 
     def __post_init__(self) -> None:
         check_bounds(self, "execution")

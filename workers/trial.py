@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import json
 import os
@@ -16,7 +15,15 @@ import torch
 
 from accounting.errors import START_ANEW, DataCorruption, InvalidInput
 from accounting.mechanism import Release
-from accounting.records import TrialFiles, exists, read_bytes, read_trace, write_bytes_atomically, write_trace
+from accounting.records import (
+    TrialFiles,
+    exists,
+    read_bytes,
+    read_trace,
+    write_bytes_atomically,
+    write_sealed,
+    write_trace,
+)
 from workers.attacks import AttackResults, attack, write_attacks
 from workers.audit import audit
 from workers.checkpoint import fingerprint, forget_checkpoint, load_checkpoint, save_checkpoint
@@ -152,7 +159,8 @@ def _train(
 ) -> TrainingResult:
     dataset = source = load_dataset(spec.data, code)
     mechanism = TrialMechanism.of(spec, len(dataset.train), releases, code)
-    owner = fingerprint(spec.to_json(), mechanism, _digest(dataset))
+    digest = dataset.digest()
+    owner = fingerprint(spec.to_json(), mechanism, digest)
     stored = load_checkpoint(files.checkpoint, owner)
     noise = make_noise_source(spec.noise_source, spec.seed, choose_device(spec.execution.device))
     fitted = stored["preprocessing"] if stored else {}
@@ -168,6 +176,7 @@ def _train(
     if stored is None:
         trainer.begin()
         write_bytes_atomically(files.spec, spec.to_json().encode())
+        write_sealed(files.data_fingerprint, json.dumps({"data": digest}).encode(), private=True)
         save()
     else:
         trainer.restore(stored["trainer"])
@@ -178,16 +187,6 @@ def _train(
     result = _finish(spec, files, trainer, dataset, inputs, code)
     forget_checkpoint(files.checkpoint)
     return result
-
-
-def _digest(dataset: Dataset) -> str:
-    """sha256 of all examples, so that a run is not resumed on other data."""
-    digest = hashlib.sha256()
-    for split in (dataset.train, dataset.test, dataset.public):
-        if split is not None:
-            for column in (split.features, split.labels, split.groups, split.example_ids):
-                digest.update(column.contiguous().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 def _train_to_the_end(spec: TrialSpec, trainer: Trainer, save: Callable[[], None], report: OnProgress) -> None:

@@ -92,6 +92,11 @@ class TrialFiles:
         return self._below("private", "digests.json")
 
     @property
+    def data_fingerprint(self) -> str:
+        """sha256 of the data that the trial met (JSON): private, as guesses of a row can be tested against it."""
+        return self._below("private", "data.json")
+
+    @property
     def error(self) -> str:
         """Message and traceback of the error that ended the trial or its last attempt; they may quote the data."""
         return self._below("private", "error.txt")

@@ -17,9 +17,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from accounting.accountants import ACCOUNTANTS, account
+from accounting.accountants import ACCOUNTANTS
+from accounting.budgets import Budget
 from accounting.calibration import (
-    Budget,
     calibrate_decay,
     decay_parameter,
     length_within_budget,
@@ -39,6 +39,15 @@ from orchestration.commands.plots import write_epsilon_plot
 from orchestration.commands.risk import RISK, curve_deltas, risk_of, risk_table, write_curve_plot
 from orchestration.commands.run_flags import RunFlags, with_run_flags
 from orchestration.commands.run_shape import RunShape, delta_warning
+from orchestration.commands.selection import (
+    SELECTION,
+    SelectionShape,
+    SelectionTrials,
+    accounted,
+    compared_with_naive,
+    naive_note,
+    random_trials,
+)
 from orchestration.commands.stored_trial import (
     INDIVIDUAL,
     PRIVATE,
@@ -86,6 +95,8 @@ def epsilon(
     prior: Annotated[
         float | None, typer.Option(help="With --risk: probability of guessing the record right; bounds reconstruction.")
     ] = None,
+    selection_trials: SelectionTrials = None,
+    selection_shape: SelectionShape = None,
     as_json: Json = False,
     plot: Annotated[Path | None, typer.Option(help="Write epsilon over epochs and group sizes to this HTML.")] = None,
     curve: Annotated[
@@ -93,6 +104,12 @@ def epsilon(
     ] = None,
 ) -> None:
     """What a run, planned or stored, costs in privacy: for one example, for groups, for given examples."""
+    trials = random_trials(selection_trials, selection_shape)
+    if trials is not None and (compare or individual or examples or risk or plot or curve):
+        raise InvalidInput(
+            "--selection-trials gives the epsilon of the released run alone: drop --compare, --individual, --examples, "
+            "--risk, --plot and --curve"
+        )
     ran = _ran(trial, trace, flags, individual or examples)
     if ran is None:
         schedule = parse_schedule(flags.schedule, flags.required_noise())
@@ -108,7 +125,7 @@ def epsilon(
         run = {"trial": trial, "trace": trace, "steps": ran.steps}
         _warn(delta_warning(delta, ran.dataset_size))
     sizes = whole_numbers("--group-size", group_size, 1)
-    estimates = [account(ran, delta, accountant, size) for size in sizes]
+    estimates = [accounted(ran, delta, accountant, size, trials) for size in sizes]
     compared = compare_groups(ran, delta, sizes) if compare else {}
     answers = [
         estimate.as_dict() | (compared[estimate.group_size].as_dict() if compare else {}) for estimate in estimates
@@ -117,7 +134,11 @@ def epsilon(
         raise InvalidInput("--prior needs --risk, which shows the bound on reconstruction")
     deltas = curve_deltas(delta) if curve is not None else ()
     curves = [privacy_curve(ran, size, deltas) for size in sizes] if risk or curve is not None else []
-    tables, cautions = [_table(estimates, compared)], []
+    tables, cautions = [_table(estimates, compared)], [] if trials is None else [SELECTION]
+    if trials is not None:
+        beside = compared_with_naive(ran, delta, trials)
+        run |= beside
+        cautions.append(naive_note(beside))
     if trial is not None and examples is not None:
         group = contributions_of(TrialFiles(trial), ran, whole_numbers("--examples", examples, 0))
         together = estimate_of_examples(group, ran, delta)
@@ -196,11 +217,14 @@ def calibrate(
     accountant: Method = "auto",
     group_size: Annotated[int, typer.Option(help="Size of the protected group.")] = 1,
     digits: Annotated[int | None, typer.Option(help="Round a decay up to so many decimals.")] = None,
+    selection_trials: SelectionTrials = None,
+    selection_shape: SelectionShape = None,
     as_json: Json = False,
 ) -> None:
     """The noise, decay or length with which a run meets a privacy target."""
     target = Target(target_epsilon, budget_rho, target_advantage, target_tpr, delta, at_fpr)
-    budget = target.budget(accountant, group_size)
+    trials = random_trials(selection_trials, selection_shape)
+    budget = target.budget(accountant, group_size, trials)
     question = Question(flags, flags.shape(), budget, digits)
     value, trace = _SOLVERS[solve](question)
     _warn(None if delta is None else delta_warning(delta, flags.dataset_size))
@@ -220,10 +244,14 @@ def calibrate(
         "schedule": flags.schedule,
         "steps": trace.steps,
     }
+    if trials is not None:
+        answer |= {"selection_trials": trials.mean, "selection_shape": trials.shape}
     if as_json:
         typer.echo(json.dumps(answer))
     else:
         typer.echo(f"{solve}: {value}  ({budget.unit} {cost:.6g} of {budget.limit:g}, {trace.steps} steps)")
+        if trials is not None:
+            typer.echo(f"note: {SELECTION}")
 
 
 @dataclass(frozen=True)

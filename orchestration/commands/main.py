@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from accounting.errors import DpsweepError, InvalidInput, Unreachable, UnsupportedMechanism
-from orchestration.commands import calculator, cluster, listing, owner, panels, results, status, upkeep
+from orchestration.commands import calculator, cluster, init, listing, owner, panels, results, status, upkeep
 from orchestration.commands.arguments import AsJson, Folder
 from orchestration.commands.running import print_json, run_to_the_end, show_outcome
 from orchestration.comparison.plain_text import for_terminal
@@ -28,6 +28,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+init.register(app)
 calculator.register(app)
 owner.register(app)
 cluster.register(app)

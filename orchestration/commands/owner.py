@@ -84,9 +84,15 @@ def owner_risk(files: TrialFiles, example_id: int) -> AttackRisk | None:
     return attack_risk(curve_of_examples(trace, own.steps, own.contributions))
 
 
+_EXAMPLE = "runs/quickstart/trials/flat-constant-epsilon8-seed0-e7bd8ecc29"
+
+
 def register(app: typer.Typer) -> None:
     """Add the command ``owner-report`` to ``app``."""
     app.command(
         "owner-report",
-        **panels.listed(panels.PRIVACY, "owner-report runs/quickstart/trials/flat-constant-seed0 --example-id 17"),
+        **panels.listed(
+            panels.PRIVACY,
+            "owner-report runs/quickstart/trials/flat-constant-epsilon8-seed0-e7bd8ecc29 --example-id 17",
+        ),
     )(owner)

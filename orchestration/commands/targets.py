@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from accounting.calibration import AdvantageBudget, Budget, EpsilonBudget, RhoBudget, TruePositiveRateBudget
+from accounting.budgets import AdvantageBudget, Budget, EpsilonBudget, RhoBudget, TruePositiveRateBudget
 from accounting.errors import InvalidInput
+from accounting.selection import RandomTrials
 
 
 @dataclass(frozen=True)
@@ -19,8 +20,8 @@ class Target:
     delta: float | None
     false_positive_rate: float | None
 
-    def budget(self, accountant: str, group_size: int) -> Budget:
-        """Raises InvalidInput for flags that are missing or do not belong together."""
+    def budget(self, accountant: str, group_size: int, trials: RandomTrials | None = None) -> Budget:
+        """trials: of a private selection, if any. Raises InvalidInput for flags that are missing or contradictory."""
         targets = (self.epsilon, self.rho, self.advantage, self.true_positive_rate)
         if sum(target is not None for target in targets) != 1:
             raise InvalidInput(
@@ -31,7 +32,9 @@ class Target:
         if self.epsilon is not None:
             if self.delta is None:
                 raise InvalidInput("--target-epsilon needs --delta, the failure probability, well below 1/n")
-            return EpsilonBudget(self.epsilon, self.delta, accountant, group_size)
+            return EpsilonBudget(self.epsilon, self.delta, accountant, group_size, trials)
+        if trials is not None:
+            raise InvalidInput("--selection-trials needs --target-epsilon: a selection has no other target")
         if self.rho is not None:
             return RhoBudget(self.rho, group_size)
         if self.advantage is not None:

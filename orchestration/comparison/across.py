@@ -17,10 +17,9 @@ from orchestration.records.published import NON_PRIVATE, Label, PublishedTrial
 from orchestration.records.release_modes import release_mode
 from orchestration.records.states import TrialState
 from orchestration.sweeps.grid import BASELINE, GridPoint
+from orchestration.sweeps.identity import SPEED
 
-_SPEED = ("device", "micro_batch_size", "threads", "checkpoint_every_epochs", "deterministic")
-"""Fields of `ExecutionSpec` that say how fast a trial runs and no more."""
-_NO_SETTING = ("seed", *(f"execution.{name}" for name in _SPEED))
+_NO_SETTING = ("seed", *(f"execution.{name}" for name in SPEED))
 _Identity = tuple[tuple[str, Label], ...]
 _BySweep = Mapping[str, list[PublishedTrial]]
 """Trials of one setting, by the folder of their sweep."""

@@ -14,6 +14,7 @@ from orchestration.records.manifest import read_manifest
 from orchestration.records.results import StoppedTrial, TrialResult
 from orchestration.records.status import TrialStatus, status_of
 from orchestration.sweeps.grid import GridPoint, grid
+from orchestration.sweeps.old_names import names_of
 from orchestration.sweeps.schema import parse_sweep
 from workers.noise import noise_source_kind
 
@@ -27,7 +28,7 @@ def stored_record(files: SweepFiles) -> SweepRecord:
     if manifest is None:
         raise InvalidInput(f"{files.root} holds no sweep; name the folder that `dpsweep run` wrote")
     sweep = parse_sweep(manifest.text, files.manifest)
-    points = grid(sweep)
+    points = grid(sweep, names_of(manifest))
     found = (stored_result(files.trial(point.key)) for point in points)
     results = {result.key: status_of(result) for result in found if result is not None}
     attempts = {point.key: _attempts(files, point, results.get(point.key)) for point in points if point.is_private}

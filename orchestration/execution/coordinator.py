@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
 
-from accounting.errors import DataCorruption
+from accounting.errors import DataCorruption, InvalidInput
 from accounting.mechanism import Trace
 from accounting.parallel import AccountingJob, PartResult, Scatter
 from accounting.records import PartFiles, exists, read_trace
@@ -22,7 +22,7 @@ from orchestration.comparison.record import SweepRecord, exact
 from orchestration.execution.completion import Times, complete_stopped, complete_trial, epsilon_so_far, shown_trace
 from orchestration.records.attempts import Attempt, AttemptLog
 from orchestration.records.failures import forget_failure, record_failure
-from orchestration.records.integrity import stored_result
+from orchestration.records.integrity import met_other_data, stored_result
 from orchestration.records.layout import SweepFiles
 from orchestration.records.manifest import Manifest
 from orchestration.records.published import PublishedTrial
@@ -85,6 +85,7 @@ class Coordinator:
         self._record().data(exact(self._files))  # find damage to what the report reads before any trial trains
         if wrong := list(unfounded(self._files, self._record())):
             raise DataCorruption("\n".join(wrong))
+        self._require_same_data()
         self._tracker.open_sweep(self._tracked_sweep())
         self._recorder.start()
         for key in self._planned:
@@ -100,6 +101,17 @@ class Coordinator:
         self._accountant.shutdown(wait=True, cancel_futures=kind is not None)
         if kind is not None:
             self._recorder.abandon()
+
+    def _require_same_data(self) -> None:
+        """Refuse to train on data that have changed since other trials of the sweep met them."""
+        asked = {planned.spec.data for planned in self.pending()}
+        for key, planned in self._planned.items():
+            over = self._status[key].result is not None and planned.spec.data in asked
+            if over and met_other_data(self._files.trial(key), planned.data_digest):
+                raise InvalidInput(
+                    f"the data {planned.spec.data.name!r} have changed since trial {key} was trained on them, so that "
+                    "further trials would not compare with it; restore the data, or choose another folder with --output"
+                )
 
     def pending(self) -> list[PlannedTrial]:
         """The trials that are still to be trained."""

@@ -58,6 +58,15 @@ def stored_result(files: TrialFiles) -> StoredResult | None:
     return result
 
 
+def met_other_data(files: TrialFiles, digest: str) -> bool:
+    """Whether the trial is known to have met other data than those with this `Dataset.digest`.
+
+    Raises: DataCorruption when what it noted of its data is damaged.
+    """
+    content = read_sealed(files.data_fingerprint, f"restore it from a backup, or {START_ANEW}")
+    return content is not None and json.loads(content)["data"] != digest
+
+
 def damages(files: TrialFiles, result: TrialResult) -> Iterator[str]:
     """One line for each damaged file: what is wrong with it, and what to do. Reads every file of the trial.
 

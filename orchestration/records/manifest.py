@@ -30,7 +30,9 @@ class Manifest:
 
     sweep_id: unique to the sweep, unchanged by a resume. text: the sweep file as submitted. sweep: the whole
     specification as plain values, every default written out. created: ISO 8601, UTC. versions: of Python and packages.
-    git: commit of dpsweep's code; empty outside a checkout. hardware: of the driver's machine.
+    git: commit of dpsweep's code; empty outside a checkout. hardware: of the driver's machine. names: keys of trials
+    that an earlier version called after their labels, by the key that they would have now; None if that version wrote
+    the manifest.
     """
 
     sweep_id: str
@@ -40,6 +42,7 @@ class Manifest:
     versions: dict[str, str]
     git: dict[str, str]
     hardware: dict[str, str | int]
+    names: dict[str, str] | None = None
 
     def provenance(self) -> dict[str, str]:
         """Everything except the sweep itself, as flat text entries such as ``versions.torch``."""
@@ -98,6 +101,7 @@ def _new_manifest(sweep: Mapping[str, Any], text: str) -> Manifest:
             "system": platform.platform(),
             "cpus": os.cpu_count() or 1,
         },
+        names={},
     )
 
 

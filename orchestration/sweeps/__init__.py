@@ -1,10 +1,13 @@
 """What is asked: the sweep file, its grid of trials, and the plan of each.
 
-Other rooms import from the modules in `__all__` only: `text` and `schema` load no torch, as `plan` does.
+Other rooms import from the modules in `__all__` only: `text` and `schema` load no torch, as `plan` and `draft` do.
 """
 
 __all__ = [
+    "draft",
     "grid",
+    "identity",
+    "old_names",
     "plan",
     "schema",
     "text",

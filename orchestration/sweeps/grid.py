@@ -7,29 +7,30 @@ combination of the other fields; every private trial is compared with the baseli
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
-import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from pathlib import PurePath
-from typing import Any, TypeVar
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, Final
 
 from accounting.errors import InvalidInput
+from accounting.release import ReleaseSpec
 from orchestration.records.published import NON_PRIVATE, Label
+from orchestration.records.release_modes import release_spec
+from orchestration.sweeps.identity import content, short_name, trial_key
+from orchestration.sweeps.labels import Choice, labels_by_axis, labels_of
 from orchestration.sweeps.schema import SweepSpec
 from workers.evaluation import MIN_GROUP_SIZE
-from workers.spec import AttackSpec, Component, DataSpec, NoiseSpec, SamplingSpec, TrialSpec
+from workers.spec import AttackSpec, Component, NoiseSpec, TrialSpec
 
-T = TypeVar("T")
 BASELINE = "none"
 """The clipping method of a non-private baseline."""
 MAX_TRIALS = 10_000
 """Maximum number of trials of a sweep; Ray Tune, MLflow and the report handle thousands."""
-LONGEST_KEY = 120
-"""Maximum length of a trial's key. It names a folder; file systems allow 255 bytes."""
+Names = Mapping[str, str]
+"""Keys of trials that are not called after their content, by the key that they would have."""
+NO_NAMES: Final[Names] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,12 @@ class GridPoint:
 
     spec: TrialSpec
     labels: dict[str, Label]
-    """The values that distinguish the trials of the sweep; always clipping, schedule and seed."""
+    """The values that distinguish the trials of the sweep; always clipping, schedule and seed. For display only."""
     target_epsilon: float | None = None
     baseline: str | None = None
     """Key of the trial's non-private baseline, if the sweep has one."""
+    content: str = field(default="", repr=False)
+    """What makes it the same trial in every sweep: `identity.content`."""
 
     @property
     def key(self) -> str:
@@ -58,10 +61,18 @@ class GridPoint:
         return self.spec.is_private
 
 
-def grid(sweep: SweepSpec) -> tuple[GridPoint, ...]:
-    """Every trial of the sweep, baselines first, each with a unique, readable and stable key.
+@dataclass(frozen=True)
+class Draft:
+    """A trial before it is labelled: what it chose on each axis, and the point without labels."""
 
-    Raises: InvalidInput if two trials get the same key, and for more than `MAX_TRIALS` trials.
+    choice: Choice
+    point: GridPoint
+
+
+def grid(sweep: SweepSpec, names: Names = NO_NAMES) -> tuple[GridPoint, ...]:
+    """Every trial of the sweep once, baselines first, each with a key that depends on the trial alone.
+
+    Raises: InvalidInput for more than `MAX_TRIALS` trials, an invalid ``release``, and two trials with one key.
 
     >>> from orchestration.sweeps.schema import parse_sweep
     >>> [point.key for point in grid(parse_sweep('''
@@ -72,92 +83,56 @@ def grid(sweep: SweepSpec) -> tuple[GridPoint, ...]:
     ... epochs: 2
     ... clipping: [none, flat]
     ... privacy: {target_epsilon: [1, 3], delta: 1e-5}
-    ... '''))]
-    ['non-private-seed0', 'flat-epsilon1-seed0', 'flat-epsilon3-seed0']
+    ... '''))]  # doctest: +NORMALIZE_WHITESPACE
+    ['non-private-seed0-96336e9d17',
+     'flat-constant-epsilon1-seed0-8dcf60e6f8',
+     'flat-constant-epsilon3-seed0-82742524fa']
     """
+    distinct: dict[str, Draft] = {}
+    for draft in drafts(sweep, names):
+        same = distinct.setdefault(draft.point.key, draft)
+        if same.point.content != draft.point.content:
+            raise InvalidInput(f"two different trials are both called {draft.point.key}; run them in two sweeps")
+    return _labelled(tuple(distinct.values()))
+
+
+def drafts(sweep: SweepSpec, names: Names = NO_NAMES) -> tuple[Draft, ...]:
+    """The whole product of the sweep's lists; a trial that it asks for twice is there twice. Raises: see `grid`."""
     _require_countable(sweep)
+    release = release_spec(sweep.release.name, sweep.release.params)
     shared = list(_combinations(_shared_axes(sweep)))
     with_baseline = any(clipping.name == BASELINE for clipping in sweep.clipping)
-    baselines = [_baseline(sweep, choice) for choice in shared] if with_baseline else []
+    baselines = [_baseline(sweep, choice, names) for choice in shared]
     private = [
-        _private(sweep, choice, level, with_baseline)
-        for choice in shared
+        _private(sweep, {**level, **choice}, baseline.point.key if with_baseline else None, release, names)
+        for choice, baseline in zip(shared, baselines, strict=True)
         for level in _combinations(_private_axes(sweep))
     ]
-    points = (*baselines, *private)
-    counted = Counter(point.key for point in points)
-    twice = [key for key, count in counted.items() if count > 1]
-    if twice:
-        raise InvalidInput(f"the sweep lists the same value of an axis twice; trials that coincide: {', '.join(twice)}")
-    return points
+    return (*(baselines if with_baseline else ()), *private)
+
+
+def repeated(sweep: SweepSpec) -> tuple[str, ...]:
+    """The axes of the sweep that list a value twice."""
+    axes = {**_shared_axes(sweep), **_private_axes(sweep)}
+    return tuple(axis for axis, values in axes.items() if len(set(values)) < len(values))
 
 
 def _require_countable(sweep: SweepSpec) -> None:
-    levels = sweep.privacy.target_epsilon or sweep.privacy.noise_multiplier or ()
-    axes = [len(getattr(sweep, axis)) for axis in ("data", *_COMPONENTS, "sampling", "epochs", "seeds")]
-    trials = math.prod([*axes, len(sweep.clipping), len(sweep.noise), len(levels)])
+    shared, private = (math.prod(map(len, axes(sweep).values())) for axes in (_shared_axes, _private_axes))
+    trials = shared * (private + any(clipping.name == BASELINE for clipping in sweep.clipping))
     if trials > MAX_TRIALS:
         raise InvalidInput(
             f"the grid has up to {trials:,} trials, but a sweep at most {MAX_TRIALS:,}; shorten its lists, or split it"
         )
 
 
-Choice = Mapping[str, tuple[str, Any]]
-"""For each axis, a label and the chosen value; the label is empty if the axis has one value only."""
+Axes = Mapping[str, tuple[Any, ...]]
+"""The values of each axis, by the field of `TrialSpec` that it sets."""
 
 
-def _combinations(axes: Mapping[str, list[tuple[str, Any]]]) -> Iterator[Choice]:
+def _combinations(axes: Axes) -> Iterator[Choice]:
     for chosen in itertools.product(*axes.values()):
         yield dict(zip(axes, chosen, strict=True))
-
-
-def _labelled(axis: Iterable[T], label: Callable[[T], str]) -> list[tuple[str, T]]:
-    """Each value with its label; equal labels are numbered, and a single value gets an empty label.
-
-    Raises: InvalidInput if two values are equal.
-    """
-    values = list(axis)
-    if len(values) == 1:
-        return [("", values[0])]
-    labels = [label(value) for value in values]
-    twice = [name for index, name in enumerate(labels) if values[index] in values[:index]]
-    if twice:
-        raise InvalidInput(f"the sweep lists the same value of an axis twice: {', '.join(twice)}")
-    return [
-        (name if labels.count(name) == 1 else f"{name}.{labels[:index].count(name) + 1}", value)
-        for index, (name, value) in enumerate(zip(labels, values, strict=True))
-    ]
-
-
-def _labelled_components(axis: Iterable[Component | None]) -> list[tuple[str, Component | None]]:
-    """Label components by name, and by their parameters too where several have the same name."""
-    values = list(axis)
-    names = [_name(value) for value in values]
-
-    def label(value: Component | None) -> str:
-        params = value.params if value and names.count(_name(value)) > 1 else {}
-        return "-".join([_name(value), *(f"{key}{param}" for key, param in params.items())])
-
-    return _labelled(values, label)
-
-
-def _name(component: Component | None) -> str:
-    return _short(component.name) if component else "none"
-
-
-def _short(name: str) -> str:
-    """A name without the folder and suffix of the user's own file: ``models/file.py:function`` -> ``file:function``."""
-    location, _, function = name.rpartition(":")
-    return f"{PurePath(location).stem}:{function}" if location.endswith(".py") else name
-
-
-def _sampling_label(sampling: SamplingSpec) -> str:
-    most = "" if sampling.max_batch_size is None else f"max{sampling.max_batch_size}"
-    return f"{sampling.method}{sampling.batch_size}{most}"
-
-
-def _data_label(data: DataSpec) -> str:
-    return "-".join([_short(data.name), *(f"{group}x{amount}" for group, amount in data.keep.items())])
 
 
 _COMPONENTS = (
@@ -171,50 +146,28 @@ _COMPONENTS = (
 )
 
 
-def _shared_axes(sweep: SweepSpec) -> dict[str, list[tuple[str, Any]]]:
-    """The axes that private trials and baselines share, by the field of `TrialSpec` that they set."""
+def _shared_axes(sweep: SweepSpec) -> Axes:
+    """The axes that private trials and baselines share."""
+    fields = {axis: getattr(sweep, axis) for axis in ("data", *_COMPONENTS, "sampling", "epochs")}
+    return {**fields, "seed": sweep.seeds}
+
+
+def _private_axes(sweep: SweepSpec) -> Axes:
+    """The axes of private trials alone: clipping, schedule, and the target ``epsilon`` or the noise ``sigma``."""
+    privacy = sweep.privacy
     return {
-        "data": _labelled(sweep.data, _data_label),
-        **{axis: _labelled_components(getattr(sweep, axis)) for axis in _COMPONENTS},
-        "sampling": _labelled(sweep.sampling, _sampling_label),
-        "epochs": _labelled(sweep.epochs, lambda epochs: f"epochs{epochs}"),
-        "seed": [(f"seed{seed}", seed) for seed in sweep.seeds],
-    }
-
-
-def _private_axes(sweep: SweepSpec) -> dict[str, list[tuple[str, Any]]]:
-    clippings = _labelled_components(sweep.clipping)
-    levels = sweep.privacy.target_epsilon or sweep.privacy.noise_multiplier or ()
-    word = "epsilon" if sweep.privacy.target_epsilon else "sigma"
-    return {
-        "clipping": [(label, clipping) for label, clipping in clippings if _name(clipping) != BASELINE],
-        "schedule": _labelled_components(sweep.noise),
-        word: _labelled(levels, lambda level: f"{word}{level:g}"),
-    }
-
-
-def _key(first: str, choice: Choice) -> str:
-    """All labels, joined to a name that is valid on every file system; a long one is cut and ends in a hash."""
-    whole = "-".join([first, *(label for label, _ in choice.values() if label)])
-    key = re.sub(r"[^A-Za-z0-9_.=+-]+", "_", whole)
-    if len(key) <= LONGEST_KEY:
-        return key
-    digest = hashlib.sha256(whole.encode()).hexdigest()[:12]
-    return f"{key[: LONGEST_KEY - len(digest) - 1]}-{digest}"
-
-
-def _labels(choice: Choice) -> dict[str, Label]:
-    """The labels of the trial by axis, only for axes with several values; numbers stay numbers."""
-    return {
-        axis: value if isinstance(value, int | float) else label for axis, (label, value) in choice.items() if label
+        "clipping": tuple(clipping for clipping in sweep.clipping if clipping.name != BASELINE),
+        "schedule": sweep.noise,
+        **({"epsilon": privacy.target_epsilon} if privacy.target_epsilon else {}),
+        **({"sigma": privacy.noise_multiplier} if privacy.noise_multiplier else {}),
     }
 
 
 def _trial(sweep: SweepSpec, choice: Choice) -> TrialSpec:
-    """The non-private trial of one combination."""
+    """The non-private trial of one combination, without a key."""
     return TrialSpec(
-        key=_key(NON_PRIVATE, choice),
-        **{axis: value for axis, (_, value) in choice.items()},
+        key="",
+        **{axis: choice[axis] for axis in _shared_axes(sweep)},
         delta=sweep.privacy.delta,
         clipping=Component(BASELINE),
         noise=NoiseSpec(0.0),
@@ -228,27 +181,40 @@ def _trial(sweep: SweepSpec, choice: Choice) -> TrialSpec:
     )
 
 
-def _baseline(sweep: SweepSpec, choice: Choice) -> GridPoint:
-    trial = _trial(sweep, choice)
-    return GridPoint(
-        replace(trial, optimizer=sweep.baseline.optimizer or trial.optimizer),
-        {"clipping": NON_PRIVATE, "schedule": "none", **_labels(choice)},
-    )
+def _baseline(sweep: SweepSpec, choice: Choice, names: Names) -> Draft:
+    trial, own = _trial(sweep, choice), sweep.baseline.optimizer
+    trial = replace(trial, optimizer=own or trial.optimizer)
+    canonical = content(trial)
+    key = trial_key((NON_PRIVATE, f"seed{trial.seed}"), canonical)
+    return Draft(choice, GridPoint(replace(trial, key=names.get(key, key)), {}, content=canonical))
 
 
-def _private(sweep: SweepSpec, choice: Choice, private: Choice, with_baseline: bool) -> GridPoint:
-    shared, clipping, schedule = _trial(sweep, choice), private["clipping"][1], private["schedule"][1]
-    target = private["epsilon"][1] if "epsilon" in private else None
+def _private(
+    sweep: SweepSpec, choice: Choice, baseline: str | None, release: ReleaseSpec | None, names: Names
+) -> Draft:
+    clipping, schedule, target = choice["clipping"], choice["schedule"], choice.get("epsilon")
     trial = replace(
-        shared,
-        key=_key(private["clipping"][0] or _short(clipping.name), {**_without(private, "clipping"), **choice}),
+        _trial(sweep, choice),
         clipping=clipping,
-        noise=NoiseSpec(private["sigma"][1] if target is None else 1.0, schedule),
+        noise=NoiseSpec(choice["sigma"] if target is None else 1.0, schedule),
         budget=sweep.privacy.budget,
     )
-    labels = {"clipping": _short(clipping.name), "schedule": schedule.name, **_labels(private), **_labels(choice)}
-    return GridPoint(trial, labels, target, shared.key if with_baseline else None)
+    canonical = content(trial, target, sweep.privacy.accountant, release)
+    level = f"sigma{choice['sigma']:g}" if target is None else f"epsilon{target:g}"
+    words = (short_name(clipping.name), short_name(schedule.name), level, f"seed{trial.seed}")
+    key = trial_key(words, canonical)
+    return Draft(choice, GridPoint(replace(trial, key=names.get(key, key)), {}, target, baseline, canonical))
 
 
-def _without(choice: Choice, axis: str) -> Choice:
-    return {key: value for key, value in choice.items() if key != axis}
+def _labelled(found: tuple[Draft, ...]) -> tuple[GridPoint, ...]:
+    by_axis = labels_by_axis(draft.choice for draft in found)
+
+    def labels(choice: Choice, spec: TrialSpec) -> dict[str, Label]:
+        always: dict[str, Label] = {"clipping": NON_PRIVATE, "schedule": "none"}
+        if "clipping" in choice:
+            always = {"clipping": short_name(choice["clipping"].name), "schedule": choice["schedule"].name}
+        # a baseline with an optimizer of its own has none of the axis
+        own = {axis: value for axis, value in choice.items() if getattr(spec, axis, value) == value}
+        return {**always, **labels_of(own, by_axis)}
+
+    return tuple(replace(draft.point, labels=labels(draft.choice, draft.point.spec)) for draft in found)

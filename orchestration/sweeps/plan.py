@@ -24,7 +24,7 @@ from accounting.mechanism import Release, Trace
 from accounting.schedules import with_initial
 from orchestration.records.failures import shown
 from orchestration.records.release_modes import release_spec
-from orchestration.sweeps.grid import GridPoint, grid
+from orchestration.sweeps.grid import NO_NAMES, GridPoint, Names, grid, repeated
 from orchestration.sweeps.schema import SweepSpec
 from workers import clipping
 from workers.data import Dataset, DatasetDescription, describe, load_dataset
@@ -62,7 +62,7 @@ class PlannedTrial:
 
     trace: the longest run that the trainer may make, and what it releases; the trainer may stop earlier. costs: of the
     trace. releases: those after training, also part of the trace. shard_bytes: size of the norm shards before
-    compression.
+    compression. data_digest: of the data as they are now; private data themselves.
     """
 
     point: GridPoint
@@ -71,6 +71,7 @@ class PlannedTrial:
     releases: tuple[Release, ...]
     shard_bytes: int
     dataset: DatasetDescription
+    data_digest: str = field(repr=False)
 
     @property
     def key(self) -> str:
@@ -111,24 +112,25 @@ class Plan:
         return [f"{' '.join(reason.split())} (trials: {', '.join(refused)})" for reason, refused in keys.items()]
 
 
-def plan_sweep(sweep: SweepSpec, code: UserCode | None = NO_CODE) -> Plan:
+def plan_sweep(sweep: SweepSpec, code: UserCode | None = NO_CODE, names: Names = NO_NAMES) -> Plan:
     """Plan every trial. Reads the data (for its size and groups) and runs each model on a few rows; trains nothing.
 
     code: the user's own modules that may be imported. If None, no user code runs: the user's models are not tried
     (with a warning), and trials with the user's data sources or clipping methods are refused, because their cost cannot
-    be computed. Raises: InvalidInput for a grid that `grid` refuses or an invalid ``release``.
+    be computed. names: of trials that a stored sweep calls otherwise. Raises: InvalidInput for a grid that `grid`
+    refuses.
     """
     planner, release = _Planner(sweep, code), release_spec(sweep.release.name, sweep.release.params)
     after_training = release.releases() if release else ()
     planned: list[PlannedTrial] = []
     refused: list[Refusal] = []
-    for point in grid(sweep):
+    for point in grid(sweep, names):
         try:
             planned.append(planner.planned(point, after_training if point.is_private else ()))
         except (Exception, SystemExit) as error:  # user code raises what it likes, and its text may quote the data
             refused.append(Refusal(point.key, shown(error, sweep.disclosure), private_text(error)))
     untried = _untried(planned) if code is None else ()
-    return Plan(tuple(planned), tuple(refused), (*_warnings(planned), *untried))
+    return Plan(tuple(planned), tuple(refused), (*_repeated(sweep), *_warnings(planned), *untried))
 
 
 @dataclass(frozen=True)
@@ -142,8 +144,8 @@ class _Planner:
 
     sweep: SweepSpec
     code: UserCode | None
-    datasets: dict[DataSpec, tuple[DatasetDescription, Dataset]] = field(default_factory=dict)
-    """Description of each data set, and a few of its rows."""
+    datasets: dict[DataSpec, tuple[DatasetDescription, Dataset, str]] = field(default_factory=dict)
+    """Description of each data set, a few of its rows, and its digest."""
     misfits: dict[tuple[DataSpec, Combination], DpsweepError | None] = field(default_factory=dict)
     """Why a combination cannot train, or None if it can."""
     multipliers: dict[tuple[TrialMechanism, int, float, float], float] = field(default_factory=dict)
@@ -166,7 +168,7 @@ class _Planner:
                 "asks of every batch is part of the cost; plan it without --no-code"
             )
         with _named("data"):
-            dataset, _ = self._loaded(trial.data)
+            dataset, _, digest = self._loaded(trial.data)
         if self.code is not None or not is_import_path(trial.model.name):
             self._check_combination(trial)
         _check_components(trial, dataset, self.code or NO_CODE)
@@ -188,12 +190,13 @@ class _Planner:
             releases=after_training,
             shard_bytes=_shard_bytes(trial.norms, epochs, trace.steps, dataset.train_size),
             dataset=dataset,
+            data_digest=digest,
         )
 
-    def _loaded(self, data: DataSpec) -> tuple[DatasetDescription, Dataset]:
-        def load() -> tuple[DatasetDescription, Dataset]:
+    def _loaded(self, data: DataSpec) -> tuple[DatasetDescription, Dataset, str]:
+        def load() -> tuple[DatasetDescription, Dataset, str]:
             dataset = load_dataset(data, self.code or NO_CODE)
-            return describe(dataset), excerpt(dataset)
+            return describe(dataset), excerpt(dataset), dataset.digest()
 
         return _once(self.datasets, data, load)
 
@@ -202,7 +205,7 @@ class _Planner:
         combination = Combination(trial.model, trial.loss, trial.preprocessing, trial.augmentation)
 
         def misfit() -> DpsweepError | None:
-            _, rows = self._loaded(trial.data)
+            _, rows, _ = self._loaded(trial.data)
             try:
                 check_feasible(combination, rows, self.code or NO_CODE)
             except DpsweepError as error:
@@ -299,6 +302,11 @@ def _shard_bytes(norms: NormSpec, epochs: int, steps: int, examples: int) -> int
     everyone = snapshots * (examples * _BYTES_PER_ROW + _BYTES_PER_SNAPSHOT)
     tracked = min(norms.exact_examples, examples)
     return everyone + (steps * (tracked * _BYTES_PER_ROW + _BYTES_PER_SNAPSHOT) if tracked else 0)
+
+
+def _repeated(sweep: SweepSpec) -> tuple[str, ...]:
+    axes = ", ".join(repeated(sweep))
+    return (f"the sweep lists a value of {axes} twice; trials that are the same run once",) if axes else ()
 
 
 def _warnings(trials: list[PlannedTrial]) -> tuple[str, ...]:

@@ -131,9 +131,13 @@ class PrivacySettings(Settings):
     """Privacy of every private trial: calibrated to a target epsilon, or with given noise multipliers."""
 
     delta: Delta
+    """Failure probability of every claim; well below 1/n."""
     target_epsilon: Axis[Annotated[float, Field(gt=0.0)]] | None = None
+    """What every private trial may cost with all that it releases; its noise is calibrated to it."""
     noise_multiplier: Axis[NoiseMultiplier] | None = None
+    """Noise standard deviation over sensitivity; with a schedule, its initial value."""
     budget: Budget | None = None
+    """Training stops before the first epoch that would exceed it."""
     adjacency: Adjacency | None = None
     """Adjacency of the claims; by default the one that the sampling is accounted for under."""
     accountant: str = "auto"
@@ -172,18 +176,26 @@ class SchedulerSettings(Settings):
     this selection costs privacy."""
 
     name: Literal["fifo", "asha"] = "fifo"
+    """``asha`` stops trials early."""
     metric: Literal["public_accuracy", "test_accuracy"] = "public_accuracy"
+    """What ``asha`` selects by."""
     grace_epochs: int = Field(default=1, ge=1)
+    """Epochs that every trial trains."""
     reduction_factor: int = Field(default=3, ge=2)
+    """One trial in so many goes on at each check."""
     accept_unaccounted_selection: bool = False
+    """Select by private data although no epsilon counts it."""
 
 
 class ResourceSettings(Settings):
     """CPUs and GPUs that each trial reserves, trials at a time, and retries."""
 
     cpus: Quantity = Field(default=1.0, gt=0.0)
+    """CPUs of each trial."""
     gpus: Annotated[Quantity, AfterValidator(_gpus)] = Field(default=0.0, ge=0.0)
+    """GPUs of each trial: a fraction of one, or a whole number."""
     max_concurrent: int | None = Field(default=None, ge=1)
+    """Trials at a time; by default as many as fit."""
     max_failures: int = Field(default=3, ge=0)
     """How often a trial is continued from its checkpoint after its worker died."""
 
@@ -192,39 +204,64 @@ class BaselineSettings(Settings):
     """Overrides for the non-private trials; unclipped gradients are larger and may need a smaller learning rate."""
 
     optimizer: Named | None = None
+    """In place of the sweep's optimizer."""
 
 
 class SweepSpec(Settings):
     """A whole sweep file. Fields of type ``Axis`` take one value or a list of values."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    """Name of the sweep, and of its default folder."""
     data: Axis[Data]
+    """The data source and its splits."""
     model: Axis[Named]
+    """The model, or a function of your own."""
     preprocessing: Axis[Named | None] = (None,)
+    """What turns stored features into the model's input; its releases are accounted for."""
     loss: Axis[Named] = (Component("cross_entropy"),)
+    """The loss of one example."""
     optimizer: Axis[Named] = (Component("sgd", {"learning_rate": 0.1}),)
+    """What turns the noisy gradient into a step."""
     learning_rate_schedule: Axis[Named] = (Component("constant"),)
+    """Factor on the learning rate over the steps."""
     augmentation: Axis[Named | None] = (None,)
+    """Random changes of the training examples."""
     averaging: Axis[Named | None] = (None,)
+    """Average of the parameters over steps; it is what is evaluated and kept."""
     sampling: Axis[Sampling]
+    """How batches are drawn."""
     epochs: Axis[Epochs]
+    """Length of training; an epoch has n / batch_size steps, rounded up."""
     clipping: Axis[Named]
+    """What bounds each example's gradient; ``none`` is the non-private baseline."""
     noise: Axis[Named] = (Component("constant"),)
+    """Schedule of the noise over epochs."""
     seeds: Axis[Seed] = (0,)
+    """Seeds of training: first parameters, batches and, with a seeded source, noise."""
     privacy: PrivacySettings
+    """What every private trial may cost."""
     baseline: BaselineSettings = BaselineSettings()
+    """What is different for the non-private baseline."""
     norms: Norms = NormSpec()
+    """How often the gradient norms of all examples are stored."""
     attacks: Attacks | None = None
-    """None if the file has no such section, so that sweeps of versions without attacks can still be resumed."""
+    """Attacks on the trained models. None if the file has no such section, as in versions without attacks."""
     min_group_size: MinGroupSize | None = None
     """Examples that a group of the test data must have to be shown; None like ``attacks``, and then 10."""
     audit: Audit | None = None
+    """A lower bound on epsilon, measured in the trial's own training run."""
     noise_source: NoiseSourceName = "seeded"
+    """``seeded`` (research mode: the seed gives the noise away), ``os_entropy`` or ``os_entropy_secure``."""
     accounting: AccountingSettings = AccountingSettings()
+    """Accounting of trained trials."""
     release: Named = Component("none")
+    """What may be shown of the training examples' epsilons: ``none``, ``private`` or ``raw``."""
     scheduler: SchedulerSettings = SchedulerSettings()
+    """Whether trials with a low metric are stopped."""
     resources: ResourceSettings = ResourceSettings()
+    """What each trial reserves on Ray."""
     execution: Execution = ExecutionSpec()
+    """What changes only speed and memory."""
 
     @property
     def disclosure(self) -> Disclosure:

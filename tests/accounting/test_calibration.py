@@ -7,10 +7,8 @@ from typing import Any
 import pytest
 
 from accounting.accountants import account
+from accounting.budgets import Budget, EpsilonBudget, RhoBudget
 from accounting.calibration import (
-    Budget,
-    EpsilonBudget,
-    RhoBudget,
     calibrate_decay,
     calibrate_noise_multiplier,
     count_within_budget,

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from accounting import accountants, calibration, pld, release, schedules
+from accounting import accountants, budgets, calibration, pld, release, schedules
 from accounting.errors import DpsweepError, InvalidInput
 from accounting.individual import epsilons
 from accounting.individual.algorithm_2 import algorithm_2
@@ -86,7 +86,7 @@ def _released(draw: Draw) -> Any:
 
 
 def _solved(draw: Draw) -> Any:
-    budget = calibration.RhoBudget(_one_of(draw, 1.0, 0.2), _size(draw))
+    budget = budgets.RhoBudget(_one_of(draw, 1.0, 0.2), _size(draw))
     schedule = schedules.make_schedule("constant", _noise(draw))
     sampling = ShuffledSampling(1)
     calibration.count_within_budget(

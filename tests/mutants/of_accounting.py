@@ -31,7 +31,48 @@ SCHEDULES: Final = ("tests/accounting/test_schedules.py",)
 COMPOSITION: Final = ("tests/accounting/pld/test_composition.py",)
 GROUPS: Final = ("tests/accounting/pld/test_groups.py",)
 
+SELECTION: Final = (
+    "tests/accounting/test_selection.py::TestAgainstDpAccounting",
+    "tests/accounting/test_selection.py::TestProperties",
+    "tests/accounting/test_selection.py::TestExactly",
+    "tests/accounting/test_selection.py::TestLaw",
+)
+
 ACCOUNTING: Final[tuple[Mutant, ...]] = (
+    *bugs_in(
+        "accounting/selection.py",
+        SELECTION,
+        B(
+            "+ math.log(trials.largest_mean) / (ORDERS - 1.0)",
+            "",
+            "the Renyi bound of a selection forgets the expected number of trials",
+            privacy=True,
+        ),
+        B(
+            "gamma, aim = trials.gamma, delta / trials.largest_mean",
+            "gamma, aim = trials.gamma, delta",
+            "the profile of a selection forgets the expected number of trials",
+            privacy=True,
+        ),
+        B(
+            "(released + (1.0 + trials.shape) * ratio)",
+            "(released + trials.shape * ratio)",
+            "the profile of a selection forgets one ratio",
+            privacy=True,
+        ),
+        B(
+            "odds = gamma / (1.0 - gamma)",
+            "odds = 1.0 / (1.0 - gamma)",
+            "the ratio of a selection is sought as if trials were few",
+            privacy=True,
+        ),
+        B(
+            "* (number + self.shape) / (number + 1.0)",
+            "* (number + self.shape) / number",
+            "the number of trials follows another law than the one accounted for",
+            privacy=True,
+        ),
+    ),
     *bugs_in(
         "accounting/accountants.py",
         ACCOUNTANTS,
@@ -113,12 +154,8 @@ ACCOUNTING: Final[tuple[Mutant, ...]] = (
         B("yield sigma, last - first - 1", "yield sigma, last - first - 2", "an epoch is dropped", True),
     ),
     *bugs_in(
-        "accounting/calibration.py",
+        "accounting/budgets.py",
         CALIBRATION,
-        B("while high <= at_most and", "while high < at_most and", "the longest run is one short at powers of two"),
-        B("high = min(high, at_most + 1)", "high = min(high, at_most)", "the longest run is one short elsewhere"),
-        B("if rounded >= value else round(rounded + 10.0**-places, places)", "", "rounding goes to the nearest", True),
-        B("1.0 + _ROUNDING", "1.0 + 1e-3", "a budget may be exceeded by a thousandth", True),
         B(
             "return total_rho(trace, self.group_size)",
             "return total_rho(trace)",
@@ -126,11 +163,26 @@ ACCOUNTING: Final[tuple[Mutant, ...]] = (
             True,
         ),
         B(
-            "self.delta, self.accountant, self.group_size).epsilon",
-            "self.delta, self.accountant).epsilon",
+            "account(trace, self.delta, self.accountant, self.group_size)",
+            "account(trace, self.delta, self.accountant)",
             "an epsilon budget ignores the group",
             True,
         ),
+        B(
+            "if self.trials is not None:",
+            "if self.trials is None:",
+            "a target of a selection is met by one run alone",
+            True,
+            ("tests/accounting/test_selection.py::TestProperties",),
+        ),
+    ),
+    *bugs_in(
+        "accounting/calibration.py",
+        CALIBRATION,
+        B("while high <= at_most and", "while high < at_most and", "the longest run is one short at powers of two"),
+        B("high = min(high, at_most + 1)", "high = min(high, at_most)", "the longest run is one short elsewhere"),
+        B("if rounded >= value else round(rounded + 10.0**-places, places)", "", "rounding goes to the nearest", True),
+        B("1.0 + _ROUNDING", "1.0 + 1e-3", "a budget may be exceeded by a thousandth", True),
         B(
             "if value > 0.0:\n            weight_high",
             "if value > 1e-3:\n            weight_high",

@@ -1,8 +1,16 @@
-"""A small sweep that the tests of orchestration share."""
+"""A small sweep that the tests of orchestration share, and the keys of trials by short names."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import yaml
+
+from accounting.records import TrialFiles
+from orchestration.records.layout import SweepFiles
+from orchestration.records.manifest import read_manifest
+from orchestration.sweeps.old_names import names_by_labels
+from orchestration.sweeps.schema import parse_sweep
 
 SMALL = """
 name: small
@@ -20,3 +28,20 @@ privacy: {target_epsilon: 5, delta: 1e-5}
 def small(**changes: object) -> str:
     """The small sweep with top-level keys replaced."""
     return yaml.safe_dump({**yaml.safe_load(SMALL), **changes})
+
+
+def keys_of(text: str) -> dict[str, str]:
+    """The keys of a sweep's trials by their labels, such as ``flat-seed0``."""
+    return {name: key for key, name in names_by_labels(parse_sweep(text)).items()}
+
+
+def key_in(folder: str | Path, name: str) -> str:
+    """The key of a trial of the sweep in a folder, by its labels."""
+    manifest = read_manifest(SweepFiles(str(folder)))
+    assert manifest is not None
+    return keys_of(manifest.text)[name]
+
+
+def trial_in(folder: str | Path, name: str) -> TrialFiles:
+    """The files of a trial of the sweep in a folder, by its labels."""
+    return SweepFiles(str(folder)).trial(key_in(folder, name))

@@ -21,7 +21,7 @@ from orchestration.sweeps.plan import plan_sweep
 from orchestration.sweeps.schema import parse_sweep
 from orchestration.tracking.protocol import group_table
 from tests.orchestration.public_values import is_public
-from tests.orchestration.sample_grids import small
+from tests.orchestration.sample_grids import small, trial_in
 from workers.attacks import AttackResults, read_attacks, write_attacks
 from workers.membership import MembershipAttack
 from workers.trial import run_trial
@@ -67,7 +67,7 @@ def words(page: str) -> str:
 @pytest.mark.parametrize("release", ["none", "private"])
 def test_attacks_and_correlations_stay_private(tmp_path: Path, release: str) -> None:
     files = finished(tmp_path / "sweep", release)
-    private = files.trial("flat-seed0")
+    private = trial_in(files.root, "flat-seed0")
     exact = read_statistics(private.private_summary, "")
     assert exact is not None
     correlations = [exact.loss_correlation, *(group.loss_correlation for group in exact.groups)]
@@ -76,7 +76,7 @@ def test_attacks_and_correlations_stay_private(tmp_path: Path, release: str) -> 
     thresholds = [
         repr(group.threshold)
         for key in ("non-private-seed0", "flat-seed0")
-        for group in read_attacks(files.trial(key).attacks).loss_threshold
+        for group in read_attacks(trial_in(files.root, key).attacks).loss_threshold
     ]
     public = [path for path in tmp_path.rglob("*") if path.is_file() and is_public(path)]
     assert {Path(files.report), Path(files.results)} < set(public)
@@ -105,7 +105,7 @@ def test_exact_results_are_disclosed_by_raw_alone(tmp_path: Path) -> None:
         trial = record.trial(point)
         assert group_table(trial)["attack_success_rate"] == [CANARY] * 10
         assert trial.tags["sensitive"] == "true"
-    exact = read_statistics(files.trial("flat-seed0").private_summary, "")
+    exact = read_statistics(trial_in(files.root, "flat-seed0").private_summary, "")
     assert exact is not None
     assert final_metrics(record.trial(record.points[1]))["privacy/loss_correlation"] == exact.loss_correlation
     assert exact.loss_correlation is not None
@@ -114,14 +114,14 @@ def test_exact_results_are_disclosed_by_raw_alone(tmp_path: Path) -> None:
 
 def test_a_trial_whose_attack_was_deleted_is_shown_without(tmp_path: Path) -> None:
     files = finished(tmp_path / "sweep", "none")
-    Path(files.trial("non-private-seed0").attacks).unlink()
+    Path(trial_in(files.root, "non-private-seed0").attacks).unlink()
     render_again(files.root)
     assert words(files.private_report).count(SHOWN) == 10
 
 
 def test_results_of_earlier_versions_know_no_attacks(tmp_path: Path) -> None:
     files = finished(tmp_path / "sweep", "none")
-    trial = files.trial("flat-seed0")
+    trial = trial_in(files.root, "flat-seed0")
     content = json.loads(Path(trial.result).read_text())
     del content["attacks"], content["spec"]["attacks"], content["sha256"]
     write_sealed(trial.result, json.dumps(content).encode())

@@ -20,7 +20,7 @@ from orchestration.sweeps.plan import plan_sweep
 from orchestration.sweeps.schema import parse_sweep
 from orchestration.tracking.protocol import group_table
 from tests.orchestration.public_values import is_public
-from tests.orchestration.sample_grids import small
+from tests.orchestration.sample_grids import keys_of, small
 from workers.attacks import read_attacks, write_attacks
 from workers.trial import run_trial
 
@@ -128,7 +128,8 @@ def test_maxima_and_adjacencies_are_planned(tmp_path: Path) -> None:
     ]
     text = small(clipping="flat", noise="constant", seeds=0, epochs=1, sampling=sampling)
     plain, capped = plan_sweep(parse_sweep(text)).trials
-    assert capped.key == "flat-poisson128max160-seed0"
+    assert capped.key == keys_of(text)["flat-poisson128max160-seed0"]
+    assert capped.point.labels["sampling"] == "poisson128max160"
     assert capped.costs.worst_case.epsilon <= 5.0
     assert capped.spec.noise.initial_noise_multiplier > plain.spec.noise.initial_noise_multiplier
     run_trial(capped.spec, str(tmp_path))

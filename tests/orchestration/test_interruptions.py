@@ -25,7 +25,7 @@ from tests.orchestration.processes import (
     wait_until,
 )
 from tests.orchestration.reference import assert_same_trial, run_undisturbed
-from tests.orchestration.sample_grids import small
+from tests.orchestration.sample_grids import keys_of, small
 
 EPOCHS = 40
 SWEEP = small(
@@ -38,7 +38,8 @@ SWEEP = small(
     accounting={"individual": "rdp"},
 )
 """Long enough for a kill to hit a trial in the middle."""
-KEYS = {"non-private-seed0": False, "non-private-seed1": False, "individual-seed0": True, "individual-seed1": True}
+KEYS = {key: name.startswith("individual") for name, key in keys_of(SWEEP).items()}
+"""Whether the trial is private, by key."""
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +133,7 @@ def test_killed_training_workers_change_nothing(sweep_file: Path, tmp_path: Path
 def test_a_killed_driver_is_resumed(sweep_file: Path, tmp_path: Path, undisturbed: SweepFiles) -> None:
     files = SweepFiles(str(tmp_path / "out"))
     driver = start("run", sweep_file, "--output", files.root, log=tmp_path / "log")
-    wait_until(lambda: exists(files.trial("non-private-seed0").result) or driver.poll() is not None, "a result")
+    wait_until(lambda: exists(files.trial(next(iter(KEYS))).result) or driver.poll() is not None, "a result")
     wait_until(lambda: trains_in_the_middle(files) or driver.poll() is not None, "a trial to train")
     wait_until(lambda: is_watched_training(files) or driver.poll() is not None, "MLflow to show a trial that trains")
     assert driver.poll() is None, (tmp_path / "log").read_text()

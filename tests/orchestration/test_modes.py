@@ -14,7 +14,7 @@ from orchestration.execution.environment import IN_PROCESS
 from orchestration.pipeline import RunRequest, run_sweep
 from orchestration.records.layout import SweepFiles
 from orchestration.sweeps.schema import parse_sweep
-from tests.orchestration.sample_grids import small
+from tests.orchestration.sample_grids import key_in, small, trial_in
 
 from mlflow import MlflowClient  # isort: skip
 
@@ -39,7 +39,7 @@ def mode(path: str | Path) -> int:
 
 def test_public_files_follow_the_umask(umask: int, tmp_path: Path) -> None:
     files = run(tmp_path, "none")
-    trial = files.trial("flat-seed0")
+    trial = trial_in(files.root, "flat-seed0")
     for public in (files.manifest, files.results, files.report, trial.result, trial.trace, trial.model, trial.spec):
         assert mode(public) == 0o666 & ~umask, public
     for private in (files.private_report, trial.private_summary, trial.private_digests):
@@ -50,21 +50,22 @@ def test_public_files_follow_the_umask(umask: int, tmp_path: Path) -> None:
 def test_with_exact_statistics_everything_is_the_owners(tmp_path: Path) -> None:
     files = run(tmp_path, "raw")
     database = Path(files.root, "mlflow.db")
-    for sensitive in (files.report, files.results, database, files.trial("flat-seed0").result):
+    for sensitive in (files.report, files.results, database, trial_in(files.root, "flat-seed0").result):
         assert mode(sensitive) == 0o600, sensitive
     assert mode(files.root) == 0o700
 
 
 def test_a_baseline_says_that_it_protects_nobody(tmp_path: Path) -> None:
     files = run(tmp_path, "none")
-    baseline = files.trial("non-private-seed0")
+    baseline = trial_in(files.root, "non-private-seed0")
     assert (mode(baseline.model), mode(baseline.inputs)) == (0o600, 0o600)
     rows = {row["key"]: row for row in json.loads(Path(files.results).read_text())}
-    assert (rows["non-private-seed0"]["kind"], rows["flat-seed0"]["kind"]) == ("none", "guarantee")
+    plain, private = (key_in(files.root, name) for name in ("non-private-seed0", "flat-seed0"))
+    assert (rows[plain]["kind"], rows[private]["kind"]) == ("none", "guarantee")
     client = MlflowClient(f"sqlite:///{files.root}/mlflow.db")
     experiment = client.get_experiment_by_name("dpsweep")
     assert experiment is not None
-    (run_of,) = client.search_runs([experiment.experiment_id], "tags.`dpsweep.trial_key` = 'non-private-seed0'")
+    (run_of,) = client.search_runs([experiment.experiment_id], f"tags.`dpsweep.trial_key` = '{plain}'")
     assert run_of.data.tags["epsilon_kind"] == "none"
     assert run_of.data.tags["private"] == "false"
     assert "nothing protects the training data" in run_of.data.tags["mlflow.note.content"]

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+import shutil
+import stat
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from accounting.errors import InvalidInput
+from accounting.records import read_sealed, write_sealed
 from orchestration.execution.backend import backend
 from orchestration.execution.environment import EMBEDDED, IN_PROCESS
 from orchestration.execution.in_process import nothing_left
 from orchestration.execution.on_ray import embedded, on_cluster
 from orchestration.pipeline import NoDisplay, Outcome, RunRequest, render_again, run_sweep
 from orchestration.records.layout import SweepFiles
+from orchestration.records.manifest import open_manifest
 from orchestration.records.states import TrialState
 from orchestration.records.status import SweepStatus, TrialStatus
 from orchestration.sweeps.plan import plan_sweep
 from orchestration.sweeps.schema import parse_sweep
 from tests.orchestration.reference import assert_same_trial, run_undisturbed
-from tests.orchestration.sample_grids import small
+from tests.orchestration.sample_grids import key_in, small, trial_in
 
 CHANGES = {"clipping": ["none", {"name": "flat", "bound": 1.0}], "noise": "constant", "seeds": 0}
 
@@ -88,6 +92,38 @@ def test_a_folder_with_this_very_sweep_is_continued_and_its_user_told(outcome: O
     assert {status.state for status in again.record.statuses.values()} == {TrialState.FINISHED}
 
 
+def test_a_folder_of_an_earlier_version_keeps_its_names_and_is_continued(outcome: Outcome, tmp_path: Path) -> None:
+    """Its trials are called after their labels, and its manifest says nothing of names."""
+    wanted, files = request(tmp_path), SweepFiles(str(tmp_path / "out"))
+    manifest = open_manifest(files, wanted.sweep.plain(), wanted.text)
+    old = {name: value for name, value in asdict(manifest).items() if name != "names"}
+    write_sealed(files.manifest, json.dumps(old).encode())
+    run_sweep(wanted)
+    names = ["flat-seed0", "non-private-seed0"]
+    assert sorted(path.name for path in Path(files.trials).iterdir()) == names
+    assert sorted(render_again(files.root).record.statuses) == names
+    told, before = Told(), contents(Path(files.trials))
+    run_sweep(request(tmp_path), told)
+    assert (told.ends, contents(Path(files.trials))) == ([], before)
+    accuracies = [
+        [row["accuracy"] for row in json.loads(Path(found.results).read_text())] for found in (files, outcome.files)
+    ]
+    assert accuracies[0] == accuracies[1], "a name changes no result"
+
+
+def test_nothing_is_trained_beside_results_of_other_data(outcome: Outcome, tmp_path: Path) -> None:
+    shutil.copytree(outcome.files.root, tmp_path / "out")
+    noted = trial_in(tmp_path / "out", "non-private-seed0").data_fingerprint
+    digest = plan_sweep(outcome.record.sweep).trials[0].data_digest
+    assert json.loads(read_sealed(noted, "") or b"")["data"] == digest
+    assert stat.S_IMODE(Path(noted).stat().st_mode) == 0o600
+    write_sealed(noted, json.dumps({"data": "0" * 64}).encode(), private=True)
+    run_sweep(request(tmp_path))  # of what is finished, nothing depends on the data any more
+    shutil.rmtree(trial_in(tmp_path / "out", "flat-seed0").root)
+    with pytest.raises(InvalidInput, match="'digits' have changed since trial non-private-seed0-"):
+        run_sweep(request(tmp_path))
+
+
 def test_another_sweep_in_the_folder_is_refused_and_left_as_it_is(outcome: Outcome) -> None:
     folder = Path(outcome.files.root)
     before = contents(folder)
@@ -108,7 +144,9 @@ def test_a_new_folder_is_not_called_continued(tmp_path: Path) -> None:
 def test_warnings_and_ends_are_told(tmp_path: Path) -> None:
     told = Told()
     run_sweep(request(tmp_path, privacy={"noise_multiplier": 1.0, "delta": 0.01}), told)
-    assert [trial.key for trial in told.ends] == ["non-private-seed0", "flat-seed0"]
+    assert [trial.key for trial in told.ends] == [
+        key_in(tmp_path / "out", name) for name in ("non-private-seed0", "flat-seed0")
+    ]
     assert any("delta is 0.01" in warning for warning in told.warnings)
 
 

@@ -27,7 +27,7 @@ from orchestration.records.states import TrialState
 from orchestration.sweeps.schema import parse_sweep
 from orchestration.sweeps.user_code import permitted
 from tests.orchestration.processes import dpsweep
-from tests.orchestration.sample_grids import small
+from tests.orchestration.sample_grids import key_in, small, trial_in
 
 TRIALS = 7
 MY_MODEL = """
@@ -92,7 +92,7 @@ def test_every_trial_finishes_within_its_target(sweep: FinishedSweep) -> None:
             assert trial["groups"][1]["epsilon"] == pytest.approx(pair.epsilon, rel=1e-9)
             assert trial["groups"][1]["epsilon"] > 2.05 * trial["epsilon"], "more than twice what one costs"
             assert trial["accuracy_change"] == pytest.approx(
-                trial["accuracy"] - sweep.trials["non-private-seed0"]["accuracy"]
+                trial["accuracy"] - sweep.trials[key_in(sweep.files.root, "non-private-seed0")]["accuracy"]
             )
 
 
@@ -119,7 +119,7 @@ def test_each_private_trial_has_trace_shards_epsilons_and_result(sweep: Finished
 
 
 def test_only_released_statistics_leave_the_private_folder(sweep: FinishedSweep) -> None:
-    files = sweep.files.trial("flat-constant-seed0")
+    files = trial_in(sweep.files.root, "flat-constant-seed0")
     exact, result = read_statistics(files.private_summary, ""), read_result(files.result)
     assert exact is not None
     assert isinstance(result, TrialResult)
@@ -252,7 +252,7 @@ def copied(sweep: FinishedSweep, folder: Path) -> SweepFiles:
 
 def test_report_notices_damage_to_every_file_of_a_trial(sweep: FinishedSweep, tmp_path: Path) -> None:
     files = copied(sweep, tmp_path)
-    root = Path(files.trial("individual-constant-seed0").root)
+    root = Path(trial_in(files.root, "individual-constant-seed0").root)
     everything = [path for path in root.rglob("*") if path.is_file()]
     assert len(everything) > 10
     for path in [*everything, Path(files.manifest)]:
@@ -270,7 +270,7 @@ def test_report_notices_damage_to_every_file_of_a_trial(sweep: FinishedSweep, tm
 
 def test_resume_notices_damage_to_what_it_uses_and_uses_nothing_else(sweep: FinishedSweep, tmp_path: Path) -> None:
     files = copied(sweep, tmp_path)
-    trial = files.trial("individual-constant-seed0")
+    trial = trial_in(files.root, "individual-constant-seed0")
     used = (Path(trial.result), Path(trial.private_summary), Path(trial.trace))
     for path in Path(trial.root).rglob("*"):
         if path.is_file() and path not in used:

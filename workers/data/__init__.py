@@ -18,6 +18,7 @@ from workers.data.digits import digits
 from workers.data.dutch import dutch
 from workers.data.idx import fashion_mnist, mnist
 from workers.data.images import IMAGENET_SCALING, image_folder
+from workers.data.profile import ColumnProfile, TableProfile, profile_table
 from workers.data.table import table
 from workers.data.utkface import utkface
 from workers.imports import NO_CODE, UserCode, blamed_on, import_function, is_import_path, with_checked_types
@@ -101,15 +102,18 @@ def describe(dataset: Dataset) -> DatasetDescription:
 __all__ = [
     "IMAGENET_SCALING",
     "SOURCES",
+    "ColumnProfile",
     "Dataset",
     "DatasetDescription",
     "Preparation",
     "Scaling",
     "Source",
     "Split",
+    "TableProfile",
     "Tokens",
     "describe",
     "load_dataset",
     "load_source",
     "make_split",
+    "profile_table",
 ]

@@ -122,16 +122,16 @@ def table(
     """
     declared = Declared(ranges or {}, categories or {}, classes, groups)
     texts = declared.texts(label, group or label, user)
-    rows = _read(path, texts)
+    rows = read_table(path, texts)
     roles = _roles(rows.column_names, label, group or label, user, features)
     tables = [_used_columns(rows, roles, texts, path)]
     if test_path is not None:
         if Path(test_path).expanduser().resolve() == Path(path).expanduser().resolve():
             raise InvalidInput(f"test_path is the training table {path} itself; give other rows, or leave it out")
-        tables.append(_used_columns(_read(test_path, texts), roles, texts, test_path))
+        tables.append(_used_columns(read_table(test_path, texts), roles, texts, test_path))
     encoding = _encoding(tables[0], roles, declared)
     users = (
-        () if user is None else _distinct(pa.chunked_array([chunk for part in tables for chunk in part[user].chunks]))
+        () if user is None else distinct(pa.chunked_array([chunk for part in tables for chunk in part[user].chunks]))
     )
     splits = [encoding.split(part, first_id, users) for part, first_id in zip(tables, (0, rows.num_rows), strict=False)]
     is_complete = all(part.num_rows == len(split) for part, split in zip(tables, splits, strict=True))
@@ -159,7 +159,11 @@ READERS: Mapping[str, Callable[[Path, Collection[str]], pa.Table]] = {".csv": _r
 """By file name extension."""
 
 
-def _read(path: str, texts: Collection[str]) -> pa.Table:
+def read_table(path: str, texts: Collection[str]) -> pa.Table:
+    """The rows of a .csv or .parquet file; of a CSV, the columns ``texts`` as text.
+
+    Raises: InvalidInput for a missing file, another file type or a column name that is there twice; DataCorruption.
+    """
     found = require_path(path)
     reader = lookup(READERS, found.suffix.lower(), "file type")
     with reading(found):
@@ -262,7 +266,7 @@ def _learnt_range(values: pa.ChunkedArray, name: str) -> Numeric:
 
 
 def _learnt_categories(values: pa.ChunkedArray, name: str) -> Categorical:
-    found = _distinct(values)
+    found = distinct(values)
     if len(found) > _MOST_CATEGORIES:
         raise InvalidInput(
             f"column {name!r} has more than {_MOST_CATEGORIES} distinct texts; leave it out of `features`, declare its "
@@ -272,10 +276,10 @@ def _learnt_categories(values: pa.ChunkedArray, name: str) -> Categorical:
 
 
 def _declared_or_distinct(declared: Values | None, values: pa.ChunkedArray) -> tuple[str, ...]:
-    return _distinct(values) if declared is None else names(declared)
+    return distinct(values) if declared is None else names(declared)
 
 
-def _distinct(texts: pa.ChunkedArray) -> tuple[str, ...]:
+def distinct(texts: pa.ChunkedArray) -> tuple[str, ...]:
     """The distinct values, sorted as numbers if all are numbers, else as text."""
     found: list[str] = compute.unique(texts).drop_null().to_pylist()
     try:

@@ -118,7 +118,7 @@ def test_a_file_of_groups_must_be_whole(files: SweepFiles, tmp_path: Path) -> No
 
 def test_what_cannot_be_accounted_is_one_clear_line(files: SweepFiles) -> None:
     for arguments, reason in (
-        (("--trial", "nothing"), "has no finished private trial 'nothing'; it has: flat-seed0, flat-seed1"),
+        (("--trial", "nothing"), f"has no finished private trial 'nothing'; it has: {', '.join(KEYS)}"),
         (("--delta", "2"), "delta is 2"),
         (("--individual", "pdl"), "did you mean 'pld'"),
         (("--group-sizes", "0"), "--group-sizes has '0'"),
@@ -129,7 +129,7 @@ def test_what_cannot_be_accounted_is_one_clear_line(files: SweepFiles) -> None:
     CliRunner().invoke(app, ["prune", files.root, "--norms", "--older-than", "5"])
     refused = asked(files)
     assert isinstance(refused.exception, InvalidInput)
-    assert str(refused.exception).startswith("the norms of flat-seed0 were deleted")
+    assert str(refused.exception).startswith(f"the norms of {KEYS[0]} were deleted")
     assert asked(files, "--trial", KEYS[1]).exit_code == 0
     shard = next(Path(files.trial(KEYS[1]).norms).glob("*/*.arrow"))
     shard.write_bytes(shard.read_bytes()[:-1] + b"?")

@@ -117,6 +117,34 @@ class TestMore:
         assert answer(f"{line} --release gaussian:16")["epsilon"] > bare
         assert bare < answer(f"{line} --release pure:0.1")["epsilon"] <= bare + 0.1
 
+    def test_releasing_only_the_best_run(self, answer: Answer, dpsweep: Command) -> None:
+        line = "epsilon --noise-multiplier 1 --sample-rate 0.01 --steps 2000 --delta 1e-5 --selection-trials 14"
+        printed = answer(line)
+        assert (printed["accountant"], printed["kind"], printed["selection_shape"]) == ("selection-pld", "guarantee", 1)
+        costs = [printed[name] for name in ("one_trial_epsilon", "epsilon", "all_trials_epsilon")]
+        assert costs == pytest.approx([2.584, 4.197, 11.35], rel=1e-3)
+        assert answer(f"{line} --selection-shape 0")["epsilon"] == pytest.approx(3.906, rel=1e-3)
+        assert "of 14 runs that are all released, 11.350" in dpsweep(line)[1]
+        target = "calibrate --target-epsilon 3 --delta 1e-5 --sample-rate 0.01 --epochs 20"
+        alone, best = answer(target), answer(f"{target} --selection-trials 14")
+        assert best["epsilon"] <= 3.0
+        assert best["noise_multiplier"] > 1.2 * alone["noise_multiplier"]
+        assert best["selection_trials"] == 14
+
+    def test_a_selection_is_refused_where_it_has_no_meaning(self, dpsweep: Command) -> None:
+        line = "epsilon --noise-multiplier 1 --sample-rate 0.01 --steps 20 --delta 1e-5"
+        for flags, message in (
+            ("--selection-trials 0.5", "the expected number of trials is 0.5, but must be at least 1.0"),
+            ("--selection-shape 1", "--selection-shape needs --selection-trials"),
+            ("--selection-trials 5 --risk", "drop --compare, --individual"),
+            ("--selection-trials 5 --accountant gdp", "choose auto, pld or rdp"),
+        ):
+            code, _, err = dpsweep(f"{line} {flags}")
+            assert (code, err.count("\n")) == (2, 1)
+            assert message in err
+        code, _, err = dpsweep("calibrate --budget-rho 1 --sampling shuffle --epochs 5 --selection-trials 5")
+        assert (code, "needs --target-epsilon" in err) == (2, True)
+
     def test_no_noise_is_an_explicit_infinity(self, answer: Answer, dpsweep: Command) -> None:
         line = "epsilon --noise-multiplier 0 --sampling shuffle --epochs 4 --delta 1e-5"
         printed = answer(line)

@@ -16,6 +16,7 @@ from orchestration.comparison.metrics import Place, columns
 from orchestration.comparison.stored import stored_record
 from orchestration.records.layout import SweepFiles
 from orchestration.report.page import render
+from tests.orchestration.sample_grids import key_in
 from tests.orchestration.sample_results import EXACT, stored_sample
 
 
@@ -38,7 +39,7 @@ def one(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def other(tmp_path: Path) -> Path:
-    """A sweep with a second epsilon and other execution: its labels and keys differ, one setting is the same."""
+    """A sweep with a second epsilon and other execution: its labels differ, one setting is the same."""
     changes: dict[str, Any] = {
         "privacy": {"target_epsilon": [5, 8], "delta": 1e-5},
         "execution": {"threads": 2},
@@ -51,9 +52,9 @@ def test_settings_are_matched_by_their_parameters_not_their_labels(one: Path, ot
     settings = as_json(one, other)["settings"]
     found = {each["name"]: [line["trials"] for line in each["sweeps"]] for each in settings}
     assert found == {
-        "non-private": [["non-private-seed0"], ["non-private-seed0"]],
-        "flat, target epsilon 5": [["flat-seed0"], ["flat-epsilon5-seed0"]],
-        "flat, target epsilon 8": [["flat-epsilon8-seed0"]],
+        "non-private": [[key_in(one, "non-private-seed0")]] * 2,
+        "flat, target epsilon 5": [[key_in(one, "flat-seed0")], [key_in(other, "flat-epsilon5-seed0")]],
+        "flat, target epsilon 8": [[key_in(other, "flat-epsilon8-seed0")]],
     }
 
 

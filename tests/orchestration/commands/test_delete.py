@@ -15,9 +15,10 @@ from orchestration.comparison.stored import stored_record
 from orchestration.records.attempts import Attempt, AttemptLog, read_attempts
 from orchestration.records.layout import SweepFiles
 from orchestration.records.ownership import claimed, exclusive
+from tests.orchestration.sample_grids import keys_of, small
 from tests.orchestration.sample_results import DELTA, stored_sample
 
-KEY = "flat-seed0"
+KEY = keys_of(small(clipping=["none", "flat"], noise="constant", seeds=[0, 1]))["flat-seed0"]
 
 
 def delete(folder: object, *arguments: str, answer: str | None = None) -> Result:
@@ -130,7 +131,7 @@ def test_a_linked_folder_and_a_damaged_ledger_are_refused(files: SweepFiles, tmp
     ledger = Path(files.attempts(KEY)) / "000001.json"
     ledger.parent.mkdir(parents=True)
     ledger.write_text("{}")
-    with pytest.raises(DataCorruption, match=r"attempts/flat-seed0/000001.json"):
+    with pytest.raises(DataCorruption, match=rf"attempts/{KEY}/000001.json"):
         raise delete(files.root, "--yes").exception or AssertionError
     assert Path(files.trial(KEY).model).exists()
     ledger.unlink()

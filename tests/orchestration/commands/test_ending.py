@@ -14,7 +14,7 @@ from mlflow import MlflowClient
 from accounting.records.files import exists
 from orchestration.records.layout import SweepFiles
 from tests.orchestration.processes import COMMAND, PATIENCE, environment, start, wait_until
-from tests.orchestration.sample_grids import small
+from tests.orchestration.sample_grids import keys_of, small
 
 LONG = small(clipping="flat", noise="constant", seeds=0, epochs=2000, privacy={"noise_multiplier": 1.0, "delta": 1e-5})
 SHORT = small(clipping="none", noise="constant", seeds=0)
@@ -31,7 +31,7 @@ def arguments(files: SweepFiles) -> list[str]:
 
 
 def wait_for_training(process: subprocess.Popen[bytes], files: SweepFiles) -> None:
-    checkpoint = files.trial("flat-seed0").checkpoint
+    checkpoint = files.trial(keys_of(LONG)["flat-seed0"]).checkpoint
     wait_until(lambda: exists(checkpoint) or process.poll() is not None, "the trial to train")
     assert process.poll() is None
 

@@ -17,7 +17,10 @@ from accounting.errors import InvalidInput
 from orchestration.commands.main import app
 from orchestration.comparison.metrics import METRICS
 from orchestration.comparison.table import FORMULA, as_csv, as_parquet
+from tests.orchestration.sample_grids import keys_of, small
 from tests.orchestration.sample_results import EXACT, stored_sample
+
+KEYS = keys_of(small(clipping=["none", "flat"], noise="constant", seeds=[0, 1]))
 
 
 def export(folder: Path, file: Path) -> str:
@@ -36,14 +39,17 @@ def test_a_row_per_trial_has_what_varies_its_state_and_all_metrics(tmp_path: Pat
     stored_sample(tmp_path / "sweep")
     assert "4 trials" in export(tmp_path / "sweep", tmp_path / "a.csv")
     rows = read_csv(tmp_path / "a.csv")
-    private, failed = rows["flat-seed0"], rows["flat-seed1"]
+    baseline, private, failed = (rows[KEYS[name]] for name in ("non-private-seed0", "flat-seed0", "flat-seed1"))
     assert {metric.name for metric in METRICS} <= private.keys()
     assert (private["status"], failed["status"], failed["error"]) == ("finished", "failed", "lost")
     assert [row["labels.seed"] for row in rows.values()] == ["0", "1", "0", "1"]
     assert [row["parameters.clipping.name"] for row in rows.values()] == ["none", "none", "flat", "flat"]
-    assert (failed["parameters.target_epsilon"], rows["non-private-seed0"]["parameters.target_epsilon"]) == ("5", "")
+    assert (failed["parameters.target_epsilon"], baseline["parameters.target_epsilon"]) == (
+        "5",
+        "",
+    )
     assert (float(private["epsilon"]), float(private["accuracy"])) == (3.0, 0.7)
-    assert (private["private"], rows["non-private-seed0"]["epsilon"]) == ("true", "")
+    assert (private["private"], baseline["epsilon"]) == ("true", "")
     assert (private["groups.2.epsilon"], private["fairness.accuracy_gap"]) == ("7.5", "0.2")
     assert not any(name.startswith("parameters.model") for name in private), "it does not vary"
 
@@ -70,8 +76,10 @@ def test_texts_are_no_formulas_and_numbers_stay_numbers(tmp_path: Path) -> None:
     results.write_text(json.dumps(rows))
     export(tmp_path / "sweep", tmp_path / "a.csv")
     exported = read_csv(tmp_path / "a.csv")
-    assert exported["flat-seed1"]["error"] == '\'=HYPERLINK("http://x","y"),\n"z"'
-    assert float(exported["flat-seed0"]["accuracy_change"]) == pytest.approx(-0.2), "a negative number is no formula"
+    assert exported[KEYS["flat-seed1"]]["error"] == '\'=HYPERLINK("http://x","y"),\n"z"'
+    assert float(exported[KEYS["flat-seed0"]]["accuracy_change"]) == pytest.approx(-0.2), (
+        "a negative number is no formula"
+    )
     export(tmp_path / "sweep", tmp_path / "a.parquet")
     errors = parquet.read_table(tmp_path / "a.parquet")["error"].to_pylist()
     assert '=HYPERLINK("http://x","y"),\n"z"' in errors, "only CSV is read as formulas"
@@ -99,7 +107,7 @@ def test_nothing_private_is_exported_and_exact_numbers_make_a_private_file(tmp_p
     for name in ("closed", "open"):
         (tmp_path / f"{name}.csv").touch(0o644)
         export(tmp_path / name, tmp_path / f"{name}.csv")
-    closed, shown = (read_csv(tmp_path / f"{name}.csv")["flat-seed0"] for name in ("closed", "open"))
+    closed, shown = (read_csv(tmp_path / f"{name}.csv")[KEYS["flat-seed0"]] for name in ("closed", "open"))
     assert (closed["mean_example_epsilon"], shown["mean_example_epsilon"]) == ("", str(EXACT.mean))
     assert str(EXACT.mean) not in (tmp_path / "closed.csv").read_text()
     modes = [stat.S_IMODE((tmp_path / f"{name}.csv").stat().st_mode) for name in ("closed", "open")]

@@ -32,7 +32,7 @@ def write(folder: Path, **changes: object) -> Path:
 def test_a_plan_is_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_main(monkeypatch, "plan", write(tmp_path)) == 0
     lines = capsys.readouterr().out.splitlines()
-    (row,) = [line for line in lines if "dpsgd_f-exponential-seed0" in line]
+    (row,) = [line for line in lines if "dpsgd_f-exponential-epsilon5-seed0-" in line]
     assert "5.000" in row
     assert "KiB" in row
 
@@ -57,7 +57,7 @@ def test_a_plan_tells_which_trials_are_refused(
     printed = capsys.readouterr()
     assert len([line for line in printed.err.splitlines() if line.startswith("refused: ")]) == 1
     assert "batch_size is 4096" in printed.err
-    assert "flat-constant-poisson128-seed0" in printed.out
+    assert "flat-constant-epsilon5-seed0-" in printed.out
 
 
 MISTAKES = {

@@ -16,7 +16,7 @@ from orchestration.execution.environment import IN_PROCESS
 from orchestration.pipeline import RunRequest, render_again, run_sweep
 from orchestration.records.layout import SweepFiles
 from orchestration.sweeps.schema import parse_sweep
-from tests.orchestration.sample_grids import small
+from tests.orchestration.sample_grids import key_in, small, trial_in
 
 TEXT = small(
     clipping=["none", {"name": "flat", "bound": 1.0}],
@@ -92,7 +92,7 @@ FORGERIES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
 def test_a_claim_below_its_trace_is_refused(folder: Path, forgery: str) -> None:
     change, message = FORGERIES[forgery]
     page = (folder / "report.html").read_bytes()
-    forge(SweepFiles(str(folder)).trial("flat-seed0").result, change)
+    forge(trial_in(folder, "flat-seed0").result, change)
     with pytest.raises(DataCorruption, match=message):
         render_again(str(folder))
     assert (folder / "report.html").read_bytes() == page, "no report is written of it"
@@ -100,7 +100,7 @@ def test_a_claim_below_its_trace_is_refused(folder: Path, forgery: str) -> None:
 
 def test_a_baseline_that_claims_privacy_is_refused(folder: Path) -> None:
     forge(
-        SweepFiles(str(folder)).trial("non-private-seed0").result,
+        trial_in(folder, "non-private-seed0").result,
         lambda result: result["worst_case"].update(epsilon=1.0),
     )
     with pytest.raises(DataCorruption, match="but its trace costs inf"):
@@ -108,7 +108,7 @@ def test_a_baseline_that_claims_privacy_is_refused(folder: Path) -> None:
 
 
 def test_a_record_of_attempts_that_says_less_is_refused(folder: Path) -> None:
-    record = f"{SweepFiles(str(folder)).attempts('flat-seed0')}/000001.json"
+    record = f"{SweepFiles(str(folder)).attempts(key_in(folder, 'flat-seed0'))}/000001.json"
     forge(record, lambda attempt: attempt["trace"]["segments"][0].update(noise_multiplier=50.0))
     with pytest.raises(DataCorruption, match="record of its attempts claims epsilon 0"):
         render_again(str(folder))
@@ -116,9 +116,9 @@ def test_a_record_of_attempts_that_says_less_is_refused(folder: Path) -> None:
 
 def test_what_was_not_forged_is_accepted_and_resumed(folder: Path) -> None:
     render_again(str(folder))
-    baseline = SweepFiles(str(folder)).trial("non-private-seed0").result
+    baseline = trial_in(folder, "non-private-seed0").result
     forge(baseline, lambda result: result["worst_case"].update(kind="guarantee"))  # as earlier versions wrote it
     render_again(str(folder))
-    forge(SweepFiles(str(folder)).trial("flat-seed0").result, FORGERIES["epsilon"][0])
+    forge(trial_in(folder, "flat-seed0").result, FORGERIES["epsilon"][0])
     with pytest.raises(DataCorruption, match=r"claims epsilon 0\.5"):
         run_sweep(request(folder))

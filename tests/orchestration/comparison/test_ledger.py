@@ -25,7 +25,7 @@ from orchestration.records.layout import SweepFiles
 from orchestration.records.published import PublishedPrivacy, PublishedTrial
 from orchestration.records.states import TrialState
 from orchestration.sweeps.schema import parse_sweep
-from tests.orchestration.sample_grids import small
+from tests.orchestration.sample_grids import key_in, small, trial_in
 
 from mlflow import MlflowClient  # isort: skip
 
@@ -164,9 +164,11 @@ def test_averages_and_headline_carry_what_their_trials_cost_together(outcome: Ou
 def test_a_deleted_trial_that_runs_again_is_counted_twice(outcome: Outcome, tmp_path: Path) -> None:
     shutil.copytree(outcome.files.root, tmp_path / "out")
     files = SweepFiles(str(tmp_path / "out"))
-    shutil.rmtree(files.trial("flat-seed0").root)
+    shutil.rmtree(trial_in(files.root, "flat-seed0").root)
     again = run_sweep(request(tmp_path, release="private"))
-    row = next(row for row in json.loads(Path(files.results).read_text()) if row["key"] == "flat-seed0")
+    row = next(
+        row for row in json.loads(Path(files.results).read_text()) if row["key"] == key_in(files.root, "flat-seed0")
+    )
     assert row["epsilon"] == pytest.approx(5.0, rel=1e-2)
     assert row["composed_epsilon"] > 1.3 * row["epsilon"]
     assert row["composed"]["trial"]["attempts"] == 1
@@ -181,8 +183,8 @@ def test_statistics_that_are_drawn_again_are_counted_again(outcome: Outcome, tmp
     shutil.copytree(outcome.files.root, tmp_path / "out")
     files = SweepFiles(str(tmp_path / "out"))
     before = json.loads(Path(files.results).read_text())[0]
-    Path(files.trial("flat-seed0").released).unlink()
-    Path(files.trial("flat-seed0").result).unlink()
+    Path(trial_in(files.root, "flat-seed0").released).unlink()
+    Path(trial_in(files.root, "flat-seed0").result).unlink()
     run_sweep(request(tmp_path, release="private"))
     after = json.loads(Path(files.results).read_text())[0]
     assert after["composed"]["trial"]["release_epsilon"] > 1.3 * before["composed"]["trial"]["release_epsilon"]

@@ -18,7 +18,7 @@ from orchestration.sweeps.schema import parse_sweep
 from orchestration.sweeps.user_code import permitted
 from tests.orchestration.processes import PATIENCE, dpsweep, environment
 from tests.orchestration.reference import assert_same_trial, run_undisturbed
-from tests.orchestration.sample_grids import small
+from tests.orchestration.sample_grids import keys_of, small
 
 NODES = """
 import json, sys, time
@@ -151,8 +151,8 @@ def test_a_trial_that_fails_fails_alone(address: str, tmp_path: Path) -> None:
     outcome = json.loads(done.stdout)
     found = {trial["key"]: trial for trial in outcome["trials"]}
     assert outcome["failed"] == 1
-    assert found["flat-my_models_narrow-seed0"]["status"] == "finished"
-    assert "Error in " in found["flat-my_models_broken-seed0"]["error"]
+    assert found[keys_of(sweep)["flat-my_models_narrow-seed0"]]["status"] == "finished"
+    assert "Error in " in found[keys_of(sweep)["flat-my_models_broken-seed0"]]["error"]
     assert "my layer broke" not in done.stdout + done.stderr
     assert (tmp_path / "out" / "report.html").is_file()
 

@@ -23,13 +23,14 @@ from orchestration.records.status import SweepStatus
 from orchestration.sweeps.plan import Plan, plan_sweep
 from orchestration.sweeps.schema import parse_sweep
 from orchestration.tracking.protocol import RunStatus, TrackedSweep
-from tests.orchestration.sample_grids import small
+from tests.orchestration.sample_grids import keys_of, small
 from workers.imports import NO_CODE
 from workers.trial import Progress, run_trial
 
 TEXT = small(clipping=["none", {"name": "flat", "bound": 1.0}], noise="constant", seeds=[0, 1])
 SWEEP = parse_sweep(TEXT)
-KEYS = ("non-private-seed0", "non-private-seed1", "flat-seed0", "flat-seed1")
+KEYS = tuple(keys_of(TEXT).values())
+FIRST, SECOND = (keys_of(TEXT)[name] for name in ("flat-seed0", "flat-seed1"))
 
 
 class KeptTracker:
@@ -89,7 +90,7 @@ def test_every_trial_is_accounted_recorded_and_reported(bench: Bench) -> None:
     assert sorted(bench.ended) == sorted(KEYS)
     assert not record.failed
     assert {trial.state for trial in bench.tracker.trials.values()} == {TrialState.FINISHED}
-    private = bench.tracker.trials["flat-seed0"]
+    private = bench.tracker.trials[FIRST]
     assert private.privacy is not None
     assert private.privacy.epsilon == pytest.approx(5.0, rel=1e-3)
     assert private.quality is not None
@@ -112,7 +113,7 @@ def test_a_second_run_trains_nothing_and_tells_the_same(bench: Bench) -> None:
 
 def test_what_was_trained_but_not_accounted_is_accounted(bench: Bench) -> None:
     bench.run()
-    files = bench.files.trial("flat-seed1")
+    files = bench.files.trial(SECOND)
     before = read_result(files.result)
     Path(files.result).unlink()
     with bench.coordinator() as coordinator:
@@ -122,11 +123,11 @@ def test_what_was_trained_but_not_accounted_is_accounted(bench: Bench) -> None:
     assert isinstance(before, TrialResult)
     assert isinstance(after, TrialResult)
     assert (after.worst_case, after.training) == (before.worst_case, before.training)
-    assert record.finished("flat-seed1") is not None
+    assert record.finished(SECOND) is not None
 
 
 def test_accounting_that_fails_ends_that_trial_alone(bench: Bench) -> None:
-    trial, kept = bench.files.trial("flat-seed0"), {}
+    trial, kept = bench.files.trial(FIRST), {}
 
     def damaged(job: AccountingJob, parts: Sequence[PartFiles]) -> Iterator[PartResult]:
         if job.root == trial.root:
@@ -137,9 +138,9 @@ def test_accounting_that_fails_ends_that_trial_alone(bench: Bench) -> None:
 
     record = bench.run(damaged)
     assert record.failed
-    assert record.status("flat-seed0").state is TrialState.FAILED
-    assert "sha256" in str(record.status("flat-seed0").error)
-    assert record.finished("flat-seed1") is not None
+    assert record.status(FIRST).state is TrialState.FAILED
+    assert "sha256" in str(record.status(FIRST).error)
+    assert record.finished(SECOND) is not None
     assert bench.tracker.closed == ["FAILED"]
     for part, content in kept.items():
         part.write_bytes(content)
@@ -147,17 +148,17 @@ def test_accounting_that_fails_ends_that_trial_alone(bench: Bench) -> None:
 
 
 def test_a_trial_whose_training_fails_leaves_the_others(bench: Bench) -> None:
-    checkpoint = Path(bench.files.trial("flat-seed0").checkpoint)
+    checkpoint = Path(bench.files.trial(FIRST).checkpoint)
     checkpoint.parent.mkdir(parents=True)
     checkpoint.write_bytes(b"no checkpoint")
     record = bench.run()
     states = {key: record.status(key).state for key in KEYS}
-    assert states == {**dict.fromkeys(KEYS, TrialState.FINISHED), "flat-seed0": TrialState.FAILED}
-    assert "checkpoint.pt" in str(bench.tracker.trials["flat-seed0"].error)
+    assert states == {**dict.fromkeys(KEYS, TrialState.FINISHED), FIRST: TrialState.FAILED}
+    assert "checkpoint.pt" in str(bench.tracker.trials[FIRST].error)
 
 
 def test_a_trial_that_was_stopped_costs_what_it_ran(bench: Bench, plan: Plan) -> None:
-    planned = next(trial for trial in plan.trials if trial.key == "flat-seed0")
+    planned = next(trial for trial in plan.trials if trial.key == FIRST)
 
     class Stop(Exception):
         pass
@@ -177,16 +178,16 @@ def test_a_trial_that_was_stopped_costs_what_it_ran(bench: Bench, plan: Plan) ->
     assert isinstance(stopped, StoppedTrial)
     assert stopped.epoch == 1
     assert stopped.worst_case.epsilon < planned.costs.worst_case.epsilon
-    assert record.status("flat-seed1").state is TrialState.PENDING
+    assert record.status(SECOND).state is TrialState.PENDING
 
 
 def test_an_interrupted_run_is_closed_as_killed(bench: Bench) -> None:
     def interrupted() -> None:
         with bench.coordinator() as coordinator:
-            coordinator.started("flat-seed0")
+            coordinator.started(FIRST)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert bench.tracker.closed == ["KILLED"]
-    assert bench.tracker.trials["flat-seed0"].state is TrialState.TRAINING
+    assert bench.tracker.trials[FIRST].state is TrialState.TRAINING

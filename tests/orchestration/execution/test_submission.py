@@ -22,7 +22,7 @@ from orchestration.sweeps.schema import parse_sweep
 from orchestration.sweeps.user_code import permitted
 from tests.orchestration.processes import PATIENCE, dpsweep, environment, kill, wait_until
 from tests.orchestration.reference import assert_same_trial, run_undisturbed
-from tests.orchestration.sample_grids import small
+from tests.orchestration.sample_grids import keys_of, small
 
 HEAD = """
 import sys
@@ -59,7 +59,8 @@ SWEEP = small(
     accounting={"individual": "rdp"},
 )
 """Long enough for a kill to hit a trial in the middle."""
-KEYS = {"non-private-seed0": False, "individual-seed0": True}
+KEYS = {key: name.startswith("individual") for name, key in keys_of(SWEEP).items()}
+"""Whether the trial is private, by key."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ def has_ended(files: SweepFiles) -> bool:
 
 
 def trains_in_the_middle(files: SweepFiles) -> bool:
-    trial = files.trial("individual-seed0")
+    trial = files.trial(next(key for key, private in KEYS.items() if private))
     return exists(trial.checkpoint) and not exists(trial.training)
 
 

@@ -16,7 +16,7 @@ from orchestration.records.results import StoppedTrial, read_result
 from orchestration.sweeps.plan import plan_sweep
 from orchestration.sweeps.schema import parse_sweep
 from tests.orchestration.processes import dpsweep
-from tests.orchestration.sample_grids import small
+from tests.orchestration.sample_grids import keys_of, small
 
 EPOCHS = 5
 SWEEP = small(
@@ -30,7 +30,7 @@ SWEEP = small(
     resources={"max_concurrent": 1},
 )
 """One trial after the other: the second, which hardly learns, is stopped when it is first compared with the first."""
-GOOD, STOPPED = (f"flat-sgd-learning_rate{rate}-seed0" for rate in ("0.5", "0.001"))
+GOOD, STOPPED = (keys_of(SWEEP)[f"flat-sgd-learning_rate{rate}-seed0"] for rate in ("0.5", "0.001"))
 
 
 @pytest.fixture(scope="module")

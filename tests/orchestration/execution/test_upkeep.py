@@ -18,11 +18,11 @@ from orchestration.records.layout import SweepFiles
 from orchestration.records.manifest import open_manifest, write_manifest
 from orchestration.sweeps.plan import plan_sweep
 from orchestration.sweeps.schema import parse_sweep
-from tests.orchestration.sample_grids import small
+from tests.orchestration.sample_grids import keys_of, small
 from workers.trial import run_trial
 
 TEXT = small(clipping={"name": "flat", "bound": 1.0}, noise="constant", seeds=[0, 1], model="logistic", epochs=1)
-KEYS = ["flat-seed0", "flat-seed1"]
+KEYS = list(keys_of(TEXT).values())
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_prune_deletes_norms_and_nothing_else(files: SweepFiles) -> None:
     assert json.loads(old.stdout) == {"pruned": KEYS[:1]}
     assert [bool(list_files(files.trial(key).norms)) for key in KEYS] == [False, True]
     rest = CliRunner().invoke(app, ["prune", files.root, "--norms"])
-    assert "deleted the norms of flat-seed1" in rest.stdout
+    assert f"deleted the norms of {KEYS[1]}" in rest.stdout
     assert "can no longer be accounted" in rest.stdout.replace("\n", " ")
     again = CliRunner().invoke(app, ["prune", files.root, "--norms"])
     assert "nothing was deleted" in again.stdout

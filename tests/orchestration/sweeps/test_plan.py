@@ -42,13 +42,12 @@ def test_every_private_trial_meets_the_target_by_its_own_trace() -> None:
 
 
 def test_side_queries_and_releases_are_paid_for_inside_the_target() -> None:
-    plain = {trial.key: trial for trial in planned().trials}
-    released = {trial.key: trial for trial in planned(release="private").trials}
-    key = "dpsgd_f-constant-seed0"
-    assert [release.name for release in released[key].trace.releases]
-    assert released[key].costs.worst_case.epsilon <= 5.0
-    noise = {name: found[key].spec.noise.initial_noise_multiplier for name, found in (("p", plain), ("r", released))}
-    assert noise["r"] > noise["p"] > plain["flat-constant-seed0"].spec.noise.initial_noise_multiplier
+    flat, plain = planned(clipping=["flat", "dpsgd_f"], noise="constant").trials
+    (released,) = planned(clipping="dpsgd_f", noise="constant", release="private").trials
+    assert [release.name for release in released.trace.releases]
+    assert released.costs.worst_case.epsilon <= 5.0
+    noise = [trial.spec.noise.initial_noise_multiplier for trial in (released, plain, flat)]
+    assert noise[0] > noise[1] > noise[2]
 
 
 def test_groups_and_further_accountants_are_each_accounted_for() -> None:

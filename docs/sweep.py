@@ -1,0 +1,223 @@
+"""Writes docs/sweep.md from the schema of sweep files: ``python docs/sweep.py``."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import re
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from accounting.schedules import SCHEDULES
+from orchestration.records.release_modes import RELEASE_MODES
+from orchestration.sweeps import schema
+from orchestration.sweeps.schema import SweepSpec
+from workers import spec
+from workers.augmentation import AUGMENTATIONS
+from workers.clipping import CLIPPING
+from workers.data import SOURCES
+from workers.losses import LOSSES
+from workers.models import MODELS
+from workers.optimizers import AVERAGES, LEARNING_RATE_SCHEDULES, OPTIMIZERS
+from workers.preprocessing import PREPROCESSING
+
+COMPONENTS: Mapping[str, Mapping[str, Callable[..., object]]] = {
+    "data": SOURCES,
+    "model": MODELS,
+    "preprocessing": PREPROCESSING,
+    "loss": LOSSES,
+    "optimizer": OPTIMIZERS,
+    "learning_rate_schedule": LEARNING_RATE_SCHEDULES,
+    "augmentation": AUGMENTATIONS,
+    "averaging": AVERAGES,
+    "clipping": CLIPPING,
+    "noise": SCHEDULES,
+    "release": {name: mode.release for name, mode in RELEASE_MODES.items()},
+}
+"""The registered components of each key that names one."""
+
+_GIVEN = {
+    *("feature_shape", "num_classes", "parameters", "total_steps", "steps_per_epoch"),
+    "initial_noise_multiplier",
+}
+"""Arguments that a trial gives to a component itself."""
+
+_HEAD = """# Sweep files: every key
+
+Written by `python docs/sweep.py` from the schema. `dpsweep init DATA.csv --label L --group G` drafts a sweep
+for a table of your own; [sweeps/quickstart.yaml](../sweeps/quickstart.yaml) is a commented one. Data sources
+and models are described in [data.md](data.md), clipping, sampling, noise and attacks in
+[training.md](training.md), accountants and schedules in [accounting.md](accounting.md).
+
+A sweep file is YAML; `dpsweep plan FILE` checks it and shows every trial. "Or a list" marks an axis: the
+sweep has one trial for each combination of the values of all axes. A component is a name (`flat`) or a
+mapping with its parameters (`{name: flat, bound: 0.5}`). A key without a default must be given.
+"""
+
+
+def reference() -> str:
+    """The page: a table of keys for each section of a sweep file, then the components that keys may name."""
+    whole = SweepSpec.model_json_schema()
+    sections = dict(_sections(whole))
+    tables = [_table("A sweep", "", whole, sections)]
+    for name, key in sections.items():
+        tables.append(_table(f"`{key}`", inspect.getdoc(_class(name)) or "", whole["$defs"][name], sections))
+    components = [_components(key, registry) for key, registry in COMPONENTS.items()]
+    return "\n".join([_HEAD, *tables, _COMPONENTS_HEAD, *components])
+
+
+_COMPONENTS_HEAD = """## Components
+
+The names that a key may take, each with its parameters and their defaults; a parameter without one must be
+given. A key with `module:function` also takes a function of your own ([data.md](data.md#your-own-code)),
+whose parameters are its own.
+"""
+
+
+def _sections(whole: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Each class of a section, and the key that holds it, such as attacks.rmia."""
+    waiting = [("", whole)]
+    seen = set()
+    while waiting:
+        prefix, found = waiting.pop(0)
+        for key, property_schema in found["properties"].items():
+            for name in re.findall(r"#/\$defs/(\w+)", json.dumps(property_schema)):
+                if name != "Component" and name not in seen:
+                    seen.add(name)
+                    waiting.append((f"{prefix}{key}.", whole["$defs"][name]))
+                    yield name, f"{prefix}{key}"
+
+
+def _class(name: str) -> type[Any]:
+    found = getattr(schema, name, None) or getattr(spec, name)
+    assert inspect.isclass(found)
+    return found
+
+
+def _table(title: str, about: str, found: Mapping[str, Any], sections: Mapping[str, str]) -> str:
+    described = {"name": "name of the source, [below](#components)"} if "params" in found["properties"] else {}
+    described |= descriptions(SweepSpec if not about else _class(found["title"]))
+    rows = [
+        f"| `{key}` | {_values(key, value, sections)} | {_default(key, value, found)} | {_words(described[key])} |"
+        for key, value in found["properties"].items()
+        if key != "params"
+    ]
+    if "params" in found["properties"]:
+        rows.append("| any other | | | parameters of the component, [below](#components) |")
+    opening = _words(about.partition("\n\n")[0])
+    lead = [opening, ""] if opening and not re.match(r"\w+: ", opening) else []
+    return "\n".join([f"## {title}", "", *lead, "| key | values | default | |", "|---|---|---|---|", *rows, ""])
+
+
+def descriptions(cls: type[Any]) -> dict[str, str]:
+    """What is said of each field: the docstring under it, or ``field: ...`` in the docstring of its class."""
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    assert isinstance(tree, ast.ClassDef)
+    names = [
+        node.target.id for node in tree.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    ]
+    whole = " ".join((inspect.getdoc(cls) or "").split())
+    starts = "|".join(names)
+    found = {name: text.strip() for name, text in re.findall(rf"\b({starts}): (.+?)(?=\s(?:{starts}): |$)", whole)}
+    for field, under in zip(tree.body, tree.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(under, ast.Expr) and isinstance(under.value, ast.Constant):
+            found.setdefault(ast.unparse(field.target), " ".join(str(under.value.value).split()))
+    return found
+
+
+def _values(key: str, value: Mapping[str, Any], sections: Mapping[str, str]) -> str:
+    """The accepted values in words."""
+    if "$ref" in value:
+        name = value["$ref"].rpartition("/")[2]
+        if name == "Component":
+            return f"[a component](#components-for-{key})"
+        return f"[a section](#{sections[name].replace('.', '')})"
+    if "allOf" in value:
+        return _values(key, value["allOf"][0], sections)
+    if "anyOf" in value:
+        kinds = [_values(key, each, sections) for each in value["anyOf"]]
+        return " or ".join(dict.fromkeys(kinds))
+    if "enum" in value or "const" in value:
+        return ", ".join(f"`{each}`" for each in value.get("enum", [value.get("const")]))
+    match value.get("type"):
+        case "array":
+            items = _values(key, value["items"], sections)
+            is_axis = value.get("minItems", value.get("minLength"))
+            return f"{items}, or a list" if is_axis else f"list: {items}"
+        case "object":
+            return f"map: {_values(key, value['additionalProperties'], sections)}"
+        case "null":
+            return "none"
+        case "boolean":
+            return "`true`, `false`"
+        case "string":
+            return "text"
+        case "integer" | "number" as kind:
+            return " ".join(filter(None, ("whole number" if kind == "integer" else "number", _bounds(value))))
+    raise AssertionError(f"no words for {value}")
+
+
+def _bounds(value: Mapping[str, Any]) -> str:
+    words = {
+        "exclusiveMinimum": ">",
+        "minimum": "≥",
+        "ge": "≥",
+        "gt": ">",
+        "exclusiveMaximum": "<",
+        "maximum": "≤",
+        "le": "≤",
+        "lt": "<",
+    }
+    return " ".join(
+        f"{sign} {value[name]:.12g}" for name, sign in words.items() if name in value and value[name] < 2**63
+    )
+
+
+def _default(key: str, value: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    if key in found.get("required", ()):
+        return ""
+    default = value.get("default")
+    if isinstance(default, list) and len(default) == 1:
+        (default,) = default
+    match default:
+        case {"name": str(name), "params": params} if not params:
+            return f"`{name}`"
+        case {"name": str(name), "params": params}:
+            return f"`{{name: {name}, {', '.join(f'{each}: {param}' for each, param in params.items())}}}`"
+        case None if "$ref" in value or "allOf" in value:
+            return "its defaults"
+        case None | [] | {}:
+            return "none"
+        case {**fields} if fields:
+            return "its defaults"
+    return f"`{json.dumps(default)}`".replace('"', "")
+
+
+def _components(key: str, registry: Mapping[str, Callable[..., object]]) -> str:
+    own = ", or `module:function`" if key in ("data", "model", "clipping") else ""
+    rows = [f"| `{name}` | {', '.join(_parameters(make)) or 'none'} |" for name, make in registry.items()]
+    return "\n".join([f"### Components for `{key}`", "", f"| name{own} | parameters |", "|---|---|", *rows, ""])
+
+
+def _parameters(make: Callable[..., object]) -> Iterator[str]:
+    for name, parameter in inspect.signature(make).parameters.items():
+        if name in _GIVEN or parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+            continue
+        default = "" if parameter.default is parameter.empty else f" = {_plain(parameter.default)}"
+        yield f"`{name}{default}`"
+
+
+def _plain(value: object) -> str:
+    return json.dumps(list(value) if isinstance(value, tuple) else value)
+
+
+def _words(text: str) -> str:
+    """A docstring as one line of Markdown."""
+    return " ".join(text.replace("``", "`").replace("|", "\\|").split())
+
+
+if __name__ == "__main__":
+    (Path(__file__).parent / "sweep.md").write_text(reference())

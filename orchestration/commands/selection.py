@@ -1,0 +1,66 @@
+"""The flags of private selection: what releasing only the best of a random number of trials costs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from accounting.accountants import account
+from accounting.errors import InvalidInput
+from accounting.estimates import PrivacyEstimate
+from accounting.mechanism import Trace
+from accounting.selection import RandomTrials, account_selection
+from accounting.together import account_together
+
+SelectionTrials = Annotated[
+    float | None,
+    typer.Option(help="Only the best of a random number of such runs is released: the expected number of runs."),
+]
+SelectionShape = Annotated[
+    float | None,
+    typer.Option(help="With --selection-trials: shape of the number's law; 1 geometric (default), 0 logarithmic."),
+]
+SELECTION = (
+    "the guarantee of a selection needs a number of runs that is drawn at random and kept secret, settings drawn from "
+    "a law fixed in advance, scores that read training data only through the run, and no other run released"
+)
+
+
+def random_trials(mean: float | None, shape: float | None) -> RandomTrials | None:
+    """The law that the flags name; None without ``--selection-trials``. Raises: InvalidInput for bad flags."""
+    if mean is None:
+        if shape is not None:
+            raise InvalidInput("--selection-shape needs --selection-trials, the expected number of runs")
+        return None
+    return RandomTrials(mean) if shape is None else RandomTrials(mean, shape)
+
+
+def accounted(
+    trace: Trace, delta: float, accountant: str, group_size: int, trials: RandomTrials | None
+) -> PrivacyEstimate:
+    """Epsilon of one run, or of the best of ``trials``."""
+    if trials is None:
+        return account(trace, delta, accountant, group_size)
+    return account_selection(trace, trials, delta, accountant, group_size)
+
+
+def compared_with_naive(trace: Trace, delta: float, trials: RandomTrials) -> dict[str, Any]:
+    """The epsilon of one run, and of releasing as many runs as are expected, beside that of the selection."""
+    together = account_together([trace] * round(trials.mean), delta)
+    return {
+        "selection_trials": trials.mean,
+        "selection_shape": trials.shape,
+        "one_trial_epsilon": account(trace, delta).as_dict()["epsilon"],
+        "all_trials_epsilon": together.as_dict()["epsilon"],
+    }
+
+
+def naive_note(beside: dict[str, Any]) -> str:
+    """One line with the numbers of `compared_with_naive`."""
+    one, every = (
+        "infinite" if beside[name] is None else f"{beside[name]:.4f}"
+        for name in ("one_trial_epsilon", "all_trials_epsilon")
+    )
+    number = round(beside["selection_trials"])
+    return f"epsilon of one such run alone is {one}; of {number} runs that are all released, {every}"

@@ -1,0 +1,107 @@
+"""Drafted sweeps: what they propose, what they leave out, and that they plan cleanly."""
+
+from __future__ import annotations
+
+import random
+import stat
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+
+from accounting.errors import InvalidInput
+from orchestration.sweeps.draft import draft_sweep
+from orchestration.sweeps.plan import plan_sweep
+from orchestration.sweeps.schema import parse_sweep
+from tests.orchestration.processes import dpsweep
+
+ODD = 'farm"er: [x], #1'
+COLUMNS = ("id", "age", "income", "job", "sex", "city", "code", "empty", "active", "approved")
+
+
+def people(rows: int = 200) -> list[tuple[object, ...]]:
+    draw = random.Random(0)
+    return [
+        (
+            1000 + row,
+            None if row % 50 == 0 else draw.randint(18, 91),
+            round(draw.uniform(0.3, 97654.4), 2),
+            draw.choice(["clerk", ODD, "yes"]),
+            draw.choice("fm"),
+            f"city{row % 80}",
+            draw.choice(["007", "010"]),
+            None,
+            draw.choice([True, False]),
+            draw.choice([0, 1]),
+        )
+        for row in range(rows)
+    ]
+
+
+def write(folder: Path, suffix: str, rows: int = 200) -> Path:
+    path = folder / f"peo ple{suffix}"
+    values = people(rows)
+    if suffix == ".parquet":
+        parquet.write_table(pa.table({name: [row[i] for row in values] for i, name in enumerate(COLUMNS)}), path)
+    else:
+        quoted = (",".join("" if v is None else '"' + str(v).replace('"', '""') + '"' for v in row) for row in values)
+        path.write_text("\n".join([",".join(COLUMNS), *quoted]) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_draft_plans_cleanly_and_declares_all_that_it_uses(tmp_path: Path, suffix: str) -> None:
+    text = draft_sweep(write(tmp_path, suffix), "approved", "sex")
+    sweep = parse_sweep(text)
+    plan = plan_sweep(sweep)
+    assert (plan.refusals, plan.warnings) == ((), ())
+    assert len(plan.trials) == 15
+    notes = plan.trials[0].dataset.notes
+    assert [note for note in notes if "not private" in note] == []
+    assert plan.trials[0].dataset.group_names == ("f", "m")
+    params = sweep.data[0].params
+    assert params["ranges"] == {"age": [15, 95], "income": [0, 100000]}
+    assert params["categories"]["job"] == ["clerk", ODD, "yes"]
+    assert params["categories"]["code"] == ["007", "010"]
+    assert "active" in params["features"]
+    for column, reason in (("id", "identifier"), ("city", "more than 50"), ("empty", "no values")):
+        assert column not in params["features"]
+        (line,) = [line for line in text.splitlines() if line.startswith(f'  # left out: "{column}"')]
+        assert reason in line
+
+
+def test_a_draft_says_that_it_was_read_off_the_data(tmp_path: Path) -> None:
+    text = draft_sweep(write(tmp_path, ".csv"), "approved", None)
+    assert "CONFIRM BEFORE YOU RUN IT" in text
+    assert text.count("read off the data") >= 3
+    assert "missing in 2.0% of the rows" in text
+    assert "groups:" not in text
+    assert parse_sweep(text).data[0].params["features"][0] == "age"
+
+
+def test_what_cannot_be_drafted_is_refused(tmp_path: Path) -> None:
+    table = write(tmp_path, ".csv")
+    for label, group, message in (
+        ("aproved", "sex", "did you mean 'approved'"),
+        ("income", "sex", "label column 'income' has more than 50 distinct values"),
+        ("approved", "city", "group column 'city' has more than 50"),
+        ("empty", None, "fewer than two"),
+    ):
+        with pytest.raises(InvalidInput, match=message):
+            draft_sweep(table, label, group)
+    with pytest.raises(InvalidInput, match="has 20 rows; a sweep needs at least 50"):
+        draft_sweep(write(tmp_path, ".csv", rows=20), "approved", "sex")
+    with pytest.raises(InvalidInput, match="there is no"):
+        draft_sweep(tmp_path / "none.csv", "approved", "sex")
+
+
+def test_the_command_writes_a_private_file_once(tmp_path: Path) -> None:
+    table, target = write(tmp_path, ".csv"), tmp_path / "mine.yaml"
+    done = dpsweep("init", table, "--label", "approved", "--group", "sex", "--to", target)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "dpsweep plan" in done.stdout
+    assert stat.S_IMODE(target.stat().st_mode) == 0o600
+    again = dpsweep("init", table, "--label", "approved", "--to", target)
+    assert (again.returncode, again.stderr.count("\n")) == (2, 1)
+    assert "may hold your changes" in again.stderr
