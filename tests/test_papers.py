@@ -28,8 +28,8 @@ PLANNED: Mapping[str, tuple[set[tuple[float, int]], float]] = {
 }
 """The (initial noise multiplier, epochs) of the private trials of each sweep, and the largest epsilon.
 
-Printed: epsilon 2.4 and 7.8 (A); the multipliers and, without the DP-PCA, the epochs of C; epsilon 3.1, 2.66 and 6.55 of
-D, where noise multipliers of 1, 1 and 0.8 give them at the paper's sizes.
+Printed: epsilon 2.4 and 7.8 (A); the multipliers and, without the DP-PCA, the epochs of C; epsilon 3.1, 2.66 and 6.55
+of D, where noise multipliers of 1, 1 and 0.8 give them at the paper's sizes.
 """
 
 
