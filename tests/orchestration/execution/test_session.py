@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -118,44 +119,59 @@ def as_nobody(command: str, folder: Path) -> str:
     return done.stdout
 
 
-def test_the_folder_is_private_and_holds_what_workers_print(shared: Path, tmp_path: Path) -> None:
-    with driver(shared, tmp_path / "log"):
-        (folder,) = shared.iterdir()
-        found = folder.lstat()
-        assert stat.S_ISDIR(found.st_mode)
-        assert (stat.S_IMODE(found.st_mode), found.st_uid) == (0o700, os.geteuid())
-        printed = [path.read_text() for path in folder.rglob("logs/worker-*.out")]
-        assert any("row of a patient" in text for text in printed), printed
-        assert len([path for path in folder.rglob("sockets/*") if path.is_socket()]) == 2
-    assert not list(shared.iterdir())
+@dataclass(frozen=True)
+class Running:
+    """A driver that runs: the folder for temporary files, the folder of its session, and the target of planted links."""
+
+    shared: Path
+    session: Path
+    victim: Path
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """In a folder as long as can be, in which links to a victim were planted, and which another user's run used too."""
+    folder = tmp_path_factory.mktemp("running")
+    victim = folder / "victim"
+    victim.mkdir()
+    (victim / "precious").write_text("precious")
+    with folder_for_all(_LONGEST) as shared:
+        assert len(os.fsencode(shared)) == _LONGEST
+        before = [shared / "ray", shared / "dps-aaaaaaaa"]
+        for link in before:
+            link.symlink_to(victim)
+        if os.geteuid() == 0:
+            before.append(shared / "dps-bbbbbbbb")
+            before[-1].mkdir()
+            os.chown(before[-1], NOBODY, NOBODY)
+        with driver(shared, folder / "log"):
+            (session,) = set(shared.iterdir()) - set(before)
+            yield Running(shared, session, victim)
+        assert sorted(shared.iterdir()) == sorted(before)
+        assert [path.name for path in victim.iterdir()] == ["precious"]
+
+
+def test_the_folder_is_private_and_holds_what_workers_print(running: Running) -> None:
+    found = running.session.lstat()
+    assert stat.S_ISDIR(found.st_mode)
+    assert (stat.S_IMODE(found.st_mode), found.st_uid) == (0o700, os.geteuid())
+    printed = [path.read_text() for path in running.session.rglob("logs/worker-*.out")]
+    assert any("row of a patient" in text for text in printed), printed
+    assert len([path for path in running.session.rglob("sockets/*") if path.is_socket()]) == 2
 
 
 @needs_root
-def test_another_user_reaches_nothing(shared: Path, tmp_path: Path) -> None:
-    with driver(shared, tmp_path / "log"):
-        (folder,) = shared.iterdir()
-        assert as_nobody('echo "$1"/*', shared) == f"{folder}\n", "another user sees the folder"
-        assert as_nobody('find "$1" -mindepth 1', folder) == ""
-        (sockets,) = folder.rglob("sockets")
-        as_nobody(
-            'mv "$1" "$1.moved"; mv "$1/raylet" "$1/moved"; ln -s / "$1/planted"; mv "$1/../../.." "$1/.."', sockets
-        )
-        as_nobody('rm -rf "$1"; mv "$1" "$1.moved"; chmod 777 "$1"', folder)
-        assert sorted(path.name for path in sockets.iterdir()) == ["plasma_store", "raylet"]
-    assert not list(shared.iterdir())
+def test_another_user_reaches_nothing(running: Running) -> None:
+    assert str(running.session) in as_nobody('echo "$1"/*', running.shared), "another user sees the folder"
+    assert as_nobody('find "$1" -mindepth 1', running.session) == ""
+    (sockets,) = running.session.rglob("sockets")
+    as_nobody('mv "$1" "$1.moved"; mv "$1/raylet" "$1/moved"; ln -s / "$1/planted"; mv "$1/../../.." "$1/.."', sockets)
+    as_nobody('rm -rf "$1"; mv "$1" "$1.moved"; chmod 777 "$1"', running.session)
+    assert sorted(path.name for path in sockets.iterdir()) == ["plasma_store", "raylet"]
 
 
-def test_links_planted_in_advance_are_not_followed(shared: Path, tmp_path: Path) -> None:
-    victim = tmp_path / "victim"
-    victim.mkdir()
-    (victim / "precious").write_text("precious")
-    planted = [shared / "ray", shared / "dps-aaaaaaaa"]
-    for link in planted:
-        link.symlink_to(victim)
-    with driver(shared, tmp_path / "log"):
-        assert [path.name for path in victim.iterdir()] == ["precious"]
-    assert [path.name for path in victim.iterdir()] == ["precious"]
-    assert sorted(shared.iterdir()) == sorted(planted)
+def test_links_planted_in_advance_are_not_followed(running: Running) -> None:
+    assert [path.name for path in running.victim.iterdir()] == ["precious"]
 
 
 def test_an_exception_in_the_driver_leaves_nothing(shared: Path, tmp_path: Path) -> None:
@@ -238,24 +254,6 @@ def test_what_a_killed_driver_left_goes_at_the_next_start(shared: Path, tmp_path
             assert len(list(shared.iterdir())) == 2
         assert [running] == list(shared.iterdir())
     assert not list(shared.iterdir())
-
-
-@needs_root
-def test_what_others_left_stays(shared: Path, tmp_path: Path) -> None:
-    theirs = shared / "dps-bbbbbbbb"
-    theirs.mkdir()
-    os.chown(theirs, NOBODY, NOBODY)
-    with driver(shared, tmp_path / "log"):
-        assert theirs.exists()
-    assert list(shared.iterdir()) == [theirs]
-
-
-def test_the_longest_folder_for_temporary_files_works(tmp_path: Path) -> None:
-    with folder_for_all(_LONGEST) as folder:
-        assert len(os.fsencode(folder)) == _LONGEST
-        with driver(folder, tmp_path / "log"):
-            assert len(list(folder.iterdir())) == 1
-        assert not list(folder.iterdir())
 
 
 def test_a_run_does_without_a_longer_one(tmp_path: Path) -> None:
