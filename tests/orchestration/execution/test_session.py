@@ -121,7 +121,7 @@ def as_nobody(command: str, folder: Path) -> str:
 
 @dataclass(frozen=True)
 class Running:
-    """A driver that runs: the folder for temporary files, the folder of its session, and the target of planted links."""
+    """A driver that runs: the folder for temporary files, that of its session, and the target of planted links."""
 
     shared: Path
     session: Path
