@@ -29,7 +29,7 @@ from orchestration.records.ownership import claimed, exclusive
 from orchestration.records.release_modes import release_mode
 from orchestration.records.status import SweepStatus, TrialStatus
 from orchestration.report.writing import write_reports
-from orchestration.sweeps.old_names import names_of
+from orchestration.sweeps.growth import grown, past_of
 from orchestration.sweeps.plan import Plan, plan_sweep
 from orchestration.sweeps.schema import SweepSpec
 from orchestration.tracking.mlflow import MlflowTracker, embedded_tracking_uri, is_server
@@ -94,19 +94,20 @@ NO_DISPLAY = NoDisplay()
 
 
 def run_sweep(request: RunRequest, display: Display = NO_DISPLAY) -> Outcome:
-    """Run a sweep until all its trials have ended; a folder that holds this very sweep is continued.
+    """Run a sweep until all its trials have ended; a folder that holds it, or an earlier version of it, is continued.
 
     Trials that have results keep them, and their files are not written again; ``display`` is told how many these are.
     A trial that fails does not end the run: it is in the record. Raises: InvalidInput, before any trial starts, for a
-    trial that cannot run, a folder that holds another sweep, and a cluster, storage or MLflow that cannot be used.
+    trial that cannot run, a folder that holds a sweep of another name, and a cluster, storage or MLflow that cannot be
+    used.
     """
     sweep = request.sweep
     files = SweepFiles(absolute(request.output or default_output(sweep.name)))
     if request.tracking_uri is None or not is_server(request.tracking_uri):
         require_client(files.artifacts)
-    manifest = open_manifest(files, sweep.plain(), request.text)
     is_continued = exists(files.manifest)
-    plan = accept(plan_sweep(sweep, request.code, names_of(manifest)), files)
+    manifest = grown(open_manifest(files, sweep.plain(), request.text), sweep, request.text, files.root)
+    plan = accept(plan_sweep(sweep, request.code, past_of(manifest)), files)
     require_space(files, plan)
     for warning in filter(None, (*plan.warnings, open_cluster(request.address))):
         display.warn(warning)
@@ -135,7 +136,7 @@ def run_sweep(request: RunRequest, display: Display = NO_DISPLAY) -> Outcome:
             display.watching(status),
         ):
             if is_continued:
-                display.warn(_kept(status, files))
+                display.warn(_kept(status, files, coordinator.no_longer_asked))
             execution.train(coordinator.pending(), coordinator, manifest.sweep_id)
             record = coordinator.finish()
         if coordinator.tracking_failure:
@@ -143,11 +144,12 @@ def run_sweep(request: RunRequest, display: Display = NO_DISPLAY) -> Outcome:
     return Outcome(record, files, tracking_uri, status.elapsed)
 
 
-def _kept(status: SweepStatus, files: SweepFiles) -> str:
+def _kept(status: SweepStatus, files: SweepFiles, no_longer_asked: int) -> str:
     kept = sum(trial.result is not None for trial in status.trials)
+    former = f"; {no_longer_asked} trials that its file no longer asks for are kept too" if no_longer_asked else ""
     return (
         f"{files.root} holds this sweep, which is continued; {kept} of {len(status.trials)} trials have results and "
-        "keep them; to train these anew, choose another folder with --output"
+        f"keep them; to train these anew, choose another folder with --output{former}"
     )
 
 

@@ -10,8 +10,8 @@ number are in the type of its field, which sweep files use too; other requiremen
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, Field, GetPydanticSchema, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, core_schema
@@ -202,6 +202,10 @@ class ExecutionSpec:
         check_bounds(self, "execution")
 
 
+SPEED: Final = ("device", "micro_batch_size", "threads", "checkpoint_every_epochs", "deterministic")
+"""Fields of `ExecutionSpec` that say how fast a trial runs and no more: it is the same trial at any of their values."""
+
+
 @dataclass(frozen=True)
 class TrialSpec:
     """All settings of one trial. key: its name, unique within a sweep. delta: at which epsilon is reported.
@@ -269,6 +273,11 @@ class TrialSpec:
     @staticmethod
     def from_json(text: str | bytes) -> TrialSpec:
         return _ADAPTER.validate_json(text)
+
+
+def at_speed_of(spec: TrialSpec, execution: ExecutionSpec) -> TrialSpec:
+    """The same trial with the fields `SPEED` of ``execution``."""
+    return replace(spec, execution=replace(execution, autocast=spec.execution.autocast))
 
 
 _ADAPTER: TypeAdapter[TrialSpec] = TypeAdapter(TrialSpec)

@@ -37,7 +37,7 @@ from workers.membership import likelihood_ratio_attack
 from workers.noise import make_noise_source, noise_source_kind
 from workers.preprocessing import make_preprocessing
 from workers.recording import is_due
-from workers.spec import AttackSpec, ExecutionSpec, TrialSpec
+from workers.spec import AttackSpec, ExecutionSpec, TrialSpec, at_speed_of
 from workers.trained import describe_inputs
 from workers.training import Trainer, choose_device
 
@@ -65,8 +65,8 @@ def run_trial(
             algorithm for the model.
         DataCorruption: a stored file is damaged; training does not start anew by itself.
     """
-    files, spec = TrialFiles(root), spec.checked()
-    _refuse_other_trials(files, spec)
+    files = TrialFiles(root)
+    spec = _as_begun(files, spec.checked())
     if exists(files.training):
         _refuse_other_releases(files, releases)
         forget_checkpoint(files.checkpoint)
@@ -79,19 +79,26 @@ def _ignore(progress: Progress) -> None:
     return None
 
 
-def _refuse_other_trials(files: TrialFiles, spec: TrialSpec) -> None:
+def _as_begun(files: TrialFiles, spec: TrialSpec) -> TrialSpec:
+    """The trial at the speed that it began with, as another would round the steps since its checkpoint otherwise.
+
+    Noise that is repeated hides no difference of what it is added to, even one of rounding. Raises: InvalidInput where
+    the folder holds another trial.
+    """
     if not exists(files.spec):
-        return
+        return spec
     try:
         stored = TrialSpec.from_json(read_bytes(files.spec))
     except ValueError as error:
         raise DataCorruption(f"{files.spec} is damaged; {START_ANEW}") from error
+    spec = at_speed_of(spec, stored.execution)
     ours, theirs = asdict(spec), asdict(stored)
     different = [name for name in ours if ours[name] != theirs[name]]
     if different:
         raise InvalidInput(
             f"{files.root} holds a trial that differs in {', '.join(different)}; use another folder, or {START_ANEW}"
         )
+    return spec
 
 
 def _refuse_other_releases(files: TrialFiles, releases: tuple[Release, ...]) -> None:

@@ -69,7 +69,7 @@ def run(
     allow_code: AllowCode = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train, account and compare every trial of a sweep; a folder that holds this very sweep is continued.
+    """Train, account and compare every trial of a sweep; a folder that holds it, or an earlier version, is continued.
 
     A sweep file is code: it runs the functions that it names in the modules of its folder.
     """

@@ -111,10 +111,11 @@ def _outcome_table(outcome: Outcome) -> Table:
     shown = _table("trial", *(metric.heading.lower() for metric in metrics))
     for trial in outcome.record.data().trials:
         style = None if trial.state is TrialState.FINISHED else trial.state.style
+        name = trial.key if trial.is_asked else f"{trial.key} (no longer asked for)"
         if trial.quality is None:
-            shown.add_row(trial.key, trial.state.word, style=style)
+            shown.add_row(name, trial.state.word, style=style)
         else:
-            shown.add_row(trial.key, *(_cell(metric, trial) for metric in metrics), style=style)
+            shown.add_row(name, *(_cell(metric, trial) for metric in metrics), style=style)
     return shown
 
 

@@ -17,7 +17,7 @@ from orchestration.records.published import NON_PRIVATE, Label, PublishedTrial
 from orchestration.records.release_modes import release_mode
 from orchestration.records.states import TrialState
 from orchestration.sweeps.grid import BASELINE, GridPoint
-from orchestration.sweeps.identity import SPEED
+from workers.spec import SPEED
 
 _NO_SETTING = ("seed", *(f"execution.{name}" for name in SPEED))
 _Identity = tuple[tuple[str, Label], ...]

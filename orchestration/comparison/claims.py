@@ -10,7 +10,7 @@ import functools
 import math
 from collections.abc import Collection, Iterator
 
-from accounting.accountants import account
+from accounting.accountants import ACCOUNTANTS, account
 from accounting.curves import FALSE_POSITIVE_RATES, AttackRisk, attack_risk, privacy_curve, rate_name
 from accounting.errors import START_ANEW, DataCorruption
 from accounting.estimates import PrivacyEstimate
@@ -39,7 +39,7 @@ def unfounded(files: SweepFiles, record: SweepRecord) -> Iterator[str]:
         trial = files.trial(point.key)
         trace = result.trace if isinstance(result, StoppedTrial) else _stored_trace(trial)
         attempts = record.attempts.get(point.key, ())
-        for reason in (*_claims(result, trace, record.sweep), *_ledger(attempts, trace, result)):
+        for reason in (*_claims(result, trace, point.spec.delta, record.sweep), *_ledger(attempts, trace, result)):
             yield f"{trial.result}: {reason}; restore the trial from a backup, or {START_ANEW}"
 
 
@@ -51,17 +51,17 @@ def _stored_trace(trial: TrialFiles) -> Trace:
         raise DataCorruption(f"{trial.trace} is missing; restore it from a backup, or {START_ANEW}") from error
 
 
-def _claims(result: StoredResult, trace: Trace, sweep: SweepSpec) -> Iterator[str]:
-    delta, settings = sweep.privacy.delta, sweep.accounting
-    sizes = [size for size in settings.group_sizes if size > 1]
-    yield from _smaller("epsilon", result.worst_case, trace, delta, sweep.privacy.accountant)
-    for name, other in zip(settings.also, result.others, strict=False):
-        yield from _smaller(f"epsilon by {name}", other, trace, delta, name)
+def _claims(result: StoredResult, trace: Trace, delta: float, sweep: SweepSpec) -> Iterator[str]:
+    """By the accountants and group sizes that the result names: the sweep file may ask for others by now."""
+    yield from _smaller("epsilon", result.worst_case, trace, delta, _named(result.worst_case, sweep))
+    for other in result.others:
+        yield from _smaller(f"epsilon by {other.accountant}", other, trace, delta, _named(other, sweep))
     groups = [estimate for estimate in result.groups if estimate.group_size > 1]
-    for size, group in zip(sizes, groups, strict=False):
+    for group in groups:
+        size = group.group_size
         yield from _smaller(f"epsilon of groups of {size}", group, trace, delta, "pld", size)
     for risk in result.risks:
-        yield from _smaller_risk(risk, trace, {1, *sizes})
+        yield from _smaller_risk(risk, trace, {1, *(group.group_size for group in groups)})
     if isinstance(result, StoppedTrial):
         return
     for epoch, shown in zip(result.training.history, result.epsilons, strict=False):
@@ -75,13 +75,18 @@ def _claims(result: StoredResult, trace: Trace, sweep: SweepSpec) -> Iterator[st
             yield f"it claims that its statistics cost {result.individuals.release_epsilon}, but they cost {alone:.6g}"
 
 
+def _named(claim: PrivacyEstimate, sweep: SweepSpec) -> str:
+    """The accountant of a claim; ``none`` and ``filter`` are no names of accountants but what any of them finds."""
+    return claim.accountant if claim.accountant in ACCOUNTANTS else sweep.privacy.accountant
+
+
 def _smaller(
     what: str, claim: PrivacyEstimate, trace: Trace, delta: float, accountant: str, size: int = 1
 ) -> Iterator[str]:
     found = _cost(trace, delta, accountant, size)
     if claim.delta != delta or claim.adjacency != found.adjacency:
         yield (
-            f"it claims {what} at delta {claim.delta:g} and adjacency {claim.adjacency}, but the sweep's delta is "
+            f"it claims {what} at delta {claim.delta:g} and adjacency {claim.adjacency}, but the trial's delta is "
             f"{delta:g} and the adjacency of its trace {found.adjacency}"
         )
     if claim.epsilon < found.epsilon * (1.0 - _ROUNDING) or (math.isinf(found.epsilon) and claim.is_private):
@@ -97,7 +102,7 @@ def _smaller_risk(claim: AttackRisk, trace: Trace, sizes: Collection[int]) -> It
     are refused only below what is proved of the trace from below.
     """
     if claim.group_size not in sizes:
-        yield f"it bounds attacks on groups of {claim.group_size}, which the sweep does not ask for"
+        yield f"it bounds attacks on groups of {claim.group_size}, of which it claims no epsilon"
         return
     found = _risk(trace, claim.group_size)
     whose = "one record" if claim.group_size == 1 else f"groups of {claim.group_size}"

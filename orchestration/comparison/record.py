@@ -25,6 +25,7 @@ from workers.attacks import read_attacks
 from workers.noise import noise_source_kind
 from workers.run_state import read_departures
 
+NO_LONGER_ASKED = "kept, though the sweep file no longer asks for it"
 View = Callable[[TrialResult], TrialResult]
 """Replaces ``individuals``, ``attacks`` and ``departures`` of a result by those that the reader may see."""
 
@@ -83,10 +84,12 @@ class SweepRecord:
 
     def trial(self, point: GridPoint, view: View = disclosed) -> PublishedTrial:
         """One trial as shown under ``view``, compared with its baseline if both are finished."""
-        result = self.finished(point.key)
+        result, outcome = self.finished(point.key), self._outcome(point, view)
         spec = result.spec if result else point.spec
         return replace(
-            self._outcome(point, view),
+            outcome,
+            is_asked=point.is_asked,
+            notes=outcome.notes if point.is_asked else (*outcome.notes, NO_LONGER_ASKED),
             params={**parameters(spec, point.labels), **(found_sizes(result.training) if result else {})},
             dataset=dataset_of(spec.data, result.training) if result else None,
             attempts=self.attempts.get(point.key, ()),
@@ -143,6 +146,7 @@ def _row(trial: PublishedTrial, result: StoredResult | None) -> dict[str, Any]:
     row: dict[str, Any] = {
         "key": trial.key,
         "labels": dict(trial.labels),
+        "asked": trial.is_asked,
         "status": trial.state.word,
         "error": trial.error,
     }

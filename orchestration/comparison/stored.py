@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from accounting.errors import DataCorruption, InvalidInput
 from accounting.records import exists, read_bytes, read_trace
@@ -10,12 +12,12 @@ from orchestration.comparison.record import SweepRecord, parse_failures
 from orchestration.records.attempts import Attempt, read_attempts
 from orchestration.records.integrity import stored_result
 from orchestration.records.layout import SweepFiles
-from orchestration.records.manifest import read_manifest
+from orchestration.records.manifest import Manifest, read_manifest
 from orchestration.records.results import StoppedTrial, TrialResult
 from orchestration.records.status import TrialStatus, status_of
 from orchestration.sweeps.grid import GridPoint, grid
-from orchestration.sweeps.old_names import names_of
-from orchestration.sweeps.schema import parse_sweep
+from orchestration.sweeps.growth import past_of
+from orchestration.sweeps.schema import SweepSpec, parse_sweep
 from workers.noise import noise_source_kind
 
 
@@ -28,11 +30,44 @@ def stored_record(files: SweepFiles) -> SweepRecord:
     if manifest is None:
         raise InvalidInput(f"{files.root} holds no sweep; name the folder that `dpsweep run` wrote")
     sweep = parse_sweep(manifest.text, files.manifest)
-    points = grid(sweep, names_of(manifest))
+    asked = tuple(point for point in grid(sweep, past_of(manifest)) if point.is_asked)
+    found, kept = _read(files, asked), kept_trials(files, sweep, manifest)
+    return SweepRecord(
+        manifest,
+        sweep,
+        (*asked, *kept.points),
+        {**_earlier_failures(files), **kept.statuses, **found.statuses},
+        {**found.attempts, **kept.attempts},
+    )
+
+
+@dataclass(frozen=True)
+class StoredTrials:
+    """Trials as they are on disk. statuses: of those that are over. attempts: of the private ones."""
+
+    points: tuple[GridPoint, ...]
+    statuses: Mapping[str, TrialStatus]
+    attempts: Mapping[str, tuple[Attempt, ...]]
+
+
+def kept_trials(files: SweepFiles, sweep: SweepSpec, manifest: Manifest) -> StoredTrials:
+    """What the folder holds of trials that only earlier versions of the sweep file asked for.
+
+    Raises: DataCorruption for a damaged result.
+    """
+    former = (point for point in grid(sweep, past_of(manifest)) if not point.is_asked)
+    return _read(files, tuple(point for point in former if _is_there(files, point.key)))
+
+
+def _is_there(files: SweepFiles, key: str) -> bool:
+    return exists(files.trial(key).spec) or exists(files.trial(key).result) or bool(read_attempts(files, key))
+
+
+def _read(files: SweepFiles, points: tuple[GridPoint, ...]) -> StoredTrials:
     found = (stored_result(files.trial(point.key)) for point in points)
     results = {result.key: status_of(result) for result in found if result is not None}
     attempts = {point.key: _attempts(files, point, results.get(point.key)) for point in points if point.is_private}
-    return SweepRecord(manifest, sweep, points, {**_earlier_failures(files), **results}, attempts)
+    return StoredTrials(points, results, attempts)
 
 
 def _attempts(files: SweepFiles, point: GridPoint, status: TrialStatus | None) -> tuple[Attempt, ...]:

@@ -19,6 +19,7 @@ from accounting.records import PartFiles, exists, read_trace
 from orchestration.comparison import shown
 from orchestration.comparison.claims import unfounded
 from orchestration.comparison.record import SweepRecord, exact
+from orchestration.comparison.stored import kept_trials
 from orchestration.execution.completion import Times, complete_stopped, complete_trial, epsilon_so_far, shown_trace
 from orchestration.records.attempts import Attempt, AttemptLog
 from orchestration.records.failures import forget_failure, record_failure
@@ -65,6 +66,9 @@ class Coordinator:
         self._sweep, self._manifest, self._files, self._tracker = sweep, manifest, files, tracker
         self._planned: Mapping[str, PlannedTrial] = {planned.key: planned for planned in plan.trials}
         self._status, self._scatter = status, scatter
+        self._kept = kept_trials(files, sweep, manifest)
+        points = (*(planned.point for planned in plan.trials), *self._kept.points)
+        self._points = {point.key: point for point in points}
         self._attempts = AttemptLog(files, self._planned)
         self._recorder = Recorder(tracker, self._shown)
         self._accountant = ThreadPoolExecutor(trials_at_once, thread_name_prefix="dpsweep-accounting")
@@ -112,6 +116,11 @@ class Coordinator:
                     f"the data {planned.spec.data.name!r} have changed since trial {key} was trained on them, so that "
                     "further trials would not compare with it; restore the data, or choose another folder with --output"
                 )
+
+    @property
+    def no_longer_asked(self) -> int:
+        """Number of trials in the folder that only an earlier version of the sweep file asked for."""
+        return len(self._kept.points)
 
     def pending(self) -> list[PlannedTrial]:
         """The trials that are still to be trained."""
@@ -164,7 +173,7 @@ class Coordinator:
             tracker.log_report(page, data, figures_for_mlflow(data))
             tracker.close("FAILED" if record.failed else "FINISHED")
 
-        self._recorder.finish(self._planned, publish)
+        self._recorder.finish(self._points, publish)
         return record
 
     def _change(self, key: str, **changes: object) -> None:
@@ -228,12 +237,12 @@ class Coordinator:
             yield result
 
     def _shown(self, key: str) -> PublishedTrial:
-        return self._record().trial(self._planned[key].point)
+        return self._record().trial(self._points[key])
 
     def _record(self) -> SweepRecord:
-        statuses = {trial.key: trial for trial in self._status.trials}
-        points = tuple(planned.point for planned in self._planned.values())
-        return SweepRecord(self._manifest, self._sweep, points, statuses, self._attempts.all)
+        statuses = {**self._kept.statuses, **{trial.key: trial for trial in self._status.trials}}
+        attempts = {**self._attempts.all, **self._kept.attempts}
+        return SweepRecord(self._manifest, self._sweep, tuple(self._points.values()), statuses, attempts)
 
     def _tracked_sweep(self) -> TrackedSweep:
         return TrackedSweep(

@@ -10,18 +10,15 @@ import platform
 import subprocess
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from accounting.errors import DataCorruption, InvalidInput
+from accounting.errors import DataCorruption
 from accounting.records import read_sealed, write_sealed
 from orchestration.records.layout import SweepFiles
 
 _PACKAGES = ("dpsweep", "ray", "torch", "torchvision", "dp-accounting", "pyarrow", "mlflow", "numpy", "scikit-learn")
-_MAY_CHANGE = ("resources", "accounting.actors", "accounting.cpus", "accounting.resource")
-"""Sections and keys of a sweep file that do not affect results; they may differ when the sweep is resumed."""
-_FREE = tuple(f"{key}." for key in _MAY_CHANGE)
 
 
 @dataclass(frozen=True)
@@ -32,7 +29,7 @@ class Manifest:
     specification as plain values, every default written out. created: ISO 8601, UTC. versions: of Python and packages.
     git: commit of dpsweep's code; empty outside a checkout. hardware: of the driver's machine. names: keys of trials
     that an earlier version called after their labels, by the key that they would have now; None if that version wrote
-    the manifest.
+    the manifest. earlier: earlier versions of the sweep file that asked for trials which the present one does not.
     """
 
     sweep_id: str
@@ -43,6 +40,7 @@ class Manifest:
     git: dict[str, str]
     hardware: dict[str, str | int]
     names: dict[str, str] | None = None
+    earlier: list[str] = field(default_factory=list)
 
     def provenance(self) -> dict[str, str]:
         """Everything except the sweep itself, as flat text entries such as ``versions.torch``."""
@@ -55,22 +53,12 @@ class Manifest:
 
 
 def open_manifest(files: SweepFiles, sweep: Mapping[str, Any], text: str) -> Manifest:
-    """The stored manifest if the folder holds this very sweep, which is then continued, else a new one; writes nothing.
+    """The stored manifest, of whichever sweep, or a new one where the folder holds none; writes nothing.
 
-    sweep: the specification as plain values, every default written out.
-
-    Raises: InvalidInput when the folder holds another sweep. DataCorruption when the stored manifest is damaged.
+    sweep: the specification as plain values, every default written out. Raises: DataCorruption when the stored manifest
+    is damaged.
     """
-    stored = read_manifest(files)
-    if stored is None:
-        return _new_manifest(sweep, text)
-    changed = [key for key in _differences(stored.sweep, sweep) if not f"{key}.".startswith(_FREE)]
-    if changed:
-        raise InvalidInput(
-            f"{files.root} holds another sweep, which cannot be continued: the sweep file changed in "
-            f"{', '.join(changed)}; restore these, or run the changed sweep in another folder with --output"
-        )
-    return stored
+    return read_manifest(files) or _new_manifest(sweep, text)
 
 
 def read_manifest(files: SweepFiles) -> Manifest | None:
@@ -125,15 +113,3 @@ def _git_state() -> dict[str, str]:
         return {"commit": git("rev-parse", "HEAD"), "dirty": str(bool(git("status", "--porcelain", "-uno"))).lower()}
     except (OSError, subprocess.SubprocessError):
         return {}
-
-
-def _differences(before: Any, after: Any, place: str = "") -> Iterator[str]:
-    """Dotted paths at which two plain structures differ."""
-    if isinstance(before, Mapping) and isinstance(after, Mapping):
-        for key in sorted({*before, *after}):
-            yield from _differences(before.get(key), after.get(key), f"{place}.{key}" if place else key)
-    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
-        pairs = zip(before, after, strict=True)
-        yield from dict.fromkeys(path for pair in pairs for path in _differences(*pair, place))
-    elif before != after:
-        yield place

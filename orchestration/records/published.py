@@ -229,7 +229,8 @@ class PublishedTrial:
     trials whose labels differ only in ``seed`` form one setting and are averaged. error: why the trial failed.
     params: flat, numbers as numbers (``epochs: 30``, ``noise.initial_noise_multiplier: 1.3``); entries may be added
     while the trial runs, but none may change. attempts: what every start of the trial has released; for its cost, see
-    `comparison.ledger`. started, ended: of training, in seconds since 1970 UTC.
+    `comparison.ledger`. started, ended: of training, in seconds since 1970 UTC. is_asked:
+    by the sweep file, not by an earlier version of it alone.
     """
 
     key: str
@@ -251,6 +252,7 @@ class PublishedTrial:
     attempts: tuple[Attempt, ...] = ()
     started: float | None = None
     ended: float | None = None
+    is_asked: bool = True
 
     @property
     def wall_seconds(self) -> float | None:

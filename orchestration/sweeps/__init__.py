@@ -6,8 +6,7 @@ Other rooms import from the modules in `__all__` only: `text` and `schema` load 
 __all__ = [
     "draft",
     "grid",
-    "identity",
-    "old_names",
+    "growth",
     "plan",
     "schema",
     "text",

@@ -11,7 +11,6 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any, Final
 
 from accounting.errors import InvalidInput
@@ -30,7 +29,17 @@ MAX_TRIALS = 10_000
 """Maximum number of trials of a sweep; Ray Tune, MLflow and the report handle thousands."""
 Names = Mapping[str, str]
 """Keys of trials that are not called after their content, by the key that they would have."""
-NO_NAMES: Final[Names] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Past:
+    """What a stored sweep adds to its file. earlier: earlier versions of the file, whose trials it keeps."""
+
+    names: Names = field(default_factory=dict)
+    earlier: tuple[SweepSpec, ...] = ()
+
+
+NO_PAST: Final = Past()
 
 
 @dataclass(frozen=True)
@@ -49,6 +58,8 @@ class GridPoint:
     """Key of the trial's non-private baseline, if the sweep has one."""
     content: str = field(default="", repr=False)
     """What makes it the same trial in every sweep: `identity.content`."""
+    is_asked: bool = True
+    """Whether the sweep file asks for it; otherwise only an earlier version of the file did."""
 
     @property
     def key(self) -> str:
@@ -69,8 +80,10 @@ class Draft:
     point: GridPoint
 
 
-def grid(sweep: SweepSpec, names: Names = NO_NAMES) -> tuple[GridPoint, ...]:
+def grid(sweep: SweepSpec, past: Past = NO_PAST) -> tuple[GridPoint, ...]:
     """Every trial of the sweep once, baselines first, each with a key that depends on the trial alone.
+
+    After these come the trials that only an earlier version of the file asked for.
 
     Raises: InvalidInput for more than `MAX_TRIALS` trials, an invalid ``release``, and two trials with one key.
 
@@ -88,17 +101,23 @@ def grid(sweep: SweepSpec, names: Names = NO_NAMES) -> tuple[GridPoint, ...]:
      'flat-constant-epsilon1-seed0-8dcf60e6f8',
      'flat-constant-epsilon3-seed0-82742524fa']
     """
+    _require_countable(sweep)
+    asked = drafts(sweep, past.names)
+    former = [
+        replace(draft, point=replace(draft.point, is_asked=False))
+        for earlier in past.earlier
+        for draft in drafts(earlier, past.names)
+    ]
     distinct: dict[str, Draft] = {}
-    for draft in drafts(sweep, names):
+    for draft in (*asked, *former):
         same = distinct.setdefault(draft.point.key, draft)
         if same.point.content != draft.point.content:
             raise InvalidInput(f"two different trials are both called {draft.point.key}; run them in two sweeps")
     return _labelled(tuple(distinct.values()))
 
 
-def drafts(sweep: SweepSpec, names: Names = NO_NAMES) -> tuple[Draft, ...]:
-    """The whole product of the sweep's lists; a trial that it asks for twice is there twice. Raises: see `grid`."""
-    _require_countable(sweep)
+def drafts(sweep: SweepSpec, names: Names = NO_PAST.names) -> tuple[Draft, ...]:
+    """The whole product of the sweep's lists; a trial that it asks for twice is there twice."""
     release = release_spec(sweep.release.name, sweep.release.params)
     shared = list(_combinations(_shared_axes(sweep)))
     with_baseline = any(clipping.name == BASELINE for clipping in sweep.clipping)

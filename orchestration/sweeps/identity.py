@@ -16,15 +16,13 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, Field, fields, is_dataclass, replace
+from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import PurePath
 from typing import Any, Final
 
 from accounting.release import ReleaseSpec
-from workers.spec import ExecutionSpec, TrialSpec
+from workers.spec import ExecutionSpec, TrialSpec, at_speed_of
 
-SPEED: Final = ("device", "micro_batch_size", "threads", "checkpoint_every_epochs", "deterministic")
-"""Fields of `ExecutionSpec` that say how fast a trial runs and no more."""
 LONGEST_KEY: Final = 120
 """Maximum length of a trial's key. It names a folder; file systems allow 255 bytes."""
 _HASH: Final = 10
@@ -42,6 +40,7 @@ def content(
     >>> from workers.spec import Component, DataSpec, NoiseSpec, SamplingSpec
     >>> spec = TrialSpec("any", DataSpec("digits"), Component("mlp"), SamplingSpec("poisson", 64), Component("flat"),
     ...                  NoiseSpec(1.0), epochs=2, delta=1e-5, seed=0)
+    >>> from dataclasses import replace
     >>> content(spec) == content(replace(spec, key="another", execution=ExecutionSpec(threads=2)))
     True
     >>> print(content(spec).replace(',"', ',\n "'))
@@ -55,9 +54,7 @@ def content(
      "method":"poisson"},
      "seed":0}
     """
-    slow = ExecutionSpec()
-    execution = replace(spec.execution, **{name: getattr(slow, name) for name in SPEED})
-    found = _plain(replace(spec, execution=execution))
+    found = _plain(at_speed_of(spec, ExecutionSpec()))
     del found["key"]
     if target_epsilon is not None:
         del found["noise"]["initial_noise_multiplier"]

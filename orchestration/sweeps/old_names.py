@@ -8,17 +8,11 @@ from __future__ import annotations
 import hashlib
 import re
 
-from orchestration.records.manifest import Manifest
 from orchestration.records.published import NON_PRIVATE
 from orchestration.sweeps.grid import Draft, Names, drafts
 from orchestration.sweeps.identity import LONGEST_KEY, short_name
 from orchestration.sweeps.labels import labels_by_axis
-from orchestration.sweeps.schema import SweepSpec, parse_sweep
-
-
-def names_of(manifest: Manifest) -> Names:
-    """The trials of a stored sweep that have old keys. Raises: InvalidInput where the stored sweep file is none."""
-    return names_by_labels(parse_sweep(manifest.text)) if manifest.names is None else manifest.names
+from orchestration.sweeps.schema import SweepSpec
 
 
 def names_by_labels(sweep: SweepSpec) -> Names:

@@ -24,7 +24,7 @@ from accounting.mechanism import Release, Trace
 from accounting.schedules import with_initial
 from orchestration.records.failures import shown
 from orchestration.records.release_modes import release_spec
-from orchestration.sweeps.grid import NO_NAMES, GridPoint, Names, grid, repeated
+from orchestration.sweeps.grid import NO_PAST, GridPoint, Past, grid, repeated
 from orchestration.sweeps.schema import SweepSpec
 from workers import clipping
 from workers.data import Dataset, DatasetDescription, describe, load_dataset
@@ -112,19 +112,19 @@ class Plan:
         return [f"{' '.join(reason.split())} (trials: {', '.join(refused)})" for reason, refused in keys.items()]
 
 
-def plan_sweep(sweep: SweepSpec, code: UserCode | None = NO_CODE, names: Names = NO_NAMES) -> Plan:
+def plan_sweep(sweep: SweepSpec, code: UserCode | None = NO_CODE, past: Past = NO_PAST) -> Plan:
     """Plan every trial. Reads the data (for its size and groups) and runs each model on a few rows; trains nothing.
 
     code: the user's own modules that may be imported. If None, no user code runs: the user's models are not tried
     (with a warning), and trials with the user's data sources or clipping methods are refused, because their cost cannot
-    be computed. names: of trials that a stored sweep calls otherwise. Raises: InvalidInput for a grid that `grid`
+    be computed. past: of the stored sweep that is continued. Raises: InvalidInput for a grid that `grid`
     refuses.
     """
     planner, release = _Planner(sweep, code), release_spec(sweep.release.name, sweep.release.params)
     after_training = release.releases() if release else ()
     planned: list[PlannedTrial] = []
     refused: list[Refusal] = []
-    for point in grid(sweep, names):
+    for point in filter(lambda point: point.is_asked, grid(sweep, past)):
         try:
             planned.append(planner.planned(point, after_training if point.is_private else ()))
         except (Exception, SystemExit) as error:  # user code raises what it likes, and its text may quote the data

@@ -124,17 +124,6 @@ def test_nothing_is_trained_beside_results_of_other_data(outcome: Outcome, tmp_p
         run_sweep(request(tmp_path))
 
 
-def test_another_sweep_in_the_folder_is_refused_and_left_as_it_is(outcome: Outcome) -> None:
-    folder = Path(outcome.files.root)
-    before = contents(folder)
-    with pytest.raises(
-        InvalidInput, match=r"holds another sweep, which cannot be continued: .* changed in seeds;"
-    ) as got:
-        run_sweep(request(folder.parent, seeds=[0, 1]), NoDisplay())
-    assert "\n" not in str(got.value)
-    assert contents(folder) == before
-
-
 def test_a_new_folder_is_not_called_continued(tmp_path: Path) -> None:
     told = Told()
     run_sweep(request(tmp_path), told)

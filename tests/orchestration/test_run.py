@@ -14,14 +14,13 @@ import numpy as np
 import pytest
 
 from accounting.accountants import account
-from accounting.errors import DataCorruption, InvalidInput
+from accounting.errors import DataCorruption
 from accounting.records.epsilons import read_epsilons
 from accounting.records.layout import TrialFiles
 from accounting.records.shards import NormShards
 from accounting.records.traces import read_trace
 from orchestration.pipeline import RunRequest, render_again, run_sweep
 from orchestration.records.layout import SweepFiles
-from orchestration.records.manifest import open_manifest
 from orchestration.records.results import TrialResult, read_result, read_statistics
 from orchestration.records.states import TrialState
 from orchestration.sweeps.schema import parse_sweep
@@ -199,18 +198,6 @@ def test_the_manifest_says_what_ran_and_where(sweep: FinishedSweep) -> None:
     assert manifest["text"] == sweep.file.read_text()
     assert {"python", "torch", "ray", "mlflow"} <= manifest["versions"].keys()
     assert manifest["hardware"]["cpus"] >= 1
-
-
-def test_a_changed_sweep_cannot_be_continued(sweep: FinishedSweep) -> None:
-    text = sweep.file.read_text().replace("epochs: 4", "epochs: 5") + "execution: {threads: 2}\n"
-    with pytest.raises(InvalidInput, match=r"changed in epochs, execution\.threads;"):
-        open_manifest(sweep.files, parse_sweep(text).plain(), text)
-
-
-def test_resources_may_change_between_runs(sweep: FinishedSweep) -> None:
-    text = sweep.file.read_text() + "resources: {cpus: 0.5}\n"
-    manifest = open_manifest(sweep.files, parse_sweep(text).plain(), text)
-    assert manifest.text == sweep.file.read_text()
 
 
 def test_running_a_finished_sweep_again_repeats_nothing(sweep: FinishedSweep) -> None:

@@ -58,7 +58,7 @@ FORGERIES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         lambda result: result["worst_case"].update(epsilon=0.5),
         r"claims epsilon 0\.5, but its trace costs 4\.99",
     ),
-    "delta": (lambda result: result["worst_case"].update(delta=0.1), r"at delta 0\.1 .* the sweep's delta is 1e-05"),
+    "delta": (lambda result: result["worst_case"].update(delta=0.1), r"at delta 0\.1 .* the trial's delta is 1e-05"),
     "other": (lambda result: result["others"][0].update(epsilon=0.5), r"epsilon by rdp 0\.5"),
     "group": (lambda result: result["groups"][1].update(epsilon=0.5), r"epsilon of groups of 4 0\.5"),
     "epoch": (lambda result: result.update(epsilons=[0.01, result["epsilons"][1]]), r"0\.01 after epoch 0"),
@@ -81,7 +81,7 @@ FORGERIES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     ),
     "one record as a group": (
         lambda result: forged_risk(result, 0, group_size=16, unit="group of 16"),
-        r"attacks on groups of 16, which the sweep does not ask for",
+        r"attacks on groups of 16, of which it claims no epsilon",
     ),
     "unit of a risk": (lambda result: forged_risk(result, 0, unit="user"), r"attacks on user .* on example under"),
     "statistics": (lambda result: result["individuals"].update(release_epsilon=0.01), r"statistics cost 0\.01"),

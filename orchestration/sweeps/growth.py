@@ -1,0 +1,56 @@
+"""A stored sweep that goes on with its file, or with a later version of it. Pure.
+
+A later version may ask for more trials, for fewer, and for other work on them: what the folder holds of trials that it
+no longer asks for is kept, and stays part of what the sweep has released.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from accounting.errors import InvalidInput
+from orchestration.records.manifest import Manifest
+from orchestration.records.release_modes import release_mode
+from orchestration.sweeps.grid import Names, Past, drafts
+from orchestration.sweeps.old_names import names_by_labels
+from orchestration.sweeps.schema import SweepSpec, parse_sweep
+
+
+def past_of(manifest: Manifest) -> Past:
+    """What a stored sweep adds to its file. Raises: InvalidInput where a stored sweep file is none."""
+    return Past(_names(manifest), tuple(map(parse_sweep, manifest.earlier)))
+
+
+def grown(manifest: Manifest, sweep: SweepSpec, text: str, root: str) -> Manifest:
+    """The manifest of a sweep that goes on as ``sweep``, whose file is ``text``; unchanged where that is the same file.
+
+    root: of the sweep, for errors. Raises: InvalidInput for a sweep of another name, and for another release mode
+    where results of the stored one hold statistics of training examples.
+    """
+    if manifest.sweep == sweep.plain() and manifest.text == text:
+        return manifest
+    stored = parse_sweep(manifest.text)
+    if stored.name != sweep.name:
+        raise InvalidInput(
+            f"{root} holds the sweep {stored.name!r}, not {sweep.name!r}; restore the name, or choose another folder "
+            "with --output"
+        )
+    if stored.release != sweep.release and release_mode(stored.disclosure).statistics is not None:
+        raise InvalidInput(
+            f"{root} holds results with release: {stored.disclosure}, which show statistics of training examples, so "
+            "its release cannot change; restore it, or choose another folder with --output"
+        )
+    names = _names(manifest)
+    left = {draft.point.key for draft in drafts(stored, names)} - {draft.point.key for draft in drafts(sweep, names)}
+    earlier = [each for each in manifest.earlier if each != text]
+    return replace(
+        manifest,
+        text=text,
+        sweep=sweep.plain(),
+        names=dict(names),
+        earlier=[*earlier, manifest.text] if left and manifest.text not in earlier else earlier,
+    )
+
+
+def _names(manifest: Manifest) -> Names:
+    return names_by_labels(parse_sweep(manifest.text)) if manifest.names is None else manifest.names

@@ -1,0 +1,177 @@
+"""A sweep whose file changes goes on in its folder: what is new is trained, what is there is kept."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accounting.errors import InvalidInput
+from accounting.records import TrialFiles
+from orchestration.execution.environment import IN_PROCESS
+from orchestration.pipeline import NoDisplay, Outcome, RunRequest, forget_keys, render_again, run_sweep
+from orchestration.records.layout import SweepFiles
+from orchestration.records.status import TrialStatus
+from orchestration.sweeps.plan import plan_sweep
+from orchestration.sweeps.schema import parse_sweep
+from tests.orchestration.sample_grids import small
+from workers.spec import ExecutionSpec
+from workers.trial import Progress, run_trial
+
+from mlflow import MlflowClient  # isort: skip  (after orchestration.pipeline, which keeps it quiet)
+
+ONE = {"model": "logistic", "clipping": ["none", "flat"], "noise": "constant", "seeds": 0, "epochs": 1}
+MORE: dict[str, Any] = {"seeds": [0, 1], "privacy": {"target_epsilon": [5, 8], "delta": 1e-5}}
+
+
+class Told(NoDisplay):
+    """Keeps the keys of the trials that ended, and the warnings."""
+
+    def __init__(self) -> None:
+        self.ends: list[str] = []
+        self.warnings: list[str] = []
+
+    def warn(self, message: str) -> None:
+        self.warnings.append(message)
+
+    def ended(self, trial: TrialStatus) -> None:
+        self.ends.append(trial.key)
+
+
+def run(folder: Path, told: Told | None = None, **changes: object) -> Outcome:
+    text = small(**{**ONE, **changes})
+    return run_sweep(RunRequest(parse_sweep(text), text, str(folder), IN_PROCESS), told or Told())
+
+
+def contents(folder: str | Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+
+
+def rows(files: SweepFiles) -> dict[str, dict[str, Any]]:
+    return {row["key"]: row for row in json.loads(Path(files.results).read_text())}
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> SweepFiles:
+    return run(tmp_path_factory.mktemp("sweep") / "out").files
+
+
+@pytest.fixture
+def files(begun: SweepFiles, tmp_path: Path) -> SweepFiles:
+    shutil.copytree(begun.root, tmp_path / "out")
+    return SweepFiles(str(tmp_path / "out"))
+
+
+def test_a_sweep_grows_and_shrinks_and_keeps_every_byte_of_what_is_there(files: SweepFiles) -> None:
+    first, told = rows(files), Told()
+    before = contents(files.trials)
+    run(Path(files.root), told, **MORE)
+    grown = rows(files)
+    assert first.keys() < grown.keys()
+    assert sorted(told.ends) == sorted(grown.keys() - first.keys()), "only new trials are trained"
+    assert len(told.ends) == 1 + 3
+    assert before.items() <= contents(files.trials).items()
+    assert all(row["status"] == "finished" and row["asked"] for row in grown.values())
+    assert [grown[key]["epsilon"] for key in first] == [row["epsilon"] for row in first.values()]
+    page = Path(files.report).read_text()
+    assert all(key in page for key in grown)
+    assert kinds(files) == {"sweep": 1, "trial": 6, "average": 3}
+    _shrink(files, grown)
+
+
+def _shrink(files: SweepFiles, grown: dict[str, dict[str, Any]]) -> None:
+    before, told = contents(files.trials), Told()
+    outcome = run(Path(files.root), told, clipping="flat", seeds=1)
+    (only,) = [point.key for point in outcome.record.points if point.is_asked]
+    assert told.ends == []
+    assert any("1 of 1 trials have results" in each and "5 trials that its file no" in each for each in told.warnings)
+    assert contents(files.trials) == before
+    for shown in (rows(files), rows(render_again(files.root).files)):
+        assert {key for key, row in shown.items() if row["asked"]} == {only}
+        assert shown.keys() == grown.keys()
+        together = {row["composed"]["sweep"]["epsilon"] for row in shown.values() if "composed" in row}
+        assert together == {row["composed"]["sweep"]["epsilon"] for row in grown.values() if "composed" in row}
+    assert "kept, though the sweep file no longer asks for it" in Path(files.report).read_text()
+    told = Told()
+    run(Path(files.root), told, **MORE)
+    assert told.ends == []
+    assert all(row["asked"] for row in rows(files).values()), "asked for again"
+
+
+def kinds(files: SweepFiles) -> dict[str, int]:
+    client = MlflowClient(f"sqlite:///{files.root}/mlflow.db")
+    experiment = client.get_experiment_by_name("dpsweep")
+    assert experiment is not None
+    found = [run.data.tags["dpsweep.kind"] for run in client.search_runs([experiment.experiment_id])]
+    return {kind: found.count(kind) for kind in found}
+
+
+def test_what_does_not_define_a_trial_may_always_change(files: SweepFiles) -> None:
+    before, told = contents(files.trials), Told()
+    changes: dict[str, Any] = {
+        "resources": {"cpus": 2, "max_concurrent": 1},
+        "accounting": {"individual": "pld", "group_sizes": [1, 4], "also": ["rdp"], "actors": 1},
+        "scheduler": {"name": "asha", "accept_unaccounted_selection": True},
+        "execution": {"threads": 2},
+        "release": "raw",
+    }
+    text = small(**{**ONE, **changes})
+    run_sweep(RunRequest(parse_sweep(text), text, files.root), told)  # of nothing that is left, Ray is not started
+    render_again(files.root)
+    assert (told.ends, contents(files.trials)) == ([], before)
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "message"),
+    [
+        ({}, {"name": "other"}, "holds the sweep 'small', not 'other'; restore the name"),
+        ({"release": "raw"}, {}, "holds results with release: raw, .* so its release cannot change"),
+        ({"release": "private"}, {"release": "raw"}, "holds results with release: private"),
+    ],
+)
+def test_what_would_mix_two_sweeps_is_refused(
+    tmp_path: Path, first: dict[str, Any], then: dict[str, Any], message: str
+) -> None:
+    run(tmp_path / "out", clipping="none", **first)
+    before = contents(tmp_path / "out")
+    with pytest.raises(InvalidInput, match=message) as refused:
+        run(tmp_path / "out", clipping="none", **then)
+    assert "\n" not in str(refused.value)
+    assert contents(tmp_path / "out") == before
+
+
+class Interrupted(Exception):
+    pass
+
+
+def interrupt(progress: Progress) -> None:
+    raise Interrupted
+
+
+def test_a_trial_goes_on_at_the_speed_that_it_began_with(tmp_path: Path) -> None:
+    """Other rounding beside noise that is repeated would show what the noise hides."""
+    spec = plan_sweep(parse_sweep(small(**{**ONE, "clipping": "flat", "epochs": 2}))).trials[0].spec
+    with pytest.raises(Interrupted):
+        run_trial(spec, str(tmp_path / "a"), on_progress=interrupt)
+    changed = replace(spec, execution=ExecutionSpec(micro_batch_size=7, threads=2))
+    assert run_trial(changed, str(tmp_path / "a")) == run_trial(spec, str(tmp_path / "b"))
+    models = [Path(TrialFiles(str(tmp_path / name)).model).read_bytes() for name in "ab"]
+    assert models[0] == models[1]
+    with pytest.raises(InvalidInput, match="holds a trial that differs in execution"):
+        run_trial(replace(spec, execution=ExecutionSpec(autocast=True)), str(tmp_path / "a"))
+
+
+def test_keys_of_trials_that_are_no_longer_asked_for_can_be_forgotten(files: SweepFiles) -> None:
+    text = small(**{**ONE, "seeds": 3, "clipping": "flat"})
+    planned = plan_sweep(parse_sweep(text)).trials[0]
+    run(Path(files.root), seeds=[0, 3])
+    trial = files.trial(planned.key)
+    shutil.rmtree(trial.root)
+    with pytest.raises(Interrupted):
+        run_trial(planned.spec, trial.root, on_progress=interrupt)
+    run(Path(files.root))
+    assert forget_keys(files.root) == (planned.key,)
