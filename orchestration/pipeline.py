@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -108,6 +108,7 @@ def run_sweep(request: RunRequest, display: Display = NO_DISPLAY) -> Outcome:
     is_continued = exists(files.manifest)
     manifest = grown(open_manifest(files, sweep.plain(), request.text), sweep, request.text, files.root)
     plan = accept(plan_sweep(sweep, request.code, past_of(manifest)), files)
+    manifest = replace(manifest, calibrations={**manifest.calibrations, **plan.calibrations})
     require_space(files, plan)
     for warning in filter(None, (*plan.warnings, open_cluster(request.address))):
         display.warn(warning)

@@ -30,6 +30,7 @@ class Manifest:
     git: commit of dpsweep's code; empty outside a checkout. hardware: of the driver's machine. names: keys of trials
     that an earlier version called after their labels, by the key that they would have now; None if that version wrote
     the manifest. earlier: earlier versions of the sweep file that asked for trials which the present one does not.
+    calibrations: noise multipliers that plans of the sweep have found, by what was asked.
     """
 
     sweep_id: str
@@ -41,6 +42,7 @@ class Manifest:
     hardware: dict[str, str | int]
     names: dict[str, str] | None = None
     earlier: list[str] = field(default_factory=list)
+    calibrations: dict[str, float] = field(default_factory=dict)
 
     def provenance(self) -> dict[str, str]:
         """Everything except the sweep itself, as flat text entries such as ``versions.torch``."""

@@ -33,10 +33,14 @@ Names = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Past:
-    """What a stored sweep adds to its file. earlier: earlier versions of the file, whose trials it keeps."""
+    """What a stored sweep adds to its file.
+
+    earlier: earlier versions of the file, whose trials it keeps. calibrations: see `plan.Plan`; checked before use.
+    """
 
     names: Names = field(default_factory=dict)
     earlier: tuple[SweepSpec, ...] = ()
+    calibrations: Mapping[str, float] = field(default_factory=dict)
 
 
 NO_PAST: Final = Past()

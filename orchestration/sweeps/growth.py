@@ -18,7 +18,7 @@ from orchestration.sweeps.schema import SweepSpec, parse_sweep
 
 def past_of(manifest: Manifest) -> Past:
     """What a stored sweep adds to its file. Raises: InvalidInput where a stored sweep file is none."""
-    return Past(_names(manifest), tuple(map(parse_sweep, manifest.earlier)))
+    return Past(_names(manifest), tuple(map(parse_sweep, manifest.earlier)), manifest.calibrations)
 
 
 def grown(manifest: Manifest, sweep: SweepSpec, text: str, root: str) -> Manifest:

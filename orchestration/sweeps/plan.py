@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -27,6 +27,7 @@ from orchestration.records.release_modes import release_spec
 from orchestration.sweeps.grid import NO_PAST, GridPoint, Past, grid, repeated
 from orchestration.sweeps.schema import SweepSpec
 from workers import clipping
+from workers.checkpoint import fingerprint
 from workers.data import Dataset, DatasetDescription, describe, load_dataset
 from workers.feasibility import Combination, check_feasible, excerpt
 from workers.imports import NO_CODE, UserCode, is_import_path
@@ -98,11 +99,16 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Plan:
-    """The trials of a sweep that can run, the refused ones, and warnings, one sentence each."""
+    """The trials of a sweep that can run, the refused ones, and warnings, one sentence each.
+
+    calibrations: the noise multiplier that meets each distinct target, by a digest of all that it depends on. A later
+    plan of the sweep need not search again.
+    """
 
     trials: tuple[PlannedTrial, ...]
     refusals: tuple[Refusal, ...]
     warnings: tuple[str, ...]
+    calibrations: Mapping[str, float] = field(default_factory=dict)
 
     def reasons(self) -> list[str]:
         """One line per distinct reason of refusal, with the keys of its trials."""
@@ -120,7 +126,7 @@ def plan_sweep(sweep: SweepSpec, code: UserCode | None = NO_CODE, past: Past = N
     be computed. past: of the stored sweep that is continued. Raises: InvalidInput for a grid that `grid`
     refuses.
     """
-    planner, release = _Planner(sweep, code), release_spec(sweep.release.name, sweep.release.params)
+    planner, release = _Planner(sweep, code, past.calibrations), release_spec(sweep.release.name, sweep.release.params)
     after_training = release.releases() if release else ()
     planned: list[PlannedTrial] = []
     refused: list[Refusal] = []
@@ -130,7 +136,8 @@ def plan_sweep(sweep: SweepSpec, code: UserCode | None = NO_CODE, past: Past = N
         except (Exception, SystemExit) as error:  # user code raises what it likes, and its text may quote the data
             refused.append(Refusal(point.key, shown(error, sweep.disclosure), private_text(error)))
     untried = _untried(planned) if code is None else ()
-    return Plan(tuple(planned), tuple(refused), (*_repeated(sweep), *_warnings(planned), *untried))
+    warnings = (*_repeated(sweep), *_warnings(planned), *untried)
+    return Plan(tuple(planned), tuple(refused), warnings, planner.multipliers)
 
 
 @dataclass(frozen=True)
@@ -144,12 +151,14 @@ class _Planner:
 
     sweep: SweepSpec
     code: UserCode | None
+    calibrations: Mapping[str, float]
+    """Of an earlier plan."""
     datasets: dict[DataSpec, tuple[DatasetDescription, Dataset, str]] = field(default_factory=dict)
     """Description of each data set, a few of its rows, and its digest."""
     misfits: dict[tuple[DataSpec, Combination], DpsweepError | None] = field(default_factory=dict)
     """Why a combination cannot train, or None if it can."""
-    multipliers: dict[tuple[TrialMechanism, int, float, float], float] = field(default_factory=dict)
-    """Calibrated noise multipliers, by mechanism, epochs, target epsilon and delta."""
+    multipliers: dict[str, float] = field(default_factory=dict)
+    """Calibrated noise multipliers, by digest of mechanism, epochs, target epsilon, delta and accountant."""
     costs: dict[tuple[Trace, float], Costs] = field(default_factory=dict)
     """By trace and delta."""
 
@@ -217,15 +226,30 @@ class _Planner:
             raise reason.with_traceback(None)
 
     def _calibrated(self, mechanism: TrialMechanism, epochs: int, target_epsilon: float, delta: float) -> float:
-        def calibrate() -> float:
-            return calibrate_noise_multiplier(
-                lambda sigma: _with_noise(mechanism, sigma).trace(epochs),
-                target_epsilon,
-                delta,
-                self.sweep.privacy.accountant,
-            )
+        accountant = self.sweep.privacy.accountant
+        asked = fingerprint(mechanism, mechanism.filter, epochs, target_epsilon, delta, accountant)
 
-        return _once(self.multipliers, (mechanism, epochs, target_epsilon, delta), calibrate)
+        def run(sigma: float) -> Trace:
+            return _with_noise(mechanism, sigma).trace(epochs)
+
+        def calibrate() -> float:
+            stored = self.calibrations.get(asked)
+            if stored is not None and _meets(stored, run, target_epsilon, delta, accountant):
+                return stored
+            return calibrate_noise_multiplier(run, target_epsilon, delta, accountant)
+
+        return _once(self.multipliers, asked, calibrate)
+
+
+_CLOSE = 0.99
+"""Share of its target that a calibration reaches: less is noise for nothing, so that it is searched again."""
+
+
+def _meets(sigma: float, run: Callable[[float], Trace], target_epsilon: float, delta: float, accountant: str) -> bool:
+    """Whether a noise multiplier that was read from a file meets its target, and not by too much noise."""
+    if not 0.0 < sigma < math.inf:
+        return False
+    return _CLOSE * target_epsilon <= account(run(sigma), delta, accountant).epsilon <= target_epsilon
 
 
 def _once(table: dict[K, V], key: K, compute: Callable[[], V]) -> V:

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from accounting.calibration import calibrate_noise_multiplier
 from accounting.errors import InvalidInput
+from accounting.mechanism import Trace
 from accounting.records import TrialFiles
 from orchestration.execution.environment import IN_PROCESS
 from orchestration.pipeline import NoDisplay, Outcome, RunRequest, forget_keys, render_again, run_sweep
 from orchestration.records.layout import SweepFiles
+from orchestration.records.manifest import read_manifest
 from orchestration.records.status import TrialStatus
+from orchestration.sweeps import plan
+from orchestration.sweeps.grid import Past
 from orchestration.sweeps.plan import plan_sweep
 from orchestration.sweeps.schema import parse_sweep
 from tests.orchestration.sample_grids import small
@@ -163,6 +169,29 @@ def test_a_trial_goes_on_at_the_speed_that_it_began_with(tmp_path: Path) -> None
     assert models[0] == models[1]
     with pytest.raises(InvalidInput, match="holds a trial that differs in execution"):
         run_trial(replace(spec, execution=ExecutionSpec(autocast=True)), str(tmp_path / "a"))
+
+
+def test_calibrations_are_stored_reused_and_checked(files: SweepFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    searched: list[float] = []
+
+    def search(run: Callable[[float], Trace], target: float, *asked: Any) -> float:
+        searched.append(target)
+        return calibrate_noise_multiplier(run, target, *asked)
+
+    monkeypatch.setattr(plan, "calibrate_noise_multiplier", search)
+    run(Path(files.root), seeds=[0, 1])
+    assert searched == [], "a further seed has the same mechanism"
+    run(Path(files.root), **MORE)
+    assert searched == [8.0]
+    manifest = read_manifest(files)
+    assert manifest is not None
+    assert len(manifest.calibrations) == 2
+    for forged in (0.1, 100.0, -1.0, float("nan")):
+        past = Past(calibrations=dict.fromkeys(manifest.calibrations, forged))
+        searched.clear()
+        (trial,) = plan_sweep(parse_sweep(small(**{**ONE, "clipping": "flat"})), past=past).trials
+        assert searched == [5.0]
+        assert 4.9 < trial.costs.worst_case.epsilon <= 5.0
 
 
 def test_keys_of_trials_that_are_no_longer_asked_for_can_be_forgotten(files: SweepFiles) -> None:
