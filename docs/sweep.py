@@ -11,39 +11,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from accounting.schedules import SCHEDULES
-from orchestration.records.release_modes import RELEASE_MODES
 from orchestration.sweeps import schema
+from orchestration.sweeps.components import COMPONENTS, parameters_of
 from orchestration.sweeps.schema import SweepSpec
 from workers import spec
-from workers.augmentation import AUGMENTATIONS
-from workers.clipping import CLIPPING
-from workers.data import SOURCES
-from workers.losses import LOSSES
-from workers.models import MODELS
-from workers.optimizers import AVERAGES, LEARNING_RATE_SCHEDULES, OPTIMIZERS
-from workers.preprocessing import PREPROCESSING
-
-COMPONENTS: Mapping[str, Mapping[str, Callable[..., object]]] = {
-    "data": SOURCES,
-    "model": MODELS,
-    "preprocessing": PREPROCESSING,
-    "loss": LOSSES,
-    "optimizer": OPTIMIZERS,
-    "learning_rate_schedule": LEARNING_RATE_SCHEDULES,
-    "augmentation": AUGMENTATIONS,
-    "averaging": AVERAGES,
-    "clipping": CLIPPING,
-    "noise": SCHEDULES,
-    "release": {name: mode.release for name, mode in RELEASE_MODES.items()},
-}
-"""The registered components of each key that names one."""
-
-_GIVEN = {
-    *("feature_shape", "num_classes", "parameters", "total_steps", "steps_per_epoch"),
-    "initial_noise_multiplier",
-}
-"""Arguments that a trial gives to a component itself."""
 
 _HEAD = """# Sweep files: every key
 
@@ -55,6 +26,24 @@ and models are described in [data.md](data.md), clipping, sampling, noise and at
 A sweep file is YAML; `dpsweep plan FILE` checks it and shows every trial. "Or a list" marks an axis: the
 sweep has one trial for each combination of the values of all axes. A component is a name (`flat`) or a
 mapping with its parameters (`{name: flat, bound: 0.5}`). A key without a default must be given.
+
+**Lists inside.** A list may stand for any value inside a component or section of an axis, and for several
+lists there is one component for each combination: `clipping: {name: flat, bound: [0.5, 1, 2]}`, `optimizer:
+{name: sgd, learning_rate: [2, 8]}`, `sampling: {method: poisson, batch_size: [256, 512]}`, `data: {name:
+adult, split_seed: [0, 1, 2]}`. Where a parameter itself takes a list, such as `hidden` of `mlp`, a list is
+one value and a list of lists is several. `{each: [...]}` is always several: write it for parameters of
+functions of your own, whose types are not known before they run.
+
+**Axes that vary together.** `zip: [clipping, optimizer]` pairs the values of these axes, which must be
+equally many, in place of combining them; lists inside count with all their values. Several groups are a list
+of such lists. A private trial is compared with the baseline that has the same data, seed and other shared
+values.
+
+**Noise of a schedule's own.** `noise: [{name: constant, noise_multiplier: 1.1}, ...]` gives a schedule its
+initial noise multiplier; such trials are not calibrated to `privacy.target_epsilon`.
+
+**Seeds.** `seeds` are those of training, `data.split_seed` those of the splits into training, test and public
+examples.
 """
 
 
@@ -203,11 +192,9 @@ def _components(key: str, registry: Mapping[str, Callable[..., object]]) -> str:
 
 
 def _parameters(make: Callable[..., object]) -> Iterator[str]:
-    for name, parameter in inspect.signature(make).parameters.items():
-        if name in _GIVEN or parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
-            continue
+    for parameter in parameters_of(make):
         default = "" if parameter.default is parameter.empty else f" = {_plain(parameter.default)}"
-        yield f"`{name}{default}`"
+        yield f"`{parameter.name}{default}`"
 
 
 def _plain(value: object) -> str:

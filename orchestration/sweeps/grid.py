@@ -1,25 +1,27 @@
 """The grid of a sweep: all its trials. Pure.
 
-Fields of a sweep file may hold a list instead of one value; the grid is the product of these lists. A trial without
-clipping is a non-private baseline. Noise, schedule and target do not apply to it, so there is one baseline per
-combination of the other fields; every private trial is compared with the baseline of its combination.
+Fields of a sweep file may hold a list instead of one value; the grid is the product of these lists, but those that
+``zip`` names vary together. A trial without clipping is a non-private baseline. Noise, schedule and target do not apply
+to it, so there is one baseline per combination of the other fields; every private trial is compared with the baseline
+of its combination.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Final
 
-from accounting.errors import InvalidInput
+from accounting.errors import InvalidInput, require_finite
 from accounting.release import ReleaseSpec
 from orchestration.records.published import NON_PRIVATE, Label
 from orchestration.records.release_modes import release_spec
 from orchestration.sweeps.identity import content, short_name, trial_key
-from orchestration.sweeps.labels import Choice, labels_by_axis, labels_of
-from orchestration.sweeps.schema import SweepSpec
+from orchestration.sweeps.labels import Choice, labels_by_axis, labels_of, shown_choice
+from orchestration.sweeps.schema import OWN_NOISE, SweepSpec
 from workers.evaluation import MIN_GROUP_SIZE
 from workers.spec import AttackSpec, Component, NoiseSpec, TrialSpec
 
@@ -117,45 +119,87 @@ def grid(sweep: SweepSpec, past: Past = NO_PAST) -> tuple[GridPoint, ...]:
         same = distinct.setdefault(draft.point.key, draft)
         if same.point.content != draft.point.content:
             raise InvalidInput(f"two different trials are both called {draft.point.key}; run them in two sweeps")
-    return _labelled(tuple(distinct.values()))
+    return _labelled(sweep, tuple(distinct.values()))
 
 
 def drafts(sweep: SweepSpec, names: Names = NO_PAST.names) -> tuple[Draft, ...]:
     """The whole product of the sweep's lists; a trial that it asks for twice is there twice."""
     release = release_spec(sweep.release.name, sweep.release.params)
-    shared = list(_combinations(_shared_axes(sweep)))
-    with_baseline = any(clipping.name == BASELINE for clipping in sweep.clipping)
-    baselines = [_baseline(sweep, choice, names) for choice in shared]
+    shared = [chosen for chosen in _combinations(_shared_axes(sweep)) if _is_paired(sweep, chosen)]
+    unclipped = [{"clipping": place} for place, each in enumerate(sweep.clipping) if each.name == BASELINE]
+    baselines = {
+        _comparable(sweep, chosen): _baseline(sweep, _values(chosen), names)
+        for chosen in reversed(shared)  # of several that are comparable, the first stays
+        if any(_is_paired(sweep, chosen, clipping) for clipping in unclipped)
+    }
     private = [
-        _private(sweep, {**level, **choice}, baseline.point.key if with_baseline else None, release, names)
-        for choice, baseline in zip(shared, baselines, strict=True)
+        _private(sweep, _values({**level, **chosen}), baselines.get(_comparable(sweep, chosen)), release, names)
+        for chosen in shared
         for level in _combinations(_private_axes(sweep))
+        if _is_paired(sweep, {**level, **chosen})
     ]
-    return (*(baselines if with_baseline else ()), *private)
+    return (*reversed(baselines.values()), *private)
 
 
 def repeated(sweep: SweepSpec) -> tuple[str, ...]:
     """The axes of the sweep that list a value twice."""
     axes = {**_shared_axes(sweep), **_private_axes(sweep)}
-    return tuple(axis for axis, values in axes.items() if len(set(values)) < len(values))
+    return tuple(axis for axis, values in axes.items() if len({value for _, value in values}) < len(values))
+
+
+Axes = Mapping[str, Sequence[tuple[int, Any]]]
+"""The values of each axis, by the field of `TrialSpec` that it sets, each with its place in the sweep's list."""
+Chosen = Mapping[str, tuple[int, Any]]
+"""One value of each axis, with its place."""
+_AXES: Final = {"seeds": "seed", "noise": "schedule", "target_epsilon": "epsilon", "noise_multiplier": "sigma"}
+"""Axes that a sweep file calls otherwise."""
+
+
+def _placed(values: Iterable[Any]) -> list[tuple[int, Any]]:
+    return list(enumerate(values))
+
+
+def _values(chosen: Chosen) -> Choice:
+    return {axis: value for axis, (_, value) in chosen.items()}
+
+
+def _combinations(axes: Axes) -> Iterator[Chosen]:
+    for chosen in itertools.product(*axes.values()):
+        yield dict(zip(axes, chosen, strict=True))
+
+
+def _pairs(sweep: SweepSpec) -> list[list[str]]:
+    """The groups of axes that vary together."""
+    return [[_AXES.get(key, key) for key in group] for group in sweep.pairs]
+
+
+def _is_paired(sweep: SweepSpec, chosen: Chosen, also: Mapping[str, int] = MappingProxyType({})) -> bool:
+    """Whether axes that vary together are at one place of their lists. also: places of further axes."""
+    places = {axis: place for axis, (place, _) in chosen.items()} | dict(also)
+    return all(len({places[axis] for axis in group if axis in places}) <= 1 for group in _pairs(sweep))
+
+
+def _comparable(sweep: SweepSpec, chosen: Chosen) -> tuple[int, ...]:
+    """Equal for a private trial and its baseline: the places of all shared axes but those that vary with clipping.
+
+    Data and seed are always among them.
+    """
+    paired = {axis for group in _pairs(sweep) if "clipping" in group for axis in group} - {"data", "seed"}
+    return tuple(place for axis, (place, _) in chosen.items() if axis not in paired)
 
 
 def _require_countable(sweep: SweepSpec) -> None:
-    shared, private = (math.prod(map(len, axes(sweep).values())) for axes in (_shared_axes, _private_axes))
+    """Axes that vary together count once."""
+    later = {axis for group in _pairs(sweep) for axis in group[1:]}
+    shared, private = (
+        math.prod(len(values) for axis, values in axes(sweep).items() if axis not in later)
+        for axes in (_shared_axes, _private_axes)
+    )
     trials = shared * (private + any(clipping.name == BASELINE for clipping in sweep.clipping))
     if trials > MAX_TRIALS:
         raise InvalidInput(
             f"the grid has up to {trials:,} trials, but a sweep at most {MAX_TRIALS:,}; shorten its lists, or split it"
         )
-
-
-Axes = Mapping[str, tuple[Any, ...]]
-"""The values of each axis, by the field of `TrialSpec` that it sets."""
-
-
-def _combinations(axes: Axes) -> Iterator[Choice]:
-    for chosen in itertools.product(*axes.values()):
-        yield dict(zip(axes, chosen, strict=True))
 
 
 _COMPONENTS = (
@@ -171,19 +215,30 @@ _COMPONENTS = (
 
 def _shared_axes(sweep: SweepSpec) -> Axes:
     """The axes that private trials and baselines share."""
-    fields = {axis: getattr(sweep, axis) for axis in ("data", *_COMPONENTS, "sampling", "epochs")}
-    return {**fields, "seed": sweep.seeds}
+    fields = ("data", *_COMPONENTS, "sampling", "epochs", "norms")
+    return {**{axis: _placed(getattr(sweep, axis)) for axis in fields}, "seed": _placed(sweep.seeds)}
 
 
 def _private_axes(sweep: SweepSpec) -> Axes:
     """The axes of private trials alone: clipping, schedule, and the target ``epsilon`` or the noise ``sigma``."""
     privacy = sweep.privacy
     return {
-        "clipping": tuple(clipping for clipping in sweep.clipping if clipping.name != BASELINE),
-        "schedule": sweep.noise,
-        **({"epsilon": privacy.target_epsilon} if privacy.target_epsilon else {}),
-        **({"sigma": privacy.noise_multiplier} if privacy.noise_multiplier else {}),
+        "clipping": [(place, each) for place, each in _placed(sweep.clipping) if each.name != BASELINE],
+        "schedule": _placed(sweep.noise),
+        **({"epsilon": _placed(privacy.target_epsilon)} if privacy.target_epsilon else {}),
+        **({"sigma": _placed(privacy.noise_multiplier)} if privacy.noise_multiplier else {}),
     }
+
+
+def _with_own_noise(choice: Choice) -> Choice:
+    """A schedule that gives its own noise multiplier is not calibrated, whatever the sweep's target is."""
+    schedule = choice["schedule"]
+    if OWN_NOISE not in schedule.params:
+        return choice
+    sigma = require_finite(f"noise.{OWN_NOISE}", schedule.params[OWN_NOISE], at_least=0.0)
+    rest = {axis: value for axis, value in choice.items() if axis not in ("epsilon", "sigma")}
+    params = {key: value for key, value in schedule.params.items() if key != OWN_NOISE}
+    return {**rest, "schedule": Component(schedule.name, params), "sigma": sigma}
 
 
 def _trial(sweep: SweepSpec, choice: Choice) -> TrialSpec:
@@ -194,7 +249,6 @@ def _trial(sweep: SweepSpec, choice: Choice) -> TrialSpec:
         delta=sweep.privacy.delta,
         clipping=Component(BASELINE),
         noise=NoiseSpec(0.0),
-        norms=sweep.norms,
         attacks=sweep.attacks or AttackSpec(),
         min_group_size=sweep.min_group_size or MIN_GROUP_SIZE,
         audit=sweep.audit,
@@ -213,8 +267,9 @@ def _baseline(sweep: SweepSpec, choice: Choice, names: Names) -> Draft:
 
 
 def _private(
-    sweep: SweepSpec, choice: Choice, baseline: str | None, release: ReleaseSpec | None, names: Names
+    sweep: SweepSpec, chosen: Choice, baseline: Draft | None, release: ReleaseSpec | None, names: Names
 ) -> Draft:
+    choice = _with_own_noise(chosen)
     clipping, schedule, target = choice["clipping"], choice["schedule"], choice.get("epsilon")
     trial = replace(
         _trial(sweep, choice),
@@ -226,18 +281,23 @@ def _private(
     level = f"sigma{choice['sigma']:g}" if target is None else f"epsilon{target:g}"
     words = (short_name(clipping.name), short_name(schedule.name), level, f"seed{trial.seed}")
     key = trial_key(words, canonical)
-    return Draft(choice, GridPoint(replace(trial, key=names.get(key, key)), {}, target, baseline, canonical))
+    compared = baseline.point.key if baseline else None
+    return Draft(choice, GridPoint(replace(trial, key=names.get(key, key)), {}, target, compared, canonical))
 
 
-def _labelled(found: tuple[Draft, ...]) -> tuple[GridPoint, ...]:
-    by_axis = labels_by_axis(draft.choice for draft in found)
+def _labelled(sweep: SweepSpec, found: tuple[Draft, ...]) -> tuple[GridPoint, ...]:
+    choices = [shown_choice(draft.choice) for draft in found]
+    by_axis = labels_by_axis(choices)
 
-    def labels(choice: Choice, spec: TrialSpec) -> dict[str, Label]:
-        always: dict[str, Label] = {"clipping": NON_PRIVATE, "schedule": "none"}
+    def labels(choice: Choice) -> dict[str, Label]:
         if "clipping" in choice:
-            always = {"clipping": short_name(choice["clipping"].name), "schedule": choice["schedule"].name}
+            always: dict[str, Label] = {
+                "clipping": short_name(choice["clipping"].name),
+                "schedule": choice["schedule"].name,
+            }
+            return {**always, **labels_of(choice, by_axis)}
         # a baseline with an optimizer of its own has none of the axis
-        own = {axis: value for axis, value in choice.items() if getattr(spec, axis, value) == value}
-        return {**always, **labels_of(own, by_axis)}
+        own = {axis: value for axis, value in choice.items() if axis != "optimizer" or not sweep.baseline.optimizer}
+        return {"clipping": NON_PRIVATE, "schedule": "none", **labels_of(own, by_axis)}
 
-    return tuple(replace(draft.point, labels=labels(draft.choice, draft.point.spec)) for draft in found)
+    return tuple(replace(draft.point, labels=labels(choice)) for draft, choice in zip(found, choices, strict=True))

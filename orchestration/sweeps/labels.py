@@ -6,18 +6,32 @@ A label depends on which values the other trials have, so it names nothing on di
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from orchestration.records.published import Label
 from orchestration.sweeps.identity import short_name
-from workers.spec import Component, DataSpec, SamplingSpec
+from workers.spec import Component, DataSpec, NormSpec, SamplingSpec
 
 Choice = Mapping[str, Any]
 """The value of a trial on each axis of the grid that applies to it."""
+Texts = Callable[[Sequence[Any]], list[str]]
+"""From the values of an axis to a text for each."""
+_ABSENT = object()
 
 
-def labels_by_axis(choices: Iterable[Choice]) -> Mapping[str, Mapping[Any, str]]:
+def shown_choice(choice: Choice) -> Choice:
+    """The choice by the axes that readers compare: the seed of the data's splits stands beside that of training."""
+    data = choice["data"]
+    return {**choice, "data": replace(data, split_seed=0), "split_seed": data.split_seed}
+
+
+def labels_by_axis(
+    choices: Iterable[Choice], texts_of_components: Texts | None = None
+) -> Mapping[str, Mapping[Any, str]]:
     """For each axis with several values among ``choices``, a distinct text for each value, in order of appearance.
+
+    texts_of_components: of axes that hold components; by default `varying_texts`.
 
     >>> labels_by_axis([{"epochs": 1, "seed": 0}, {"epochs": 2, "seed": 0}])
     {'epochs': {1: 'epochs1', 2: 'epochs2'}, 'seed': {0: 'seed0'}}
@@ -26,7 +40,10 @@ def labels_by_axis(choices: Iterable[Choice]) -> Mapping[str, Mapping[Any, str]]
     for choice in choices:
         for axis, value in choice.items():
             values.setdefault(axis, {})[value] = None
-    return {axis: _texts(axis, list(found)) for axis, found in values.items() if len(found) > 1 or axis in _ALWAYS}
+    texts = texts_of_components or varying_texts
+    several = {axis for axis, found in values.items() if len(found) > 1}
+    several |= _LEVELS if values.keys() >= _LEVELS else set()
+    return {axis: _texts(axis, list(found), texts) for axis, found in values.items() if axis in {*several, *_ALWAYS}}
 
 
 def labels_of(choice: Choice, by_axis: Mapping[str, Mapping[Any, str]]) -> dict[str, Label]:
@@ -40,18 +57,39 @@ def labels_of(choice: Choice, by_axis: Mapping[str, Mapping[Any, str]]) -> dict[
 
 _ALWAYS = ("seed",)
 """Axes that are labelled also where they have one value."""
+_LEVELS = {"epsilon", "sigma"}
+"""Axes that are labelled where trials differ in which of them they have."""
 
 
-def _texts(axis: str, values: Sequence[Any]) -> dict[Any, str]:
-    texts = _TEXTS.get(axis, _component_texts)(values)
+def _texts(axis: str, values: Sequence[Any], of_components: Texts) -> dict[Any, str]:
+    texts = _TEXTS.get(axis, of_components)(values)
     return {
         value: text if texts.count(text) == 1 else f"{text}.{texts[:index].count(text) + 1}"
         for index, (value, text) in enumerate(zip(values, texts, strict=True))
     }
 
 
-def _component_texts(values: Sequence[Component | None]) -> list[str]:
-    """By name, and by parameters too where several have the same name."""
+def varying_texts(values: Sequence[Component | None]) -> list[str]:
+    """By name, and where several have the same name, by those parameters too that are not the same in all of them.
+
+    >>> varying_texts([Component("flat", {"bound": 0.5, "x": 1}), Component("flat", {"bound": 2, "x": 1})])
+    ['flat-bound0.5', 'flat-bound2']
+    """
+
+    def varies(value: Component, key: str) -> bool:
+        namesakes = [each.params for each in values if each and each.name == value.name]
+        return any(params.get(key, _ABSENT) != value.params[key] for params in namesakes)
+
+    return [
+        "-".join([short_name(value.name), *(f"{key}{value.params[key]}" for key in value.params if varies(value, key))])
+        if value
+        else "none"
+        for value in values
+    ]
+
+
+def full_texts(values: Sequence[Component | None]) -> list[str]:
+    """By name, and by all parameters where several have the same name, as earlier versions had it."""
     names = [short_name(value.name) if value else "none" for value in values]
 
     def text(name: str, value: Component | None) -> str:
@@ -76,12 +114,18 @@ def _data_texts(values: Sequence[DataSpec]) -> list[str]:
     return [text(data) for data in values]
 
 
+def _norm_texts(values: Sequence[NormSpec]) -> list[str]:
+    return [f"norms_{norms.refreshes_per_epoch}" for norms in values]
+
+
 def _numbered(word: str) -> Callable[[Sequence[float]], list[str]]:
     return lambda values: [f"{word}{value:g}" if isinstance(value, float) else f"{word}{value}" for value in values]
 
 
-_TEXTS: Mapping[str, Callable[[Sequence[Any]], list[str]]] = {
+_TEXTS: Mapping[str, Texts] = {
     "data": _data_texts,
+    "norms": _norm_texts,
+    "split_seed": _numbered("split"),
     "sampling": _sampling_texts,
     "epochs": _numbered("epochs"),
     "seed": _numbered("seed"),

@@ -11,14 +11,14 @@ import re
 from orchestration.records.published import NON_PRIVATE
 from orchestration.sweeps.grid import Draft, Names, drafts
 from orchestration.sweeps.identity import LONGEST_KEY, short_name
-from orchestration.sweeps.labels import labels_by_axis
+from orchestration.sweeps.labels import full_texts, labels_by_axis
 from orchestration.sweeps.schema import SweepSpec
 
 
 def names_by_labels(sweep: SweepSpec) -> Names:
     """The old key of every trial of ``sweep``, by the key that it has now. Raises: as `grid` does."""
     found = drafts(sweep)
-    by_axis = labels_by_axis(draft.choice for draft in found)
+    by_axis = labels_by_axis((draft.choice for draft in found), full_texts)
 
     def old_key(draft: Draft) -> str:
         choice = draft.choice

@@ -6,7 +6,7 @@ import difflib
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import fields
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Final, Literal, Self, TypeVar, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -15,6 +15,7 @@ from accounting.individual import INDIVIDUAL_ACCOUNTANTS
 from accounting.registry import nearest
 from accounting.samplings import Adjacency
 from orchestration.records.release_modes import Disclosure
+from orchestration.sweeps.axes import has_lists, spread
 from orchestration.sweeps.text import parse_text, shortly
 from workers.imports import is_import_path
 from workers.spec import (
@@ -83,6 +84,14 @@ def _as_tuple(value: object) -> object:
     return tuple(value) if isinstance(value, (list, tuple)) else (value,)
 
 
+def _as_groups(value: object) -> object:
+    """Lists of names as tuples; one such list is a group by itself."""
+    if not isinstance(value, list):
+        return value
+    groups = [value] if all(isinstance(name, str) for name in value) else value
+    return tuple(tuple(group) if isinstance(group, list) else group for group in groups)
+
+
 LEAST_QUANTITY = 1e-4
 """The unit in which Ray counts resources."""
 
@@ -106,6 +115,7 @@ Several = Annotated[tuple[T, ...], BeforeValidator(_as_tuple)]
 Axis = Annotated[Several[T], Field(min_length=1)]
 Quantity = Annotated[float, AfterValidator(_quantity)]
 Data = Annotated[DataSpec, BeforeValidator(_data)]
+Pairs = Annotated[tuple[tuple[str, ...], ...], BeforeValidator(_as_groups), Field(min_length=1)]
 Sampling = Annotated[SamplingSpec, BeforeValidator(_known_keys_of(SamplingSpec))]
 Budget = Annotated[BudgetSpec, BeforeValidator(_known_keys_of(BudgetSpec))]
 Norms = Annotated[NormSpec, BeforeValidator(_known_keys_of(NormSpec))]
@@ -127,6 +137,11 @@ class Settings(BaseModel):
         return value
 
 
+OWN_NOISE: Final = "noise_multiplier"
+"""The parameter by which a noise schedule gives its own initial noise multiplier, which is then not calibrated."""
+_ONE_LEVEL = "give exactly one of target_epsilon (calibrated) and noise_multiplier (as given)"
+
+
 class PrivacySettings(Settings):
     """Privacy of every private trial: calibrated to a target epsilon, or with given noise multipliers."""
 
@@ -145,8 +160,8 @@ class PrivacySettings(Settings):
 
     @model_validator(mode="after")
     def _one_level(self) -> Self:
-        if (self.target_epsilon is None) == (self.noise_multiplier is None):
-            raise InvalidInput("give exactly one of target_epsilon (calibrated) and noise_multiplier (as given)")
+        if self.target_epsilon is not None and self.noise_multiplier is not None:
+            raise InvalidInput(_ONE_LEVEL)
         return self
 
 
@@ -207,6 +222,46 @@ class BaselineSettings(Settings):
     """In place of the sweep's optimizer."""
 
 
+_SECTIONS: Final = {"data": DataSpec, "sampling": SamplingSpec, "norms": NormSpec}
+"""The dataclasses of the axes that are sections, whose fields have types of their own."""
+_WITH_LISTS: Final = (
+    *_SECTIONS,
+    *("model", "preprocessing", "loss", "optimizer", "learning_rate_schedule", "augmentation", "averaging"),
+    *("clipping", "noise"),
+)
+"""Axes whose values may hold lists of values."""
+
+
+ZIPPED: Final = (*_WITH_LISTS, "epochs", "seeds", "target_epsilon", "noise_multiplier")
+"""Axes that ``zip`` may name."""
+
+
+def _spread_all(key: str, value: object) -> object:
+    """The values of an axis, each with the values that lists inside it stand for."""
+    if not has_lists(value) and not (isinstance(value, list) and any(map(has_lists, value))):
+        return value
+    spread_values: list[object] = []
+    for item in value if isinstance(value, list) else [value]:
+        if isinstance(item, Mapping) and has_lists(item):
+            given = {str(name): each for name, each in item.items()}
+            spread_values += spread(given, _types(key, given.get("name")), key)
+        else:
+            spread_values.append(item)
+    return spread_values
+
+
+def _types(key: str, name: object) -> dict[str, Any]:
+    """The types of what a component or section of an axis holds; of the user's own components, nothing is known."""
+    types: dict[str, Any] = {OWN_NOISE: float} if key == "noise" else {}
+    if isinstance(name, str) and key not in ("sampling", "norms"):
+        from orchestration.sweeps.components import types_of  # late: it imports torch, which few sweep files need
+
+        types |= types_of(key, name)
+    if key in _SECTIONS:
+        types |= get_type_hints(_SECTIONS[key], include_extras=True)
+    return {name: kind for name, kind in types.items() if name not in ("name", "params")}
+
+
 class SweepSpec(Settings):
     """A whole sweep file. Fields of type ``Axis`` take one value or a list of values."""
 
@@ -242,7 +297,7 @@ class SweepSpec(Settings):
     """What every private trial may cost."""
     baseline: BaselineSettings = BaselineSettings()
     """What is different for the non-private baseline."""
-    norms: Norms = NormSpec()
+    norms: Axis[Norms] = (NormSpec(),)
     """How often the gradient norms of all examples are stored."""
     attacks: Attacks | None = None
     """Attacks on the trained models. None if the file has no such section, as in versions without attacks."""
@@ -262,6 +317,8 @@ class SweepSpec(Settings):
     """What each trial reserves on Ray."""
     execution: Execution = ExecutionSpec()
     """What changes only speed and memory."""
+    zip: Pairs | None = None
+    """Axes that vary together, value by value, such as ``[clipping, optimizer]``, or several such lists."""
 
     @property
     def disclosure(self) -> Disclosure:
@@ -281,7 +338,49 @@ class SweepSpec(Settings):
     def plain(self) -> dict[str, Any]:
         """The specification as plain values, every default written out."""
         plain: dict[str, Any] = self.model_dump(mode="json")
+        if len(self.norms) == 1:  # as in versions that knew one value
+            plain["norms"] = plain["norms"][0]
         return plain
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lists_inside(cls, value: object) -> object:
+        """A list inside a component or a section stands for several of them (`orchestration.sweeps.axes`)."""
+        if not isinstance(value, Mapping):
+            return value
+        return {key: _spread_all(key, item) if key in _WITH_LISTS else item for key, item in value.items()}
+
+    @property
+    def pairs(self) -> tuple[tuple[str, ...], ...]:
+        """The groups of axes that vary together, by their keys."""
+        return self.zip or ()
+
+    def values_of(self, key: str) -> tuple[Any, ...]:
+        """The values of an axis of `ZIPPED`; empty for a level that is not given."""
+        found = getattr(self.privacy if key in ("target_epsilon", "noise_multiplier") else self, key)
+        return found or ()
+
+    @model_validator(mode="after")
+    def _levels_are_given(self) -> Self:
+        given = self.privacy.target_epsilon or self.privacy.noise_multiplier
+        if not given and not all(OWN_NOISE in schedule.params for schedule in self.noise):
+            raise InvalidInput(f"privacy: {_ONE_LEVEL}, or a {OWN_NOISE} in every schedule of noise")
+        return self
+
+    @model_validator(mode="after")
+    def _pairs_match(self) -> Self:
+        named = [key for group in self.pairs for key in group]
+        for key in named:
+            if key not in ZIPPED:
+                raise InvalidInput(f"zip: unknown axis {key!r}; {nearest(key, ZIPPED)}")
+            if named.count(key) > 1:
+                raise InvalidInput(f"zip: {key!r} is named twice; an axis varies with one group of others")
+        for group in self.pairs:
+            lengths = {key: len(self.values_of(key)) for key in group}
+            if len(group) < 2 or len(set(lengths.values())) > 1:
+                counts = ", ".join(f"{key} has {length}" for key, length in lengths.items())
+                raise InvalidInput(f"zip: axes that vary together need equally many values, but {counts}")
+        return self
 
     @model_validator(mode="after")
     def _selection_is_accounted(self) -> Self:

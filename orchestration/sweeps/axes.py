@@ -1,0 +1,92 @@
+"""Lists inside a component or a section: each becomes several components, one for each combination of the values.
+
+    >>> spread({"name": "flat", "bound": [0.5, 1.0]}, {"bound": float}, "clipping")
+    [{'name': 'flat', 'bound': 0.5}, {'name': 'flat', 'bound': 1.0}]
+
+A list is one value where the type of its parameter takes lists, such as the hidden sizes of a model; a list of lists is
+then several. ``{each: [...]}`` is always several. Pure.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from types import UnionType
+from typing import Annotated, Any, Final, Union, get_args, get_origin
+
+from accounting.errors import InvalidInput
+
+EACH: Final = "each"
+"""The key of a mapping whose list is always several values."""
+MOST_COMBINATIONS: Final = 10_000
+"""Most combinations of the lists inside one component."""
+
+
+def spread(given: Mapping[str, Any], types: Mapping[str, Any], place: str) -> list[dict[str, Any]]:
+    """The mappings that ``given`` stands for, in the order of its lists, the last one changing fastest.
+
+    types: of its values, by key; a list under a key without a type is one value. place: in the sweep file, for errors.
+    Raises: InvalidInput for an empty list, and for more than `MOST_COMBINATIONS`.
+    """
+    options = [_options(value, types.get(key), f"{place}.{key}") for key, value in given.items()]
+    count = math.prod(map(len, options))
+    if count > MOST_COMBINATIONS:
+        raise InvalidInput(
+            f"{place}: its lists have {count:,} combinations, at most {MOST_COMBINATIONS:,}; shorten them"
+        )
+    return [dict(zip(given, chosen, strict=True)) for chosen in itertools.product(*options)]
+
+
+def has_lists(value: object) -> bool:
+    """Whether a component or section holds a list anywhere, so that its types matter."""
+    if isinstance(value, Mapping):
+        return any(isinstance(item, list) or has_lists(item) for item in value.values())
+    return False
+
+
+def _options(value: Any, kind: Any, place: str) -> Sequence[Any]:
+    match value:
+        case {"each": list(values)} if len(value) == 1:
+            return _required(values, place)
+        case {**found} if found:
+            items = {str(key): item for key, item in found.items()}
+            return spread(items, dict.fromkeys(items, _kind_of_items(kind)), place)
+        case list(values) if kind is not None and not _holds(values, kind):
+            return _required(values, place)
+    return [value]
+
+
+def _required(values: list[Any], place: str) -> list[Any]:
+    if not values:
+        raise InvalidInput(f"{place} is an empty list; give at least one value")
+    return values
+
+
+def _kind_of_items(kind: Any) -> Any:
+    """The type of the values of a mapping type; None for any other."""
+    arguments = get_args(kind)
+    is_mapping = isinstance(get_origin(kind), type) and issubclass(get_origin(kind), Mapping)
+    if is_mapping and len(arguments) == 2:
+        return None if arguments[1] is Any else arguments[1]
+    members = [found for each in arguments if (found := _kind_of_items(each)) is not None]
+    return members[0] if members else None
+
+
+def _holds(values: list[Any], kind: Any) -> bool:
+    """Whether the list is one value of the type: it takes lists, and the items are not lists themselves."""
+    members = [each for each in (get_args(kind) if _is_union(kind) else (kind,)) if _takes_lists(each)]
+    nested = bool(values) and all(isinstance(item, list) for item in values)
+    return any(not nested or any(map(_takes_lists, get_args(each))) for each in members)
+
+
+def _takes_lists(kind: Any) -> bool:
+    if get_origin(kind) is Annotated:
+        return _takes_lists(get_args(kind)[0])
+    found = get_origin(kind) or kind
+    is_sequence = isinstance(found, type) and issubclass(found, Sequence) and not issubclass(found, str | bytes)
+    return kind in (Any, object) or is_sequence
+
+
+def _is_union(kind: Any) -> bool:
+    return get_origin(kind) in (Union, UnionType)

@@ -1,0 +1,66 @@
+"""The registered components that a key of a sweep file may name, and the types of their parameters. Loads torch."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import is_dataclass
+from typing import Any, Final, get_type_hints
+
+from accounting.schedules import SCHEDULES
+from orchestration.records.release_modes import RELEASE_MODES
+from workers.augmentation import AUGMENTATIONS
+from workers.clipping import CLIPPING
+from workers.data import SOURCES
+from workers.losses import LOSSES
+from workers.models import MODELS
+from workers.optimizers import AVERAGES, LEARNING_RATE_SCHEDULES, OPTIMIZERS
+from workers.preprocessing import PREPROCESSING
+
+COMPONENTS: Final[Mapping[str, Mapping[str, Callable[..., object]]]] = {
+    "data": SOURCES,
+    "model": MODELS,
+    "preprocessing": PREPROCESSING,
+    "loss": LOSSES,
+    "optimizer": OPTIMIZERS,
+    "learning_rate_schedule": LEARNING_RATE_SCHEDULES,
+    "augmentation": AUGMENTATIONS,
+    "averaging": AVERAGES,
+    "clipping": CLIPPING,
+    "noise": SCHEDULES,
+    "release": {name: mode.release for name, mode in RELEASE_MODES.items()},
+}
+"""By the key of the sweep file."""
+
+_GIVEN: Final = {
+    *("feature_shape", "num_classes", "parameters", "total_steps", "steps_per_epoch"),
+    "initial_noise_multiplier",
+}
+"""Arguments that a trial gives to a component itself."""
+
+
+def parameters_of(make: Callable[..., object]) -> Iterator[inspect.Parameter]:
+    """The parameters of a component that a sweep file may give."""
+    for parameter in inspect.signature(make).parameters.values():
+        is_named = parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+        if is_named and parameter.name not in _GIVEN:
+            yield parameter
+
+
+@functools.cache
+def types_of(key: str, name: str) -> Mapping[str, Any]:
+    """The type of each parameter of the component ``name`` that a sweep file may give; empty for an unknown one."""
+    make = COMPONENTS[key].get(name)
+    if make is None:
+        return {}
+    plain = inspect.unwrap(make)
+    hints = _hints_of_class(plain) if inspect.isclass(plain) else get_type_hints(plain, include_extras=True)
+    return {parameter.name: hints[parameter.name] for parameter in parameters_of(make)}
+
+
+def _hints_of_class(cls: type[Any]) -> Mapping[str, Any]:
+    """Types of the fields of a dataclass, or of the arguments of another class."""
+    if is_dataclass(cls):
+        return get_type_hints(cls, include_extras=True)
+    return get_type_hints(cls.__init__, include_extras=True)
