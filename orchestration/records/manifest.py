@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from accounting.errors import DataCorruption, InvalidInput
-from accounting.records import read_sealed, write_sealed
+from accounting.records import KeyCheck, new_key_check, read_sealed, require_key, write_sealed
 from orchestration.records.layout import SweepFiles
 
 _PACKAGES = ("dpsweep", "ray", "torch", "torchvision", "dp-accounting", "pyarrow", "mlflow", "numpy", "scikit-learn")
@@ -32,7 +32,7 @@ class Manifest:
     specification as plain values, every default written out. created: ISO 8601, UTC. versions: of Python and packages.
     git: commit of dpsweep's code; empty outside a checkout. hardware: of the driver's machine. names: keys of trials
     that an earlier version called after their labels, by the key that they would have now; None if that version wrote
-    the manifest.
+    the manifest. key_check: of the key that private files are encrypted with; None where they are not.
     """
 
     sweep_id: str
@@ -43,6 +43,7 @@ class Manifest:
     git: dict[str, str]
     hardware: dict[str, str | int]
     names: dict[str, str] | None = None
+    key_check: KeyCheck | None = None
 
     def provenance(self) -> dict[str, str]:
         """Everything except the sweep itself, as flat text entries such as ``versions.torch``."""
@@ -59,7 +60,8 @@ def open_manifest(files: SweepFiles, sweep: Mapping[str, Any], text: str) -> Man
 
     sweep: the specification as plain values, every default written out.
 
-    Raises: InvalidInput when the folder holds another sweep. DataCorruption when the stored manifest is damaged.
+    Raises: InvalidInput when the folder holds another sweep, or this one with another key for its private files, or
+    with none. DataCorruption when the stored manifest is damaged.
     """
     stored = read_manifest(files)
     if stored is None:
@@ -70,6 +72,7 @@ def open_manifest(files: SweepFiles, sweep: Mapping[str, Any], text: str) -> Man
             f"{files.root} holds another sweep, which cannot be continued: the sweep file changed in "
             f"{', '.join(changed)}; restore these, or run the changed sweep in another folder with --output"
         )
+    require_key(stored.key_check, f"the sweep in {files.root}")
     return stored
 
 
@@ -78,9 +81,13 @@ def read_manifest(files: SweepFiles) -> Manifest | None:
     next_step = "restore it, or run in another folder"
     content = read_sealed(files.manifest, next_step)
     try:
-        return None if content is None else Manifest(**json.loads(content))
+        return None if content is None else _manifest(**json.loads(content))
     except TypeError as error:
         raise DataCorruption(f"{files.manifest} is no manifest of this version of dpsweep; {next_step}") from error
+
+
+def _manifest(key_check: Mapping[str, str] | None = None, **others: Any) -> Manifest:
+    return Manifest(**others, key_check=None if key_check is None else KeyCheck(**key_check))
 
 
 def write_manifest(files: SweepFiles, manifest: Manifest) -> None:
@@ -102,6 +109,7 @@ def _new_manifest(sweep: Mapping[str, Any], text: str) -> Manifest:
             "cpus": os.cpu_count() or 1,
         },
         names={},
+        key_check=new_key_check(),
     )
 
 
