@@ -199,7 +199,9 @@ def calibrate_decay(
         return parameter.sign * _excess(cost(value, length), budget.limit)
 
     lowest, highest = 1e-9, parameter.highest
-    found = _smallest(excess, 0.05, 0.1, (lowest, highest))
+    slowest = highest if parameter.sign > 0 else lowest
+    reachable = _fits(cost(slowest, epochs), budget.limit)
+    found = _smallest(excess, 0.05, 0.1, (lowest, highest)) if reachable else None
     if found is not None:
         value = found if decimals is None else round_up(found, decimals)
         if _fits(cost(value, epochs), budget.limit) and not _fits(cost(value, epochs + 1), budget.limit):

@@ -14,7 +14,7 @@ from typing import Protocol
 from accounting.errors import DataCorruption, InvalidInput
 from accounting.records import closed_to_strangers, exists, make_private_file, make_private_folder
 from orchestration.comparison.record import SweepRecord
-from orchestration.comparison.stored import stored_record
+from orchestration.comparison.stored import owned_record, stored_record
 from orchestration.execution.backend import backend
 from orchestration.execution.coordinator import Coordinator, initial_status
 from orchestration.execution.disk_space import require_space
@@ -191,11 +191,11 @@ def render_again(folder: str) -> Outcome:
 
     Every epsilon is computed again from the stored trace: checksums find damage, not tampering.
 
-    Raises: InvalidInput if the folder holds no sweep; DataCorruption with one line per damaged file and per claim
-    smaller than what its trace costs, and then no report is written.
+    Raises: InvalidInput if the folder holds no sweep, or one of another key; DataCorruption with one line per damaged
+    file and per claim smaller than what its trace costs, and then no report is written.
     """
     files = SweepFiles(absolute(folder))
-    record = stored_record(files)
+    record = owned_record(files)
     wrong = damaged_files(files, record)
     if wrong:
         raise DataCorruption("\n".join(wrong))

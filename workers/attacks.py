@@ -17,7 +17,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from torch import nn
 
 from accounting.errors import DataCorruption, InvalidInput, PrivateDetail
-from accounting.records import read_sealed, write_sealed
+from accounting.records import read_private_sealed, write_private_sealed
 from workers.audit import AuditResult
 from workers.data import Dataset
 from workers.evaluation import predict
@@ -71,13 +71,13 @@ _RESULTS: TypeAdapter[AttackResults] = TypeAdapter(AttackResults)
 
 def write_attacks(uri: str, results: AttackResults) -> None:
     """Store the results in a file that only its owner may read."""
-    write_sealed(uri, _RESULTS.dump_json(results), private=True)
+    write_private_sealed(uri, _RESULTS.dump_json(results))
 
 
 def read_attacks(uri: str) -> AttackResults:
     """The stored results; empty if the trial was not attacked. Raises: DataCorruption when they are damaged."""
     next_step = "restore it from a backup, or delete it: the trial is then shown without attacks"
-    content = read_sealed(uri, next_step)
+    content = read_private_sealed(uri, next_step)
     try:
         return AttackResults() if content is None else _RESULTS.validate_json(content)
     except ValidationError as error:

@@ -11,7 +11,7 @@ import torch
 from pyarrow import fs
 
 from accounting.errors import START_ANEW, DataCorruption, InvalidInput
-from accounting.records import open_filesystem, read_bytes, write_bytes_atomically
+from accounting.records import open_filesystem, read_private, write_private
 
 _MAGIC: Final = b"dpsweep-checkpoint-1\n"
 _DIGEST_BYTES: Final = 32
@@ -33,7 +33,7 @@ def save_checkpoint(uri: str, owner: str, state: Mapping[str, Any]) -> None:
     buffer = io.BytesIO()
     torch.save({"owner": owner, "state": dict(state)}, buffer)
     payload = buffer.getvalue()
-    write_bytes_atomically(uri, _MAGIC + hashlib.sha256(payload).digest() + payload, private=True)
+    write_private(uri, _MAGIC + hashlib.sha256(payload).digest() + payload)
 
 
 def load_checkpoint(uri: str, owner: str) -> dict[str, Any] | None:
@@ -44,7 +44,7 @@ def load_checkpoint(uri: str, owner: str) -> dict[str, Any] | None:
         InvalidInput: the checkpoint does not belong to ``owner``.
     """
     try:
-        data = read_bytes(uri)
+        data = read_private(uri)
     except FileNotFoundError:
         return None
     start = len(_MAGIC) + _DIGEST_BYTES

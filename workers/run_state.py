@@ -12,7 +12,7 @@ from torch import nn
 
 from accounting.errors import DataCorruption
 from accounting.estimates import Claim
-from accounting.records import read_bytes
+from accounting.records import read_private
 from workers.clipping import ClippingState
 from workers.gradients import modes_of, set_modes
 from workers.history import EpochRecord
@@ -88,7 +88,7 @@ _READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
 def read_departures(uri: str) -> tuple[GroupDepartures, ...]:
     """Those in the stored counters of a trial, if it has any left. Raises `DataCorruption` when they are damaged."""
     try:
-        return tuple(_COUNTERS.validate_json(read_bytes(uri)).departures)
+        return tuple(_COUNTERS.validate_json(read_private(uri)).departures)
     except FileNotFoundError:
         return ()
     except ValidationError as error:

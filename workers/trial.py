@@ -21,7 +21,8 @@ from accounting.records import (
     read_bytes,
     read_trace,
     write_bytes_atomically,
-    write_sealed,
+    write_private,
+    write_private_sealed,
     write_trace,
 )
 from workers.attacks import AttackResults, attack, write_attacks
@@ -183,7 +184,7 @@ def _train(
     if stored is None:
         trainer.begin()
         write_bytes_atomically(files.spec, spec.to_json().encode())
-        write_sealed(files.data_fingerprint, json.dumps({"data": digest}).encode(), private=True)
+        write_private_sealed(files.data_fingerprint, json.dumps({"data": digest}).encode())
         save()
     else:
         trainer.restore(stored["trainer"])
@@ -233,7 +234,7 @@ def _finish(
     write_bytes_atomically(files.model, _saved(weights), unprotected)
     write_bytes_atomically(files.inputs, _saved(inputs), unprotected)
     write_trace(files.trace, trainer.trace())
-    write_bytes_atomically(files.private_training, json.dumps(asdict(trainer.counters)).encode(), private=True)
+    write_private(files.private_training, json.dumps(asdict(trainer.counters)).encode())
     if spec.attacks != AttackSpec() or spec.audit is not None:
         write_attacks(files.attacks, _attacked(spec, trainer, dataset, files, code))
     result = TrainingResult(

@@ -1,5 +1,6 @@
 """Stored data: atomic files, traces, norm shards, per-example epsilons, and the names of a trial's files."""
 
+from accounting.records.encryption import KEY_VARIABLE, KeyCheck, new_key_check, require_key
 from accounting.records.epsilons import (
     Epsilons,
     StoredEpsilons,
@@ -27,7 +28,8 @@ from accounting.records.files import (
 from accounting.records.group_files import read_groups
 from accounting.records.layout import TrialFiles
 from accounting.records.parts import MANIFEST, PartRecord
-from accounting.records.sealed import read_sealed, write_sealed
+from accounting.records.private_files import read_private, write_private
+from accounting.records.sealed import read_private_sealed, read_sealed, write_private_sealed, write_sealed
 from accounting.records.shards import (
     NormShards,
     NormShardWriter,
@@ -40,8 +42,10 @@ from accounting.records.shards import (
 from accounting.records.traces import read_trace, write_trace
 
 __all__ = [
+    "KEY_VARIABLE",
     "MANIFEST",
     "Epsilons",
+    "KeyCheck",
     "NormShardWriter",
     "NormShards",
     "NormSnapshot",
@@ -62,17 +66,23 @@ __all__ = [
     "list_folders",
     "make_private_file",
     "make_private_folder",
+    "new_key_check",
     "noted_epsilons",
     "open_filesystem",
     "read_bytes",
     "read_contributions",
     "read_epsilons",
     "read_groups",
+    "read_private",
+    "read_private_sealed",
     "read_sealed",
     "read_trace",
+    "require_key",
     "verify_epsilons",
     "write_bytes_atomically",
     "write_epsilons",
+    "write_private",
+    "write_private_sealed",
     "write_sealed",
     "write_trace",
 ]

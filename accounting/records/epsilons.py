@@ -20,7 +20,7 @@ from accounting.errors import DataCorruption, InvalidInput
 from accounting.estimates import Claim, without_guarantee
 from accounting.records.files import delete, list_files
 from accounting.records.parts import PartRecord, PartStore, commit_parts, read_part, write_part
-from accounting.records.sealed import read_sealed, write_sealed
+from accounting.records.sealed import read_private_sealed, write_private_sealed
 
 _NOTE = ".json"
 _CLAIM = "individual_kind"
@@ -85,14 +85,14 @@ def write_epsilons(directory: str, part: int, epsilons: Epsilons, inputs: str) -
     """Write and note one part. inputs: digest of what it was computed from. Raises: StorageError."""
     record = write_part(directory, part, _to_table(epsilons))
     note = json.dumps({"inputs": inputs, "record": asdict(record)})
-    write_sealed(_note(directory, part), note.encode(), private=True)
+    write_private_sealed(_note(directory, part), note.encode())
     return record
 
 
 def noted_epsilons(directory: str, part: int, inputs: str) -> tuple[PartRecord, Epsilons] | None:
     """A part that an interrupted run wrote from the same ``inputs``; None if there is none, or it is damaged."""
     try:
-        content = read_sealed(_note(directory, part), "account the trial again")
+        content = read_private_sealed(_note(directory, part), "account the trial again")
         note = json.loads(content) if content else {}
         if note.get("inputs") != inputs:
             return None

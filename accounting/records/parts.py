@@ -1,7 +1,8 @@
 """Write-once Arrow parts, committed by a manifest.
 
 A part is committed if and only if ``manifest.jsonl`` lists it; the line is added after the part is durable. Each line
-holds the part's step (none for results of a whole run), number, rows, first and last example id, bytes and sha256.
+holds the part's step (none for results of a whole run), number, rows, first and last example id, and the bytes and
+sha256 of what is stored, which is encrypted where there is a key.
 Readers verify length and sha256 before they decode, because Arrow does not detect a flipped byte. Length and sha256
 depend on the rows without noise, so they are private, and error messages, which a sweep may publish, omit them.
 """
@@ -19,7 +20,9 @@ import numpy as np
 import pyarrow as pa
 
 from accounting.errors import START_ANEW, DataCorruption, PrivateDetail
-from accounting.records.files import append_bytes, exists, list_files, read_bytes, write_bytes_atomically
+from accounting.records.encryption import decrypted, encrypted
+from accounting.records.files import exists, list_files, read_bytes, write_bytes_atomically
+from accounting.records.private_files import append_private, read_private, write_private
 from accounting.records.tables import Oversized, read_table
 
 MANIFEST = "manifest.jsonl"
@@ -40,8 +43,7 @@ class PartRecord:
     @property
     def path(self) -> str:
         """The file, relative to the folder of the manifest."""
-        name = f"part-{self.part:05d}.arrow"
-        return name if self.step is None else f"step={self.step:08d}/{name}"
+        return _path(self.step, self.part)
 
     def to_line(self) -> bytes:
         """The record as a line of the manifest."""
@@ -71,8 +73,7 @@ class PartStore:
         """
         fresh: list[PartRecord] = []
         for step, part, table in parts:
-            data = _encode(table)
-            record = _describe(step, part, table, data)
+            record, data = _stored(self.directory, step, part, table)
             committed = self.records.get(record.path)
             if committed is None:
                 write_bytes_atomically(self._uri(record), data, private=True)
@@ -96,14 +97,14 @@ class PartStore:
         uri = f"{self.directory}/{MANIFEST}"
         if self._torn:
             kept = b"".join(record.to_line() for record in self.records.values())
-            write_bytes_atomically(uri, kept, private=True)
+            write_private(uri, kept)
             self._torn = b""
-        append_bytes(uri, b"".join(record.to_line() for record in fresh), private=True)
+        append_private(uri, b"".join(record.to_line() for record in fresh))
         self.records |= {record.path: record for record in fresh}
 
     def _load(self) -> list[PartRecord]:
         uri = f"{self.directory}/{MANIFEST}"
-        content = read_bytes(uri) if exists(uri) else b""
+        content = read_private(uri) if exists(uri) else b""
         *lines, tail = content.split(b"\n")
         records = [self._parse(line, f"line {number}", uri) for number, line in enumerate(lines, start=1)]
         if tail and _is_cut(tail):
@@ -123,8 +124,7 @@ class PartStore:
 
 def write_part(directory: str, part: int, table: pa.Table) -> PartRecord:
     """Write one part of the results of a whole run, durably but not committed; returns its line for the manifest."""
-    data = _encode(table)
-    record = _describe(None, part, table, data)
+    record, data = _stored(directory, None, part, table)
     write_bytes_atomically(f"{directory}/{record.path}", data, private=True)
     return record
 
@@ -135,7 +135,7 @@ def commit_parts(directory: str, records: Iterable[PartRecord]) -> None:
     For results that can be computed again: after a crash in between, parts do not match the old manifest.
     """
     lines = b"".join(record.to_line() for record in records)
-    write_bytes_atomically(f"{directory}/{MANIFEST}", lines, private=True)
+    write_private(f"{directory}/{MANIFEST}", lines)
 
 
 def read_part(directory: str, schema: pa.Schema, record: PartRecord, columns: Sequence[str] | None = None) -> pa.Table:
@@ -153,8 +153,9 @@ def read_part(directory: str, schema: pa.Schema, record: PartRecord, columns: Se
         raise _corrupt(uri, "its length differs from the manifest")
     if hashlib.sha256(data).hexdigest() != record.sha256:
         raise _corrupt(uri, "its sha256 differs from the manifest")
+    content = decrypted(uri, data)
     try:
-        table = read_table(data, columns)
+        table = read_table(content, columns)
         table.validate(full=True)  # altered lengths must not make decoding read outside the buffers
     except Oversized as error:
         raise _corrupt(uri, "it would expand to far more than its rows need") from PrivateDetail(str(error))
@@ -197,8 +198,16 @@ def _encode(table: pa.Table) -> bytes:
     return bytes(sink.getvalue().to_pybytes())
 
 
-def _describe(step: int | None, part: int, table: pa.Table, data: bytes) -> PartRecord:
-    return PartRecord(step, part, table.num_rows, *_ends(table), len(data), hashlib.sha256(data).hexdigest())
+def _path(step: int | None, part: int) -> str:
+    name = f"part-{part:05d}.arrow"
+    return name if step is None else f"step={step:08d}/{name}"
+
+
+def _stored(directory: str, step: int | None, part: int, table: pa.Table) -> tuple[PartRecord, bytes]:
+    """What is stored of a part, and its line for the manifest."""
+    data = encrypted(f"{directory}/{_path(step, part)}", _encode(table))
+    digest = hashlib.sha256(data).hexdigest()
+    return PartRecord(step, part, table.num_rows, *_ends(table), len(data), digest), data
 
 
 def _ends(table: pa.Table) -> tuple[int | None, int | None]:

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from typing import Any
 
 from accounting.errors import DataCorruption
 from accounting.records.files import read_bytes, write_bytes_atomically
+from accounting.records.private_files import read_private, write_private
 
 _SEAL = "sha256"
 
 
 def write_sealed(uri: str, content: bytes, private: bool = False) -> None:
-    """Store a JSON object with the checksum of its content as one more entry."""
-    values = json.loads(content)
-    write_bytes_atomically(uri, json.dumps({**values, _SEAL: _checksum(values)}, indent=2).encode(), private)
+    """Store a JSON object with the checksum of its content as one more entry.
+
+    private: readable by its owner only, but never encrypted: for results that their owner shows to whom he likes.
+    """
+    write_bytes_atomically(uri, _sealed(content), private)
+
+
+def write_private_sealed(uri: str, content: bytes) -> None:
+    """`write_sealed` for a file below a folder ``private/``."""
+    write_private(uri, _sealed(content))
 
 
 def read_sealed(uri: str, next_step: str) -> bytes | None:
@@ -23,11 +32,27 @@ def read_sealed(uri: str, next_step: str) -> bytes | None:
 
     Raises: DataCorruption when the file is cut or altered; its message ends with ``next_step``.
     """
+    return _opened(read_bytes, uri, next_step)
+
+
+def read_private_sealed(uri: str, next_step: str) -> bytes | None:
+    """`read_sealed` for a file below a folder ``private/``. Raises: also InvalidInput, as `decrypted`."""
+    return _opened(read_private, uri, next_step)
+
+
+def _sealed(content: bytes) -> bytes:
+    values = json.loads(content)
+    return json.dumps({**values, _SEAL: _checksum(values)}, indent=2).encode()
+
+
+def _opened(read: Callable[[str], bytes], uri: str, next_step: str) -> bytes | None:
     try:
-        values: dict[str, Any] = json.loads(read_bytes(uri))
-        seal = values.pop(_SEAL)
+        content = read(uri)
     except FileNotFoundError:
         return None
+    try:
+        values: dict[str, Any] = json.loads(content)
+        seal = values.pop(_SEAL)
     except (ValueError, LookupError, TypeError, AttributeError):
         reason = "is damaged, or of an earlier version: it is no JSON object with a checksum"
         raise DataCorruption(f"{uri} {reason}; {next_step}") from None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from accounting.errors import InvalidInput
+from accounting.records import KEY_VARIABLE, require_key
 from orchestration.commands import panels
 from orchestration.comparison.plain_text import for_terminal
 from orchestration.execution.environment import prepare_environment
@@ -110,6 +111,7 @@ def drive() -> None:
     from orchestration.execution.job_package import read_job
 
     job = read_job()
+    require_key(job.key_check, f"the sweep in {job.output}")
     spec = parse_sweep(job.text, job.origin)
     from orchestration.pipeline import RunRequest
 
@@ -154,6 +156,10 @@ def _variables(given: Sequence[str]) -> dict[str, str]:
     for text, (name, equals, _) in zip(given, pairs, strict=True):
         if not equals or not name.isidentifier():
             raise InvalidInput(f"--env is {text!r}, but must be NAME=VALUE")
+        if name == KEY_VARIABLE:
+            raise InvalidInput(
+                f"--env names {KEY_VARIABLE}, but Ray stores and prints such variables; set it where Ray is started"
+            )
     return {name: value for name, _, value in pairs}
 
 

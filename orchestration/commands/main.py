@@ -16,7 +16,18 @@ from typing import Annotated
 import typer
 
 from accounting.errors import DpsweepError, InvalidInput, Unreachable, UnsupportedMechanism
-from orchestration.commands import calculator, cluster, init, listing, owner, panels, results, status, upkeep
+from orchestration.commands import (
+    calculator,
+    cluster,
+    decryption,
+    init,
+    listing,
+    owner,
+    panels,
+    results,
+    status,
+    upkeep,
+)
 from orchestration.commands.arguments import AsJson, Folder
 from orchestration.commands.running import print_json, run_to_the_end, show_outcome
 from orchestration.comparison.plain_text import for_terminal
@@ -31,6 +42,7 @@ app = typer.Typer(
 init.register(app)
 calculator.register(app)
 owner.register(app)
+decryption.register(app)
 cluster.register(app)
 status.register(app)
 listing.register(app)

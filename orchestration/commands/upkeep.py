@@ -21,11 +21,11 @@ from orchestration.records.layout import SweepFiles, absolute
 
 def verify(folder: Folder, as_json: AsJson = False) -> None:
     """Check every stored file of the trained trials against its sha256, length and counts, and every ε by its trace."""
-    from orchestration.comparison.stored import stored_record
+    from orchestration.comparison.stored import owned_record
     from orchestration.execution.upkeep import damaged_files, trained
 
     files = SweepFiles(absolute(folder))
-    record = stored_record(files)
+    record = owned_record(files)
     damaged, count = damaged_files(files, record), len(trained(record))
     if as_json:
         typer.echo(json.dumps({"trials": count, "damaged": damaged}))

@@ -16,7 +16,7 @@ from orchestration.records.layout import SweepFiles
 from orchestration.records.manifest import Manifest
 from orchestration.records.published import PublishedSweep, PublishedTrial
 from orchestration.records.release_modes import EXACT, Disclosure, release_mode
-from orchestration.records.results import StoppedTrial, StoredResult, TrialResult, read_statistics
+from orchestration.records.results import StoppedTrial, StoredResult, TrialResult, read_exact_statistics
 from orchestration.records.states import TrialState
 from orchestration.records.status import TrialStatus
 from orchestration.sweeps.grid import GridPoint
@@ -43,7 +43,8 @@ def exact(files: SweepFiles) -> View:
 
     def view(result: TrialResult) -> TrialResult:
         trial = files.trial(result.key)
-        statistics = read_statistics(trial.private_summary, f"delete {trial.result} and resume, which rebuilds both")
+        next_step = f"delete {trial.result} and resume, which rebuilds both"
+        statistics = read_exact_statistics(trial.private_summary, next_step)
         departures = read_departures(trial.private_training)
         return replace(result, individuals=statistics, attacks=read_attacks(trial.attacks), departures=departures)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from accounting.errors import DataCorruption, InvalidInput
-from accounting.records import exists, read_bytes, read_trace
+from accounting.records import exists, read_bytes, read_trace, require_key
 from orchestration.comparison.record import SweepRecord, parse_failures
 from orchestration.records.attempts import Attempt, read_attempts
 from orchestration.records.integrity import stored_result
@@ -68,6 +68,14 @@ def _read(files: SweepFiles, points: tuple[GridPoint, ...]) -> StoredTrials:
     results = {result.key: status_of(result) for result in found if result is not None}
     attempts = {point.key: _attempts(files, point, results.get(point.key)) for point in points if point.is_private}
     return StoredTrials(points, results, attempts)
+
+
+def owned_record(files: SweepFiles) -> SweepRecord:
+    """`stored_record` for whoever reads or writes the sweep's private files. Raises: also InvalidInput for another key
+    than the sweep's, or none."""
+    record = stored_record(files)
+    require_key(record.manifest.key_check, f"the sweep in {files.root}")
+    return record
 
 
 def _attempts(files: SweepFiles, point: GridPoint, status: TrialStatus | None) -> tuple[Attempt, ...]:

@@ -22,12 +22,12 @@ from accounting.records import (
     exists,
     read_groups,
     read_trace,
-    write_sealed,
+    write_private_sealed,
 )
 from accounting.summaries import CountedEpsilons, Counting
 from orchestration.comparison.individuals import exact_statistics
 from orchestration.comparison.record import SweepRecord
-from orchestration.comparison.stored import stored_record
+from orchestration.comparison.stored import owned_record
 from orchestration.execution.backend import opening
 from orchestration.execution.upkeep import trained
 from orchestration.records.layout import SweepFiles
@@ -90,7 +90,7 @@ def account_again(folder: SweepFiles, question: Question, address: str, progress
     Parts that are stored there already, from the same norms, are not computed again. Raises: InvalidInput for a trial
     that cannot be accounted, before any is; DataCorruption for damaged files.
     """
-    record = stored_record(folder)
+    record = owned_record(folder)
     results = _asked(folder, record, question)
     if question.group_by:
         read_groups(question.group_by)
@@ -157,5 +157,5 @@ def _answer(
     summary = account_all(job, counted)
     individuals = exact_statistics(CountedEpsilons(summary, StoredEpsilons(job.folder)), names, worst)
     answer = Answer(result.key, worst, groups, individuals, summary.examples, time.monotonic() - begun, folder)
-    write_sealed(f"{folder}/account.json", json.dumps(answer.as_dict()).encode(), private=True)
+    write_private_sealed(f"{folder}/account.json", json.dumps(answer.as_dict()).encode())
     return answer

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from accounting.parallel import AccountingJob, PartResult
-from accounting.records import PartFiles, exists
+from accounting.records import KeyCheck, PartFiles, exists, new_key_check, require_key
 from orchestration.execution.environment import EMBEDDED, IN_PROCESS
 from orchestration.records.failures import record_failure
 from orchestration.records.layout import SweepFiles
@@ -22,11 +22,17 @@ from workers.trial import Progress
 
 @dataclass(frozen=True)
 class TrialContext:
-    """What all trials of a sweep share: their files, the release mode that limits error texts, and the user's code."""
+    """What all trials of a sweep share: their files, the release mode that limits error texts, the user's code, and
+    which key their private files are encrypted with: by default that of the process which makes the context."""
 
     files: SweepFiles
     disclosure: Disclosure
     code: UserCode
+    key_check: KeyCheck | None = field(default_factory=new_key_check)
+
+    def require_key(self) -> None:
+        """Raise `InvalidInput` where this process would encrypt otherwise, or not at all."""
+        require_key(self.key_check, f"the sweep in {self.files.root}")
 
     def failure(self, key: str, error: BaseException) -> str:
         """Return what is shown of the error that ended a trial; the full text goes to the trial's private folder."""

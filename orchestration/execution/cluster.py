@@ -16,7 +16,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from accounting.errors import InvalidInput, StorageError
 from accounting.parallel import fitting
-from accounting.records import read_bytes, write_bytes_atomically
+from accounting.records import KEY_VARIABLE, KeyCheck, read_bytes, require_key, write_bytes_atomically
 from orchestration.execution.environment import EMBEDDED
 from orchestration.execution.session import private_session
 from orchestration.sweeps.user_code import packed
@@ -236,22 +236,47 @@ def check_shared_storage(uri: str) -> None:
         write_bytes_atomically(uri, content)
     except StorageError as error:
         raise InvalidInput(str(error)) from error
-    nodes = _alive_nodes()
-    probe = ray.remote(num_cpus=0, max_retries=2)(_reads_back)
-    pending = [
-        probe.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(
-            uri, content
+    if blind := _nodes_without(_reads_back, uri, content):
+        raise InvalidInput(
+            f"{uri} was written here but cannot be read on {_counted(blind)}; choose an --output that every node "
+            "shares, such as s3:// or NFS"
         )
+
+
+def check_keys(check: KeyCheck | None) -> None:
+    """Require that every node encrypts private files with the key that ``check`` was made of, or none where it is None.
+
+    The key itself is not sent: Ray keeps and logs what it is given for the environment of workers. Raises: InvalidInput
+    naming the nodes that have another key or none.
+    """
+    if others := _nodes_without(_has_key, check):
+        here, there = ("set", "the same key") if check else ("not set", "no key")
+        raise InvalidInput(
+            f"{KEY_VARIABLE} is {here} here, but not so on {_counted(others)}; start Ray there with {there} in its "
+            "environment"
+        )
+
+
+def _nodes_without(holds: Callable[..., bool], *arguments: object) -> list[str]:
+    """The address of every node on which ``holds``, called with ``arguments``, is false or does not answer."""
+    nodes, task = _alive_nodes(), ray.remote(num_cpus=0, max_retries=2)(holds)
+    pending = [
+        task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(*arguments)
         for node in nodes
     ]
-    blind = [
-        node["NodeManagerAddress"] for node, answer in zip(nodes, pending, strict=True) if not _answers_yes(answer)
-    ]
-    if blind:
-        raise InvalidInput(
-            f"{uri} was written here but cannot be read on {len(blind)} of {len(nodes)} nodes "
-            f"({', '.join(sorted(set(blind)))}); choose an --output that every node shares, such as s3:// or NFS"
-        )
+    return [node["NodeManagerAddress"] for node, answer in zip(nodes, pending, strict=True) if not _answers_yes(answer)]
+
+
+def _counted(addresses: Sequence[str]) -> str:
+    return f"{len(addresses)} of {len(_alive_nodes())} nodes ({', '.join(sorted(set(addresses)))})"
+
+
+def _has_key(check: KeyCheck | None) -> bool:
+    try:
+        require_key(check, "the node")
+    except InvalidInput:
+        return False
+    return True
 
 
 def _reads_back(uri: str, content: bytes) -> bool:

@@ -22,6 +22,7 @@ from orchestration.records.results import (
     StoppedTrial,
     TrialResult,
     read_statistics,
+    write_exact_statistics,
     write_result,
     write_statistics,
 )
@@ -215,7 +216,7 @@ def _individuals(
     if planned.spec.norms.exact_examples > 0:
         quality = quality_of_estimates(files, counted.parts, read_trace(files.trace), worst.epsilon)
         exact = replace(exact, estimates=quality)
-    write_statistics(files.private_summary, exact, private=True)
+    write_exact_statistics(files.private_summary, exact)
     if release is not None:
         return _released_once(files, counted, names, worst, release)
     return exact if release_mode(sweep.release.name).statistics == "exact" else None
@@ -237,5 +238,5 @@ def _released_once(
     cost = account(alone, worst.delta).epsilon
     kind = kind_of_capped(counted.summary.kind, worst)
     statistics = released_statistics(drawn, group_names, kind, counted.summary.method, cost)
-    write_statistics(files.released, statistics, private=False)
+    write_statistics(files.released, statistics)
     return statistics

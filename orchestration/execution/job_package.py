@@ -8,13 +8,14 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from pydantic import TypeAdapter
 
 from accounting.errors import InvalidInput
+from accounting.records import KeyCheck, new_key_check
 from orchestration.execution.cluster import own_packages
 from orchestration.sweeps.user_code import packed, unpacked
 from workers.imports import UserCode
@@ -38,12 +39,14 @@ _DATA: Final = frozenset(
 @dataclass(frozen=True)
 class JobDescription:
     """The sweep that a job runs. origin: name of the sweep file, for messages. output: absolute path or URI, as the
-    nodes see it. code: the user's modules, located as `sweeps.user_code.packed` ships them."""
+    nodes see it. code: the user's modules, located as `sweeps.user_code.packed` ships them. key_check: of the key that
+    private files are to be encrypted with, which is not sent."""
 
     text: str
     origin: str
     output: str
     code: UserCode
+    key_check: KeyCheck | None
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ def packaged(text: str, origin: str, output: str, code: UserCode) -> Iterator[Pa
         left_out = [path for folder in shipped for path in _prune(Path(folder))]
         job = Path(temporary, _FOLDER)
         job.mkdir()
-        description = JobDescription(text, origin, output, there)
+        description = JobDescription(text, origin, output, there, new_key_check())
         (job / "job.json").write_text(json.dumps(asdict(description)))
         own = ((origin, len(text.encode())), *(each for folder in shipped for each in _sizes(Path(folder))))
         _require_small(own)
@@ -90,7 +93,7 @@ def read_job() -> JobDescription:
         raise InvalidInput("there is no job here: `dpsweep drive` is started by the jobs of `dpsweep submit`")
     content = Path(next(iter(found.submodule_search_locations)), "job.json").read_bytes()
     job = _DESCRIPTION.validate_json(content)
-    return JobDescription(job.text, job.origin, job.output, unpacked(job.code))
+    return replace(job, code=unpacked(job.code))
 
 
 def _prune(folder: Path) -> list[str]:

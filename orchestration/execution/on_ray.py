@@ -9,7 +9,7 @@ from typing import final
 from accounting.parallel import AccountingJob, AccountingQueue, PartResult
 from accounting.records import PartFiles
 from orchestration.execution.backend import TrainingObserver, TrialContext
-from orchestration.execution.cluster import check_resources, check_shared_storage, connected
+from orchestration.execution.cluster import check_keys, check_resources, check_shared_storage, connected
 from orchestration.execution.nodes import cluster_now
 from orchestration.execution.tune import train
 from orchestration.records.layout import SweepFiles
@@ -59,8 +59,10 @@ def on_cluster(address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode
         part = {"CPU": reserved_cpus(sweep.accounting), **_custom(sweep.accounting)}
         check_resources({"a trial": _of_trial(sweep.resources), "accounting a part": part}, _JOINING)
         check_shared_storage(files.probe)
+        context = TrialContext(files, sweep.disclosure, shipped)
+        check_keys(context.key_check)
         with _queue(sweep.accounting, part) as queue:
-            yield OnRay(sweep, TrialContext(files, sweep.disclosure, shipped), queue)
+            yield OnRay(sweep, context, queue)
 
 
 def _of_trial(settings: ResourceSettings) -> dict[str, float]:

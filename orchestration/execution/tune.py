@@ -41,6 +41,7 @@ def _attempt(planned: PlannedTrial, context: TrialContext) -> str | StorageError
     """Train; return what may be shown of the error that ended the trial, without its traceback or cause; else None."""
     root, code = context.files.trial(planned.key).root, context.code
     try:
+        context.require_key()
         run_trial(planned.spec, root, code=unpacked(code), releases=planned.releases, on_progress=_report)
     except BaseException as error:  # whatever user code raises: Tune would store its text
         if isinstance(error, SystemExit) and error.code == 0:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from accounting.records import MANIFEST, TrialFiles, delete, exists, list_files, verify_epsilons
 from orchestration.comparison.claims import unfounded
 from orchestration.comparison.record import SweepRecord
-from orchestration.comparison.stored import stored_record
+from orchestration.comparison.stored import owned_record
 from orchestration.records.integrity import damages
 from orchestration.records.layout import SweepFiles
 from orchestration.records.ownership import claimed, exclusive
@@ -43,7 +43,7 @@ def prune_norms(files: SweepFiles, older_than: float) -> list[str]:
     then kept.
     """
     with exclusive(files.local_folder), claimed(files.claim):
-        results = [each for each in trained(stored_record(files)) if each.ended <= time.time() - older_than]
+        results = [each for each in trained(owned_record(files)) if each.ended <= time.time() - older_than]
         return [result.key for result in results if any(list(_deleted(files.trial(result.key))))]
 
 

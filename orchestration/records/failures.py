@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from accounting.errors import StorageError, private_text
-from accounting.records import TrialFiles, delete, write_bytes_atomically
+from accounting.records import TrialFiles, delete, write_private
 from orchestration.records.layout import SweepFiles
 from orchestration.records.release_modes import Disclosure, release_mode
 
@@ -23,7 +23,7 @@ def record_failure(error: BaseException, files: TrialFiles, disclosure: Disclosu
     if hidden is None:
         return text
     try:
-        write_bytes_atomically(files.error, hidden.encode(), private=True)
+        write_private(files.error, hidden.encode())
     except StorageError:
         return text  # the disk may be full, and then ``error`` says so already
     return f"{text}; see {files.error.removeprefix(files.root.rstrip('/') + '/')} in the trial's folder"
@@ -57,5 +57,5 @@ def record_refusals(refusals: Sequence[Refused], files: SweepFiles) -> str | Non
             delete(files.error)
         return None
     files.local_folder.mkdir(parents=True, exist_ok=True)
-    write_bytes_atomically(files.error, "\n".join(hidden).encode(), private=True)
+    write_private(files.error, "\n".join(hidden).encode())
     return f"the texts of these errors, which may quote the data, are in {files.error}"

@@ -20,9 +20,9 @@ from accounting.records import (
     exists,
     list_files,
     read_bytes,
-    read_sealed,
+    read_private_sealed,
     verify_epsilons,
-    write_sealed,
+    write_private_sealed,
 )
 from orchestration.records.results import StoredResult, TrialResult, read_result, write_result
 
@@ -63,7 +63,7 @@ def met_other_data(files: TrialFiles, digest: str) -> bool:
 
     Raises: DataCorruption when what it noted of its data is damaged.
     """
-    content = read_sealed(files.data_fingerprint, f"restore it from a backup, or {START_ANEW}")
+    content = read_private_sealed(files.data_fingerprint, f"restore it from a backup, or {START_ANEW}")
     return content is not None and json.loads(content)["data"] != digest
 
 
@@ -114,7 +114,7 @@ def _keep_private(digests: Mapping[str, str], files: TrialFiles) -> dict[str, st
     """Store the digests of private files in ``private/``; return the others."""
     own = files.private_digests.removeprefix(f"{files.root}/")
     private = {name: digest for name, digest in digests.items() if name.startswith(_PRIVATE) and name != own}
-    write_sealed(files.private_digests, json.dumps(private).encode(), private=True)
+    write_private_sealed(files.private_digests, json.dumps(private).encode())
     return {name: digest for name, digest in digests.items() if not name.startswith(_PRIVATE)}
 
 
@@ -122,7 +122,7 @@ def _private_digests(files: TrialFiles) -> dict[str, str]:
     """Digests of private files by name; empty if ``private/`` was deleted entirely. Raises `DataCorruption` when they
     are damaged, or missing while other private files are there."""
     next_step = f"delete {files.result} and resume, which rebuilds both"
-    content = read_sealed(files.private_digests, next_step)
+    content = read_private_sealed(files.private_digests, next_step)
     if content is None and list_files(files.private):
         raise DataCorruption(f"{files.private_digests} is missing; restore it from a backup, or {next_step}")
     return {} if content is None else dict(json.loads(content))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from accounting.errors import DataCorruption
-from accounting.records import read_sealed, write_sealed
+from accounting.records import KeyCheck, new_key_check, read_sealed, require_key, write_sealed
 from orchestration.records.layout import SweepFiles
 
 _PACKAGES = ("dpsweep", "ray", "torch", "torchvision", "dp-accounting", "pyarrow", "mlflow", "numpy", "scikit-learn")
@@ -30,7 +30,8 @@ class Manifest:
     git: commit of dpsweep's code; empty outside a checkout. hardware: of the driver's machine. names: keys of trials
     that an earlier version called after their labels, by the key that they would have now; None if that version wrote
     the manifest. earlier: earlier versions of the sweep file that asked for trials which the present one does not.
-    calibrations: noise multipliers that plans of the sweep have found, by what was asked.
+    calibrations: noise multipliers that plans of the sweep have found, by what was asked. key_check: of the key that
+    private files are encrypted with; None where they are not.
     """
 
     sweep_id: str
@@ -43,6 +44,7 @@ class Manifest:
     names: dict[str, str] | None = None
     earlier: list[str] = field(default_factory=list)
     calibrations: dict[str, float] = field(default_factory=dict)
+    key_check: KeyCheck | None = None
 
     def provenance(self) -> dict[str, str]:
         """Everything except the sweep itself, as flat text entries such as ``versions.torch``."""
@@ -57,10 +59,16 @@ class Manifest:
 def open_manifest(files: SweepFiles, sweep: Mapping[str, Any], text: str) -> Manifest:
     """The stored manifest, of whichever sweep, or a new one where the folder holds none; writes nothing.
 
-    sweep: the specification as plain values, every default written out. Raises: DataCorruption when the stored manifest
-    is damaged.
+    sweep: the specification as plain values, every default written out.
+
+    Raises: InvalidInput when the private files of the stored sweep have another key than this process, or only one of
+    both has a key. DataCorruption when the stored manifest is damaged.
     """
-    return read_manifest(files) or _new_manifest(sweep, text)
+    stored = read_manifest(files)
+    if stored is None:
+        return _new_manifest(sweep, text)
+    require_key(stored.key_check, f"the sweep in {files.root}")
+    return stored
 
 
 def read_manifest(files: SweepFiles) -> Manifest | None:
@@ -68,9 +76,13 @@ def read_manifest(files: SweepFiles) -> Manifest | None:
     next_step = "restore it, or run in another folder"
     content = read_sealed(files.manifest, next_step)
     try:
-        return None if content is None else Manifest(**json.loads(content))
+        return None if content is None else _manifest(**json.loads(content))
     except TypeError as error:
         raise DataCorruption(f"{files.manifest} is no manifest of this version of dpsweep; {next_step}") from error
+
+
+def _manifest(key_check: Mapping[str, str] | None = None, **others: Any) -> Manifest:
+    return Manifest(**others, key_check=None if key_check is None else KeyCheck(**key_check))
 
 
 def write_manifest(files: SweepFiles, manifest: Manifest) -> None:
@@ -92,6 +104,7 @@ def _new_manifest(sweep: Mapping[str, Any], text: str) -> Manifest:
             "cpus": os.cpu_count() or 1,
         },
         names={},
+        key_check=new_key_check(),
     )
 
 

@@ -11,7 +11,7 @@ from accounting.curves import AttackRisk
 from accounting.errors import START_ANEW, DataCorruption
 from accounting.estimates import PrivacyEstimate
 from accounting.individual import FILTERED
-from accounting.records import read_sealed, write_sealed
+from accounting.records import read_private_sealed, read_sealed, write_private_sealed, write_sealed
 from orchestration.records.published import IndividualStatistics, PublishedEpoch
 from orchestration.records.release_modes import release_mode
 from orchestration.records.stored_trace import StoredTrace
@@ -126,14 +126,27 @@ def read_result(uri: str) -> StoredResult | None:
         raise DataCorruption(f"{uri} is no result of this version of dpsweep; {next_step}") from error
 
 
-def write_statistics(uri: str, statistics: IndividualStatistics, private: bool) -> None:
-    """Store statistics of training examples. ``private``: readable by the owner only, as exact statistics must be."""
-    write_sealed(uri, _STATISTICS.dump_json(statistics), private)
+def write_statistics(uri: str, statistics: IndividualStatistics) -> None:
+    """Store statistics of training examples that were released with noise."""
+    write_sealed(uri, _STATISTICS.dump_json(statistics))
+
+
+def write_exact_statistics(uri: str, statistics: IndividualStatistics) -> None:
+    """Store exact statistics of training examples: private data."""
+    write_private_sealed(uri, _STATISTICS.dump_json(statistics))
 
 
 def read_statistics(uri: str, next_step: str) -> IndividualStatistics | None:
-    """The stored statistics, or None. Raises: DataCorruption, ending in ``next_step``, when the file is damaged."""
-    content = read_sealed(uri, next_step)
+    """Those that were released, or None. Raises: DataCorruption, ending in ``next_step``, when the file is damaged."""
+    return _statistics(read_sealed(uri, next_step), uri, next_step)
+
+
+def read_exact_statistics(uri: str, next_step: str) -> IndividualStatistics | None:
+    """The exact ones, or None. Raises: DataCorruption, ending in ``next_step``, when the file is damaged."""
+    return _statistics(read_private_sealed(uri, next_step), uri, next_step)
+
+
+def _statistics(content: bytes | None, uri: str, next_step: str) -> IndividualStatistics | None:
     try:
         return None if content is None else _STATISTICS.validate_json(content)
     except ValidationError as error:

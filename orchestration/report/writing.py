@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from accounting.records import write_bytes_atomically
+from accounting.records import write_bytes_atomically, write_private
 from orchestration.comparison.record import SweepRecord, exact, rows
 from orchestration.records.layout import SweepFiles
 from orchestration.records.release_modes import release_mode
@@ -21,6 +21,6 @@ def write_reports(files: SweepFiles, record: SweepRecord) -> str:
     page = render(record.data())
     sensitive = release_mode(record.disclosure).is_sensitive
     write_bytes_atomically(files.report, page.encode(), sensitive)
-    write_bytes_atomically(files.private_report, render(record.data(exact(files))).encode(), private=True)
+    write_private(files.private_report, render(record.data(exact(files))).encode())
     write_bytes_atomically(files.results, json.dumps(rows(record), indent=2, allow_nan=False).encode(), sensitive)
     return page

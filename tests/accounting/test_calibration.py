@@ -152,6 +152,18 @@ class TestDecay:
         decay = calibrate_decay("time", 3.0, 25, budget, run)
         assert whole_epochs(make_schedule("time", 3.0, decay=decay), budget, PoissonSampling(0.02), 50, 1) == 25
 
+    def test_a_run_that_no_decay_makes_last_is_computed_once(self) -> None:
+        """Found by hostile input: 551 epochs of other noise each took minutes to be refused."""
+        lengths: list[int] = []
+
+        def run(schedule: NoiseSchedule, epochs: int) -> Trace:
+            lengths.append(epochs)
+            return shuffled_epochs(schedule, epochs)
+
+        with pytest.raises(Unreachable, match="last 551 epochs: it lasts between 1 and 156"):
+            calibrate_decay("exponential", 10.0, 551, BUDGET, run)
+        assert [length for length in lengths if length > 512] == [551]
+
     @pytest.mark.parametrize("epochs", [200, 3])
     def test_names_how_long_the_budget_can_last(self, epochs: int) -> None:
         with pytest.raises(Unreachable, match=f"last {epochs} epochs: it lasts between 10 and 156"):

@@ -3,8 +3,8 @@
     python -m tests.hostile --inputs 100000
     python -m tests.hostile --only traces --inputs 1000 --seed 7
 
-The exit status is 1 when an input was answered with a traceback, with nothing within a minute, or with too small an
-epsilon.
+The exit status is 1 when an input was answered with a traceback, with nothing within a minute of CPU time, or with too
+small an epsilon.
 """
 
 from __future__ import annotations

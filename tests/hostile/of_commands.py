@@ -29,6 +29,7 @@ from tests.hostile.floor import delta_of_gaussian
 from tests.hostile.odd import NUMBERS, WORDS
 from tests.hostile.of_sweeps import SWEEPS
 from tests.hostile.target import Target
+from tests.orchestration.sample_results import stored_sample
 
 _EPSILON, _CALIBRATE = "epsilon --delta 1e-5 --json", "calibrate --delta 1e-5 --json"
 LINES = (
@@ -57,6 +58,12 @@ LINES = (
     "forget FOLDER",
     "prune FOLDER --norms --older-than 1",
     "owner-report TRIAL --example-id 4 --json",
+    "status STORED --json",
+    "list STORED --json",
+    "compare STORED OTHER --json",
+    "export STORED --to TABLE.csv",
+    "account STORED --address in-process --delta 1e-6 --individual pld --group-sizes 2,4 --json",
+    "delete FOLDER --yes",
 )
 """Command lines of which parts are replaced. Commands that train or talk to a cluster are left out."""
 
@@ -153,11 +160,26 @@ def _trial() -> str:
     return folder
 
 
+@functools.cache
+def _stored(name: str) -> str:
+    """A finished sweep without norms, so that nothing is accounted again and no cluster is started."""
+    folder = tempfile.mkdtemp(prefix="hostile-sweep-")
+    return stored_sample(Path(folder) / name).root
+
+
 def _in_place(word: str, folder: Path) -> str:
     sweep = folder / "plan.yaml"
     if not sweep.exists():
         sweep.write_text(yaml.safe_dump(SWEEPS[0]))
-    names = {"TRIAL": _trial(), "TRACE": TrialFiles(_trial()).trace, "FOLDER": str(folder), "SWEEP": str(sweep)}
+    names = {
+        "TRIAL": _trial(),
+        "TRACE": TrialFiles(_trial()).trace,
+        "FOLDER": str(folder),
+        "SWEEP": str(sweep),
+        "STORED": _stored("first"),
+        "OTHER": _stored("second"),
+        "TABLE.csv": str(folder / "table.csv"),
+    }
     return names.get(word, word)
 
 

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from accounting.errors import DpsweepError
 
 LIMIT_S: Final = 60.0
-"""An input that takes longer hangs."""
+"""An input that takes more CPU time hangs, as does one that waits for `_PATIENCE` times as long."""
+_PATIENCE: Final = 10.0
 _AT_ONCE: Final = 500
 """Inputs between two seeds: a finding ends its share only."""
 
@@ -112,15 +113,20 @@ def _place(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Raise `Hang` in this block after ``seconds``. Timers of others, as pytest-timeout's, go on afterwards."""
+    """Raise `Hang` in this block after ``seconds`` of CPU time, or `_PATIENCE` times as long.
+
+    Timers of others, as pytest-timeout's, go on afterwards.
+    """
 
     def hang(number: int, frame: FrameType | None) -> None:
-        raise Hang(f"no end after {seconds:g} s")
+        raise Hang(f"no end after {seconds:g} s of CPU time, or {_PATIENCE * seconds:g} s")
 
-    handler = signal.signal(signal.SIGALRM, hang)
-    left, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
+    timers = ((signal.ITIMER_PROF, signal.SIGPROF, seconds), (signal.ITIMER_REAL, signal.SIGALRM, _PATIENCE * seconds))
+    handlers = [signal.signal(number, hang) for _, number, _ in timers]
+    left = [signal.setitimer(timer, limit)[0] for timer, _, limit in timers]
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, left)
-        signal.signal(signal.SIGALRM, handler)
+        for (timer, number, _), handler, rest in zip(timers, handlers, left, strict=True):
+            signal.setitimer(timer, rest)
+            signal.signal(number, handler)

@@ -7,6 +7,7 @@ from typing import Final
 from tests.mutants.mutant import Bug as B
 from tests.mutants.mutant import Mutant, bugs_in
 
+ENCRYPTION: Final = ("tests/accounting/records/test_encryption.py",)
 CLAIMS: Final = ("tests/orchestration/comparison/test_claims.py",)
 FOUND: Final = ("tests/test_hostile.py::test_what_was_found_is_refused_in_one_line",)
 MEMBERSHIP: Final = ("tests/workers/test_membership.py",)
@@ -50,6 +51,30 @@ HOSTILE: Final[tuple[Mutant, ...]] = (
         "accounting/records/files.py",
         STRANGERS,
         B("os.umask(before | 0o002)", "os.umask(before)", "strangers write into what libraries make", True),
+    ),
+    *bugs_in(
+        "accounting/records/private_files.py",
+        ENCRYPTION,
+        B("encrypted(uri, content), private=True)", "encrypted(uri, content))", "private files are public", True),
+        B(
+            "write_bytes_atomically(uri, encrypted(uri, content),",
+            "write_bytes_atomically(uri, content,",
+            "private files are not encrypted",
+            True,
+        ),
+        B('(read_private(uri) if exists(uri) else b"") + content', "content", "encrypted manifests lose lines", True),
+    ),
+    *bugs_in(
+        "accounting/records/encryption.py",
+        ENCRYPTION,
+        B("uri.encode() + content, hashlib", "uri.encode(), hashlib", "a file's key and nonces repeat", True),
+        B('>Q", len(uri.encode())) + uri.encode()', '>Q", 0)', "equal contents of two files look equal", True),
+        B('>3xQ?", number,', '>3xQ?", 0,', "nonces repeat within a file", True),
+        B("number == last), view", "False), view", "a file that is cut off between segments is read", True),
+        B("raise InvalidInput(_not_encrypted(uri))", "return stored", "a file that is not encrypted is read", True),
+        B("raise InvalidInput(_not_encrypted(where))", "pass", "a sweep goes on with a key that began without", True),
+        B("raise InvalidInput(_encrypted(where))", "pass", "a sweep goes on without the key that it began with", True),
+        B("has {len(text)} characters that are", "is {text},", "an error tells the key", True),
     ),
     *bugs_in(
         "workers/membership.py",

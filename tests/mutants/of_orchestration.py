@@ -48,8 +48,8 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
             True,
         ),
         B(
-            "write_statistics(files.private_summary, exact, private=True)",
-            "write_statistics(files.private_summary, exact, private=False)",
+            "write_exact_statistics(files.private_summary, exact)",
+            "write_statistics(files.private_summary, exact)",
             "exact statistics are public",
             True,
         ),
@@ -154,9 +154,9 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
             True,
         ),
         B(
-            "write_sealed(files.private_digests, json.dumps(private).encode(), private=True)",
-            "write_sealed(files.private_digests, json.dumps(private).encode())",
-            "the file of private digests is public",
+            "write_private_sealed(files.private_digests,",
+            'write_private_sealed(f"{files.root}/digests.json",',
+            "digests of private files lie among the public files",
             True,
         ),
         B("return exists(uri) and _digest(uri) != digest", "return False", "altered files are not noticed"),
@@ -165,7 +165,7 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
         "orchestration/records/results.py",
         COMPLETING,
         B(
-            "write_sealed(uri, _STATISTICS.dump_json(statistics), private)",
+            "write_private_sealed(uri, _STATISTICS.dump_json(statistics))",
             "write_sealed(uri, _STATISTICS.dump_json(statistics))",
             "exact statistics are public",
             True,

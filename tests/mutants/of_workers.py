@@ -292,8 +292,8 @@ WORKERS: Final[tuple[Mutant, ...]] = (
             True,
         ),
         B(
-            "json.dumps(asdict(trainer.counters)).encode(), private=True)",
-            "json.dumps(asdict(trainer.counters)).encode())",
+            "write_private(files.private_training,",
+            "write_bytes_atomically(files.private_training,",
             "exact counters are public",
             True,
             TRAINING,
@@ -315,13 +315,6 @@ WORKERS: Final[tuple[Mutant, ...]] = (
             "temporary files keep the key of the noise",
             True,
         ),
-        B(
-            "_MAGIC + hashlib.sha256(payload).digest() + payload, private=True",
-            "_MAGIC + hashlib.sha256(payload).digest() + payload",
-            "the checkpoint with the key is public",
-            True,
-            (),
-        ),
     ),
     *bugs_in(
         "workers/evaluation.py",
@@ -336,12 +329,6 @@ WORKERS: Final[tuple[Mutant, ...]] = (
     *bugs_in(
         "workers/attacks.py",
         ("tests/workers/test_attacks.py",),
-        B(
-            "write_sealed(uri, _RESULTS.dump_json(results), private=True)",
-            "write_sealed(uri, _RESULTS.dump_json(results))",
-            "attacks are public",
-            True,
-        ),
         B(
             "chosen_members[half:] <= threshold",
             "chosen_members[:half] <= threshold",

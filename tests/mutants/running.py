@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import multiprocessing
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
@@ -47,10 +48,11 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Run:
-    """Exit status of pytest, or None when it ran out of time, and its output."""
+    """Exit status of pytest, or None when it ran out of time, its output, and the seconds of each test."""
 
     status: int | None
     output: str
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 def copy_checkout(folder: Path) -> Path:
@@ -71,18 +73,30 @@ def copy_checkout(folder: Path) -> Path:
 def run_tests(folder: Path, tests: Sequence[str]) -> Run:
     """The named tests up to the first failure, from the copy in ``folder``. Hypothesis draws alike every time."""
     shutil.rmtree(folder / ".hypothesis", ignore_errors=True)
-    output = folder / "output.txt"
-    process = _FORKS.Process(target=_run_here, args=(str(folder), tuple(tests), str(output)))
+    output, seconds = folder / "output.txt", folder / "seconds.json"
+    seconds.unlink(missing_ok=True)
+    process = _FORKS.Process(target=_run_here, args=(str(folder), tuple(tests), str(output), str(seconds)))
     process.start()
     process.join(LIMIT_S)
     if process.is_alive():
         process.kill()
         process.join()
         return Run(None, f"no end after {LIMIT_S} s")
-    return Run(process.exitcode, output.read_text(errors="replace"))
+    measured = json.loads(seconds.read_text()) if seconds.exists() else {}
+    return Run(process.exitcode, output.read_text(errors="replace"), measured)
 
 
-def _run_here(folder: str, tests: tuple[str, ...], output: str) -> None:
+class _Clock:
+    """A plugin of pytest that sums the seconds of each test."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
+
+
+def _run_here(folder: str, tests: tuple[str, ...], output: str, seconds: str) -> None:
     """In a process of its own: forget this checkout's modules, and run pytest on those of the copy."""
     file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(file, 1)
@@ -90,20 +104,26 @@ def _run_here(folder: str, tests: tuple[str, ...], output: str) -> None:
     os.chdir(folder)
     os.environ["PYTHONPATH"] = folder
     os.environ.pop("PYTEST_ADDOPTS", None)  # those of the run that this one may be part of
+    sys.dont_write_bytecode = False  # modules that are not changed are compiled once
     sys.path[:] = [folder, *(path for path in sys.path if path not in ("", str(ROOT)))]
     for name in [name for name in sys.modules if name.split(".")[0] in _OWN]:
         del sys.modules[name]
-    sys.exit(
-        pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--durations=0", "--hypothesis-seed=0", "-m", "", *tests])
-    )
+    clock, options = _Clock(), ("-x", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0", "-m", "")
+    status = pytest.main([*options, *tests], plugins=[clock])
+    Path(seconds).write_text(json.dumps(clock.seconds))
+    sys.exit(status)
 
 
-def try_mutant(folder: Path, mutant: Mutant) -> Outcome:
-    """Plant ``mutant`` in the copy, run its tests, and take it out again."""
+def try_mutant(folder: Path, mutant: Mutant, order: Mapping[str, Sequence[str]] | None = None) -> Outcome:
+    """Plant ``mutant`` in the copy, run its tests, and take it out again.
+
+    order: of some tests that it names, the single tests in the order to run them in.
+    """
     began = time.monotonic()
+    tests = [each for test in mutant.tests for each in (order or {}).get(test, [test])]
     try:
         with _planted(folder / mutant.file, mutant):
-            run = run_tests(folder, mutant.tests)
+            run = run_tests(folder, tests)
     except (OSError, ValueError) as error:
         return Outcome(mutant, "broken", 0.0, str(error))
     verdicts: dict[int | None, Verdict] = {None: "killed", 0: "survived", 1: "killed"}

@@ -14,7 +14,7 @@ from orchestration.comparison.record import SweepRecord, rows
 from orchestration.records.layout import SweepFiles
 from orchestration.records.manifest import open_manifest, write_manifest
 from orchestration.records.published import GroupEpsilon, Histogram, IndividualStatistics
-from orchestration.records.results import StoppedTrial, TrialResult, write_result, write_statistics
+from orchestration.records.results import StoppedTrial, TrialResult, write_exact_statistics, write_result
 from orchestration.records.states import TrialState
 from orchestration.records.status import TrialStatus, status_of
 from orchestration.sweeps.grid import GridPoint, grid
@@ -87,7 +87,7 @@ def sample_record(folder: Path, **changes: object) -> tuple[SweepRecord, SweepFi
             result = result_of(point, 0.7 if point.is_private else 0.9)
             statuses[point.key] = status_of(result)
             if point.is_private:
-                write_statistics(files.trial(point.key).private_summary, EXACT, private=True)
+                write_exact_statistics(files.trial(point.key).private_summary, EXACT)
         else:
             statuses[point.key] = TrialStatus(point.key, 20, TrialState.FAILED, error="lost")
     return SweepRecord(open_manifest(files, sweep.plain(), text), sweep, points, statuses, {}), files

@@ -16,7 +16,7 @@ from orchestration.execution.completion import Times, complete_trial
 from orchestration.pipeline import render_again
 from orchestration.records.layout import SweepFiles
 from orchestration.records.manifest import open_manifest, write_manifest
-from orchestration.records.results import TrialResult, read_result, read_statistics
+from orchestration.records.results import TrialResult, read_exact_statistics, read_result
 from orchestration.sweeps.plan import plan_sweep
 from orchestration.sweeps.schema import parse_sweep
 from orchestration.tracking.protocol import group_table
@@ -68,7 +68,7 @@ def words(page: str) -> str:
 def test_attacks_and_correlations_stay_private(tmp_path: Path, release: str) -> None:
     files = finished(tmp_path / "sweep", release)
     private = trial_in(files.root, "flat-seed0")
-    exact = read_statistics(private.private_summary, "")
+    exact = read_exact_statistics(private.private_summary, "")
     assert exact is not None
     correlations = [exact.loss_correlation, *(group.loss_correlation for group in exact.groups)]
     secrets = [str(CANARY), SHOWN, *(repr(r) for r in correlations if r is not None)]
@@ -105,7 +105,7 @@ def test_exact_results_are_disclosed_by_raw_alone(tmp_path: Path) -> None:
         trial = record.trial(point)
         assert group_table(trial)["attack_success_rate"] == [CANARY] * 10
         assert trial.tags["sensitive"] == "true"
-    exact = read_statistics(trial_in(files.root, "flat-seed0").private_summary, "")
+    exact = read_exact_statistics(trial_in(files.root, "flat-seed0").private_summary, "")
     assert exact is not None
     assert final_metrics(record.trial(record.points[1]))["privacy/loss_correlation"] == exact.loss_correlation
     assert exact.loss_correlation is not None

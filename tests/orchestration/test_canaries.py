@@ -6,6 +6,7 @@ examples. Each release mode is run with code that prints, code that raises, and 
 
 from __future__ import annotations
 
+import base64
 import stat
 import struct
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from accounting.records.encryption import KEY_VARIABLE
 from accounting.records.epsilons import read_epsilons
 from accounting.records.layout import TrialFiles
 from accounting.records.shards import NormShards
@@ -63,7 +65,7 @@ HOW = {each.__name__: each for each in (prints, raises, kills)}
 """
 
 
-def run(folder: Path, how: list[str], release: str) -> tuple[int, str]:
+def run(folder: Path, how: list[str], release: str, **variables: str) -> tuple[int, str]:
     """The exit code of a sweep whose models do ``how``, and what it printed; temporary files go to folder/tmp."""
     (folder / "canary_code.py").write_text(OWN_CODE)
     (folder / "tmp").mkdir(exist_ok=True)
@@ -84,6 +86,7 @@ def run(folder: Path, how: list[str], release: str) -> tuple[int, str]:
         *("run", sweep, "--output", folder / "out", "--address", IN_PROCESS),
         TMPDIR=str(folder / "tmp"),
         MENDED=str(folder / "mended"),
+        **variables,
     )
     return done.returncode, done.stdout + done.stderr
 
@@ -110,12 +113,12 @@ def secrets(root: Path) -> Iterator[tuple[str, bytes]]:
             yield f"value {value}, 64 bits", struct.pack("<d", value)
 
 
-def leaks(folder: Path) -> list[tuple[str, str]]:
-    """Files outside private folders with what they hold of the secrets; temporary files are none of them."""
+def leaks(folder: Path, hidden: str = "private") -> list[tuple[str, str]]:
+    """Files outside folders called ``hidden`` with what they hold of the secrets; temporary files are none of them."""
     wanted = dict(secrets(folder / "out"))
     assert len(wanted) > 400
     roots = (folder / "out", folder / "tmp")
-    paths = [path for root in roots for path in root.rglob("*") if path.is_file() and "private" not in path.parts]
+    paths = [path for root in roots for path in root.rglob("*") if path.is_file() and hidden not in path.parts]
     contents = {path: path.read_bytes() for path in paths}
     return [(path.name, name) for path, held in contents.items() for name, secret in wanted.items() if secret in held]
 
@@ -136,6 +139,26 @@ def test_no_canary_leaves_the_private_folders(tmp_path: Path, release: str) -> N
     assert code == 0, printed
     assert WORD not in printed
     assert leaks(tmp_path) == []
+
+
+@pytest.mark.long
+def test_with_a_key_no_canary_is_in_any_file_and_the_key_in_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After prints, raised errors and a killed driver, and after the sweep was continued; the private folders too."""
+    key = "0badc0de" * 8
+    monkeypatch.setenv(KEY_VARIABLE, key)
+    for expected in (-9, 0):
+        code, printed = run(tmp_path, ["prints", "raises", "kills"], "none", DPSWEEP_KEY=key)
+        assert code == expected, printed
+        assert key not in printed
+        assert leaks(tmp_path, hidden="") == []
+        assert len(list((tmp_path / "out").glob("trials/*/private/checkpoint.pt"))) == (2 if expected else 0)
+        held = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+        spellings = (key.encode(), bytes.fromhex(key), base64.b64encode(bytes.fromhex(key)))
+        assert len(held) > 30
+        assert not [each for each in held for spelling in spellings if spelling in each]
+        (tmp_path / "mended").touch()
 
 
 @pytest.mark.long

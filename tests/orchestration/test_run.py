@@ -21,7 +21,7 @@ from accounting.records.shards import NormShards
 from accounting.records.traces import read_trace
 from orchestration.pipeline import RunRequest, render_again, run_sweep
 from orchestration.records.layout import SweepFiles
-from orchestration.records.results import TrialResult, read_result, read_statistics
+from orchestration.records.results import TrialResult, read_exact_statistics, read_result, read_statistics
 from orchestration.records.states import TrialState
 from orchestration.sweeps.schema import parse_sweep
 from orchestration.sweeps.user_code import permitted
@@ -119,7 +119,7 @@ def test_each_private_trial_has_trace_shards_epsilons_and_result(sweep: Finished
 
 def test_only_released_statistics_leave_the_private_folder(sweep: FinishedSweep) -> None:
     files = trial_in(sweep.files.root, "flat-constant-seed0")
-    exact, result = read_statistics(files.private_summary, ""), read_result(files.result)
+    exact, result = read_exact_statistics(files.private_summary, ""), read_result(files.result)
     assert exact is not None
     assert isinstance(result, TrialResult)
     assert result.individuals is not None
@@ -161,7 +161,7 @@ def test_mlflow_has_one_finished_run_per_trial(sweep: FinishedSweep) -> None:
 
 def _stored_numbers(files: TrialFiles) -> list[str]:
     """Numbers that only exact per-example data can produce, as they would be printed."""
-    exact = read_statistics(files.private_summary, "")
+    exact = read_exact_statistics(files.private_summary, "")
     assert exact is not None
     epsilons = read_epsilons(files.epsilons)
     return [repr(exact.mean), *(repr(group.mean) for group in exact.groups), *map(repr, epsilons.upper[:50].tolist())]

@@ -20,7 +20,7 @@ from orchestration.comparison.individuals import exact_statistics, kind_of_cappe
 from orchestration.comparison.metrics import known
 from orchestration.comparison.statistics import pearson
 from orchestration.records.published import GroupEpsilon, Histogram
-from orchestration.records.results import read_statistics, write_statistics
+from orchestration.records.results import read_exact_statistics, write_exact_statistics
 from tests.orchestration.sample_sweeps import sample_trial
 
 
@@ -101,16 +101,16 @@ def test_epsilons_are_capped_at_the_worst_case_first() -> None:
 def test_it_is_stored_and_older_files_without_it_stay_readable(tmp_path: Path) -> None:
     exact = exact_statistics(counted(_epsilons(), 100.0), ("a", "b", "c"), worst_case(100.0))
     uri = str(tmp_path / "summary.json")
-    write_statistics(uri, exact, private=True)
-    assert read_statistics(uri, "") == exact
-    write_statistics(uri, replace(exact, kind="guarantee"), private=True)
-    assert read_statistics(uri, "") == replace(exact, kind="output_specific"), "as older versions called it"
+    write_exact_statistics(uri, exact)
+    assert read_exact_statistics(uri, "") == exact
+    write_exact_statistics(uri, replace(exact, kind="guarantee"))
+    assert read_exact_statistics(uri, "") == replace(exact, kind="output_specific"), "as older versions called it"
     older = json.loads(Path(uri).read_text())
     for part in (older, *older["groups"]):
         del part["loss_correlation"]
     del older["sha256"]
     write_sealed(uri, json.dumps(older).encode())
-    read = read_statistics(uri, "")
+    read = read_exact_statistics(uri, "")
     assert read is not None
     assert (read.loss_correlation, read.groups[0].loss_correlation, read.mean) == (None, None, exact.mean)
 

@@ -21,7 +21,7 @@ from accounting.records.traces import read_trace
 from accounting.release import ReleaseSpec
 from orchestration.execution.completion import Times, complete_stopped, complete_trial, epsilon_so_far
 from orchestration.records.published import IndividualStatistics
-from orchestration.records.results import TrialResult, read_statistics
+from orchestration.records.results import TrialResult, read_exact_statistics
 from orchestration.sweeps.plan import PlannedTrial, plan_sweep
 from orchestration.sweeps.schema import SweepSpec, parse_sweep
 from tests.orchestration.sample_grids import small
@@ -50,7 +50,7 @@ class Trained:
     @property
     def exact(self) -> IndividualStatistics:
         """The exact statistics, which are private."""
-        found = read_statistics(self.files.private_summary, "")
+        found = read_exact_statistics(self.files.private_summary, "")
         assert found is not None
         return found
 

@@ -1,0 +1,185 @@
+"""Encryption at rest of private files, with a key from the environment variable ``DPSWEEP_KEY``.
+
+Where the key is set, `encrypted` turns the content of a private file into what is stored, and `decrypted` turns it
+back; elsewhere both leave it as it is. A file that is encrypted is not read without its key, and one that is not is not
+read with a key: what was begun one way is continued that way.
+
+A stored file is a header (magic, salt, check) and segments of 1 MiB, each encrypted by AES-256-GCM. HKDF-SHA256
+(RFC 5869) derives the key of the file, and the check, from the user's key and the salt; the nonce of a segment is its
+number and whether it is the last, so segments are neither reordered nor cut off unnoticed (the STREAM construction of
+Hoang, Reyhanitabar, Rogaway and Vizár, 2015, with a key per file as in Tink's AES-GCM-HKDF). The salt is an HMAC-SHA256
+of the file's name and content under a key of its own, as in SIV (Rogaway and Shrimpton, 2006): no two contents share a
+key and nonce, a process that repeats its work stores the same bytes, and the only equality that stored bytes show is
+that of a file with what it was before.
+
+Names, sizes and times of files are not hidden.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from accounting.errors import START_ANEW, DataCorruption, InvalidInput
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+KEY_VARIABLE: Final = "DPSWEEP_KEY"
+"""Environment variable with the key: 64 hexadecimal digits."""
+
+_MAGIC: Final = b"dpsweep-encrypted-1\n"
+_SALT: Final = 32
+_CHECK: Final = 16
+_HEADER: Final = len(_MAGIC) + _SALT + _CHECK
+_SEGMENT: Final = 2**20
+"""Bytes of content in a segment, but for the last, which may have fewer."""
+_TAG: Final = 16
+_FORM: Final = re.compile(r"[0-9a-fA-F]{64}")
+
+
+@dataclass(frozen=True)
+class KeyCheck:
+    """Tells whether a key is the one that was meant, and tells nothing else of it. salt, check: hexadecimal."""
+
+    salt: str
+    check: str
+
+
+def new_key_check() -> KeyCheck | None:
+    """That of the key in this process's environment; None where there is none. Raises: InvalidInput for no key."""
+    key = _key()
+    if key is None:
+        return None
+    salt = os.urandom(_SALT)
+    return KeyCheck(salt.hex(), _derived(key, salt)[1].hex())
+
+
+def require_key(check: KeyCheck | None, where: str) -> None:
+    """Raise `InvalidInput` unless this process has the key that ``check`` was made of, or None and no key.
+
+    where: what needs it, as the subject of a sentence.
+    """
+    key = _key()
+    if check is None and key is not None:
+        raise InvalidInput(_not_encrypted(where))
+    if check is not None and key is None:
+        raise InvalidInput(_encrypted(where))
+    if check is not None and key is not None:
+        found = _derived(key, bytes.fromhex(check.salt))[1]
+        if not hmac.compare_digest(found.hex(), check.check):
+            raise InvalidInput(_other_key(where))
+
+
+def encrypted(uri: str, content: bytes) -> bytes:
+    """What is stored of the private file ``uri``: its content, encrypted if there is a key. Deterministic.
+
+    Raises: InvalidInput for a key that is none, or without the package that encrypts.
+    """
+    key = _key()
+    if key is None:
+        return content
+    salt = hmac.digest(_salting(key), struct.pack(">Q", len(uri.encode())) + uri.encode() + content, hashlib.sha256)
+    cipher, check = _cipher(key, salt)
+    segments = (cipher.encrypt(nonce, segment, None) for nonce, segment in _segments(content, _SEGMENT))
+    return b"".join((_MAGIC, salt, check, *segments))
+
+
+def decrypted(uri: str, stored: bytes) -> bytes:
+    """The content of the private file ``uri``, of which ``stored`` was read.
+
+    Raises: InvalidInput when a key lacks, is another one, or is set though the file is not encrypted; DataCorruption
+    when the file was cut or altered.
+    """
+    key = _key()
+    if not stored.startswith(_MAGIC):
+        if key is None:
+            return stored
+        raise InvalidInput(_not_encrypted(uri))
+    if key is None:
+        raise InvalidInput(_encrypted(uri))
+    salt, check = stored[len(_MAGIC) : len(_MAGIC) + _SALT], stored[len(_MAGIC) + _SALT : _HEADER]
+    cipher, expected = _cipher(key, salt)
+    if len(stored) < _HEADER + _TAG:
+        raise _damaged(uri)
+    if not hmac.compare_digest(check, expected):
+        raise InvalidInput(_other_key(uri))
+    from cryptography.exceptions import InvalidTag
+
+    segments = _segments(stored[_HEADER:], _SEGMENT + _TAG)
+    try:
+        return b"".join(cipher.decrypt(nonce, segment, None) for nonce, segment in segments)
+    except InvalidTag:
+        raise _damaged(uri) from None
+
+
+def is_encrypting() -> bool:
+    """Whether there is a key. Raises: InvalidInput for one that is none."""
+    return _key() is not None
+
+
+def _key() -> bytes | None:
+    """The user's key. Raises: InvalidInput, without its text, for one that is none."""
+    text = os.environ.get(KEY_VARIABLE, "")
+    if not text:
+        return None
+    if _FORM.fullmatch(text) is None:
+        raise InvalidInput(
+            f"{KEY_VARIABLE} has {len(text)} characters that are no key, but must be 64 hexadecimal digits; "
+            "`openssl rand -hex 32` makes some"
+        )
+    return bytes.fromhex(text)
+
+
+def _expanded(key: bytes, length: int, salt: bytes | None, purpose: bytes) -> bytes:
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+    return HKDF(hashes.SHA256(), length, salt, b"dpsweep 1 " + purpose).derive(key)
+
+
+def _salting(key: bytes) -> bytes:
+    """The key of the HMAC that salts are."""
+    return _expanded(key, 32, None, b"salt")
+
+
+def _derived(key: bytes, salt: bytes) -> tuple[bytes, bytes]:
+    """The key of a file, and what tells whether it is the right one."""
+    both = _expanded(key, 32 + _CHECK, salt, b"file")
+    return both[:32], both[32:]
+
+
+def _cipher(key: bytes, salt: bytes) -> tuple[AESGCM, bytes]:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    own, check = _derived(key, salt)
+    return AESGCM(own), check
+
+
+def _segments(data: bytes, size: int) -> Iterator[tuple[bytes, memoryview]]:
+    """The segments in order, at least one, each with its nonce: 3 zero bytes, its number in 8, and 1 for the last."""
+    view, last = memoryview(data), max(0, -(-len(data) // size) - 1)
+    for number in range(last + 1):
+        yield struct.pack(">3xQ?", number, number == last), view[number * size : (number + 1) * size]
+
+
+def _encrypted(what: str) -> str:
+    return f"{what} is encrypted; set {KEY_VARIABLE} to its key"
+
+
+def _not_encrypted(what: str) -> str:
+    return f"{what} was begun without encryption, but {KEY_VARIABLE} is set; unset it, or use another folder"
+
+
+def _other_key(what: str) -> str:
+    return f"{what} was encrypted with another key than {KEY_VARIABLE} holds; set its own"
+
+
+def _damaged(uri: str) -> DataCorruption:
+    return DataCorruption(f"{uri} is damaged: it was cut or altered; restore it from a backup, or {START_ANEW}")

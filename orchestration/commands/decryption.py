@@ -1,0 +1,36 @@
+"""`dpsweep decrypt`: a private file of a sweep that is encrypted, for its owner to read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from accounting.errors import InvalidInput
+from accounting.records import read_private
+from orchestration.commands import panels
+from orchestration.commands.output_files import write_file
+from orchestration.comparison.plain_text import for_terminal
+from orchestration.records.layout import absolute
+
+
+def decrypt(
+    file: Annotated[str, typer.Argument(help="A file below a folder private/, or its URI.", metavar="FILE")],
+    to: Annotated[Path, typer.Option(help="The file to write, readable by you only.", metavar="FILE")],
+) -> None:
+    """Decrypt a private file with the key in DPSWEEP_KEY, such as private/report.html or a trial's error.txt."""
+    uri = absolute(file)
+    try:
+        content = read_private(uri)
+    except FileNotFoundError:
+        raise InvalidInput(f"there is no {uri}; name a file below a folder private/ of a sweep") from None
+    write_file("--to", to, content, private=True)
+    typer.echo(for_terminal(f"{to}: {len(content):,} bytes, not encrypted and readable by you only"))
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command ``decrypt`` to ``app``."""
+    app.command(**panels.listed(panels.PRIVACY, "decrypt runs/quickstart/private/report.html --to report.html"))(
+        decrypt
+    )

@@ -1,0 +1,216 @@
+"""Private files are encrypted where there is a key, and only there; the stored bytes tell nothing but their length."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from accounting.errors import DataCorruption, InvalidInput
+from accounting.records.encryption import KEY_VARIABLE, decrypted, encrypted, new_key_check, require_key
+from accounting.records.epsilons import noted_epsilons, read_epsilons
+from accounting.records.files import list_files
+from accounting.records.layout import TrialFiles
+from accounting.records.parts import MANIFEST
+from accounting.records.private_files import append_private, read_private, write_private
+from accounting.records.sealed import read_private_sealed, write_private_sealed
+from accounting.records.shards import NormShards, NormShardWriter
+from tests.accounting.stored_trial import account_trial, job_of, snapshot, write_trial
+
+KEY, OTHER = "5a" * 32, "a5" * 32
+MIB = 2**20
+HEADER = 20 + 32 + 16
+
+
+@pytest.fixture
+def key(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv(KEY_VARIABLE, KEY)
+    return KEY
+
+
+@pytest.mark.parametrize("size", [0, 1, 15, 16, MIB - 1, MIB, MIB + 1, 2 * MIB, 3 * MIB + 5])
+def test_what_is_encrypted_is_decrypted(key: str, size: int) -> None:
+    content = secrets.token_bytes(size)
+    stored = encrypted("a", content)
+    assert len(stored) == HEADER + size + 16 * max(1, -(-size // MIB))
+    assert decrypted("elsewhere", stored) == content, "a folder can be moved"
+    assert content[:32] not in stored or size < 4
+
+
+def test_the_format_is_what_the_documentation_says(key: str) -> None:
+    """Decrypted here by HKDF and AES-GCM alone: a sweep can be read without this code."""
+    content = secrets.token_bytes(MIB + 7)
+    stored = encrypted("a", content)
+    magic, salt, check = stored[:20], stored[20:52], stored[52:68]
+    assert magic == b"dpsweep-encrypted-1\n"
+    derived = HKDF(hashes.SHA256(), 48, salt, b"dpsweep 1 file").derive(bytes.fromhex(KEY))
+    assert derived[32:] == check
+    cipher, cut = AESGCM(derived[:32]), HEADER + MIB + 16
+    first = cipher.decrypt(bytes(12), stored[HEADER:cut], None)
+    last = cipher.decrypt(bytes(10) + b"\x01\x01", stored[cut:], None)
+    assert first + last == content
+
+
+def test_no_two_contents_share_a_key_and_nonce(key: str) -> None:
+    contents = [b"", b"a", b"b", b"a" * 100, *(bytes([n]) * 50 for n in range(50))]
+    stored = [encrypted(uri, content) for content in contents for uri in ("x", "y", "xy")]
+    assert len({each[20:52] for each in stored}) == len(stored), "another file or content, another salt and so key"
+    assert encrypted("x", b"a") == encrypted("x", b"a"), "work that is repeated stores the same bytes"
+    assert encrypted("ab", b"c")[20:52] != encrypted("a", b"bc")[20:52]
+    zeros = encrypted("x", bytes(3 * MIB))
+    segments = [zeros[HEADER + n * (MIB + 16) : HEADER + (n + 1) * (MIB + 16)] for n in range(3)]
+    assert len(set(segments)) == 3, "equal segments have other nonces"
+
+
+def segment(number: int) -> slice:
+    return slice(HEADER + number * (MIB + 16), HEADER + (number + 1) * (MIB + 16))
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "a flipped bit": lambda stored: stored[:-20] + bytes([stored[-20] ^ 1]) + stored[-19:],
+    "a flipped bit of the salt": lambda stored: stored[:30] + bytes([stored[30] ^ 1]) + stored[31:],
+    "a segment less": lambda stored: stored[: segment(1).stop],
+    "all segments less": lambda stored: stored[:HEADER],
+    "half a header": lambda stored: stored[:40],
+    "swapped segments": lambda stored: stored[:HEADER] + stored[segment(1)] + stored[segment(0)] + stored[segment(2)],
+    "a segment more": lambda stored: stored + stored[segment(2)],
+    "a byte more": lambda stored: stored + b"\0",
+    "a tag that is cut": lambda stored: stored[: segment(2).start + 3],
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_damage_is_found(key: str, name: str) -> None:
+    stored = encrypted("a", bytes(2 * MIB + 100))
+    with pytest.raises(
+        (DataCorruption, InvalidInput), match=r"^a (is damaged: it was cut or altered|was encrypted with)"
+    ):
+        decrypted("a", DAMAGE[name](stored))
+
+
+def test_a_wrong_or_missing_key_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, KEY)
+    stored = encrypted("f", b"content")
+    monkeypatch.setenv(KEY_VARIABLE, OTHER)
+    with pytest.raises(InvalidInput, match=r"^f was encrypted with another key than DPSWEEP_KEY holds; set its own$"):
+        decrypted("f", stored)
+    monkeypatch.delenv(KEY_VARIABLE)
+    with pytest.raises(InvalidInput, match=r"^f is encrypted; set DPSWEEP_KEY to its key$"):
+        decrypted("f", stored)
+    assert decrypted("f", b"content") == encrypted("f", b"content") == b"content", "without a key nothing is encrypted"
+    monkeypatch.setenv(KEY_VARIABLE, KEY)
+    with pytest.raises(InvalidInput, match=r"^f was begun without encryption, but DPSWEEP_KEY is set; unset it, or "):
+        decrypted("f", b"content")
+
+
+@pytest.mark.parametrize("text", ["hunter2", KEY[:-1], KEY + "0", "zz" * 32, KEY + "\n"])
+def test_what_is_no_key_is_refused_without_telling_it(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, text)
+    with pytest.raises(InvalidInput, match=f"^DPSWEEP_KEY has {len(text)} characters that are no key, but must be 64 "):
+        encrypted("f", b"")
+    with pytest.raises(InvalidInput) as refused:
+        new_key_check()
+    assert text.strip() not in str(refused.value)
+
+
+def test_a_check_tells_one_key_from_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, KEY)
+    check = new_key_check()
+    assert check is not None
+    assert check != new_key_check(), "two sweeps with one key do not show it"
+    assert KEY not in repr(check)
+    require_key(check, "it")
+    with pytest.raises(InvalidInput, match=r"^it was begun without encryption, but DPSWEEP_KEY is set"):
+        require_key(None, "it")
+    monkeypatch.setenv(KEY_VARIABLE, OTHER)
+    with pytest.raises(InvalidInput, match=r"^it was encrypted with another key"):
+        require_key(check, "it")
+    monkeypatch.delenv(KEY_VARIABLE)
+    with pytest.raises(InvalidInput, match=r"^it is encrypted; set DPSWEEP_KEY"):
+        require_key(check, "it")
+    assert new_key_check() is None
+    require_key(None, "it")
+
+
+@pytest.mark.parametrize("has_key", [False, True], ids=["plain", "encrypted"])
+def test_private_files_are_the_owners_and_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_key: bool) -> None:
+    if has_key:
+        monkeypatch.setenv(KEY_VARIABLE, KEY)
+    path = tmp_path / "private" / "a" / "lines"
+    for number in range(3):
+        append_private(str(path), b"line %d\n" % number)
+    assert read_private(str(path)) == b"line 0\nline 1\nline 2\n"
+    assert (b"line" in path.read_bytes()) != has_key
+    write_private_sealed(str(path), b'{"a": "line"}')
+    assert read_private_sealed(str(path), "") == b'{"a": "line"}'
+    assert (b"line" in path.read_bytes()) != has_key
+    write_private(str(path), b"line")
+    assert (b"line" in path.read_bytes()) != has_key
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_the_epsilons_of_a_trial_are_those_without_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Norms, manifests, notes and epsilons: no float of them is on disk, and hashes are of what is stored."""
+    plain, hidden = str(tmp_path / "plain"), str(tmp_path / "hidden")
+    write_trial(plain)
+    expected = account_trial(job_of(plain, 1e-5))
+    monkeypatch.setenv(KEY_VARIABLE, KEY)
+    write_trial(hidden)
+    found = account_trial(job_of(hidden, 1e-5))
+    for name in ("example_ids", "groups", "upper", "lower", "losses"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+    files = TrialFiles(hidden)
+    for folder in (files.norms, files.epsilons):
+        for line in read_private(f"{folder}/{MANIFEST}").decode().splitlines():
+            digest = re.search('"sha256":"([0-9a-f]{64})"', line)
+            stored = {hashlib.sha256(Path(folder, name).read_bytes()).hexdigest() for name in list_files(folder)}
+            assert digest is not None
+            assert digest[1] in stored
+    held = [path.read_bytes() for path in Path(files.private).rglob("*") if path.is_file()]
+    assert len(held) > 20
+    assert all(each.startswith(b"dpsweep-encrypted-1\n") for each in held)
+    assert not [each for each in held if b"ARROW" in each or b"sha256" in each]
+    monkeypatch.delenv(KEY_VARIABLE)
+    with pytest.raises(InvalidInput, match=r"norms/manifest.jsonl is encrypted; set DPSWEEP_KEY to its key$"):
+        NormShards(files.norms)
+    monkeypatch.setenv(KEY_VARIABLE, KEY)
+    with pytest.raises(InvalidInput, match="was begun without encryption"):
+        NormShards(TrialFiles(plain).norms)
+
+
+def test_a_replay_stores_the_same_bytes_and_goes_on(tmp_path: Path, key: str) -> None:
+    root = str(tmp_path)
+    write_trial(root)
+    norms = TrialFiles(root).norms
+    before = {name: Path(norms, name).read_bytes() for name in list_files(norms)}
+    writer = NormShardWriter(norms, 8)
+    writer.write(snapshot(40, 50))
+    assert {name: Path(norms, name).read_bytes() for name in list_files(norms)} == before
+    with pytest.raises(DataCorruption, match="with other rows than a replay produced"):
+        writer.write(snapshot(40, 50, seed=1))
+    writer.write(snapshot(100, 50))
+    assert NormShards(norms).steps == (0, 40, 80, 100)
+
+
+def test_damage_to_an_encrypted_part_is_named(tmp_path: Path, key: str) -> None:
+    root = str(tmp_path)
+    write_trial(root)
+    job = job_of(root, 1e-5)
+    account_trial(job)
+    for path in (Path(TrialFiles(root).epsilons, "part-00001.arrow"), Path(TrialFiles(root).epsilons, MANIFEST)):
+        stored = path.read_bytes()
+        path.write_bytes(stored[:-1] + bytes([stored[-1] ^ 1]))
+        with pytest.raises(DataCorruption, match=f"{path.name}( is damaged|: its sha256 differs)"):
+            read_epsilons(job.folder)
+        path.write_bytes(stored)
+    assert noted_epsilons(job.folder, 0, "") is None

@@ -1,0 +1,237 @@
+"""A sweep with a key: every command works with it, results are those without one, and without it nothing is read."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+import dpsweep
+from accounting.errors import InvalidInput
+from accounting.records.encryption import KEY_VARIABLE, KeyCheck, new_key_check
+from accounting.records.epsilons import read_epsilons
+from accounting.records.layout import TrialFiles
+from accounting.records.shards import NormShards
+from orchestration.commands.cluster import submit
+from orchestration.commands.main import app
+from orchestration.execution.backend import TrialContext
+from orchestration.execution.environment import IN_PROCESS
+from orchestration.execution.job_package import packaged
+from orchestration.execution.tune import train_trial
+from orchestration.pipeline import RunRequest, run_sweep
+from orchestration.records.layout import SweepFiles
+from orchestration.sweeps.plan import plan_sweep
+from orchestration.sweeps.schema import parse_sweep
+from tests.orchestration.sample_grids import small
+from tests.workers.trial_specs import small_trial
+from workers.history import Progress
+from workers.imports import NO_CODE
+from workers.trial import run_trial
+
+KEY, OTHER = "5a" * 32, "a5" * 32
+TEXT = small(
+    model="logistic",
+    clipping=[{"name": "flat", "bound": 1.0}],
+    noise="constant",
+    seeds=0,
+    epochs=1,
+    attacks={"loss_threshold": True},
+)
+ENCRYPTED = b"dpsweep-encrypted-1\n"
+
+
+def swept(folder: Path) -> SweepFiles:
+    return run_sweep(RunRequest(parse_sweep(TEXT), TEXT, str(folder), IN_PROCESS)).files
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> SweepFiles:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(KEY_VARIABLE, KEY)
+        return swept(tmp_path_factory.mktemp("sweep") / "out")
+
+
+@pytest.fixture
+def files(original: SweepFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepFiles:
+    """A finished sweep, encrypted, with its key in the environment."""
+    shutil.copytree(original.root, tmp_path / "out")
+    monkeypatch.setenv(KEY_VARIABLE, KEY)
+    return SweepFiles(str(tmp_path / "out"))
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [*map(str, arguments)])
+
+
+def trial_of(files: SweepFiles) -> TrialFiles:
+    (path,) = Path(files.trials).iterdir()
+    return files.trial(path.name)
+
+
+def test_all_that_is_private_is_encrypted_and_nothing_else(files: SweepFiles) -> None:
+    paths = [path for path in Path(files.root).rglob("*") if path.is_file()]
+    private = [path for path in paths if "private" in path.relative_to(files.root).parts]
+    names = {str(path.relative_to(files.root)) for path in private}
+    assert {name.rpartition("/")[2] for name in names} >= {
+        *("report.html", "summary.json", "digests.json", "training.json", "attacks.json", "manifest.jsonl"),
+        "part-00000.arrow",
+    }
+    assert {path for path in paths if path.read_bytes().startswith(ENCRYPTED)} == set(private)
+    assert not [path for path in paths if KEY.encode() in path.read_bytes()]
+
+
+def test_every_command_works_with_the_key(files: SweepFiles, tmp_path: Path) -> None:
+    trial = trial_of(files)
+    before = {path: path.read_bytes() for path in Path(trial.private).rglob("*") if path.is_file()}
+    page = tmp_path / "report.html"
+    for arguments in (
+        ("verify", files.root),
+        ("report", files.root),
+        ("account", files.root, "--address", IN_PROCESS, "--delta", "1e-6"),
+        ("account", files.root, "--address", IN_PROCESS, "--delta", "1e-6", "--individual", "pld"),
+        ("owner-report", trial.root, "--example-id", "3"),
+        ("epsilon", "--trial", trial.root, "--examples", "3", "--delta", "1e-5"),
+        ("decrypt", files.private_report, "--to", page),
+        ("verify", files.root),
+        ("prune", files.root, "--norms"),
+        ("verify", files.root),
+    ):
+        done = invoke(*arguments)
+        assert done.exit_code == 0, (arguments, done.output, done.exception)
+        assert KEY not in done.output
+    assert page.read_text().startswith("<!")
+    assert page.stat().st_mode & 0o077 == 0
+    assert not Path(trial.norms, "manifest.jsonl").exists()
+    kept = {path: content for path, content in before.items() if "norms" not in path.parts}
+    assert {path: path.read_bytes() for path in kept} == kept, "nothing was written anew"
+    assert all(path.read_bytes().startswith(ENCRYPTED) for path in Path(trial.private).rglob("*") if path.is_file())
+    stored = dpsweep.open(files.root)
+    assert len(stored.trials[trial.root.rpartition("/")[2]].epsilons().upper) == len(
+        read_epsilons(trial.epsilons).upper
+    )
+    assert swept(Path(files.root)).root == files.root, "a finished sweep is continued"
+
+
+def test_results_are_those_without_a_key(files: SweepFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = read_epsilons(trial_of(files).epsilons)
+    monkeypatch.delenv(KEY_VARIABLE)
+    plain = trial_of(swept(tmp_path / "plain"))
+    assert not [path for path in Path(plain.root).rglob("*") if path.is_file() and ENCRYPTED in path.read_bytes()]
+    np.testing.assert_array_equal(found.upper, read_epsilons(plain.epsilons).upper)
+    assert Path(plain.model).read_bytes() == Path(trial_of(files).model).read_bytes()
+
+
+WITHOUT: dict[str, tuple[str, ...]] = {
+    "verify": ("verify", "FOLDER"),
+    "report": ("report", "FOLDER"),
+    "account": ("account", "FOLDER", "--address", IN_PROCESS),
+    "prune": ("prune", "FOLDER", "--norms"),
+    "owner-report": ("owner-report", "TRIAL", "--example-id", "3"),
+    "decrypt": ("decrypt", "FOLDER/private/report.html", "--to", "FOLDER/x"),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT)
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [("", "is encrypted; set DPSWEEP_KEY to its key"), (OTHER, "was encrypted with another key than DPSWEEP_KEY")],
+    ids=["no key", "another key"],
+)
+def test_no_key_or_another_one_is_one_line(
+    files: SweepFiles, monkeypatch: pytest.MonkeyPatch, name: str, key: str, said: str
+) -> None:
+    before = {path: path.read_bytes() for path in Path(files.root).rglob("*") if path.is_file()}
+    monkeypatch.setenv(KEY_VARIABLE, key)
+    places = {"FOLDER": files.root, "TRIAL": trial_of(files).root}
+    arguments = [places.get(word, word.replace("FOLDER", files.root)) for word in WITHOUT[name]]
+    refused = invoke(*arguments)
+    assert isinstance(refused.exception, InvalidInput)
+    assert said in str(refused.exception)
+    assert len(str(refused.exception).splitlines()) == 1
+    after = {path: path.read_bytes() for path in before if path.name not in (".lock", "dpsweep.log")}
+    assert after == {path: before[path] for path in after}, "nothing was written"
+
+
+@pytest.mark.parametrize(("first", "second"), [(KEY, ""), ("", KEY), (KEY, OTHER)], ids=["then none", "none", "other"])
+def test_a_sweep_is_continued_as_it_was_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str, second: str
+) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, first)
+    swept(tmp_path / "out")
+    monkeypatch.setenv(KEY_VARIABLE, second)
+    with pytest.raises(InvalidInput, match=r"^the sweep in \S+ (is|was) (begun|encrypted).*DPSWEEP_KEY[^\n]*$"):
+        swept(tmp_path / "out")
+
+
+def test_what_needs_no_private_file_needs_no_key(files: SweepFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(KEY_VARIABLE)
+    for arguments in (
+        ("list", files.root),
+        ("export", files.root, "--to", f"{files.root}/table.csv"),
+        ("status", files.root),
+        ("forget", files.root),
+        ("delete", files.root, "--yes"),
+    ):
+        done = invoke(*arguments)
+        assert done.exit_code == 0, (arguments, done.output, done.exception)
+
+
+@pytest.mark.parametrize(("key", "resumes"), [(KEY, True), ("", False), (OTHER, False)], ids=["same", "none", "other"])
+def test_a_trial_resumes_from_its_encrypted_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, resumes: bool
+) -> None:
+    def interrupt(progress: Progress) -> None:
+        raise KeyboardInterrupt
+
+    spec, root = small_trial(), str(tmp_path / "interrupted")
+    monkeypatch.setenv(KEY_VARIABLE, KEY)
+    with pytest.raises(KeyboardInterrupt):
+        run_trial(spec, root, on_progress=interrupt)
+    assert Path(TrialFiles(root).checkpoint).read_bytes().startswith(ENCRYPTED)
+    monkeypatch.setenv(KEY_VARIABLE, key)
+    if not resumes:
+        with pytest.raises(InvalidInput, match=r"checkpoint.pt (is encrypted; set|was encrypted with another key)"):
+            run_trial(spec, root)
+        return
+    resumed = run_trial(spec, root)
+    monkeypatch.delenv(KEY_VARIABLE)
+    assert run_trial(spec, str(tmp_path / "plain")) == resumed
+    expected = NormShards(TrialFiles(str(tmp_path / "plain")).norms)
+    plain = np.concatenate([expected.read(part).norms for part in expected.parts])
+    monkeypatch.setenv(KEY_VARIABLE, KEY)
+    shards = NormShards(TrialFiles(root).norms)
+    np.testing.assert_array_equal(np.concatenate([shards.read(part).norms for part in shards.parts]), plain)
+
+
+@pytest.mark.parametrize(("here", "there"), [(KEY, ""), ("", KEY), (KEY, OTHER)], ids=["then none", "none", "other"])
+def test_a_worker_with_another_key_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: str, there: str
+) -> None:
+    """Its environment is that of its node; a key is never sent to it."""
+    sweep, files = parse_sweep(TEXT), SweepFiles(str(tmp_path / "out"))
+    (planned,) = plan_sweep(sweep).trials
+    monkeypatch.setenv(KEY_VARIABLE, here)
+    context = TrialContext(files, sweep.disclosure, NO_CODE)
+    reports: list[dict[str, Any]] = []
+    monkeypatch.setattr("orchestration.execution.tune.tune.report", reports.append)
+    monkeypatch.setenv(KEY_VARIABLE, there)
+    train_trial({"key": planned.key}, {planned.key: planned}, context)
+    assert "DPSWEEP_KEY" in reports[0]["error"]
+    assert not Path(files.root).exists()
+
+
+def test_a_job_is_told_which_key_it_needs_and_not_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, KEY)
+    with packaged(TEXT, "a.yaml", "/out", NO_CODE) as package:
+        held = json.loads((Path(package.folders[-1]) / "job.json").read_text())
+        assert KEY not in json.dumps(held)
+        check = KeyCheck(**held["key_check"])
+    assert check.salt != getattr(new_key_check(), "salt", None)
+    (tmp_path / "sweep.yaml").write_text(TEXT)
+    with pytest.raises(InvalidInput, match="--env names DPSWEEP_KEY, but Ray stores and prints such variables"):
+        submit(tmp_path / "sweep.yaml", "/out", "http://127.0.0.1:1", env=[f"{KEY_VARIABLE}={KEY}"], dry_run=True)
