@@ -163,8 +163,8 @@ def read_contributions(files: PartFiles) -> PartContributions:
     Raises: DataCorruption for missing, cut, altered or mismatched files.
     """
     first, last = files.records[0], files.records[-1]
-    contributions = np.empty((first.rows, len(files.records)), np.float32)
-    for column, record in enumerate(files.records):
+    contributions = np.empty((len(files.records), first.rows), np.float32)
+    for number, record in enumerate(files.records):
         wanted = ["example_id", "contribution", *(["group"] if record is first else ())]
         table = read_part(files.directory, NORM_SCHEMA, record, [*wanted, *(["loss"] if record is last else ())])
         found = table.column("example_id").to_numpy()
@@ -172,9 +172,9 @@ def read_contributions(files: PartFiles) -> PartContributions:
             ids, groups = found, table.column("group").to_numpy()
         if not np.array_equal(found, ids):
             raise _mismatch(files.directory, record.step or 0, record.part)
-        contributions[:, column] = table.column("contribution").to_numpy()
+        contributions[number] = table.column("contribution").to_numpy()
     steps = np.array([record.step for record in files.records])
-    return PartContributions(ids, groups, steps, contributions, table.column("loss").to_numpy())
+    return PartContributions(ids, groups, steps, contributions.T, table.column("loss").to_numpy())
 
 
 class NormShards:
