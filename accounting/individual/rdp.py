@@ -59,7 +59,8 @@ def rdp_epsilons(contributions: RecordedContributions, delta: float) -> tuple[Ar
     coarse = _rdp(costs, _PLACES, _table)
     upper, lower = np.empty(len(coarse)), np.empty(len(coarse))
     for rows, own, window in _windows(costs, coarse, delta):
-        values = _rdp(own, window, _table) + improved_terms(ORDERS[window], delta)
+        values = _rdp(own, window, _table)
+        values += improved_terms(ORDERS[window], delta)
         upper[rows] = values.min(axis=1)
         lower[rows] = _lower(own, window, upper[rows], delta)
     return zero_where_free(upper, coarse[:, 0], delta), lower
@@ -72,7 +73,8 @@ def _lower(costs: StepWeights, window: NDArray[np.intp], upper: Array, delta: fl
     evaluated. RDP grows with the order, so it is least at the first one.
     """
     values = _rdp(costs, np.append(0, window), _lower_table)
-    least, values = values[:, 0], values[:, 1:] + improved_terms(ORDERS[window], delta)
+    least, values = values[:, 0], values[:, 1:]
+    values += improved_terms(ORDERS[window], delta)
     lower = values.min(axis=1)
     open_ended = np.zeros(len(lower), np.bool_)
     for place, column in ((window[0], values[:, 0]), (window[-1], values[:, -1])):
@@ -109,13 +111,20 @@ def _windows(
 
 def _rdp(costs: StepWeights, places: NDArray[np.intp], table_of: Callable[[SampledSteps], Array]) -> Array:
     """RDP [rows, places] at the orders in these places of `ORDERS`."""
-    orders = ORDERS[places]
-    total = costs.precision[:, None] * (0.5 * orders)
+    orders, sampled = ORDERS[places], list(costs.sampled)
+    first = sampled.pop(0) if sampled else None
+    total = _product(first, places, table_of) if first else np.zeros((len(costs.precision), len(places)))
+    for part in sampled:
+        total += _product(part, places, table_of)
+    if costs.precision.any():
+        total += costs.precision[:, None] * (0.5 * orders)
     for epsilon in costs.pure:
         total += pure_rdp(epsilon, orders)
-    for part in costs.sampled:
-        total += part.weights @ np.ascontiguousarray(table_of(part)[:, places])
     return total
+
+
+def _product(part: SampledSteps, places: NDArray[np.intp], table_of: Callable[[SampledSteps], Array]) -> Array:
+    return np.asarray(part.weights @ np.ascontiguousarray(table_of(part)[:, places]))
 
 
 def _table(part: SampledSteps) -> Array:

@@ -7,6 +7,7 @@ import json
 from accounting.errors import DataCorruption, InvalidInput
 from accounting.records import exists, read_bytes, read_trace
 from orchestration.comparison.record import SweepRecord, parse_failures
+from orchestration.records.accounts import read_accounts
 from orchestration.records.attempts import Attempt, read_attempts
 from orchestration.records.integrity import stored_result
 from orchestration.records.layout import SweepFiles
@@ -32,7 +33,8 @@ def stored_record(files: SweepFiles) -> SweepRecord:
     found = (stored_result(files.trial(point.key)) for point in points)
     results = {result.key: status_of(result) for result in found if result is not None}
     attempts = {point.key: _attempts(files, point, results.get(point.key)) for point in points if point.is_private}
-    return SweepRecord(manifest, sweep, points, {**_earlier_failures(files), **results}, attempts)
+    accounts = {key: read_accounts(files.trial(key)) for key in results}
+    return SweepRecord(manifest, sweep, points, {**_earlier_failures(files), **results}, attempts, accounts)
 
 
 def _attempts(files: SweepFiles, point: GridPoint, status: TrialStatus | None) -> tuple[Attempt, ...]:
