@@ -80,17 +80,23 @@ def epsilon_improved(rdp: Array, delta: float) -> Array:
     rdp + log(1 - 1/alpha) - log(delta alpha) / (alpha - 1)  (Canonne, Kamath and Steinke 2020, Prop. 12). It is 0 where
     delta is at least the total variation distance, bounded by sqrt(1 - exp(-KL)) (Bretagnolle-Huber).
     """
-    epsilons = np.maximum(np.min(rdp + _improved_terms(delta), axis=-1, initial=np.inf), 0.0)
-    return np.where(-np.expm1(-np.min(rdp, axis=-1, initial=np.inf)) < delta**2, 0.0, epsilons)
+    best = np.min(rdp + improved_terms(ORDERS, delta), axis=-1, initial=np.inf)
+    return zero_where_free(best, np.min(rdp, axis=-1, initial=np.inf), delta)
 
 
-def best_orders(rdp: Array, delta: float) -> Array:
-    """The order at which each row of RDP values [..., orders] attains `epsilon_improved`; shape [...]."""
-    return np.asarray(ORDERS[np.argmin(rdp + _improved_terms(delta), axis=-1)])
+def zero_where_free(epsilons: Array, rdp: Array, delta: float) -> Array:
+    """`epsilon_improved`, given the least sum and the least RDP, both of any shape."""
+    return np.where(-np.expm1(-rdp) < delta**2, 0.0, np.maximum(epsilons, 0.0))
 
 
-def _improved_terms(delta: float) -> Array:
-    return np.asarray(np.log1p(-1.0 / ORDERS) - np.log(delta * ORDERS) / (ORDERS - 1.0))
+def improved_terms(orders: Array, delta: float) -> Array:
+    """What `epsilon_improved` adds to the RDP at each order.
+
+    Over all real orders the sum falls, then rises. Times (alpha - 1) it is N = (alpha - 1) rdp + (alpha - 1)
+    log(alpha - 1) - alpha log(alpha) - log(delta). (alpha - 1) rdp = log A_alpha is convex in alpha, and the second
+    derivative of the rest is 1 / (alpha (alpha - 1)) > 0. So {alpha: N <= c (alpha - 1)} is an interval for every c.
+    """
+    return np.asarray(np.log1p(-1.0 / orders) - np.log(delta * orders) / (orders - 1.0))
 
 
 def epsilon_classic(rdp: Array, delta: float, orders: Array = ORDERS) -> float:

@@ -28,12 +28,13 @@ from orchestration.records.manifest import open_manifest, write_manifest
 from orchestration.records.ownership import claimed, exclusive
 from orchestration.records.release_modes import release_mode
 from orchestration.records.status import SweepStatus, TrialStatus
+from orchestration.report.catalogue import figures_for_mlflow
 from orchestration.report.writing import write_reports
 from orchestration.sweeps.growth import grown, past_of
 from orchestration.sweeps.plan import Plan, plan_sweep
 from orchestration.sweeps.schema import SweepSpec
 from orchestration.tracking.mlflow import MlflowTracker, embedded_tracking_uri, is_server
-from orchestration.tracking.protocol import TrackingUnavailable
+from orchestration.tracking.protocol import TrackingUnavailable, tracked
 from workers.checkpoint import forget_checkpoint
 from workers.imports import NO_CODE, UserCode
 
@@ -184,6 +185,25 @@ def forget_keys(folder: str) -> tuple[str, ...]:
         for key in kept:
             forget_checkpoint(files.trial(key).checkpoint)
     return tuple(kept)
+
+
+def show_accounts(folder: str, tracking_uri: str | None = None) -> None:
+    """Write the reports of a sweep again, with what accounting its trials again has found; under ``release: raw``, into
+    MLflow too.
+
+    tracking_uri: None for the SQLite store in the sweep's folder. Raises: StorageError, TrackingUnavailable.
+    """
+    files = SweepFiles(absolute(folder))
+    record = stored_record(files)
+    page = write_reports(files, record)
+    if not release_mode(record.disclosure).is_sensitive:
+        return
+    tracker, data = _tracker(tracking_uri or embedded_tracking_uri(files.local_folder), files), record.data()
+    tracker.open_sweep(tracked(record))
+    for trial in data.trials:
+        tracker.log_trial(trial)
+    tracker.log_report(page, data, figures_for_mlflow(data))
+    tracker.close("FAILED" if record.failed else "FINISHED")
 
 
 def render_again(folder: str) -> Outcome:

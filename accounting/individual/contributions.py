@@ -53,8 +53,8 @@ FINE_STEP = 1.0 / 512.0
 _FINE_SPAN = 64.0
 """Ratio of the largest to the smallest sqrt(u) of these nodes, not counting the first one."""
 
-_BLOCK_ENTRIES = 1 << 18
-"""Rows times nodes, or rows times stretches, that are held at once."""
+_BLOCK_ENTRIES = 1 << 15
+"""Rows times stretches that are spread at once, so that they stay in the processor's cache."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,9 @@ class SampledSteps:
     """Steps with one sampling rate; weights [rows, nodes] are the numbers of steps assigned to each node.
 
     precisions [nodes] are increasing; the first may be 0. The weights of a row sum to the number of steps. Rows are
-    sparse, because the product of a sparse row with a table is one sum in the order of the nodes. Unlike those of a
-    dense product, its bits depend neither on the other rows nor on the number of threads.
+    sparse, because the product of a sparse row with a table is one sum in the order of the row's entries, of which
+    several may belong to one node. Unlike those of a dense product, its bits depend neither on the other rows nor on
+    the number of threads.
     """
 
     sample_rate: float
@@ -106,6 +107,12 @@ class StepWeights:
     sampled: tuple[SampledSteps, ...]
     precision: Array
     pure: tuple[float, ...]
+
+
+def select(costs: StepWeights, rows: NDArray[np.intp]) -> StepWeights:
+    """The costs of some rows."""
+    sampled = tuple(SampledSteps(p.sample_rate, p.precisions, p.weights[rows]) for p in costs.sampled)
+    return StepWeights(sampled, costs.precision[rows], costs.pure)
 
 
 Spread = Callable[[float, Sequence[Stretch], Array], SampledSteps]
@@ -195,26 +202,23 @@ def _shuffled_precision(stretches: Sequence[Stretch], values: Array, steps_per_e
 def spread_linearly(sample_rate: float, stretches: Sequence[Stretch], values: Array) -> SampledSteps:
     """Weights of the stretches on nodes; each step is split linearly between the two nodes beside its u."""
     nodes = _nodes(stretches)
-    column, steps, slope, offset, side = _fields(stretches)
-    rows, size = values.shape[1], len(nodes)
+    column, steps, slope, offset, side = (field[:, None] for field in _fields(stretches))
+    rows, count, size = values.shape[1], len(stretches), len(nodes)
     roots, widths = np.sqrt(nodes), np.diff(nodes)
     spacing = (roots[-1] - roots[0]) / (size - 1)
-    blocks = [sparse.csr_array((0, size))]
-    block = max(1, _BLOCK_ENTRIES // max(len(stretches), size))
+    weights = np.empty((rows, 2 * count))
+    indices = np.empty((rows, 2 * count), np.int32)
+    block = max(1, _BLOCK_ENTRIES // max(count, 1))
     for start in range(0, rows, block):
-        part = values[column, start : start + block].T
-        precisions = np.square(slope * (offset + part)) + side
-        cells = ((np.sqrt(precisions) - roots[0]) / spacing).astype(np.intp)
+        at = slice(start, start + block)
+        precisions = np.square(slope * (offset + values[column[:, 0], at])) + side
+        cells = ((np.sqrt(precisions) - roots[0]) / spacing).astype(np.int32)
         np.clip(cells, 0, size - 2, out=cells)
         upper = np.clip((precisions - nodes[cells]) / widths[cells], 0.0, 1.0) * steps
-        slots = (cells + size * np.arange(len(part))[:, None]).ravel()
-        shape = (len(part), size)
-        counts = np.bincount(slots, np.broadcast_to(steps, part.shape).ravel(), part.shape[0] * size).reshape(shape)
-        raised = np.bincount(slots, upper.ravel(), part.shape[0] * size).reshape(shape)
-        weights = counts - raised
-        weights[:, 1:] += raised[:, :-1]
-        blocks.append(sparse.csr_array(np.maximum(weights, 0.0)))
-    return SampledSteps(sample_rate, nodes, sparse.csr_array(sparse.vstack(blocks)))
+        weights[at, :count], weights[at, count:] = (steps - upper).T, upper.T
+        indices[at, :count], indices[at, count:] = cells.T, cells.T + 1
+    starts = np.arange(rows + 1) * (2 * count)
+    return SampledSteps(sample_rate, nodes, sparse.csr_array((weights.ravel(), indices.ravel(), starts), (rows, size)))
 
 
 def round_up(sample_rate: float, stretches: Sequence[Stretch], values: Array) -> SampledSteps:

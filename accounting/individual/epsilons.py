@@ -34,7 +34,9 @@ INDIVIDUAL_ACCOUNTANTS: Mapping[str, Callable[[RecordedContributions, float], tu
 FILTERED = "filter"
 """The method of epsilons that a filter enforced."""
 _ROWS = 1 << 16
-"""Examples accounted at once."""
+"""The most examples accounted at once."""
+_ENTRIES = 1 << 23
+"""The most contributions accounted at once, so that memory does not grow with the number of snapshots."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +81,9 @@ def individual_epsilons(
     if trace.filter is not None:
         enforced = np.full(len(recorded.values), enforced_epsilon(trace.filter, trace, delta))
         return IndividualEpsilons(enforced, np.zeros_like(enforced), delta, FILTERED, individual_claim(trace))
-    starts = range(0, max(len(recorded.values), 1), _ROWS)
-    blocks = [_account_block(recorded.of(slice(i, i + _ROWS)), left, account) for i in starts]
+    rows = max(1, min(_ROWS, _ENTRIES // len(recorded.steps)))
+    starts = range(0, max(len(recorded.values), 1), rows)
+    blocks = [_account_block(recorded.of(slice(i, i + rows)), left, account) for i in starts]
     upper, lower = (np.concatenate(columns) for columns in zip(*blocks, strict=True))
     return IndividualEpsilons(upper, lower, delta, method, individual_claim(trace))
 

@@ -29,7 +29,8 @@ from scipy import sparse
 
 from accounting.individual.contour import Complex, Contour
 from accounting.individual.contributions import Array, SampledSteps, StepWeights
-from accounting.renyi import ORDERS, best_orders
+from accounting.individual.rdp import RenyiCosts
+from accounting.renyi import ORDERS
 
 _TILT_STEP, _PERIOD_STEP, _REACH_STEP = 1.25, 2.0, 2.0**0.5
 """Examples share a contour if their tilt - 1, period and largest sqrt(u) agree within these factors."""
@@ -65,17 +66,14 @@ class Bucket:
     stops: tuple[int, ...]
 
 
-def buckets(costs: StepWeights, rdp: Array, bound: Array, delta: float) -> Iterator[Bucket]:
-    """Each row with 0 < bound <= `LARGEST_EPSILON` in one bucket, which depends on that row alone.
-
-    rdp [rows, orders] and bound [rows] are the Renyi results of the rows.
-    """
-    active = np.flatnonzero((bound > 0.0) & (bound <= LARGEST_EPSILON))
-    tilts = 1.0 + _RETREAT * _rounded(best_orders(rdp[active], delta) - 1.0, _TILT_STEP)
+def buckets(costs: StepWeights, renyi: RenyiCosts, delta: float) -> Iterator[Bucket]:
+    """Each row with 0 < Renyi epsilon <= `LARGEST_EPSILON` in one bucket, which depends on that row alone."""
+    active = np.flatnonzero((renyi.epsilons > 0.0) & (renyi.epsilons <= LARGEST_EPSILON))
+    tilts = 1.0 + _RETREAT * _rounded(renyi.orders[active] - 1.0, _TILT_STEP)
     periods = np.empty(len(active))
     for tilt in np.unique(tilts):
         at = tilts == tilt
-        periods[at] = _periods(rdp[active[at]], bound[active[at]], delta, tilt)
+        periods[at] = _periods(renyi.of(active[at]), delta, tilt)
     periods = _PERIOD_STEP**0.5 * _rounded(periods, _PERIOD_STEP)
     stops = [_stops(part)[active] for part in costs.sampled]
     keys, inverse = np.unique(np.column_stack([tilts, periods, *stops]), axis=0, return_inverse=True)
@@ -88,14 +86,14 @@ def _rounded(values: Array, factor: float) -> Array:
     return np.asarray(factor ** np.round(np.log(values) / np.log(factor)))
 
 
-def _periods(rdp: Array, bound: Array, delta: float, tilt: float) -> Array:
+def _periods(renyi: RenyiCosts, delta: float, tilt: float) -> Array:
     """Periods P [rows] so long that the weighted aliases delta(eps + m P) are negligible relative to delta(eps).
 
     To the left delta(eps - m P) <= 1; to the right delta(eps + m P) <= exp((b-1) (rdp_b - eps - m P)) for b > tilt.
     """
     wanted = -np.log(delta * NEGLIGIBLE)
     higher = ORDERS[1.1 * tilt < ORDERS]
-    log_tails = (higher - 1.0) * (rdp[:, 1.1 * tilt < ORDERS] - 0.8 * bound[:, None])
+    log_tails = (higher - 1.0) * (renyi.rdp[:, 1.1 * tilt < ORDERS] - 0.8 * renyi.epsilons[:, None])
     right = (log_tails + wanted) / (higher - tilt)
     return np.asarray(np.maximum(wanted / (tilt - 1.0), right.min(axis=1, initial=np.inf)))
 
@@ -105,16 +103,11 @@ def _stops(part: SampledSteps) -> NDArray[np.intp]:
     weights, roots = part.weights, np.sqrt(part.precisions)
     reach = np.zeros(weights.shape[0], np.intp)
     reached = np.diff(weights.indptr) > 0
-    reach[reached] = weights.indices[weights.indptr[1:][reached] - 1]
+    if reached.any():
+        reach[reached] = np.maximum.reduceat(weights.indices, weights.indptr[:-1][reached])
     levels = roots[-1] * _REACH_STEP ** -np.arange(40.0)[::-1]
     stops = np.append(np.searchsorted(roots, levels[:-1], side="right"), len(roots))
     return np.asarray(np.maximum(stops[np.searchsorted(stops, reach, side="right")], 2))
-
-
-def select(costs: StepWeights, rows: NDArray[np.intp]) -> StepWeights:
-    """The costs of some rows."""
-    sampled = tuple(SampledSteps(p.sample_rate, p.precisions, p.weights[rows]) for p in costs.sampled)
-    return StepWeights(sampled, costs.precision[rows], costs.pure)
 
 
 def without_nodes_from(stops: tuple[int, ...], costs: StepWeights) -> StepWeights:
@@ -179,21 +172,20 @@ Terms = tuple[Complex, Array]
 
 
 def certified_bounds(
-    contour: Contour, v: float, above: Terms, below: Terms, rdp: Array, bound: Array, delta: float
+    contour: Contour, v: float, above: Terms, below: Terms, renyi: RenyiCosts, delta: float
 ) -> tuple[Array, Array]:
     """Upper and lower epsilon [rows] at ``delta``; infinity and 0 where nothing can be certified.
 
-    ``above`` and ``below`` are the terms with `upper_kernel` and `lower_kernel`, damped by v. rdp [rows, orders] and
-    bound [rows] are the Renyi results of the rows.
+    ``above`` and ``below`` are the terms with `upper_kernel` and `lower_kernel`, damped by v.
     """
     scale = np.log(contour.spacing / np.pi) - np.log(delta)
     terms, error = above
-    upper = _certified_upper(_Curve(contour, terms, error, scale), bound)
+    upper = _certified_upper(_Curve(contour, terms, error, scale), renyi.epsilons)
     nearly = 0.9 * upper
-    added = _aliasing(contour, rdp + 0.5 * v * ORDERS, nearly) / delta
+    added = _aliasing(contour, renyi.rdp + 0.5 * v * ORDERS, nearly) / delta
     terms, error = below
     curve = _Curve(contour, terms, -error, scale - np.log1p(added))
-    return upper, _certified_lower(curve, np.minimum(upper, bound), nearly)
+    return upper, _certified_lower(curve, np.minimum(upper, renyi.epsilons), nearly)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ frequencies K is then not linear enough in the step weights; examples whose boun
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -34,11 +34,10 @@ from accounting.individual.contour import (
     Complex,
     Contour,
     DecayBound,
-    MomentTable,
     decay_bound,
     moment_table,
 )
-from accounting.individual.contributions import Array, RecordedContributions, StepWeights, spread_linearly
+from accounting.individual.contributions import Array, RecordedContributions, StepWeights, select, spread_linearly
 from accounting.individual.inversion import (
     FLOAT_ERROR,
     LARGEST_EPSILON,
@@ -50,14 +49,13 @@ from accounting.individual.inversion import (
     damping,
     left_out,
     lower_kernel,
-    select,
     unsampled_exponent,
     upper_kernel,
     without_nodes_from,
 )
-from accounting.individual.rdp import rdp_upper
+from accounting.individual.kept import kept
+from accounting.individual.rdp import RenyiCosts, renyi_costs
 from accounting.individual.rounded import rounded_epsilons
-from accounting.renyi import epsilon_improved
 
 _SIZES = (16, 32, 64, 128, 256)
 """Points of a contour, tried in this order."""
@@ -75,27 +73,26 @@ _FEW_STEPS = 8
 def pld_epsilons(contributions: RecordedContributions, delta: float) -> tuple[Array, Array]:
     """Upper and lower epsilon [rows] at ``delta``, the worse of removing and adding the example."""
     costs = contributions.costs(spread_linearly)
-    rdp = rdp_upper(costs)
-    bound = epsilon_improved(rdp, delta)
-    upper, lower = _interpolated_epsilons(costs, rdp, bound, delta)
+    renyi = renyi_costs(costs, delta)
+    upper, lower = _interpolated_epsilons(costs, renyi, delta)
     few = contributions.trace.steps <= _FEW_STEPS
-    loose = np.flatnonzero((upper - lower > LOOSE * upper) & (bound <= LARGEST_EPSILON))
+    loose = np.flatnonzero((upper - lower > LOOSE * upper) & (renyi.epsilons <= LARGEST_EPSILON))
     if few and len(loose):
-        above, below = rounded_epsilons(contributions.of(loose), rdp[loose], bound[loose], delta)
+        above, below = rounded_epsilons(contributions.of(loose), renyi.of(loose), delta)
         upper[loose] = np.minimum(upper[loose], above)
         lower[loose] = np.maximum(lower[loose], below)
     return upper, np.minimum(lower, upper)
 
 
-def _interpolated_epsilons(costs: StepWeights, rdp: Array, bound: Array, delta: float) -> tuple[Array, Array]:
-    """Upper and lower epsilon [rows] with K interpolated between nodes; rdp and bound are the Renyi results."""
-    below = np.zeros_like(bound)
+def _interpolated_epsilons(costs: StepWeights, renyi: RenyiCosts, delta: float) -> tuple[Array, Array]:
+    """Upper and lower epsilon [rows] with K interpolated between nodes."""
+    bound, below = renyi.epsilons, np.zeros_like(renyi.epsilons)
     above = {direction: np.where(bound > 0.0, np.inf, 0.0) for direction in EXPONENTS}
-    for bucket in buckets(costs, rdp, bound, delta):
+    for bucket in buckets(costs, renyi, delta):
         rows = bucket.rows
         own = without_nodes_from(bucket.stops, select(costs, rows))
         for direction in EXPONENTS:
-            group = _Group(own, rdp[rows], bound[rows], delta, bucket.tilt, bucket.period, direction)
+            group = _Group(own, renyi.of(rows), delta, bucket.tilt, bucket.period, direction)
             for members, upper, lower in group.solve():
                 at = rows[members]
                 above[direction][at] = upper
@@ -103,33 +100,39 @@ def _interpolated_epsilons(costs: StepWeights, rdp: Array, bound: Array, delta: 
     return np.minimum(np.maximum.reduce(list(above.values())), bound), below
 
 
-def _log_decay(costs: StepWeights, bounds: Sequence[DecayBound], frequency: float) -> Array:
+def _log_decay(costs: StepWeights, exponent: float, frequency: float) -> Array:
     """Proven decay [rows] of log |exp(K)|, relative to the real point, at every frequency from the given one on."""
     decay = 0.5 * costs.precision * frequency**2
-    for part, bound in zip(costs.sampled, bounds, strict=True):
-        decay = decay + part.weights @ bound.node_decay(frequency)
+    for part in costs.sampled:
+        decay = decay + part.weights @ _node_decay(part.sample_rate, part.precisions.tobytes(), exponent, frequency)
     return np.asarray(decay)
 
 
-@functools.lru_cache(maxsize=64)
-def _moment_table(sample_rate: float, nodes: bytes, contour: Contour, direction: str) -> MomentTable:
-    """`moment_table`, kept because the parts of a trial share contours: up to 6 MB each, mostly below 0.5 MB."""
-    return moment_table(sample_rate, np.frombuffer(nodes), contour, direction)
+@kept(256 * 2**20)
+def _moment_columns(sample_rate: float, nodes: bytes, contour: Contour, direction: str) -> Array:
+    """`moment_table` as [nodes, 3 points]: real parts, imaginary parts and errors."""
+    table = moment_table(sample_rate, np.frombuffer(nodes), contour, direction)
+    return np.hstack([table.log_moments.real, table.log_moments.imag, table.errors])
+
+
+@kept(16 * 2**20)
+def _node_decay(sample_rate: float, nodes: bytes, exponent: float, frequency: float) -> Array:
+    """`DecayBound.node_decay` [nodes]."""
+    return _decay_bound(sample_rate, nodes, exponent).node_decay(frequency)
 
 
 @functools.lru_cache(maxsize=64)
 def _decay_bound(sample_rate: float, nodes: bytes, exponent: float) -> DecayBound:
-    """`decay_bound`, kept like the moments: 0.5 MB each for 256 nodes."""
+    """`decay_bound`, 0.5 MB each for 256 nodes."""
     return decay_bound(sample_rate, np.frombuffer(nodes), exponent)
 
 
 @dataclass(frozen=True)
 class _Group:
-    """Rows that share a contour, in one direction. rdp [rows, orders] and bound [rows] are their Renyi results."""
+    """Rows that share a contour, in one direction."""
 
     costs: StepWeights
-    rdp: Array
-    bound: Array
+    renyi: RenyiCosts
     delta: float
     tilt: float
     period: float
@@ -138,20 +141,19 @@ class _Group:
     def solve(self) -> Iterator[tuple[NDArray[np.intp], Array, Array]]:
         """Rows, and their certified upper and lower epsilons: infinity and 0 where nothing can be certified."""
         for rows, contour, v in self._contours():
-            members = replace(self, costs=select(self.costs, rows), rdp=self.rdp[rows], bound=self.bound[rows])
+            members = replace(self, costs=select(self.costs, rows), renyi=self.renyi.of(rows))
             yield rows, *members._solve(contour, v)
 
-    def _decay_bounds(self) -> list[DecayBound]:
-        real = float(EXPONENTS[self.direction](np.array([self.tilt + 0j]))[0].real)
-        return [_decay_bound(part.sample_rate, part.precisions.tobytes(), real) for part in self.costs.sampled]
+    @property
+    def _exponent_at_the_tilt(self) -> float:
+        return float(EXPONENTS[self.direction](np.array([self.tilt + 0j]))[0].real)
 
     def _contours(self) -> Iterator[tuple[NDArray[np.intp], Contour, float]]:
         """Rows that need the same number of points, their contour and its damping: 0 but for the longest contour."""
-        bounds = self._decay_bounds()
-        rows = np.arange(len(self.bound))
+        rows = np.arange(len(self.renyi.epsilons))
         for size in _SIZES:
             contour = Contour(self.tilt, 2.0 * np.pi / self.period, size)
-            enough = _log_decay(self.costs, bounds, contour.end)[rows] >= -np.log(NEGLIGIBLE)
+            enough = _log_decay(self.costs, self._exponent_at_the_tilt, contour.end)[rows] >= -np.log(NEGLIGIBLE)
             if enough.any():
                 yield rows[enough], contour, 0.0
             rows = rows[~enough]
@@ -164,15 +166,14 @@ class _Group:
             exponent, slack = self._exponent(contour, v)
             above = self._terms(contour, v, exponent, slack, upper_kernel(contour))
             below = self._terms(contour, v, exponent, slack, lower_kernel(contour, v)) if v > 0.0 else above
-            return certified_bounds(contour, v, above, below, self.rdp, self.bound, self.delta)
+            return certified_bounds(contour, v, above, below, self.renyi, self.delta)
 
     def _exponent(self, contour: Contour, v: float) -> tuple[Complex, Array]:
         """K [rows, points], damped by v, and a bound on its error."""
         exponent = unsampled_exponent(self.costs, contour, v)
         slack = np.full(exponent.shape, FLOAT_ERROR)
         for part in self.costs.sampled:
-            table = _moment_table(part.sample_rate, part.precisions.tobytes(), contour, self.direction)
-            columns = np.hstack([table.log_moments.real, table.log_moments.imag, table.errors])
+            columns = _moment_columns(part.sample_rate, part.precisions.tobytes(), contour, self.direction)
             real, imaginary, errors = np.split(part.weights @ columns, 3, axis=1)
             exponent = exponent + (real + 1j * imaginary)
             slack += errors + _STEP_ERROR * part.weights.sum(axis=1)[:, None]
@@ -186,11 +187,11 @@ class _Group:
         """
         terms = kernel * np.exp(exponent)
         errors = np.cumsum(np.abs(terms) * np.expm1(np.minimum(slack, 700.0)), axis=1)
-        bounds, peak = self._decay_bounds(), exponent[:, 0].real
+        peak = exponent[:, 0].real
         sizes = np.array([contour.size * eighths // 8 for eighths in _CUTS])
         totals = np.empty((len(sizes), len(peak)))
         for total, size in zip(totals, sizes.tolist(), strict=True):
-            decay = _log_decay(self.costs, bounds, contour.spacing * size)
+            decay = _log_decay(self.costs, self._exponent_at_the_tilt, contour.spacing * size)
             total[:] = errors[:, size - 1] + np.exp(peak - decay) * left_out(contour, size, v)
         best = np.argmin(np.where(np.isnan(totals), np.inf, totals), axis=0)
         kept = np.arange(contour.size)[:, None] < sizes[best]

@@ -23,6 +23,7 @@ from accounting.individual.contributions import (
     StepWeights,
     round_down,
     round_up,
+    select,
 )
 from accounting.individual.inversion import (
     FLOAT_ERROR,
@@ -34,10 +35,10 @@ from accounting.individual.inversion import (
     damping,
     left_out,
     lower_kernel,
-    select,
     unsampled_exponent,
     upper_kernel,
 )
+from accounting.individual.rdp import RenyiCosts
 
 _SIZES = (512, 2048)
 """Points of a contour; the second number is for rows whose bounds are still loose with the first."""
@@ -46,16 +47,14 @@ _ROWS = 1 << 20
 """Points times rows held at once."""
 
 
-def rounded_epsilons(
-    contributions: RecordedContributions, rdp: Array, bound: Array, delta: float
-) -> tuple[Array, Array]:
+def rounded_epsilons(contributions: RecordedContributions, renyi: RenyiCosts, delta: float) -> tuple[Array, Array]:
     """Upper and lower epsilon [rows] at ``delta``; infinity and 0 where nothing can be certified.
 
-    rdp [rows, orders] and bound [rows] are the Renyi results of the rows. Covers both directions of add/remove.
+    renyi: of the same rows. Covers both directions of add/remove.
     """
     up, down = contributions.costs(round_up), contributions.costs(round_down)
-    upper, lower = np.full_like(bound, np.inf), np.zeros_like(bound)
-    for bucket in buckets(up, rdp, bound, delta):
+    upper, lower = np.full_like(renyi.epsilons, np.inf), np.zeros_like(renyi.epsilons)
+    for bucket in buckets(up, renyi, delta):
         rows = bucket.rows
         for size in _SIZES:
             above, below = np.zeros(len(rows)), np.zeros(len(rows))
@@ -63,7 +62,7 @@ def rounded_epsilons(
                 inversion = _inversion(up, down, replace(bucket, rows=rows), size, direction)
                 for part in np.array_split(np.arange(len(rows)), -(-len(rows) * size // _ROWS)):
                     at = rows[part]
-                    pair = inversion.solve(select(up, at), select(down, at), rdp[at], bound[at], delta)
+                    pair = inversion.solve(select(up, at), select(down, at), renyi.of(at), delta)
                     above[part], below[part] = np.maximum(above[part], pair[0]), np.maximum(below[part], pair[1])
             upper[rows], lower[rows] = np.minimum(upper[rows], above), np.maximum(lower[rows], below)
             rows = rows[~(upper[rows] - lower[rows] <= LOOSE * upper[rows])]
@@ -100,13 +99,13 @@ class _Inversion:
     damping: float
     tables: Sequence[Array]
 
-    def solve(self, up: StepWeights, down: StepWeights, rdp: Array, bound: Array, delta: float) -> tuple[Array, Array]:
+    def solve(self, up: StepWeights, down: StepWeights, renyi: RenyiCosts, delta: float) -> tuple[Array, Array]:
         """Upper and lower epsilon [rows] of costs rounded up and down."""
         contour, v = self.contour, self.damping
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
             above = self._terms(up, upper_kernel(contour))
             below = self._terms(down, lower_kernel(contour, v))
-            return certified_bounds(contour, v, above, below, rdp, bound, delta)
+            return certified_bounds(contour, v, above, below, renyi, delta)
 
     def _terms(self, costs: StepWeights, kernel: Complex) -> Terms:
         """The terms of exp(K) times ``kernel``.

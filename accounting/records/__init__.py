@@ -1,6 +1,6 @@
 """Stored data: atomic files, traces, norm shards, per-example epsilons, and the names of a trial's files."""
 
-from accounting.records.encryption import KEY_VARIABLE, KeyCheck, new_key_check, require_key
+from accounting.records.encryption import KEY_VARIABLE, KeyCheck, is_encrypting, new_key_check, require_key
 from accounting.records.epsilons import (
     Epsilons,
     StoredEpsilons,
@@ -62,6 +62,7 @@ __all__ = [
     "delete_if_empty",
     "exists",
     "forget_notes",
+    "is_encrypting",
     "list_files",
     "list_folders",
     "make_private_file",

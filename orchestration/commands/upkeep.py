@@ -117,11 +117,18 @@ def account(
     address: Annotated[
         str, typer.Option(help="Where to compute: 'local', 'auto', HOST:PORT or 'in-process', as for `dpsweep run`.")
     ] = EMBEDDED,
+    tracking_uri: Annotated[
+        str | None,
+        typer.Option(
+            envvar="MLFLOW_TRACKING_URI", help="MLflow under release: raw (default: a SQLite store in the folder)."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Account finished trials again from their stored norms and traces; the results are private, beside the first.
 
-    What was computed already is not computed again, whether a run was finished or interrupted.
+    The private report shows them, and under `release: raw` the report and MLflow too. What was computed already is not
+    computed again, whether a run was finished or interrupted.
     """
     from accounting.individual import INDIVIDUAL_ACCOUNTANTS
 
@@ -132,6 +139,7 @@ def account(
     sizes = tuple(whole_numbers("--group-sizes", group_sizes, 1)) if group_sizes else ()
     prepare_environment(address)
     from orchestration.execution.again import Question, account_again
+    from orchestration.pipeline import show_accounts
 
     question = Question(trial, delta, individual, sizes, absolute(group_by) if group_by else "")
     shown = _Shown()
@@ -152,6 +160,7 @@ def account(
             for estimate in answer.groups:
                 typer.echo(f"  any {estimate.group_size} records: ε {number(estimate.epsilon)}")
             typer.echo(f"  private, in {answer.folder}")
+    show_accounts(folder, tracking_uri)
     if as_json:
         typer.echo(json.dumps({"accounts": found}, allow_nan=False))
 

@@ -223,6 +223,16 @@ def _fairness(trial: PublishedTrial) -> Mapping[str, float | None]:
     return {f"fairness/{name}": value for name, value in found.items()}
 
 
+def _accounted_again(trial: PublishedTrial) -> dict[str, float | None]:
+    """Of each accounting of `dpsweep account`, by the name of its folder."""
+    found: dict[str, float | None] = {}
+    for account in trial.accounts:
+        values = {"epsilon": account.epsilon, "mean_epsilon_i": account.mean, "median_epsilon_i": account.median}
+        sizes = {f"epsilon_group_of_{size}": epsilon for size, epsilon in account.group_epsilons.items()}
+        found |= {f"privacy/account/{account.name}/{name}": value for name, value in {**values, **sizes}.items()}
+    return found
+
+
 METRICS = (
     Metric(
         "epsilon",
@@ -359,6 +369,7 @@ FAMILIES = (
     Family(_risk_by_group_size),
     Family(_epsilon_quantiles),
     Family(_audit, of_model=True),
+    Family(_accounted_again),
 )
 SECTIONS = ("final/", "fairness/", "privacy/")
 """Sections of MLflow's metrics, in the order of logging; MLflow's comparison page opens with the first metric."""

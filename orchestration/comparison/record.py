@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from orchestration.comparison import shown
@@ -14,7 +14,7 @@ from orchestration.comparison.settings import finished_settings
 from orchestration.records.attempts import Attempt
 from orchestration.records.layout import SweepFiles
 from orchestration.records.manifest import Manifest
-from orchestration.records.published import PublishedSweep, PublishedTrial
+from orchestration.records.published import PublishedAccount, PublishedSweep, PublishedTrial
 from orchestration.records.release_modes import EXACT, Disclosure, release_mode
 from orchestration.records.results import StoppedTrial, StoredResult, TrialResult, read_exact_statistics
 from orchestration.records.states import TrialState
@@ -56,6 +56,7 @@ class SweepRecord:
     """A sweep with its manifest, its grid of trials (``points``) and what has happened to each.
 
     statuses: by trial key; a trial without one has not started. attempts: what each trial has released, by its key.
+    accounts: what accounting each trial again has found, by its key; shown only where exact statistics are.
     """
 
     manifest: Manifest
@@ -63,6 +64,7 @@ class SweepRecord:
     points: tuple[GridPoint, ...]
     statuses: Mapping[str, TrialStatus]
     attempts: Mapping[str, tuple[Attempt, ...]]
+    accounts: Mapping[str, tuple[PublishedAccount, ...]] = field(default_factory=dict)
 
     @property
     def disclosure(self) -> Disclosure:
@@ -94,12 +96,16 @@ class SweepRecord:
             params={**parameters(spec, point.labels), **(found_sizes(result.training) if result else {})},
             dataset=dataset_of(spec.data, result.training) if result else None,
             attempts=self.attempts.get(point.key, ()),
+            accounts=self.accounts.get(point.key, ()) if self._shows_exact(view) else (),
             tags={
                 "baseline": point.baseline or "",
                 "research_mode": str(not noise_source_kind(spec.noise_source).is_secret),
                 **({"sensitive": "true"} if release_mode(self.disclosure).is_sensitive else {}),
             },
         )
+
+    def _shows_exact(self, view: View) -> bool:
+        return view is not disclosed or release_mode(self.disclosure).statistics == "exact"
 
     def _outcome(self, point: GridPoint, view: View) -> PublishedTrial:
         status = self.status(point.key)

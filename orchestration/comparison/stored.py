@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from accounting.errors import DataCorruption, InvalidInput
-from accounting.records import exists, read_bytes, read_trace, require_key
+from accounting.records import exists, is_encrypting, read_bytes, read_trace, require_key
 from orchestration.comparison.record import SweepRecord, parse_failures
+from orchestration.records.accounts import read_accounts
 from orchestration.records.attempts import Attempt, read_attempts
 from orchestration.records.integrity import stored_result
 from orchestration.records.layout import SweepFiles
 from orchestration.records.manifest import Manifest, read_manifest
+from orchestration.records.published import PublishedAccount
 from orchestration.records.results import StoppedTrial, TrialResult
 from orchestration.records.status import TrialStatus, status_of
 from orchestration.sweeps.grid import GridPoint, grid
@@ -31,23 +33,26 @@ def stored_record(files: SweepFiles) -> SweepRecord:
         raise InvalidInput(f"{files.root} holds no sweep; name the folder that `dpsweep run` wrote")
     sweep = parse_sweep(manifest.text, files.manifest)
     asked = tuple(point for point in grid(sweep, past_of(manifest)) if point.is_asked)
-    found, kept = _read(files, asked), kept_trials(files, sweep, manifest)
+    found, kept = _read(files, asked, manifest), kept_trials(files, sweep, manifest)
     return SweepRecord(
         manifest,
         sweep,
         (*asked, *kept.points),
         {**_earlier_failures(files), **kept.statuses, **found.statuses},
         {**found.attempts, **kept.attempts},
+        {**found.accounts, **kept.accounts},
     )
 
 
 @dataclass(frozen=True)
 class StoredTrials:
-    """Trials as they are on disk. statuses: of those that are over. attempts: of the private ones."""
+    """Trials as they are on disk. statuses: of those that are over. attempts: of the private ones. accounts: what
+    accounting them again has found; empty where that is encrypted and there is no key."""
 
     points: tuple[GridPoint, ...]
     statuses: Mapping[str, TrialStatus]
     attempts: Mapping[str, tuple[Attempt, ...]]
+    accounts: Mapping[str, tuple[PublishedAccount, ...]]
 
 
 def kept_trials(files: SweepFiles, sweep: SweepSpec, manifest: Manifest) -> StoredTrials:
@@ -56,18 +61,24 @@ def kept_trials(files: SweepFiles, sweep: SweepSpec, manifest: Manifest) -> Stor
     Raises: DataCorruption for a damaged result.
     """
     former = (point for point in grid(sweep, past_of(manifest)) if not point.is_asked)
-    return _read(files, tuple(point for point in former if _is_there(files, point.key)))
+    return _read(files, tuple(point for point in former if _is_there(files, point.key)), manifest)
 
 
 def _is_there(files: SweepFiles, key: str) -> bool:
     return exists(files.trial(key).spec) or exists(files.trial(key).result) or bool(read_attempts(files, key))
 
 
-def _read(files: SweepFiles, points: tuple[GridPoint, ...]) -> StoredTrials:
+def _read(files: SweepFiles, points: tuple[GridPoint, ...], manifest: Manifest) -> StoredTrials:
     found = (stored_result(files.trial(point.key)) for point in points)
     results = {result.key: status_of(result) for result in found if result is not None}
     attempts = {point.key: _attempts(files, point, results.get(point.key)) for point in points if point.is_private}
-    return StoredTrials(points, results, attempts)
+    accounts = {key: read_accounts(files.trial(key)) for key in results} if _are_open(manifest) else {}
+    return StoredTrials(points, results, attempts, accounts)
+
+
+def _are_open(manifest: Manifest) -> bool:
+    """Whether this process can read private files; what shows only public ones needs no key."""
+    return manifest.key_check is None or is_encrypting()
 
 
 def owned_record(files: SweepFiles) -> SweepRecord:

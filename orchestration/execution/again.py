@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,6 @@ from accounting.records import (
     exists,
     read_groups,
     read_trace,
-    write_private_sealed,
 )
 from accounting.summaries import CountedEpsilons, Counting
 from orchestration.comparison.individuals import exact_statistics
@@ -30,6 +28,7 @@ from orchestration.comparison.record import SweepRecord
 from orchestration.comparison.stored import owned_record
 from orchestration.execution.backend import opening
 from orchestration.execution.upkeep import trained
+from orchestration.records.accounts import write_account
 from orchestration.records.layout import SweepFiles
 from orchestration.records.ownership import claimed, exclusive
 from orchestration.records.published import IndividualStatistics
@@ -157,5 +156,5 @@ def _answer(
     summary = account_all(job, counted)
     individuals = exact_statistics(CountedEpsilons(summary, StoredEpsilons(job.folder)), names, worst)
     answer = Answer(result.key, worst, groups, individuals, summary.examples, time.monotonic() - begun, folder)
-    write_private_sealed(f"{folder}/account.json", json.dumps(answer.as_dict()).encode())
+    write_account(folder, answer.as_dict())
     return answer

@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
 
-from accounting.errors import DataCorruption, InvalidInput
+from accounting.errors import DataCorruption, InvalidInput, StorageError
 from accounting.mechanism import Trace
 from accounting.parallel import AccountingJob, PartResult, Scatter
 from accounting.records import PartFiles, exists, read_trace
@@ -21,12 +21,13 @@ from orchestration.comparison.claims import unfounded
 from orchestration.comparison.record import SweepRecord, exact
 from orchestration.comparison.stored import kept_trials
 from orchestration.execution.completion import Times, complete_stopped, complete_trial, epsilon_so_far, shown_trace
+from orchestration.records.accounts import read_accounts
 from orchestration.records.attempts import Attempt, AttemptLog
 from orchestration.records.failures import forget_failure, record_failure
 from orchestration.records.integrity import met_other_data, stored_result
 from orchestration.records.layout import SweepFiles
 from orchestration.records.manifest import Manifest
-from orchestration.records.published import PublishedTrial
+from orchestration.records.published import PublishedAccount, PublishedTrial
 from orchestration.records.results import StoppedTrial, StoredResult
 from orchestration.records.states import TrialState
 from orchestration.records.status import SweepStatus, TrialStatus, status_of
@@ -34,10 +35,13 @@ from orchestration.report.catalogue import figures_for_mlflow
 from orchestration.report.writing import write_reports
 from orchestration.sweeps.plan import Plan, PlannedTrial
 from orchestration.sweeps.schema import SweepSpec
-from orchestration.tracking.protocol import TrackedSweep, Tracker
+from orchestration.tracking.protocol import Tracker, tracked
 from orchestration.tracking.recorder import Recorder
 from workers.noise import noise_source_kind
 from workers.trial import Progress
+
+PAUSES = (2.0, 6.0, 15.0, 25.0, 30.0)
+"""Seconds before a trial is accounted once more where the storage refuses: longer in all than a minute."""
 
 
 class _Interrupted(Exception):
@@ -70,6 +74,7 @@ class Coordinator:
         points = (*(planned.point for planned in plan.trials), *self._kept.points)
         self._points = {point.key: point for point in points}
         self._attempts = AttemptLog(files, self._planned)
+        self._accounts: dict[str, tuple[PublishedAccount, ...]] = {}
         self._recorder = Recorder(tracker, self._shown)
         self._accountant = ThreadPoolExecutor(trials_at_once, thread_name_prefix="dpsweep-accounting")
         self._interrupted = threading.Event()
@@ -85,12 +90,13 @@ class Coordinator:
             result = stored_result(self._files.trial(key))
             if result is not None:
                 self._status.restore(result)
+                self._accounts[key] = read_accounts(self._files.trial(key))
             self._take_up(key, result)
         self._record().data(exact(self._files))  # find damage to what the report reads before any trial trains
         if wrong := list(unfounded(self._files, self._record())):
             raise DataCorruption("\n".join(wrong))
         self._require_same_data()
-        self._tracker.open_sweep(self._tracked_sweep())
+        self._tracker.open_sweep(tracked(self._record()))
         self._recorder.start()
         for key in self._planned:
             if self._status[key].result is None and exists(self._files.trial(key).training):
@@ -182,13 +188,23 @@ class Coordinator:
 
     def _complete(self, key: str) -> None:
         try:
-            result = self._account(key)
+            result = self._account_patiently(key)
         except _Interrupted:
             return
         except Exception as error:
             self.failed(key, record_failure(error, self._files.trial(key), self._sweep.disclosure))
         else:
             self._change(key, state=status_of(result).state, result=result)
+
+    def _account_patiently(self, key: str) -> StoredResult:
+        """Account the trial, again while the storage refuses; parts that were stored are not computed again."""
+        for pause in PAUSES:
+            try:
+                return self._account(key)
+            except StorageError:
+                if self._interrupted.wait(pause):
+                    raise _Interrupted from None
+        return self._account(key)
 
     def _account(self, key: str) -> StoredResult:
         planned, files, status = self._planned[key], self._files.trial(key), self._status[key]
@@ -242,15 +258,8 @@ class Coordinator:
     def _record(self) -> SweepRecord:
         statuses = {**self._kept.statuses, **{trial.key: trial for trial in self._status.trials}}
         attempts = {**self._attempts.all, **self._kept.attempts}
-        return SweepRecord(self._manifest, self._sweep, tuple(self._points.values()), statuses, attempts)
-
-    def _tracked_sweep(self) -> TrackedSweep:
-        return TrackedSweep(
-            sweep_id=self._manifest.sweep_id,
-            name=self._sweep.name,
-            spec=self._manifest.text,
-            manifest=self._manifest.provenance(),
-        )
+        accounts = {**self._accounts, **self._kept.accounts}
+        return SweepRecord(self._manifest, self._sweep, tuple(self._points.values()), statuses, attempts, accounts)
 
 
 def initial_status(plan: Plan) -> list[TrialStatus]:

@@ -2,18 +2,23 @@
 
 Tune starts trials, restarts those whose worker died, and runs the scheduler that the sweep asks for. Its state is not
 needed to resume: a trial continues from its own checkpoint, and ``result.json`` marks it as complete. A trial whose
-worker died is retried; a trial that raised an exception has failed and is not.
+worker died is retried, with fewer beside it if memory was lacking; a trial that raised an exception has failed and is
+not.
 
 Tune stores and prints whatever a trial raises or reports, so trials raise and report only what may be shown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ray import tune
-from ray.exceptions import RayTaskError
+from ray.air.execution._internal import actor_manager
+from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
+from ray.tune.execution import tune_controller
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 
 from accounting.errors import StorageError
@@ -81,34 +86,68 @@ def train(
 
     Tune retries a trial whose worker died during training, but not one whose worker died before training started.
     This function retries those in a further round, where a scheduler does not compare them with the earlier trials.
+    So it does with trials that ended for lack of memory, half as many at once as before, until one alone lacks it.
     """
-    for retries in range(resources.max_failures, -1, -1):
-        if not trials:
+    retries, at_once = resources.max_failures, resources.max_concurrent
+    while trials:
+        callback = _ObserverCallback(observer, retries, context, alone=at_once == 1)
+        _train_round(trials, callback, resources.model_copy(update={"max_concurrent": at_once}), scheduler, name)
+        if callback.out_of_memory:
+            at_once = max(1, min(at_once or len(trials), callback.most_at_once) // 2)
+        elif retries == 0:
             return
-        callback = _ObserverCallback(observer, retries, context)
-        by_key = {planned.key: planned for planned in trials}
-        worker = tune.with_parameters(train_trial, trials=by_key, context=context)
-        trainable = tune.with_resources(worker, {"cpu": resources.cpus, "gpu": resources.gpus})
-        tuner = tune.Tuner(
-            trainable,
-            param_space={"key": tune.grid_search(list(by_key))},
-            tune_config=tune.TuneConfig(
-                scheduler=_SCHEDULERS[scheduler.name](scheduler),
-                max_concurrent_trials=resources.max_concurrent,
-                reuse_actors=True,
-                trial_name_creator=_trial_name,
-                trial_dirname_creator=_trial_name,
-            ),
-            run_config=tune.RunConfig(
-                name=name,
-                storage_path=context.files.tune,
-                verbose=0,
-                failure_config=tune.FailureConfig(max_failures=retries),
-                callbacks=[callback],
-            ),
-        )
+        else:
+            retries -= 1
+        again = {*callback.lost_before_start, *callback.out_of_memory}
+        trials = [planned for planned in trials if planned.key in again]
+
+
+def _train_round(
+    trials: Sequence[PlannedTrial],
+    callback: _ObserverCallback,
+    resources: ResourceSettings,
+    scheduler: SchedulerSettings,
+    name: str,
+) -> None:
+    """Train every trial once, or more often where its worker is lost."""
+    context, by_key = callback.context, {planned.key: planned for planned in trials}
+    worker = tune.with_parameters(train_trial, trials=by_key, context=context)
+    tuner = tune.Tuner(
+        tune.with_resources(worker, {"cpu": resources.cpus, "gpu": resources.gpus}),
+        param_space={"key": tune.grid_search(list(by_key))},
+        tune_config=tune.TuneConfig(
+            scheduler=_SCHEDULERS[scheduler.name](scheduler),
+            max_concurrent_trials=resources.max_concurrent,
+            reuse_actors=True,
+            trial_name_creator=_trial_name,
+            trial_dirname_creator=_trial_name,
+        ),
+        run_config=tune.RunConfig(
+            name=name,
+            storage_path=context.files.tune,
+            verbose=0,
+            failure_config=tune.FailureConfig(max_failures=callback.retries),
+            callbacks=[callback],
+        ),
+    )
+    with _lack_of_memory_is_a_loss():
         _fit(tuner, context.files.tune)
-        trials = [by_key[key] for key in callback.lost_before_start]
+
+
+@contextlib.contextmanager
+def _lack_of_memory_is_a_loss() -> Iterator[None]:
+    """Let Tune treat a worker that Ray killed for lack of memory as any lost worker; by itself it ends all trials.
+
+    Tune 2.60 knows a lost worker by `RayActorError`, of which Ray's `OutOfMemoryError` is no subclass.
+    """
+    modules: tuple[Any, ...] = (actor_manager, tune_controller)
+    for module in modules:
+        module.RayActorError = (RayActorError, OutOfMemoryError)
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.RayActorError = RayActorError
 
 
 def _fit(tuner: tune.Tuner, tune_folder: str) -> None:
@@ -144,17 +183,24 @@ _SCHEDULERS = {"fifo": _fifo, "asha": _asha}
 
 
 class _ObserverCallback(tune.Callback):
-    """Translates Tune's events for a `TrainingObserver`."""
+    """Translates Tune's events of one round for a `TrainingObserver`.
 
-    def __init__(self, observer: TrainingObserver, retries: int, context: TrialContext) -> None:
-        self._observer, self._retries, self._context = observer, retries, context
+    alone: whether no trial runs beside another one. lost_before_start, out_of_memory: keys of trials to try again.
+    most_at_once: how many trials ran at the same time.
+    """
+
+    def __init__(self, observer: TrainingObserver, retries: int, context: TrialContext, alone: bool) -> None:
+        self.retries, self.context, self._observer, self._alone = retries, context, observer, alone
         self.lost_before_start: list[str] = []
+        self.out_of_memory: list[str] = []
+        self.most_at_once = 1
 
     def __getstate__(self) -> dict[str, Any]:
         """Empty: Tune pickles callbacks only for `Tuner.restore`, which is not used."""
         return {}
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self.most_at_once = max(self.most_at_once, sum(each.status == "RUNNING" for each in trials))
         self._observer.started(_trial_name(trial))
 
     def on_trial_result(
@@ -171,12 +217,32 @@ class _ObserverCallback(tune.Callback):
             self._observer.ended(key)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        if trial.num_failures <= self._retries:
-            self.lost_before_start.append(_trial_name(trial))
-            return
-        error, key = _stored_error(trial), _trial_name(trial)
-        reason = self._context.failure(key, error) if error else "the reason could not be stored; is the disk full?"
-        self._observer.failed(key, f"its worker was lost too often: {reason}")
+        key, was_alone = _trial_name(trial), self._alone or self.most_at_once == 1
+        if _lacked_memory(trial) and was_alone:
+            self._observer.failed(key, _LACK_OF_MEMORY)
+        elif _lacked_memory(trial):
+            self.out_of_memory.append(key)
+        elif trial.num_failures <= self.retries:
+            self.lost_before_start.append(key)
+        else:
+            error = _stored_error(trial)
+            reason = self.context.failure(key, error) if error else "the reason could not be stored; is the disk full?"
+            self._observer.failed(key, f"its worker was lost too often: {reason}")
+
+
+_LACK_OF_MEMORY = (
+    "its worker was killed for lack of memory, also with no trial beside it; lower execution.micro_batch_size, or use "
+    "nodes with more memory"
+)
+
+
+def _lacked_memory(trial: Any) -> bool:
+    """Whether the last failure of a trial is that Ray killed its worker for lack of memory."""
+    try:
+        text = Path(trial.error_file or "").read_text()
+    except OSError:
+        return False
+    return "low on memory" in text.rpartition("Failure # ")[2]
 
 
 def _stored_error(trial: Any) -> Exception | None:

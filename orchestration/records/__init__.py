@@ -4,6 +4,7 @@ Other rooms import from the modules in `__all__` only: `layout` and `states` loa
 """
 
 __all__ = [
+    "accounts",
     "attempts",
     "failures",
     "integrity",

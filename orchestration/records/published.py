@@ -2,9 +2,9 @@
 
 No type here can hold a value of a single training example. Statistics of the training examples' epsilons are held only
 by `IndividualStatistics`, which says whether they were released with differential privacy or are exact; where it is
-None they are withheld. `PublishedAttack` and `PublishedAudit` are exact, and present only where exact statistics are
-shown. Everything else is public by construction: configuration, the mechanism's own noise and post-processed bounds,
-worst-case guarantees, and evaluations on held-out test data.
+None they are withheld. `PublishedAccount`, `PublishedAttack` and `PublishedAudit` are exact, and present only where
+exact statistics are shown. Everything else is public by construction: configuration, the mechanism's own noise and
+post-processed bounds, worst-case guarantees, and evaluations on held-out test data.
 
 Epsilons are plain floats: ``math.inf`` means not private, None means not computed.
 """
@@ -137,6 +137,27 @@ class IndividualStatistics:
 
 
 @dataclass(frozen=True)
+class PublishedAccount:
+    """What `dpsweep account` found of a trial: exact, so any page or run that shows it is sensitive.
+
+    name: of its folder. epsilon, accountant, kind: in the worst case at ``delta``; group_epsilons: of any k records.
+    method, individual_kind: of the epsilon_i, with their mean and median; group_means: mean epsilon_i by group.
+    """
+
+    name: str
+    delta: float
+    method: str
+    epsilon: float
+    accountant: str
+    kind: Kind
+    individual_kind: Kind
+    mean: float | None
+    median: float | None
+    group_epsilons: Mapping[int, float] = field(default_factory=dict)
+    group_means: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class PublishedAttack:
     """Loss-threshold membership inference on one group: exact, so any page or run that shows it is sensitive.
 
@@ -229,8 +250,8 @@ class PublishedTrial:
     trials whose labels differ only in ``seed`` form one setting and are averaged. error: why the trial failed.
     params: flat, numbers as numbers (``epochs: 30``, ``noise.initial_noise_multiplier: 1.3``); entries may be added
     while the trial runs, but none may change. attempts: what every start of the trial has released; for its cost, see
-    `comparison.ledger`. started, ended: of training, in seconds since 1970 UTC. is_asked:
-    by the sweep file, not by an earlier version of it alone.
+    `comparison.ledger`. accounts: what accounting it again has found. started, ended: of training, in seconds since
+    1970 UTC. is_asked: by the sweep file, not by an earlier version of it alone.
     """
 
     key: str
@@ -250,6 +271,7 @@ class PublishedTrial:
     dataset: PublishedDataset | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
     attempts: tuple[Attempt, ...] = ()
+    accounts: tuple[PublishedAccount, ...] = ()
     started: float | None = None
     ended: float | None = None
     is_asked: bool = True

@@ -32,6 +32,7 @@ from orchestration.report.html import key, missing_panel, note, panel, section
 from orchestration.report.prose import SENSITIVE, headline, meanings
 from orchestration.report.style import Style, style_of
 from orchestration.report.tables import (
+    accounts_table,
     attacks_table,
     audits_table,
     estimates_table,
@@ -59,6 +60,7 @@ def render(data: PublishedSweep) -> str:
         _audits(data.trials),
         _over_time(settings, style, panels),
         section("All trials", trials_table(data.trials)),
+        _accounts(data.trials),
         _meanings(data),
     )
     template = Template(files("orchestration.report").joinpath("template.html").read_text(encoding="utf-8"))
@@ -234,6 +236,19 @@ def _audits(trials: Sequence[PublishedTrial]) -> str:
         "the fall of its loss prove that ε is at least so much (Steinke, Nasr and Jagielski 2023): over all canaries, "
         "and over those of each group that has enough. All bounds of a trial hold together with its confidence; 0 "
         "proves nothing, and a bound above the claim contradicts it.</p>",
+        found,
+    )
+
+
+def _accounts(trials: Sequence[PublishedTrial]) -> str:
+    """The section on what `dpsweep account` found; "" if it found nothing, or the results are withheld."""
+    found = accounts_table(trials)
+    if not found:
+        return ""
+    return section(
+        "Accounted again",
+        "<p>Finished trials at another δ, by another method or by other groups, from their stored norms. ε is that of "
+        "the worst case; statistics of εᵢ are exact.</p>",
         found,
     )
 

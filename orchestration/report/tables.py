@@ -19,7 +19,13 @@ from orchestration.comparison.settings import (
     shown_over_seeds,
     whose,
 )
-from orchestration.records.published import EstimateQuality, PublishedMembership, PublishedPrivacy, PublishedTrial
+from orchestration.records.published import (
+    EstimateQuality,
+    PublishedAccount,
+    PublishedMembership,
+    PublishedPrivacy,
+    PublishedTrial,
+)
 from orchestration.report.html import Cell, named, table
 from orchestration.report.style import Style
 
@@ -214,6 +220,23 @@ def _trial_row(trial: PublishedTrial, shown: Sequence[Metric]) -> list[Cell]:
         *((metric.format.one(metric.value(trial)), "n") for metric in shown),
         (escape("; ".join(remarks)), ""),
     ]
+
+
+def accounts_table(trials: Sequence[PublishedTrial]) -> str:
+    """One row per accounting of `dpsweep account`; "" if there is none."""
+    words, numbers = ("Trial", "Method", "Groups"), ("δ", "ε", "Median εᵢ", "Mean εᵢ")
+    heads = (*((text, "") for text in words), *((text, "n") for text in numbers))
+    rows = [_account_row(trial, account) for trial in trials for account in trial.accounts]
+    return table(heads, rows) if rows else ""
+
+
+def _account_row(trial: PublishedTrial, account: PublishedAccount) -> list[Cell]:
+    sizes = [f"any {size} records: ε {number(epsilon)}" for size, epsilon in account.group_epsilons.items()]
+    means = [f"{name}: mean εᵢ {number(mean)}" for name, mean in account.group_means.items()]
+    claim = f"{escape(account.method)}<br><small class='claim'>{account.individual_kind.replace('_', ' ')}</small>"
+    values = (f"{account.delta:g}", *map(number, (account.epsilon, account.median, account.mean)))
+    words = (escape(trial.key), claim, escape("; ".join([*sizes, *means])))
+    return [*((text, "") for text in words), *((value, "n") for value in values)]
 
 
 def _claim(privacy: PublishedPrivacy) -> str:

@@ -15,6 +15,7 @@ from plotly.graph_objects import Figure
 
 from accounting.errors import DpsweepError
 from orchestration.comparison.ledger import composed
+from orchestration.comparison.record import SweepRecord
 from orchestration.records.published import PublishedEpoch, PublishedSweep, PublishedTrial
 
 COMPOSED = "privacy/composed_epsilon"
@@ -37,6 +38,14 @@ class TrackedSweep:
     name: str
     spec: str
     manifest: Mapping[str, object] = field(default_factory=dict)
+
+
+def tracked(record: SweepRecord) -> TrackedSweep:
+    """The sweep of a record, as a tracker opens it."""
+    manifest = record.manifest
+    return TrackedSweep(
+        sweep_id=manifest.sweep_id, name=record.sweep.name, spec=manifest.text, manifest=manifest.provenance()
+    )
 
 
 class Tracker(Protocol):

@@ -157,6 +157,25 @@ def test_killed_processes_neither_lose_nor_change_anything(tmp_path: Path, clust
         np.testing.assert_array_equal(result.lower, expected.lower)
 
 
+@pytest.mark.long
+def test_forty_trials_survive_kills_every_four_seconds(tmp_path: Path, cluster: None) -> None:
+    """Trials of one part each, accounted tightly, while whatever accounts is killed every 4 s until all are done."""
+    jobs = [job_of(str(tmp_path / f"trial{number}"), 1e-5, "pld") for number in range(40)]
+    for job in jobs:
+        write_trial(job.root, examples=3_000, rows_per_part=3_000)
+    expected, killed = account_trial(jobs[0]), list[int]()
+    with (
+        AccountingQueue(1) as queue,
+        repeatedly(lambda: killed.extend(kill_accounting()), 4.0),
+        ThreadPoolExecutor(len(jobs)) as threads,
+    ):
+        results = list(threads.map(lambda job: account_trial(job, queue.scatter), jobs))
+    assert killed, "something was killed"
+    for result in results:
+        np.testing.assert_array_equal(result.upper, expected.upper)
+        np.testing.assert_array_equal(result.lower, expected.lower)
+
+
 def test_errors_of_a_part_arrive_as_they_are(job: AccountingJob, cluster: None) -> None:
     next(Path(TrialFiles(job.root).norms).glob("step=00000040/part-00002.arrow")).unlink()
     with AccountingQueue(1) as queue, pytest.raises(DataCorruption, match=r"part-00002\.arrow.*missing"):

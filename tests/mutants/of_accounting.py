@@ -284,8 +284,8 @@ ACCOUNTING: Final[tuple[Mutant, ...]] = (
         "accounting/renyi.py",
         RENYI,
         B(
-            "np.log1p(-1.0 / ORDERS) - np.log(delta * ORDERS)",
-            "np.log1p(-1.0 / ORDERS) - np.log(delta * ORDERS * 2.0)",
+            "np.log1p(-1.0 / orders) - np.log(delta * orders)",
+            "np.log1p(-1.0 / orders) - np.log(delta * orders * 2.0)",
             "conversion at twice delta",
             True,
         ),

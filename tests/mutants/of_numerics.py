@@ -178,7 +178,12 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
     *bugs_in(
         "accounting/individual/rdp.py",
         INDIVIDUAL,
-        B("        total += pure_rdp(epsilon)\n", "        pass\n", "pure releases cost examples nothing", True),
+        B(
+            "        total += pure_rdp(epsilon, orders)\n",
+            "        pass\n",
+            "pure releases cost examples nothing",
+            True,
+        ),
         B("precision**-0.5) if precision", "precision**-0.25) if precision", "noise of a node", True),
     ),
     *bugs_in(

@@ -123,7 +123,11 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
             "tuple(account(trace, delta, sweep.privacy.accountant) for",
             "further accountants repeat the first",
         ),
-        B("self.sweep.privacy.accountant,\n", '"rdp",\n', "calibrated by another accountant than accounted"),
+        B(
+            "accountant = self.sweep.privacy.accountant\n",
+            'accountant = "rdp"\n',
+            "calibrated by another accountant than accounted",
+        ),
         B(
             "shown(error, sweep.disclosure)",
             "str(error)",

@@ -9,6 +9,7 @@ from dp_accounting import get_epsilon_gaussian
 from accounting.individual.contour import Contour
 from accounting.individual.contributions import StepWeights
 from accounting.individual.inversion import certified_bounds, unsampled_exponent, upper_kernel
+from accounting.individual.rdp import RenyiCosts
 from accounting.renyi import ORDERS, epsilon_improved
 
 DELTA = 1e-5
@@ -22,8 +23,9 @@ def bounds(period: float, size: int, share_above: float = 0.0, share_below: floa
     terms = np.ascontiguousarray((upper_kernel(contour) * np.exp(unsampled_exponent(COSTS, contour, 0.0))).T)
     size_of_sum = np.abs(terms).sum(axis=0)
     rdp = 0.5 * ORDERS[None, :]
+    renyi = RenyiCosts(rdp, epsilon_improved(rdp, DELTA), np.array([5.0]))
     above, below = (terms, share_above * size_of_sum), (terms, share_below * size_of_sum)
-    upper, lower = certified_bounds(contour, 0.0, above, below, rdp, epsilon_improved(rdp, DELTA), DELTA)
+    upper, lower = certified_bounds(contour, 0.0, above, below, renyi, DELTA)
     return float(upper[0]), float(lower[0])
 
 

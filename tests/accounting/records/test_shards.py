@@ -219,6 +219,9 @@ def test_impossible_snapshots_are_refused() -> None:
         replace(good, losses=np.zeros(4))
     with pytest.raises(InvalidInput, match="ids repeat"):
         replace(good, example_ids=np.array([1, 2, 1]))
+    with pytest.raises(InvalidInput, match="ids repeat"):
+        replace(good, example_ids=np.array([1, 2, 2]))
+    assert replace(good, example_ids=np.array([5, 1, 3])).example_ids.tolist() == [5, 1, 3]
     with pytest.raises(InvalidInput, match="step"):
         NormSnapshot(-1, good.example_ids, good.groups, good.norms, good.contributions, good.losses)
 

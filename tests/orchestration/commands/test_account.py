@@ -7,6 +7,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
+import mlflow
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -21,7 +22,7 @@ from accounting.records.shards import NormShards
 from accounting.records.traces import read_trace
 from orchestration.commands.main import app
 from orchestration.records.layout import SweepFiles
-from tests.orchestration.execution.test_upkeep import KEYS, files
+from tests.orchestration.execution.test_upkeep import KEYS, TEXT, files, trained_sweep
 
 __all__ = ["files"]
 
@@ -80,6 +81,39 @@ def test_what_is_stored_is_not_computed_again(files: SweepFiles, monkeypatch: py
     assert "accounts" in str(verified.exception)
     assert found(files, "--trial", KEYS[0], "--delta", str(DELTA)) == first
     assert computed == [1], "the damaged part, anew"
+
+
+def test_the_private_report_shows_it_and_no_other_file(files: SweepFiles) -> None:
+    found(files, "--delta", str(DELTA), "--group-sizes", "2")
+    page = Path(files.private_report).read_text()
+    assert "Accounted again" in page
+    assert "any 2 records: ε" in page
+    assert "Accounted again" not in Path(files.report).read_text()
+    assert not (Path(files.root) / "mlflow.db").exists()
+
+
+def test_a_raw_release_shows_it_in_the_report_and_in_mlflow(tmp_path: Path) -> None:
+    files = trained_sweep(tmp_path / "out", TEXT.replace("release:", "release: raw #"))
+    answers = found(files, "--delta", str(DELTA), "--individual", "pld")
+    assert "Accounted again" in Path(files.report).read_text()
+    client = mlflow.MlflowClient(f"sqlite:///{files.root}/mlflow.db")
+    runs = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
+    metrics = {run.data.tags.get("dpsweep.trial_key"): run.data.metrics for run in runs}
+    for answer in answers:
+        values = {name: value for name, value in metrics[answer["key"]].items() if "/account/" in name}
+        assert sorted(values.values()) == sorted(
+            (answer["epsilon"], answer["individuals"]["mean"], answer["individuals"]["median"])
+        )
+    assert {run.info.status for run in runs} == {"FINISHED"}
+
+
+def test_a_damaged_account_is_one_line(files: SweepFiles) -> None:
+    (answer,) = found(files, "--trial", KEYS[0])
+    path = Path(answer["folder"], "account.json")
+    path.write_text(path.read_text().replace('"epsilon"', '"epsilom"', 1))
+    refused = CliRunner().invoke(app, ["report", files.root])
+    assert isinstance(refused.exception, DataCorruption)
+    assert "delete its folder, and account the trial again" in str(refused.exception)
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])

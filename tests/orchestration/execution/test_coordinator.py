@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from plotly.graph_objects import Figure
 
+from accounting.errors import StorageError
 from accounting.parallel import AccountingJob, PartResult, Scatter, account_in_process
 from accounting.records.shards import PartFiles
 from orchestration.comparison.record import SweepRecord
@@ -145,6 +146,23 @@ def test_accounting_that_fails_ends_that_trial_alone(bench: Bench) -> None:
     for part, content in kept.items():
         part.write_bytes(content)
     assert not bench.run().failed, "the next run accounts it"
+
+
+def test_a_storage_that_refuses_for_a_while_fails_no_trial(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestration.execution.coordinator.PAUSES", (0.01,) * 3)
+    refusals = {"flat-seed0": 3, "flat-seed1": 4}
+
+    def refusing(job: AccountingJob, parts: Sequence[PartFiles]) -> Iterator[PartResult]:
+        key = Path(job.root).name
+        refusals[key] -= 1
+        if refusals[key] >= 0:
+            raise StorageError("cannot write s3://bucket/part: slow down")
+        return account_in_process(job, parts)
+
+    record = bench.run(refusing)
+    assert record.status("flat-seed0").state is TrialState.FINISHED
+    assert record.status("flat-seed1").state is TrialState.FAILED, "it refused for longer than anybody waits"
+    assert str(record.status("flat-seed1").error).startswith("StorageError in refusing")
 
 
 def test_a_trial_whose_training_fails_leaves_the_others(bench: Bench) -> None:

@@ -28,8 +28,13 @@ KEYS = list(keys_of(TEXT).values())
 @pytest.fixture
 def files(tmp_path: Path) -> SweepFiles:
     """A sweep of two accounted trials, the first of which ended ten days ago."""
-    sweep, files = parse_sweep(TEXT), SweepFiles(str(tmp_path / "out"))
-    write_manifest(files, open_manifest(files, sweep.plain(), TEXT))
+    return trained_sweep(tmp_path / "out", TEXT)
+
+
+def trained_sweep(folder: Path, text: str) -> SweepFiles:
+    """A sweep of two accounted trials in the folder, as `files`."""
+    sweep, files = parse_sweep(text), SweepFiles(str(folder))
+    write_manifest(files, open_manifest(files, sweep.plain(), text))
     for planned, days in zip(plan_sweep(sweep).trials, (10.0, 0.0), strict=True):
         run_trial(planned.spec, files.trial(planned.key).root, releases=planned.releases)
         ended = time.time() - days * 86_400.0

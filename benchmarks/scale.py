@@ -1,0 +1,328 @@
+"""Cost of accounting large trials part by part, compared with reading and hashing the same files.
+
+    python benchmarks/scale.py [--quick] [--json] [--task NAME] [--folder DIR]
+
+Prints a markdown table, or with --json one object per row. Trials are synthetic: norms of 1e6 examples at 50 snapshots
+and of 1e7 at 12 (--quick: 1e5 at 10 and 1e6 at 4), 0.6 and 1.4 GB on disk, written first into a temporary folder. Each
+row is measured in a process of its own, on a Ray cluster of this machine whose nodes have one CPU each.
+
+- ours_cpu_s: CPU of the parts and of the driver, tables and exact quantiles included, without the start of processes.
+- read_hash_cpu_s: CPU of reading the same norm files and hashing them, in the same run; ratio is ours over it.
+- driver_mb, worker_mb: peak memory of the driver, and of the largest worker.
+- efficiency: time in parts over nodes times the time of the whole, from the first part to the merged result.
+
+Where there are fewer cores than nodes, computing cannot show how the queue scales. Rows named "... asleep" therefore
+replace each part's computation by a sleep as long as a part took on one node, at least 0.1 s; all else is as it is.
+"""
+
+# ruff: noqa: E402
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import multiprocessing
+import os
+import resource
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+ROOT = str(Path(__file__).resolve().parents[1])
+sys.path[0] = ROOT  # this file's own folder would shadow the package accounting
+
+from accounting import parallel
+from accounting.mechanism import Segment, Trace
+from accounting.records import (
+    NormShards,
+    NormShardWriter,
+    NormSnapshot,
+    PartFiles,
+    StoredEpsilons,
+    TrialFiles,
+    read_bytes,
+    write_trace,
+)
+from accounting.samplings import PoissonSampling
+from accounting.summaries import CountedEpsilons, Counting
+
+DELTA, STEPS_EACH, BOUND = 1e-8, 20, 50.0
+QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
+LEAST_SLEEP = 0.1
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement; what was not measured is None."""
+
+    task: str
+    examples: int
+    snapshots: int
+    nodes: int
+    ours_cpu_s: float | None = None
+    read_hash_cpu_s: float | None = None
+    ratio: float | None = None
+    driver_mb: float | None = None
+    worker_mb: float | None = None
+    efficiency: float | None = None
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What one part took in its worker: seconds of CPU and of time, and the worker's peak memory so far in MB."""
+
+    cpu: float
+    wall: float
+    megabytes: float
+
+
+@dataclass(frozen=True)
+class Size:
+    """The size of a synthetic trial."""
+
+    examples: int
+    snapshots: int
+
+
+SIZES = (Size(10**6, 50), Size(10**7, 12))
+QUICK_SIZES = (Size(10**5, 10), Size(10**6, 4))
+MANY = 40
+"""Trials of one part each."""
+
+
+def write_trial(root: str, size: Size, seed: int = 0) -> None:
+    """A trial whose examples have a typical contribution each that decreases during training; a tenth is clipped."""
+    files, generator = TrialFiles(root), np.random.default_rng(seed)
+    steps = STEPS_EACH * size.snapshots
+    write_trace(files.trace, Trace(size.examples, (Segment(0, steps, PoissonSampling(0.01), 1.2),)))
+    typical = generator.beta(1.0, 1.5, size.examples).astype(np.float32)
+    ids, groups = np.arange(size.examples), generator.integers(0, 4, size.examples)
+    writer = NormShardWriter(files.norms)
+    for number, drift in enumerate(np.linspace(1.2, 0.6, size.snapshots, dtype=np.float32)):
+        norms = typical * drift * generator.uniform(0.7, 1.3, size.examples).astype(np.float32)
+        losses = generator.random(size.examples, dtype=np.float32) + np.float32(0.01)
+        writer.write(NormSnapshot(number * STEPS_EACH, ids, groups, norms, np.minimum(norms, 1.0), losses))
+
+
+def peak_megabytes() -> float:
+    """Of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def hashing_seconds(root: str) -> float:
+    """CPU seconds to read and hash all norm files of a trial, which the page cache holds by then."""
+    shards = NormShards(TrialFiles(root).norms)
+    files = [shards.files(part) for part in shards.parts]
+    begun = time.process_time()
+    for each in files:
+        for record in each.records:
+            hashlib.sha256(read_bytes(f"{each.directory}/{record.path}")).hexdigest()
+    return time.process_time() - begun
+
+
+@contextmanager
+def cluster(nodes: int) -> Iterator[None]:
+    """A Ray cluster on this machine: a head without CPUs, and nodes of one CPU each."""
+    os.environ.update(PYTHONPATH=ROOT, RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0")  # or else it listens on every interface
+    import ray
+    from ray import cloudpickle
+    from ray.cluster_utils import Cluster
+
+    cloudpickle.register_pickle_by_value(sys.modules[Row.__module__])  # workers do not import this file
+    started = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    try:
+        for _ in range(nodes):
+            started.add_node(num_cpus=1)
+        started.wait_for_nodes()
+        ray.init(started.address, log_to_driver=False, configure_logging=False)
+        ray.get([ray.remote(num_cpus=1)(_warm).remote() for _ in range(nodes)])
+        yield
+    finally:
+        ray.shutdown()
+        started.shutdown()
+
+
+def _warm() -> None:
+    """Start a worker and load what parts need, long enough that every node starts one."""
+    from accounting import individual  # noqa: F401
+
+    time.sleep(2.0)
+
+
+class Noted:
+    """Accounts parts as ``work`` does, and stores what each took in ``folder``."""
+
+    def __init__(self, work: Callable[..., parallel.PartResult], folder: str) -> None:
+        self._work, self._folder = work, folder
+        Path(folder).mkdir(parents=True, exist_ok=True)
+
+    def __call__(self, job: parallel.AccountingJob, part: PartFiles) -> parallel.PartResult:
+        begun, cpu = time.monotonic(), time.process_time()
+        result = self._work(job, part)
+        spent = Spent(time.process_time() - cpu, time.monotonic() - begun, peak_megabytes())
+        name = f"{Path(job.root).name}-{part.part}.json"
+        Path(self._folder, name).write_text(json.dumps(asdict(spent)))
+        return result
+
+    def spent(self) -> list[Spent]:
+        """Of every part."""
+        return [Spent(**json.loads(path.read_text())) for path in Path(self._folder).glob("*.json")]
+
+
+@dataclass(frozen=True)
+class Asleep:
+    """Sleeps in place of computing a part, and returns the result of another one."""
+
+    seconds: float
+    result: parallel.PartResult
+
+    def __call__(self, job: parallel.AccountingJob, part: PartFiles) -> parallel.PartResult:
+        time.sleep(self.seconds)
+        return replace(self.result, part=part.part, record=replace(self.result.record, part=part.part))
+
+
+def job_of(root: str, method: str) -> parallel.AccountingJob:
+    """Account the trial at `root` into a folder that nothing was stored in."""
+    folder = tempfile.mkdtemp(dir=root, prefix="epsilons-")
+    return parallel.AccountingJob(root, DELTA, method, counting=Counting(BOUND), folder=folder)
+
+
+def account(roots: Sequence[str], method: str, nodes: int, noted: Noted) -> tuple[list[Any], float, float]:
+    """Summaries of the trials, all accounted at once, and the CPU and the time of the driver."""
+    jobs = [job_of(root, method) for root in roots]
+    with (
+        cluster(nodes),
+        mock.patch.object(parallel, "account_part", lambda job, part: noted(job, part)),  # Ray takes only functions
+        parallel.AccountingQueue(1) as queue,
+        ThreadPoolExecutor(len(jobs)) as threads,
+    ):
+        begun, cpu = time.monotonic(), time.process_time()
+        running = [threads.submit(parallel.store_epsilons, job, queue.scatter) for job in jobs]
+        summaries = [each.result() for each in running]
+        wall = time.monotonic() - begun
+        if not isinstance(noted._work, Asleep):
+            for job, summary in zip(jobs, summaries, strict=True):
+                CountedEpsilons(summary, StoredEpsilons(job.folder)).quantiles(QUANTILES)
+        return summaries, time.process_time() - cpu, wall
+
+
+def computed(roots: Sequence[str], size: Size, task: str, method: str, nodes: int) -> Row:
+    """Account the trials for real."""
+    noted = Noted(parallel.account_part, tempfile.mkdtemp(dir=roots[0], prefix="spent-"))
+    _, driver_cpu, wall = account(roots, method, nodes, noted)
+    parts, driver = noted.spent(), peak_megabytes()
+    ours, hashing = driver_cpu + sum(part.cpu for part in parts), sum(map(hashing_seconds, roots))
+    return Row(
+        task,
+        size.examples,
+        size.snapshots,
+        nodes,
+        ours,
+        hashing,
+        ours / hashing,
+        driver,
+        max(part.megabytes for part in parts),
+        sum(part.wall for part in parts) / (nodes * wall),
+    )
+
+
+def asleep(roots: Sequence[str], size: Size, task: str, seconds: float, nodes: int) -> Row:
+    """Queue the trials' parts, each of which sleeps."""
+    shards = NormShards(TrialFiles(roots[0]).norms)
+    result = parallel.account_part(job_of(roots[0], "rdp"), shards.files(0))
+    noted = Noted(Asleep(seconds, result), tempfile.mkdtemp(dir=roots[0], prefix="spent-"))
+    _, _, wall = account(roots, "rdp", nodes, noted)
+    ideal = seconds * len(noted.spent()) / nodes
+    return Row(task, size.examples, size.snapshots, nodes, driver_mb=peak_megabytes(), efficiency=ideal / wall)
+
+
+def apart(function: Callable[..., Row], *arguments: Any) -> Row:
+    """The row, measured in a process of its own."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(function, arguments)
+
+
+def of_method(method: str, folder: Path, quick: bool) -> Iterator[Row]:
+    """Trials of both sizes: computed on 1 and 2 nodes, asleep on up to 8."""
+    for size in QUICK_SIZES if quick else SIZES:
+        root = [stored(folder, f"{size.examples}x{size.snapshots}", size)]
+        for nodes in (1,) if quick else (1, 2):
+            row = apart(computed, root, size, method, method, nodes)
+            yield row
+            if nodes == 1:
+                parts = len(NormShards(TrialFiles(root[0]).norms).parts)
+                each = max(LEAST_SLEEP, (row.ours_cpu_s or 0.0) / parts)
+        for nodes in (2,) if quick else (1, 8):
+            yield apart(asleep, root, size, f"{method} asleep", each, nodes)
+
+
+def many_trials(folder: Path, quick: bool) -> Iterator[Row]:
+    """40 trials of one part each: every node should be busy."""
+    size = Size(4_000, 3)
+    roots = [stored(folder, f"many-{number}", size, number) for number in range(MANY)]
+    each = Size(size.examples * MANY, size.snapshots)
+    if not quick:
+        yield apart(computed, roots, each, f"{MANY} trials", "pld", 2)
+    yield apart(asleep, roots, each, f"{MANY} trials asleep", 0.5, 2 if quick else 4)
+
+
+def stored(folder: Path, name: str, size: Size, seed: int = 0) -> str:
+    """The root of a trial, which is written where it is not there yet."""
+    root = folder / name
+    if not root.exists():
+        write_trial(str(root), size, seed)
+    return str(root)
+
+
+TASKS: Mapping[str, Callable[[Path, bool], Iterator[Row]]] = {
+    "rdp": lambda folder, quick: of_method("rdp", folder, quick),
+    "pld": lambda folder, quick: of_method("pld", folder, quick),
+    "many": many_trials,
+}
+
+
+def markdown(row: Row) -> str:
+    """A row of the table."""
+    return "| " + " | ".join(_cell(value) for value in asdict(row).values()) + " |"
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="smaller trials, within two minutes")
+    parser.add_argument("--json", action="store_true", help="one JSON object per row")
+    parser.add_argument("--task", choices=TASKS, action="append", help="only this task (repeatable)")
+    parser.add_argument("--folder", type=Path, help="where trials are written, and found again; a temporary folder")
+    options = parser.parse_args()
+    folder = options.folder or Path(tempfile.mkdtemp(prefix="dpsweep-scale-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    if not options.json:
+        names = list(Row.__dataclass_fields__)
+        print(f"| {' | '.join(names)} |", f"|{' --- |' * len(names)}", sep="\n")
+    try:
+        for name in options.task or TASKS:
+            for row in TASKS[name](folder, options.quick):
+                print(json.dumps(asdict(row)) if options.json else markdown(row), flush=True)
+    finally:
+        if options.folder is None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

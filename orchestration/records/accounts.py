@@ -1,0 +1,52 @@
+"""What `dpsweep account` stored of a trial, one file for each delta and method: private data of its examples."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from accounting.errors import DataCorruption
+from accounting.records import TrialFiles, list_folders, read_private_sealed, write_private_sealed
+from orchestration.records.published import PublishedAccount
+
+_NEXT = "delete its folder, and account the trial again"
+
+
+def account_file(folder: str) -> str:
+    """The file in the folder of one accounting."""
+    return f"{folder}/account.json"
+
+
+def write_account(folder: str, values: dict[str, Any]) -> None:
+    """Store the plain values of an answer. Raises: StorageError."""
+    write_private_sealed(account_file(folder), json.dumps(values).encode())
+
+
+def read_accounts(trial: TrialFiles) -> tuple[PublishedAccount, ...]:
+    """What was found of the trial, in the order of the folders' names; what is still being computed is left out.
+
+    Raises: DataCorruption for a file that is damaged, InvalidInput for one that is encrypted with another key.
+    """
+    names = list_folders(trial.accounted_again("").rstrip("/"))
+    folders = {name: read_private_sealed(account_file(trial.accounted_again(name)), _NEXT) for name in names}
+    return tuple(_account(name, trial, json.loads(content)) for name, content in folders.items() if content)
+
+
+def _account(name: str, trial: TrialFiles, values: dict[str, Any]) -> PublishedAccount:
+    try:
+        individuals = values["individuals"]
+        return PublishedAccount(
+            name=name,
+            delta=values["delta"],
+            method=individuals["method"],
+            epsilon=values["epsilon"],
+            accountant=values["accountant"],
+            kind=values["kind"],
+            individual_kind=individuals["kind"],
+            mean=individuals["mean"],
+            median=individuals["median"],
+            group_epsilons={group["group_size"]: group["epsilon"] for group in values["groups"]},
+            group_means={group["name"]: group["mean"] for group in individuals["groups"]},
+        )
+    except (KeyError, TypeError) as error:
+        raise DataCorruption(f"{account_file(trial.accounted_again(name))} lacks values; {_NEXT}") from error
