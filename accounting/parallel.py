@@ -27,6 +27,7 @@ from accounting.records import (
     NormShards,
     PartFiles,
     PartRecord,
+    StoredUsers,
     TrialFiles,
     commit_epsilons,
     forget_notes,
@@ -37,6 +38,7 @@ from accounting.records import (
     write_epsilons,
 )
 from accounting.summaries import Counting, EpsilonSummary, summarise
+from accounting.users import epsilons_of_users
 
 ATTEMPTS = 16
 """How often a part is tried before its trial's accounting fails."""
@@ -65,10 +67,13 @@ class AccountingJob:
     counting: Counting
     folder: str
     group_by: str = ""
+    unit: str = "example"
+    """A key of `UNITS`."""
 
     def inputs(self, part: PartFiles, trace: Trace) -> str:
         """Digest of what determines the epsilons of a part: trace, norms, delta and method."""
-        return hashlib.sha256(repr((trace, self.delta, self.method, part.records)).encode()).hexdigest()
+        norms = part.records if self.unit == "example" else _all_inputs(self.root)
+        return hashlib.sha256(repr((trace, self.delta, self.method, norms)).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -94,7 +99,7 @@ def account_part(job: AccountingJob, part: PartFiles) -> PartResult:
     inputs = job.inputs(part, trace)
     stored = noted_epsilons(job.folder, part.part, inputs)
     if stored is None:
-        epsilons = epsilons_of_part(job, part, trace)
+        epsilons = UNITS[job.unit](job, part, trace)
         stored = write_epsilons(job.folder, part.part, epsilons, inputs), epsilons
     record, epsilons = stored
     if job.group_by:
@@ -116,6 +121,26 @@ def epsilons_of_part(job: AccountingJob, part: PartFiles, trace: Trace) -> Epsil
         method=result.method,
         kind=result.kind,
     )
+
+
+def _users_of_share(job: AccountingJob, part: PartFiles, trace: Trace) -> Epsilons:
+    """Epsilon of every user in one share of the users, of which there are as many as parts."""
+    shares = len(NormShards(TrialFiles(job.root).norms).parts)
+    return epsilons_of_users(job.root, trace, job.delta, part.part, shares)
+
+
+def _all_inputs(root: str) -> tuple[object, ...]:
+    """What the epsilons of users depend on: the norms of all examples, and whose they are."""
+    files = TrialFiles(root)
+    shards = NormShards(files.norms)
+    return (tuple(shards.files(part).records for part in shards.parts), StoredUsers(files.users).digests())
+
+
+UNITS: Mapping[str, Callable[[AccountingJob, PartFiles, Trace], Epsilons]] = {
+    "example": epsilons_of_part,
+    "user": _users_of_share,
+}
+"""Whose epsilons a job computes: of the examples of each part, or of users, of whom each part stands for a share."""
 
 
 def account_in_process(job: AccountingJob, parts: Sequence[PartFiles]) -> Iterator[PartResult]:

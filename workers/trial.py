@@ -24,6 +24,7 @@ from accounting.records import (
     write_private,
     write_private_sealed,
     write_trace,
+    write_users,
 )
 from workers.attacks import AttackResults, attack, write_attacks
 from workers.audit import audit
@@ -184,6 +185,7 @@ def _train(
     if stored is None:
         trainer.begin()
         write_bytes_atomically(files.spec, spec.to_json().encode())
+        _write_users(spec, files, dataset)
         write_private_sealed(files.data_fingerprint, json.dumps({"data": digest}).encode())
         save()
     else:
@@ -195,6 +197,13 @@ def _train(
     result = _finish(spec, files, trainer, dataset, inputs, code)
     forget_checkpoint(files.checkpoint)
     return result
+
+
+def _write_users(spec: TrialSpec, files: TrialFiles, dataset: Dataset) -> None:
+    """Store whose each training example is, if the data say so."""
+    train = dataset.train
+    if train.user_ids is not None:
+        write_users(files.users, train.example_ids.numpy(), train.user_ids.numpy(), spec.norms.rows_per_part)
 
 
 def _train_to_the_end(spec: TrialSpec, trainer: Trainer, save: Callable[[], None], report: OnProgress) -> None:

@@ -109,6 +109,12 @@ class StepWeights:
     pure: tuple[float, ...]
 
 
+def merge_entries(costs: StepWeights) -> None:
+    """Give each row one entry per node, in the order of the nodes: worth its time where rows meet many tables."""
+    for part in costs.sampled:
+        part.weights.sum_duplicates()
+
+
 def select(costs: StepWeights, rows: NDArray[np.intp]) -> StepWeights:
     """The costs of some rows."""
     sampled = tuple(SampledSteps(p.sample_rate, p.precisions, p.weights[rows]) for p in costs.sampled)

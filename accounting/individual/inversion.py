@@ -202,8 +202,10 @@ class _Curve:
         turn = np.exp(-1j * self.contour.spacing * epsilons)
         total, derivative = np.zeros_like(turn), np.zeros_like(turn)
         for column in self.columns[::-1]:
-            derivative = derivative * turn + total
-            total = total * turn + column
+            derivative *= turn
+            derivative += total
+            total *= turn
+            total += column
         value = total.real + self.error
         slope = (derivative * turn).imag * self.contour.spacing / value + 1.0 - self.contour.tilt
         return self.scale + np.log(value) + (1.0 - self.contour.tilt) * epsilons, slope

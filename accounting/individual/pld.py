@@ -37,7 +37,14 @@ from accounting.individual.contour import (
     decay_bound,
     moment_table,
 )
-from accounting.individual.contributions import Array, RecordedContributions, StepWeights, select, spread_linearly
+from accounting.individual.contributions import (
+    Array,
+    RecordedContributions,
+    StepWeights,
+    merge_entries,
+    select,
+    spread_linearly,
+)
 from accounting.individual.inversion import (
     FLOAT_ERROR,
     LARGEST_EPSILON,
@@ -73,6 +80,7 @@ _FEW_STEPS = 8
 def pld_epsilons(contributions: RecordedContributions, delta: float) -> tuple[Array, Array]:
     """Upper and lower epsilon [rows] at ``delta``, the worse of removing and adding the example."""
     costs = contributions.costs(spread_linearly)
+    merge_entries(costs)
     renyi = renyi_costs(costs, delta)
     upper, lower = _interpolated_epsilons(costs, renyi, delta)
     few = contributions.trace.steps <= _FEW_STEPS

@@ -40,6 +40,7 @@ from accounting.records.shards import (
     read_contributions,
 )
 from accounting.records.traces import read_trace, write_trace
+from accounting.records.users import StoredUsers, write_users
 
 __all__ = [
     "KEY_VARIABLE",
@@ -53,6 +54,7 @@ __all__ = [
     "PartNorms",
     "PartRecord",
     "StoredEpsilons",
+    "StoredUsers",
     "TrialFiles",
     "check_contributions",
     "closed_to_strangers",
@@ -86,4 +88,5 @@ __all__ = [
     "write_private_sealed",
     "write_sealed",
     "write_trace",
+    "write_users",
 ]

@@ -62,6 +62,11 @@ class TrialFiles:
         return self._below("private", "accounts", claim)
 
     @property
+    def users(self) -> str:
+        """Whose each training example is, where the data name users."""
+        return self._below("private", "users")
+
+    @property
     def private_summary(self) -> str:
         """Exact statistics of the per-example epsilons (JSON)."""
         return self._below("private", "summary.json")

@@ -114,6 +114,9 @@ def account(
         str | None,
         typer.Option(help="CSV or Parquet file that gives each example_id a group to summarise by.", metavar="FILE"),
     ] = None,
+    by_user: Annotated[
+        bool, typer.Option("--by-user", help="Also the ε of each user, over all records of that user together.")
+    ] = False,
     address: Annotated[
         str, typer.Option(help="Where to compute: 'local', 'auto', HOST:PORT or 'in-process', as for `dpsweep run`.")
     ] = EMBEDDED,
@@ -141,7 +144,7 @@ def account(
     from orchestration.execution.again import Question, account_again
     from orchestration.pipeline import show_accounts
 
-    question = Question(trial, delta, individual, sizes, absolute(group_by) if group_by else "")
+    question = Question(trial, delta, individual, sizes, absolute(group_by) if group_by else "", by_user)
     shown = _Shown()
     found = []
     for answer in account_again(SweepFiles(absolute(folder)), question, address, shown):
@@ -159,6 +162,12 @@ def account(
                 typer.echo(f"  {for_terminal(group.name)}: {group.examples:,.0f} examples, mean ε {number(group.mean)}")
             for estimate in answer.groups:
                 typer.echo(f"  any {estimate.group_size} records: ε {number(estimate.epsilon)}")
+            if answer.users is not None:
+                of_users = answer.users
+                typer.echo(
+                    f"  {of_users.users:,} users of up to {of_users.most_records:,} records: median ε "
+                    f"{number(of_users.statistics.median)}, largest ε {number(of_users.largest)}"
+                )
             typer.echo(f"  private, in {answer.folder}")
     show_accounts(folder, tracking_uri)
     if as_json:

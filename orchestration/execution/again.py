@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from accounting.accountants import account
@@ -16,6 +17,7 @@ from accounting.records import (
     MANIFEST,
     PartFiles,
     StoredEpsilons,
+    StoredUsers,
     TrialFiles,
     closed_to_strangers,
     exists,
@@ -43,6 +45,7 @@ class Question:
 
     trial: the key of one; all private ones by default. delta, individual: those of the sweep where they are None.
     group_sizes: of groups of any k records. group_by: a file of groups (`accounting.records.read_groups`), or "".
+    users: whether also for each user.
     """
 
     trial: str | None = None
@@ -50,6 +53,20 @@ class Question:
     individual: str | None = None
     group_sizes: tuple[int, ...] = ()
     group_by: str = ""
+    users: bool = False
+
+
+@dataclass(frozen=True)
+class OfUsers:
+    """Exact statistics of the epsilons of all users, each over all records of the user together: private data.
+
+    users: how many; most_records: of any of them; largest: epsilon of any of them.
+    """
+
+    users: int
+    most_records: int
+    largest: float
+    statistics: IndividualStatistics
 
 
 @dataclass(frozen=True)
@@ -66,6 +83,7 @@ class Answer:
     examples: int
     seconds: float
     folder: str
+    users: OfUsers | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON, without times."""
@@ -76,6 +94,7 @@ class Answer:
             **self.worst_case.as_dict(),
             "groups": [estimate.as_dict() for estimate in self.groups],
             "individuals": dataclasses.asdict(self.individuals),
+            **({} if self.users is None else {"users": dataclasses.asdict(self.users)}),
         }
 
 
@@ -153,8 +172,26 @@ def _answer(
             progress(result.key, done, len(parts))
             yield each
 
+    users = _of_users(job, counted) if question.users else None
     summary = account_all(job, counted)
     individuals = exact_statistics(CountedEpsilons(summary, StoredEpsilons(job.folder)), names, worst)
-    answer = Answer(result.key, worst, groups, individuals, summary.examples, time.monotonic() - begun, folder)
+    answer = Answer(result.key, worst, groups, individuals, summary.examples, time.monotonic() - begun, folder, users)
     write_account(folder, answer.as_dict())
     return answer
+
+
+def _of_users(job: AccountingJob, scatter: Scatter) -> OfUsers:
+    """Account every user, tightly, into a folder beside the epsilons of examples.
+
+    Raises: InvalidInput where no users are stored, and where nothing bounds a user of so many records.
+    """
+    files = TrialFiles(job.root)
+    most = StoredUsers(files.users).most_records
+    bound = account(read_trace(files.trace), job.delta, "pld", max(most, 1))
+    if not math.isfinite(bound.epsilon):
+        raise InvalidInput(f"{job.root}: no finite epsilon is known for a user of {most} records; raise delta")
+    folder = f"{job.folder.removesuffix('/epsilons')}/users"
+    asked = replace(job, method="pld", counting=Counting(bound.epsilon), folder=folder, group_by="", unit="user")
+    summary = account_all(asked, scatter)
+    statistics = exact_statistics(CountedEpsilons(summary, StoredEpsilons(folder)), (), bound)
+    return OfUsers(summary.examples, most, float(summary.everyone.epsilons.high[0]), statistics)

@@ -159,10 +159,10 @@ def test_killed_processes_neither_lose_nor_change_anything(tmp_path: Path, clust
 
 @pytest.mark.long
 def test_forty_trials_survive_kills_every_four_seconds(tmp_path: Path, cluster: None) -> None:
-    """Trials of one part each, accounted tightly, while whatever accounts is killed every 4 s until all are done."""
-    jobs = [job_of(str(tmp_path / f"trial{number}"), 1e-5, "pld") for number in range(40)]
+    """Trials of one part each, while whatever accounts is killed every 4 s until all are done."""
+    jobs = [job_of(str(tmp_path / f"trial{number}"), DELTA) for number in range(40)]
     for job in jobs:
-        write_trial(job.root, examples=3_000, rows_per_part=3_000)
+        write_trial(job.root, examples=1_000, rows_per_part=1_000)
     expected, killed = account_trial(jobs[0]), list[int]()
     with (
         AccountingQueue(1) as queue,

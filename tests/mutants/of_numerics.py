@@ -187,6 +187,12 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
         B("precision**-0.5) if precision", "precision**-0.25) if precision", "noise of a node", True),
     ),
     *bugs_in(
+        "accounting/users.py",
+        ("tests/accounting/test_users.py",),
+        B("users % shares == share", "users % (shares + 1) == share", "some users are passed over"),
+        B("counts == 1", "counts >= 1", "users of several records pay for one", True),
+    ),
+    *bugs_in(
         "accounting/individual/algorithm_2.py",
         INDIVIDUAL,
         B("np.rint(values / rounding), 1,", "np.rint(values / rounding), 0,", "0 rounds to 0, against the paper"),

@@ -11,12 +11,15 @@ import mlflow
 import numpy as np
 import pyarrow as pa
 import pytest
+import yaml
 from pyarrow import parquet
 from typer.testing import CliRunner, Result
 
 from accounting.accountants import account
 from accounting.errors import DataCorruption, InvalidInput
 from accounting.individual.epsilons import IndividualEpsilons, individual_epsilons
+from accounting.pld import epsilon_of_examples
+from accounting.records import StoredUsers, read_contributions
 from accounting.records.epsilons import read_epsilons
 from accounting.records.shards import NormShards
 from accounting.records.traces import read_trace
@@ -93,7 +96,7 @@ def test_the_private_report_shows_it_and_no_other_file(files: SweepFiles) -> Non
 
 
 def test_a_raw_release_shows_it_in_the_report_and_in_mlflow(tmp_path: Path) -> None:
-    files = trained_sweep(tmp_path / "out", TEXT.replace("release:", "release: raw #"))
+    files = trained_sweep(tmp_path / "out", TEXT + "release: raw\n")
     answers = found(files, "--delta", str(DELTA), "--individual", "pld")
     assert "Accounted again" in Path(files.report).read_text()
     client = mlflow.MlflowClient(f"sqlite:///{files.root}/mlflow.db")
@@ -105,6 +108,34 @@ def test_a_raw_release_shows_it_in_the_report_and_in_mlflow(tmp_path: Path) -> N
             (answer["epsilon"], answer["individuals"]["mean"], answer["individuals"]["median"])
         )
     assert {run.info.status for run in runs} == {"FINISHED"}
+
+
+def test_every_user_is_accounted_by_all_own_records(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    lines = [f"{x:.3f},{'yes' if x > 0 else 'no'},u{rng.integers(0, 40)}" for x in rng.normal(size=160)]
+    (tmp_path / "visits.csv").write_text("\n".join(["x,y,who", *lines]))
+    data = {"name": "csv", "path": str(tmp_path / "visits.csv"), "label": "y", "user": "who", "test_fraction": 0.2}
+    sweep = {**yaml.safe_load(TEXT), "data": {**data, "classes": ["no", "yes"], "ranges": {"x": [-4, 4]}}}
+    files = trained_sweep(tmp_path / "out", yaml.safe_dump(sweep))
+    answer, _ = found(files, "--by-user")
+    trial, users = files.trial(answer["key"]), answer["users"]
+    trace, norms = read_trace(trial.trace), NormShards(trial.norms).read(0)
+    stored, whose = read_epsilons(f"{answer['folder']}/users"), StoredUsers(trial.users)
+    ((owners, _),) = whose.of(iter([(0, read_contributions(NormShards(trial.norms).files(0)))]))
+    assert (users["users"], users["most_records"]) == (len(np.unique(owners)), np.bincount(owners).max())
+    most = int(np.bincount(owners).argmax())
+    expected = epsilon_of_examples(trace, norms.steps.tolist(), norms.contributions[owners == most], stored.delta).upper
+    assert stored.upper[stored.example_ids == most] == pytest.approx(expected, rel=1e-6)
+    assert users["largest"] == stored.upper.max()
+    text = asked(files, "--trial", answer["key"], "--by-user").stdout
+    assert f"{users['users']} users of up to {users['most_records']} records" in text
+    assert CliRunner().invoke(app, ["verify", files.root]).exit_code == 0
+
+
+def test_data_without_users_say_so(files: SweepFiles) -> None:
+    refused = asked(files, "--by-user")
+    assert isinstance(refused.exception, InvalidInput)
+    assert "leave --by-user out" in str(refused.exception)
 
 
 def test_a_damaged_account_is_one_line(files: SweepFiles) -> None:
