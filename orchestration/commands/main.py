@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from accounting.errors import DpsweepError, InvalidInput, Unreachable, UnsupportedMechanism
+from accounting.errors import DpsweepError, InvalidInput, Unreachable, UnsupportedMechanism, require_finite
 from orchestration.commands import (
     calculator,
     cluster,
@@ -79,6 +79,21 @@ def run(
         typer.Option(envvar="MLFLOW_TRACKING_URI", help="MLflow (default: a SQLite store in the sweep's folder)."),
     ] = None,
     allow_code: AllowCode = None,
+    retry: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="failed|all|KEY",
+            help="Trials to train anew, from nothing, though they have failed or finished; what they have released "
+            "stays counted. May be repeated.",
+        ),
+    ] = None,
+    max_hours: Annotated[
+        float | None, typer.Option(help="Stop after this time; the same command continues.", metavar="HOURS")
+    ] = None,
+    max_trials: Annotated[int | None, typer.Option(min=1, help="Train at most this many trials in this run.")] = None,
+    stop_after_failures: Annotated[
+        int | None, typer.Option(min=1, help="Stop when this many trials have failed.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train, account and compare every trial of a sweep; a folder that holds it, or an earlier version, is continued.
@@ -94,8 +109,12 @@ def run(
     code = permitted(spec, sweep.resolve().parent, allow_code or ())
     prepare_environment(address)
     from orchestration.pipeline import RunRequest
+    from orchestration.records.status import Limits
 
-    run_to_the_end(RunRequest(spec, text, output, address, tracking_uri, code), as_json)
+    if max_hours is not None:
+        require_finite("--max-hours", max_hours, above=0.0)
+    limits = Limits(max_hours, max_trials, stop_after_failures)
+    run_to_the_end(RunRequest(spec, text, output, address, tracking_uri, code, limits, tuple(retry or ())), as_json)
 
 
 @app.command(**panels.listed(panels.RUN, "plan sweeps/quickstart.yaml"))

@@ -123,8 +123,14 @@ class Coordinator:
         return len(self._kept.points)
 
     def pending(self) -> list[PlannedTrial]:
-        """The trials that are still to be trained."""
-        return [planned for key, planned in self._planned.items() if self._status[key].state is TrialState.PENDING]
+        """The trials that are still to be trained, as many as this run may train."""
+        found = [planned for key, planned in self._planned.items() if self._status[key].state is TrialState.PENDING]
+        return found[: self._status.limits.trials]
+
+    @property
+    def must_stop(self) -> str | None:
+        """Why training has to end before the trials have: a limit of this run."""
+        return self._status.must_stop
 
     def progressed(self, key: str, progress: Progress) -> None:
         """Add the epoch to the trial's history, with the epsilon so far."""
@@ -165,13 +171,16 @@ class Coordinator:
         """
         for completion in self._completions:
             completion.result()
+        for trial in self._status.trials:
+            if not trial.state.has_ended:  # a limit of this run has stopped its training
+                self._change(trial.key, state=TrialState.PENDING)
         record = self._record()
         page = write_reports(self._files, record)
 
         def publish(tracker: Tracker) -> None:
             data = record.data()
             tracker.log_report(page, data, figures_for_mlflow(data))
-            tracker.close("FAILED" if record.failed else "FINISHED")
+            tracker.close("KILLED" if self._status.stopped_by else "FAILED" if record.failed else "FINISHED")
 
         self._recorder.finish(self._points, publish)
         return record

@@ -17,6 +17,7 @@ from ray.exceptions import RayTaskError
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 
 from accounting.errors import StorageError
+from accounting.records import exists
 from orchestration.execution.backend import TrainingObserver, TrialContext
 from orchestration.sweeps.plan import PlannedTrial
 from orchestration.sweeps.schema import ResourceSettings, SchedulerSettings
@@ -83,7 +84,7 @@ def train(
     This function retries those in a further round, where a scheduler does not compare them with the earlier trials.
     """
     for retries in range(resources.max_failures, -1, -1):
-        if not trials:
+        if not trials or observer.must_stop:
             return
         callback = _ObserverCallback(observer, retries, context)
         by_key = {planned.key: planned for planned in trials}
@@ -105,10 +106,28 @@ def train(
                 verbose=0,
                 failure_config=tune.FailureConfig(max_failures=retries),
                 callbacks=[callback],
+                stop=_Stop(observer),
             ),
         )
         _fit(tuner, context.files.tune)
         trials = [by_key[key] for key in callback.lost_before_start]
+
+
+class _Stop(tune.Stopper):
+    """Ends the experiment when the observer says so."""
+
+    def __init__(self, observer: TrainingObserver) -> None:
+        self._observer: TrainingObserver | None = observer
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        return False
+
+    def stop_all(self) -> bool:
+        return self._observer is not None and self._observer.must_stop is not None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the observer, as of `_ObserverCallback`."""
+        return {"_observer": None}
 
 
 def _fit(tuner: tune.Tuner, tune_folder: str) -> None:
@@ -165,6 +184,8 @@ class _ObserverCallback(tune.Callback):
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         key, error = _trial_name(trial), trial.last_result.get("error")
+        if self._observer.must_stop and not error and not exists(self._context.files.trial(key).training):
+            return  # left for another run, unlike a trial that the scheduler stopped
         if error is not None:
             self._observer.failed(key, error)
         else:
