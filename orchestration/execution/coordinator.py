@@ -15,7 +15,7 @@ from typing import Self
 from accounting.errors import DataCorruption, InvalidInput
 from accounting.mechanism import Trace
 from accounting.parallel import AccountingJob, PartResult, Scatter
-from accounting.records import PartFiles, exists, read_trace
+from accounting.records import PartFiles, exists, modified, read_trace
 from orchestration.comparison import shown
 from orchestration.comparison.claims import unfounded
 from orchestration.comparison.record import SweepRecord, exact
@@ -202,7 +202,7 @@ class Coordinator:
     def _account(self, key: str) -> StoredResult:
         planned, files, status = self._planned[key], self._files.trial(key), self._status[key]
         forget_failure(files)
-        times = Times(status.started or 0.0, status.trained or 0.0)
+        times = self._times(key)
         if exists(files.training):
             self._note_end(key)
             return complete_trial(planned, files, self._sweep, times, self._until_interrupted)
@@ -210,6 +210,13 @@ class Coordinator:
         if progress is None or progress.step == progress.total_steps:
             raise DataCorruption(f"the trial ended, but {files.training} is not there; is the storage shared?")
         return complete_stopped(planned, files, self._sweep, times, progress, status.history)
+
+    def _times(self, key: str) -> Times:
+        """Of training; where an earlier run trained the trial, by when the first and last of its files were written."""
+        status, files = self._status[key], self._files.trial(key)
+        if status.progress is None and exists(files.training):
+            return Times(modified(files.spec) or 0.0, modified(files.training) or 0.0)
+        return Times(status.started or 0.0, status.trained or 0.0)
 
     def _take_up(self, key: str, result: StoredResult | None) -> None:
         """Whether the trial goes on with the noise of its last attempt; a result without one is of before them."""

@@ -60,7 +60,7 @@ def address() -> Iterator[str]:
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        yield process.stdout.readline().strip()
+        yield next(line.strip() for line in process.stdout if ":" in line)
     finally:
         process.stdin.close()
         process.wait(60)
