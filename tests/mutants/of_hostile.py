@@ -17,7 +17,12 @@ HOSTILE: Final[tuple[Mutant, ...]] = (
     *bugs_in(
         "orchestration/comparison/claims.py",
         CLAIMS,
-        B("yield from _smaller_risk(risk, trace, {1,", "{} and (risk, trace, {1,", "forged bounds on attacks are shown", True),
+        B(
+            "yield from _smaller_risk(risk, trace, {1,",
+            "{} and (risk, trace, {1,",
+            "forged bounds on attacks are shown",
+            True,
+        ),
         B(
             "if not claimed.upper >= least * (1.0 - _ROUNDING):",
             "if claimed.upper < least * (1.0 - _ROUNDING):",
