@@ -22,6 +22,7 @@ from orchestration.execution.environment import EMBEDDED, open_cluster
 from orchestration.execution.object_stores import require_client
 from orchestration.execution.removal import start_anew
 from orchestration.execution.status_file import StatusFile
+from orchestration.execution.taking import take_finished
 from orchestration.execution.upkeep import damaged_files
 from orchestration.records.failures import record_refusals
 from orchestration.records.layout import SweepFiles, absolute, default_output
@@ -60,6 +61,7 @@ class RunRequest:
     text: of the sweep file. output: folder or URI; None for runs/NAME. address: ``--address``. tracking_uri: None for
     the SQLite store in the sweep's folder. code: the user's own modules that may be imported.
     limits: when the run stops early. retry: trials that start anew: keys, or the beginning of one; ``failed``, ``all``.
+    sources: folders of sweeps whose finished trials are taken instead of training them.
     """
 
     sweep: SweepSpec
@@ -70,6 +72,7 @@ class RunRequest:
     code: UserCode = NO_CODE
     limits: Limits = NO_LIMITS
     retry: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
 
 
 class Display(Protocol):
@@ -136,6 +139,9 @@ def run_sweep(request: RunRequest, display: Display = NO_DISPLAY) -> Outcome:
         write_manifest(files, manifest)
         for key in start_anew(files, request.retry) if request.retry else ():
             display.warn(f"trial {key} starts anew; what it has released stays counted")
+        for source in request.sources:
+            taken = take_finished(files, plan.trials, sweep, manifest, source)
+            display.warn(f"{len(taken)} finished trials are taken from {source}")
         current = StatusFile(
             files.status, sweep.name, manifest.sweep_id, sweep.disclosure, status, execution.cluster, display.warn
         ).kept_current()

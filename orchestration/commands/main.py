@@ -87,6 +87,14 @@ def run(
             "stays counted. May be repeated.",
         ),
     ] = None,
+    source: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--from",
+            metavar="DIR",
+            help="Another sweep: its finished trials that are the same are taken, not trained. May be repeated.",
+        ),
+    ] = None,
     max_hours: Annotated[
         float | None, typer.Option(help="Stop after this time; the same command continues.", metavar="HOURS")
     ] = None,
@@ -114,7 +122,8 @@ def run(
     if max_hours is not None:
         require_finite("--max-hours", max_hours, above=0.0)
     limits = Limits(max_hours, max_trials, stop_after_failures)
-    run_to_the_end(RunRequest(spec, text, output, address, tracking_uri, code, limits, tuple(retry or ())), as_json)
+    chosen = (tuple(retry or ()), tuple(source or ()))
+    run_to_the_end(RunRequest(spec, text, output, address, tracking_uri, code, limits, *chosen), as_json)
 
 
 @app.command(**panels.listed(panels.RUN, "plan sweeps/quickstart.yaml"))
