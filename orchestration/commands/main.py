@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from accounting.errors import DpsweepError, InvalidInput, Unreachable, UnsupportedMechanism, require_finite
+from accounting.errors import DpsweepError, InvalidInput, Unreachable, UnsupportedMechanism
 from orchestration.commands import (
     calculator,
     cluster,
@@ -119,8 +119,6 @@ def run(
     from orchestration.pipeline import RunRequest
     from orchestration.records.status import Limits
 
-    if max_hours is not None:
-        require_finite("--max-hours", max_hours, above=0.0)
     limits = Limits(max_hours, max_trials, stop_after_failures)
     chosen = (tuple(retry or ()), tuple(source or ()))
     run_to_the_end(RunRequest(spec, text, output, address, tracking_uri, code, limits, *chosen), as_json)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from accounting.errors import require_finite, require_whole
 from orchestration.records.published import PublishedEpoch
 from orchestration.records.results import StoredResult, TrialResult
 from orchestration.records.states import TrialState
@@ -71,6 +72,13 @@ class Limits:
     hours: float | None = None
     trials: int | None = None
     failures: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.hours is not None:
+            require_finite("the maximum of hours", self.hours, above=0.0)
+        for what, number in (("the maximum of trials", self.trials), ("the number of failures", self.failures)):
+            if number is not None:
+                require_whole(what, number, at_least=1)
 
 
 NO_LIMITS: Final = Limits()

@@ -166,3 +166,9 @@ def test_time_and_failures_stop_a_run() -> None:
     )
     status.change("c", state=TrialState.FINISHED)
     assert status.stopped_by is None
+
+
+@pytest.mark.parametrize("limits", [{"hours": 0.0}, {"hours": math.nan}, {"trials": 0}, {"failures": -1}])
+def test_limits_that_allow_nothing_are_refused(limits: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput, match="the (maximum|number) of (hours|trials|failures)"):
+        Limits(**limits)
