@@ -228,20 +228,29 @@ def run(
     resume: bool = False,
     tracking_uri: str | None = None,
     allow_code: Sequence[str] = (),
+    retry: Sequence[str] = (),
+    sources: Sequence[str | Path] = (),
+    max_hours: float | None = None,
+    max_trials: int | None = None,
+    stop_after_failures: int | None = None,
 ) -> Sweep:
     """Train, account and compare every trial of a sweep, as ``dpsweep run`` with the same options; shows nothing.
 
-    A folder that holds this very sweep is continued: trials with results keep them. resume: without effect.
+    A folder that holds the sweep, or an earlier version of it, is continued: trials with results keep them. resume:
+    without effect. retry: ``failed``, ``all`` or keys of trials to train anew. sources: as ``--from``.
     Failed trials are in `Sweep.failed`. Raises: InvalidInput, before any trial starts, for a sweep that cannot run and
     for a process that is already connected to Ray.
     """
     spec, text, code = _read(sweep, allow_code)
     prepare_environment(address)
     from orchestration.pipeline import NoDisplay, RunRequest, run_sweep
+    from orchestration.records.status import Limits
 
     tracking_uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
     folder = None if output is None else str(output)
-    outcome = run_sweep(RunRequest(spec, text, folder, address, tracking_uri, code), NoDisplay())
+    limits, others = Limits(max_hours, max_trials, stop_after_failures), tuple(map(str, sources))
+    request = RunRequest(spec, text, folder, address, tracking_uri, code, limits, tuple(retry), others)
+    outcome = run_sweep(request, NoDisplay())
     return Sweep(outcome.record, outcome.files, code)
 
 

@@ -15,19 +15,21 @@ from accounting.errors import DataCorruption, InvalidInput
 from accounting.records import closed_to_strangers, exists, make_private_file, make_private_folder
 from orchestration.comparison.record import SweepRecord
 from orchestration.comparison.stored import owned_record, stored_record
-from orchestration.execution.backend import backend
+from orchestration.execution.backend import Opening, backend, opening
 from orchestration.execution.coordinator import Coordinator, initial_status
 from orchestration.execution.disk_space import require_space
 from orchestration.execution.environment import EMBEDDED, open_cluster
 from orchestration.execution.object_stores import require_client
+from orchestration.execution.removal import start_anew
 from orchestration.execution.status_file import StatusFile
+from orchestration.execution.taking import take_finished
 from orchestration.execution.upkeep import damaged_files
 from orchestration.records.failures import record_refusals
 from orchestration.records.layout import SweepFiles, absolute, default_output
 from orchestration.records.manifest import open_manifest, write_manifest
 from orchestration.records.ownership import claimed, exclusive
 from orchestration.records.release_modes import release_mode
-from orchestration.records.status import SweepStatus, TrialStatus
+from orchestration.records.status import NO_LIMITS, Limits, SweepStatus, TrialStatus
 from orchestration.report.catalogue import figures_for_mlflow
 from orchestration.report.writing import write_reports
 from orchestration.sweeps.growth import grown, past_of
@@ -41,12 +43,16 @@ from workers.imports import NO_CODE, UserCode
 
 @dataclass(frozen=True)
 class Outcome:
-    """The record of a run, its files and its MLflow store. ``seconds``: duration of the run."""
+    """The record of a run, its files and its MLflow store.
+
+    seconds: duration of the run. stopped: why it leaves trials for another run, if it does.
+    """
 
     record: SweepRecord
     files: SweepFiles
     tracking_uri: str
     seconds: float
+    stopped: str | None = None
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,8 @@ class RunRequest:
 
     text: of the sweep file. output: folder or URI; None for runs/NAME. address: ``--address``. tracking_uri: None for
     the SQLite store in the sweep's folder. code: the user's own modules that may be imported.
+    limits: when the run stops early. retry: trials that start anew: keys, or the beginning of one; ``failed``, ``all``.
+    sources: folders of sweeps whose finished trials are taken instead of training them.
     """
 
     sweep: SweepSpec
@@ -63,6 +71,9 @@ class RunRequest:
     address: str = EMBEDDED
     tracking_uri: str | None = None
     code: UserCode = NO_CODE
+    limits: Limits = NO_LIMITS
+    retry: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
 
 
 class Display(Protocol):
@@ -113,13 +124,13 @@ def run_sweep(request: RunRequest, display: Display = NO_DISPLAY) -> Outcome:
     require_space(files, plan)
     for warning in filter(None, (*plan.warnings, open_cluster(request.address))):
         display.warn(warning)
-    status = SweepStatus(initial_status(plan), display.ended)
+    status = SweepStatus(initial_status(plan), display.ended, request.limits)
     tracking_uri = request.tracking_uri or embedded_tracking_uri(files.local_folder)
     with (
         closed_to_strangers(),
         exclusive(files.local_folder),
         claimed(files.claim),
-        backend(request.address, plan, files)(request.address, sweep, files, request.code) as execution,
+        _backend(request, plan, files)(request.address, sweep, files, request.code) as execution,
     ):
         if release_mode(sweep.disclosure).is_sensitive:
             make_private_folder(files.local_folder)
@@ -127,6 +138,11 @@ def run_sweep(request: RunRequest, display: Display = NO_DISPLAY) -> Outcome:
                 make_private_file(Path(tracking_uri.removeprefix("sqlite:///")))  # SQLite's journals take its mode
         tracker = _tracker(tracking_uri, files)
         write_manifest(files, manifest)
+        for key in start_anew(files, request.retry) if request.retry else ():
+            display.warn(f"trial {key} starts anew; what it has released stays counted")
+        for source in request.sources:
+            taken = take_finished(files, plan.trials, sweep, manifest, source)
+            display.warn(f"{len(taken)} finished trials are taken from {source}")
         current = StatusFile(
             files.status, sweep.name, manifest.sweep_id, sweep.disclosure, status, execution.cluster, display.warn
         ).kept_current()
@@ -141,9 +157,15 @@ def run_sweep(request: RunRequest, display: Display = NO_DISPLAY) -> Outcome:
                 display.warn(_kept(status, files, coordinator.no_longer_asked))
             execution.train(coordinator.pending(), coordinator, manifest.sweep_id)
             record = coordinator.finish()
+        if status.stopped_by:
+            display.warn(f"stopped early: {status.stopped_by}")
         if coordinator.tracking_failure:
             display.warn(f"{coordinator.tracking_failure}; the same command records what is missing")
-    return Outcome(record, files, tracking_uri, status.elapsed)
+    return Outcome(record, files, tracking_uri, status.elapsed, status.stopped_by)
+
+
+def _backend(request: RunRequest, plan: Plan, files: SweepFiles) -> Opening:
+    return opening(request.address) if request.retry else backend(request.address, plan, files)
 
 
 def _kept(status: SweepStatus, files: SweepFiles, no_longer_asked: int) -> str:

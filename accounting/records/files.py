@@ -94,6 +94,14 @@ def exists(uri: str) -> bool:
         return bool(filesystem.get_file_info(path).type != fs.FileType.NotFound)
 
 
+def modified(uri: str) -> float | None:
+    """When the file at ``uri`` was last written, in seconds since 1970 UTC; None where it is missing or not known."""
+    filesystem, path = open_filesystem(uri)
+    with _named_errors("read", uri):
+        found = filesystem.get_file_info(path)
+    return found.mtime_ns / 1e9 if found.type == fs.FileType.File and found.mtime_ns else None
+
+
 def delete(uri: str) -> None:
     """Delete a file if it exists. Raises `StorageError` when the storage refuses."""
     filesystem, path = open_filesystem(uri)

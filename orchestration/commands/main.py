@@ -79,6 +79,29 @@ def run(
         typer.Option(envvar="MLFLOW_TRACKING_URI", help="MLflow (default: a SQLite store in the sweep's folder)."),
     ] = None,
     allow_code: AllowCode = None,
+    retry: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="failed|all|KEY",
+            help="Trials to train anew, from nothing, though they have failed or finished; what they have released "
+            "stays counted. May be repeated.",
+        ),
+    ] = None,
+    source: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--from",
+            metavar="DIR",
+            help="Another sweep: its finished trials that are the same are taken, not trained. May be repeated.",
+        ),
+    ] = None,
+    max_hours: Annotated[
+        float | None, typer.Option(help="Stop after this time; the same command continues.", metavar="HOURS")
+    ] = None,
+    max_trials: Annotated[int | None, typer.Option(min=1, help="Train at most this many trials in this run.")] = None,
+    stop_after_failures: Annotated[
+        int | None, typer.Option(min=1, help="Stop when this many trials have failed.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train, account and compare every trial of a sweep; a folder that holds it, or an earlier version, is continued.
@@ -94,8 +117,11 @@ def run(
     code = permitted(spec, sweep.resolve().parent, allow_code or ())
     prepare_environment(address)
     from orchestration.pipeline import RunRequest
+    from orchestration.records.status import Limits
 
-    run_to_the_end(RunRequest(spec, text, output, address, tracking_uri, code), as_json)
+    limits = Limits(max_hours, max_trials, stop_after_failures)
+    chosen = (tuple(retry or ()), tuple(source or ()))
+    run_to_the_end(RunRequest(spec, text, output, address, tracking_uri, code, limits, *chosen), as_json)
 
 
 @app.command(**panels.listed(panels.RUN, "plan sweeps/quickstart.yaml"))

@@ -42,7 +42,7 @@ class ConsoleDisplay:
 
 
 def _line(trial: TrialStatus) -> Text:
-    took = (trial.ended or 0.0) - (trial.started or 0.0)
+    took = (trial.trained or trial.ended or 0.0) - (trial.started or 0.0)  # of training, as tables and results say
     found = f"accuracy {percent(trial.accuracy)}, epsilon {_epsilon(trial.epsilon)}, {seconds(took)}"
     text = trial.error if trial.state is TrialState.FAILED and trial.error else found
     return Text.assemble((f"{trial.state:9}", trial.state.style), f" {trial.key}: {for_terminal(text)}")

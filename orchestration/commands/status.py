@@ -110,7 +110,7 @@ def headline(snapshot: SweepSnapshot) -> Text:
     if snapshot.is_stale():
         word = f"stale: no sign of its driver for {seconds(snapshot.age())}"
         return Text(f"{for_terminal(snapshot.name)}: {word}; then {trials}", style="bold yellow")
-    ending = f", {left}" if snapshot.state == "running" else ""
+    ending = f", {left}" if snapshot.state == "running" else f"; {snapshot.reason}" if snapshot.reason else ""
     return Text(f"{for_terminal(snapshot.name)}: {for_terminal(snapshot.state)}, {trials}{ending}", style="bold")
 
 

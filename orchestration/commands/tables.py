@@ -78,6 +78,7 @@ def outcome_object(outcome: Outcome) -> dict[str, Any]:
         "release": record.disclosure,
         "composed": whole.as_dict() if (whole := composed(record.data().trials)) else None,
         "seconds": round(outcome.seconds, 3),
+        "stopped": outcome.stopped,
         "failed": sum(row["status"] == "failed" for row in rows(record)),
         "trials": rows(record),
     }

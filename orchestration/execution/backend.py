@@ -42,6 +42,10 @@ class TrialContext:
 class TrainingObserver(Protocol):
     """Receives the events of trials, in the driver, in order. ``key``: of the trial."""
 
+    @property
+    def must_stop(self) -> str | None:
+        """Why training has to end before the trials have, if so. What is on disk is continued by another run."""
+
     def started(self, key: str) -> None:
         """The trial has started, or started again after its worker was lost."""
 
@@ -64,7 +68,7 @@ class Backend(Protocol):
     trials_at_once: int
 
     def train(self, trials: Sequence[PlannedTrial], observer: TrainingObserver, name: str) -> None:
-        """Train every trial, sending events to ``observer`` as they happen; return when all have ended.
+        """Train every trial, sending events to ``observer`` as they happen; return when all have ended or it must stop.
 
         name: unique to the sweep, and the same when it is resumed.
         """

@@ -15,7 +15,7 @@ from typing import Self
 from accounting.errors import DataCorruption, InvalidInput, StorageError
 from accounting.mechanism import Trace
 from accounting.parallel import AccountingJob, PartResult, Scatter
-from accounting.records import PartFiles, exists, read_trace
+from accounting.records import PartFiles, exists, modified, read_trace
 from orchestration.comparison import shown
 from orchestration.comparison.claims import unfounded
 from orchestration.comparison.record import SweepRecord, exact
@@ -129,8 +129,14 @@ class Coordinator:
         return len(self._kept.points)
 
     def pending(self) -> list[PlannedTrial]:
-        """The trials that are still to be trained."""
-        return [planned for key, planned in self._planned.items() if self._status[key].state is TrialState.PENDING]
+        """The trials that are still to be trained, as many as this run may train."""
+        found = [planned for key, planned in self._planned.items() if self._status[key].state is TrialState.PENDING]
+        return found[: self._status.limits.trials]
+
+    @property
+    def must_stop(self) -> str | None:
+        """Why training has to end before the trials have: a limit of this run."""
+        return self._status.must_stop
 
     def progressed(self, key: str, progress: Progress) -> None:
         """Add the epoch to the trial's history, with the epsilon so far."""
@@ -171,13 +177,16 @@ class Coordinator:
         """
         for completion in self._completions:
             completion.result()
+        for trial in self._status.trials:
+            if not trial.state.has_ended:  # a limit of this run has stopped its training
+                self._change(trial.key, state=TrialState.PENDING)
         record = self._record()
         page = write_reports(self._files, record)
 
         def publish(tracker: Tracker) -> None:
             data = record.data()
             tracker.log_report(page, data, figures_for_mlflow(data))
-            tracker.close("FAILED" if record.failed else "FINISHED")
+            tracker.close("KILLED" if self._status.stopped_by else "FAILED" if record.failed else "FINISHED")
 
         self._recorder.finish(self._points, publish)
         return record
@@ -209,7 +218,7 @@ class Coordinator:
     def _account(self, key: str) -> StoredResult:
         planned, files, status = self._planned[key], self._files.trial(key), self._status[key]
         forget_failure(files)
-        times = Times(status.started or 0.0, status.trained or 0.0)
+        times = self._times(key)
         if exists(files.training):
             self._note_end(key)
             return complete_trial(planned, files, self._sweep, times, self._until_interrupted)
@@ -217,6 +226,13 @@ class Coordinator:
         if progress is None or progress.step == progress.total_steps:
             raise DataCorruption(f"the trial ended, but {files.training} is not there; is the storage shared?")
         return complete_stopped(planned, files, self._sweep, times, progress, status.history)
+
+    def _times(self, key: str) -> Times:
+        """Of training; where an earlier run trained the trial, by when the first and last of its files were written."""
+        status, files = self._status[key], self._files.trial(key)
+        if status.progress is None and exists(files.training):
+            return Times(modified(files.spec) or 0.0, modified(files.training) or 0.0)
+        return Times(status.started or 0.0, status.trained or 0.0)
 
     def _take_up(self, key: str, result: StoredResult | None) -> None:
         """Whether the trial goes on with the noise of its last attempt; a result without one is of before them."""

@@ -16,7 +16,17 @@ from orchestration.records.layout import SweepFiles
 from orchestration.sweeps.plan import PlannedTrial
 from orchestration.sweeps.schema import SweepSpec
 from workers.imports import UserCode
-from workers.trial import run_trial
+from workers.trial import Progress, run_trial
+
+
+class _Halted(Exception):
+    """The run of the sweep must stop; another continues the trial."""
+
+
+def _report(observer: TrainingObserver, key: str, progress: Progress) -> None:
+    observer.progressed(key, progress)
+    if observer.must_stop and progress.step < progress.total_steps:
+        raise _Halted
 
 
 @final
@@ -30,11 +40,15 @@ class InProcess:
 
     def train(self, trials: Sequence[PlannedTrial], observer: TrainingObserver, name: str) -> None:
         for planned in trials:
+            if observer.must_stop:
+                return
             observer.started(planned.key)
             root = self._context.files.trial(planned.key).root
-            report = partial(observer.progressed, planned.key)
+            report = partial(_report, observer, planned.key)
             try:
                 run_trial(planned.spec, root, code=self._context.code, releases=planned.releases, on_progress=report)
+            except _Halted:
+                return
             except (Exception, SystemExit) as error:  # user code raises what it likes
                 observer.failed(planned.key, self._context.failure(planned.key, error))
             else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from accounting.errors import InvalidInput
 from accounting.records import delete, delete_folder, delete_if_empty, exists, list_files
 from orchestration.comparison.record import SweepRecord
@@ -9,6 +11,7 @@ from orchestration.comparison.stored import stored_record
 from orchestration.records.attempts import AttemptLog
 from orchestration.records.layout import SweepFiles
 from orchestration.records.ownership import claimed, exclusive
+from orchestration.records.states import TrialState
 
 
 def delete_sweep(files: SweepFiles) -> tuple[str, ...]:
@@ -35,6 +38,40 @@ def delete_sweep(files: SweepFiles) -> tuple[str, ...]:
         delete(files.claim)
         delete_if_empty(files.root)
     return counted
+
+
+def start_anew(files: SweepFiles, which: Sequence[str]) -> tuple[str, ...]:
+    """Delete what trials have stored, so that they are trained from nothing; what they have released stays counted.
+
+    which: ``failed``, ``all`` trials that the sweep file asks for, or keys or the beginning of one. Returns: the keys.
+    Raises: InvalidInput for a name that fits no trial or several, DataCorruption, StorageError.
+    """
+    record = stored_record(files)
+    asked = [point.key for point in record.points if point.is_asked]
+    keys = dict.fromkeys(key for name in which for key in _meant(name, asked, record, files))
+    _recorded(files, record)
+    for key in keys:
+        delete_folder(files.trial(key).root)
+    return tuple(keys)
+
+
+def _meant(name: str, asked: Sequence[str], record: SweepRecord, files: SweepFiles) -> list[str]:
+    if name == "all":
+        return [key for key in asked if list_files(files.trial(key).root)]
+    if name == "failed":
+        return [key for key in asked if _has_failed(key, record, files)]
+    found = [key for key in asked if key == name] or [key for key in asked if key.startswith(name)]
+    if len(found) != 1:
+        some = ", ".join(found or asked[:5])
+        fits = f"fits {len(found)} trials" if found else "is no trial of the sweep"
+        raise InvalidInput(f"--retry {name!r} {fits}; give failed, all, or one of: {some}")
+    return found
+
+
+def _has_failed(key: str, record: SweepRecord, files: SweepFiles) -> bool:
+    """By results.json, or by what it left where the run was interrupted before that was written."""
+    status = record.status(key)
+    return status.result is None and (status.state is TrialState.FAILED or exists(files.trial(key).error))
 
 
 def remains(files: SweepFiles) -> tuple[str, ...]:

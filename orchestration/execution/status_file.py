@@ -57,7 +57,8 @@ class StatusFile:
         outcome = "interrupted"
         try:
             yield
-            outcome = "failed" if self._status.counts()[TrialState.FAILED] else "finished"
+            over = "failed" if self._status.counts()[TrialState.FAILED] else "finished"
+            outcome = "stopped" if self._status.stopped_by else over
         finally:
             self._ended.set()
             thread.join(_PATIENCE)
@@ -88,6 +89,7 @@ class StatusFile:
             job=os.environ.get(JOB_VARIABLE),
             trials=trial_snapshots(self._status),
             cluster=cluster,
+            reason=self._status.stopped_by if state == "stopped" else None,
         )
         with contextlib.suppress(StorageError):
             write_snapshot(self._uri, snapshot, self._is_sensitive)

@@ -22,6 +22,7 @@ from ray.tune.execution import tune_controller
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 
 from accounting.errors import StorageError
+from accounting.records import exists
 from orchestration.execution.backend import TrainingObserver, TrialContext
 from orchestration.sweeps.plan import PlannedTrial
 from orchestration.sweeps.schema import ResourceSettings, SchedulerSettings
@@ -89,7 +90,7 @@ def train(
     So it does with trials that ended for lack of memory, half as many at once as before, until one alone lacks it.
     """
     retries, at_once = resources.max_failures, resources.max_concurrent
-    while trials:
+    while trials and not observer.must_stop:
         callback = _ObserverCallback(observer, retries, context, alone=at_once == 1)
         _train_round(trials, callback, resources.model_copy(update={"max_concurrent": at_once}), scheduler, name)
         if callback.out_of_memory:
@@ -128,6 +129,7 @@ def _train_round(
             verbose=0,
             failure_config=tune.FailureConfig(max_failures=callback.retries),
             callbacks=[callback],
+            stop=_Stop(callback.observer),
         ),
     )
     with _lack_of_memory_is_a_loss():
@@ -148,6 +150,23 @@ def _lack_of_memory_is_a_loss() -> Iterator[None]:
     finally:
         for module in modules:
             module.RayActorError = RayActorError
+
+
+class _Stop(tune.Stopper):
+    """Ends the experiment when the observer says so."""
+
+    def __init__(self, observer: TrainingObserver) -> None:
+        self._observer: TrainingObserver | None = observer
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        return False
+
+    def stop_all(self) -> bool:
+        return self._observer is not None and self._observer.must_stop is not None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the observer, as of `_ObserverCallback`."""
+        return {"_observer": None}
 
 
 def _fit(tuner: tune.Tuner, tune_folder: str) -> None:
@@ -190,7 +209,7 @@ class _ObserverCallback(tune.Callback):
     """
 
     def __init__(self, observer: TrainingObserver, retries: int, context: TrialContext, alone: bool) -> None:
-        self.retries, self.context, self._observer, self._alone = retries, context, observer, alone
+        self.retries, self.context, self.observer, self._alone = retries, context, observer, alone
         self.lost_before_start: list[str] = []
         self.out_of_memory: list[str] = []
         self.most_at_once = 1
@@ -201,25 +220,27 @@ class _ObserverCallback(tune.Callback):
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         self.most_at_once = max(self.most_at_once, sum(each.status == "RUNNING" for each in trials))
-        self._observer.started(_trial_name(trial))
+        self.observer.started(_trial_name(trial))
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
         if "progress" in result:
-            self._observer.progressed(_trial_name(trial), result["progress"])
+            self.observer.progressed(_trial_name(trial), result["progress"])
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         key, error = _trial_name(trial), trial.last_result.get("error")
+        if self.observer.must_stop and not error and not exists(self.context.files.trial(key).training):
+            return  # left for another run, unlike a trial that the scheduler stopped
         if error is not None:
-            self._observer.failed(key, error)
+            self.observer.failed(key, error)
         else:
-            self._observer.ended(key)
+            self.observer.ended(key)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         key, was_alone = _trial_name(trial), self._alone or self.most_at_once == 1
         if _lacked_memory(trial) and was_alone:
-            self._observer.failed(key, _LACK_OF_MEMORY)
+            self.observer.failed(key, _LACK_OF_MEMORY)
         elif _lacked_memory(trial):
             self.out_of_memory.append(key)
         elif trial.num_failures <= self.retries:
@@ -227,7 +248,7 @@ class _ObserverCallback(tune.Callback):
         else:
             error = _stored_error(trial)
             reason = self.context.failure(key, error) if error else "the reason could not be stored; is the disk full?"
-            self._observer.failed(key, f"its worker was lost too often: {reason}")
+            self.observer.failed(key, f"its worker was lost too often: {reason}")
 
 
 _LACK_OF_MEMORY = (

@@ -54,6 +54,16 @@ def read_attempts(files: SweepFiles, key: str) -> tuple[Attempt, ...]:
     return tuple(found)
 
 
+def adopt_attempts(files: SweepFiles, key: str, attempts: Iterable[Attempt]) -> None:
+    """Add what a trial of the same identity has released in another sweep to what it has released in this one."""
+    for number, attempt in enumerate(attempts, start=len(read_attempts(files, key)) + 1):
+        _write(files, replace(attempt, number=number))
+
+
+def _write(files: SweepFiles, attempt: Attempt) -> None:
+    write_sealed(f"{files.attempts(attempt.key)}/{attempt.number:06d}.json", _ATTEMPT.dump_json(attempt))
+
+
 class AttemptLog:
     """The attempts of a sweep while it runs; safe to use from several threads. A record is written before it counts."""
 
@@ -82,7 +92,7 @@ class AttemptLog:
             before = next((attempt for attempt in earlier if attempt.number == now.number), None)
             if before is not None and (before.ended or (before.trace.steps >= now.trace.steps and not now.ended)):
                 return  # a worker that goes on from its checkpoint repeats what it has shown
-            self._write(now)
+            _write(self._files, now)
             others = [each for each in earlier if each is not before]
             self._attempts[now.key] = tuple(sorted([*others, now], key=lambda each: each.number))
 
@@ -96,9 +106,5 @@ class AttemptLog:
         """Record that statistics, which the trial had released before, are about to be released again."""
         with self._lock:
             now = replace(now, number=len(self._attempts[now.key]) + 1)
-            self._write(now)
+            _write(self._files, now)
             self._attempts[now.key] = (*self._attempts[now.key], now)
-
-    def _write(self, attempt: Attempt) -> None:
-        uri = f"{self._files.attempts(attempt.key)}/{attempt.number:06d}.json"
-        write_sealed(uri, _ATTEMPT.dump_json(attempt))

@@ -73,8 +73,9 @@ class ClusterSnapshot:
 class SweepSnapshot:
     """A sweep at ``heartbeat``, in seconds since 1970 UTC by the driver's clock.
 
-    state: ``running``, ``finished``, ``failed`` (over, with trials that failed) or ``interrupted``. seconds_left: None
-    where it cannot be estimated. job: the submission id of the Ray job that the driver runs in, if it does.
+    state: ``running``, ``finished``, ``failed`` (over, with trials that failed), ``stopped`` (by a limit that
+    ``reason`` names) or ``interrupted``. seconds_left: None where it cannot be estimated. job: submission id of the Ray
+    job that the driver runs in, if it does.
     """
 
     name: str
@@ -88,6 +89,7 @@ class SweepSnapshot:
     job: str | None
     trials: tuple[TrialSnapshot, ...]
     cluster: ClusterSnapshot | None = None
+    reason: str | None = None
 
     def counts(self) -> Mapping[TrialState, int]:
         """Number of trials by state; 0 for a state that no trial is in."""

@@ -7,7 +7,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Final
 
+from accounting.errors import require_finite, require_whole
 from orchestration.records.published import PublishedEpoch
 from orchestration.records.results import StoredResult, TrialResult
 from orchestration.records.states import TrialState
@@ -60,13 +62,38 @@ def status_of(result: StoredResult) -> TrialStatus:
     return TrialStatus(result.key, result.steps, state, result=result, started=result.started, ended=result.ended)
 
 
+@dataclass(frozen=True)
+class Limits:
+    """When a run of a sweep stops early, to be continued; None: never.
+
+    hours: since the run began. trials: how many it trains. failures: how many trials may fail.
+    """
+
+    hours: float | None = None
+    trials: int | None = None
+    failures: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.hours is not None:
+            require_finite("the maximum of hours", self.hours, above=0.0)
+        for what, number in (("the maximum of trials", self.trials), ("the number of failures", self.failures)):
+            if number is not None:
+                require_whole(what, number, at_least=1)
+
+
+NO_LIMITS: Final = Limits()
+
+
 class SweepStatus:
     """The trials of a sweep. Thread-safe.
 
     on_end: called with each trial that ends, in the thread that called `change`.
     """
 
-    def __init__(self, trials: Iterable[TrialStatus], on_end: Callable[[TrialStatus], None]) -> None:
+    def __init__(
+        self, trials: Iterable[TrialStatus], on_end: Callable[[TrialStatus], None], limits: Limits = NO_LIMITS
+    ) -> None:
+        self.limits = limits
         self._trials = {trial.key: trial for trial in trials}
         self._lock = threading.Lock()
         self._on_end = on_end
@@ -108,6 +135,25 @@ class SweepStatus:
     def counts(self) -> Mapping[TrialState, int]:
         """Number of trials by state; 0 for a state that no trial is in."""
         return Counter(trial.state for trial in self.trials)
+
+    @property
+    def must_stop(self) -> str | None:
+        """Why no trial may train any further in this run, if so: its hours are over, or too many trials have failed."""
+        limits, failed = self.limits, self.counts()[TrialState.FAILED]
+        if limits.hours is not None and self.elapsed >= 3600.0 * limits.hours:
+            return f"{limits.hours:g} hours are over (--max-hours)"
+        if limits.failures is not None and failed >= limits.failures:
+            return f"{failed} trials have failed (--stop-after-failures {limits.failures})"
+        return None
+
+    @property
+    def stopped_by(self) -> str | None:
+        """Why this run leaves trials for the next one, if it does."""
+        left = sum(not trial.state.has_ended for trial in self.trials)
+        if not left:
+            return None
+        reason = self.must_stop or f"it trains at most {self.limits.trials} trials (--max-trials)"
+        return f"{reason}; {left} trials are left, and the same command continues"
 
     @property
     def elapsed(self) -> float:

@@ -60,6 +60,8 @@ _SWEEP, _KIND, _TRIAL, _SETTING, _GROUPS = (
 )
 _PARENT, _NOTE = "mlflow.parentRunId", "mlflow.note.content"
 _OUTCOME = "dpsweep.outcome"
+_OUTCOMES: Mapping[RunStatus, str] = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "interrupted"}
+"""Of a sweep, by the status of its run."""
 _SCALARS = ("final/", "privacy/", "fairness/", "deviation/", "trials/")
 _ENTITIES_PER_BATCH, _PARAMS_OR_TAGS_PER_BATCH = 1000, 100
 logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # prints a traceback for what is raised anyway
@@ -111,6 +113,7 @@ class MlflowTracker:
                 self._adopt(run)
             self._parent = self._runs.get(("sweep", "")) or self._create("sweep", "", sweep.name)
             self._client.update_run(self._parent, status="RUNNING")
+            self._write(self._parent, tags={_OUTCOME: "running"})
             self._client.log_text(self._parent, sweep.spec, "sweep.yaml")
             self._client.log_dict(self._parent, dict(sweep.manifest), "manifest.json")
         return self._parent
@@ -149,7 +152,7 @@ class MlflowTracker:
             values, tags = composition_entries(self._trials.values())
             parent = self._client.get_run(self._parent)
             self._log_final(parent, {**counts, **values})
-            self._write(self._parent, parent, tags=tags)
+            self._write(self._parent, parent, tags={**tags, _OUTCOME: _OUTCOMES[status]})
             for run_id in self._runs.values():
                 if run_id != self._parent:
                     self._interrupt(self._client.get_run(run_id))

@@ -124,9 +124,16 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
             "further accountants repeat the first",
         ),
         B(
-            "accountant = self.sweep.privacy.accountant\n",
-            'accountant = "rdp"\n',
+            "calibrate_noise_multiplier(run, target_epsilon, delta, accountant)",
+            'calibrate_noise_multiplier(run, target_epsilon, delta, "rdp")',
             "calibrated by another accountant than accounted",
+        ),
+        B(
+            "if stored is not None and _meets(stored, run, target_epsilon, delta, accountant):",
+            "if stored is not None:",
+            "a calibration that was forged is believed",
+            True,
+            ("tests/orchestration/test_growth.py",),
         ),
         B(
             "shown(error, sweep.disclosure)",

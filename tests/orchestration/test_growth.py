@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import stat
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +13,12 @@ from typing import Any
 import pytest
 
 from accounting.calibration import calibrate_noise_multiplier
-from accounting.errors import InvalidInput
+from accounting.errors import DataCorruption, InvalidInput
 from accounting.mechanism import Trace
-from accounting.records import TrialFiles
+from accounting.records import TrialFiles, read_sealed, write_sealed
 from orchestration.execution.environment import IN_PROCESS
 from orchestration.pipeline import NoDisplay, Outcome, RunRequest, forget_keys, render_again, run_sweep
+from orchestration.records.attempts import read_attempts
 from orchestration.records.layout import SweepFiles
 from orchestration.records.manifest import read_manifest
 from orchestration.records.status import TrialStatus
@@ -48,9 +50,10 @@ class Told(NoDisplay):
         self.ends.append(trial.key)
 
 
-def run(folder: Path, told: Told | None = None, **changes: object) -> Outcome:
+def run(folder: Path, told: Told | None = None, sources: tuple[str, ...] = (), **changes: object) -> Outcome:
     text = small(**{**ONE, **changes})
-    return run_sweep(RunRequest(parse_sweep(text), text, str(folder), IN_PROCESS), told or Told())
+    request = RunRequest(parse_sweep(text), text, str(folder), IN_PROCESS, sources=sources)
+    return run_sweep(request, told or Told())
 
 
 def contents(folder: str | Path) -> dict[Path, bytes]:
@@ -192,6 +195,51 @@ def test_calibrations_are_stored_reused_and_checked(files: SweepFiles, monkeypat
         (trial,) = plan_sweep(parse_sweep(small(**{**ONE, "clipping": "flat"})), past=past).trials
         assert searched == [5.0]
         assert 4.9 < trial.costs.worst_case.epsilon <= 5.0
+
+
+def test_finished_trials_of_another_sweep_are_taken_with_what_they_have_cost(begun: SweepFiles, tmp_path: Path) -> None:
+    told = Told()
+    outcome = run(tmp_path / "out", told, (begun.root,), name="other", seeds=[0, 1])
+    theirs, ours = rows(begun), rows(outcome.files)
+    assert theirs.keys() < ours.keys()
+    assert sorted(told.ends) == sorted(ours.keys() - theirs.keys()), "these alone were trained"
+    assert any(each.startswith("2 finished trials are taken from") for each in told.warnings)
+    for key in theirs:
+        kept = {path.name: path.read_bytes() for path in Path(begun.trial(key).root).iterdir() if path.is_file()}
+        assert {name: Path(outcome.files.trial(key).root, name).read_bytes() for name in kept} == kept
+        assert [each.trace for each in read_attempts(outcome.files, key)] == [
+            each.trace for each in read_attempts(begun, key)
+        ]
+    render_again(outcome.files.root)
+    private = next(key for key in theirs if key.startswith("flat"))
+    assert stat.S_IMODE(Path(outcome.files.trial(private).private_summary).stat().st_mode) == 0o600
+    together = {row["composed"]["sweep"]["epsilon"] for row in ours.values() if "composed" in row}
+    assert max(together) > 1.2 * theirs[private]["epsilon"]
+
+
+def test_what_is_taken_is_checked_first(files: SweepFiles, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="its release or encryption is not that"):
+        run(tmp_path / "raw", sources=(files.root,), release="raw")
+    (private,) = [key for key in rows(files) if key.startswith("flat")]
+    trial = files.trial(private)
+    noted, model = Path(trial.data_fingerprint).read_bytes(), Path(trial.model).read_bytes()
+    Path(trial.model).write_bytes(model[:-1])
+    with pytest.raises(DataCorruption, match=r"model\.pt"):
+        run(tmp_path / "a", sources=(files.root,))
+    Path(trial.model).write_bytes(model)
+    assert not Path(tmp_path, "a", "trials").exists(), "nothing is copied before all is checked"
+    claim = json.loads(read_sealed(trial.result, "") or b"")
+    claim["worst_case"]["epsilon"] = 0.5
+    result = Path(trial.result).read_bytes()
+    write_sealed(trial.result, json.dumps(claim).encode())
+    with pytest.raises(DataCorruption, match=r"claims epsilon 0\.5"):
+        run(tmp_path / "b", sources=(files.root,))
+    Path(trial.result).write_bytes(result)
+    Path(trial.data_fingerprint).unlink()
+    told = Told()
+    run(tmp_path / "c", told, (files.root,))
+    assert told.ends == [private], "which data it met is not known"
+    Path(trial.data_fingerprint).write_bytes(noted)
 
 
 def test_keys_of_trials_that_are_no_longer_asked_for_can_be_forgotten(files: SweepFiles) -> None:

@@ -123,6 +123,7 @@ def test_what_was_trained_but_not_accounted_is_accounted(bench: Bench) -> None:
     after = read_result(files.result)
     assert isinstance(before, TrialResult)
     assert isinstance(after, TrialResult)
+    assert 0.0 < after.ended - after.started < before.ended - before.started + 1.0, "of the run that trained it"
     assert (after.worst_case, after.training) == (before.worst_case, before.training)
     assert record.finished(SECOND) is not None
 

@@ -171,6 +171,20 @@ def test_recording_again_changes_nothing(folder: Path) -> None:
     assert content(client_of(folder)) == before
 
 
+def test_the_run_of_a_sweep_says_how_its_last_driver_ended(folder: Path) -> None:
+    def outcome() -> str:
+        return one(runs_of(client_of(folder)), kind="sweep").data.tags["dpsweep.outcome"]
+
+    opened(folder)
+    assert outcome() == "running"
+    tracker = opened(folder)  # the driver before was killed
+    assert outcome() == "running"
+    tracker.close("KILLED")
+    assert outcome() == "interrupted"
+    opened(folder).close("FINISHED")
+    assert outcome() == "finished"
+
+
 def test_a_trial_grows_while_it_runs(folder: Path) -> None:
     whole = tracked(sample_trial(disclosure="none"))
     tracker = opened(folder)

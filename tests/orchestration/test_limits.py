@@ -1,0 +1,174 @@
+"""Runs that stop early, and trials that start anew."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accounting.errors import InvalidInput
+from accounting.records import exists
+from orchestration.commands.status import headline
+from orchestration.execution.environment import IN_PROCESS
+from orchestration.pipeline import NO_DISPLAY, Outcome, RunRequest, run_sweep
+from orchestration.records.attempts import read_attempts
+from orchestration.records.layout import SweepFiles
+from orchestration.records.snapshot import read_snapshot
+from orchestration.records.states import TrialState
+from orchestration.records.status import NO_LIMITS, Limits, SweepStatus, TrialStatus
+from orchestration.sweeps.schema import parse_sweep
+from orchestration.sweeps.user_code import permitted
+from tests.orchestration.sample_grids import key_in, small
+from workers.imports import NO_CODE
+
+ONE: Mapping[str, Any] = {"model": "logistic", "clipping": "flat", "noise": "constant", "seeds": [0, 1, 2], "epochs": 2}
+STUMBLES = """
+import math
+import pathlib
+from torch import nn
+
+
+def build(feature_shape, num_classes):
+    return Stumbles(math.prod(feature_shape), num_classes)
+
+
+class Stumbles(nn.Module):
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.layer = nn.Linear(inputs, outputs)
+
+    def forward(self, features):
+        if self.training and len(features) > 8 and pathlib.Path({flag!r}).exists():
+            raise RuntimeError("it stumbled")
+        return self.layer(features.flatten(1))
+"""
+
+
+def run(folder: Path, *retry: str, limits: Limits = NO_LIMITS, address: str = IN_PROCESS, **changes: object) -> Outcome:
+    text = small(**{**ONE, **changes})
+    sweep = parse_sweep(text)
+    code = permitted(sweep, folder) if sweep.own_components else NO_CODE
+    request = RunRequest(sweep, text, str(folder / "out"), address, code=code, limits=limits, retry=retry)
+    return run_sweep(request, NO_DISPLAY)
+
+
+def states(outcome: Outcome) -> list[TrialState]:
+    return [outcome.record.status(point.key).state for point in outcome.record.points]
+
+
+def said(files: SweepFiles) -> tuple[str, str]:
+    snapshot = read_snapshot(files.status)
+    assert snapshot is not None
+    return snapshot.state, headline(snapshot).plain
+
+
+def test_a_run_trains_as_many_trials_as_it_may_and_the_next_one_the_rest(tmp_path: Path) -> None:
+    first = run(tmp_path, limits=Limits(trials=2))
+    assert states(first) == [TrialState.FINISHED, TrialState.FINISHED, TrialState.PENDING]
+    state, line = said(first.files)
+    assert state == "stopped"
+    assert line.endswith("(--max-trials); 1 trials are left, and the same command continues")
+    assert str(first.stopped) in line
+    second = run(tmp_path, limits=Limits(trials=2))
+    assert (states(second), second.stopped) == ([TrialState.FINISHED] * 3, None)
+    assert said(second.files)[0] == "finished"
+
+
+def test_when_its_time_is_over_a_run_keeps_the_checkpoint_of_the_trial_that_it_stops(tmp_path: Path) -> None:
+    outcome = run(tmp_path, limits=Limits(hours=1e-9), epochs=3)
+    assert states(outcome) == [TrialState.PENDING] * 3
+    assert "1e-09 hours are over (--max-hours); 3 trials are left" in said(outcome.files)[1]
+    assert run(tmp_path, epochs=3).stopped is None
+
+
+def test_a_trial_that_is_stopped_at_an_epoch_goes_on_to_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under Ray, where the scheduler's stops must be told from those of the run: see `execution/test_limits.py`."""
+
+    def after_one_epoch(status: SweepStatus) -> str | None:
+        return "enough" if any(trial.progress for trial in status.trials) else None
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SweepStatus, "must_stop", property(after_one_epoch))
+        outcome = run(tmp_path, seeds=0, epochs=3)
+    (point,) = outcome.record.points
+    trial = outcome.files.trial(point.key)
+    assert exists(trial.checkpoint)
+    assert not exists(trial.result)
+    assert outcome.stopped == "enough; 1 trials are left, and the same command continues"
+    again, whole = run(tmp_path, seeds=0, epochs=3), run(tmp_path / "whole", seeds=0, epochs=3)
+    models = [Path(each.files.trial(point.key).model).read_bytes() for each in (again, whole)]
+    assert models[0] == models[1]
+    assert len(read_attempts(again.files, point.key)) == 1
+
+
+@pytest.fixture
+def stumbling(tmp_path: Path) -> Path:
+    (tmp_path / "flag").touch()
+    (tmp_path / "stumbles.py").write_text(STUMBLES.replace("{flag!r}", repr(str(tmp_path / "flag"))))
+    return tmp_path
+
+
+def test_after_enough_failures_a_run_stops_and_what_failed_starts_anew(stumbling: Path) -> None:
+    outcome = run(stumbling, limits=Limits(failures=2), model="stumbles:build")
+    assert states(outcome) == [TrialState.FAILED, TrialState.FAILED, TrialState.PENDING]
+    assert "2 trials have failed (--stop-after-failures 2); 1 trials are left" in said(outcome.files)[1]
+    (stumbling / "flag").unlink()
+    failed = [point.key for point in outcome.record.points][:2]
+    noted = Path(outcome.files.trial(failed[0]).private, "left.txt")
+    noted.write_text("of the attempt that failed")
+    again = run(stumbling, "failed", limits=Limits(trials=1), model="stumbles:build")
+    assert not noted.exists()
+    assert states(again) == [TrialState.FINISHED, TrialState.PENDING, TrialState.PENDING]
+
+
+def test_a_finished_trial_starts_anew_when_asked_and_both_starts_are_counted(tmp_path: Path) -> None:
+    first = run(tmp_path, seeds=[0, 1], clipping=["none", "flat"], noise_source="os_entropy")
+    key, other = key_in(first.files.root, "flat-seed0"), key_in(first.files.root, "flat-seed1")
+    before = {name: Path(first.files.trial(name).model).read_bytes() for name in (key, other)}
+    again = run(tmp_path, key[:-4], seeds=[0, 1], clipping=["none", "flat"], noise_source="os_entropy")
+    after = {name: Path(again.files.trial(name).model).read_bytes() for name in (key, other)}
+    assert (after[key] != before[key], after[other] == before[other]) == (True, True)
+    rows = {row["key"]: row for row in json.loads(Path(again.files.results).read_text())}
+    assert rows[key]["composed_epsilon"] > 1.2 * rows[key]["epsilon"]
+    assert math.isclose(rows[other]["composed_epsilon"], rows[other]["epsilon"])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("nothing", "is no trial of the sweep; give failed, all, or one of: flat-"), ("flat-", "fits 3 trials")],
+)
+def test_a_name_that_fits_no_trial_or_several_is_refused(tmp_path: Path, name: str, message: str) -> None:
+    files = run(tmp_path, limits=Limits(trials=1)).files
+    before = sorted(path for path in Path(files.trials).rglob("*"))
+    with pytest.raises(InvalidInput, match=message):
+        run(tmp_path, name)
+    assert sorted(path for path in Path(files.trials).rglob("*")) == before
+
+
+def test_time_and_failures_stop_a_run() -> None:
+    trials = [TrialStatus(key, 10) for key in "abc"]
+    status = SweepStatus(trials, lambda trial: None, Limits(hours=1.0, failures=2))
+    assert (status.must_stop, status.stopped_by) == (None, status.stopped_by)
+    status.change("a", state=TrialState.FAILED)
+    assert status.must_stop is None
+    status.began -= 3601.0
+    assert status.must_stop == "1 hours are over (--max-hours)"
+    status.began += 3601.0
+    status.change("b", state=TrialState.FAILED)
+    assert status.stopped_by == (
+        "2 trials have failed (--stop-after-failures 2); 1 trials are left, and the same command continues"
+    )
+    status.change("c", state=TrialState.FINISHED)
+    assert status.stopped_by is None
+
+
+@pytest.mark.parametrize("limits", [{"hours": 0.0}, {"hours": math.nan}, {"trials": 0}, {"failures": -1}])
+def test_limits_that_allow_nothing_are_refused(limits: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput, match=r"the (maximum|number) of (hours|trials|failures)"):
+        Limits(**limits)
