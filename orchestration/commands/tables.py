@@ -13,9 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestration.commands.console import stdout
+from orchestration.comparison.entries import Metric, Place
 from orchestration.comparison.formats import number
 from orchestration.comparison.ledger import composed
-from orchestration.comparison.metrics import Metric, Place, columns
+from orchestration.comparison.metrics import columns
 from orchestration.comparison.plain_text import for_terminal, masked
 from orchestration.comparison.record import rows
 from orchestration.records.published import PublishedTrial

@@ -8,13 +8,14 @@ from typing import Any
 
 from orchestration.comparison import shown
 from orchestration.comparison.ledger import composed
-from orchestration.comparison.metrics import known, worst_group_name
+from orchestration.comparison.metrics import known, known_of_groups
 from orchestration.comparison.parameters import dataset_of, found_sizes, parameters
 from orchestration.comparison.settings import finished_settings
+from orchestration.comparison.values import worst_group_name
 from orchestration.records.attempts import Attempt
 from orchestration.records.layout import SweepFiles
 from orchestration.records.manifest import Manifest
-from orchestration.records.published import PublishedAccount, PublishedSweep, PublishedTrial
+from orchestration.records.published import PublishedAccount, PublishedQuality, PublishedSweep, PublishedTrial
 from orchestration.records.release_modes import EXACT, Disclosure, release_mode
 from orchestration.records.results import StoppedTrial, StoredResult, TrialResult, read_exact_statistics
 from orchestration.records.states import TrialState
@@ -169,7 +170,15 @@ def _row(trial: PublishedTrial, result: StoredResult | None) -> dict[str, Any]:
         "steps": result.steps,
         "worst_group": worst_group_name(trial),
         "group_accuracies": {group.name: group.accuracy for group in trial.quality.groups},
+        "by_group": known_of_groups(trial),
+        "confusion": _confusion(trial.quality),
     }
+
+
+def _confusion(quality: PublishedQuality) -> dict[str, list[list[int]]]:
+    """Counts of test examples by group, label and predicted class; under "" of all groups."""
+    found = {"": quality.counts, **{group.name: group.counts for group in quality.groups}}
+    return {name: counts.matrix.astype(int).tolist() for name, counts in found.items() if counts is not None}
 
 
 def parse_failures(table: Iterable[Mapping[str, Any]]) -> dict[str, TrialStatus]:

@@ -7,10 +7,11 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from orchestration.comparison.entries import Metric
 from orchestration.comparison.formats import MISSING, number
 from orchestration.comparison.ledger import Composition, composed
-from orchestration.comparison.metrics import Metric, Value, accuracy, epsilon, worst_group_accuracy
 from orchestration.comparison.statistics import Spread, pareto_front, spread
+from orchestration.comparison.values import Value, accuracy, epsilon, worst_group_accuracy
 from orchestration.records.published import (
     NON_PRIVATE,
     GroupEpsilon,

@@ -21,6 +21,7 @@ from accounting.samplings import Adjacency
 from orchestration.records.attempts import Attempt
 from orchestration.records.release_modes import Disclosure
 from orchestration.records.states import TrialState
+from workers.rates import Counts
 
 Label = str | int | float | bool
 NON_PRIVATE = "non-private"
@@ -54,7 +55,7 @@ class PublishedGroup:
     """Accuracy and loss on one group of the test data.
 
     accuracy_change: accuracy minus that of the non-private baseline with the same data, model and seed, in [-1, 1]
-    (negative: accuracy lost to privacy); None without a baseline.
+    (negative: accuracy lost to privacy); None without a baseline. counts: None for trials of older versions.
     """
 
     name: str
@@ -62,17 +63,19 @@ class PublishedGroup:
     accuracy: float
     loss: float | None = None
     accuracy_change: float | None = None
+    counts: Counts | None = None
 
 
 @dataclass(frozen=True)
 class PublishedQuality:
-    """Evaluation on test data. ``fairness``: further group metrics by name, such as those of fairlearn."""
+    """Evaluation on test data. fairness: gaps between groups by name (`workers.rates.gaps`). counts: of all groups."""
 
     accuracy: float
     loss: float
     accuracy_change: float | None = None
     groups: tuple[PublishedGroup, ...] = ()
     fairness: Mapping[str, float] = field(default_factory=dict)
+    counts: Counts | None = None
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from orchestration.comparison.metrics import accuracy, epsilon, worst_group_accuracy
 from orchestration.comparison.settings import (
     Setting,
     best_trade_offs,
@@ -19,6 +18,7 @@ from orchestration.comparison.settings import (
     group_value,
 )
 from orchestration.comparison.statistics import spread
+from orchestration.comparison.values import accuracy, epsilon, worst_group_accuracy
 from orchestration.records.published import PublishedEpoch, PublishedGroup, PublishedTrial
 from orchestration.report.style import BAND, FONT, INK, MUTED, RULE, Style
 

@@ -18,9 +18,9 @@ from plotly.offline import get_plotlyjs
 
 from orchestration.comparison.formats import KINDS, number, percent
 from orchestration.comparison.ledger import composed
-from orchestration.comparison.metrics import accuracy, epsilon, worst_group_accuracy, worst_over_median
 from orchestration.comparison.settings import Setting, finished_settings
 from orchestration.comparison.statistics import spread
+from orchestration.comparison.values import accuracy, epsilon, worst_group_accuracy, worst_over_median
 from orchestration.records.published import (
     PublishedSweep,
     PublishedTrial,

@@ -9,8 +9,10 @@ from collections.abc import Sequence
 
 from orchestration.comparison.formats import correlation, number, percent
 from orchestration.comparison.ledger import composed
-from orchestration.comparison.metrics import (
-    METRICS,
+from orchestration.comparison.metrics import METRICS
+from orchestration.comparison.settings import Setting, group_epsilon, group_epsilon_error, group_names, group_value
+from orchestration.comparison.statistics import pearson
+from orchestration.comparison.values import (
     accuracy,
     accuracy_change,
     epsilon,
@@ -19,8 +21,6 @@ from orchestration.comparison.metrics import (
     worst_group_accuracy,
     worst_over_median,
 )
-from orchestration.comparison.settings import Setting, group_epsilon, group_epsilon_error, group_names, group_value
-from orchestration.comparison.statistics import pearson
 from orchestration.records.published import PublishedSweep, PublishedTrial
 from orchestration.records.states import TrialState
 

@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from html import escape
 
+from orchestration.comparison.entries import Metric, Place
 from orchestration.comparison.formats import CORRELATION, MISSING, at_most_share, number
-from orchestration.comparison.metrics import Metric, Place, columns, loss_correlation
+from orchestration.comparison.metrics import columns
 from orchestration.comparison.settings import (
     Setting,
     best_trade_offs,
@@ -19,6 +20,7 @@ from orchestration.comparison.settings import (
     shown_over_seeds,
     whose,
 )
+from orchestration.comparison.values import loss_correlation
 from orchestration.records.published import (
     EstimateQuality,
     PublishedAccount,

@@ -15,6 +15,7 @@ from plotly.graph_objects import Figure
 
 from accounting.errors import DpsweepError
 from orchestration.comparison.ledger import composed
+from orchestration.comparison.rate_metrics import GROUP_METRICS
 from orchestration.comparison.record import SweepRecord
 from orchestration.records.published import PublishedEpoch, PublishedSweep, PublishedTrial
 
@@ -88,16 +89,12 @@ def composition_entries(trials: Iterable[PublishedTrial]) -> tuple[dict[str, flo
 
 
 def group_table(trial: PublishedTrial) -> dict[str, list[str | float | None]]:
-    """Columns over the groups of the test data, for MLflow's table: name, size, accuracy and loss; if published, also
-    the mean epsilon_i of its training examples, the success rate of the membership attack and the lower bound of the
-    audit."""
+    """Columns over the groups of the test data, for MLflow's table: name and `GROUP_METRICS`; if published, also the
+    mean epsilon_i of its training examples, the success rate of the membership attack and the audit's lower bound."""
     groups = trial.quality.groups if trial.quality else ()
     table: dict[str, list[str | float | None]] = {
         "group": [group.name for group in groups],
-        "test_examples": [group.test_examples for group in groups],
-        "accuracy": [group.accuracy for group in groups],
-        "loss": [group.loss for group in groups],
-        "accuracy_change": [group.accuracy_change for group in groups],
+        **{metric.name: [metric.value(group) for group in groups] for metric in GROUP_METRICS},
     }
     if trial.individuals is not None and trial.individuals.groups:
         paid = {group.name: group for group in trial.individuals.groups}

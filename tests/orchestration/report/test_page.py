@@ -16,9 +16,9 @@ import plotly.graph_objects as go
 import pytest
 
 from orchestration.comparison.formats import number, points, seconds
-from orchestration.comparison.metrics import accuracy, median_epsilon, unequal_cost, worst_over_median
 from orchestration.comparison.settings import Setting, best_trade_offs, finished_settings, group_names
 from orchestration.comparison.statistics import pareto_front
+from orchestration.comparison.values import accuracy, median_epsilon, unequal_cost, worst_over_median
 from orchestration.records.published import (
     Histogram,
     PublishedPrivacy,

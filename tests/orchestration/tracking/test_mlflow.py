@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from accounting.schedules import SCHEDULES
+from orchestration.comparison.rate_metrics import GROUP_METRICS
 from orchestration.records.published import Label, PublishedDataset, PublishedSweep, PublishedTrial
 from orchestration.records.release_modes import Disclosure
 from orchestration.records.states import TrialState
@@ -120,7 +121,7 @@ def test_a_trial_shows_parameters_scalars_series_groups_and_data(folder: Path) -
     assert series == {epoch.step: epoch.noise_multiplier for epoch in trial.history}
     assert len(client.get_metric_history(run.info.run_id, "clipping_bound/digit 8")) == EPOCHS
     table = json.loads(Path(client.download_artifacts(run.info.run_id, "groups.json")).read_text())
-    assert table["columns"] == ["group", "test_examples", "accuracy", "loss", "accuracy_change"]
+    assert table["columns"] == ["group", *(metric.name for metric in GROUP_METRICS)]
     assert trial.quality is not None
     assert [row[0] for row in table["data"]] == [group.name for group in trial.quality.groups]
     assert run.inputs is not None
