@@ -5,10 +5,14 @@ Other rooms import from the modules in `__all__` only: `formats` and `metrics` l
 
 __all__ = [
     "across",
+    "best",
     "claims",
     "entries",
+    "evidence",
+    "findings",
     "formats",
     "individuals",
+    "intervals",
     "inventory",
     "ledger",
     "metrics",

@@ -213,3 +213,5 @@ def _measured(each: _Tested, tested: Tested) -> Iterator[tuple[Name, Array]]:
 
 RUN_LABELS: Final = ("seed", "split_seed", "data.split_seed")
 """Labels that tell the runs of one setting apart."""
+NO_EVIDENCE: Final = Evidence({})
+"""Of a sweep without stored outcomes: no interval is known."""

@@ -85,11 +85,10 @@ def unpaired(one: Runs, other: Runs, level: float = LEVEL) -> Interval | None:
     means = means[np.isfinite(means)]
     if not math.isfinite(value) or len(means) < 2:
         return None
-    variance, spent = float(means.var(ddof=1)), 0.0
-    for runs in (one, other):
-        seeds, uncertain = _of_seeds(runs, runs.resampled[:, np.isfinite(runs.resampled).all(0)])
-        variance, spent = variance + seeds, spent + uncertain
-    half = float(stats.t.ppf(0.5 + level / 2.0, variance**2 / spent if spent else math.inf)) * math.sqrt(variance)
+    seeds = [_of_seeds(runs, runs.resampled[:, np.isfinite(runs.resampled).all(0)]) for runs in (one, other)]
+    treated, between, spent = (sum(part) for part in zip(*seeds, strict=True))
+    variance = max(0.0, float(means.var(ddof=1)) - treated) + between
+    half = float(stats.t.ppf(0.5 + level / 2.0, _degrees(variance, spent, len(one.values) - 1))) * math.sqrt(variance)
     centre = 2.0 * value - float(means.mean())
     count = min(len(one.values), len(other.values))
     return Interval(value, min(centre - half, value), max(centre + half, value), count, _covers(one))
@@ -103,9 +102,9 @@ def _covers(runs: Runs) -> Covers:
 
 def _variance(runs: Runs, resampled: Array, of_examples: float) -> tuple[float, float]:
     """Variance of the mean over runs, and its degrees of freedom."""
-    seeds, uncertain = _of_seeds(runs, resampled)
-    whole = of_examples + seeds
-    degrees = whole**2 / uncertain if uncertain else math.inf
+    treated, between, spent = _of_seeds(runs, resampled)
+    whole = max(0.0, of_examples - treated) + between
+    degrees = _degrees(whole, spent, len(runs.values) - len(np.unique(runs.splits)))
     names = np.unique(runs.splits)
     if len(names) < 2:
         return whole, degrees
@@ -115,18 +114,20 @@ def _variance(runs: Runs, resampled: Array, of_examples: float) -> tuple[float, 
     return (of_splits, len(names) - 1.0) if of_splits > whole else (whole, degrees)
 
 
-def _of_seeds(runs: Runs, resampled: Array) -> tuple[float, float]:
-    """What seeds add to the variance of the mean, and how uncertain that is: squared variance over degrees of freedom.
+def _degrees(variance: float, spent: float, least: int) -> float:
+    """Degrees of freedom by Satterthwaite: never fewer than those of the seeds."""
+    return max(float(least), variance**2 / spent) if spent else math.inf
 
-    The variance between runs on the same examples contains how differently they treat single examples; the bootstrap of
-    the mean has that part already, so it is taken off.
-    """
-    freedom = len(runs.values) - len(np.unique(runs.splits))
+
+def _of_seeds(runs: Runs, resampled: Array) -> tuple[float, float, float]:
+    """Of the variance of the mean: the part of runs that treat single examples differently, which the bootstrap has
+    already, the part between runs, which contains it, and the square of the larger over the degrees of freedom."""
+    freedom, count = len(runs.values) - len(np.unique(runs.splits)), len(runs.values)
     if freedom < 1:
-        return 0.0, 0.0
-    between = _within_splits(runs.values[:, None], runs.splits)[0] / freedom
-    treated = float(_within_splits(resampled - runs.values[:, None], runs.splits).mean()) / freedom
-    return max(0.0, between - treated) / len(runs.values), (between / len(runs.values)) ** 2 / freedom
+        return 0.0, 0.0, 0.0
+    between = float(_within_splits(runs.values[:, None], runs.splits)[0]) / freedom / count
+    treated = float(_within_splits(resampled - runs.values[:, None], runs.splits).mean()) / freedom / count
+    return treated, between, max(treated, between) ** 2 / freedom
 
 
 def _within_splits(values: Array, splits: npt.NDArray[np.int64]) -> Array:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import math
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from orchestration.comparison import shown
 from orchestration.comparison.ledger import composed
 from orchestration.comparison.metrics import known, known_of_groups
-from orchestration.comparison.parameters import dataset_of, found_sizes, parameters
+from orchestration.comparison.parameters import asked, dataset_of, found_sizes, parameters
 from orchestration.comparison.settings import finished_settings
 from orchestration.comparison.values import worst_group_name
 from orchestration.records.attempts import Attempt
@@ -86,6 +90,31 @@ class SweepRecord:
         result = self.status(key or "").result
         return result if isinstance(result, TrialResult) else None
 
+    @cached_property
+    def _baselines(self) -> Mapping[str, tuple[GridPoint, ...]]:
+        """Finished non-private trials with a finite loss by data, model and seed, the most accurate setting first.
+
+        A setting is compared with the best of them: one whose learning rate diverged says nothing of privacy.
+        """
+        accuracies: dict[str, list[float]] = {}
+        for point in self.points:
+            result = None if point.is_private else self.finished(point.key)
+            if result is not None and math.isfinite(result.evaluation.loss):
+                accuracies.setdefault(_setting_of(point), []).append(result.evaluation.accuracy)
+        found: dict[str, list[GridPoint]] = {}
+        for point in self.points:
+            if not point.is_private and _setting_of(point) in accuracies and self.finished(point.key):
+                found.setdefault(_comparable(point), []).append(point)
+        mean = {name: statistics.fmean(values) for name, values in accuracies.items()}
+        return {
+            name: tuple(sorted(points, key=lambda point: -mean[_setting_of(point)])) for name, points in found.items()
+        }
+
+    def baseline(self, point: GridPoint) -> str | None:
+        """Key of the trial that a private one is compared with: the best baseline of its data, model and seed."""
+        known = self._baselines.get(_comparable(point), ()) if point.baseline else ()
+        return known[0].key if known else point.baseline
+
     def trial(self, point: GridPoint, view: View = disclosed) -> PublishedTrial:
         """One trial as shown under ``view``, compared with its baseline if both are finished."""
         result, outcome = self.finished(point.key), self._outcome(point, view)
@@ -99,7 +128,7 @@ class SweepRecord:
             attempts=self.attempts.get(point.key, ()),
             accounts=self.accounts.get(point.key, ()) if self._shows_exact(view) else (),
             tags={
-                "baseline": point.baseline or "",
+                "baseline": self.baseline(point) or "",
                 "research_mode": str(not noise_source_kind(spec.noise_source).is_secret),
                 **({"sensitive": "true"} if release_mode(self.disclosure).is_sensitive else {}),
             },
@@ -112,7 +141,7 @@ class SweepRecord:
         status = self.status(point.key)
         match status.result:
             case TrialResult() as result:
-                return shown.finished(point, view(result), self.finished(point.baseline))
+                return shown.finished(point, view(result), self.finished(self.baseline(point)))
             case StoppedTrial() as result:
                 return shown.stopped(point, result)
         return shown.unfinished(point, status)
@@ -127,6 +156,16 @@ class SweepRecord:
             created=self.manifest.created,
             provenance=self.manifest.provenance(),
         )
+
+
+def _comparable(point: GridPoint) -> str:
+    """What a trial has in common with the baselines that it may be compared with."""
+    return json.dumps([asdict(point.spec.data), asdict(point.spec.model), point.spec.seed], sort_keys=True)
+
+
+def _setting_of(point: GridPoint) -> str:
+    """What trials of several seeds have in common."""
+    return json.dumps({name: value for name, value in asked(point).items() if name != "seed"}, sort_keys=True)
 
 
 def rows(record: SweepRecord) -> list[dict[str, Any]]:
