@@ -33,7 +33,8 @@ from orchestration.report.writing import write_reports
 from orchestration.sweeps.growth import grown, past_of
 from orchestration.sweeps.plan import Plan, plan_sweep
 from orchestration.sweeps.schema import SweepSpec
-from orchestration.tracking.mlflow import MlflowTracker, embedded_tracking_uri, is_server
+from orchestration.tracking.addresses import is_server
+from orchestration.tracking.mlflow import MlflowTracker, embedded_tracking_uri
 from orchestration.tracking.protocol import TrackingUnavailable, tracked
 from workers.checkpoint import forget_checkpoint
 from workers.imports import NO_CODE, UserCode
@@ -41,12 +42,16 @@ from workers.imports import NO_CODE, UserCode
 
 @dataclass(frozen=True)
 class Outcome:
-    """The record of a run, its files and its MLflow store. ``seconds``: duration of the run."""
+    """The record of a run, its files and its MLflow store.
+
+    seconds: duration of the run. address: of the comparison of trials, below that of MLflow; "" where none was written.
+    """
 
     record: SweepRecord
     files: SweepFiles
     tracking_uri: str
     seconds: float
+    address: str = ""
 
 
 @dataclass(frozen=True)
@@ -143,7 +148,7 @@ def run_sweep(request: RunRequest, display: Display = NO_DISPLAY) -> Outcome:
             record = coordinator.finish()
         if coordinator.tracking_failure:
             display.warn(f"{coordinator.tracking_failure}; the same command records what is missing")
-    return Outcome(record, files, tracking_uri, status.elapsed)
+    return Outcome(record, files, tracking_uri, status.elapsed, tracker.address)
 
 
 def _kept(status: SweepStatus, files: SweepFiles, no_longer_asked: int) -> str:

@@ -12,7 +12,7 @@ from accounting.registry import nearest
 from orchestration.comparison.findings import Difference, Findings, warnings
 from orchestration.comparison.intervals import Interval
 from orchestration.comparison.metrics import METRICS, metric
-from orchestration.comparison.settings import Setting
+from orchestration.comparison.settings import Setting, first_seed
 from orchestration.comparison.values import epsilon
 from orchestration.records.published import PublishedTrial
 
@@ -44,7 +44,7 @@ class Best:
     @property
     def trial(self) -> PublishedTrial:
         """The run of the setting whose model is given."""
-        return min(self.setting.trials, key=lambda trial: (int(trial.labels.get("seed", 0)), trial.key))
+        return first_seed(self.setting)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""

@@ -110,7 +110,8 @@ class Findings:
         No other one that costs no more (epsilon to two digits) may equal it in both accuracy and worst-group accuracy:
         in one of them it is better, by intervals.
         """
-        return tuple(one for one in self.private if all(self._is_ahead(one, other) for other in self._rivals(one)))
+        known = [one for one in self.private if self.interval(one, "accuracy")]
+        return tuple(one for one in known if all(self._is_ahead(one, other) for other in self._rivals(one)))
 
     def _rivals(self, one: Setting) -> list[Setting]:
         cost = _cost(one)

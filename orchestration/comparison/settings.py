@@ -118,6 +118,11 @@ class Setting:
         return spread(value(trial) for trial in self.trials)
 
 
+def first_seed(setting: Setting) -> PublishedTrial:
+    """The trial that stands for a setting: choosing the one with the best result would flatter it."""
+    return min(setting.trials, key=lambda trial: (int(trial.labels.get("seed", 0)), trial.key))
+
+
 def shown_over_seeds(metric: Metric, setting: Setting) -> str:
     """The metric over the seeds of the setting as the report shows it, after the groups that it belongs to."""
     found = setting.over_seeds(metric.value)

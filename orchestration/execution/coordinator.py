@@ -32,6 +32,7 @@ from orchestration.records.results import StoppedTrial, StoredResult
 from orchestration.records.states import TrialState
 from orchestration.records.status import SweepStatus, TrialStatus, status_of
 from orchestration.report.catalogue import figures_for_mlflow
+from orchestration.report.prose import headline
 from orchestration.report.writing import write_reports
 from orchestration.sweeps.plan import Plan, PlannedTrial
 from orchestration.sweeps.schema import SweepSpec
@@ -172,11 +173,12 @@ class Coordinator:
         for completion in self._completions:
             completion.result()
         record = self._record()
-        page = write_reports(self._files, record)
+        page, found = write_reports(self._files, record)
 
         def publish(tracker: Tracker) -> None:
             data = record.data()
             tracker.log_report(page, data, figures_for_mlflow(data))
+            tracker.log_comparison(found, headline(data, found), self._files)
             tracker.close("FAILED" if record.failed else "FINISHED")
 
         self._recorder.finish(self._points, publish)

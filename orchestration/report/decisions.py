@@ -17,7 +17,7 @@ def decisions(found: Findings, delta: float) -> list[str]:
     best = found.best("accuracy")
     if best is None:
         return ["No private trial has finished, so there is no trade-off to show yet."]
-    fairest = found.best("worst_group_accuracy")
+    fairest = found.best("worst_group_accuracy", [best, *found.private])
     sentences = [_most_accurate(found, best, delta), *_told_apart(found, best, "accuracy", "in accuracy")]
     if fairest is not None:
         sentences += [_fairest(found, fairest, best)]
@@ -89,7 +89,7 @@ def _told_apart(found: Findings, best: Setting, name: str, where: str) -> list[s
     beaten = [each for each in differences if each.verdict == "better"]
     sentences = []
     if alike:
-        sentences.append(f"{best.name} and {_listed(alike)} cannot be told apart {where}.")
+        sentences.append(f"{_listed([best.name, *alike])} cannot be told apart {where}.")
     if beaten:
         who = (
             f"Both {best.name} and {alike[0]} beat"

@@ -6,6 +6,9 @@ users are escaped. Tables repeat the numbers of the figures, so the page can be 
 
 from __future__ import annotations
 
+import base64
+import functools
+import gzip
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -29,6 +32,7 @@ from orchestration.records.published import (
 from orchestration.records.release_modes import release_mode
 from orchestration.records.states import TrialState
 from orchestration.report.catalogue import FIGURES, Drawn, Section, drawn_figures
+from orchestration.report.explorer import explorer, explorer_data
 from orchestration.report.html import key, missing_panel, note, panel, section
 from orchestration.report.prose import SENSITIVE, headline, meanings
 from orchestration.report.style import Style, style_of
@@ -72,9 +76,16 @@ def render(data: PublishedSweep, evidence: Evidence = NO_EVIDENCE) -> str:
     return template.substitute(
         title=escape(f"{data.name} – dpsweep report"),
         body=_subscripts("\n".join(part for part in sections if part)),
-        plotly=get_plotlyjs().replace("</script", "<\\/script"),
+        plotly=_packed_plotly(),
+        settings=_script_safe(explorer_data(found, style)),
         figures=_script_safe({each.name: _plain(each) for each in drawn}),
     )
+
+
+@functools.cache
+def _packed_plotly() -> str:
+    """plotly.js, gzipped and in base64: a third of its size. The page's script unpacks it."""
+    return base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode()
 
 
 def _plain(drawn: Drawn) -> dict[str, Any]:
@@ -164,9 +175,22 @@ def _results(found: Findings, style: Style, panels: Mapping[Section, str], drawn
         "Privacy, utility, fairness",
         key(settings, style),
         f'<figure><div class="panels">{panels["results"]}</div><figcaption>{caption}</figcaption></figure>',
+        explorer(found),
         settings_table(found, style),
         comparison_table(found, style),
+        _tuning(panels),
         group_sizes_table(settings, style),
+    )
+
+
+def _tuning(panels: Mapping[Section, str]) -> str:
+    """Curves of the hyperparameters that the sweep varies; "" if it varies none."""
+    if not panels["tuning"]:
+        return ""
+    caption = "Lines join the settings of one method; whiskers span the seeds. Methods compare at their best values."
+    return (
+        "<h3>Method or tuning?</h3>"
+        f'<figure><div class="panels wide">{panels["tuning"]}</div><figcaption>{caption}</figcaption></figure>'
     )
 
 

@@ -32,6 +32,7 @@ from orchestration.records.published import (
     PublishedPrivacy,
     PublishedTrial,
 )
+from orchestration.report.figures import meta_of
 from orchestration.report.html import Cell, named, table
 from orchestration.report.style import Style
 
@@ -53,7 +54,7 @@ def settings_table(found: Findings, style: Style) -> str:
                 *((_over_seeds(metric, setting) + _interval(found, setting, metric), "n") for metric in shown),
             ]
         )
-    return "<h3>Settings, averaged over seeds</h3>" + table(heads, rows)
+    return "<h3>Settings, averaged over seeds</h3>" + table(heads, rows, marks=[meta_of(each) for each in settings])
 
 
 def _interval(found: Findings, setting: Setting, metric: Metric) -> str:
@@ -98,7 +99,8 @@ def fairness_table(found: Findings, style: Style) -> str:
         for setting in found.settings
     ]
     heads = [("Setting", ""), *((metric.heading, "n") for metric in shown)]
-    return "<h3>Rates and gaps between groups, on test data</h3>" + table(heads, rows) if shown else ""
+    marks = [meta_of(setting) for setting in found.settings]
+    return "<h3>Rates and gaps between groups, on test data</h3>" + table(heads, rows, marks=marks) if shown else ""
 
 
 def by_group_table(found: Findings, style: Style) -> str:
@@ -115,7 +117,8 @@ def by_group_table(found: Findings, style: Style) -> str:
             cells = [(_of_group(found, setting, name, each), "n") for each in shown]
             rows.append([(escape(name), ""), (named(setting, style), ""), *cells])
     heads = [("Group", ""), ("Setting", ""), *((each.heading, "n") for each in shown)]
-    return "<h3>Every group under every setting</h3>" + table(heads, rows) if rows else ""
+    marks = [meta_of(setting) for _ in names for setting in found.settings]
+    return "<h3>Every group under every setting</h3>" + table(heads, rows, marks=marks) if rows else ""
 
 
 def _of_group(found: Findings, setting: Setting, name: str, metric: GroupMetric) -> str:

@@ -7,16 +7,18 @@ groups). Per-epoch series have no prefix. Values per group are recorded as a tab
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from plotly.graph_objects import Figure
 
 from accounting.errors import DpsweepError
+from orchestration.comparison.findings import Findings
 from orchestration.comparison.ledger import composed
 from orchestration.comparison.rate_metrics import GROUP_METRICS
 from orchestration.comparison.record import SweepRecord
+from orchestration.records.layout import SweepFiles
 from orchestration.records.published import PublishedEpoch, PublishedSweep, PublishedTrial
 
 COMPOSED = "privacy/composed_epsilon"
@@ -61,6 +63,10 @@ class Tracker(Protocol):
 
     def log_report(self, page: str, data: PublishedSweep, figures: Mapping[str, Figure]) -> None:
         """Attach the rendered page and its main figures to the parent run; tag the run if they are sensitive."""
+
+    def log_comparison(self, found: Findings, sentences: Sequence[str], files: SweepFiles) -> None:
+        """Record a model per finished trial, and on the parent run the headline: the best private setting in numbers,
+        and the ``sentences``. files: where the models of the trials lie."""
 
     def close(self, status: RunStatus = "FINISHED") -> None:
         """Write the averages over seeds and end the parent run; no run of the sweep is RUNNING afterwards."""

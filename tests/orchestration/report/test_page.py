@@ -15,6 +15,8 @@ from pathlib import Path
 import plotly.graph_objects as go
 import pytest
 
+from orchestration.comparison.evidence import NO_EVIDENCE
+from orchestration.comparison.findings import findings
 from orchestration.comparison.formats import number, points, seconds
 from orchestration.comparison.settings import Setting, best_trade_offs, finished_settings, group_names
 from orchestration.comparison.statistics import pareto_front
@@ -99,7 +101,7 @@ def _mean(setting: Setting, metric: Callable[[PublishedTrial], float | None]) ->
 def test_the_headline_says_what_was_found() -> None:
     data = sample_sweep()
     settings = finished_settings(data.trials)
-    said = " ".join(headline(data, settings))
+    said = " ".join(headline(data, findings(data, NO_EVIDENCE)))
     private = [setting for setting in settings if not setting.is_baseline]
     best = max(private, key=lambda setting: _mean(setting, accuracy))
     assert best.name in said
