@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from accounting.errors import DataCorruption
-from accounting.records import exists, read_bytes, read_table, write_bytes_atomically
+from accounting.records import exists, read_private, read_table, write_private
 from workers.data import Dataset, Split
 from workers.evaluation import Predictions
 
@@ -77,14 +77,14 @@ def write_outcomes(uri: str, outcomes: Outcomes) -> None:
     stream = pa.BufferOutputStream()
     with pa.ipc.new_file(stream, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
         writer.write_table(table)
-    write_bytes_atomically(uri, stream.getvalue().to_pybytes(), private=True)
+    write_private(uri, stream.getvalue().to_pybytes())
 
 
 def read_outcomes(uri: str) -> Outcomes | None:
     """The stored outcomes; None where there are none, as of older versions. Raises: DataCorruption for damage."""
     if not exists(uri):
         return None
-    stored = read_bytes(uri)
+    stored = read_private(uri)
     try:
         table = read_table(stored)
         columns = [table[name].to_numpy() for name in _COLUMNS]

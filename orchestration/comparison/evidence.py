@@ -15,7 +15,7 @@ from orchestration.comparison.metrics import METRICS
 from orchestration.comparison.rate_metrics import GROUP_METRICS
 from orchestration.comparison.settings import Setting
 from orchestration.comparison.tested import Measure, Tested, of_group
-from orchestration.records.published import PublishedTrial
+from orchestration.records.published import RUNS, PublishedTrial
 from workers import rates
 from workers.outcomes import Outcomes
 
@@ -38,7 +38,8 @@ class _Tested:
     @property
     def shown(self) -> tuple[str, ...]:
         """Groups that are large enough to be shown, in the order of the trial."""
-        return tuple(group.name for group in self.trial.quality.groups) if self.trial.quality else ()
+        groups = self.trial.quality.groups if self.trial.quality else ()
+        return tuple(group.name for group in groups if group.name in self.outcomes.group_names)
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ class Evidence:
 
 def _run(trial: PublishedTrial) -> tuple[object, ...]:
     """What two paired trials have in common."""
-    return tuple(trial.labels.get(name) for name in RUN_LABELS)
+    return tuple(trial.labels.get(name) for name in RUNS)
 
 
 def _range(name: str) -> tuple[float, float]:
@@ -211,7 +212,5 @@ def _measured(each: _Tested, tested: Tested) -> Iterator[tuple[Name, Array]]:
             yield name, values.astype(np.float32).astype(np.float64)
 
 
-RUN_LABELS: Final = ("seed", "split_seed", "data.split_seed")
-"""Labels that tell the runs of one setting apart."""
 NO_EVIDENCE: Final = Evidence({})
 """Of a sweep without stored outcomes: no interval is known."""

@@ -20,8 +20,8 @@ from orchestration.records.published import PublishedSweep, PublishedTrial
 Verdict = Literal["better", "worse", "not distinguishable", "unknown"]
 HEADLINE: Final = ("accuracy", "worst_group_accuracy")
 """Metrics by which settings are compared in the headline; its intervals hold together for both."""
-TUNED: Final = ("clipping", "schedule", "epsilon", "sigma", "data", "model", "sampling", "epochs")
-"""Labels that name what is compared; settings that differ in others only are one method, tried with several values."""
+COMPARED: Final = ("epsilon", "sigma", "data", "model", "sampling", "epochs")
+"""Labels that name what is compared, besides methods; settings that differ in others are one, with several values."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Findings:
         """Of each method, its most accurate private setting: those that differ only in tuned values are one method."""
         best: dict[tuple[object, ...], Setting] = {}
         for setting in self.private:
-            method = tuple(setting.labels.get(name) for name in TUNED)
+            method = _method(setting)
             if method not in best or _mean(setting, "accuracy") > _mean(best[method], "accuracy"):
                 best[method] = setting
         return tuple(best.values())
@@ -185,6 +185,10 @@ def _mean(setting: Setting, name: str) -> float:
     return found.mean if found else float("nan")
 
 
+def _method(setting: Setting) -> tuple[object, ...]:
+    return (*setting.method, *(setting.labels.get(name) for name in COMPARED))
+
+
 def _cost(setting: Setting) -> float:
     found = setting.over_seeds(epsilon)
     return float(f"{found.mean:.2g}") if found else float("inf")
@@ -194,9 +198,8 @@ def tuned_values(found: Findings) -> dict[str, int]:
     """How many settings each clipping method has at one schedule and privacy level; the non-private ones in all."""
     counts: dict[str, list[int]] = {}
     for method in found.methods:
-        names = [name for name in TUNED if name in method.labels]
-        alike = [each for each in found.private if all(each.labels.get(n) == method.labels[n] for n in names)]
-        counts.setdefault(method.clipping, []).append(len(alike))
+        alike = [each for each in found.private if _method(each) == _method(method)]
+        counts.setdefault(method.method[0], []).append(len(alike))
     tried = {clipping: max(sizes) for clipping, sizes in counts.items()}
     baselines = sum(setting.is_baseline for setting in found.settings)
     return {**tried, **({"non-private": baselines} if baselines else {})}

@@ -20,10 +20,12 @@ def parameters(spec: TrialSpec, labels: Mapping[str, Label]) -> dict[str, Label]
     MLflow's comparison page preselects the first three parameters that differ, in alphabetical order; the prefix
     ``spec.`` makes it pick labels.
     """
-    said = {"key", *labels, *(f"{_FIELDS.get(axis, axis)}.name" for axis in labels)}
+    flat = _flat(asdict(spec))
+    names = {f"{_FIELDS.get(axis, axis)}.name": label for axis, label in labels.items()}
+    said = {"key", *labels, *(name for name, label in names.items() if flat.get(name) == label)}
     return {
         f"spec.{name}": value
-        for name, value in _flat(asdict(spec)).items()
+        for name, value in flat.items()
         if name not in said and not any(f".{long}." in f".{name}." for long in _LONG)
     }
 

@@ -164,8 +164,9 @@ def _comparable(point: GridPoint) -> str:
 
 
 def _setting_of(point: GridPoint) -> str:
-    """What trials of several seeds have in common."""
-    return json.dumps({name: value for name, value in asked(point).items() if name != "seed"}, sort_keys=True)
+    """What runs of one setting have in common."""
+    flat = asked(point)
+    return json.dumps({name: flat[name] for name in flat if name not in ("seed", "data.split_seed")}, sort_keys=True)
 
 
 def rows(record: SweepRecord) -> list[dict[str, Any]]:

@@ -24,6 +24,8 @@ from orchestration.records.states import TrialState
 from workers.rates import Counts
 
 Label = str | int | float | bool
+RUNS = ("seed", "split_seed")
+"""Labels that tell the runs of one setting apart: of training, and of the splits of the data."""
 NON_PRIVATE = "non-private"
 """The clipping label of a trial without clipping, which has no privacy guarantee."""
 
@@ -250,7 +252,7 @@ class PublishedTrial:
     are those at the time it was stopped.
 
     labels: the values that distinguish the trials of a sweep; always ``clipping``, ``schedule`` and ``seed``. Finished
-    trials whose labels differ only in ``seed`` form one setting and are averaged. error: why the trial failed.
+    trials whose labels differ only in `RUNS` form one setting and are averaged. error: why the trial failed.
     params: flat, numbers as numbers (``epochs: 30``, ``noise.initial_noise_multiplier: 1.3``); entries may be added
     while the trial runs, but none may change. attempts: what every start of the trial has released; for its cost, see
     `comparison.ledger`. accounts: what accounting it again has found. started, ended: of training, in seconds since
@@ -291,8 +293,8 @@ class PublishedTrial:
 
     @property
     def setting(self) -> dict[str, Label]:
-        """The labels without the seed."""
-        return {name: value for name, value in self.labels.items() if name != "seed"}
+        """The labels without those of `RUNS`."""
+        return {name: value for name, value in self.labels.items() if name not in RUNS}
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,17 @@ _MEASURES: dict[str, Callable[[PublishedTrial], float | None]] = {
     "accuracy": accuracy,
     "accuracy of the worst-served group": worst_group_accuracy,
 }
-_NOT_TUNED = ("seed", "epsilon", "sigma", "noise.initial_noise_multiplier", "delta", "train_size", "test_size")
+_NOT_TUNED = (
+    "seed",
+    "split_seed",
+    "epsilon",
+    "target_epsilon",
+    "sigma",
+    "noise.initial_noise_multiplier",
+    "delta",
+    "train_size",
+    "test_size",
+)
 
 
 def tuning_curves(scene: Scene) -> dict[str, go.Figure]:
@@ -40,17 +50,12 @@ def _numbers(setting: Setting) -> dict[str, float]:
     }
 
 
-def _method(setting: Setting) -> tuple[str, str]:
-    """Name of the clipping method without its parameters, and schedule."""
-    return str(setting.trials[0].params.get("spec.clipping.name", setting.clipping)), setting.schedule
-
-
 def _varied(scene: Scene) -> list[str]:
     values: dict[tuple[str, tuple[str, str]], set[float]] = {}
     for setting in scene.settings:
         if not setting.is_baseline:
             for name, value in _numbers(setting).items():
-                values.setdefault((name, _method(setting)), set()).add(value)
+                values.setdefault((name, setting.method), set()).add(value)
     return list(dict.fromkeys(name for (name, _), found in values.items() if len(found) > 1))
 
 
@@ -60,7 +65,7 @@ def _curve(scene: Scene, name: str, value: Callable[[PublishedTrial], float | No
     for setting in scene.settings:
         numbers = _numbers(setting)
         if not setting.is_baseline and name in numbers:
-            methods.setdefault(_method(setting), []).append((numbers[name], setting))
+            methods.setdefault(setting.method, []).append((numbers[name], setting))
     for (clipping, schedule), members in methods.items():
         points = [
             (at, found, setting)
@@ -92,7 +97,7 @@ def _curve(scene: Scene, name: str, value: Callable[[PublishedTrial], float | No
         )
     positive = all(at > 0 for members in methods.values() for at, _ in members)
     figure.update_xaxes(title_text=plain_text(_spoken(name)), type="log" if positive else "linear", tickformat=".3~g")
-    figure.update_yaxes(title_text=what, tickformat=".2~%")
+    figure.update_yaxes(title_text=what, tickformat=".2~%", rangemode="nonnegative")
     return figure
 
 

@@ -34,8 +34,8 @@ def expected(shift: float) -> tuple[float, float, float]:
 def one_sweep(draw: np.random.Generator) -> list[dict[str, Runs]]:
     """Accuracy, worst group and gap of two settings whose runs share seeds and test examples."""
     difficulty, common = draw.normal(0.0, OF_EXAMPLE, len(GROUPS)), draw.normal(0.0, OF_SEED, SEEDS)
-    weights = draw.multinomial(len(GROUPS), np.full(len(GROUPS), 1.0 / len(GROUPS)), RESAMPLES)
-    weights = np.concatenate((np.ones((1, len(GROUPS))), weights))
+    drawn = draw.multinomial(len(GROUPS), np.full(len(GROUPS), 1.0 / len(GROUPS)), RESAMPLES)
+    weights = np.concatenate((np.ones((1, len(GROUPS))), drawn.astype(np.float64)))
     settings = []
     for shift in (0.0, -BEHIND):
         seeds = common + draw.normal(0.0, OF_SEED, SEEDS)
@@ -125,8 +125,8 @@ def test_a_share_of_nobody_is_not_known_to_be_zero() -> None:
     )
     assert none is not None
     assert all_right is not None
-    assert (none.low, none.high) == (0.0, pytest.approx(stats.beta.ppf(0.975, 1, 80)))
-    assert (all_right.low, all_right.high) == (pytest.approx(stats.beta.ppf(0.025, 80, 1)), 1.0)
+    assert (none.low, none.high) == pytest.approx((0.0, stats.beta.ppf(0.975, 1, 80)))
+    assert (all_right.low, all_right.high) == pytest.approx((stats.beta.ppf(0.025, 80, 1), 1.0))
 
 
 def test_splits_of_the_same_data_are_not_independent() -> None:
