@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from accounting.mechanism import Trace
     from accounting.records import Epsilons, TrialFiles
+    from orchestration.comparison.best import Best
     from orchestration.comparison.record import SweepRecord
     from orchestration.records.layout import SweepFiles
     from orchestration.records.results import StoredResult
@@ -176,6 +178,22 @@ class Sweep:
         from orchestration.comparison.table import trial_table
 
         return pd.DataFrame(trial_table(self._record))
+
+    def best(
+        self, by: str = "accuracy", *, max_epsilon: float = math.inf, at_least: Mapping[str, float] | None = None
+    ) -> Best:
+        """The best private setting by the mean of a metric of `results`, as ``dpsweep best`` prints it.
+
+        max_epsilon: the most that a trial of it may cost. at_least: metrics with the least mean that it must have, such
+        as ``{"worst_group": 0.7}``. ``trials[found.trial.key].model()`` is its model. Raises: InvalidInput for an
+        unknown metric and where no setting fulfils the conditions, DataCorruption for damaged files.
+        """
+        from orchestration.comparison.best import best
+        from orchestration.comparison.findings import findings
+        from orchestration.comparison.stored import stored_evidence
+
+        data = self._record.data()
+        return best(findings(data, stored_evidence(self._files, data)), by, max_epsilon, at_least)
 
     def report(self) -> str:
         """Verify every stored file, write the reports again, and return the path of report.html, which may be shared.

@@ -31,11 +31,13 @@ from orchestration.records.ownership import claimed, exclusive
 from orchestration.records.release_modes import release_mode
 from orchestration.records.status import NO_LIMITS, Limits, SweepStatus, TrialStatus
 from orchestration.report.catalogue import figures_for_mlflow
+from orchestration.report.prose import headline
 from orchestration.report.writing import write_reports
 from orchestration.sweeps.growth import grown, past_of
 from orchestration.sweeps.plan import Plan, plan_sweep
 from orchestration.sweeps.schema import SweepSpec
-from orchestration.tracking.mlflow import MlflowTracker, embedded_tracking_uri, is_server
+from orchestration.tracking.addresses import is_server
+from orchestration.tracking.mlflow import MlflowTracker, embedded_tracking_uri
 from orchestration.tracking.protocol import TrackingUnavailable, tracked
 from workers.checkpoint import forget_checkpoint
 from workers.imports import NO_CODE, UserCode
@@ -45,7 +47,8 @@ from workers.imports import NO_CODE, UserCode
 class Outcome:
     """The record of a run, its files and its MLflow store.
 
-    seconds: duration of the run. stopped: why it leaves trials for another run, if it does.
+    seconds: duration of the run. stopped: why it leaves trials for another run, if it does. address: of the comparison
+    of trials, below that of MLflow; "" where none was written.
     """
 
     record: SweepRecord
@@ -53,6 +56,7 @@ class Outcome:
     tracking_uri: str
     seconds: float
     stopped: str | None = None
+    address: str = ""
 
 
 @dataclass(frozen=True)
@@ -161,7 +165,7 @@ def run_sweep(request: RunRequest, display: Display = NO_DISPLAY) -> Outcome:
             display.warn(f"stopped early: {status.stopped_by}")
         if coordinator.tracking_failure:
             display.warn(f"{coordinator.tracking_failure}; the same command records what is missing")
-    return Outcome(record, files, tracking_uri, status.elapsed, status.stopped_by)
+    return Outcome(record, files, tracking_uri, status.elapsed, status.stopped_by, tracker.address)
 
 
 def _backend(request: RunRequest, plan: Plan, files: SweepFiles) -> Opening:
@@ -217,7 +221,7 @@ def show_accounts(folder: str, tracking_uri: str | None = None) -> None:
     """
     files = SweepFiles(absolute(folder))
     record = stored_record(files)
-    page = write_reports(files, record)
+    page, found = write_reports(files, record)
     if not release_mode(record.disclosure).is_sensitive:
         return
     tracker, data = _tracker(tracking_uri or embedded_tracking_uri(files.local_folder), files), record.data()
@@ -225,6 +229,7 @@ def show_accounts(folder: str, tracking_uri: str | None = None) -> None:
     for trial in data.trials:
         tracker.log_trial(trial)
     tracker.log_report(page, data, figures_for_mlflow(data))
+    tracker.log_comparison(found, headline(data, found), files)
     tracker.close("FAILED" if record.failed else "FINISHED")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -15,6 +15,7 @@ from accounting.errors import InvalidInput
 from workers.data import Dataset, Preparation, Split
 from workers.gradients import modes_kept
 from workers.losses import Loss
+from workers.rates import Counts, calibration_error, confusion_counts, gaps, mean_by_group
 
 BATCH_SIZE = 1024
 MIN_GROUP_SIZE = 10
@@ -24,45 +25,59 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class GroupEvaluation:
-    """Number of examples of one group in the split, and their mean accuracy and loss."""
+    """Number of examples of one group in the split, and their mean accuracy and loss.
+
+    counts: None for an evaluation after an epoch, and for what an earlier version stored.
+    """
 
     name: str
     examples: int
     accuracy: float
     loss: float
+    counts: Counts | None = None
 
 
 @dataclass(frozen=True)
 class Evaluation:
     """Mean accuracy and loss, overall and per group, on one split.
 
-    groups has an entry for each group that is large enough in the split, in the order of the group names. fairness, of
-    these groups: accuracy_gap (best minus worst group) and worst_group_accuracy; for two-class tasks whose groups are
-    not the classes also demographic_parity_difference and equalized_odds_difference.
+    groups has an entry for each group that is large enough in the split, in the order of the group names. fairness:
+    `workers.rates.gaps` of these groups; one that is not defined is left out. counts: as in `GroupEvaluation`.
     """
 
     accuracy: float
     loss: float
     groups: tuple[GroupEvaluation, ...]
     fairness: dict[str, float]
+    counts: Counts | None = None
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """Per example, in the order of the split: predicted class, int64 [n], and loss, float64 [n]."""
+    """Per example, in the order of the split, each [n].
+
+    classes: predicted, int64. losses: of training. log_losses: -ln p(label), in nats. confidences: p(predicted class).
+    """
 
     classes: npt.NDArray[np.int64]
     losses: npt.NDArray[np.float64]
+    log_losses: npt.NDArray[np.float64]
+    confidences: npt.NDArray[np.float64]
 
 
 def predict(model: nn.Module, split: Split, dataset: Dataset, loss: Loss, batch_size: int = BATCH_SIZE) -> Predictions:
-    """Predicted class and loss of every example. The model keeps its device and its modes."""
+    """What the model predicts of every example. The model keeps its device and its modes."""
 
-    def read(logits: Tensor, batch: slice) -> tuple[Tensor, Tensor]:
-        return _decide(logits).cpu(), loss(logits, split.labels[batch].to(logits.device)).double().cpu()
+    def read(logits: Tensor, batch: slice) -> tuple[Tensor, ...]:
+        labels, decided = split.labels[batch].to(logits.device), _decide(logits)
+        logs = _log_probabilities(logits.double())
+        sure = logs.gather(1, decided[:, None])[:, 0].exp()
+        found = decided, loss(logits, labels).double(), -logs.gather(1, labels[:, None])[:, 0], sure
+        return tuple(values.cpu() for values in found)
 
-    classes, losses = zip(*in_batches(model, split.features, dataset.prepare, read, batch_size), strict=True)
-    return Predictions(torch.cat(classes).numpy(), torch.cat(losses).numpy())
+    columns = zip(*in_batches(model, split.features, dataset.prepare, read, batch_size), strict=True)
+    classes, *scores = (torch.cat(parts).numpy() for parts in columns)
+    return Predictions(classes, *scores)
 
 
 def in_batches(
@@ -89,6 +104,12 @@ def _decide(logits: Tensor) -> Tensor:
     return logits.argmax(1) if logits.shape[1] > 1 else (logits[:, 0] > 0).long()
 
 
+def _log_probabilities(logits: Tensor) -> Tensor:
+    """ln p of each class, [n, K]; a single logit is that of class 1 against class 0."""
+    both = logits if logits.shape[1] > 1 else torch.cat((torch.zeros_like(logits), logits), 1)
+    return both.log_softmax(1)
+
+
 def evaluate(
     model: nn.Module, split: Split, dataset: Dataset, loss: Loss, min_group_size: int = MIN_GROUP_SIZE
 ) -> Evaluation:
@@ -100,26 +121,58 @@ def evaluate(
     """
     if len(split) == 0:
         raise InvalidInput("cannot evaluate on a split without examples")
-    predictions = predict(model, split, dataset, loss)
-    labels, groups = split.labels.numpy(), split.groups.numpy()
-    correct = predictions.classes == labels
-    shown = shown_groups(np.bincount(groups), min_group_size)
-    present = [(group, np.flatnonzero(groups == group)) for group in shown]
-    among = np.isin(groups, shown)
+    return summary(predict(model, split, dataset, loss), split, dataset, min_group_size)
+
+
+def summary(predictions: Predictions, split: Split, dataset: Dataset, min_group_size: int) -> Evaluation:
+    """The evaluation of predictions of ``split``, without counts."""
+    groups = split.groups.numpy()
+    size, sizes = dataset.num_groups, np.bincount(groups, minlength=dataset.num_groups)
+    confusion = _confusion(predictions, split, dataset)
+    losses = mean_by_group(predictions.losses, groups, size)
+    shown = shown_groups(sizes, min_group_size)
     return Evaluation(
-        accuracy=float(correct.mean()),
+        accuracy=float(np.trace(confusion.sum(0)) / len(split)),
         loss=float(predictions.losses.mean()),
         groups=tuple(
             GroupEvaluation(
                 name=dataset.group_names[group],
-                examples=len(members),
-                accuracy=float(correct[members].mean()),
-                loss=float(predictions.losses[members].mean()),
+                examples=int(sizes[group]),
+                accuracy=float(np.trace(confusion[group]) / sizes[group]),
+                loss=float(losses[group]),
             )
-            for group, members in present
+            for group in shown
         ),
-        fairness=fairness(labels[among], predictions.classes[among], groups[among], dataset.num_classes),
+        fairness=fairness(confusion[shown]),
     )
+
+
+def counted(evaluation: Evaluation, predictions: Predictions, split: Split, dataset: Dataset) -> Evaluation:
+    """The `summary` of predictions of ``split`` together with its counts."""
+    groups, confusion = split.groups.numpy(), _confusion(predictions, split, dataset)
+    correct = predictions.classes == split.labels.numpy()
+
+    def scores(groups: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.float64]:
+        log_losses = mean_by_group(predictions.log_losses, groups, size)
+        return np.stack((log_losses, calibration_error(predictions.confidences, correct, groups, size)), 1)
+
+    by_group, overall = scores(groups, dataset.num_groups), scores(np.zeros_like(groups), 1)[0]
+    place = {name: group for group, name in enumerate(dataset.group_names)}
+    shown = tuple(
+        replace(group, counts=_counts(confusion[place[group.name]], *by_group[place[group.name]]))
+        for group in evaluation.groups
+    )
+    return replace(evaluation, groups=shown, counts=_counts(confusion.sum(0), *overall))
+
+
+def _confusion(predictions: Predictions, split: Split, dataset: Dataset) -> npt.NDArray[np.int64]:
+    shape = dataset.num_groups, dataset.num_classes
+    return confusion_counts(split.labels.numpy(), predictions.classes, split.groups.numpy(), shape)
+
+
+def _counts(confusion: npt.NDArray[np.int64], log_loss: float, calibration: float) -> Counts:
+    rows = tuple(tuple(row) if any(row) else () for row in confusion.tolist())
+    return Counts(rows, float(log_loss), float(calibration))
 
 
 def shown_groups(sizes: npt.NDArray[np.int64], least: int) -> npt.NDArray[np.int64]:
@@ -136,40 +189,20 @@ def shown_groups(sizes: npt.NDArray[np.int64], least: int) -> npt.NDArray[np.int
     return np.sort(ascending[left_out:])
 
 
-def fairness(
-    labels: npt.NDArray[np.int64], predicted: npt.NDArray[np.int64], groups: npt.NDArray[np.int64], num_classes: int
-) -> dict[str, float]:
-    """Group fairness measures of `Evaluation`; those of two-class tasks are computed by fairlearn. Empty without rows.
+def fairness(confusion: npt.NDArray[np.int64]) -> dict[str, float]:
+    """`workers.rates.gaps` between groups, from counts [G, K, K] by group, label and prediction; empty without groups.
 
-    labels, predicted, groups: class and group indices [n].
+    Parity means something for two classes only, and where the groups are not the classes.
 
-    >>> labels, predicted, groups = np.array([0, 1, 1, 0]), np.array([0, 1, 0, 0]), np.array([0, 0, 1, 1])
-    >>> fairness(labels, predicted, groups, num_classes=3)
-    {'accuracy_gap': 0.5, 'worst_group_accuracy': 0.5}
+    >>> fairness(np.array([[[1, 0], [0, 1]], [[1, 0], [1, 0]]]))["worst_group_accuracy"]
+    0.5
     """
-    if len(groups) == 0:
+    if len(confusion) == 0:
         return {}
-    sizes = np.bincount(groups)
-    accuracies = np.bincount(groups, weights=labels == predicted)[sizes > 0] / sizes[sizes > 0]
-    measures = {"accuracy_gap": accuracies.max() - accuracies.min(), "worst_group_accuracy": accuracies.min()}
-    if num_classes == 2 and not np.array_equal(labels, groups):
-        measures |= _parity(labels, predicted, groups)
-    return {name: float(value) for name, value in measures.items()}
-
-
-def _parity(
-    labels: npt.NDArray[np.int64], predicted: npt.NDArray[np.int64], groups: npt.NDArray[np.int64]
-) -> dict[str, float]:
-    from fairlearn.metrics import (  # late: importing it takes seconds
-        demographic_parity_difference,
-        equalized_odds_difference,
-    )
-
-    arguments = {"y_true": labels, "y_pred": predicted, "sensitive_features": groups}
-    return {
-        "demographic_parity_difference": demographic_parity_difference(**arguments),
-        "equalized_odds_difference": equalized_odds_difference(**arguments),
-    }
+    has_label = confusion.sum(2) > 0
+    groups_are_classes = (has_label.sum(1) <= 1).all() and (has_label.sum(0) <= 1).all()
+    found = gaps(confusion.astype(np.float64), confusion.shape[-1] == 2 and not groups_are_classes)
+    return {name: float(value) for name, value in found.items() if np.isfinite(value)}
 
 
 def cost_of_privacy(private: Evaluation, baseline: Evaluation) -> Mapping[str, float]:

@@ -116,6 +116,12 @@ def _kept_preparation(spec: TrialSpec, preparation: Preparation) -> dict[str, An
     return None
 
 
+def input_of(files: TrialFiles) -> tuple[tuple[int, ...], str]:
+    """Shape and type of one example as the data source of a trained trial stores it. Raises: see `load_model`."""
+    inputs = _read(files.inputs, _INPUTS)
+    return tuple(inputs["example_shape"]), str(inputs["example_type"])
+
+
 def load_model(files: TrialFiles, spec: TrialSpec, code: UserCode = NO_CODE) -> nn.Module:
     """The trained model of ``spec`` on the CPU, in evaluation mode; averaged parameters where averaging was on.
 

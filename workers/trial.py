@@ -31,12 +31,14 @@ from workers.audit import audit
 from workers.checkpoint import fingerprint, forget_checkpoint, load_checkpoint, save_checkpoint
 from workers.clipping import claims
 from workers.data import Dataset, load_dataset
+from workers.evaluation import counted, predict
 from workers.history import Progress, TrainingResult, read_training_result
 from workers.imports import NO_CODE, UserCode
 from workers.losses import build_loss
 from workers.mechanism import TrialMechanism
 from workers.membership import likelihood_ratio_attack
 from workers.noise import make_noise_source, noise_source_kind
+from workers.outcomes import Outcomes, write_outcomes
 from workers.preprocessing import make_preprocessing
 from workers.recording import is_due
 from workers.spec import AttackSpec, ExecutionSpec, TrialSpec, at_speed_of
@@ -246,6 +248,8 @@ def _finish(
     write_private(files.private_training, json.dumps(asdict(trainer.counters)).encode())
     if spec.attacks != AttackSpec() or spec.audit is not None:
         write_attacks(files.attacks, _attacked(spec, trainer, dataset, files, code))
+    predictions = predict(model, dataset.test, dataset, build_loss(spec.loss))
+    write_outcomes(files.outcomes, Outcomes.of(predictions, dataset.test, dataset))
     result = TrainingResult(
         key=spec.key,
         epochs=trainer.epoch,
@@ -259,7 +263,7 @@ def _finish(
         research_mode=not noise_source_kind(spec.noise_source).is_secret,
         initial_bound=trainer.initial_bound,
         history=trainer.history,
-        evaluation=trainer.history[-1].test,
+        evaluation=counted(trainer.history[-1].test, predictions, dataset.test, dataset),
         notes=(*dataset.notes, *claims(spec.clipping)),
     )
     write_bytes_atomically(files.training, result.to_json())

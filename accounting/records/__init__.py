@@ -40,6 +40,7 @@ from accounting.records.shards import (
     check_contributions,
     read_contributions,
 )
+from accounting.records.tables import read_table
 from accounting.records.traces import read_trace, write_trace
 from accounting.records.users import StoredUsers, write_users
 
@@ -81,6 +82,7 @@ __all__ = [
     "read_private",
     "read_private_sealed",
     "read_sealed",
+    "read_table",
     "read_trace",
     "require_key",
     "verify_epsilons",

@@ -92,6 +92,11 @@ class TrialFiles:
         return self._below("private", "attacks.json")
 
     @property
+    def outcomes(self) -> str:
+        """What the final model predicts of each test example (Arrow), for intervals and paired comparisons."""
+        return self._below("private", "outcomes.ipc")
+
+    @property
     def private_digests(self) -> str:
         """sha256 of the other files below ``private/``, by name (JSON)."""
         return self._below("private", "digests.json")

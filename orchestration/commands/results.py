@@ -1,7 +1,8 @@
-"""`dpsweep export` and `dpsweep compare`: the results of stored sweeps."""
+"""`dpsweep best`, `dpsweep export` and `dpsweep compare`: the results of stored sweeps."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,7 @@ from orchestration.commands.arguments import AsJson, Folder
 from orchestration.commands.console import stdout
 from orchestration.commands.output_files import write_file
 from orchestration.commands.running import print_json
+from orchestration.commands.words import best_lines
 from orchestration.comparison.plain_text import for_terminal
 from orchestration.records.layout import SweepFiles, absolute
 
@@ -69,6 +71,39 @@ def compare(
         typer.echo(f"comparison: {html}")
 
 
+def best(
+    folder: Folder,
+    by: Annotated[str, typer.Option(help="A metric of results.json.", metavar="METRIC")] = "accuracy",
+    max_epsilon: Annotated[
+        float, typer.Option(help="The most that a trial of the setting may cost.", metavar="E")
+    ] = math.inf,
+    at_least: Annotated[
+        list[str] | None,
+        typer.Option(help="A condition, such as worst_group=0.7; may be repeated.", metavar="METRIC=NUMBER"),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """The best private setting: its interval, what cannot be told from it, and where its model lies.
+
+    The model is that of its first seed: choosing the seed with the best result would flatter it.
+    """
+    from orchestration.comparison.best import best as chosen
+    from orchestration.comparison.best import parse_conditions
+    from orchestration.comparison.findings import findings
+    from orchestration.comparison.stored import stored_evidence, stored_record
+
+    conditions = parse_conditions(at_least or ())
+    files = SweepFiles(absolute(folder))
+    data = stored_record(files).data()
+    found = chosen(findings(data, stored_evidence(files, data)), by, max_epsilon, conditions)
+    model = files.trial(found.trial.key).model
+    if as_json:
+        print_json({**found.as_dict(), "model": model})
+        return
+    for line in best_lines(found, model):
+        stdout().print(Text(for_terminal(line)), soft_wrap=True)
+
+
 def _print(found: Comparison) -> None:
     from orchestration.comparison.across import HEADS, cells
     from orchestration.report.prose import together
@@ -86,6 +121,7 @@ def _print(found: Comparison) -> None:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands ``export`` and ``compare`` to ``app``."""
+    """Add the commands ``best``, ``export`` and ``compare`` to ``app``."""
+    app.command(**panels.listed(panels.RESULTS, "best runs/quickstart --at-least worst_group=0.2"))(best)
     app.command(**panels.listed(panels.RESULTS, "export runs/quickstart --to results.csv"))(export)
     app.command(**panels.listed(panels.RESULTS, "compare runs/quickstart runs/mnist --html comparison.html"))(compare)

@@ -13,9 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestration.commands.console import stdout
+from orchestration.comparison.entries import Metric, Place
 from orchestration.comparison.formats import number
 from orchestration.comparison.ledger import composed
-from orchestration.comparison.metrics import Metric, Place, columns
+from orchestration.comparison.metrics import columns
 from orchestration.comparison.plain_text import for_terminal, masked
 from orchestration.comparison.record import rows
 from orchestration.records.published import PublishedTrial
@@ -101,10 +102,15 @@ def print_outcome(outcome: Outcome) -> None:
     console.print("Open the report:", style="bold")
     console.print(Text(f"  {python} -m webbrowser {_as_uri(outcome.files.report)}"), soft_wrap=True)
     console.print("Open MLflow:", style="bold")
-    is_store = "://" in uri and not uri.startswith("http")
-    console.print(
-        Text(f"  {python} -m mlflow ui --backend-store-uri {uri}" if is_store else f"  {uri}"), soft_wrap=True
-    )
+    for line in _mlflow_lines(f"{python} -m mlflow ui --backend-store-uri {uri}", uri, outcome.address):
+        console.print(Text(f"  {line}"), soft_wrap=True)
+
+
+def _mlflow_lines(command: str, uri: str, address: str) -> list[str]:
+    """The command that serves a store, and the address of the comparison."""
+    if "://" in uri and not uri.startswith("http"):
+        return [command, *([f"and then http://127.0.0.1:5000/{address}"] if address else [])]
+    return [f"{uri.rstrip('/')}/{address}" if address and uri.startswith("http") else uri]
 
 
 def _outcome_table(outcome: Outcome) -> Table:

@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from accounting.errors import InvalidInput
+from orchestration.comparison.entries import Place
 from orchestration.comparison.ledger import composed
-from orchestration.comparison.metrics import Place, columns
+from orchestration.comparison.metrics import columns
 from orchestration.comparison.parameters import asked, varying
 from orchestration.comparison.record import SweepRecord
 from orchestration.comparison.settings import Setting, setting_name, shown_over_seeds

@@ -135,3 +135,6 @@ POINTS = Format(points, lambda found: f"{points(found.mean)} ± {100 * found.dev
 CORRELATION = Format(correlation, lambda found: correlation(found.mean))
 GAP = Format(gap, lambda found: gap(found.mean))
 SECONDS = Format(seconds, lambda found: seconds(found.mean))
+COUNT = Format(lambda value: MISSING if value is None else f"{value:,.0f}", lambda found: f"{found.mean:,.0f}")
+SHARES = (PERCENT, POINTS, GAP)
+"""Formats of shares, whose differences are percentage points."""

@@ -6,11 +6,10 @@ To add a metric, add one entry to `METRICS`. Pure.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from enum import Enum, auto
+from collections.abc import Iterator
 
-from accounting.curves import FALSE_POSITIVE_RATES
+from accounting.registry import lookup
+from orchestration.comparison.entries import Family, Metric, Place
 from orchestration.comparison.formats import (
     AT_MOST,
     CORRELATION,
@@ -20,218 +19,38 @@ from orchestration.comparison.formats import (
     POINTS,
     PRECISE,
     SECONDS,
-    Format,
 )
 from orchestration.comparison.ledger import composed_epsilon
-from orchestration.records.published import Histogram, PublishedGroup, PublishedTrial
+from orchestration.comparison.rate_metrics import GROUP_METRICS, RATE_METRICS
+from orchestration.comparison.tested import between_groups, change, overall, unequal_change
+from orchestration.comparison.values import (
+    accounted_again,
+    accuracy,
+    accuracy_change,
+    advantage,
+    audit_bounds,
+    delta,
+    epsilon,
+    epsilon_by_group_size,
+    epsilon_gap,
+    epsilon_quantiles,
+    gaps,
+    initial_noise_multiplier,
+    loss,
+    loss_correlation,
+    mean_epsilon,
+    median_epsilon,
+    release_epsilon,
+    risk_by_group_size,
+    tpr_at_fpr_1pct,
+    unequal_cost,
+    wall_seconds,
+    worst_group_accuracy,
+    worst_group_name,
+)
+from orchestration.records.published import PublishedTrial
 from orchestration.records.states import TrialState
-
-Value = Callable[[PublishedTrial], float | None]
-"""A number of a trial; None if it is unknown, infinite if there is no bound."""
-
-
-class Place(Enum):
-    """A table in which a metric can have a column; results.json holds every metric, MLflow every tracked one."""
-
-    SETTINGS = auto()
-    """The report's table of settings, averaged over seeds."""
-    TRIALS = auto()
-    """The report's table of all trials."""
-    TERMINAL = auto()
-    """The table that ``dpsweep run`` and ``dpsweep report`` print."""
-
-
-@dataclass(frozen=True)
-class Metric:
-    """One number of a trial, and how it is shown.
-
-    name: in results.json. tracked: its name in MLflow, with the section (``final/``, ``fairness/``, ``privacy/``); None
-    if a parameter of the run has the same value. heading: of its column. meaning: its explanation in the report, "" if
-    the heading suffices. of_model: describes the final model; not recorded as a final value for a stopped trial.
-    exact: computed from training examples without noise; known only where exact statistics are shown. whose: the
-    group that the number belongs to, or None.
-    """
-
-    name: str
-    tracked: str | None
-    heading: str
-    value: Value
-    format: Format
-    meaning: str = ""
-    places: frozenset[Place] = frozenset()
-    of_model: bool = False
-    exact: bool = False
-    whose: Callable[[PublishedTrial], str | None] = lambda trial: None
-
-
-@dataclass(frozen=True)
-class Family:
-    """Numbers whose names depend on the trial, such as one per group size; MLflow only. of_model: as in `Metric`."""
-
-    values: Callable[[PublishedTrial], Mapping[str, float | None]]
-    of_model: bool = False
-
-
-def worst_group(trial: PublishedTrial) -> PublishedGroup | None:
-    """The group of the test data with the lowest accuracy."""
-    groups = [group for group in trial.quality.groups if math.isfinite(group.accuracy)] if trial.quality else []
-    return min(groups, key=lambda group: group.accuracy, default=None)
-
-
-def worst_group_name(trial: PublishedTrial) -> str | None:
-    """The name of `worst_group`."""
-    group = worst_group(trial)
-    return group.name if group else None
-
-
-def epsilon(trial: PublishedTrial) -> float | None:
-    """Epsilon in the worst case over all training examples; infinite for a baseline."""
-    return trial.privacy.epsilon if trial.privacy else None
-
-
-def delta(trial: PublishedTrial) -> float | None:
-    """The delta of `epsilon`; None for a baseline, which has no guarantee."""
-    return trial.privacy.delta if trial.privacy and trial.privacy.is_private else None
-
-
-def accuracy(trial: PublishedTrial) -> float | None:
-    """Accuracy on test data, in [0, 1]."""
-    return trial.quality.accuracy if trial.quality else None
-
-
-def loss(trial: PublishedTrial) -> float | None:
-    """Mean loss on test data."""
-    return trial.quality.loss if trial.quality else None
-
-
-def accuracy_change(trial: PublishedTrial) -> float | None:
-    """Accuracy minus that of the non-private baseline, in [-1, 1]."""
-    return trial.quality.accuracy_change if trial.quality else None
-
-
-def worst_group_accuracy(trial: PublishedTrial) -> float | None:
-    """Accuracy of `worst_group`, in [0, 1]."""
-    group = worst_group(trial)
-    return group.accuracy if group else None
-
-
-def unequal_cost(trial: PublishedTrial) -> float | None:
-    """Largest minus smallest accuracy change over groups: 0 if all groups lose the same accuracy (paper D)."""
-    if trial.quality is None:
-        return None
-    changes = [group.accuracy_change for group in trial.quality.groups if group.accuracy_change is not None]
-    return max(changes) - min(changes) if len(changes) > 1 else None
-
-
-def mean_epsilon(trial: PublishedTrial) -> float | None:
-    """Mean epsilon_i over the training examples, as published."""
-    return trial.individuals.mean if trial.individuals else None
-
-
-def median_epsilon(trial: PublishedTrial) -> float | None:
-    """Median epsilon_i: as published, or computed from the published histogram (post-processing, no further cost)."""
-    individuals = trial.individuals
-    if individuals is None:
-        return None
-    if individuals.median is not None:
-        return individuals.median
-    if 0.5 in individuals.quantiles:
-        return individuals.quantiles[0.5]
-    return _histogram_median(individuals.histogram) if individuals.histogram else None
-
-
-def _histogram_median(histogram: Histogram) -> float | None:
-    counts = [max(count, 0.0) for count in histogram.counts]
-    half, before = sum(counts) / 2.0, 0.0
-    for low, high, count in zip(histogram.edges, histogram.edges[1:], counts, strict=False):
-        if count > 0.0 and before + count >= half:
-            return low + (high - low) * (half - before) / count
-        before += count
-    return None
-
-
-def worst_over_median(trial: PublishedTrial) -> float | None:
-    """The worst-case epsilon divided by the median epsilon_i."""
-    worst, median = epsilon(trial), median_epsilon(trial)
-    return worst / median if worst is not None and median is not None and median > 0.0 else None
-
-
-def loss_correlation(trial: PublishedTrial) -> float | None:
-    """Pearson's r of epsilon_i and the log loss of the example when norms were last taken (paper A, Figure 5)."""
-    return trial.individuals.loss_correlation if trial.individuals else None
-
-
-def release_epsilon(trial: PublishedTrial) -> float | None:
-    """Epsilon of releasing the statistics of epsilon_i alone; already part of `epsilon`."""
-    return trial.individuals.release_epsilon if trial.individuals else None
-
-
-def initial_noise_multiplier(trial: PublishedTrial) -> float | None:
-    """The noise multiplier of the first epoch; None for a baseline."""
-    return trial.history[0].noise_multiplier if trial.history and not trial.is_baseline else None
-
-
-def wall_seconds(trial: PublishedTrial) -> float | None:
-    """Duration of training in seconds."""
-    return trial.wall_seconds
-
-
-def advantage(trial: PublishedTrial) -> float | None:
-    """Upper bound on the membership advantage of any attack on one record; None for a baseline, which has no bound."""
-    return _advantage(trial, 1)
-
-
-def _advantage(trial: PublishedTrial, size: int) -> float | None:
-    risk = trial.privacy.risks.get(size) if trial.privacy else None
-    return risk.advantage.upper if risk else None
-
-
-def tpr_at_fpr_1pct(trial: PublishedTrial) -> float | None:
-    """Upper bound on the true positive rate of any attack on one record at a false positive rate of 1%."""
-    return _tpr_at_fpr_1pct(trial, 1)
-
-
-def _tpr_at_fpr_1pct(trial: PublishedTrial, size: int) -> float | None:
-    risk = trial.privacy.risks.get(size) if trial.privacy else None
-    return risk.true_positive_rates[FALSE_POSITIVE_RATES.index(0.01)].upper if risk else None
-
-
-def _risk_by_group_size(trial: PublishedTrial) -> Mapping[str, float | None]:
-    sizes = [size for size in trial.privacy.risks if size > 1] if trial.privacy else []
-    return {f"privacy/advantage_group_of_{size}": _advantage(trial, size) for size in sizes} | {
-        f"privacy/tpr_at_fpr_1pct_group_of_{size}": _tpr_at_fpr_1pct(trial, size) for size in sizes
-    }
-
-
-def _epsilon_by_group_size(trial: PublishedTrial) -> Mapping[str, float | None]:
-    sizes = trial.privacy.group_epsilons if trial.privacy else {}
-    return {f"privacy/epsilon_group_of_{size}": value for size, value in sizes.items() if size > 1}
-
-
-def _epsilon_quantiles(trial: PublishedTrial) -> Mapping[str, float | None]:
-    quantiles = trial.individuals.quantiles if trial.individuals else {}
-    return {f"privacy/epsilon_i_quantile_{level:g}": value for level, value in quantiles.items()}
-
-
-def _audit(trial: PublishedTrial) -> Mapping[str, float | None]:
-    audit = trial.audit
-    return {"privacy/audited_epsilon": audit.epsilon, "privacy/audit_confidence": audit.confidence} if audit else {}
-
-
-def _fairness(trial: PublishedTrial) -> Mapping[str, float | None]:
-    found = trial.quality.fairness if trial.quality else {}
-    return {f"fairness/{name}": value for name, value in found.items()}
-
-
-def _accounted_again(trial: PublishedTrial) -> dict[str, float | None]:
-    """Of each accounting of `dpsweep account`, by the name of its folder."""
-    found: dict[str, float | None] = {}
-    for account in trial.accounts:
-        values = {"epsilon": account.epsilon, "mean_epsilon_i": account.mean, "median_epsilon_i": account.median}
-        sizes = {f"epsilon_group_of_{size}": epsilon for size, epsilon in account.group_epsilons.items()}
-        found |= {f"privacy/account/{account.name}/{name}": value for name, value in {**values, **sizes}.items()}
-    return found
-
+from workers import rates
 
 METRICS = (
     Metric(
@@ -244,6 +63,7 @@ METRICS = (
         "whatever an attacker knows. A guarantee, unless its row says estimate. It covers one trial: all trials train "
         "on the same records, so publishing several costs more, as the composed ε says.",
         frozenset(Place),
+        better="lower",
     ),
     Metric(
         "composed_epsilon",
@@ -319,8 +139,10 @@ METRICS = (
         "do not depend on it, this page does.",
         frozenset(Place),
         of_model=True,
+        better="higher",
+        measure=overall(rates.accuracy),
     ),
-    Metric("loss", "final/loss", "Loss", loss, NUMBER, places=frozenset({Place.TRIALS}), of_model=True),
+    Metric("loss", "final/loss", "Loss", loss, NUMBER, places=frozenset({Place.TRIALS}), of_model=True, better="lower"),
     Metric(
         "accuracy_change",
         "fairness/accuracy_change",
@@ -331,6 +153,8 @@ METRICS = (
         "non-private baseline, and therefore none covers this change.",
         frozenset({Place.SETTINGS, Place.TERMINAL}),
         of_model=True,
+        better="higher",
+        measure=change,
     ),
     Metric(
         "worst_group_accuracy",
@@ -342,6 +166,8 @@ METRICS = (
         frozenset(Place),
         of_model=True,
         whose=worst_group_name,
+        better="higher",
+        measure=between_groups("worst_group_accuracy"),
     ),
     Metric(
         "unequal_cost",
@@ -353,6 +179,18 @@ METRICS = (
         "sense of equal cost, when all groups change alike.",
         frozenset({Place.SETTINGS}),
         of_model=True,
+        better="lower",
+        measure=unequal_change,
+    ),
+    *RATE_METRICS,
+    Metric(
+        "epsilon_gap",
+        "fairness/epsilon_gap",
+        "Gap of mean εᵢ",
+        epsilon_gap,
+        NUMBER,
+        "The largest minus the smallest mean εᵢ of a group of training examples, as published.",
+        better="lower",
     ),
     Metric(
         "seconds",
@@ -364,12 +202,12 @@ METRICS = (
     ),
 )
 FAMILIES = (
-    Family(_fairness, of_model=True),
-    Family(_epsilon_by_group_size),
-    Family(_risk_by_group_size),
-    Family(_epsilon_quantiles),
-    Family(_audit, of_model=True),
-    Family(_accounted_again),
+    Family(gaps, of_model=True),
+    Family(epsilon_by_group_size),
+    Family(risk_by_group_size),
+    Family(epsilon_quantiles),
+    Family(audit_bounds, of_model=True),
+    Family(accounted_again),
 )
 SECTIONS = ("final/", "fairness/", "privacy/")
 """Sections of MLflow's metrics, in the order of logging; MLflow's comparison page opens with the first metric."""
@@ -384,10 +222,26 @@ def columns(place: Place) -> tuple[Metric, ...]:
     return tuple(metric for metric in METRICS if place in metric.places)
 
 
+def metric(name: str) -> Metric:
+    """The metric called ``name``. Raises: InvalidInput naming the nearest."""
+    return lookup({each.name: each for each in METRICS}, name, "metric")
+
+
+def known_of_groups(trial: PublishedTrial) -> dict[str, dict[str, float | None]]:
+    """Every metric of every group by name; None if it is unknown or infinite."""
+    return {
+        group.name: {each.name: _finite(each.value(group)) for each in GROUP_METRICS}
+        for group in (trial.quality.groups if trial.quality else ())
+    }
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
 def known(trial: PublishedTrial) -> dict[str, float | None]:
     """Every metric by its name in results.json; None if it is unknown or infinite."""
-    found = {metric.name: metric.value(trial) for metric in METRICS}
-    return {name: value if value is not None and math.isfinite(value) else None for name, value in found.items()}
+    return {metric.name: _finite(metric.value(trial)) for metric in METRICS}
 
 
 def families(trial: PublishedTrial) -> dict[str, float | None]:

@@ -20,8 +20,18 @@ def parameters(spec: TrialSpec, labels: Mapping[str, Label]) -> dict[str, Label]
     MLflow's comparison page preselects the first three parameters that differ, in alphabetical order; the prefix
     ``spec.`` makes it pick labels.
     """
-    said = {"key", *labels, *(f"{_FIELDS.get(axis, axis)}.name" for axis in labels)}
-    return {f"spec.{name}": value for name, value in _flat(asdict(spec)).items() if name not in said}
+    flat = _flat(asdict(spec))
+    names = {f"{_FIELDS.get(axis, axis)}.name": label for axis, label in labels.items()}
+    said = {"key", *labels, *(name for name, label in names.items() if flat.get(name) == label)}
+    return {
+        f"spec.{name}": value
+        for name, value in flat.items()
+        if name not in said and not any(f".{long}." in f".{name}." for long in _LONG)
+    }
+
+
+_LONG = ("ranges", "categories")
+"""Declarations of data with an entry per column: they fill a table and compare nothing; the sweep file has them."""
 
 
 _FIELDS = {"schedule": "noise.schedule"}

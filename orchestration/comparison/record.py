@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import math
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from orchestration.comparison import shown
 from orchestration.comparison.ledger import composed
-from orchestration.comparison.metrics import known, worst_group_name
-from orchestration.comparison.parameters import dataset_of, found_sizes, parameters
+from orchestration.comparison.metrics import known, known_of_groups
+from orchestration.comparison.parameters import asked, dataset_of, found_sizes, parameters
 from orchestration.comparison.settings import finished_settings
+from orchestration.comparison.values import worst_group_name
 from orchestration.records.attempts import Attempt
 from orchestration.records.layout import SweepFiles
 from orchestration.records.manifest import Manifest
-from orchestration.records.published import PublishedAccount, PublishedSweep, PublishedTrial
+from orchestration.records.published import PublishedAccount, PublishedQuality, PublishedSweep, PublishedTrial
 from orchestration.records.release_modes import EXACT, Disclosure, release_mode
 from orchestration.records.results import StoppedTrial, StoredResult, TrialResult, read_exact_statistics
 from orchestration.records.states import TrialState
@@ -85,6 +90,31 @@ class SweepRecord:
         result = self.status(key or "").result
         return result if isinstance(result, TrialResult) else None
 
+    @cached_property
+    def _baselines(self) -> Mapping[str, tuple[GridPoint, ...]]:
+        """Finished non-private trials with a finite loss by data, model and seed, the most accurate setting first.
+
+        A setting is compared with the best of them: one whose learning rate diverged says nothing of privacy.
+        """
+        accuracies: dict[str, list[float]] = {}
+        for point in self.points:
+            result = None if point.is_private else self.finished(point.key)
+            if result is not None and math.isfinite(result.evaluation.loss):
+                accuracies.setdefault(_setting_of(point), []).append(result.evaluation.accuracy)
+        found: dict[str, list[GridPoint]] = {}
+        for point in self.points:
+            if not point.is_private and _setting_of(point) in accuracies and self.finished(point.key):
+                found.setdefault(_comparable(point), []).append(point)
+        mean = {name: statistics.fmean(values) for name, values in accuracies.items()}
+        return {
+            name: tuple(sorted(points, key=lambda point: -mean[_setting_of(point)])) for name, points in found.items()
+        }
+
+    def baseline(self, point: GridPoint) -> str | None:
+        """Key of the trial that a private one is compared with: the best baseline of its data, model and seed."""
+        known = self._baselines.get(_comparable(point), ()) if point.baseline else ()
+        return known[0].key if known else point.baseline
+
     def trial(self, point: GridPoint, view: View = disclosed) -> PublishedTrial:
         """One trial as shown under ``view``, compared with its baseline if both are finished."""
         result, outcome = self.finished(point.key), self._outcome(point, view)
@@ -98,7 +128,7 @@ class SweepRecord:
             attempts=self.attempts.get(point.key, ()),
             accounts=self.accounts.get(point.key, ()) if self._shows_exact(view) else (),
             tags={
-                "baseline": point.baseline or "",
+                "baseline": self.baseline(point) or "",
                 "research_mode": str(not noise_source_kind(spec.noise_source).is_secret),
                 **({"sensitive": "true"} if release_mode(self.disclosure).is_sensitive else {}),
             },
@@ -111,7 +141,7 @@ class SweepRecord:
         status = self.status(point.key)
         match status.result:
             case TrialResult() as result:
-                return shown.finished(point, view(result), self.finished(point.baseline))
+                return shown.finished(point, view(result), self.finished(self.baseline(point)))
             case StoppedTrial() as result:
                 return shown.stopped(point, result)
         return shown.unfinished(point, status)
@@ -126,6 +156,17 @@ class SweepRecord:
             created=self.manifest.created,
             provenance=self.manifest.provenance(),
         )
+
+
+def _comparable(point: GridPoint) -> str:
+    """What a trial has in common with the baselines that it may be compared with."""
+    return json.dumps([asdict(point.spec.data), asdict(point.spec.model), point.spec.seed], sort_keys=True)
+
+
+def _setting_of(point: GridPoint) -> str:
+    """What runs of one setting have in common."""
+    flat = asked(point)
+    return json.dumps({name: flat[name] for name in flat if name not in ("seed", "data.split_seed")}, sort_keys=True)
 
 
 def rows(record: SweepRecord) -> list[dict[str, Any]]:
@@ -169,7 +210,15 @@ def _row(trial: PublishedTrial, result: StoredResult | None) -> dict[str, Any]:
         "steps": result.steps,
         "worst_group": worst_group_name(trial),
         "group_accuracies": {group.name: group.accuracy for group in trial.quality.groups},
+        "by_group": known_of_groups(trial),
+        "confusion": _confusion(trial.quality),
     }
+
+
+def _confusion(quality: PublishedQuality) -> dict[str, list[list[int]]]:
+    """Counts of test examples by group, label and predicted class; under "" of all groups."""
+    found = {"": quality.counts, **{group.name: group.counts for group in quality.groups}}
+    return {name: counts.matrix.astype(int).tolist() for name, counts in found.items() if counts is not None}
 
 
 def parse_failures(table: Iterable[Mapping[str, Any]]) -> dict[str, TrialStatus]:

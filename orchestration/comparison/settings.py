@@ -7,12 +7,14 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from orchestration.comparison.entries import Metric
 from orchestration.comparison.formats import MISSING, number
 from orchestration.comparison.ledger import Composition, composed
-from orchestration.comparison.metrics import Metric, Value, accuracy, epsilon, worst_group_accuracy
 from orchestration.comparison.statistics import Spread, pareto_front, spread
+from orchestration.comparison.values import Value, accuracy, epsilon, worst_group_accuracy
 from orchestration.records.published import (
     NON_PRIVATE,
+    RUNS,
     GroupEpsilon,
     Label,
     PublishedAttack,
@@ -68,7 +70,7 @@ def group_attack(name: str, value: Callable[[PublishedAttack], float]) -> Value:
 
 @dataclass(frozen=True)
 class Setting:
-    """Finished trials that share all labels but the seed."""
+    """Finished trials that share all labels but the seeds of training and of splits."""
 
     name: str
     labels: Mapping[str, Label]
@@ -83,6 +85,15 @@ class Setting:
     def schedule(self) -> str:
         """Label of the noise schedule; "" for a baseline and without a label."""
         return "" if self.is_baseline else str(self.labels.get("schedule", ""))
+
+    @property
+    def method(self) -> tuple[str, str]:
+        """Names of the clipping method and of the schedule, without the parameters that labels may add."""
+        params = self.trials[0].params
+        if self.is_baseline:
+            return NON_PRIVATE, ""
+        clipping, schedule = params.get("spec.clipping.name"), params.get("spec.noise.schedule.name")
+        return str(clipping or self.clipping), str(schedule or self.schedule)
 
     @property
     def is_baseline(self) -> bool:
@@ -115,6 +126,11 @@ class Setting:
     def over_seeds(self, value: Value) -> Spread | None:
         """Mean, standard deviation and range of a number over the seeds; None if no trial has a finite one."""
         return spread(value(trial) for trial in self.trials)
+
+
+def first_seed(setting: Setting) -> PublishedTrial:
+    """The trial that stands for a setting: choosing the one with the best result would flatter it."""
+    return min(setting.trials, key=lambda trial: (*(int(trial.labels.get(name, 0)) for name in RUNS), trial.key))
 
 
 def shown_over_seeds(metric: Metric, setting: Setting) -> str:

@@ -113,10 +113,13 @@ def _quality(evaluation: Evaluation, baseline: Evaluation | None) -> PublishedQu
         loss=evaluation.loss,
         accuracy_change=evaluation.accuracy - baseline.accuracy if baseline else None,
         groups=tuple(
-            PublishedGroup(group.name, group.examples, group.accuracy, group.loss, changes.get(group.name))
+            PublishedGroup(
+                group.name, group.examples, group.accuracy, group.loss, changes.get(group.name), group.counts
+            )
             for group in evaluation.groups
         ),
         fairness=evaluation.fairness,
+        counts=evaluation.counts,
     )
 
 

@@ -8,19 +8,22 @@ from dataclasses import dataclass
 
 from accounting.errors import DataCorruption, InvalidInput
 from accounting.records import exists, is_encrypting, read_bytes, read_trace, require_key
+from orchestration.comparison.evidence import Evidence, gather
 from orchestration.comparison.record import SweepRecord, parse_failures
 from orchestration.records.accounts import read_accounts
 from orchestration.records.attempts import Attempt, read_attempts
 from orchestration.records.integrity import stored_result
 from orchestration.records.layout import SweepFiles
 from orchestration.records.manifest import Manifest, read_manifest
-from orchestration.records.published import PublishedAccount
+from orchestration.records.published import PublishedAccount, PublishedSweep
 from orchestration.records.results import StoppedTrial, TrialResult
+from orchestration.records.states import TrialState
 from orchestration.records.status import TrialStatus, status_of
 from orchestration.sweeps.grid import GridPoint, grid
 from orchestration.sweeps.growth import past_of
 from orchestration.sweeps.schema import SweepSpec, parse_sweep
 from workers.noise import noise_source_kind
+from workers.outcomes import read_outcomes
 
 
 def stored_record(files: SweepFiles) -> SweepRecord:
@@ -87,6 +90,16 @@ def owned_record(files: SweepFiles) -> SweepRecord:
     record = stored_record(files)
     require_key(record.manifest.key_check, f"the sweep in {files.root}")
     return record
+
+
+def stored_evidence(files: SweepFiles, data: PublishedSweep) -> Evidence:
+    """What finished trials predict of their test examples, resampled; empty for trials of older versions.
+
+    Raises: DataCorruption for a damaged file.
+    """
+    finished = [trial for trial in data.trials if trial.state is TrialState.FINISHED]
+    found = ((trial.key, read_outcomes(files.trial(trial.key).outcomes)) for trial in finished)
+    return gather(finished, {key: outcomes for key, outcomes in found if outcomes is not None})
 
 
 def _attempts(files: SweepFiles, point: GridPoint, status: TrialStatus | None) -> tuple[Attempt, ...]:

@@ -28,7 +28,8 @@ def trial_table(record: SweepRecord) -> list[dict[str, Any]]:
 
     Columns: ``key``, the labels (``labels.clipping``, ..., always ``labels.seed``), the parameters that vary
     (``parameters.sampling.batch_size``, ...), ``status``, ``error``, every metric, and what results.json says beyond
-    them, costs of groups by group size (``groups.4.epsilon``). An infinite epsilon is None beside ``private`` False.
+    them but confusion matrices: rates by group (``by_group.Female.accuracy``), costs of groups by group size
+    (``groups.4.epsilon``). An infinite epsilon is None beside ``private`` False.
     """
     parameters = varying([asked(point) for point in record.points])
     found = [
@@ -45,7 +46,8 @@ def _ordered(
     """The row with its parameters after its labels, every metric, and the ``further`` ones at its end."""
     first = {"key": row["key"], "labels": row["labels"], "parameters": parameters}
     known = {"status": row["status"], "error": row["error"], **dict.fromkeys(metric.name for metric in METRICS)}
-    return {**first, **known, **row, **{name.replace("/", "."): value for name, value in further.items()}}
+    told = {name: value for name, value in row.items() if name != "confusion"}
+    return {**first, **known, **told, **{name.replace("/", "."): value for name, value in further.items()}}
 
 
 def _flat(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

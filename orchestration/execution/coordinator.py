@@ -32,6 +32,7 @@ from orchestration.records.results import StoppedTrial, StoredResult
 from orchestration.records.states import TrialState
 from orchestration.records.status import SweepStatus, TrialStatus, status_of
 from orchestration.report.catalogue import figures_for_mlflow
+from orchestration.report.prose import headline
 from orchestration.report.writing import write_reports
 from orchestration.sweeps.plan import Plan, PlannedTrial
 from orchestration.sweeps.schema import SweepSpec
@@ -181,11 +182,12 @@ class Coordinator:
             if not trial.state.has_ended:  # a limit of this run has stopped its training
                 self._change(trial.key, state=TrialState.PENDING)
         record = self._record()
-        page = write_reports(self._files, record)
+        page, found = write_reports(self._files, record)
 
         def publish(tracker: Tracker) -> None:
             data = record.data()
             tracker.log_report(page, data, figures_for_mlflow(data))
+            tracker.log_comparison(found, headline(data, found), self._files)
             tracker.close("KILLED" if self._status.stopped_by else "FAILED" if record.failed else "FINISHED")
 
         self._recorder.finish(self._points, publish)

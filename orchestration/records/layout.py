@@ -78,6 +78,11 @@ class SweepFiles:
         return self._below("results.json")
 
     @property
+    def comparison(self) -> str:
+        """Settings with intervals, differences with verdicts, and warnings (JSON)."""
+        return self._below("comparison.json")
+
+    @property
     def report(self) -> str:
         """The report that may be shared under the sweep's release mode."""
         return self._below("report.html")

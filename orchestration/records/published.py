@@ -21,8 +21,11 @@ from accounting.samplings import Adjacency
 from orchestration.records.attempts import Attempt
 from orchestration.records.release_modes import Disclosure
 from orchestration.records.states import TrialState
+from workers.rates import Counts
 
 Label = str | int | float | bool
+RUNS = ("seed", "split_seed")
+"""Labels that tell the runs of one setting apart: of training, and of the splits of the data."""
 NON_PRIVATE = "non-private"
 """The clipping label of a trial without clipping, which has no privacy guarantee."""
 
@@ -54,7 +57,7 @@ class PublishedGroup:
     """Accuracy and loss on one group of the test data.
 
     accuracy_change: accuracy minus that of the non-private baseline with the same data, model and seed, in [-1, 1]
-    (negative: accuracy lost to privacy); None without a baseline.
+    (negative: accuracy lost to privacy); None without a baseline. counts: None for trials of older versions.
     """
 
     name: str
@@ -62,17 +65,19 @@ class PublishedGroup:
     accuracy: float
     loss: float | None = None
     accuracy_change: float | None = None
+    counts: Counts | None = None
 
 
 @dataclass(frozen=True)
 class PublishedQuality:
-    """Evaluation on test data. ``fairness``: further group metrics by name, such as those of fairlearn."""
+    """Evaluation on test data. fairness: gaps between groups by name (`workers.rates.gaps`). counts: of all groups."""
 
     accuracy: float
     loss: float
     accuracy_change: float | None = None
     groups: tuple[PublishedGroup, ...] = ()
     fairness: Mapping[str, float] = field(default_factory=dict)
+    counts: Counts | None = None
 
 
 @dataclass(frozen=True)
@@ -247,7 +252,7 @@ class PublishedTrial:
     are those at the time it was stopped.
 
     labels: the values that distinguish the trials of a sweep; always ``clipping``, ``schedule`` and ``seed``. Finished
-    trials whose labels differ only in ``seed`` form one setting and are averaged. error: why the trial failed.
+    trials whose labels differ only in `RUNS` form one setting and are averaged. error: why the trial failed.
     params: flat, numbers as numbers (``epochs: 30``, ``noise.initial_noise_multiplier: 1.3``); entries may be added
     while the trial runs, but none may change. attempts: what every start of the trial has released; for its cost, see
     `comparison.ledger`. accounts: what accounting it again has found. started, ended: of training, in seconds since
@@ -288,8 +293,8 @@ class PublishedTrial:
 
     @property
     def setting(self) -> dict[str, Label]:
-        """The labels without the seed."""
-        return {name: value for name, value in self.labels.items() if name != "seed"}
+        """The labels without those of `RUNS`."""
+        return {name: value for name, value in self.labels.items() if name not in RUNS}
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,11 @@ from orchestration.comparison.settings import finished_settings, group_names
 from orchestration.records.published import PublishedSweep
 from orchestration.records.release_modes import release_mode
 from orchestration.report import figures as draw
+from orchestration.report.curves import tuning_curves
 from orchestration.report.figures import Scene
 from orchestration.report.style import style_of
 
-Section = Literal["results", "groups", "who pays", "single examples", "over time"]
+Section = Literal["results", "tuning", "groups", "who pays", "single examples", "over time"]
 
 
 def _withheld(data: PublishedSweep) -> str:
@@ -61,6 +62,7 @@ FIGURES: Final = (
     Figure("utility-fairness", "Utility and fairness", "results", _one(draw.utility_fairness), in_mlflow=True),
     Figure("privacy-utility", "Privacy and utility", "results", _one(draw.privacy_utility)),
     Figure("privacy-fairness", "Privacy and fairness", "results", _one(draw.privacy_fairness)),
+    Figure("tuning: ", "", "tuning", tuning_curves),
     Figure("group-accuracy", "Accuracy on test data", "groups", _one(draw.group_accuracy), in_mlflow=True),
     Figure(
         "group-change",

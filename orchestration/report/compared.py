@@ -5,7 +5,8 @@ from __future__ import annotations
 from html import escape
 
 from orchestration.comparison.across import HEADS, Comparison, cells
-from orchestration.comparison.metrics import Place, columns
+from orchestration.comparison.entries import Place
+from orchestration.comparison.metrics import columns
 from orchestration.report.html import Cell, note, table
 from orchestration.report.prose import SENSITIVE, together
 

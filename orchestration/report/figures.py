@@ -10,7 +10,6 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from orchestration.comparison.metrics import accuracy, epsilon, worst_group_accuracy
 from orchestration.comparison.settings import (
     Setting,
     best_trade_offs,
@@ -19,6 +18,7 @@ from orchestration.comparison.settings import (
     group_value,
 )
 from orchestration.comparison.statistics import spread
+from orchestration.comparison.values import accuracy, epsilon, worst_group_accuracy
 from orchestration.records.published import PublishedEpoch, PublishedGroup, PublishedTrial
 from orchestration.report.style import BAND, FONT, INK, MUTED, RULE, Style
 
@@ -52,7 +52,7 @@ def privacy_fairness(scene: Scene) -> go.Figure | None:
 
 def group_accuracy(scene: Scene) -> go.Figure:
     """Accuracy of each group on test data."""
-    return _by_group(scene, lambda name: group_value(name, lambda group: group.accuracy), ".0%")
+    return _by_group(scene, lambda name: group_value(name, lambda group: group.accuracy), ".2~%")
 
 
 def group_change(scene: Scene) -> go.Figure:
@@ -86,7 +86,7 @@ def _scatter(
     settings: Sequence[Setting], style: Style, x: Value, y: Value, x_title: str, y_title: str, log: bool
 ) -> go.Figure:
     """One marker per setting at its mean over seeds, whiskers over their range, a faint dot per seed."""
-    figure = _figure(height=430)
+    figure = blank(height=430)
     front = best_trade_offs(settings)
     for setting in settings:
         across, up = setting.over_seeds(x), setting.over_seeds(y)
@@ -100,7 +100,7 @@ def _scatter(
             mode="markers",
             marker={**look, "size": 6, "opacity": 0.35},
             hoverinfo="skip",
-            meta=_meta(setting),
+            meta=meta_of(setting),
         )
         ring = {"color": INK, "width": 2.5} if setting in front else {"color": "white", "width": 1}
         figure.add_scatter(
@@ -111,12 +111,12 @@ def _scatter(
             mode="markers",
             marker={**look, "size": 15, "line": ring if not setting.is_baseline else {"width": 2.5}},
             name=setting.name,
-            hovertemplate=f"<b>{_plain(setting.name)}</b><br>{x_title}: %{{x}}<br>{y_title}: %{{y}}<extra></extra>",
-            meta=_meta(setting),
+            hovertemplate=f"<b>{plain_text(setting.name)}</b><br>{x_title}: %{{x}}<br>{y_title}: %{{y}}<extra></extra>",
+            meta=meta_of(setting),
         )
-    figure.update_xaxes(title_text=x_title, type="log" if log else "linear", tickformat=".3~g" if log else ".0%")
+    figure.update_xaxes(title_text=x_title, type="log" if log else "linear", tickformat=".3~g" if log else ".2~%")
     figure.update_xaxes(dtick="D2" if log else None)
-    figure.update_yaxes(title_text=y_title, tickformat=".0%", rangemode="nonnegative")
+    figure.update_yaxes(title_text=y_title, tickformat=".2~%", rangemode="nonnegative")
     return figure
 
 
@@ -133,7 +133,7 @@ def _by_group(
     same positions in every figure, so that figures can be compared side by side. limits: range of the axis.
     """
     settings, style, names = scene.settings, scene.style, scene.groups
-    figure = _figure(height=60 + len(names) * max(26, 7 * len(settings)))
+    figure = blank(height=60 + len(names) * max(26, 7 * len(settings)))
     for row in range(0, len(names), 2):
         figure.add_hrect(row - 0.5, row + 0.5, fillcolor=BAND, line_width=0, layer="below")
     for place, setting in enumerate(settings):
@@ -160,14 +160,14 @@ def _by_group(
             mode="markers",
             marker={"color": style.colour(setting), "symbol": style.symbol(setting), "size": 7.5},
             name=setting.name,
-            text=[_plain(name) for _, name, *_ in known],
-            hovertemplate=f"<b>{_plain(setting.name)}</b><br>%{{text}}: %{{x}}<extra></extra>",
-            meta=_meta(setting),
+            text=[plain_text(name) for _, name, *_ in known],
+            hovertemplate=f"<b>{plain_text(setting.name)}</b><br>%{{text}}: %{{x}}<extra></extra>",
+            meta=meta_of(setting),
         )
     figure.update_xaxes(tickformat=tickformat, zeroline=tickformat == "~g", side="top", range=limits)
     figure.update_yaxes(
         tickvals=list(range(len(names))),
-        ticktext=[_plain(name) for name in names],
+        ticktext=[plain_text(name) for name in names],
         range=[len(names) - 0.5, -0.5],
         showgrid=False,
     )
@@ -177,7 +177,7 @@ def _by_group(
 def who_pays(scene: Scene) -> go.Figure:
     """Mean epsilon_i of a group against its accuracy on test data: one marker per group and setting."""
     settings, style, names = scene.settings, scene.style, scene.groups
-    figure = _figure(height=430)
+    figure = blank(height=430)
     named: set[str] = set()
     for setting in settings:
         points = [
@@ -195,14 +195,14 @@ def who_pays(scene: Scene) -> go.Figure:
             error_y={"array": [error for *_, error in points], "thickness": 0.8, "width": 0},
             mode="markers+text",
             marker={"color": style.colour(setting), "symbol": style.symbol(setting), "size": 9, "opacity": 0.85},
-            text=[_plain(name) if name in labelled else "" for name, *_ in points],
+            text=[plain_text(name) if name in labelled else "" for name, *_ in points],
             textposition="middle right",
             textfont={"size": 11, "color": style.colour(setting)},
-            customdata=[_plain(name) for name, *_ in points],
-            hovertemplate=f"<b>{_plain(setting.name)}</b><br>%{{customdata}}: accuracy %{{x}}, mean ε %{{y:.3~g}}"
+            customdata=[plain_text(name) for name, *_ in points],
+            hovertemplate=f"<b>{plain_text(setting.name)}</b><br>%{{customdata}}: accuracy %{{x}}, mean ε %{{y:.3~g}}"
             "<extra></extra>",
             name=setting.name,
-            meta=_meta(setting),
+            meta=meta_of(setting),
         )
     figure.update_xaxes(title_text="accuracy of the group on test data", tickformat=".0%")
     figure.update_yaxes(title_text="mean ε<sub>i</sub> of the group's training examples", range=_possible(settings))
@@ -217,7 +217,7 @@ def histograms(scene: Scene) -> dict[str, go.Figure]:
     drawn: dict[str, go.Figure] = {}
     for setting in settings:
         for edges, shares in _pooled_histograms(setting):
-            figure = drawn.setdefault(setting.name_without_schedule, _figure(height=250))
+            figure = drawn.setdefault(setting.name_without_schedule, blank(height=250))
             figure.add_scatter(
                 x=edges,
                 y=[*shares, shares[-1]],
@@ -226,8 +226,8 @@ def histograms(scene: Scene) -> dict[str, go.Figure]:
                 fill="tozeroy",
                 fillcolor=_faded(style.colour(setting), 0.12),
                 name=setting.name,
-                hovertemplate=f"<b>{_plain(setting.name)}</b><br>ε from %{{x:.3~g}}: %{{y:.1%}}<extra></extra>",
-                meta=_meta(setting),
+                hovertemplate=f"<b>{plain_text(setting.name)}</b><br>ε from %{{x:.3~g}}: %{{y:.1%}}<extra></extra>",
+                meta=meta_of(setting),
             )
             worst = setting.over_seeds(epsilon)
             if worst is not None:
@@ -268,7 +268,7 @@ def _mark_worst_case(figure: go.Figure, worst: float) -> None:
 
 def noise(scene: Scene) -> go.Figure:
     """Noise multiplier per epoch: one line per setting, for its first seed."""
-    figure = _figure(height=360)
+    figure = blank(height=360)
     for setting in scene.settings:
         history = setting.trials[0].history
         if setting.is_baseline or not history:
@@ -285,7 +285,7 @@ def clipping_bounds(scene: Scene) -> go.Figure:
     Bounds per group follow noisy counts and fluctuate; the largest and the smallest are drawn bold and labelled.
     """
     settings, style = scene.settings, scene.style
-    figure = _figure(height=360)
+    figure = blank(height=360)
     for setting in settings:
         history = setting.trials[0].history
         bounds = {
@@ -316,7 +316,7 @@ def clipping_bounds(scene: Scene) -> go.Figure:
 
 def departures(scene: Scene) -> go.Figure:
     """The share of each group that has spent the budget of a filter, per epoch, of the first seed."""
-    figure = _figure(height=360)
+    figure = blank(height=360)
     for setting in scene.settings:
         trial = setting.trials[0]
         ends = [group.left[-1] / group.examples for group in trial.departures if group.left]
@@ -332,7 +332,7 @@ def departures(scene: Scene) -> go.Figure:
 
 def _label_end(figure: go.Figure, text: str, x: float, y: float, colour: str) -> None:
     figure.add_annotation(
-        x=x, y=y, text=_plain(text), xanchor="left", xshift=4, showarrow=False, font={"size": 12, "color": colour}
+        x=x, y=y, text=plain_text(text), xanchor="left", xshift=4, showarrow=False, font={"size": 12, "color": colour}
     )
 
 
@@ -353,12 +353,13 @@ def _line(
         line={"color": style.colour(setting), "dash": style.dash(setting), "width": width},
         opacity=opacity,
         name=name,
-        hovertemplate=f"<b>{_plain(name)}</b><br>epoch %{{x}}: %{{y:.4~g}}<extra></extra>",
-        meta=_meta(setting),
+        hovertemplate=f"<b>{plain_text(name)}</b><br>epoch %{{x}}: %{{y:.4~g}}<extra></extra>",
+        meta=meta_of(setting),
     )
 
 
-def _figure(height: int) -> go.Figure:
+def blank(height: int) -> go.Figure:
+    """An empty figure in the look of the report; height in pixels."""
     figure = go.Figure()
     figure.update_layout(
         template="none",
@@ -400,12 +401,14 @@ def _change_in_points(group: PublishedGroup) -> float | None:
     return None if group.accuracy_change is None else 100.0 * group.accuracy_change
 
 
-def _meta(setting: Setting) -> dict[str, str]:
-    """Attributes by which the page's legend shows and hides traces."""
-    return {"clipping": setting.clipping, "schedule": setting.schedule}
+def meta_of(setting: Setting) -> dict[str, str]:
+    """Attributes by which the page's legend shows and hides traces and rows."""
+    cost = setting.over_seeds(epsilon)
+    level = f"{cost.mean:.2g}" if cost and not setting.is_baseline else ""
+    return {"clipping": setting.clipping, "schedule": setting.schedule, "epsilon": level}
 
 
-def _plain(text: str) -> str:
+def plain_text(text: str) -> str:
     """Escape a label: plotly interprets some HTML tags and %{...} templates."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("%{", "% {")
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 from orchestration.comparison.settings import Setting
+from orchestration.report.figures import meta_of
 from orchestration.report.style import INK, Style
 
 Cell = tuple[str, str]
@@ -54,13 +55,22 @@ def _plot_title(title: str) -> str:
     return f'<p class="plot-title">{escape(title)}</p>' if title else ""
 
 
-def table(heads: Iterable[tuple[str, str]], rows: Iterable[Sequence[Cell]], looks: Sequence[str] = ()) -> str:
-    """A table. heads: text and CSS class of each column. looks: CSS class of each row."""
+def table(
+    heads: Iterable[tuple[str, str]],
+    rows: Iterable[Sequence[Cell]],
+    looks: Sequence[str] = (),
+    marks: Sequence[Mapping[str, str]] = (),
+) -> str:
+    """A table. heads: text and CSS class of each column. looks: CSS class of each row.
+
+    marks: attributes of each row, by which the buttons of the page show and hide it.
+    """
     head = "".join(f'<th scope="col" class="{look}">{escape(text)}</th>' for text, look in heads)
     body = []
     for place, row in enumerate(rows):
         cells = "".join(f'<td class="{look}">{html}</td>' for html, look in row)
-        body.append(f'<tr class="{looks[place] if looks else ""}">{cells}</tr>')
+        data = "".join(f' data-{name}="{escape(value)}"' for name, value in (marks[place] if marks else {}).items())
+        body.append(f'<tr class="{looks[place] if looks else ""}"{data}>{cells}</tr>')
     rows_shown = f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody>"
     return f'<div class="scroll" tabindex="0"><table>{rows_shown}</table></div>'
 
@@ -77,8 +87,10 @@ def key(settings: Iterable[Setting], style: Style) -> str:
     schedules = dict.fromkeys(setting.schedule for setting in drawn if setting.schedule)
     colours = [_button("clipping", name, _marker(style.colours[name], "circle"), name or "all") for name in clippings]
     symbols = [_button("schedule", name, _line(*style.looks[name]), name) for name in schedules]
-    divider = '<span class="divider"></span>' if colours and symbols else ""
-    return f'<div class="key" role="group" aria-label="Key">{"".join(colours)}{divider}{"".join(symbols)}</div>'
+    levels = dict.fromkeys(level for setting in drawn if (level := meta_of(setting)["epsilon"]))
+    costs = [_button("epsilon", level, "", f"ε {level}") for level in levels] if len(levels) > 1 else []
+    groups = '<span class="divider"></span>'.join("".join(each) for each in (colours, symbols, costs) if each)
+    return f'<div class="key" role="group" aria-label="Key">{groups}</div>'
 
 
 def _button(kind: str, value: str, picture: str, text: str) -> str:

@@ -6,6 +6,9 @@ users are escaped. Tables repeat the numbers of the figures, so the page can be 
 
 from __future__ import annotations
 
+import base64
+import functools
+import gzip
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -16,11 +19,12 @@ from typing import Any
 
 from plotly.offline import get_plotlyjs
 
+from orchestration.comparison.evidence import NO_EVIDENCE, Evidence
+from orchestration.comparison.findings import Findings, findings
 from orchestration.comparison.formats import KINDS, number, percent
 from orchestration.comparison.ledger import composed
-from orchestration.comparison.metrics import accuracy, epsilon, worst_group_accuracy, worst_over_median
-from orchestration.comparison.settings import Setting, finished_settings
-from orchestration.comparison.statistics import spread
+from orchestration.comparison.settings import Setting
+from orchestration.comparison.values import accuracy, epsilon, worst_group_accuracy, worst_over_median
 from orchestration.records.published import (
     PublishedSweep,
     PublishedTrial,
@@ -28,6 +32,7 @@ from orchestration.records.published import (
 from orchestration.records.release_modes import release_mode
 from orchestration.records.states import TrialState
 from orchestration.report.catalogue import FIGURES, Drawn, Section, drawn_figures
+from orchestration.report.explorer import explorer, explorer_data
 from orchestration.report.html import key, missing_panel, note, panel, section
 from orchestration.report.prose import SENSITIVE, headline, meanings
 from orchestration.report.style import Style, style_of
@@ -35,7 +40,10 @@ from orchestration.report.tables import (
     accounts_table,
     attacks_table,
     audits_table,
+    by_group_table,
+    comparison_table,
     estimates_table,
+    fairness_table,
     group_sizes_table,
     losses_table,
     memberships_table,
@@ -44,16 +52,17 @@ from orchestration.report.tables import (
 )
 
 
-def render(data: PublishedSweep) -> str:
-    """The page as one HTML document without references to other files."""
-    settings = finished_settings(data.trials)
+def render(data: PublishedSweep, evidence: Evidence = NO_EVIDENCE) -> str:
+    """The page as one HTML document without references to other files. evidence: for intervals."""
+    found = findings(data, evidence)
+    settings = found.settings
     style = style_of(settings)
     drawn = drawn_figures(data)
     panels = _panels(data, drawn)
     sections = (
-        _opening(data, settings),
-        _results(settings, style, panels, {each.name for each in drawn}),
-        _groups(data, settings, style, panels, {each.name for each in drawn}),
+        _opening(data, found),
+        _results(found, style, panels, {each.name for each in drawn}),
+        _groups(data, found, style, panels, {each.name for each in drawn}),
         _individuals(data, settings, style, panels),
         _attacks(settings, style),
         _memberships(data.trials),
@@ -67,9 +76,16 @@ def render(data: PublishedSweep) -> str:
     return template.substitute(
         title=escape(f"{data.name} – dpsweep report"),
         body=_subscripts("\n".join(part for part in sections if part)),
-        plotly=get_plotlyjs().replace("</script", "<\\/script"),
+        plotly=_packed_plotly(),
+        settings=_script_safe(explorer_data(found, style)),
         figures=_script_safe({each.name: _plain(each) for each in drawn}),
     )
+
+
+@functools.cache
+def _packed_plotly() -> str:
+    """plotly.js, gzipped and in base64: a third of its size. The page's script unpacks it."""
+    return base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode()
 
 
 def _plain(drawn: Drawn) -> dict[str, Any]:
@@ -94,16 +110,16 @@ def _script_safe(value: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _opening(data: PublishedSweep, settings: Sequence[Setting]) -> str:
+def _opening(data: PublishedSweep, found: Findings) -> str:
     done = sum(trial.state is TrialState.FINISHED for trial in data.trials)
     byline = [f"{done} of {len(data.trials)} trials finished", f"δ = {data.delta:g}", _date(data.created)]
-    sentences = headline(data, settings) if data.trials else ["This sweep has no trials."]
+    sentences = headline(data, found) if data.trials else ["This sweep has no trials."]
     warning = note(SENSITIVE, "withheld sensitive") if release_mode(data.disclosure).is_sensitive else ""
     return (
         f'<header><p class="eyebrow">Differentially private training · sweep report</p><h1>{escape(data.name)}</h1>'
         f'<p class="byline">{" · ".join(escape(part) for part in byline if part)}</p>{warning}'
         f'<ul class="lead">{"".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)}</ul>'
-        f"{_tiles(data.trials, settings)}</header>"
+        f"{_tiles(data.trials, found)}</header>"
     )
 
 
@@ -116,9 +132,9 @@ def _subscripts(html: str) -> str:
     return html.replace("εᵢ", "ε<sub>i</sub>")
 
 
-def _tiles(trials: Sequence[PublishedTrial], settings: Sequence[Setting]) -> str:
-    private = [setting for setting in settings if not setting.is_baseline]
-    baseline = spread(accuracy(trial) for setting in settings if setting.is_baseline for trial in setting.trials)
+def _tiles(trials: Sequence[PublishedTrial], found: Findings) -> str:
+    private = found.private
+    baseline = found.baselines[0].over_seeds(accuracy) if found.baselines else None
 
     def best(value: Callable[[PublishedTrial], float | None]) -> float | None:
         return max((found.mean for setting in private if (found := setting.over_seeds(value))), default=None)
@@ -132,7 +148,10 @@ def _tiles(trials: Sequence[PublishedTrial], settings: Sequence[Setting]) -> str
     tiles = [
         (span, "worst-case ε of each private trial"),
         *together,
-        (percent(best(accuracy)), f"best private accuracy; baseline {percent(baseline.mean if baseline else None)}"),
+        (
+            percent(best(accuracy)),
+            f"best private accuracy; best baseline {percent(baseline.mean if baseline else None)}",
+        ),
         (percent(best(worst_group_accuracy)), "best accuracy of a worst-served group under privacy"),
         (f"{ratio:.1f}×" if ratio else "withheld", "worst-case ε over the median εᵢ, at most"),
     ]
@@ -142,7 +161,8 @@ def _tiles(trials: Sequence[PublishedTrial], settings: Sequence[Setting]) -> str
     return f'<div class="tiles">{cells}</div>'
 
 
-def _results(settings: Sequence[Setting], style: Style, panels: Mapping[Section, str], drawn: Collection[str]) -> str:
+def _results(found: Findings, style: Style, panels: Mapping[Section, str], drawn: Collection[str]) -> str:
+    settings = found.settings
     if not settings:
         return ""
     caption = (
@@ -155,18 +175,33 @@ def _results(settings: Sequence[Setting], style: Style, panels: Mapping[Section,
         "Privacy, utility, fairness",
         key(settings, style),
         f'<figure><div class="panels">{panels["results"]}</div><figcaption>{caption}</figcaption></figure>',
-        settings_table(settings, style),
+        explorer(found),
+        settings_table(found, style),
+        comparison_table(found, style),
+        _tuning(panels),
         group_sizes_table(settings, style),
+    )
+
+
+def _tuning(panels: Mapping[Section, str]) -> str:
+    """Curves of the hyperparameters that the sweep varies; "" if it varies none."""
+    if not panels["tuning"]:
+        return ""
+    caption = "Lines join the settings of one method; whiskers span the seeds. Methods compare at their best values."
+    return (
+        "<h3>Method or tuning?</h3>"
+        f'<figure><div class="panels wide">{panels["tuning"]}</div><figcaption>{caption}</figcaption></figure>'
     )
 
 
 def _groups(
     data: PublishedSweep,
-    settings: Sequence[Setting],
+    found: Findings,
     style: Style,
     panels: Mapping[Section, str],
     drawn: Collection[str],
 ) -> str:
+    settings = found.settings
     if "group-accuracy" not in drawn:
         return ""
     return section(
@@ -177,6 +212,8 @@ def _groups(
         f'<figure><div class="panels">{panels["groups"]}</div><figcaption>Markers are means over seeds; whiskers '
         f"span them, and for εᵢ at least a standard error. {_release_words(data, settings)}</figcaption></figure>",
         panels["who pays"],
+        fairness_table(found, style),
+        by_group_table(found, style),
     )
 
 

@@ -7,22 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orchestration.comparison.formats import correlation, number, percent
+from orchestration.comparison.findings import Findings, warnings
+from orchestration.comparison.formats import correlation, number
 from orchestration.comparison.ledger import composed
-from orchestration.comparison.metrics import (
-    METRICS,
-    accuracy,
-    accuracy_change,
-    epsilon,
-    median_epsilon,
-    worst_group,
-    worst_group_accuracy,
-    worst_over_median,
-)
+from orchestration.comparison.metrics import METRICS
 from orchestration.comparison.settings import Setting, group_epsilon, group_epsilon_error, group_names, group_value
 from orchestration.comparison.statistics import pearson
+from orchestration.comparison.values import (
+    epsilon,
+    median_epsilon,
+    worst_over_median,
+)
 from orchestration.records.published import PublishedSweep, PublishedTrial
 from orchestration.records.states import TrialState
+from orchestration.report.decisions import decisions
 
 SENSITIVE = (
     "Sensitive. This page shows exact statistics of the training examples, which no differential-privacy guarantee "
@@ -46,9 +44,22 @@ TERMS = (
         "Averages over seeds; ± is one standard deviation, whiskers reach from the lowest to the highest seed.",
     ),
     (
+        "Interval",
+        "Where the number would lie with other seeds, splits and test examples, in 95 of 100 sweeps: test examples are "
+        "resampled, the same for all trials, seeds and splits enter with Student’s t. With one seed it says nothing of "
+        "other seeds. It is no statement about privacy.",
+    ),
+    (
+        "Better, worse, not distinguishable",
+        "Differences are paired: equal seed, equal split, equal test examples. Their intervals are widened so that all "
+        "of them together hold in 95 of 100 sweeps (Bonferroni, over all pairs of private settings and two metrics). "
+        "A setting is better or worse where the interval leaves out 0. Settings chosen by their results on these test "
+        "data look better than they are.",
+    ),
+    (
         "Pareto front",
         "The private settings that no other one dominates in worst-case ε (two significant digits), accuracy and "
-        "accuracy of the worst-served group.",
+        "accuracy of the worst-served group. Beyond noise: none that costs as little is as good in both, by intervals.",
     ),
     (
         "Composed ε",
@@ -81,9 +92,11 @@ def meanings(data: PublishedSweep) -> list[tuple[str, str]]:
     return [*((metric.heading, metric.meaning) for metric in metrics), *TERMS, *([ATTACK] if attacked else [])]
 
 
-def headline(data: PublishedSweep, settings: Sequence[Setting]) -> list[str]:
-    """The findings in sentences: best trade-offs, what trials cost together, costs of single examples, failures."""
-    return [*_trade_offs(data, settings), *together(data.trials), *_individuals(data, settings), *_failures(data)]
+def headline(data: PublishedSweep, found: Findings) -> list[str]:
+    """The findings in sentences: warnings, what can be told apart, what trials cost together, failures."""
+    settings = found.settings
+    decided = decisions(found, data.delta) if data.trials else []
+    return [*warnings(found), *decided, *together(data.trials), *_individuals(data, settings), *_failures(data)]
 
 
 def together(trials: Sequence[PublishedTrial]) -> list[str]:
@@ -102,50 +115,6 @@ def together(trials: Sequence[PublishedTrial]) -> list[str]:
     return [
         f"{whole} cost ε = {number(estimate.epsilon)} {words}."
         + (released if found.release_epsilon is not None else "")
-    ]
-
-
-def _trade_offs(data: PublishedSweep, settings: Sequence[Setting]) -> list[str]:
-    private = [setting for setting in settings if not setting.is_baseline]
-    ranked = sorted(
-        ((found.mean, setting) for setting in private if (found := setting.over_seeds(accuracy))),
-        key=lambda pair: -pair[0],
-    )
-    if not ranked:
-        return ["No private trial has finished, so there is no trade-off to show yet."] if data.trials else []
-    total, best = ranked[0]
-    change, cost = best.over_seeds(accuracy_change), best.over_seeds(epsilon)
-    against = f", {_below(change.mean)} the non-private baseline" if change else ""
-    price = f"at ε = {number(cost.mean if cost else None)}, δ = {data.delta:g}{_of_seeds(best)}"
-    which = "private" if len(ranked) == 1 else "most accurate private"
-    sentences = [f"The {which} setting, {best.name}, reaches {percent(total)} on test data{against}, {price}."]
-    return [*sentences, *_fairest(best, [setting for _, setting in ranked])]
-
-
-def _of_seeds(setting: Setting) -> str:
-    """What a mean over seeds costs, behind what each of them does."""
-    found = setting.composition
-    if len(setting.trials) < 2 or found is None or found.epsilon is None:
-        return ""
-    return f" for each of {len(setting.trials)} seeds, ε = {number(found.epsilon)} for all of them together"
-
-
-def _fairest(best: Setting, private: Sequence[Setting]) -> list[str]:
-    served = [(found.mean, setting) for setting in private if (found := setting.over_seeds(worst_group_accuracy))]
-    if not served:
-        return []
-    worst, fairest = max(served, key=lambda pair: pair[0])
-    names = sorted({group.name for trial in fairest.trials if (group := worst_group(trial))})
-    whom = f"group {' or '.join(names)} gets {percent(worst)}"
-    if len(private) == 1:
-        return [f"Of all groups, {whom}, the lowest accuracy."]
-    if fairest is best:
-        return [f"It also serves its worst group best: {whom}."]
-    other, total = best.over_seeds(worst_group_accuracy), fairest.over_seeds(accuracy)
-    return [
-        f"The setting {fairest.name} serves its worst group best: {whom}, against "
-        f"{percent(other.mean if other else None)} under {best.name}; its accuracy is "
-        f"{percent(total.mean if total else None)} overall."
     ]
 
 
@@ -208,7 +177,3 @@ def _failures(data: PublishedSweep) -> list[str]:
     if waiting:
         sentences.append(f"{waiting} of {len(data.trials)} trials have not finished; the same dpsweep run continues.")
     return sentences
-
-
-def _below(change: float) -> str:
-    return f"{abs(100 * change):.1f} points {'below' if change < 0 else 'above'}"

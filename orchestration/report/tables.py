@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from html import escape
 
-from orchestration.comparison.formats import CORRELATION, MISSING, at_most_share, number
-from orchestration.comparison.metrics import Metric, Place, columns, loss_correlation
+from orchestration.comparison.entries import GroupMetric, Metric, Place
+from orchestration.comparison.findings import HEADLINE, Difference, Findings
+from orchestration.comparison.formats import CORRELATION, MISSING, at_most_share, number, points
+from orchestration.comparison.metrics import columns, metric
+from orchestration.comparison.rate_metrics import GROUP_METRICS
 from orchestration.comparison.settings import (
     Setting,
     best_trade_offs,
@@ -15,10 +19,12 @@ from orchestration.comparison.settings import (
     group_epsilon,
     group_loss_correlation,
     group_names,
+    group_value,
     setting_name,
     shown_over_seeds,
     whose,
 )
+from orchestration.comparison.values import loss_correlation
 from orchestration.records.published import (
     EstimateQuality,
     PublishedAccount,
@@ -26,27 +32,102 @@ from orchestration.records.published import (
     PublishedPrivacy,
     PublishedTrial,
 )
+from orchestration.report.figures import meta_of
 from orchestration.report.html import Cell, named, table
 from orchestration.report.style import Style
 
 
-def settings_table(settings: Sequence[Setting], style: Style) -> str:
-    """One row per setting: every metric of `metrics.Place.SETTINGS`, averaged over its seeds."""
-    front = best_trade_offs(settings)
+def settings_table(found: Findings, style: Style) -> str:
+    """One row per setting: every metric of `Place.SETTINGS`, averaged over its seeds, with intervals where known."""
+    settings, front = found.settings, best_trade_offs(found.settings)
     shown = columns(Place.SETTINGS)
     heads = (("Setting", ""), ("Seeds", "n"), ("Composed ε", "n"), *((metric.heading, "n") for metric in shown))
     rows: list[list[Cell]] = []
     for setting in settings:
-        mark = '<span class="front">Pareto front</span>' if setting in front else ""
+        beyond = ", beyond noise" if setting in found.front else ""
+        mark = f'<span class="front">Pareto front{beyond}</span>' if setting in front else ""
         rows.append(
             [
                 (named(setting, style) + mark, ""),
                 (str(len(setting.trials)), "n"),
                 (_composed(setting), "n"),
-                *((_over_seeds(metric, setting), "n") for metric in shown),
+                *((_over_seeds(metric, setting) + _interval(found, setting, metric), "n") for metric in shown),
             ]
         )
-    return "<h3>Settings, averaged over seeds</h3>" + table(heads, rows)
+    return "<h3>Settings, averaged over seeds</h3>" + table(heads, rows, marks=[meta_of(each) for each in settings])
+
+
+def _interval(found: Findings, setting: Setting, metric: Metric) -> str:
+    """The 95% interval below a number; "" where none is known."""
+    interval = found.evidence.interval(setting, metric.name) if metric.measure else None
+    if interval is None:
+        return ""
+    return f"<br><small>{metric.format.one(interval.low)} to {metric.format.one(interval.high)}</small>"
+
+
+def comparison_table(found: Findings, style: Style) -> str:
+    """The methods, each at its most accurate, against each other; "" for fewer than two or without intervals."""
+    rows: list[list[Cell]] = []
+    for one, other in itertools.combinations(found.methods, 2):
+        differences = [found.difference(one, other, name) for name in HEADLINE]
+        if any(each.interval for each in differences):
+            verdicts = [(_verdict(each), "n") for each in differences]
+            rows.append([(named(one, style), ""), (named(other, style), ""), *verdicts])
+    heads = (("Setting", ""), ("against", ""), *((f"{metric(name).heading}, points", "n") for name in HEADLINE))
+    return "<h3>What can be told apart</h3>" + table(heads, rows) if rows else ""
+
+
+def _verdict(found: Difference) -> str:
+    interval = found.interval
+    if interval is None:
+        return MISSING
+    return f"{found.verdict}<br><small>{points(interval.low)} to {points(interval.high)}</small>"
+
+
+def fairness_table(found: Findings, style: Style) -> str:
+    """One row per setting: every metric of `Place.FAIRNESS` that one of them has, with intervals; "" without any."""
+    shown = [
+        metric
+        for metric in columns(Place.FAIRNESS)
+        if any(setting.over_seeds(metric.value) is not None for setting in found.settings)
+    ]
+    rows = [
+        [
+            (named(setting, style), ""),
+            *((_over_seeds(metric, setting) + _interval(found, setting, metric), "n") for metric in shown),
+        ]
+        for setting in found.settings
+    ]
+    heads = [("Setting", ""), *((metric.heading, "n") for metric in shown)]
+    marks = [meta_of(setting) for setting in found.settings]
+    return "<h3>Rates and gaps between groups, on test data</h3>" + table(heads, rows, marks=marks) if shown else ""
+
+
+def by_group_table(found: Findings, style: Style) -> str:
+    """One row per setting and group: every metric of `GROUP_METRICS` that one of them has; "" without groups."""
+    names = group_names([trial for setting in found.settings for trial in setting.trials])
+    shown = [
+        each
+        for each in GROUP_METRICS
+        if any(setting.over_seeds(group_value(name, each.value)) for setting in found.settings for name in names)
+    ]
+    rows: list[list[Cell]] = []
+    for name in names:
+        for setting in found.settings:
+            cells = [(_of_group(found, setting, name, each), "n") for each in shown]
+            rows.append([(escape(name), ""), (named(setting, style), ""), *cells])
+    heads = [("Group", ""), ("Setting", ""), *((each.heading, "n") for each in shown)]
+    marks = [meta_of(setting) for _ in names for setting in found.settings]
+    return "<h3>Every group under every setting</h3>" + table(heads, rows, marks=marks) if rows else ""
+
+
+def _of_group(found: Findings, setting: Setting, name: str, metric: GroupMetric) -> str:
+    mean = setting.over_seeds(group_value(name, metric.value))
+    interval = found.evidence.interval(setting, metric.name, name) if metric.rate else None
+    text = metric.format.over_seeds(mean) if mean else MISSING
+    if interval is None:
+        return text
+    return f"{text}<br><small>{metric.format.one(interval.low)} to {metric.format.one(interval.high)}</small>"
 
 
 def _composed(setting: Setting) -> str:

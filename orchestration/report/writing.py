@@ -5,22 +5,30 @@ from __future__ import annotations
 import json
 
 from accounting.records import write_bytes_atomically, write_private
+from orchestration.comparison.findings import Findings, as_dict, findings
 from orchestration.comparison.record import SweepRecord, exact, rows
+from orchestration.comparison.stored import stored_evidence
 from orchestration.records.layout import SweepFiles
 from orchestration.records.release_modes import release_mode
 from orchestration.report.page import render
 
 
-def write_reports(files: SweepFiles, record: SweepRecord) -> str:
-    """Write the report under the sweep's release mode, the exact report in ``private/``, and results.json.
+def write_reports(files: SweepFiles, record: SweepRecord) -> tuple[str, Findings]:
+    """Write the report under the sweep's release mode, the exact one in ``private/``, results.json and comparison.json.
 
     Files with exact statistics are private, wherever they lie.
 
-    Returns: the HTML of the first. Raises: DataCorruption for damaged statistics, StorageError.
+    Returns: the HTML of the first, and what it says of settings.
+
+    Raises: DataCorruption for damaged statistics or outcomes, StorageError.
     """
-    page = render(record.data())
+    data = record.data()
+    evidence = stored_evidence(files, data)
+    found = findings(data, evidence)
+    page = render(data, evidence)
     sensitive = release_mode(record.disclosure).is_sensitive
     write_bytes_atomically(files.report, page.encode(), sensitive)
-    write_private(files.private_report, render(record.data(exact(files))).encode())
+    write_private(files.private_report, render(record.data(exact(files)), evidence).encode())
+    write_bytes_atomically(files.comparison, json.dumps(as_dict(found), indent=2, allow_nan=False).encode(), sensitive)
     write_bytes_atomically(files.results, json.dumps(rows(record), indent=2, allow_nan=False).encode(), sensitive)
-    return page
+    return page, found

@@ -4,6 +4,7 @@ Other rooms import from the modules in `__all__` only: `protocol` and `recorder`
 """
 
 __all__ = [
+    "addresses",
     "mlflow",
     "protocol",
     "recorder",

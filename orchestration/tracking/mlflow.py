@@ -1,4 +1,4 @@
-"""Recording in MLflow; the only module that imports it.
+"""Recording in MLflow; this module and `models` are the only ones that import it.
 
 A sweep has one parent run; its child runs are one per trial, and one per setting with the averages over its seeds. Only
 the driver writes. It also initialises an embedded store, because several processes that open a new SQLite store at
@@ -12,14 +12,11 @@ import json
 import logging
 import os
 import re
-import socket
 import time
-import urllib.request
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 # MLflow reads these when it is imported: no telemetry, no log lines about migrations, no long retries (the recorder
 # retries).
@@ -29,20 +26,22 @@ os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
 
-import sqlalchemy
 from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, Metric, Param, Run, RunTag
 from plotly.graph_objects import Figure
 
 from accounting.errors import DpsweepError
+from orchestration.comparison.findings import Findings
 from orchestration.comparison.metrics import final_metrics
 from orchestration.comparison.plain_text import for_markdown, masked
 from orchestration.comparison.settings import Setting, finished_settings, setting_name
 from orchestration.comparison.statistics import spread
-from orchestration.records.layout import DATABASE
+from orchestration.records.layout import DATABASE, SweepFiles
 from orchestration.records.published import PublishedDataset, PublishedSweep, PublishedTrial
 from orchestration.records.release_modes import release_mode
 from orchestration.records.states import TrialState
+from orchestration.tracking.addresses import is_server, probe
+from orchestration.tracking.models import SETTING, SWEEP, TRIAL, ModelLog, shared_view
 from orchestration.tracking.protocol import (
     COMPOSED,
     RunStatus,
@@ -55,9 +54,8 @@ from orchestration.tracking.protocol import (
 
 T = TypeVar("T")
 
-_SWEEP, _KIND, _TRIAL, _SETTING, _GROUPS = (
-    f"dpsweep.{name}" for name in ("sweep", "kind", "trial_key", "setting", "groups_digest")
-)
+_SWEEP, _TRIAL, _SETTING = SWEEP, TRIAL, SETTING
+_KIND, _GROUPS = "dpsweep.kind", "dpsweep.groups_digest"
 _PARENT, _NOTE = "mlflow.parentRunId", "mlflow.note.content"
 _OUTCOME = "dpsweep.outcome"
 _OUTCOMES: Mapping[RunStatus, str] = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "interrupted"}
@@ -73,7 +71,6 @@ _STATUSES: Mapping[TrialState, str] = {
     TrialState.STOPPED: "FINISHED",  # not KILLED, which MLflow displays like a failure; the tag _OUTCOME says stopped
     TrialState.FAILED: "FAILED",
 }
-_DEFAULT_PORTS = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306, "mssql": 1433}
 
 
 def embedded_tracking_uri(folder: Path | str) -> str:
@@ -95,7 +92,7 @@ class MlflowTracker:
     def __init__(self, tracking_uri: str, *, experiment: str = "dpsweep", artifact_root: str | None = None) -> None:
         self._uri = tracking_uri
         with self._reported("cannot use"):
-            _probe(tracking_uri)
+            probe(tracking_uri)
             self._client = MlflowClient(tracking_uri=tracking_uri)
             location = None if is_server(tracking_uri) else artifact_root
             self._experiment = _experiment_id(self._client, experiment, location)
@@ -142,6 +139,27 @@ class MlflowTracker:
                 )
             if release_mode(data.disclosure).is_sensitive:
                 self._write(self._parent, tags={"sensitive": "true"})
+
+    def log_comparison(self, found: Findings, sentences: Sequence[str], files: SweepFiles) -> None:
+        with self._reported("cannot record the comparison in"):
+            runs = {key: run for (kind, key), run in self._runs.items() if kind == "trial"}
+            ModelLog(self._client, self._experiment, self._sweep_id, files).record(found, runs)
+            note = "\n\n".join(map(for_markdown, [*sentences, f"Report: {files.report}"]))
+            tags, best = {_NOTE: note[:_LONGEST_TAG]}, found.best("accuracy")
+            if best is not None:
+                tags["best_setting"] = best.name[:_LONGEST_TAG]
+                names = _shared_names(members := [final_metrics(trial) for trial in best.trials])
+                means = {name: sum(each[name] for each in members) / len(members) for name in names}
+                self._log_final(self._client.get_run(self._parent), means)
+            self._write(self._parent, self._client.get_run(self._parent), tags=tags)
+            self._client.set_experiment_tag(
+                self._experiment, f"mlflow.sharedViewState.{self._sweep_id}", shared_view(self._sweep_id)
+            )
+
+    @property
+    def address(self) -> str:
+        """Of the comparison of the sweep's trials, below the address of MLflow."""
+        return f"#/experiments/{self._experiment}/runs?viewStateShareKey={self._sweep_id}&compareRunsMode=TABLE"
 
     def close(self, status: RunStatus = "FINISHED") -> None:
         with self._reported("cannot close the sweep in"):
@@ -319,30 +337,6 @@ class MlflowTracker:
         except Exception as error:
             reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
             raise TrackingUnavailable(masked(f"{doing} MLflow at {self._uri}: {reason}", self._uri)) from error
-
-
-def _probe(tracking_uri: str) -> None:
-    """Fail within seconds where MLflow itself would retry for minutes."""
-    parts = urlsplit(tracking_uri)
-    scheme = parts.scheme.split("+")[0]
-    proxied = scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(parts.hostname or "")
-    if parts.hostname and scheme in _DEFAULT_PORTS and not proxied:
-        socket.create_connection((parts.hostname, parts.port or _DEFAULT_PORTS[scheme]), timeout=10).close()
-    if not is_server(tracking_uri):
-        if scheme == "sqlite":
-            Path(tracking_uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
-        try:
-            sqlalchemy.create_engine(tracking_uri, poolclass=sqlalchemy.pool.NullPool).connect().close()
-        except ModuleNotFoundError as error:
-            raise TrackingUnavailable(
-                f"the MLflow store {masked(tracking_uri, tracking_uri)} needs the driver {error.name!r}: install it, "
-                "or name an installed one, as in postgresql+psycopg2://"
-            ) from error
-
-
-def is_server(tracking_uri: str) -> bool:
-    """Whether MLflow is a server, which stores artifacts by itself, rather than a database that this process opens."""
-    return urlsplit(tracking_uri).scheme.split("+")[0] not in ("sqlite", "postgresql", "mysql", "mssql")
 
 
 def _experiment_id(client: MlflowClient, name: str, artifact_location: str | None) -> str:

@@ -7,15 +7,18 @@ groups). Per-epoch series have no prefix. Values per group are recorded as a tab
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from plotly.graph_objects import Figure
 
 from accounting.errors import DpsweepError
+from orchestration.comparison.findings import Findings
 from orchestration.comparison.ledger import composed
+from orchestration.comparison.rate_metrics import GROUP_METRICS
 from orchestration.comparison.record import SweepRecord
+from orchestration.records.layout import SweepFiles
 from orchestration.records.published import PublishedEpoch, PublishedSweep, PublishedTrial
 
 COMPOSED = "privacy/composed_epsilon"
@@ -61,6 +64,10 @@ class Tracker(Protocol):
     def log_report(self, page: str, data: PublishedSweep, figures: Mapping[str, Figure]) -> None:
         """Attach the rendered page and its main figures to the parent run; tag the run if they are sensitive."""
 
+    def log_comparison(self, found: Findings, sentences: Sequence[str], files: SweepFiles) -> None:
+        """Record a model per finished trial, and on the parent run the headline: the best private setting in numbers,
+        and the ``sentences``. files: where the models of the trials lie."""
+
     def close(self, status: RunStatus = "FINISHED") -> None:
         """Write the averages over seeds and end the parent run; no run of the sweep is RUNNING afterwards."""
 
@@ -88,16 +95,12 @@ def composition_entries(trials: Iterable[PublishedTrial]) -> tuple[dict[str, flo
 
 
 def group_table(trial: PublishedTrial) -> dict[str, list[str | float | None]]:
-    """Columns over the groups of the test data, for MLflow's table: name, size, accuracy and loss; if published, also
-    the mean epsilon_i of its training examples, the success rate of the membership attack and the lower bound of the
-    audit."""
+    """Columns over the groups of the test data, for MLflow's table: name and `GROUP_METRICS`; if published, also the
+    mean epsilon_i of its training examples, the success rate of the membership attack and the audit's lower bound."""
     groups = trial.quality.groups if trial.quality else ()
     table: dict[str, list[str | float | None]] = {
         "group": [group.name for group in groups],
-        "test_examples": [group.test_examples for group in groups],
-        "accuracy": [group.accuracy for group in groups],
-        "loss": [group.loss for group in groups],
-        "accuracy_change": [group.accuracy_change for group in groups],
+        **{metric.name: [metric.value(group) for group in groups] for metric in GROUP_METRICS},
     }
     if trial.individuals is not None and trial.individuals.groups:
         paid = {group.name: group for group in trial.individuals.groups}

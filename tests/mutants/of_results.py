@@ -67,6 +67,38 @@ RESULTS: Final[tuple[Mutant, ...]] = (
         "orchestration/comparison/metrics.py",
         METRICS,
         B(
+            "return value if value is not None and math.isfinite(value) else None",
+            "return value",
+            "infinite numbers reach results.json",
+        ),
+        B("in FAMILIES if finished or not family.of_model)", "in FAMILIES)", "what a stopped trial reached is final"),
+    ),
+    *bugs_in(
+        "orchestration/comparison/intervals.py",
+        ("tests/orchestration/comparison/test_intervals.py",),
+        B("max(0.0, of_examples - treated) + between", "of_examples", "seeds leave intervals as they are"),
+        B("(1.0 / len(names) + runs.overlap)", "(1.0 / len(names))", "overlapping splits count as independent"),
+        B(
+            "self.values - other.values, self.resampled - other.resampled",
+            "self.values - other.values, self.resampled",
+            "only the mean is paired",
+        ),
+    ),
+    *bugs_in(
+        "orchestration/comparison/findings.py",
+        ("tests/orchestration/comparison/test_findings.py",),
+        B("(self.interval.low > 0.0) == (metric", "(self.interval.low < 0.0) == (metric", "better is worse"),
+        B("comparisons=self.comparisons)", "comparisons=1)", "every difference is the only one"),
+        B(
+            "if setting.is_baseline and not has_diverged(setting)]",
+            "if setting.is_baseline]",
+            "a diverged baseline counts",
+        ),
+    ),
+    *bugs_in(
+        "orchestration/comparison/values.py",
+        METRICS,
+        B(
             "return trial.quality.accuracy if trial.quality else None",
             "return trial.quality.loss if trial.quality else None",
             "loss as accuracy",
@@ -84,11 +116,6 @@ RESULTS: Final[tuple[Mutant, ...]] = (
             ("tests/orchestration/report/test_page.py::test_unequal_cost_is_the_range_of_changes",),
         ),
         B("return worst / median if worst", "return median / worst if worst", "the ratio is turned around"),
-        B(
-            "value if value is not None and math.isfinite(value) else None for",
-            "value for",
-            "infinite numbers reach results.json",
-        ),
         B("if size > 1}", "if size > 2}", "groups of two are not in MLflow"),
         B(
             "half, before = sum(counts) / 2.0, 0.0",
@@ -97,7 +124,6 @@ RESULTS: Final[tuple[Mutant, ...]] = (
             False,
             ("tests/orchestration/report/test_page.py::test_the_median_is_read_off_a_released_histogram",),
         ),
-        B("in FAMILIES if finished or not family.of_model)", "in FAMILIES)", "what a stopped trial reached is final"),
         B(
             "trial.history[0].noise_multiplier if",
             "trial.history[-1].noise_multiplier if",
@@ -146,8 +172,8 @@ RESULTS: Final[tuple[Mutant, ...]] = (
         "orchestration/report/tables.py",
         TABLES,
         B(
-            '*((_over_seeds(metric, setting), "n") for metric in shown),',
-            '*((_over_seeds(metric, settings[0]), "n") for metric in shown),',
+            '(_composed(setting), "n"),\n                *((_over_seeds(metric, setting)',
+            '(_composed(setting), "n"),\n                *((_over_seeds(metric, settings[0])',
             "every row shows the first setting",
         ),
         B(

@@ -324,7 +324,30 @@ WORKERS: Final[tuple[Mutant, ...]] = (
             "before[group.name] - group.accuracy for",
             "the cost of privacy has the wrong sign",
         ),
-        B("accuracies.max() - accuracies.min()", "accuracies.max() - accuracies.mean()", "the gap is to the mean"),
+    ),
+    *bugs_in(
+        "workers/rates.py",
+        ("tests/workers/test_rates.py",),
+        B(
+            "return highest(values) - lowest(values)",
+            "return highest(values) - values.mean(-1)",
+            "the gap is to the mean",
+        ),
+        B("_equalized_odds(gap, highest)", "_equalized_odds(gap, lowest)", "equalised odds is the smaller gap"),
+        B(
+            "counts[..., 1, 1], counts[..., :, 1].sum(-1)",
+            "counts[..., 1, 1], counts[..., 1, :].sum(-1)",
+            "recall as precision",
+        ),
+    ),
+    *bugs_in(
+        "workers/outcomes.py",
+        ("tests/workers/test_outcomes.py",),
+        B(
+            "write_private(uri, stream.getvalue().to_pybytes())",
+            "open(uri, 'wb').write(stream.getvalue().to_pybytes())",
+            "predictions of single examples are public",
+        ),
     ),
     *bugs_in(
         "workers/attacks.py",

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as compute
 import pyarrow.csv as csv
 
-from workers.data.base import Source, Split, make_split
+from accounting.errors import InvalidInput
+from workers.data.base import Source, Split, make_split, repeated
 from workers.data.files import downloads, locate, reading, require_rows
 from workers.data.tabular import (
     Categorical,
@@ -20,6 +21,8 @@ from workers.data.tabular import (
     complete_rows,
     encode_table,
     indices,
+    intersected,
+    intersected_indices,
     without,
 )
 
@@ -108,23 +111,28 @@ _FIELDS = (
 
 def adult(
     root: str | None = None,
-    group: str = "sex",
+    group: str | Sequence[str] = "sex",
     exclude: Sequence[str] = ("education", "race", "native-country"),
 ) -> Source:
     """The 45,222 complete rows of adult.data (training) and adult.test (test).
 
     exclude: attributes left out; by default 40 features remain, as in Xu et al. (2021) (education-num repeats education
-    as a number). group: sex, race or income.
+    as a number). group: sex, race or income; or several, such as ["sex", "race"], whose intersections are the groups.
     """
-    names = choose_group("adult", group, _GROUPS)
+    attributes = [group] if isinstance(group, str) else list(group)
+    if not attributes or repeated(attributes) is not None:
+        raise InvalidInput(
+            f"data source 'adult': group is {group!r}, but must be one attribute or several different ones"
+        )
+    values = {attribute: choose_group("adult", attribute, _GROUPS) for attribute in attributes}
     columns = without(_COLUMNS, exclude, "adult")
     train = _read(locate("adult", ("adult/adult.data", "adult.data"), root, _DOWNLOAD), 0, 32_561)
     test = _read(locate("adult", ("adult/adult.test", "adult.test"), root, _DOWNLOAD), 1, 16_281)
     return Source(
         "adult",
-        _split(train, columns, group, names, 0),
-        _split(test, columns, group, names, train.num_rows),
-        names,
+        _split(train, columns, values, 0),
+        _split(test, columns, values, train.num_rows),
+        intersected(values),
         _CLASSES,
         notes=("rows with an unknown value are left out",),
     )
@@ -145,12 +153,12 @@ def _read(path: Path, skip_rows: int, published_rows: int) -> pa.Table:
     return pa.table(known)
 
 
-def _split(table: pa.Table, columns: list[Column], group: str, names: tuple[str, ...], first_id: int) -> Split:
+def _split(table: pa.Table, columns: list[Column], groups: Mapping[str, tuple[str, ...]], first_id: int) -> Split:
     rows = complete_rows(table)
     complete = table.take(rows)
     return make_split(
         encode_table(complete, columns),
         indices(complete["income"], _CLASSES, "income"),
-        indices(complete[group], names, group),
+        intersected_indices(complete, groups),
         example_ids=rows + first_id,
     )

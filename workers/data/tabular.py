@@ -5,6 +5,7 @@ Declared values are public. Nothing is computed from the rows, so the encoding c
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -154,6 +155,23 @@ def choose_group(source: str, group: str, names: Mapping[str, tuple[str, ...]]) 
     if group not in names:
         raise InvalidInput(f"data source {source!r} has no groups by {group!r}; {nearest(group, names)}")
     return names[group]
+
+
+def intersected(values: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """Names of the groups that have one value of each attribute, those of the last attribute changing fastest.
+
+    >>> intersected({"sex": ("Female", "Male"), "race": ("Black", "White")})
+    ('Female × Black', 'Female × White', 'Male × Black', 'Male × White')
+    """
+    return tuple(" × ".join(chosen) for chosen in itertools.product(*values.values()))
+
+
+def intersected_indices(table: pa.Table, values: Mapping[str, tuple[str, ...]]) -> npt.NDArray[np.int64]:
+    """[n]: the group of each row, as an index into `intersected`; ``table`` has a column for each attribute."""
+    found = np.zeros(table.num_rows, dtype=np.int64)
+    for name, names in values.items():
+        found = found * len(names) + indices(table[name], names, name)
+    return found
 
 
 def complete_rows(table: pa.Table) -> npt.NDArray[np.int64]:

@@ -12,7 +12,8 @@ from typer.testing import CliRunner, Result
 
 from accounting.errors import InvalidInput
 from orchestration.commands.main import app
-from orchestration.comparison.metrics import Place, columns
+from orchestration.comparison.entries import Place
+from orchestration.comparison.metrics import columns
 from orchestration.comparison.stored import stored_record
 from orchestration.records.layout import SweepFiles
 from orchestration.report.page import render

@@ -7,8 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from orchestration.comparison.metrics import final_metrics, known, worst_over_median
+from orchestration.comparison.metrics import final_metrics, known, known_of_groups
+from orchestration.comparison.rate_metrics import RATE_METRICS
 from orchestration.comparison.statistics import Spread, spread
+from orchestration.comparison.values import worst_over_median
 from orchestration.records.published import (
     Histogram,
     IndividualStatistics,
@@ -19,6 +21,7 @@ from orchestration.records.published import (
     PublishedTrial,
 )
 from orchestration.records.states import TrialState
+from workers.rates import Counts
 
 TRIAL = PublishedTrial(
     key="flat-0",
@@ -41,8 +44,33 @@ TRIAL = PublishedTrial(
 )
 
 
+OF_COUNTS = {metric.name for metric in RATE_METRICS} - {"accuracy_gap"}
+
+
+def test_rates_follow_from_counts() -> None:
+    assert TRIAL.quality is not None
+    counts = Counts(((40, 10), (20, 30)), 0.7, 0.2)
+    groups = (PublishedGroup("a", 100, 0.7, 0.3, -0.02, counts), *TRIAL.quality.groups[1:])
+    trial = replace(TRIAL, quality=replace(TRIAL.quality, groups=groups, counts=counts))
+    expected = {
+        "balanced_accuracy": 0.7,
+        "true_positive_rate": 0.6,
+        "false_positive_rate": 0.2,
+        "precision": 0.75,
+        "selection_rate": 0.4,
+        "log_loss": 0.7,
+        "calibration_error": 0.2,
+    }
+    found, group = known(trial), known_of_groups(trial)["a"]
+    assert {name: found[name] for name in expected} == pytest.approx(expected)
+    assert {name: group[name] for name in expected} == pytest.approx(expected)
+    assert found["majority_class_rate"] == 0.5
+    assert (group["test_examples"], group["loss"], group["accuracy_change"]) == (100, 0.3, -0.02)
+    assert known_of_groups(trial)["b"]["precision"] is None
+
+
 def test_results_json_holds_every_metric_under_its_name() -> None:
-    assert known(TRIAL) == {
+    assert {name: value for name, value in known(TRIAL).items() if name not in OF_COUNTS} == {
         "epsilon": 3.0,
         "composed_epsilon": 3.0,
         "advantage": None,
@@ -58,8 +86,11 @@ def test_results_json_holds_every_metric_under_its_name() -> None:
         "accuracy_change": -0.07,
         "worst_group_accuracy": 0.54,
         "unequal_cost": pytest.approx(0.09),
+        "accuracy_gap": 0.36,
+        "epsilon_gap": None,
         "seconds": 90.0,
     }
+    assert not any(known(TRIAL)[name] for name in OF_COUNTS), "an older version stored no counts"
     assert worst_over_median(TRIAL) == 2.0
 
 

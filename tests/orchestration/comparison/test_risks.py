@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from orchestration.comparison.metrics import advantage, final_metrics, known, tpr_at_fpr_1pct
+from orchestration.comparison.metrics import final_metrics, known
+from orchestration.comparison.values import advantage, tpr_at_fpr_1pct
 from orchestration.report.page import render
 from tests.orchestration.sample_sweeps import sample_sweep
 

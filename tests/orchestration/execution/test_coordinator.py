@@ -11,6 +11,7 @@ from plotly.graph_objects import Figure
 from accounting.errors import StorageError
 from accounting.parallel import AccountingJob, PartResult, Scatter, account_in_process
 from accounting.records.shards import PartFiles
+from orchestration.comparison.findings import Findings
 from orchestration.comparison.record import SweepRecord
 from orchestration.execution.backend import TrialContext
 from orchestration.execution.coordinator import Coordinator, initial_status
@@ -41,6 +42,7 @@ class KeptTracker:
         self.trials: dict[str, PublishedTrial] = {}
         self.reports: list[PublishedSweep] = []
         self.closed: list[RunStatus] = []
+        self.comparisons: list[tuple[Findings, tuple[str, ...]]] = []
 
     def open_sweep(self, sweep: TrackedSweep) -> str:
         return sweep.sweep_id
@@ -51,6 +53,9 @@ class KeptTracker:
 
     def log_report(self, page: str, data: PublishedSweep, figures: Mapping[str, Figure]) -> None:
         self.reports.append(data)
+
+    def log_comparison(self, found: Findings, sentences: Sequence[str], files: SweepFiles) -> None:
+        self.comparisons.append((found, tuple(sentences)))
 
     def close(self, status: RunStatus = "FINISHED") -> None:
         self.closed.append(status)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import math
 import re
@@ -15,12 +17,15 @@ from pathlib import Path
 import plotly.graph_objects as go
 import pytest
 
+from orchestration.comparison.evidence import NO_EVIDENCE
+from orchestration.comparison.findings import findings
 from orchestration.comparison.formats import number, points, seconds
-from orchestration.comparison.metrics import accuracy, median_epsilon, unequal_cost, worst_over_median
 from orchestration.comparison.settings import Setting, best_trade_offs, finished_settings, group_names
 from orchestration.comparison.statistics import pareto_front
+from orchestration.comparison.values import accuracy, median_epsilon, unequal_cost, worst_over_median
 from orchestration.records.published import (
     Histogram,
+    Label,
     PublishedPrivacy,
     PublishedQuality,
     PublishedSweep,
@@ -81,7 +86,10 @@ def test_a_page_stands_alone() -> None:
     content = re.search(r'<script id="figures" type="application/json">(.*?)</script>', html, re.DOTALL)
     assert content is not None
     assert set(page.plots) == set(json.loads(content[1]))
-    assert html.count("plotly.js v") == 1
+    packed = re.search(r'<script id="plotly" type="text/plain">([^<]*)</script>', html)
+    assert packed is not None
+    assert gzip.decompress(base64.b64decode(packed[1])).count(b"plotly.js v") == 1
+    assert len(html.encode()) < 4_000_000
 
 
 def test_the_page_says_that_trials_add_up_and_baselines_are_not_protected() -> None:
@@ -99,7 +107,7 @@ def _mean(setting: Setting, metric: Callable[[PublishedTrial], float | None]) ->
 def test_the_headline_says_what_was_found() -> None:
     data = sample_sweep()
     settings = finished_settings(data.trials)
-    said = " ".join(headline(data, settings))
+    said = " ".join(headline(data, findings(data, NO_EVIDENCE)))
     private = [setting for setting in settings if not setting.is_baseline]
     best = max(private, key=lambda setting: _mean(setting, accuracy))
     assert best.name in said
@@ -203,7 +211,7 @@ def test_pictures_across_sweeps_share_their_looks() -> None:
 def test_every_figure_that_is_drawn_has_its_place_on_the_page_and_some_in_mlflow() -> None:
     data = sample_sweep(targets=(1.0, 3.0, 8.0))
     html, drawn = render(data), drawn_figures(data)
-    assert {each.kind for each in drawn} == set(FIGURES)
+    assert {each.kind for each in drawn} == {kind for kind in FIGURES if kind.section != "tuning"}
     assert all(f'data-figure="{each.name}"' in html and each.title for each in drawn)
     assert list(figures_for_mlflow(data)) == ["utility-fairness", "group-accuracy", "group-epsilon"]
 
@@ -292,7 +300,7 @@ def test_the_correlation_with_loss_is_shown_to_the_owner_alone() -> None:
     text = Page(render(sample_sweep("raw"))).text
     assert "and loss" in text
     assert "0.87 −0.31 −0.31" in text
-    assert text.count("Pearson’s r of ε i and log loss") == 2, "the table, and what it means"
+    assert text.count("Pearson’s r of ε i and log loss") == 4, "the table, what it means, and two axes to choose"
     for disclosure in ("private", "none"):
         assert "log loss" not in Page(render(sample_sweep(disclosure))).text
 
@@ -301,7 +309,7 @@ def test_pictures_have_names_and_tables_can_be_scrolled_without_a_mouse() -> Non
     html = render(sample_sweep())
     assert '<html lang="en">' in html
     body = html[html.index("<body>") : html.index("<script>")]
-    assert body.count('role="img" aria-label="') == len(Page(html).plots)
+    assert body.count('role="img" aria-label="') == len(Page(html).plots) + 1, "and the one with axes to choose"
     assert not re.search(
         r'aria-label="[^"]{0,2}"|<th(?!ead| scope)|<div class="scroll">|<svg class="swatch" width', body
     )
@@ -346,3 +354,69 @@ def test_a_browser_draws_every_picture_without_complaint(tmp_path: Path, disclos
     assert f'data-drawn="{len(Page(html).plots)}"' in finished.stdout
     assert finished.stdout.count('class="main-svg"') >= len(Page(html).plots)
     assert not [line for line in finished.stderr.splitlines() if "CONSOLE" in line]
+
+
+DRIVE = """
+<script>
+addEventListener("error", () => document.body.dataset.failed = "yes");
+const wait = setInterval(() => {
+  if (!document.body.dataset.drawn) return;
+  clearInterval(wait);
+  const settings = Array.from(document.querySelectorAll("h3")).find(h => h.textContent.startsWith("Settings"));
+  const table = settings.parentElement.querySelector(".scroll table");
+  const head = Array.from(table.tHead.rows[0].cells).find(cell => cell.textContent === "Test accuracy");
+  const column = head.cellIndex, shown = () => Array.from(table.tBodies[0].rows).filter(row => row.offsetParent);
+  head.querySelector("button").click();
+  document.body.dataset.sorted = shown().map(row => parseFloat(row.cells[column].innerText)).join(" ");
+  document.querySelector(".key button[data-value=flat]").click();
+  document.body.dataset.filtered = shown().map(row => row.dataset.clipping).join(" ");
+  const pick = document.getElementById("explore-x");
+  pick.value = "epsilon";
+  pick.dispatchEvent(new Event("change"));
+  const chart = document.getElementById("explore");
+  document.body.dataset.axis = chart.layout.xaxis.title.text;
+  document.body.dataset.traces = chart.data.length;
+}, 50);
+</script></body>"""
+
+
+@pytest.mark.skipif(not CHROMIUM, reason="no chromium or chrome to draw the page with")
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_reader_sorts_filters_and_chooses_axes(tmp_path: Path, width: int) -> None:
+    page = tmp_path / "report.html"
+    measure = "document.body.dataset.wide = document.documentElement.scrollWidth"
+    narrow = f"<script>addEventListener('load', () => {{ {measure} }})</script>"
+    page.write_text(render(sample_sweep("none")).replace("</body>", narrow + DRIVE))
+    finished = subprocess.run(
+        [
+            CHROMIUM, *FLAGS, f"--window-size={width},900", f"--user-data-dir={tmp_path / 'profile'}",
+            "--dump-dom", page.as_uri(),
+        ],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    body = re.search(r"<body ([^>]*)>", finished.stdout)
+    assert body is not None
+    data = dict(re.findall(r'data-(\w+)="([^"]*)"', body[1]))
+    assert "failed" not in data
+    accuracies = [float(each) for each in data["sorted"].split()]
+    assert accuracies == sorted(accuracies)
+    assert len(accuracies) == 7
+    assert sorted(data["filtered"].split()) == ["dpsgd_f", "dpsgd_f", "individual", "individual", "non-private"]
+    assert (data["axis"], data["traces"]) == ("Worst-case ε", "4"), "the baseline has no finite ε"
+    assert int(data["wide"]) <= max(width, 500), "no sideways scrolling; a window is at least 500 pixels wide"
+
+
+def test_swept_values_have_curves_by_method() -> None:
+    def swept(clipping: str, bound: float, seed: int) -> PublishedTrial:
+        trial = sample_trial(clipping, "constant", seed, target=1.0 + bound, bound=bound)
+        params: dict[str, Label] = {"spec.clipping.name": clipping, "spec.clipping.params.bound": bound}
+        return replace(trial, params=params, labels={**trial.labels, "bound": f"{clipping}-{bound:g}"})
+
+    trials = [
+        swept(clipping, bound, seed) for clipping in ("flat", "dpsgd_f") for bound in (0.5, 2.0) for seed in (0, 1)
+    ]
+    drawn = figures(replace(sample_sweep(), trials=tuple(trials)))
+    curve = drawn["tuning: accuracy against clipping bound"]
+    assert [trace.name for trace in curve.data] == ["flat · constant", "dpsgd_f · constant"]
+    assert [list(trace.x) for trace in curve.data] == [[0.5, 2.0]] * 2
+    assert not [name for name in figures(sample_sweep()) if name.startswith("tuning")]

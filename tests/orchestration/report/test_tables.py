@@ -6,6 +6,8 @@ import math
 from dataclasses import replace
 from html.parser import HTMLParser
 
+from orchestration.comparison.evidence import NO_EVIDENCE
+from orchestration.comparison.findings import Findings
 from orchestration.comparison.settings import finished_settings
 from orchestration.records.published import (
     EstimateQuality,
@@ -116,7 +118,7 @@ STYLE = style_of(SETTINGS)
 
 
 def test_every_setting_shows_its_own_means_over_seeds() -> None:
-    found = rows(settings_table(SETTINGS, STYLE))
+    found = rows(settings_table(Findings(SETTINGS, NO_EVIDENCE), STYLE))
     assert list(found) == ["non-private", "flatPareto front", "dpsgd_fPareto front"]
     assert (
         found["flatPareto front"].items()

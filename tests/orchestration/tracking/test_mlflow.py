@@ -17,15 +17,26 @@ from typing import Any
 import pytest
 
 from accounting.schedules import SCHEDULES
+from orchestration.comparison.evidence import gather
+from orchestration.comparison.findings import Findings, findings
+from orchestration.comparison.rate_metrics import GROUP_METRICS
+from orchestration.comparison.values import accuracy
+from orchestration.records.layout import SweepFiles
 from orchestration.records.published import Label, PublishedDataset, PublishedSweep, PublishedTrial
 from orchestration.records.release_modes import Disclosure
 from orchestration.records.states import TrialState
 from orchestration.report.catalogue import figures_for_mlflow
 from orchestration.tracking.mlflow import MlflowTracker, embedded_tracking_uri
 from orchestration.tracking.protocol import TrackedSweep
+from tests.orchestration.sample_outcomes import sweep_of
 from tests.orchestration.sample_sweeps import EPOCHS, sample_sweep, sample_trial
+from tests.workers.trial_specs import small_trial
 from workers.clipping import CLIPPING
+from workers.data import load_dataset
+from workers.trained import load_trained
+from workers.trial import run_trial
 
+import mlflow.pyfunc  # isort: skip
 from mlflow import MlflowClient  # isort: skip  (after orchestration.tracking.mlflow, which keeps it quiet)
 from mlflow.entities import Run  # isort: skip
 
@@ -120,7 +131,7 @@ def test_a_trial_shows_parameters_scalars_series_groups_and_data(folder: Path) -
     assert series == {epoch.step: epoch.noise_multiplier for epoch in trial.history}
     assert len(client.get_metric_history(run.info.run_id, "clipping_bound/digit 8")) == EPOCHS
     table = json.loads(Path(client.download_artifacts(run.info.run_id, "groups.json")).read_text())
-    assert table["columns"] == ["group", "test_examples", "accuracy", "loss", "accuracy_change"]
+    assert table["columns"] == ["group", *(metric.name for metric in GROUP_METRICS)]
     assert trial.quality is not None
     assert [row[0] for row in table["data"]] == [group.name for group in trial.quality.groups]
     assert run.inputs is not None
@@ -340,3 +351,72 @@ def test_a_fresh_store_is_made_quietly(tmp_path: Path) -> None:
 def test_categorical_values_differ_in_what_mlflow_shows_of_them(names: dict[str, object]) -> None:
     """The parallel-coordinates plot cuts category names after ten characters."""
     assert len({name[:10] for name in names}) == len(names) > 3
+
+
+def compared(folder: Path) -> tuple[MlflowTracker, Findings, SweepFiles]:
+    """Trials with outcomes, recorded, of which one setting has a trained model on disk."""
+    trials, outcomes = sweep_of({"none": (0.95, 0.9), "flat": (0.9, 0.8), "dpsgd_f": (0.88, 0.84)}, seeds=2)
+    shown = [replace(trial, dataset=DATA, params={"epochs": 3}) for trial in trials]
+    files, tracker = SweepFiles(str(folder / "sweep")), opened(folder)
+    for trial in shown:
+        tracker.log_trial(trial)
+    run_trial(small_trial(epochs=1), files.trial("dpsgd_f-0").root)
+    return tracker, findings(replace(NOTHING, trials=tuple(shown)), gather(shown, outcomes)), files
+
+
+def test_the_best_model_is_found_by_a_search_and_loads_with_its_signature(folder: Path) -> None:
+    tracker, found, files = compared(folder)
+    for _ in range(2):  # a resumed sweep records nothing twice
+        tracker.log_comparison(found, ["flat and <b>others</b> cannot be told apart."], files)
+    client = client_of(folder)
+    experiment = client.get_experiment_by_name("dpsweep")
+    assert experiment is not None
+    assert len(client.search_logged_models([experiment.experiment_id])) == 6, "one per trial"
+    order = [{"field_name": "metrics.setting/worst_group_accuracy", "ascending": False}]
+    models = client.search_logged_models([experiment.experiment_id], "metrics.`privacy/epsilon` <= 8", order_by=order)
+    fairest = found.best("worst_group_accuracy")
+    assert fairest is not None
+    assert (models[0].tags["dpsweep.trial_key"], models[0].tags["dpsweep.setting"]) == ("dpsgd_f-0", fairest.name)
+    numbers = {metric.key: metric for metric in models[0].metrics or []}
+    assert numbers["privacy/delta"].value == 1e-5
+    assert numbers["fairness/equalized_odds_difference"].dataset_digest == DATA.digest
+    assert models[0].params["clipping"] == "dpsgd_f"
+    mlflow.set_tracking_uri(embedded_tracking_uri(folder))
+    loaded = mlflow.pyfunc.load_model(f"models:/{models[0].model_id}")
+    spec = small_trial(epochs=1)
+    rows = load_dataset(spec.data).test.features.numpy()
+    assert loaded.metadata.signature.inputs.input_types()[0] == rows.dtype
+    expected = load_trained(files.trial("dpsgd_f-0"), spec).logits(rows)
+    assert (loaded.predict(rows) == expected).all()
+
+
+def test_no_baselines_weights_and_no_pickle_are_copied(folder: Path) -> None:
+    tracker, found, files = compared(folder)
+    run_trial(small_trial(epochs=1), files.trial("none-0").root)
+    tracker.log_comparison(found, [], files)
+    stored = {path.name for path in (folder / "artifacts").rglob("*") if path.is_file()}
+    assert {"MLmodel", "model.pt", "inputs.pt", "spec.json"} <= stored
+    assert len(list((folder / "artifacts").rglob("model.pt"))) == 1
+    assert not [name for name in stored if name.endswith((".pkl", ".pickle", ".cloudpickle"))]
+
+
+def test_the_sweeps_own_run_has_the_headline_and_its_address_opens_the_comparison(folder: Path) -> None:
+    tracker, found, files = compared(folder)
+    tracker.log_comparison(found, ["flat and <b>others</b> cannot be told apart."], files)
+    run, best = one(runs_of(client_of(folder)), kind="sweep"), found.best("accuracy")
+    assert best is not None
+    mean = best.over_seeds(accuracy)
+    assert mean is not None
+    assert run.data.metrics["final/accuracy"] == pytest.approx(mean.mean)
+    assert run.data.tags["best_setting"] == best.name
+    note = run.data.tags["mlflow.note.content"]
+    assert "cannot be told apart" in note
+    assert "<b>" not in note.replace("\\<", "")
+    assert files.report.split("/")[-1].replace("_", "") in note.replace("\\", "")
+    experiment = client_of(folder).get_experiment_by_name("dpsweep")
+    assert experiment is not None
+    view = json.loads(experiment.tags[f"mlflow.sharedViewState.{SWEEP.sweep_id}"])
+    assert "metrics.`fairness/worst_group_accuracy`" in view["selectedColumns"]
+    assert tracker.address == (
+        f"#/experiments/{experiment.experiment_id}/runs?viewStateShareKey={SWEEP.sweep_id}&compareRunsMode=TABLE"
+    )

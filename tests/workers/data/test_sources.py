@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from accounting.errors import InvalidInput
 from tests.workers.data_folders import make_cifar_jpegs, make_fashion, make_image_folder, make_table, make_utkface
 from workers.data import SOURCES, Dataset, Source, Split, describe, load_dataset, load_source
 from workers.data.cuts import cut
@@ -171,6 +172,25 @@ class TestGoldenCounts:
         assert dataset.group_names[4] == "White"
         one_hot = [values for values in dataset.train.features.T if set(values.unique().tolist()) <= {0.0, 1.0}]
         assert torch.stack(one_hot).sum(0).eq(7).all()
+
+    def test_intersections_of_attributes_are_groups(self) -> None:
+        require_stored("adult")
+        sex, race, both = (
+            load_dataset(DataSpec("adult", {"group": group})) for group in ("sex", "race", ["sex", "race"])
+        )
+        names = [
+            f"{sex.group_names[s]} × {race.group_names[r]}"
+            for s, r in zip(sex.test.groups, race.test.groups, strict=True)
+        ]
+        assert [both.group_names[group] for group in both.test.groups] == names
+        assert len(both.group_names) == 10
+
+    @pytest.mark.parametrize(
+        ("group", "said"), [(["sex", "sex"], "several different"), ([], "one attribute"), (["sex", "age"], "'age'")]
+    )
+    def test_attributes_that_cannot_be_intersected_are_refused(self, group: list[str], said: str) -> None:
+        with pytest.raises(InvalidInput, match=said):
+            load_dataset(DataSpec("adult", {"group": group}))
 
     def test_dutch_has_paper_d_sizes(self) -> None:
         require_stored("dutch")

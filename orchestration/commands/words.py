@@ -1,0 +1,34 @@
+"""What commands say of a choice, in lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from orchestration.comparison.best import Best
+
+
+def best_lines(found: Best, model: str) -> Iterator[str]:
+    """The setting, its number and interval, what cannot be told from it, its model, and warnings."""
+    from orchestration.comparison.formats import SHARES, number, points
+    from orchestration.comparison.metrics import metric
+    from orchestration.comparison.values import epsilon
+
+    shown, cost = metric(found.by).format, found.setting.over_seeds(epsilon)
+    interval = found.interval
+    within = f" (95% interval {shown.one(interval.low)} to {shown.one(interval.high)})" if interval else ""
+    yield f"{found.name}: {found.by} {shown.one(found.value)}{within}, epsilon {number(cost.high if cost else None)}"
+    if interval is None:
+        yield "no interval is known: what its models predict of single test examples is not stored"
+    elif interval.covers == "test examples":
+        yield "the interval is of the choice of test examples alone: there is one seed"
+    for each in found.alike:
+        if each.interval is not None:
+            low, high = -each.interval.high, -each.interval.low
+            between = f"{points(low)} to {points(high)} points" if shown in SHARES else f"{low:+.3g} to {high:+.3g}"
+            yield f"cannot be told from it: {each.other} (differs by {between})"
+        elif interval is not None:
+            yield f"cannot be compared with it: {each.other}, which has no common seeds or test examples"
+    yield f"model: {model}"
+    yield from found.warnings

@@ -1,0 +1,137 @@
+"""`dpsweep best`: the best setting of a sweep by one metric, under conditions, with what cannot be told from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from accounting.errors import InvalidInput
+from accounting.registry import nearest
+from orchestration.comparison.findings import Difference, Findings, warnings
+from orchestration.comparison.intervals import Interval
+from orchestration.comparison.metrics import METRICS, metric
+from orchestration.comparison.settings import Setting, first_seed
+from orchestration.comparison.values import epsilon
+from orchestration.records.published import PublishedTrial
+
+SHORT_NAMES: Final[Mapping[str, str]] = {"worst_group": "worst_group_accuracy"}
+"""Names that a user may give instead of that of a metric."""
+
+
+@dataclass(frozen=True)
+class Best:
+    """The private setting with the best mean of a metric. value: that mean; interval: None where it is unknown.
+
+    trial: the run of the setting whose model is given: the first by seed, because choosing the run with the best result
+    would make its number look better than it is. alike: other settings that cannot be told from it, by how much they
+    might differ. warnings: as in the report's headline.
+    """
+
+    setting: Setting
+    by: str
+    value: float
+    interval: Interval | None
+    alike: tuple[Difference, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The setting in words."""
+        return self.setting.name
+
+    @property
+    def trial(self) -> PublishedTrial:
+        """The run of the setting whose model is given."""
+        return first_seed(self.setting)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        cost = self.setting.over_seeds(epsilon)
+        return {
+            "setting": self.name,
+            "by": self.by,
+            "value": self.value,
+            "interval": self.interval and asdict(self.interval),
+            "epsilon": cost.high if cost else None,
+            "trial": self.trial.key,
+            "trials": [trial.key for trial in self.setting.trials],
+            "not_distinguishable": [each.as_dict() for each in self.alike],
+            "warnings": list(self.warnings),
+        }
+
+
+def best(
+    found: Findings, by: str = "accuracy", max_epsilon: float = math.inf, at_least: Mapping[str, float] | None = None
+) -> Best:
+    """The best private setting of a sweep by the mean of a metric over its runs.
+
+    by: a metric of results.json that is better when higher or lower. max_epsilon: the most that any run of the setting
+    may cost, at the delta of the sweep. at_least: metrics with the least mean that the setting must have. Choosing by
+    results on private data costs privacy beyond the epsilon of the chosen model; choosing by test data does not.
+
+    Raises: InvalidInput for an unknown metric, one without a direction, and where no setting fulfils the conditions.
+    """
+    name, least = _metric_name(by), {_metric_name(each): value for each, value in (at_least or {}).items()}
+    if not max_epsilon > 0.0:
+        raise InvalidInput(f"max_epsilon is {max_epsilon}, but must be above 0")
+    allowed = [setting for setting in found.private if _fulfils(setting, max_epsilon, least)]
+    winner = found.best(name, allowed)
+    if winner is None:
+        raise InvalidInput(_nothing(found, name, max_epsilon, least))
+    mean = winner.over_seeds(metric(name).value)
+    value = mean.mean if mean else math.nan
+    alike = found.indistinguishable(winner, name, allowed)
+    return Best(winner, name, value, found.interval(winner, name), alike, tuple(warnings(found)))
+
+
+def _metric_name(name: str) -> str:
+    known = {each.name: each for each in METRICS if each.better}
+    full = SHORT_NAMES.get(name, name)
+    if full not in known:
+        raise InvalidInput(f"unknown metric {name!r} to choose by; {nearest(name, [*known, *SHORT_NAMES])}")
+    return full
+
+
+def _fulfils(setting: Setting, max_epsilon: float, least: Mapping[str, float]) -> bool:
+    cost = setting.over_seeds(epsilon)
+    found = {name: setting.over_seeds(metric(name).value) for name in least}
+    return (
+        cost is not None
+        and cost.high <= max_epsilon
+        and all((each := found[name]) is not None and each.mean >= value for name, value in least.items())
+    )
+
+
+def _nothing(found: Findings, name: str, max_epsilon: float, least: Mapping[str, float]) -> str:
+    if not found.private:
+        return "no private trial of this sweep has finished; resume it, and ask again"
+    conditions = [f"epsilon at most {max_epsilon:g}"] if math.isfinite(max_epsilon) else []
+    conditions += [f"{each} at least {value:g}" for each, value in least.items()]
+    if not conditions:
+        return f"no private setting of this sweep has {name}; choose by another metric"
+    reached = {each: found.best(each) for each in least}
+    tops = [f"the most of {each} is {_top(setting, each):.4g}" for each, setting in reached.items() if setting]
+    costs = [cost.high for setting in found.private if (cost := setting.over_seeds(epsilon))]
+    tops += [f"the least epsilon is {min(costs):.4g}"] if costs and math.isfinite(max_epsilon) else []
+    return f"no private setting has {' and '.join(conditions)}; {', '.join(tops)}: relax a condition"
+
+
+def _top(setting: Setting, name: str) -> float:
+    found = setting.over_seeds(metric(name).value)
+    return found.mean if found else math.nan
+
+
+def parse_conditions(texts: Sequence[str]) -> dict[str, float]:
+    """Conditions such as ``worst_group=0.7`` by the name of the metric. Raises: InvalidInput for other texts."""
+    found: dict[str, float] = {}
+    for text in texts:
+        name, sign, value = text.partition("=")
+        try:
+            found[name] = float(value)
+        except ValueError:
+            sign = ""
+        if not sign or not math.isfinite(found.get(name, math.nan)):
+            raise InvalidInput(f"condition {text!r} must be METRIC=NUMBER, such as worst_group=0.7")
+    return found

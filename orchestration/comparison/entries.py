@@ -1,0 +1,75 @@
+"""What an entry of the table of metrics says: the types of `metrics.METRICS`, `GROUP_METRICS` and `FAMILIES`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Literal
+
+from orchestration.comparison.formats import Format
+from orchestration.comparison.tested import Measure
+from orchestration.comparison.values import Value
+from orchestration.records.published import PublishedGroup, PublishedTrial
+from workers.rates import Rate
+
+Better = Literal["higher", "lower", ""]
+
+
+class Place(Enum):
+    """A table in which a metric can have a column; results.json holds every metric, MLflow every tracked one."""
+
+    SETTINGS = auto()
+    """The report's table of settings, averaged over seeds."""
+    TRIALS = auto()
+    """The report's table of all trials."""
+    FAIRNESS = auto()
+    """The report's table of rates on test data and gaps between groups, averaged over seeds."""
+    TERMINAL = auto()
+    """The table that ``dpsweep run`` and ``dpsweep report`` print."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One number of a trial, and how it is shown.
+
+    name: in results.json. tracked: its name in MLflow, with the section (``final/``, ``fairness/``, ``privacy/``); None
+    if a parameter of the run has the same value. heading: of its column. meaning: its explanation in the report, "" if
+    the heading suffices. of_model: describes the final model; not recorded as a final value for a stopped trial.
+    exact: computed from training examples without noise; known only where exact statistics are shown. whose: the
+    group that the number belongs to, or None. better: which of two values is preferred; "" if neither is. measure: the
+    number from (resampled) outcomes of test examples, for its interval; None where it depends on none.
+    """
+
+    name: str
+    tracked: str | None
+    heading: str
+    value: Value
+    format: Format
+    meaning: str = ""
+    places: frozenset[Place] = frozenset()
+    of_model: bool = False
+    exact: bool = False
+    whose: Callable[[PublishedTrial], str | None] = lambda trial: None
+    better: Better = ""
+    measure: Measure | None = None
+
+
+@dataclass(frozen=True)
+class GroupMetric:
+    """One number of a group of test examples, and how it is shown; name: in results.json. rate: of its counts."""
+
+    name: str
+    heading: str
+    value: Callable[[PublishedGroup], float | None]
+    format: Format
+    better: Better = ""
+    rate: Rate | None = None
+
+
+@dataclass(frozen=True)
+class Family:
+    """Numbers whose names depend on the trial, such as one per group size; MLflow only. of_model: as in `Metric`."""
+
+    values: Callable[[PublishedTrial], Mapping[str, float | None]]
+    of_model: bool = False

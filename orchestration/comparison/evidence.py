@@ -1,0 +1,216 @@
+"""Numbers of finished trials on resampled test examples, which give intervals and paired differences."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from orchestration.comparison.intervals import LEVEL, Array, Interval, Runs, interval, unpaired
+from orchestration.comparison.metrics import METRICS
+from orchestration.comparison.rate_metrics import GROUP_METRICS
+from orchestration.comparison.settings import Setting
+from orchestration.comparison.tested import Measure, Tested, of_group
+from orchestration.records.published import RUNS, PublishedTrial
+from workers import rates
+from workers.outcomes import Outcomes
+
+RESAMPLES: Final = 1000
+_FEWER: Final = 300
+_MANY_TRIALS: Final = 100
+"""Sweeps of more trials are resampled `_FEWER` times, which makes ends of intervals less exact, not less honest."""
+_CELLS_AT_ONCE: Final = 2**24
+Name = tuple[str, str]
+"""A group, or "" for all test examples, and the name of a metric."""
+
+
+@dataclass(frozen=True)
+class _Tested:
+    """A trial with the outcomes of its test examples."""
+
+    trial: PublishedTrial
+    outcomes: Outcomes
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """Groups that are large enough to be shown, in the order of the trial."""
+        groups = self.trial.quality.groups if self.trial.quality else ()
+        return tuple(group.name for group in groups if group.name in self.outcomes.group_names)
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """Of one trial: its numbers, [1 + B] each, first those of its test examples as they are; where they were tested."""
+
+    values: Mapping[Name, Array]
+    test_set: str
+    sizes: Mapping[str, int]
+    overlap: float
+
+
+class Evidence:
+    """Numbers of the trials whose outcomes are stored; trials of older versions have none, and no intervals."""
+
+    def __init__(self, numbers: Mapping[str, _Numbers]) -> None:
+        self._numbers = numbers
+
+    def interval(self, setting: Setting, name: str, group: str = "") -> Interval | None:
+        """A metric of a setting, the mean over its seeds and splits, with its 95% interval; None if it is unknown."""
+        runs = self._runs(setting.trials, (group, name))
+        if runs is None:
+            return None
+        found = interval(runs, examples=min(self._examples(trial, group) for trial in setting.trials))
+        return found and found.within(*_range(name))
+
+    def difference(
+        self, one: Setting, other: Setting, name: str, group: str = "", comparisons: int = 1
+    ) -> Interval | None:
+        """A metric of ``one`` minus that of ``other``, paired at equal seed and split, with an interval.
+
+        comparisons: how many differences are looked at; all intervals together cover 95% (Bonferroni). Settings without
+        common seeds are compared on their common test examples. None where that is not possible.
+        """
+        level = 1.0 - (1.0 - LEVEL) / comparisons
+        ours, theirs = ({_run(trial): trial for trial in setting.trials} for setting in (one, other))
+        common = [run for run in ours if run in theirs and self._same_test(ours[run], theirs[run])]
+        if common:
+            mine = self._runs([ours[run] for run in common], (group, name))
+            its = self._runs([theirs[run] for run in common], (group, name))
+            return None if mine is None or its is None else interval(mine.minus(its), level)
+        mine, its = (self._runs(setting.trials, (group, name)) for setting in (one, other))
+        if mine is None or its is None:
+            return None
+        sets = {self._numbers[trial.key].test_set for trial in (*one.trials, *other.trials)}
+        return unpaired(mine, its, level) if len(sets) == 1 else None
+
+    def _same_test(self, one: PublishedTrial, other: PublishedTrial) -> bool:
+        found = [self._numbers[trial.key].test_set for trial in (one, other) if trial.key in self._numbers]
+        return len(found) == 2 and found[0] == found[1]
+
+    def _examples(self, trial: PublishedTrial, group: str) -> int:
+        sizes = self._numbers[trial.key].sizes
+        return sizes[group] if group else min(sizes.values())
+
+    def _runs(self, trials: Sequence[PublishedTrial], name: Name) -> Runs | None:
+        if not trials or any(trial.key not in self._numbers for trial in trials):
+            return None
+        found = [self._numbers[trial.key] for trial in trials]
+        if any(name not in each.values for each in found):
+            return None
+        values = np.stack([each.values[name] for each in found])
+        sets = {test_set: place for place, test_set in enumerate(dict.fromkeys(each.test_set for each in found))}
+        splits = np.array([sets[each.test_set] for each in found])
+        return Runs(values[:, 0], values[:, 1:], splits, max(each.overlap for each in found))
+
+
+def _run(trial: PublishedTrial) -> tuple[object, ...]:
+    """What two paired trials have in common."""
+    return tuple(trial.labels.get(name) for name in RUNS)
+
+
+def _range(name: str) -> tuple[float, float]:
+    signed = name in ("accuracy_change",)
+    return (-1.0 if signed else 0.0), (np.inf if name in ("log_loss",) else 1.0)
+
+
+def gather(trials: Iterable[PublishedTrial], outcomes: Mapping[str, Outcomes]) -> Evidence:
+    """Resample the test examples of all finished trials. outcomes: by the key of the trial."""
+    finished = {trial.key: _Tested(trial, outcomes[trial.key]) for trial in trials if trial.key in outcomes}
+    by_test: dict[str, list[_Tested]] = {}
+    for each in finished.values():
+        by_test.setdefault(each.outcomes.test_set, []).append(each)
+    resamples = RESAMPLES if len(finished) <= _MANY_TRIALS else _FEWER
+    numbers: dict[str, _Numbers] = {}
+    for test_set, members in by_test.items():
+        numbers |= _resampled(test_set, members, resamples)
+    return Evidence(numbers)
+
+
+def _resampled(test_set: str, members: Sequence[_Tested], resamples: int) -> dict[str, _Numbers]:
+    """The numbers of trials that were tested on the same examples."""
+    first = members[0].outcomes
+    cells = len(first.group_names) * first.num_classes**2
+    found: dict[str, list[dict[Name, Array]]] = {each.trial.key: [] for each in members}
+    for weights in _weights(test_set, len(first.labels), resamples, max(1, _CELLS_AT_ONCE // cells)):
+        seen: dict[str, Tested] = {}
+        for each in sorted(members, key=lambda each: not each.trial.is_baseline):
+            before = seen.get(each.trial.tags.get("baseline", ""))
+            tested = _counted(each, weights, before)
+            if each.trial.is_baseline:
+                seen[each.trial.key] = tested
+            found[each.trial.key].append(dict(_measured(each, tested)))
+    return {
+        each.trial.key: _Numbers(
+            {name: np.concatenate([part[name] for part in found[each.trial.key]]) for name in found[each.trial.key][0]},
+            test_set,
+            {group.name: group.test_examples for group in each.trial.quality.groups} if each.trial.quality else {},
+            _overlap(each.trial),
+        )
+        for each in members
+    }
+
+
+def _overlap(trial: PublishedTrial) -> float:
+    """Test examples over training examples."""
+    profile = trial.dataset.profile if trial.dataset else {}
+    return float(profile.get("test_size", 0)) / float(profile.get("train_size", 1))
+
+
+def _weights(test_set: str, size: int, resamples: int, at_once: int) -> Iterator[npt.NDArray[np.int32]]:
+    """How often each example is drawn, in parts of [b, n]; the first row draws each once. The same in every process."""
+    draw = np.random.default_rng(int.from_bytes(hashlib.sha256(test_set.encode()).digest()[:8], "big"))
+    first = np.ones((1, size), dtype=np.int32)
+    for start in range(0, resamples, at_once):
+        rows = min(at_once, resamples - start)
+        drawn = draw.integers(0, size, (rows, size)) + size * np.arange(rows)[:, None]
+        counts = np.bincount(drawn.ravel(), minlength=rows * size).reshape(rows, size).astype(np.int32)
+        yield np.concatenate((first, counts)) if start == 0 else counts
+
+
+def _counted(each: _Tested, weights: npt.NDArray[np.int32], baseline: Tested | None) -> Tested:
+    found = each.outcomes
+    shape = len(found.group_names), found.num_classes, found.num_classes
+    cells = (found.groups * shape[1] + found.labels) * shape[2] + found.predicted
+    counts = _sums(weights, cells, int(np.prod(shape))).reshape(-1, *shape)
+    places = [found.group_names.index(name) for name in each.shown]
+    fairness = each.trial.quality.fairness if each.trial.quality else {}
+    bins = np.clip(np.nan_to_num(found.confidences) * rates.CALIBRATION_BINS, 0, rates.CALIBRATION_BINS - 1)
+    off = found.confidences - (found.predicted == found.labels)
+    errors = _sums(weights * off, bins.astype(np.int64), rates.CALIBRATION_BINS)
+    return Tested(
+        everyone=counts.sum(1),
+        groups=counts[:, places],
+        log_loss=(weights @ found.log_losses) / len(found.labels),
+        calibration_error=np.abs(errors).sum(1) / len(found.labels),
+        parity="equalized_odds_difference" in fairness,
+        baseline=baseline,
+    )
+
+
+def _sums(weights: npt.NDArray[np.int32] | Array, cells: npt.NDArray[np.int64], count: int) -> Array:
+    """[b, count]: sums of the weights [b, n] of the examples in each cell."""
+    order = np.argsort(cells, kind="stable")
+    present, starts = np.unique(cells[order], return_index=True)
+    found = np.zeros((len(weights), count))
+    found[:, present] = np.add.reduceat(weights[:, order], starts, axis=1)
+    return found
+
+
+def _measured(each: _Tested, tested: Tested) -> Iterator[tuple[Name, Array]]:
+    measures: dict[Name, Measure] = {("", metric.name): metric.measure for metric in METRICS if metric.measure}
+    for place, group in enumerate(each.shown):
+        for metric in GROUP_METRICS:
+            if metric.rate and (metric.name not in rates.OF_TWO_CLASSES or each.outcomes.num_classes == 2):
+                measures[group, metric.name] = of_group(metric.rate, place)
+    for name, measure in measures.items():
+        values = measure(tested)
+        if values is not None:
+            yield name, values.astype(np.float32).astype(np.float64)
+
+
+NO_EVIDENCE: Final = Evidence({})
+"""Of a sweep without stored outcomes: no interval is known."""

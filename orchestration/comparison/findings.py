@@ -1,0 +1,266 @@
+"""What a sweep shows and what it does not: settings compared with intervals, in verdicts and warnings. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from orchestration.comparison.evidence import Evidence
+from orchestration.comparison.intervals import Interval
+from orchestration.comparison.metrics import METRICS, metric
+from orchestration.comparison.settings import Setting, finished_settings
+from orchestration.comparison.values import accuracy, epsilon, loss
+from orchestration.records.published import PublishedSweep, PublishedTrial
+
+Verdict = Literal["better", "worse", "not distinguishable", "unknown"]
+HEADLINE: Final = ("accuracy", "worst_group_accuracy")
+"""Metrics by which settings are compared in the headline; its intervals hold together for both."""
+COMPARED: Final = ("epsilon", "sigma", "data", "model", "sampling", "epochs")
+"""Labels that name what is compared, besides methods; settings that differ in others are one, with several values."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One setting against another: a metric of the first minus that of the second, paired, and what follows from it."""
+
+    one: str
+    other: str
+    metric: str
+    interval: Interval | None
+
+    @property
+    def verdict(self) -> Verdict:
+        """Of the first against the second."""
+        if self.interval is None:
+            return "unknown"
+        if self.interval.low <= 0.0 <= self.interval.high:
+            return "not distinguishable"
+        return "better" if (self.interval.low > 0.0) == (metric(self.metric).better == "higher") else "worse"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {**asdict(self), "verdict": self.verdict}
+
+
+@dataclass(frozen=True)
+class Findings:
+    """The finished settings of a sweep, compared."""
+
+    settings: tuple[Setting, ...]
+    evidence: Evidence
+
+    @cached_property
+    def private(self) -> tuple[Setting, ...]:
+        """Private settings."""
+        return tuple(setting for setting in self.settings if not setting.is_baseline)
+
+    @cached_property
+    def baselines(self) -> tuple[Setting, ...]:
+        """Non-private settings that learnt something, the most accurate first."""
+        found = [setting for setting in self.settings if setting.is_baseline and not has_diverged(setting)]
+        return tuple(sorted(found, key=lambda setting: -_mean(setting, "accuracy")))
+
+    @cached_property
+    def methods(self) -> tuple[Setting, ...]:
+        """Of each method, its most accurate private setting: those that differ only in tuned values are one method."""
+        best: dict[tuple[object, ...], Setting] = {}
+        for setting in self.private:
+            method = _method(setting)
+            if method not in best or _mean(setting, "accuracy") > _mean(best[method], "accuracy"):
+                best[method] = setting
+        return tuple(best.values())
+
+    @cached_property
+    def comparisons(self) -> int:
+        """Differences that headlines may state: of all pairs of private settings, by each metric of `HEADLINE`."""
+        count = len(self.private)
+        return max(1, len(HEADLINE) * count * (count - 1) // 2)
+
+    def interval(self, setting: Setting, name: str) -> Interval | None:
+        """A metric of a setting with its own 95% interval."""
+        return self.evidence.interval(setting, name)
+
+    def difference(self, one: Setting, other: Setting, name: str) -> Difference:
+        """Two settings by one metric, with the interval that all `comparisons` share."""
+        found = self.evidence.difference(one, other, name, comparisons=self.comparisons)
+        return Difference(one.name, other.name, name, found)
+
+    def best(self, name: str, among: Iterable[Setting] | None = None) -> Setting | None:
+        """The setting with the best mean of a metric, of ``among`` or of `private`; None if none has it."""
+        sign = 1.0 if metric(name).better == "higher" else -1.0
+        known = [
+            setting for setting in (self.private if among is None else among) if not np.isnan(_mean(setting, name))
+        ]
+        return max(known, key=lambda setting: sign * _mean(setting, name), default=None)
+
+    def indistinguishable(self, best: Setting, name: str, among: Iterable[Setting]) -> tuple[Difference, ...]:
+        """Differences to the others of ``among`` that may be none."""
+        found = (self.difference(best, other, name) for other in among if other is not best)
+        return tuple(each for each in found if each.verdict in ("not distinguishable", "unknown"))
+
+    @cached_property
+    def front(self) -> tuple[Setting, ...]:
+        """Private settings that are on the Pareto front beyond noise.
+
+        No other one that costs no more (epsilon to two digits) may equal it in both accuracy and worst-group accuracy:
+        in one of them it is better, by intervals.
+        """
+        known = [one for one in self.private if self.interval(one, "accuracy")]
+        return tuple(one for one in known if all(self._is_ahead(one, other) for other in self._rivals(one)))
+
+    def _rivals(self, one: Setting) -> list[Setting]:
+        cost = _cost(one)
+        return [other for other in self.private if other is not one and _cost(other) <= cost]
+
+    def _is_ahead(self, one: Setting, other: Setting) -> bool:
+        return any(self.difference(one, other, name).verdict == "better" for name in HEADLINE)
+
+
+def findings(data: PublishedSweep, evidence: Evidence) -> Findings:
+    """The finished settings of a sweep, compared by the evidence of their trials."""
+    return Findings(finished_settings(data.trials), evidence)
+
+
+def as_dict(found: Findings) -> dict[str, Any]:
+    """Plain values for JSON: every setting with its intervals, every difference between methods, and the warnings."""
+    return {
+        "settings": [
+            {
+                "name": setting.name,
+                "trials": [trial.key for trial in setting.trials],
+                "intervals": {
+                    name: asdict(interval)
+                    for name in (each.name for each in METRICS if each.measure)
+                    if (interval := found.interval(setting, name))
+                },
+                "on_front_beyond_noise": setting in found.front,
+            }
+            for setting in found.settings
+        ],
+        "differences": [
+            found.difference(one, other, name).as_dict()
+            for one, other in itertools.combinations(found.methods, 2)
+            for name in HEADLINE
+        ],
+        "comparisons": found.comparisons,
+        "warnings": warnings(found),
+    }
+
+
+def has_diverged(setting: Setting) -> bool:
+    """Whether no trial did better than a constant prediction, or its loss is not finite."""
+    return all(_has_diverged(trial) for trial in setting.trials)
+
+
+def _has_diverged(trial: PublishedTrial) -> bool:
+    found, majority = loss(trial), metric("majority_class_rate").value(trial)
+    if found is None or not np.isfinite(found):
+        return True
+    return majority is not None and (accuracy(trial) or 0.0) <= majority + 1e-9
+
+
+def is_constant(setting: Setting) -> bool:
+    """Whether every trial predicts one class for all test examples of each group, so that its gaps say nothing."""
+    return all(_is_constant(trial) for trial in setting.trials)
+
+
+def _is_constant(trial: PublishedTrial) -> bool:
+    quality = trial.quality
+    counts = [group.counts for group in quality.groups if group.counts] if quality else []
+    if quality is None or quality.counts is None:
+        return False
+    predicted = [np.count_nonzero(each.matrix.sum(0)) for each in (counts or [quality.counts])]
+    groups_are_classes = all(np.count_nonzero(each.matrix.sum(1)) == 1 for each in counts)
+    everyone = np.count_nonzero(quality.counts.matrix.sum(0))
+    return everyone == 1 if groups_are_classes else all(classes == 1 for classes in predicted)
+
+
+def _mean(setting: Setting, name: str) -> float:
+    found = setting.over_seeds(metric(name).value)
+    return found.mean if found else float("nan")
+
+
+def _method(setting: Setting) -> tuple[object, ...]:
+    return (*setting.method, *(setting.labels.get(name) for name in COMPARED))
+
+
+def _cost(setting: Setting) -> float:
+    found = setting.over_seeds(epsilon)
+    return float(f"{found.mean:.2g}") if found else float("inf")
+
+
+def tuned_values(found: Findings) -> dict[str, int]:
+    """How many settings each clipping method has at one schedule and privacy level; the non-private ones in all."""
+    counts: dict[str, list[int]] = {}
+    for method in found.methods:
+        alike = [each for each in found.private if _method(each) == _method(method)]
+        counts.setdefault(method.method[0], []).append(len(alike))
+    tried = {clipping: max(sizes) for clipping, sizes in counts.items()}
+    baselines = sum(setting.is_baseline for setting in found.settings)
+    return {**tried, **({"non-private": baselines} if baselines else {})}
+
+
+def warnings(found: Findings) -> list[str]:
+    """What a reader must know before believing a difference; sentences."""
+    return [*_diverged(found), *_beating(found), *_constant(found), *_unequally_tuned(found)]
+
+
+def _diverged(found: Findings) -> list[str]:
+    lost = [setting.name for setting in found.settings if setting.is_baseline and has_diverged(setting)]
+    if not lost:
+        return []
+    return [
+        f"Warning: {_listed(lost)} learnt nothing (it diverged, or it is no better than always predicting the most "
+        "frequent class); it is compared with nothing."
+    ]
+
+
+def _beating(found: Findings) -> list[str]:
+    if not found.baselines:
+        return []
+    best = found.baselines[0]
+    above = []
+    for setting in found.methods:
+        gain = _mean(setting, "accuracy") - _mean(best, "accuracy")
+        if gain > 0.0:
+            above.append((setting, gain, found.difference(setting, best, "accuracy").verdict == "better"))
+    if not above:
+        return []
+    setting, gain, sure = max(above, key=lambda each: each[1])
+    how = "beyond its interval" if sure else "within its interval"
+    return [
+        f"Warning: {setting.name} is {100 * gain:.1f} points above the best non-private setting ({how}). Noise does "
+        "not help a well-tuned model: tune the baseline before reading what privacy costs."
+    ]
+
+
+def _constant(found: Findings) -> list[str]:
+    flat = [setting for setting in found.settings if is_constant(setting)]
+    if not flat:
+        return []
+    rates = [rate for setting in flat if not np.isnan(rate := _mean(setting, "majority_class_rate"))]
+    named = _listed([setting.name for setting in flat])
+    return [
+        f"Warning: {named} predicts one class for everybody in each group. Its gaps between groups say nothing: a "
+        f"constant prediction reaches {100 * max(rates):.1f}% here."
+    ]
+
+
+def _unequally_tuned(found: Findings) -> list[str]:
+    counts = tuned_values(found)
+    if len(found.private) < 2 or len(set(counts.values())) < 2:
+        return []
+    each = ", ".join(f"{method} with {count}" for method, count in counts.items())
+    return [
+        f"Warning: settings were not tuned alike. Tried were {each} choices of their other values (clipping bound, "
+        "learning rate, ...), so a difference may be one of tuning, not of method."
+    ]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

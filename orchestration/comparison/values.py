@@ -1,0 +1,230 @@
+"""Numbers of one trial, by name: what the entries of `metrics.METRICS` read. Pure; None where a number is unknown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from accounting.curves import FALSE_POSITIVE_RATES
+from orchestration.records.published import Histogram, PublishedGroup, PublishedTrial
+from workers import rates
+from workers.rates import Counts, Rate
+
+Value = Callable[[PublishedTrial], float | None]
+"""A number of a trial; None if it is unknown, infinite if there is no bound."""
+
+
+def worst_group(trial: PublishedTrial) -> PublishedGroup | None:
+    """The group of the test data with the lowest accuracy."""
+    groups = [group for group in trial.quality.groups if math.isfinite(group.accuracy)] if trial.quality else []
+    return min(groups, key=lambda group: group.accuracy, default=None)
+
+
+def worst_group_name(trial: PublishedTrial) -> str | None:
+    """The name of `worst_group`."""
+    group = worst_group(trial)
+    return group.name if group else None
+
+
+def epsilon(trial: PublishedTrial) -> float | None:
+    """Epsilon in the worst case over all training examples; infinite for a baseline."""
+    return trial.privacy.epsilon if trial.privacy else None
+
+
+def delta(trial: PublishedTrial) -> float | None:
+    """The delta of `epsilon`; None for a baseline, which has no guarantee."""
+    return trial.privacy.delta if trial.privacy and trial.privacy.is_private else None
+
+
+def accuracy(trial: PublishedTrial) -> float | None:
+    """Accuracy on test data, in [0, 1]."""
+    return trial.quality.accuracy if trial.quality else None
+
+
+def loss(trial: PublishedTrial) -> float | None:
+    """Mean loss on test data."""
+    return trial.quality.loss if trial.quality else None
+
+
+def accuracy_change(trial: PublishedTrial) -> float | None:
+    """Accuracy minus that of the non-private baseline, in [-1, 1]."""
+    return trial.quality.accuracy_change if trial.quality else None
+
+
+def worst_group_accuracy(trial: PublishedTrial) -> float | None:
+    """Accuracy of `worst_group`, in [0, 1]."""
+    group = worst_group(trial)
+    return group.accuracy if group else None
+
+
+def unequal_cost(trial: PublishedTrial) -> float | None:
+    """Largest minus smallest accuracy change over groups: 0 if all groups lose the same accuracy (paper D)."""
+    if trial.quality is None:
+        return None
+    changes = [group.accuracy_change for group in trial.quality.groups if group.accuracy_change is not None]
+    return max(changes) - min(changes) if len(changes) > 1 else None
+
+
+def mean_epsilon(trial: PublishedTrial) -> float | None:
+    """Mean epsilon_i over the training examples, as published."""
+    return trial.individuals.mean if trial.individuals else None
+
+
+def median_epsilon(trial: PublishedTrial) -> float | None:
+    """Median epsilon_i: as published, or computed from the published histogram (post-processing, no further cost)."""
+    individuals = trial.individuals
+    if individuals is None:
+        return None
+    if individuals.median is not None:
+        return individuals.median
+    if 0.5 in individuals.quantiles:
+        return individuals.quantiles[0.5]
+    return _histogram_median(individuals.histogram) if individuals.histogram else None
+
+
+def _histogram_median(histogram: Histogram) -> float | None:
+    counts = [max(count, 0.0) for count in histogram.counts]
+    half, before = sum(counts) / 2.0, 0.0
+    for low, high, count in zip(histogram.edges, histogram.edges[1:], counts, strict=False):
+        if count > 0.0 and before + count >= half:
+            return low + (high - low) * (half - before) / count
+        before += count
+    return None
+
+
+def worst_over_median(trial: PublishedTrial) -> float | None:
+    """The worst-case epsilon divided by the median epsilon_i."""
+    worst, median = epsilon(trial), median_epsilon(trial)
+    return worst / median if worst is not None and median is not None and median > 0.0 else None
+
+
+def loss_correlation(trial: PublishedTrial) -> float | None:
+    """Pearson's r of epsilon_i and the log loss of the example when norms were last taken (paper A, Figure 5)."""
+    return trial.individuals.loss_correlation if trial.individuals else None
+
+
+def release_epsilon(trial: PublishedTrial) -> float | None:
+    """Epsilon of releasing the statistics of epsilon_i alone; already part of `epsilon`."""
+    return trial.individuals.release_epsilon if trial.individuals else None
+
+
+def initial_noise_multiplier(trial: PublishedTrial) -> float | None:
+    """The noise multiplier of the first epoch; None for a baseline."""
+    return trial.history[0].noise_multiplier if trial.history and not trial.is_baseline else None
+
+
+def wall_seconds(trial: PublishedTrial) -> float | None:
+    """Duration of training in seconds."""
+    return trial.wall_seconds
+
+
+def advantage(trial: PublishedTrial) -> float | None:
+    """Upper bound on the membership advantage of any attack on one record; None for a baseline, which has no bound."""
+    return _advantage(trial, 1)
+
+
+def _advantage(trial: PublishedTrial, size: int) -> float | None:
+    risk = trial.privacy.risks.get(size) if trial.privacy else None
+    return risk.advantage.upper if risk else None
+
+
+def tpr_at_fpr_1pct(trial: PublishedTrial) -> float | None:
+    """Upper bound on the true positive rate of any attack on one record at a false positive rate of 1%."""
+    return _tpr_at_fpr_1pct(trial, 1)
+
+
+def _tpr_at_fpr_1pct(trial: PublishedTrial, size: int) -> float | None:
+    risk = trial.privacy.risks.get(size) if trial.privacy else None
+    return risk.true_positive_rates[FALSE_POSITIVE_RATES.index(0.01)].upper if risk else None
+
+
+def risk_by_group_size(trial: PublishedTrial) -> Mapping[str, float | None]:
+    """Bounds on attacks on k > 1 records together, by their names in MLflow."""
+    sizes = [size for size in trial.privacy.risks if size > 1] if trial.privacy else []
+    return {f"privacy/advantage_group_of_{size}": _advantage(trial, size) for size in sizes} | {
+        f"privacy/tpr_at_fpr_1pct_group_of_{size}": _tpr_at_fpr_1pct(trial, size) for size in sizes
+    }
+
+
+def epsilon_by_group_size(trial: PublishedTrial) -> Mapping[str, float | None]:
+    """Epsilon of k > 1 records together, by its name in MLflow."""
+    sizes = trial.privacy.group_epsilons if trial.privacy else {}
+    return {f"privacy/epsilon_group_of_{size}": value for size, value in sizes.items() if size > 1}
+
+
+def epsilon_quantiles(trial: PublishedTrial) -> Mapping[str, float | None]:
+    """Published quantiles of epsilon_i, by their names in MLflow."""
+    quantiles = trial.individuals.quantiles if trial.individuals else {}
+    return {f"privacy/epsilon_i_quantile_{level:g}": value for level, value in quantiles.items()}
+
+
+def audit_bounds(trial: PublishedTrial) -> Mapping[str, float | None]:
+    """What the audit proved, by its names in MLflow."""
+    audit = trial.audit
+    return {"privacy/audited_epsilon": audit.epsilon, "privacy/audit_confidence": audit.confidence} if audit else {}
+
+
+def fairness(name: str) -> Value:
+    """The gap between groups called ``name`` in `workers.rates`."""
+    return lambda trial: trial.quality.fairness.get(name) if trial.quality else None
+
+
+def gaps(trial: PublishedTrial) -> Mapping[str, float | None]:
+    """Every gap between groups that is known, by its name in MLflow."""
+    found = trial.quality.fairness if trial.quality else {}
+    return {f"fairness/{name}": value for name, value in found.items()}
+
+
+def of_counts(rate: Rate) -> Value:
+    """A rate over all test examples."""
+    return lambda trial: counted(trial.quality.counts, rate) if trial.quality else None
+
+
+def of_two_classes(name: str) -> Value:
+    """The rate called ``name`` in `workers.rates.OF_TWO_CLASSES`, over all test examples."""
+
+    def of_trial(trial: PublishedTrial) -> float | None:
+        return of_two(name)(trial.quality.counts) if trial.quality else None
+
+    return of_trial
+
+
+def of_two(name: str) -> Callable[[Counts | None], float | None]:
+    """A function from counts to the rate called ``name``; None where there are not two classes."""
+    rate = rates.OF_TWO_CLASSES[name]
+    return lambda found: counted(found, rate) if found and len(found.confusion) == 2 else None
+
+
+def counted(found: Counts | None, rate: Rate) -> float | None:
+    """A rate of counts; None where it is not defined."""
+    value = float(rate(found.matrix)) if found else math.nan
+    return None if math.isnan(value) else value
+
+
+def score(name: str) -> Value:
+    """``log_loss`` or ``calibration_error`` over all test examples."""
+    return lambda trial: getattr(trial.quality.counts, name) if trial.quality and trial.quality.counts else None
+
+
+def majority_rate(counts: rates.Array) -> rates.Array:
+    """Share of the most frequent label: the accuracy of a constant prediction. counts: [..., K, K]."""
+    of_labels = counts.sum(-1)
+    return np.asarray(of_labels.max(-1) / of_labels.sum(-1))
+
+
+def epsilon_gap(trial: PublishedTrial) -> float | None:
+    """Largest minus smallest mean epsilon_i over groups of training examples (paper A), as published."""
+    paid = [group.mean for group in trial.individuals.groups] if trial.individuals else []
+    return max(paid) - min(paid) if len(paid) > 1 else None
+
+
+def accounted_again(trial: PublishedTrial) -> Mapping[str, float | None]:
+    """Of each accounting of `dpsweep account`, by the name of its folder."""
+    found: dict[str, float | None] = {}
+    for account in trial.accounts:
+        values = {"epsilon": account.epsilon, "mean_epsilon_i": account.mean, "median_epsilon_i": account.median}
+        sizes = {f"epsilon_group_of_{size}": epsilon for size, epsilon in account.group_epsilons.items()}
+        found |= {f"privacy/account/{account.name}/{name}": value for name, value in {**values, **sizes}.items()}
+    return found

@@ -1,0 +1,94 @@
+"""The part of the page in which a reader chooses axes, a group and what is shown: data for its script, and controls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+from typing import Any
+
+from orchestration.comparison.entries import Metric
+from orchestration.comparison.findings import Findings
+from orchestration.comparison.formats import SHARES
+from orchestration.comparison.metrics import METRICS
+from orchestration.comparison.rate_metrics import GROUP_METRICS
+from orchestration.comparison.settings import Setting, group_names, group_value
+from orchestration.comparison.statistics import Spread
+from orchestration.report.figures import meta_of
+from orchestration.report.style import Style
+
+
+def explorer_data(found: Findings, style: Style) -> dict[str, Any]:
+    """Every setting with the mean, low and high end of every metric, overall and by group.
+
+    Ends are those of the 95% interval, or of the range over seeds where no interval is known.
+    """
+    names = group_names([trial for setting in found.settings for trial in setting.trials])
+    return {
+        "metrics": {metric.name: _axis(metric.heading, metric.format in SHARES) for metric in _shown(found)},
+        "settings": [
+            {
+                "name": setting.name,
+                "colour": style.colour(setting),
+                "symbol": style.symbol(setting),
+                "meta": meta_of(setting),
+                "values": {metric.name: _ends(found, setting, metric.name, "") for metric in _shown(found)},
+                "groups": {
+                    name: {each.name: _ends(found, setting, each.name, name) for each in GROUP_METRICS}
+                    for name in names
+                },
+            }
+            for setting in found.settings
+        ],
+    }
+
+
+def _axis(heading: str, is_share: bool) -> dict[str, Any]:
+    return {"title": heading.removesuffix(", points"), "share": is_share}
+
+
+def _shown(found: Findings) -> list[Metric]:
+    """Metrics that two settings or more have."""
+    return [each for each in METRICS if sum(bool(setting.over_seeds(each.value)) for setting in found.settings) > 1]
+
+
+def _ends(found: Findings, setting: Setting, name: str, group: str) -> list[float] | None:
+    value = (
+        next(group_value(group, each.value) for each in GROUP_METRICS if each.name == name)
+        if group
+        else next(each.value for each in METRICS if each.name == name)
+    )
+    mean: Spread | None = setting.over_seeds(value)
+    if mean is None:
+        return None
+    interval = found.evidence.interval(setting, name, group)
+    low, high = (interval.low, interval.high) if interval else (mean.low, mean.high)
+    return [float(f"{number:.6g}") for number in (mean.mean, low, high)]
+
+
+def explorer(found: Findings) -> str:
+    """The controls and the element into which the page's script draws; "" for fewer than two settings."""
+    shown = _shown(found)
+    if len(found.settings) < 2 or not shown:
+        return ""
+    names = group_names([trial for setting in found.settings for trial in setting.trials])
+    axes = [(each.name, each.heading.removesuffix(", points")) for each in shown]
+    controls = (
+        _select("explore-x", "Across", axes, "accuracy"),
+        _select("explore-y", "Up", axes, "worst_group_accuracy"),
+        _select("explore-group", "Group", [("", "all test examples"), *((name, name) for name in names)], ""),
+    )
+    return (
+        f'<h3>Any two numbers</h3><div class="controls">{"".join(controls)}</div>'
+        '<div id="explore" class="chart" role="img" aria-label="Two chosen metrics of every setting: a chart" '
+        'style="height:430px"></div><p><small>Means over seeds, with 95% intervals, or the range over seeds where none '
+        "is known. A group replaces those numbers that are known of groups.</small></p>"
+    )
+
+
+def _select(name: str, label: str, options: Iterable[tuple[str, str]], chosen: str) -> str:
+    def option(value: str, text: str) -> str:
+        mark = " selected" if value == chosen else ""
+        return f'<option value="{escape(value)}"{mark}>{escape(text)}</option>'
+
+    inner = "".join(option(*each) for each in options)
+    return f'<label>{escape(label)} <select id="{name}">{inner}</select></label>'

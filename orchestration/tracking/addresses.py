@@ -1,0 +1,39 @@
+"""Addresses of MLflow: what they name, and whether it can be reached."""
+
+from __future__ import annotations
+
+import socket
+import urllib.request
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import sqlalchemy
+
+from orchestration.comparison.plain_text import masked
+from orchestration.tracking.protocol import TrackingUnavailable
+
+_DEFAULT_PORTS = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306, "mssql": 1433}
+
+
+def probe(tracking_uri: str) -> None:
+    """Fail within seconds where MLflow itself would retry for minutes."""
+    parts = urlsplit(tracking_uri)
+    scheme = parts.scheme.split("+")[0]
+    proxied = scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(parts.hostname or "")
+    if parts.hostname and scheme in _DEFAULT_PORTS and not proxied:
+        socket.create_connection((parts.hostname, parts.port or _DEFAULT_PORTS[scheme]), timeout=10).close()
+    if not is_server(tracking_uri):
+        if scheme == "sqlite":
+            Path(tracking_uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+        try:
+            sqlalchemy.create_engine(tracking_uri, poolclass=sqlalchemy.pool.NullPool).connect().close()
+        except ModuleNotFoundError as error:
+            raise TrackingUnavailable(
+                f"the MLflow store {masked(tracking_uri, tracking_uri)} needs the driver {error.name!r}: install it, "
+                "or name an installed one, as in postgresql+psycopg2://"
+            ) from error
+
+
+def is_server(tracking_uri: str) -> bool:
+    """Whether MLflow is a server, which stores artifacts by itself, rather than a database that this process opens."""
+    return urlsplit(tracking_uri).scheme.split("+")[0] not in ("sqlite", "postgresql", "mysql", "mssql")

@@ -1,0 +1,143 @@
+"""One logged model in MLflow for every finished trial; that of a setting's first seed stands for the setting."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from mlflow import MlflowClient
+from mlflow.entities import LoggedModel, LoggedModelOutput, Metric
+from mlflow.models import Model, ModelSignature
+from mlflow.types import Schema, TensorSpec
+
+from accounting.records import TrialFiles, exists, read_bytes
+from orchestration.comparison.findings import HEADLINE, Findings
+from orchestration.comparison.metrics import final_metrics, metric
+from orchestration.comparison.settings import Setting, first_seed
+from orchestration.records.layout import SweepFiles
+from orchestration.records.published import PublishedTrial
+from workers.trained import input_of
+
+SWEEP, TRIAL, SETTING = "dpsweep.sweep", "dpsweep.trial_key", "dpsweep.setting"
+LARGEST_MODEL: Final = 100 * 2**20
+"""Bytes; weights of more are not copied to MLflow, where a tag says where they lie."""
+VIEW: Final = (
+    "params.`clipping`",
+    "params.`schedule`",
+    "metrics.`privacy/epsilon`",
+    "metrics.`fairness/worst_group_accuracy`",
+    "metrics.`final/accuracy`",
+    "metrics.`fairness/accuracy_gap`",
+    "metrics.`fairness/accuracy_change`",
+)
+"""Columns of MLflow's table of runs, as its address opens it."""
+
+
+def shared_view(sweep_id: str) -> str:
+    """The state of MLflow's table of runs that compares the trials of the sweep, the best worst-served group first."""
+    return json.dumps(
+        {
+            "searchFilter": f"tags.`{SWEEP}` = '{sweep_id}'",
+            "orderByKey": "metrics.`fairness/worst_group_accuracy`",
+            "orderByAsc": False,
+            "startTime": "ALL",
+            "lifecycleFilter": "Active",
+            "datasetsFilter": [],
+            "modelVersionFilter": "All Runs",
+            "selectedColumns": ["attributes.`Created`", *VIEW],
+        }
+    )
+
+
+class ModelLog:
+    """The logged models of one sweep in one experiment; files: where the trials lie."""
+
+    def __init__(self, client: MlflowClient, experiment: str, sweep_id: str, files: SweepFiles) -> None:
+        self._client, self._experiment, self._sweep_id, self._files = client, experiment, sweep_id, files
+
+    def record(self, found: Findings, runs: Mapping[str, str]) -> None:
+        """Record every finished trial as a logged model; those that exist are updated.
+
+        runs: run id by the key of the trial. A model has the parameters and numbers of its trial. The first seed of a
+        setting stands for it: it alone has the setting's means, as ``setting/accuracy``, so that a search ordered by
+        them finds settings and not lucky seeds, and the weights, if it is private.
+        """
+        existing = {model.tags.get(TRIAL): model for model in self._existing()}
+        for setting in found.settings:
+            for trial in (each for each in setting.trials if each.key in runs):
+                model = existing.get(trial.key) or self._create(runs[trial.key], setting, trial)
+                values = final_metrics(trial) | (_means(setting) if trial is first_seed(setting) else {})
+                self._log(runs[trial.key], model, trial, values)
+
+    def _existing(self) -> Iterator[LoggedModel]:
+        token: str | None = None
+        while True:
+            page = self._client.search_logged_models(
+                [self._experiment], f"tags.`{SWEEP}` = '{self._sweep_id}'", page_token=token
+            )
+            yield from page
+            token = page.token
+            if not token:
+                return
+
+    def _create(self, run: str, setting: Setting, trial: PublishedTrial) -> LoggedModel:
+        own = self._files.trial(trial.key)
+        tags = {SWEEP: self._sweep_id, TRIAL: trial.key, SETTING: setting.name[:5000], "path": own.model}
+        params = {str(name)[:250]: str(value)[:500] for name, value in {**trial.labels, **trial.params}.items()}
+        model: LoggedModel = self._client.create_logged_model(self._experiment, None, run, tags, params, "dpsweep")
+        if trial is first_seed(setting) and not trial.is_baseline and exists(own.model):
+            self._attach(model.model_id, own)
+        self._client.log_outputs(run, [LoggedModelOutput(model.model_id, 0)])
+        self._client.finalize_logged_model(model.model_id, "READY")
+        return model
+
+    def _attach(self, model_id: str, files: TrialFiles) -> None:
+        """Copy the weights, and what turns examples into inputs, with the signature of both."""
+        contents = {Path(uri).name: read_bytes(uri) for uri in (files.model, files.inputs, files.spec)}
+        if sum(map(len, contents.values())) > LARGEST_MODEL:
+            return
+        shape, kind = input_of(files)
+        signature = ModelSignature(
+            Schema([TensorSpec(np.dtype(kind), (-1, *shape))]), Schema([TensorSpec(np.dtype(np.float32), (-1, -1))])
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            inner = Path(folder, "trial")
+            inner.mkdir()
+            for name, content in contents.items():
+                Path(inner, name).write_bytes(content)
+            described = Model(signature=signature, model_id=model_id)
+            described.add_flavor(
+                "python_function",
+                loader_module="orchestration.tracking.loading",
+                data="trial",
+                python_version=platform.python_version(),
+            )
+            described.save(str(Path(folder, "MLmodel")))
+            self._client.log_model_artifacts(model_id, folder)
+
+    def _log(self, run: str, model: LoggedModel, trial: PublishedTrial, values: Mapping[str, float]) -> None:
+        """Add the numbers of the model that are new or have changed, linked to the data that it was tested on."""
+        known = {metric.key: metric.value for metric in (model.metrics or [])}
+        now = int(1000 * time.time())
+        data: dict[str, Any] = {}
+        if trial.dataset is not None:
+            data = {"dataset_name": trial.dataset.name, "dataset_digest": trial.dataset.digest[:36]}
+        changed = [
+            Metric(name, value, now, 0, model_id=model.model_id, run_id=run, **data)
+            for name, value in values.items()
+            if math.isfinite(value) and known.get(name) != value
+        ]
+        if changed:
+            self._client.log_batch(run, metrics=changed)
+
+
+def _means(setting: Setting) -> dict[str, float]:
+    found = {name: setting.over_seeds(metric(name).value) for name in (*HEADLINE, "accuracy_gap", "epsilon")}
+    return {f"setting/{name}": mean.mean for name, mean in found.items() if mean is not None}

@@ -1,0 +1,213 @@
+"""What is said of settings whose models predict known test examples."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+
+from accounting.errors import InvalidInput
+from orchestration.comparison.best import best, parse_conditions
+from orchestration.comparison.evidence import NO_EVIDENCE, gather
+from orchestration.comparison.findings import Findings, as_dict, findings, has_diverged, warnings
+from orchestration.comparison.metrics import METRICS
+from orchestration.comparison.settings import finished_settings
+from orchestration.records.published import PublishedSweep, PublishedTrial
+from orchestration.report.prose import headline
+from tests.orchestration.sample_outcomes import LABELS, of_predictions, outcomes, sweep_of, trial
+from workers.outcomes import Outcomes
+
+SHARES = {"none": (0.95, 0.92), "flat": (0.90, 0.80), "dpsgd_f": (0.899, 0.803), "individual": (0.85, 0.62)}
+
+
+def published(trials: Sequence[PublishedTrial]) -> PublishedSweep:
+    return PublishedSweep("sample", tuple(trials), 1e-5)
+
+
+def found_in(trials: Sequence[PublishedTrial], outcomes: Mapping[str, Outcomes]) -> Findings:
+    return findings(published(trials), gather(trials, outcomes))
+
+
+@pytest.fixture(scope="module")
+def sample() -> Findings:
+    return found_in(*sweep_of(SHARES))
+
+
+def setting(found: Findings, clipping: str):  # type: ignore[no-untyped-def]  # a Setting
+    return next(each for each in found.settings if each.clipping in (clipping, {"none": "non-private"}.get(clipping)))
+
+
+def test_every_number_that_test_examples_decide_has_an_interval_around_it(sample: Findings) -> None:
+    flat = setting(sample, "flat")
+    for metric in METRICS:
+        mean, interval = flat.over_seeds(metric.value), sample.interval(flat, metric.name)
+        if metric.measure is not None and mean is not None and metric.name not in ("log_loss", "calibration_error"):
+            assert interval is not None, metric.name
+            assert interval.value == pytest.approx(mean.mean, abs=1e-6), metric.name
+            assert interval.low < mean.mean < interval.high, metric.name
+    assert sample.interval(flat, "epsilon") is None
+
+
+def test_groups_have_intervals_too_and_small_ones_wider(sample: Findings) -> None:
+    flat = setting(sample, "flat")
+    many, few = (sample.evidence.interval(flat, "true_positive_rate", group) for group in ("many", "few"))
+    assert many is not None
+    assert few is not None
+    assert few.high - few.low > many.high - many.low
+
+
+def test_a_change_is_paired_with_its_baseline(sample: Findings) -> None:
+    """Shared test examples leave it far sharper than the two accuracies."""
+    flat, none = setting(sample, "flat"), setting(sample, "none")
+    change, alone = sample.interval(flat, "accuracy_change"), sample.interval(flat, "accuracy")
+    difference = sample.evidence.difference(flat, none, "accuracy")
+    assert change is not None
+    assert alone is not None
+    assert difference is not None
+    assert (change.low, change.high) == pytest.approx((difference.low, difference.high))
+    assert change.high - change.low < 0.95 * (alone.high - alone.low)
+
+
+def test_verdicts_are_three_and_turn_with_the_order(sample: Findings) -> None:
+    flat, fair, own = (setting(sample, name) for name in ("flat", "dpsgd_f", "individual"))
+    assert sample.difference(flat, fair, "accuracy").verdict == "not distinguishable"
+    assert sample.difference(flat, own, "accuracy").verdict == "better"
+    assert sample.difference(own, flat, "accuracy").verdict == "worse"
+    assert sample.difference(flat, own, "accuracy_gap").verdict == "better", "a smaller gap is better"
+    assert Findings(sample.settings, NO_EVIDENCE).difference(flat, own, "accuracy").verdict == "unknown"
+
+
+def test_more_comparisons_widen_every_interval(sample: Findings) -> None:
+    flat, own = setting(sample, "flat"), setting(sample, "individual")
+    one, many = (sample.evidence.difference(flat, own, "accuracy", comparisons=count) for count in (1, 6))
+    assert one is not None
+    assert many is not None
+    assert many.high - many.low > 1.2 * (one.high - one.low)
+    assert sample.comparisons == 6, "three pairs of private settings by two metrics"
+
+
+def test_the_headline_says_what_can_be_told_apart(sample: Findings) -> None:
+    trials, _ = sweep_of(SHARES)
+    said = " ".join(headline(published(trials), sample))
+    assert "cannot be told apart in accuracy" in said
+    assert re.search(
+        r"Both \w+ · constant and \w+ · constant beat individual · constant by [\d.]+ to [\d.]+ points", said
+    )
+    assert "95% interval" in said
+    assert "points below the best non-private setting" in said
+    assert "always predicting one class reaches" in said
+    assert "Warning" not in said
+
+
+def test_the_front_is_marked_beyond_noise_only_where_nothing_may_equal_it(sample: Findings) -> None:
+    assert [each.clipping for each in sample.front] == []
+    alone = found_in(*sweep_of({name: SHARES[name] for name in ("flat", "individual")}))
+    assert [each.clipping for each in alone.front] == ["flat"]
+
+
+def test_a_private_setting_above_its_baseline_is_a_warning() -> None:
+    found = found_in(*sweep_of({"none": (0.80, 0.80), "flat": (0.88, 0.88)}))
+    (said,) = warnings(found)
+    assert "points above the best non-private setting (beyond its interval)" in said
+
+
+def test_a_diverged_baseline_is_named_and_compared_with_nothing() -> None:
+    trials, found = sweep_of({"flat": (0.85, 0.80)})
+    lost = of_predictions(np.zeros_like(LABELS))
+    for seed in range(5):
+        good = outcomes((0.95, 0.9), seed)
+        for rate, own in ((0.5, good), (64.0, lost)):
+            trials.append(trial(own, "none", seed, learning_rate=rate))
+            found[trials[-1].key] = own
+    all_found = found_in(trials, found)
+    assert [each.labels["learning_rate"] for each in all_found.baselines] == [0.5]
+    said = " ".join(warnings(all_found))
+    assert "learning rate 64 learnt nothing" in said
+    assert "above" not in said
+
+
+def test_a_constant_predictor_is_flagged() -> None:
+    trials, found = sweep_of({"none": (0.95, 0.92)})
+    constant = of_predictions(np.ones_like(LABELS))
+    for seed in range(5):
+        trials.append(trial(constant, "flat", seed))
+        found[trials[-1].key] = constant
+    all_found = found_in(trials, found)
+    flat = setting(all_found, "flat")
+    assert has_diverged(flat)
+    gap = flat.over_seeds(next(each for each in METRICS if each.name == "demographic_parity_difference").value)
+    assert gap is not None
+    assert gap.mean == 0.0
+    assert "flat · constant predicts one class for everybody in each group" in " ".join(warnings(all_found))
+
+
+def test_settings_that_were_not_tuned_alike_are_a_warning() -> None:
+    trials, found = sweep_of({"none": (0.95, 0.92), "dpsgd_f": (0.88, 0.80)})
+    for bound in (0.5, 2.0):
+        for seed in range(5):
+            own = outcomes((0.8 + 0.05 * bound, 0.7), seed)
+            trials.append(trial(own, "flat", seed, bound=bound))
+            found[trials[-1].key] = own
+    all_found = found_in(trials, found)
+    assert "not tuned alike. Tried were dpsgd_f with 1, flat with 2" in " ".join(warnings(all_found))
+    assert [each.labels.get("bound") for each in all_found.methods] == [None, 2.0], "each method at its best"
+
+
+def test_the_best_setting_is_named_with_what_cannot_be_told_from_it(sample: Findings) -> None:
+    found = best(sample, "worst_group", max_epsilon=8.0, at_least={"accuracy": 0.5})
+    assert (found.setting.clipping, found.by) == ("dpsgd_f", "worst_group_accuracy")
+    assert [each.other for each in found.alike] == ["flat · constant"]
+    assert found.trial.labels["seed"] == 0, "not the seed with the best result"
+    assert found.interval is not None
+    assert found.interval.low < found.value < found.interval.high
+    assert found.as_dict()["not_distinguishable"][0]["verdict"] == "not distinguishable"
+
+
+@pytest.mark.parametrize(
+    ("conditions", "said"),
+    [
+        ({"by": "acuracy"}, "unknown metric 'acuracy'.*accuracy"),
+        ({"by": "delta"}, "unknown metric 'delta'"),
+        ({"max_epsilon": 1.0}, "no private setting has epsilon at most 1; the least epsilon is 3"),
+        ({"at_least": {"worst_group": 0.9}}, "the most of worst_group_accuracy is 0.8"),
+        ({"max_epsilon": float("nan")}, "must be above 0"),
+    ],
+)
+def test_what_cannot_be_chosen_is_refused(sample: Findings, conditions: dict[str, object], said: str) -> None:
+    with pytest.raises(InvalidInput, match=said):
+        best(sample, **conditions)  # type: ignore[arg-type]  # keyword arguments of several types
+
+
+@pytest.mark.parametrize("text", ["worst_group", "worst_group=", "worst_group=much", "=0.7x", "a=nan"])
+def test_a_condition_is_a_metric_and_a_number(text: str) -> None:
+    assert parse_conditions(["worst_group=0.7", "accuracy=.5"]) == {"worst_group": 0.7, "accuracy": 0.5}
+    with pytest.raises(InvalidInput, match="METRIC=NUMBER"):
+        parse_conditions([text])
+
+
+def test_trials_of_older_versions_have_no_intervals_and_no_claims() -> None:
+    trials, _ = sweep_of(SHARES)
+    found = findings(published(trials), NO_EVIDENCE)
+    said = " ".join(headline(published(trials), found))
+    assert "Whether differences exceed chance cannot be told" in said
+    assert "beats" not in said
+    assert not any(each["intervals"] for each in as_dict(found)["settings"])
+    assert best(found).interval is None
+
+
+def test_one_seed_is_said_to_be_one_seed() -> None:
+    trials, found = sweep_of(SHARES, seeds=1)
+    assert "Each setting has one seed" in " ".join(headline(published(trials), found_in(trials, found)))
+
+
+def test_settings_without_common_test_examples_are_not_compared() -> None:
+    trials, found = sweep_of({"flat": (0.9, 0.9), "dpsgd_f": (0.8, 0.8)}, seeds=2)
+    other = {
+        key: each if key.startswith("flat") else Outcomes(each.example_ids + 10**6, *list(vars(each).values())[1:])
+        for key, each in found.items()
+    }
+    one, two = finished_settings(trials)
+    assert gather(trials, other).difference(one, two, "accuracy") is None
+    assert gather(trials, found).difference(one, two, "accuracy") is not None

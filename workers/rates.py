@@ -1,0 +1,187 @@
+"""Rates of predictions by group, and gaps between groups, from counts of labels by predicted classes. Pure numpy.
+
+``counts``: [..., K, K], examples by label (rows) and predicted class (columns), K classes. Class 1 is the positive one.
+A rate without examples to count is NaN. Leading axes are free, so that many groups, or many resamples, are computed at
+once. Definitions agree with scikit-learn and fairlearn, except where these define a rate without examples as 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+Rate = Callable[[Array], Array]
+CALIBRATION_BINS: Final = 15
+"""Equal bins of confidence in `calibration_error` (Guo et al. 2017)."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What rates of some test examples are computed from; no value of a single example.
+
+    confusion: for each label the number of examples by predicted class; () for a label without examples. log_loss:
+    mean -ln p(label) in nats. calibration_error: as `calibration_error`.
+    """
+
+    confusion: tuple[tuple[int, ...], ...]
+    log_loss: float
+    calibration_error: float
+
+    @property
+    def matrix(self) -> Array:
+        """The confusion matrix [K, K]."""
+        size = len(self.confusion)
+        return np.array([row or (0,) * size for row in self.confusion], dtype=np.float64)
+
+
+def confusion_counts(
+    labels: npt.NDArray[np.int64],
+    predicted: npt.NDArray[np.int64],
+    groups: npt.NDArray[np.int64],
+    shape: tuple[int, int],
+) -> npt.NDArray[np.int64]:
+    """Counts [G, K, K] by group, label and predicted class. shape: (G, K).
+
+    >>> confusion_counts(np.array([0, 1, 1]), np.array([0, 1, 0]), np.array([0, 0, 0]), (1, 2)).tolist()
+    [[[1, 0], [1, 1]]]
+    """
+    size, classes = shape
+    cells = (groups * classes + labels) * classes + predicted
+    return np.bincount(cells, minlength=size * classes * classes).reshape(size, classes, classes)
+
+
+def accuracy(counts: Array) -> Array:
+    """Share of examples whose predicted class is their label."""
+    return _share(np.trace(counts, axis1=-2, axis2=-1), counts.sum((-2, -1)))
+
+
+def recalls(counts: Array) -> Array:
+    """[..., K]: of the examples of each class, the share that is predicted as it."""
+    return _share(np.diagonal(counts, axis1=-2, axis2=-1), counts.sum(-1))
+
+
+def balanced_accuracy(counts: Array) -> Array:
+    """Mean of `recalls` over the classes that have examples."""
+    found = recalls(counts)
+    return _share(np.nansum(found, axis=-1), np.isfinite(found).sum(-1))
+
+
+def true_positive_rate(counts: Array) -> Array:
+    """Of the examples of class 1, the share predicted as class 1."""
+    return _share(counts[..., 1, 1], counts[..., 1, :].sum(-1))
+
+
+def false_positive_rate(counts: Array) -> Array:
+    """Of the examples of class 0, the share predicted as class 1."""
+    return _share(counts[..., 0, 1], counts[..., 0, :].sum(-1))
+
+
+def precision(counts: Array) -> Array:
+    """Of the examples predicted as class 1, the share of class 1."""
+    return _share(counts[..., 1, 1], counts[..., :, 1].sum(-1))
+
+
+def selection_rate(counts: Array) -> Array:
+    """Share of examples predicted as class 1."""
+    return _share(counts[..., :, 1].sum(-1), counts.sum((-2, -1)))
+
+
+OF_ALL_TASKS: Final[Mapping[str, Rate]] = {"accuracy": accuracy, "balanced_accuracy": balanced_accuracy}
+OF_TWO_CLASSES: Final[Mapping[str, Rate]] = {
+    "true_positive_rate": true_positive_rate,
+    "false_positive_rate": false_positive_rate,
+    "precision": precision,
+    "selection_rate": selection_rate,
+}
+
+
+def rates(counts: Array) -> dict[str, Array]:
+    """Every rate that the number of classes allows, by name, each [...]."""
+    defined = {**OF_ALL_TASKS, **(OF_TWO_CLASSES if counts.shape[-1] == 2 else {})}
+    return {name: rate(counts) for name, rate in defined.items()}
+
+
+def lowest(values: Array) -> Array:
+    """[..., G] -> [...]: the smallest value of a group; NaN where no group has one."""
+    return _known(np.fmin.reduce(values, axis=-1))
+
+
+def highest(values: Array) -> Array:
+    """[..., G] -> [...]: the largest value of a group."""
+    return _known(np.fmax.reduce(values, axis=-1))
+
+
+def gap(values: Array) -> Array:
+    """[..., G] -> [...]: largest minus smallest value over groups."""
+    return highest(values) - lowest(values)
+
+
+def ratio(values: Array) -> Array:
+    """[..., G] -> [...]: smallest over largest value; NaN where all are 0."""
+    return _share(lowest(values), highest(values))
+
+
+def _equalized_odds(between: Rate, worse: Rate) -> Rate:
+    def measure(counts: Array) -> Array:
+        found = between(true_positive_rate(counts)), between(false_positive_rate(counts))
+        return worse(np.stack(found, axis=-1))
+
+    return measure
+
+
+GAPS: Final[Mapping[str, Rate]] = {
+    "accuracy_gap": lambda counts: gap(accuracy(counts)),
+    "worst_group_accuracy": lambda counts: lowest(accuracy(counts)),
+    "worst_group_balanced_accuracy": lambda counts: lowest(balanced_accuracy(counts)),
+}
+"""Differences between groups, from counts [..., G, K, K]."""
+PARITY: Final[Mapping[str, Rate]] = {
+    "demographic_parity_difference": lambda counts: gap(selection_rate(counts)),
+    "demographic_parity_ratio": lambda counts: ratio(selection_rate(counts)),
+    "equalized_odds_difference": _equalized_odds(gap, highest),
+    "equalized_odds_ratio": _equalized_odds(ratio, lowest),
+    "equal_opportunity_difference": lambda counts: gap(true_positive_rate(counts)),
+    "equal_opportunity_ratio": lambda counts: ratio(true_positive_rate(counts)),
+    "worst_group_true_positive_rate": lambda counts: lowest(true_positive_rate(counts)),
+}
+"""The same for tasks of two classes whose groups are not the classes."""
+
+
+def gaps(counts: Array, is_two_class: bool) -> dict[str, Array]:
+    """Every gap by name, each [...]. is_two_class: whether those of `PARITY` mean something."""
+    return {name: measure(counts) for name, measure in {**GAPS, **(PARITY if is_two_class else {})}.items()}
+
+
+def calibration_error(
+    confidence: Array, correct: npt.NDArray[np.bool_], groups: npt.NDArray[np.int64], size: int
+) -> Array:
+    """[G]: expected calibration error of each of ``size`` groups, |accuracy - confidence| averaged over equal bins.
+
+    confidence: probability of the predicted class, [n]; correct, groups: [n]. NaN for a group without examples, and
+    for one with a probability that is not a number.
+    """
+    bins = np.clip(np.nan_to_num(confidence) * CALIBRATION_BINS, 0, CALIBRATION_BINS - 1).astype(np.int64)
+    cells = groups * CALIBRATION_BINS + bins
+    off = np.bincount(cells, confidence - correct, size * CALIBRATION_BINS).reshape(size, CALIBRATION_BINS)
+    return _share(np.abs(off).sum(1), np.bincount(groups, minlength=size).astype(np.float64))
+
+
+def mean_by_group(values: Array, groups: npt.NDArray[np.int64], size: int) -> Array:
+    """[G]: mean of the values [n] of each of ``size`` groups."""
+    return _share(np.bincount(groups, values, size), np.bincount(groups, minlength=size).astype(np.float64))
+
+
+def _share(part: npt.ArrayLike, whole: npt.ArrayLike) -> Array:
+    parts, wholes = np.broadcast_arrays(np.asarray(part, dtype=np.float64), np.asarray(whole, dtype=np.float64))
+    found = np.full(parts.shape, np.nan)
+    np.divide(parts, wholes, out=found, where=wholes != 0)
+    return found
+
+
+def _known(values: npt.ArrayLike) -> Array:
+    return np.asarray(values, dtype=np.float64)
