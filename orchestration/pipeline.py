@@ -6,6 +6,7 @@ sweep file -> plan -> trials under Ray Tune -> accounting as each trial ends -> 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from accounting.errors import DataCorruption, InvalidInput
 from accounting.records import closed_to_strangers, exists, make_private_file, make_private_folder
 from orchestration.comparison.record import SweepRecord
 from orchestration.comparison.stored import owned_record, stored_record
+from orchestration.comparison.winners import best_candidates
 from orchestration.execution.backend import Opening, backend, opening
 from orchestration.execution.coordinator import Coordinator, initial_status
 from orchestration.execution.disk_space import require_space
@@ -26,7 +28,7 @@ from orchestration.execution.taking import take_finished
 from orchestration.execution.upkeep import damaged_files
 from orchestration.records.failures import record_refusals
 from orchestration.records.layout import SweepFiles, absolute, default_output
-from orchestration.records.manifest import open_manifest, write_manifest
+from orchestration.records.manifest import open_manifest, read_manifest, write_manifest
 from orchestration.records.ownership import claimed, exclusive
 from orchestration.records.release_modes import release_mode
 from orchestration.records.status import NO_LIMITS, Limits, SweepStatus, TrialStatus
@@ -35,7 +37,8 @@ from orchestration.report.prose import headline
 from orchestration.report.writing import write_reports
 from orchestration.sweeps.growth import grown, past_of
 from orchestration.sweeps.plan import Plan, plan_sweep
-from orchestration.sweeps.schema import SweepSpec
+from orchestration.sweeps.schema import SweepSpec, parse_sweep
+from orchestration.sweeps.tune import Winner, tuned_stage, tuning_stage
 from orchestration.tracking.addresses import is_server
 from orchestration.tracking.mlflow import MlflowTracker, embedded_tracking_uri
 from orchestration.tracking.protocol import TrackingUnavailable, tracked
@@ -112,11 +115,48 @@ NO_DISPLAY = NoDisplay()
 def run_sweep(request: RunRequest, display: Display = NO_DISPLAY) -> Outcome:
     """Run a sweep until all its trials have ended; a folder that holds it, or an earlier version of it, is continued.
 
+    With ``tune``, the candidates are trained first, as a sweep of their own in the folder ``tuning`` of this one.
     Trials that have results keep them, and their files are not written again; ``display`` is told how many these are.
     A trial that fails does not end the run: it is in the record. Raises: InvalidInput, before any trial starts, for a
     trial that cannot run, a folder that holds a sweep of another name, and a cluster, storage or MLflow that cannot be
     used.
     """
+    if request.sweep.tune is None or request.sweep.adapted is not None:
+        return _run(request, display)
+    winners = _chosen_before(request)
+    if winners is None:
+        tuning = _tuning(request, display)
+        if tuning.stopped:
+            return tuning
+        winners = best_candidates(tuning.record)
+    text = tuned_stage(request.text, winners)
+    return _run(replace(request, sweep=parse_sweep(text), text=text), display)
+
+
+def _chosen_before(request: RunRequest) -> Mapping[str, Winner] | None:
+    """The best candidates that an earlier run of this very file has chosen; None where there is none."""
+    files = SweepFiles(absolute(request.output or default_output(request.sweep.name)))
+    stored = read_manifest(files)
+    if stored is None:
+        return None
+    grown(stored, request.sweep, request.text, files.root)  # refuses a folder of another sweep before it trains
+    before = parse_sweep(stored.text, files.manifest)
+    if before.adapted is None or before.plain() | {"adapted": None} != request.sweep.plain():
+        return None
+    return before.adapted.winners
+
+
+def _tuning(request: RunRequest, display: Display) -> Outcome:
+    """Train the candidates of every setting."""
+    files = SweepFiles(absolute(request.output or default_output(request.sweep.name)))
+    stage = tuning_stage(request.sweep, request.text)
+    display.warn(f"tuning first, in {files.tuning}; then the best of each setting is trained in {files.root}")
+    retry = tuple(word for word in request.retry if word in ("failed", "all"))  # keys name trials of the second stage
+    stage_request = replace(request, sweep=parse_sweep(stage), text=stage, output=files.tuning, retry=retry)
+    return _run(stage_request, display)
+
+
+def _run(request: RunRequest, display: Display) -> Outcome:
     sweep = request.sweep
     files = SweepFiles(absolute(request.output or default_output(sweep.name)))
     if request.tracking_uri is None or not is_server(request.tracking_uri):

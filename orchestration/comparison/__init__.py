@@ -25,4 +25,5 @@ __all__ = [
     "stored",
     "table",
     "values",
+    "winners",
 ]
