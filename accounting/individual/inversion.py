@@ -199,13 +199,11 @@ class _Curve:
 
     def __call__(self, epsilons: Array) -> tuple[Array, Array]:
         """Values and slopes, both [rows], by Horner's rule in exp(-i spacing eps)."""
-        turn = np.exp(-1j * self.contour.spacing * epsilons)
+        turn = np.exp(-1j * self.contour.spacing * epsilons)  # not in place below: bits would depend on the row
         total, derivative = np.zeros_like(turn), np.zeros_like(turn)
         for column in self.columns[::-1]:
-            derivative *= turn
-            derivative += total
-            total *= turn
-            total += column
+            derivative = derivative * turn + total
+            total = total * turn + column
         value = total.real + self.error
         slope = (derivative * turn).imag * self.contour.spacing / value + 1.0 - self.contour.tilt
         return self.scale + np.log(value) + (1.0 - self.contour.tilt) * epsilons, slope

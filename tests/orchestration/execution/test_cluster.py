@@ -11,11 +11,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from accounting.records.epsilons import read_epsilons
 from orchestration.records.layout import SweepFiles
 from orchestration.sweeps.schema import parse_sweep
 from orchestration.sweeps.user_code import permitted
+from tests.orchestration.execution.test_upkeep import TEXT, trained_sweep
 from tests.orchestration.processes import PATIENCE, dpsweep, environment
 from tests.orchestration.reference import assert_same_trial, run_undisturbed
 from tests.orchestration.sample_grids import keys_of, small
@@ -109,6 +112,23 @@ def test_three_nodes_give_the_results_of_one_process(address: str, tmp_path: Pat
     undisturbed = run_undisturbed(reference, tmp_path / "undisturbed", permitted(reference, tmp_path))
     for trial in trials:
         assert_same_trial(files.trial(trial["key"]), undisturbed.trial(trial["key"]), trial["private"])
+
+
+def test_trials_are_accounted_again_on_the_nodes(address: str, tmp_path: Path) -> None:
+    """With the bits that this process gives, for single examples and for what it prints."""
+    files = trained_sweep(tmp_path / "out", TEXT)
+    arguments = ("account", files.root, "--delta", "1e-7", "--individual", "pld", "--json")
+    there = dpsweep(*arguments, "--address", address, **CLOSED)
+    assert there.returncode == 0, there.stderr
+    accounts = json.loads(there.stdout)["accounts"]
+    stored = [read_epsilons(f"{account['folder']}/epsilons") for account in accounts]
+    for account in accounts:
+        shutil.rmtree(account["folder"])
+    here = dpsweep(*arguments, "--address", "in-process")
+    assert json.loads(here.stdout)["accounts"] == accounts
+    for account, epsilons in zip(accounts, stored, strict=True):
+        np.testing.assert_array_equal(read_epsilons(f"{account['folder']}/epsilons").upper, epsilons.upper)
+    assert len(accounts) == 2
 
 
 @pytest.mark.long
