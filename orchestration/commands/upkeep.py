@@ -84,9 +84,11 @@ def delete(
     typer.echo(for_terminal(f"deleted {what}"))
     if counted:
         typer.echo(
-            f"what {len(counted)} of them released cannot be taken back: it stays recorded in {files.root}/attempts, "
-            "and counts if they are trained again there. Models and reports that were shared, and runs on an MLflow "
-            "server, are not deleted"
+            for_terminal(
+                f"what {len(counted)} of them released cannot be taken back: it stays recorded in {files.root}/"
+                "attempts, and counts if they are trained again there. Models and reports that were shared, and runs "
+                "on an MLflow server, are not deleted"
+            )
         )
     if left := remains(files):
         typer.echo(for_terminal(f"left, because not of the sweep: {', '.join(left)}"))
@@ -168,7 +170,7 @@ def account(
                     f"  {of_users.users:,} users of up to {of_users.most_records:,} records: median ε "
                     f"{number(of_users.statistics.median)}, largest ε {number(of_users.largest)}"
                 )
-            typer.echo(f"  private, in {answer.folder}")
+            typer.echo(for_terminal(f"  private, in {answer.folder}"))
     show_accounts(folder, tracking_uri)
     if as_json:
         typer.echo(json.dumps({"accounts": found}, allow_nan=False))

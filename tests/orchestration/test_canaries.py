@@ -7,6 +7,7 @@ examples. Each release mode is run with code that prints, code that raises, and 
 from __future__ import annotations
 
 import base64
+import shutil
 import stat
 import struct
 from collections.abc import Iterator
@@ -139,6 +140,23 @@ def test_no_canary_leaves_the_private_folders(tmp_path: Path, release: str) -> N
     assert code == 0, printed
     assert WORD not in printed
     assert leaks(tmp_path) == []
+    out, other, made = tmp_path / "out", tmp_path / "tmp" / "other", tmp_path / "tmp"
+    shutil.copytree(out, other)
+    for arguments in (
+        ("list", out),
+        ("status", out),
+        ("export", out, "--to", made / "table.csv"),
+        ("compare", out, other, "--html", made / "comparison.html"),
+        ("delete", other, "--yes"),
+    ):
+        done = dpsweep(*arguments)
+        assert done.returncode == 0, done.stderr
+        (made / f"{arguments[0]}.txt").write_text(done.stdout + done.stderr)
+    assert leaks(tmp_path) == [], "nor does what other commands print and write"
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file() and "private" not in path.parts}
+    done = dpsweep("account", out, "--address", IN_PROCESS, "--delta", "1e-6")
+    assert done.returncode == 0, done.stderr
+    assert {path: path.read_bytes() for path in before} == before, "account writes private files only"
 
 
 @pytest.mark.long

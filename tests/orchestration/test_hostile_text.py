@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
-from accounting.errors import StorageError
+from accounting.errors import DpsweepError, StorageError
 from accounting.records.files import write_bytes_atomically
-from orchestration.commands.main import report
+from orchestration.commands.main import app, report
 from orchestration.commands.progress import ConsoleDisplay
 from orchestration.commands.tables import outcome_object, print_outcome
 from orchestration.execution.environment import IN_PROCESS
@@ -53,6 +54,32 @@ def test_an_error_with_markup_is_printed_as_it_is(folder: Path, capsys: pytest.C
     printed = capsys.readouterr().out
     assert r"bad [/bold] \x1b]0;title\x07" in printed
     assert "\x1b]" not in printed
+
+
+def test_commands_over_sweeps_print_it_so_too(folder: Path, tmp_path: Path) -> None:
+    """`list`, `compare`, `status`, `delete` and `export`, of a sweep whose name, error and folder others chose."""
+    strange = tmp_path / "a [bold] \x1b]0;title\x07"
+    folder.rename(strange)
+    shutil.rmtree(next((strange / "trials").iterdir()))
+    for name, key in (("results.json", "error"), ("status.json", "error")):
+        content = json.loads((strange / name).read_text())
+        for row in content if isinstance(content, list) else content["trials"]:
+            row.update({key: HOSTILE, **({"status": "failed"} if name == "results.json" else {"state": "failed"})})
+        (strange / name).write_text(json.dumps(content))
+    other = tmp_path / "other"
+    shutil.copytree(strange, other)
+    for arguments in (
+        ("list", tmp_path),
+        ("compare", strange, other),
+        ("status", strange),
+        ("export", strange, "--to", tmp_path / "table.csv"),
+        ("delete", strange, "--yes"),
+    ):
+        done = CliRunner().invoke(app, [*map(str, arguments)])
+        shown = done.output + str(done.exception or "")
+        assert done.exit_code == 0 or isinstance(done.exception, DpsweepError), (arguments, done.exception)
+        assert "\x1b]" not in done.output, arguments
+        assert "MarkupError" not in shown, arguments
 
 
 def test_the_display_shows_it_so_too() -> None:
