@@ -252,8 +252,8 @@ class _ObserverCallback(tune.Callback):
 
 
 _LACK_OF_MEMORY = (
-    "its worker was killed for lack of memory, also with no trial beside it; lower execution.micro_batch_size, or use "
-    "nodes with more memory"
+    "its worker was killed for lack of memory, also with no trial beside it; lower execution.micro_batch_size and "
+    "start it anew with --retry failed, or use nodes with more memory"
 )
 
 
