@@ -14,5 +14,6 @@ __all__ = [
     "removal",
     "status_file",
     "submission",
+    "taking",
     "upkeep",
 ]

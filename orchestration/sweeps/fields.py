@@ -81,7 +81,7 @@ def _quantity(value: float) -> float:
     return value
 
 
-def gpus(value: float) -> float:
+def whole_or_share(value: float) -> float:
     """Refuse fractions above 1: Ray can share one GPU among trials, but reserves several only as a whole number."""
     if value > 1.0 and not value.is_integer():
         raise InvalidInput(f"{value} GPUs cannot be reserved; give a fraction of one, or a whole number of them")

@@ -28,7 +28,7 @@ from orchestration.sweeps.fields import (
     Sampling,
     Settings,
     Several,
-    gpus,
+    whole_or_share,
 )
 from orchestration.sweeps.text import parse_text, shortly
 from orchestration.sweeps.tune import Adapted, TuneSettings, check_places, check_tuning
@@ -118,7 +118,7 @@ class ResourceSettings(Settings):
 
     cpus: Quantity = Field(default=1.0, gt=0.0)
     """CPUs of each trial."""
-    gpus: Annotated[Quantity, AfterValidator(gpus)] = Field(default=0.0, ge=0.0)
+    gpus: Annotated[Quantity, AfterValidator(whole_or_share)] = Field(default=0.0, ge=0.0)
     """GPUs of each trial: a fraction of one, or a whole number."""
     max_concurrent: int | None = Field(default=None, ge=1)
     """Trials at a time; by default as many as fit."""
