@@ -69,7 +69,10 @@ def test_digests_of_private_files_are_private(trial: TrialFiles, tmp_path: Path)
     private = json.loads(read_sealed(trial.private_digests, "") or b"")
     assert set(private) == {
         f"private/{name}"
-        for name in ("norms/manifest.jsonl", "epsilons/manifest.jsonl", "summary.json", "training.json", "outcomes.ipc")
+        for name in (
+            *("data.json", "norms/manifest.jsonl", "epsilons/manifest.jsonl"),
+            *("summary.json", "training.json", "outcomes.ipc"),
+        )
     }
     assert stat.S_IMODE(Path(trial.private_digests).stat().st_mode) == 0o600
     assert not any(digest in Path(trial.result).read_text() for digest in private.values())
