@@ -70,12 +70,8 @@ def test_digests_of_private_files_are_private(trial: TrialFiles, tmp_path: Path)
     assert set(private) == {
         f"private/{name}"
         for name in (
-            "norms/manifest.jsonl",
-            "epsilons/manifest.jsonl",
-            "summary.json",
-            "training.json",
-            "outcomes.ipc",
-            "data.json",
+            *("data.json", "norms/manifest.jsonl", "epsilons/manifest.jsonl"),
+            *("summary.json", "training.json", "outcomes.ipc"),
         )
     }
     assert stat.S_IMODE(Path(trial.private_digests).stat().st_mode) == 0o600
