@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from orchestration.sweeps import schema
+from orchestration.sweeps import schema, tune
 from orchestration.sweeps.components import COMPONENTS, parameters_of
 from orchestration.sweeps.schema import SweepSpec
 from workers import spec
@@ -41,6 +41,9 @@ values.
 
 **Noise of a schedule's own.** `noise: [{name: constant, noise_multiplier: 1.1}, ...]` gives a schedule its
 initial noise multiplier; such trials are not calibrated to `privacy.target_epsilon`.
+
+**Tuning.** `tune` trains candidates of every setting first, and then the best of each:
+[training.md](training.md#tuning).
 
 **Seeds.** `seeds` are those of training, `data.split_seed` those of the splits into training, test and public
 examples.
@@ -81,7 +84,7 @@ def _sections(whole: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _class(name: str) -> type[Any]:
-    found = getattr(schema, name, None) or getattr(spec, name)
+    found = next(getattr(module, name) for module in (schema, tune, spec) if hasattr(module, name))
     assert inspect.isclass(found)
     return found
 
@@ -136,8 +139,12 @@ def _values(key: str, value: Mapping[str, Any], sections: Mapping[str, str]) -> 
             items = _values(key, value["items"], sections)
             is_axis = value.get("minItems", value.get("minLength"))
             return f"{items}, or a list" if is_axis else f"list: {items}"
-        case "object":
+        case "object" if isinstance(value["additionalProperties"], dict):
             return f"map: {_values(key, value['additionalProperties'], sections)}"
+        case "object":
+            return "map"
+        case None:
+            return "values"
         case "null":
             return "none"
         case "boolean":

@@ -15,6 +15,7 @@ from accounting.errors import DataCorruption, InvalidInput
 from accounting.records import closed_to_strangers, exists, make_private_file, make_private_folder
 from orchestration.comparison.record import SweepRecord
 from orchestration.comparison.stored import owned_record, stored_record
+from orchestration.comparison.winners import best_candidates
 from orchestration.execution.backend import backend
 from orchestration.execution.coordinator import Coordinator, initial_status
 from orchestration.execution.disk_space import require_space
@@ -24,7 +25,7 @@ from orchestration.execution.status_file import StatusFile
 from orchestration.execution.upkeep import damaged_files
 from orchestration.records.failures import record_refusals
 from orchestration.records.layout import SweepFiles, absolute, default_output
-from orchestration.records.manifest import open_manifest, write_manifest
+from orchestration.records.manifest import open_manifest, read_manifest, write_manifest
 from orchestration.records.ownership import claimed, exclusive
 from orchestration.records.release_modes import release_mode
 from orchestration.records.status import SweepStatus, TrialStatus
@@ -32,7 +33,8 @@ from orchestration.report.catalogue import figures_for_mlflow
 from orchestration.report.writing import write_reports
 from orchestration.sweeps.growth import grown, past_of
 from orchestration.sweeps.plan import Plan, plan_sweep
-from orchestration.sweeps.schema import SweepSpec
+from orchestration.sweeps.schema import SweepSpec, parse_sweep
+from orchestration.sweeps.tune import tuned_stage, tuning_stage
 from orchestration.tracking.mlflow import MlflowTracker, embedded_tracking_uri, is_server
 from orchestration.tracking.protocol import TrackingUnavailable, tracked
 from workers.checkpoint import forget_checkpoint
@@ -97,11 +99,40 @@ NO_DISPLAY = NoDisplay()
 def run_sweep(request: RunRequest, display: Display = NO_DISPLAY) -> Outcome:
     """Run a sweep until all its trials have ended; a folder that holds it, or an earlier version of it, is continued.
 
+    With ``tune``, the candidates are trained first, as a sweep of their own in the folder ``tuning`` of this one.
     Trials that have results keep them, and their files are not written again; ``display`` is told how many these are.
     A trial that fails does not end the run: it is in the record. Raises: InvalidInput, before any trial starts, for a
     trial that cannot run, a folder that holds a sweep of another name, and a cluster, storage or MLflow that cannot be
     used.
     """
+    if request.sweep.tune is None or request.sweep.adapted is not None:
+        return _run(request, display)
+    return _run(_tuned(request, display), display)
+
+
+def _tuned(request: RunRequest, display: Display) -> RunRequest:
+    """The request with the best candidate of each setting; a sweep whose file has not changed keeps what it chose."""
+    files = SweepFiles(absolute(request.output or default_output(request.sweep.name)))
+    stored = read_manifest(files)
+    before = parse_sweep(stored.text, files.manifest) if stored else None
+    if stored is not None:
+        grown(stored, request.sweep, request.text, files.root)  # refuses a folder of another sweep before it trains
+    if (
+        before is not None
+        and before.adapted is not None
+        and before.plain() | {"adapted": None} == request.sweep.plain()
+    ):
+        winners = before.adapted.winners
+    else:
+        stage = tuning_stage(request.sweep, request.text)
+        display.warn(f"tuning first, in {files.tuning}; then the best of each setting is trained in {files.root}")
+        tuning = _run(replace(request, sweep=parse_sweep(stage), text=stage, output=files.tuning), display)
+        winners = best_candidates(tuning.record)
+    text = tuned_stage(request.text, winners)
+    return replace(request, sweep=parse_sweep(text), text=text)
+
+
+def _run(request: RunRequest, display: Display) -> Outcome:
     sweep = request.sweep
     files = SweepFiles(absolute(request.output or default_output(sweep.name)))
     if request.tracking_uri is None or not is_server(request.tracking_uri):

@@ -18,4 +18,5 @@ __all__ = [
     "statistics",
     "stored",
     "table",
+    "winners",
 ]

@@ -11,6 +11,7 @@ from orchestration.comparison.ledger import composed
 from orchestration.comparison.metrics import known, worst_group_name
 from orchestration.comparison.parameters import dataset_of, found_sizes, parameters
 from orchestration.comparison.settings import finished_settings
+from orchestration.comparison.tuning import tuning_note
 from orchestration.records.attempts import Attempt
 from orchestration.records.layout import SweepFiles
 from orchestration.records.manifest import Manifest
@@ -89,10 +90,11 @@ class SweepRecord:
         """One trial as shown under ``view``, compared with its baseline if both are finished."""
         result, outcome = self.finished(point.key), self._outcome(point, view)
         spec = result.spec if result else point.spec
+        note = tuning_note(self.sweep, point)
         return replace(
             outcome,
             is_asked=point.is_asked,
-            notes=outcome.notes if point.is_asked else (*outcome.notes, NO_LONGER_ASKED),
+            notes=(*outcome.notes, *(() if point.is_asked else (NO_LONGER_ASKED,)), *((note,) if note else ())),
             params={**parameters(spec, point.labels), **(found_sizes(result.training) if result else {})},
             dataset=dataset_of(spec.data, result.training) if result else None,
             attempts=self.attempts.get(point.key, ()),
@@ -100,6 +102,7 @@ class SweepRecord:
             tags={
                 "baseline": point.baseline or "",
                 "research_mode": str(not noise_source_kind(spec.noise_source).is_secret),
+                **({"tuning": self.sweep.tune.privacy} if self.sweep.tune else {}),
                 **({"sensitive": "true"} if release_mode(self.disclosure).is_sensitive else {}),
             },
         )
@@ -156,6 +159,7 @@ def _row(trial: PublishedTrial, result: StoredResult | None) -> dict[str, Any]:
         "asked": trial.is_asked,
         "status": trial.state.word,
         "error": trial.error,
+        **({"tuning": trial.tags["tuning"], "notes": list(trial.notes)} if "tuning" in trial.tags else {}),
     }
     if result is None or trial.quality is None:
         return row

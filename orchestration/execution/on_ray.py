@@ -14,8 +14,9 @@ from orchestration.execution.nodes import cluster_now
 from orchestration.execution.tune import train
 from orchestration.records.layout import SweepFiles
 from orchestration.records.snapshot import ClusterSnapshot
+from orchestration.sweeps.fields import LEAST_QUANTITY
 from orchestration.sweeps.plan import PlannedTrial
-from orchestration.sweeps.schema import LEAST_QUANTITY, AccountingSettings, ResourceSettings, SweepSpec
+from orchestration.sweeps.schema import AccountingSettings, ResourceSettings, SweepSpec
 from workers.imports import UserCode
 
 _JOINING = 10.0

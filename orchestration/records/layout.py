@@ -118,6 +118,11 @@ class SweepFiles:
         return self._below("mlflow-artifacts")
 
     @property
+    def tuning(self) -> str:
+        """Folder of the sweep of candidates that tuning trains."""
+        return self._below("tuning")
+
+    @property
     def claim(self) -> str:
         """Which driver runs the sweep (JSON). Object stores only; a local folder is locked instead."""
         return self._below("driver.json")

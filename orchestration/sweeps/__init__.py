@@ -5,10 +5,12 @@ Other rooms import from the modules in `__all__` only: `text` and `schema` load 
 
 __all__ = [
     "draft",
+    "fields",
     "grid",
     "growth",
     "plan",
     "schema",
     "text",
+    "tune",
     "user_code",
 ]

@@ -22,6 +22,7 @@ from orchestration.records.release_modes import release_spec
 from orchestration.sweeps.identity import content, short_name, trial_key
 from orchestration.sweeps.labels import Choice, labels_by_axis, labels_of, shown_choice
 from orchestration.sweeps.schema import OWN_NOISE, SweepSpec
+from orchestration.sweeps.tune import adapt, setting_of
 from workers.evaluation import MIN_GROUP_SIZE
 from workers.spec import AttackSpec, Component, NoiseSpec, TrialSpec
 
@@ -66,6 +67,10 @@ class GridPoint:
     """What makes it the same trial in every sweep: `identity.content`."""
     is_asked: bool = True
     """Whether the sweep file asks for it; otherwise only an earlier version of the file did."""
+    setting: str = field(default="", repr=False)
+    """Of a sweep with ``tune``: the name of its setting, by `tune.setting_of`."""
+    candidate: int | None = None
+    """While tuning: the place of what it adapts among the candidates."""
 
     @property
     def key(self) -> str:
@@ -128,17 +133,39 @@ def drafts(sweep: SweepSpec, names: Names = NO_PAST.names) -> tuple[Draft, ...]:
     shared = [chosen for chosen in _combinations(_shared_axes(sweep)) if _is_paired(sweep, chosen)]
     unclipped = [{"clipping": place} for place, each in enumerate(sweep.clipping) if each.name == BASELINE]
     baselines = {
-        _comparable(sweep, chosen): _baseline(sweep, _values(chosen), names)
+        (candidate, _comparable(sweep, chosen)): _baseline(sweep, _values(chosen), candidate, names)
         for chosen in reversed(shared)  # of several that are comparable, the first stays
         if any(_is_paired(sweep, chosen, clipping) for clipping in unclipped)
+        for candidate in reversed(_candidates(sweep))
     }
     private = [
-        _private(sweep, _values({**level, **chosen}), baselines.get(_comparable(sweep, chosen)), release, names)
+        _private(sweep, _values({**level, **chosen}), candidate, baselines.get((candidate, comparable)), release, names)
         for chosen in shared
+        for comparable in (_comparable(sweep, chosen),)
         for level in _combinations(_private_axes(sweep))
         if _is_paired(sweep, {**level, **chosen})
+        for candidate in _candidates(sweep)
     ]
     return (*reversed(baselines.values()), *private)
+
+
+def _candidates(sweep: SweepSpec) -> Sequence[int | None]:
+    """While tuning, the places of the candidates that every setting tries."""
+    return range(len(sweep.adapted.candidates)) if sweep.adapted and sweep.adapted.candidates else (None,)
+
+
+def _adapted(
+    sweep: SweepSpec, trial: TrialSpec, target_epsilon: float | None, candidate: int | None
+) -> tuple[TrialSpec, str]:
+    """The trial with what it adapts, and the name of its setting. Raises: InvalidInput for one without a winner."""
+    if sweep.tune is None or sweep.adapted is None:
+        return trial, ""
+    setting = setting_of(trial, target_epsilon, sweep.privacy.accountant, sweep.tune)
+    if candidate is not None:
+        return adapt(trial, sweep.adapted.candidates[candidate]), setting
+    if setting not in sweep.adapted.winners:
+        raise InvalidInput("the sweep asks for a setting that was not tuned with the others; run it in another folder")
+    return adapt(trial, sweep.adapted.winners[setting].values), setting
 
 
 def repeated(sweep: SweepSpec) -> tuple[str, ...]:
@@ -196,6 +223,7 @@ def _require_countable(sweep: SweepSpec) -> None:
         for axes in (_shared_axes, _private_axes)
     )
     trials = shared * (private + any(clipping.name == BASELINE for clipping in sweep.clipping))
+    trials *= len(_candidates(sweep))
     if trials > MAX_TRIALS:
         raise InvalidInput(
             f"the grid has up to {trials:,} trials, but a sweep at most {MAX_TRIALS:,}; shorten its lists, or split it"
@@ -258,16 +286,28 @@ def _trial(sweep: SweepSpec, choice: Choice) -> TrialSpec:
     )
 
 
-def _baseline(sweep: SweepSpec, choice: Choice, names: Names) -> Draft:
+def _baseline(sweep: SweepSpec, choice: Choice, candidate: int | None, names: Names) -> Draft:
     trial, own = _trial(sweep, choice), sweep.baseline.optimizer
-    trial = replace(trial, optimizer=own or trial.optimizer)
+    trial, setting = _adapted(sweep, replace(trial, optimizer=own or trial.optimizer), None, candidate)
     canonical = content(trial)
     key = trial_key((NON_PRIVATE, f"seed{trial.seed}"), canonical)
-    return Draft(choice, GridPoint(replace(trial, key=names.get(key, key)), {}, content=canonical))
+    point = GridPoint(
+        replace(trial, key=names.get(key, key)), {}, content=canonical, setting=setting, candidate=candidate
+    )
+    return Draft(_tried(choice, candidate), point)
+
+
+def _tried(choice: Choice, candidate: int | None) -> Choice:
+    return choice if candidate is None else {**choice, "candidate": candidate}
 
 
 def _private(
-    sweep: SweepSpec, chosen: Choice, baseline: Draft | None, release: ReleaseSpec | None, names: Names
+    sweep: SweepSpec,
+    chosen: Choice,
+    candidate: int | None,
+    baseline: Draft | None,
+    release: ReleaseSpec | None,
+    names: Names,
 ) -> Draft:
     choice = _with_own_noise(chosen)
     clipping, schedule, target = choice["clipping"], choice["schedule"], choice.get("epsilon")
@@ -277,12 +317,15 @@ def _private(
         noise=NoiseSpec(choice["sigma"] if target is None else 1.0, schedule),
         budget=sweep.privacy.budget,
     )
+    trial, setting = _adapted(sweep, trial, target, candidate)
     canonical = content(trial, target, sweep.privacy.accountant, release)
     level = f"sigma{choice['sigma']:g}" if target is None else f"epsilon{target:g}"
     words = (short_name(clipping.name), short_name(schedule.name), level, f"seed{trial.seed}")
     key = trial_key(words, canonical)
     compared = baseline.point.key if baseline else None
-    return Draft(choice, GridPoint(replace(trial, key=names.get(key, key)), {}, target, compared, canonical))
+    named = replace(trial, key=names.get(key, key))
+    point = GridPoint(named, {}, target, compared, canonical, setting=setting, candidate=candidate)
+    return Draft(_tried(choice, candidate), point)
 
 
 def _labelled(sweep: SweepSpec, found: tuple[Draft, ...]) -> tuple[GridPoint, ...]:

@@ -129,6 +129,7 @@ _TEXTS: Mapping[str, Texts] = {
     "sampling": _sampling_texts,
     "epochs": _numbered("epochs"),
     "seed": _numbered("seed"),
+    "candidate": _numbered("candidate"),
     "epsilon": _numbered("epsilon"),
     "sigma": _numbered("sigma"),
 }

@@ -26,6 +26,7 @@ from orchestration.records.failures import shown
 from orchestration.records.release_modes import release_spec
 from orchestration.sweeps.grid import NO_PAST, GridPoint, Past, grid, repeated
 from orchestration.sweeps.schema import SweepSpec
+from orchestration.sweeps.tune import while_tuning
 from workers import clipping
 from workers.checkpoint import fingerprint
 from workers.data import Dataset, DatasetDescription, describe, load_dataset
@@ -123,9 +124,12 @@ def plan_sweep(sweep: SweepSpec, code: UserCode | None = NO_CODE, past: Past = N
 
     code: the user's own modules that may be imported. If None, no user code runs: the user's models are not tried
     (with a warning), and trials with the user's data sources or clipping methods are refused, because their cost cannot
-    be computed. past: of the stored sweep that is continued. Raises: InvalidInput for a grid that `grid`
-    refuses.
+    be computed. past: of the stored sweep that is continued. Of a sweep with ``tune`` it plans the tuning.
+    Raises: InvalidInput for a grid that `grid` refuses.
     """
+    if sweep.tune is not None and sweep.adapted is None:
+        tuning = plan_sweep(while_tuning(sweep), code, past)
+        return replace(tuning, warnings=(*tuning.warnings, _then(sweep, tuning)))
     planner, release = _Planner(sweep, code, past.calibrations), release_spec(sweep.release.name, sweep.release.params)
     after_training = release.releases() if release else ()
     planned: list[PlannedTrial] = []
@@ -343,6 +347,14 @@ def _warnings(trials: list[PlannedTrial]) -> tuple[str, ...]:
         f"delta is {delta:g}, but with {size} training examples it should be well below 1/n = {1.0 / size:.2g}: "
         "a mechanism that publishes one random example meets it"
         for size, delta in worst.items()
+    )
+
+
+def _then(sweep: SweepSpec, tuning: Plan) -> str:
+    settings = len({trial.point.setting for trial in tuning.trials})
+    return (
+        f"these are the trials of the tuning, {len(tuning.trials)} in all; then the best candidate of each of "
+        f"{settings} settings is trained with each of the sweep's seeds ({len(sweep.seeds)})"
     )
 
 

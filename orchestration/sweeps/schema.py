@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import fields
-from typing import Annotated, Any, Final, Literal, Self, TypeVar, get_type_hints
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Final, Literal, Self, get_type_hints
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from accounting.errors import InvalidInput
 from accounting.individual import INDIVIDUAL_ACCOUNTANTS
@@ -16,12 +14,26 @@ from accounting.registry import nearest
 from accounting.samplings import Adjacency
 from orchestration.records.release_modes import Disclosure
 from orchestration.sweeps.axes import has_lists, spread
+from orchestration.sweeps.fields import (
+    Attacks,
+    Audit,
+    Axis,
+    Budget,
+    Data,
+    Execution,
+    Named,
+    Norms,
+    Pairs,
+    Quantity,
+    Sampling,
+    Settings,
+    Several,
+    shared_or_whole,
+)
 from orchestration.sweeps.text import parse_text, shortly
+from orchestration.sweeps.tune import Adapted, TuneSettings, check_places, check_tuning
 from workers.imports import is_import_path
 from workers.spec import (
-    AttackSpec,
-    AuditSpec,
-    BudgetSpec,
     Component,
     DataSpec,
     Delta,
@@ -35,107 +47,6 @@ from workers.spec import (
     Seed,
     name_in,
 )
-
-T = TypeVar("T")
-
-
-def _check_keys(mapping: Mapping[Any, Any], valid: Collection[str]) -> None:
-    for key in mapping:
-        if key not in valid:
-            raise InvalidInput(f"unknown key {str(key)!r}; {nearest(str(key), valid)}")
-
-
-def _component(value: object) -> Component:
-    """Read ``flat`` or ``{name: flat, bound: 1.0}``; parameters are checked later, when the component is built."""
-    match value:
-        case Component():
-            return value
-        case str():
-            return Component(value)
-        case {"name": str(name), **params}:
-            return Component(name, {str(key): param for key, param in params.items()})
-    raise InvalidInput(f"expected a name, or a mapping with a name and parameters, but got {shortly(value)}")
-
-
-def _data(value: object) -> object:
-    """Read a data source: keys that are no field of `DataSpec` are parameters of the source."""
-    component = _component(value)
-    cuts = {field.name for field in fields(DataSpec)} - {"name", "params"}
-    for key in component.params:
-        if key not in cuts and difflib.get_close_matches(key, cuts, n=1, cutoff=0.8):
-            raise InvalidInput(f"unknown key {key!r}; {nearest(key, cuts)}, and the parameters of the source")
-    chosen = {key: param for key, param in component.params.items() if key in cuts}
-    params = {key: param for key, param in component.params.items() if key not in cuts}
-    return {"name": component.name, "params": params, **chosen}
-
-
-def _known_keys_of(dataclass_type: type[Any]) -> Callable[[object], object]:
-    valid = [field.name for field in fields(dataclass_type)]
-
-    def check(value: object) -> object:
-        if isinstance(value, Mapping):
-            _check_keys(value, valid)
-        return value
-
-    return check
-
-
-def _as_tuple(value: object) -> object:
-    return tuple(value) if isinstance(value, (list, tuple)) else (value,)
-
-
-def _as_groups(value: object) -> object:
-    """Lists of names as tuples; one such list is a group by itself."""
-    if not isinstance(value, list):
-        return value
-    groups = [value] if all(isinstance(name, str) for name in value) else value
-    return tuple(tuple(group) if isinstance(group, list) else group for group in groups)
-
-
-LEAST_QUANTITY = 1e-4
-"""The unit in which Ray counts resources."""
-
-
-def _quantity(value: float) -> float:
-    """Refuse amounts that are positive, but below `LEAST_QUANTITY`."""
-    if 0.0 < value < LEAST_QUANTITY:
-        raise InvalidInput(f"{value} is less than 0.0001, the least that Ray reserves; give more, or 0 where it may be")
-    return value
-
-
-def _gpus(value: float) -> float:
-    """Refuse fractions above 1: Ray can share one GPU among trials, but reserves several only as a whole number."""
-    if value > 1.0 and not value.is_integer():
-        raise InvalidInput(f"{value} GPUs cannot be reserved; give a fraction of one, or a whole number of them")
-    return value
-
-
-Named = Annotated[Component, BeforeValidator(_component)]
-Several = Annotated[tuple[T, ...], BeforeValidator(_as_tuple)]
-Axis = Annotated[Several[T], Field(min_length=1)]
-Quantity = Annotated[float, AfterValidator(_quantity)]
-Data = Annotated[DataSpec, BeforeValidator(_data)]
-Pairs = Annotated[tuple[tuple[str, ...], ...], BeforeValidator(_as_groups), Field(min_length=1)]
-Sampling = Annotated[SamplingSpec, BeforeValidator(_known_keys_of(SamplingSpec))]
-Budget = Annotated[BudgetSpec, BeforeValidator(_known_keys_of(BudgetSpec))]
-Norms = Annotated[NormSpec, BeforeValidator(_known_keys_of(NormSpec))]
-Attacks = Annotated[AttackSpec, BeforeValidator(_known_keys_of(AttackSpec))]
-Audit = Annotated[AuditSpec, BeforeValidator(_known_keys_of(AuditSpec))]
-Execution = Annotated[ExecutionSpec, BeforeValidator(_known_keys_of(ExecutionSpec))]
-
-
-class Settings(BaseModel):
-    """Base class of the sections of a sweep file: frozen; an unknown key is an error naming the nearest valid one."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _known_keys(cls, value: object) -> object:
-        if isinstance(value, Mapping):
-            _check_keys(value, cls.model_fields)
-        return value
-
 
 OWN_NOISE: Final = "noise_multiplier"
 """The parameter by which a noise schedule gives its own initial noise multiplier, which is then not calibrated."""
@@ -207,7 +118,7 @@ class ResourceSettings(Settings):
 
     cpus: Quantity = Field(default=1.0, gt=0.0)
     """CPUs of each trial."""
-    gpus: Annotated[Quantity, AfterValidator(_gpus)] = Field(default=0.0, ge=0.0)
+    gpus: Annotated[Quantity, AfterValidator(shared_or_whole)] = Field(default=0.0, ge=0.0)
     """GPUs of each trial: a fraction of one, or a whole number."""
     max_concurrent: int | None = Field(default=None, ge=1)
     """Trials at a time; by default as many as fit."""
@@ -317,6 +228,10 @@ class SweepSpec(Settings):
     """What each trial reserves on Ray."""
     execution: Execution = ExecutionSpec()
     """What changes only speed and memory."""
+    tune: TuneSettings | None = None
+    """What each compared setting may adapt before settings are compared (training.md, Tuning)."""
+    adapted: Adapted | None = None
+    """Of a sweep with ``tune``: what its trials adapt. Written by dpsweep."""
     zip: Pairs | None = None
     """Axes that vary together, value by value, such as ``[clipping, optimizer]``, or several such lists."""
 
@@ -330,6 +245,7 @@ class SweepSpec(Settings):
         """The user's own components, as (role, ``module:function``), such as ("model", "my_models:net")."""
         named = [
             *(("data source", data.name) for data in self.data),
+            *((("data source", self.tune.data.name),) if self.tune and self.tune.data else ()),
             *(("model", model.name) for model in self.model),
             *(("clipping method", clipping.name) for clipping in self.clipping),
         ]
@@ -377,9 +293,21 @@ class SweepSpec(Settings):
                 raise InvalidInput(f"zip: {key!r} is named twice; an axis varies with one group of others")
         for group in self.pairs:
             lengths = {key: len(self.values_of(key)) for key in group}
-            if len(group) < 2 or len(set(lengths.values())) > 1:
+            if len(group) < 2:
+                raise InvalidInput("zip: a group of axes that vary together needs at least two")
+            if len(set(lengths.values())) > 1:
                 counts = ", ".join(f"{key} has {length}" for key, length in lengths.items())
                 raise InvalidInput(f"zip: axes that vary together need equally many values, but {counts}")
+        return self
+
+    @model_validator(mode="after")
+    def _tuning_fits(self) -> Self:
+        if self.tune is None and self.adapted is not None:
+            raise InvalidInput("adapted belongs to a section tune, and dpsweep writes it: delete it")
+        if self.tune is not None:
+            check_places(self.tune, self)
+            if self.adapted is None:
+                check_tuning(self.tune, self)
         return self
 
     @model_validator(mode="after")

@@ -15,6 +15,48 @@ PLAN: Final = ("tests/orchestration/sweeps/test_plan.py",)
 
 ORCHESTRATION: Final[tuple[Mutant, ...]] = (
     *bugs_in(
+        "orchestration/sweeps/tune.py",
+        ("tests/orchestration/sweeps/test_tune.py",),
+        B(
+            'content |= {"data": content["tune"]["data"]} if tune.data is not None else {}',
+            "",
+            "a tuning that is called public trains on the private data",
+            privacy=True,
+        ),
+        B(
+            "if tune.data is None and not all(data.public_fraction > 0.0 for data in sweep.data):",
+            "if False:",
+            "candidates are chosen without public data",
+            privacy=True,
+        ),
+        B("        seed=0,\n", "", "each seed of a setting is tuned for itself"),
+    ),
+    *bugs_in(
+        "orchestration/comparison/winners.py",
+        ("tests/orchestration/test_tuning.py",),
+        B("best = max(finite", "best = min(finite", "the worst candidate wins"),
+        B(
+            "history[-1].public if tune.data is None",
+            "history[-1].test if tune.data is None",
+            "candidates are chosen by the test data that are reported",
+            privacy=True,
+        ),
+    ),
+    *bugs_in(
+        "orchestration/sweeps/grid.py",
+        ("tests/orchestration/sweeps/test_axes.py",),
+        B(
+            "<= 1 for group in _pairs(sweep))",
+            "<= 9 for group in _pairs(sweep))",
+            "axes that vary together are combined all the same",
+        ),
+        B(
+            'if axis not in ("epsilon", "sigma")}',
+            'if axis != "sigma"}',
+            "a schedule with noise of its own is calibrated, too",
+        ),
+    ),
+    *bugs_in(
         "orchestration/execution/completion.py",
         COMPLETING,
         B(

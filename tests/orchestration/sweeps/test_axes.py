@@ -150,7 +150,8 @@ class TestZip:
         for pairs, message in (
             (["clipping", "epoch"], "unknown axis 'epoch'; did you mean 'epochs'"),
             (["clipping", "seeds"], "need equally many values, but clipping has 1, seeds has 2"),
-            (["clipping"], "need equally many values"),
+            (["clipping"], "needs at least two"),
+            ([], "needs at least two"),
             ([["clipping", "noise"], ["noise", "epochs"]], "'noise' is named twice"),
         ):
             with pytest.raises(InvalidInput, match=message):

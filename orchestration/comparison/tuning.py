@@ -1,0 +1,28 @@
+"""What is said of tuning wherever a trial is shown. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from orchestration.sweeps.grid import GridPoint
+from orchestration.sweeps.schema import SweepSpec
+from orchestration.sweeps.tune import has
+
+
+def tuning_note(sweep: SweepSpec, point: GridPoint) -> str | None:
+    """What was chosen for the trial, by what, and whether its epsilon counts the choice; None without tuning."""
+    if sweep.tune is None or sweep.adapted is None:
+        return None
+    if point.candidate is not None:
+        return _UNACCOUNTED if sweep.tune.privacy == "unaccounted" else None
+    winner = sweep.adapted.winners.get(point.setting) if point.is_asked else None
+    if winner is None:
+        return f"tuned for an earlier version of the sweep{f'; {_UNACCOUNTED}' if sweep.tune.data is None else ''}"
+    chosen = ", ".join(f"{place} {value}" for place, value in winner.values.items() if has(point.spec, place))
+    by = f"tuned: {chosen}, the best of {winner.candidates} by {sweep.tune.select_by.replace('_', ' ')}"
+    if sweep.tune.data is not None:
+        return f"{by} on the public data {sweep.tune.data.name}, without reading these data"
+    return f"{by} on the public part of the data; {_UNACCOUNTED}"
+
+
+_UNACCOUNTED: Final = "research mode: candidates were trained on the private data, and no ε counts that one was chosen"

@@ -1,0 +1,271 @@
+"""Tuning: what each compared setting may adapt, before settings are compared at their best. Pure.
+
+A setting is a combination of everything that a sweep compares but seeds. Every setting, the non-private baseline too,
+tries the same candidates, with seeds of the tuning's own, and keeps the one that is best on data that are not the test
+data. The trials of the tuning are a sweep in the folder ``tuning/``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
+
+import numpy as np
+from pydantic import BeforeValidator, Field, model_validator
+
+from accounting.errors import InvalidInput
+from accounting.registry import nearest
+from orchestration.sweeps.fields import Data, Settings, Several
+from orchestration.sweeps.identity import content
+from orchestration.sweeps.text import parse_text, shortly
+from workers.imports import is_import_path
+from workers.spec import AttackSpec, Component, DataSpec, Seed, TrialSpec
+
+if TYPE_CHECKING:
+    from orchestration.sweeps.schema import SweepSpec
+
+_PRIVATE: Final = ("clipping", "noise")
+COMPONENTS: Final = (
+    *("model", "loss", "optimizer", "learning_rate_schedule", "augmentation", "averaging"),
+    *_PRIVATE,
+)
+"""The components whose parameters may be tuned, besides ``sampling.batch_size`` and ``epochs``."""
+_RANGES: Final = ("uniform", "log_uniform")
+_MOST_CANDIDATES: Final = 1_000
+_DIGITS: Final = 4  # of a random number, so that it can be written down
+
+
+def _values(value: object) -> object:
+    """Check the values of one parameter: a list, or ``{uniform: [low, high]}`` or ``{log_uniform: [low, high]}``."""
+    match value:
+        case list() if value:
+            return value
+        case {**found} if len(found) == 1 and next(iter(found)) in _RANGES:
+            ((kind, ends),) = found.items()
+            match ends:
+                case [int() | float() as low, int() | float() as high] if low < high and (
+                    kind == "uniform" or low > 0.0
+                ):
+                    return value
+            raise InvalidInput(f"{kind} needs two increasing numbers, above 0 for log_uniform, but got {shortly(ends)}")
+    raise InvalidInput(f"expected a list of values, or uniform or log_uniform with two ends, but got {shortly(value)}")
+
+
+class TuneSettings(Settings):
+    """What each compared setting may adapt before settings are compared, and how its best candidate is chosen."""
+
+    parameters: dict[str, Annotated[Any, BeforeValidator(_values)]] = Field(min_length=1)
+    """By place, such as ``clipping.bound``: a list of values, ``{uniform: [a, b]}`` or ``{log_uniform: [a, b]}``."""
+    search: Literal["grid", "random"] = "grid"
+    """``grid``: all combinations of the lists; ``random``: ``samples`` draws, the same for every setting."""
+    samples: int | None = Field(default=None, ge=1, le=_MOST_CANDIDATES)
+    """Candidates of each setting, for ``search: random``."""
+    seeds: Several[Seed] = (1_000_000,)
+    """Seeds of training in the tuning; none of the sweep's own. The first also draws the samples."""
+    select_by: Literal["accuracy", "worst_group_accuracy", "loss"] = "accuracy"
+    """What makes a candidate the best, on the public part of the data or, with ``data``, on their test data."""
+    privacy: Literal["public", "unaccounted"]
+    """``public``: tuning trains on ``data`` alone; ``unaccounted``: on the private data, which no epsilon counts."""
+    data: Data | None = None
+    """The public data set of ``privacy: public``, none of whose records may be private."""
+
+    @model_validator(mode="after")
+    def _belong_together(self) -> Self:
+        ranges = [place for place, values in self.parameters.items() if not isinstance(values, list)]
+        if self.search == "grid" and (ranges or self.samples is not None):
+            what = f"no ranges, as for {ranges[0]}" if ranges else "no samples"
+            raise InvalidInput(f"search grid takes lists and {what}; give search: random, or leave these out")
+        if self.search == "random" and self.samples is None:
+            raise InvalidInput("search random needs samples, the number of candidates of each setting")
+        if (self.privacy == "public") != (self.data is not None):
+            raise InvalidInput(
+                "privacy public and data belong together: a tuning is public if it trains on public data alone"
+            )
+        return self
+
+
+class Winner(Settings):
+    """The best candidate of a setting. values: by place. score: of select_by. candidates: how many were tried."""
+
+    values: dict[str, Any]
+    score: float
+    candidates: int
+
+
+class Adapted(Settings):
+    """What the trials of a sweep with ``tune`` adapt: all candidates while tuning, then the best of each setting.
+
+    candidates: values by place. winners: by setting, as `setting_of` names it.
+    """
+
+    candidates: Several[dict[str, Any]] = ()
+    winners: dict[str, Winner] = Field(default_factory=dict)
+
+
+def setting_of(trial: TrialSpec, target_epsilon: float | None, accountant: str, tune: TuneSettings) -> str:
+    """The name of a setting, of its trial before it adapts anything: a hash of all that is compared but seeds.
+
+    Splits of the data are part of it, so that no candidate is chosen by a test set of another split; public data that
+    stand in for the private ones are not.
+    """
+    compared = replace(
+        trial,
+        key="",
+        seed=0,
+        data=DataSpec("any") if tune.data is not None else trial.data,
+        attacks=AttackSpec(),
+        audit=None,
+    )
+    return hashlib.sha256(content(compared, target_epsilon, accountant).encode()).hexdigest()[:16]
+
+
+def candidates_of(tune: TuneSettings) -> tuple[dict[str, Any], ...]:
+    """What every setting tries. Raises: InvalidInput for more than 1,000 candidates."""
+    places = list(tune.parameters)
+    if tune.search == "random":
+        draw = np.random.default_rng(tune.seeds[0])
+        return tuple(
+            {place: _drawn(tune.parameters[place], draw) for place in places} for _ in range(tune.samples or 1)
+        )
+    count = math.prod(len(values) for values in tune.parameters.values())
+    if count > _MOST_CANDIDATES:
+        raise InvalidInput(f"tune.parameters: {count:,} combinations, at most {_MOST_CANDIDATES:,}; shorten the lists")
+    return tuple(dict(zip(places, chosen, strict=True)) for chosen in itertools.product(*tune.parameters.values()))
+
+
+def _drawn(values: Any, draw: np.random.Generator) -> Any:
+    match values:
+        case {"uniform": (low, high)}:
+            return float(f"{draw.uniform(low, high):.{_DIGITS}g}")
+        case {"log_uniform": (low, high)}:
+            return float(f"{math.exp(draw.uniform(math.log(low), math.log(high))):.{_DIGITS}g}")
+    return values[int(draw.integers(len(values)))]
+
+
+def adapt(trial: TrialSpec, values: Mapping[str, Any]) -> TrialSpec:
+    """The trial with the values at those of their places that it `has`."""
+    for place, value in values.items():
+        section, _, key = place.partition(".")
+        if not has(trial, place):
+            continue
+        if section == "epochs":
+            trial = replace(trial, epochs=value)
+        elif section == "sampling":
+            trial = replace(trial, sampling=replace(trial.sampling, **{key: value}))
+        else:
+            found = _component(trial, section)
+            name, params = (found.name, found.params) if found else ("", {})
+            component = Component(name, {**params, key: value})
+            noise = replace(trial.noise, schedule=component)
+            trial = replace(trial, **({"noise": noise} if section == "noise" else {section: component}))
+    return trial
+
+
+def has(trial: TrialSpec, place: str) -> bool:
+    """Whether the trial has a place: a baseline has no clipping and no noise, and a component only its parameters."""
+    section, _, key = place.partition(".")
+    if section in ("epochs", "sampling"):
+        return True
+    component = _component(trial, section)
+    return component is not None and takes(component, section, key)
+
+
+def _component(trial: TrialSpec, section: str) -> Component | None:
+    if section in _PRIVATE and not trial.is_private:
+        return None
+    found: Component | None = trial.noise.schedule if section == "noise" else getattr(trial, section)
+    return found
+
+
+def takes(component: Component, section: str, key: str) -> bool:
+    """Whether a component has the parameter; of the user's own components those that the sweep file gives are known."""
+    from orchestration.sweeps.components import types_of  # late: it imports torch
+
+    return key in component.params if is_import_path(component.name) else key in types_of(section, component.name)
+
+
+def check_places(tune: TuneSettings, sweep: SweepSpec) -> None:
+    """Raises: InvalidInput for a place that nothing in the sweep has, and for what the sweep adapts besides."""
+    for place, values in tune.parameters.items():
+        section, dot, key = place.partition(".")
+        if place in ("epochs", "sampling.batch_size", "sampling.max_batch_size"):
+            if not isinstance(values, list) or not all(type(value) is int and value >= 1 for value in values):
+                raise InvalidInput(f"tune.parameters: {place} needs a list of whole numbers of at least 1")
+        elif section not in COMPONENTS or not dot:
+            valid = (*COMPONENTS, "sampling.batch_size", "epochs")
+            raise InvalidInput(f"tune.parameters: unknown place {place!r}; {nearest(section, valid)}")
+        elif not any(each and takes(each, section, key) for each in getattr(sweep, section)):
+            raise InvalidInput(f"tune.parameters: no {section} of the sweep takes {key!r}; see docs/sweep.md")
+    adapted = sweep.adapted or Adapted()
+    chosen = (*adapted.candidates, *(winner.values for winner in adapted.winners.values()))
+    if any(set(values) != set(tune.parameters) for values in chosen):
+        raise InvalidInput("adapted has other parameters than tune; dpsweep writes this section: delete it")
+
+
+def check_tuning(tune: TuneSettings, sweep: SweepSpec) -> None:
+    """Raises: InvalidInput for a selection by test data, and for seeds, scheduler or pairs that do not go with it."""
+    candidates_of(tune)
+    if shared := set(tune.seeds) & set(sweep.seeds):
+        raise InvalidInput(f"tune.seeds: {min(shared)} is a seed of the sweep too; tune with seeds of its own")
+    if tune.data is None and not all(data.public_fraction > 0.0 for data in sweep.data):
+        raise InvalidInput(
+            "tune selects by public data, never by the test data that are reported; set data.public_fraction, or "
+            "tune.privacy: public with tune.data"
+        )
+    if sweep.scheduler.name != "fifo":
+        raise InvalidInput(f"tune compares trained candidates, but {sweep.scheduler.name} stops some; use fifo")
+    paired = {"seeds", "data"} & {key for group in sweep.pairs for key in group}
+    if paired:
+        raise InvalidInput(f"tune has seeds and data of its own, so zip cannot pair {min(paired)}")
+
+
+def while_tuning(sweep: SweepSpec) -> SweepSpec:
+    """The sweep that tries all candidates of every setting of ``sweep``: what `tuning_stage` describes."""
+    tune = _required(sweep)
+    own = {"data": (tune.data,)} if tune.data is not None else {}
+    return sweep.model_copy(
+        update={
+            **own,
+            "name": f"{sweep.name}-tuning",
+            "seeds": tune.seeds,
+            "attacks": None,
+            "audit": None,
+            "release": Component("none"),
+            "adapted": Adapted(candidates=candidates_of(tune)),
+        }
+    )
+
+
+def _required(sweep: SweepSpec) -> TuneSettings:
+    if sweep.tune is None:
+        raise InvalidInput(f"the sweep {sweep.name} has nothing to tune; give it a section tune")
+    return sweep.tune
+
+
+def tuning_stage(sweep: SweepSpec, text: str) -> str:
+    """The sweep file of the tuning of ``sweep``, whose own text is ``text``: all candidates of every setting."""
+    tune = _required(sweep)
+    content = dict(parse_text(text))
+    for key in ("attacks", "audit", "release"):
+        content.pop(key, None)
+    content |= {"name": f"{sweep.name}-tuning", "seeds": list(tune.seeds)}
+    content |= {"data": content["tune"]["data"]} if tune.data is not None else {}
+    content |= {"adapted": {"candidates": candidates_of(tune)}}
+    return f"# The tuning of {sweep.name}: written by dpsweep.\n{json.dumps(content)}\n"
+
+
+def tuned_stage(text: str, winners: Mapping[str, Winner]) -> str:
+    """The sweep file ``text`` with the best candidate of each setting."""
+    found = {"winners": {setting: winner.model_dump(mode="json") for setting, winner in winners.items()}}
+    appended = f"{text.rstrip()}\n\n# What tuning chose: written by dpsweep.\nadapted: {json.dumps(found)}\n"
+    try:
+        if parse_text(appended) == {**parse_text(text), "adapted": json.loads(json.dumps(found))}:
+            return appended
+    except InvalidInput:
+        pass  # a mapping in braces cannot be appended to
+    return f"{json.dumps({**parse_text(text), 'adapted': found})}\n"

@@ -1,0 +1,130 @@
+"""A tuned sweep from its file to its report, in one process: candidates first, then the best of each setting."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from accounting.errors import InvalidInput
+from orchestration.comparison.stored import stored_record
+from orchestration.comparison.winners import best_candidates
+from orchestration.execution.environment import IN_PROCESS
+from orchestration.pipeline import Outcome, RunRequest, render_again, run_sweep
+from orchestration.records.layout import SweepFiles
+from orchestration.sweeps.schema import parse_sweep
+from tests.orchestration.sample_grids import small
+
+CLIPPING = ["none", {"name": "flat", "bound": 1.0}]
+
+
+def request(folder: Path, **changes: object) -> RunRequest:
+    tune = {
+        "parameters": {"clipping.bound": [0.01, 1.0], "optimizer.learning_rate": [1e-6, 1.0]},
+        "privacy": "unaccounted",
+    }
+    text = small(
+        **{
+            "data": {"name": "digits", "public_fraction": 0.2},
+            "model": "logistic",
+            "clipping": CLIPPING,
+            "noise": "constant",
+            "seeds": [0],
+            "privacy": {"target_epsilon": 5, "delta": 1e-4, "accountant": "rdp"},
+            "tune": tune,
+            **changes,
+        }
+    )
+    return RunRequest(parse_sweep(text), text, str(folder / "out"), IN_PROCESS)
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    return run_sweep(request(tmp_path_factory.mktemp("tuned")))
+
+
+def test_the_best_candidate_of_each_setting_is_trained_with_the_sweeps_seeds(outcome: Outcome) -> None:
+    record = outcome.record
+    assert [point.spec.seed for point in record.points] == [0, 0]
+    assert {point.spec.optimizer.params["learning_rate"] for point in record.points} == {1.0}
+    tuning = stored_record(SweepFiles(outcome.files.tuning))
+    assert len(tuning.points) == 2 + 4
+    assert {point.spec.seed for point in tuning.points} == {1_000_000}
+    chosen = best_candidates(tuning)
+    assert record.sweep.adapted is not None
+    assert record.sweep.adapted.winners == chosen
+    for setting, winner in chosen.items():
+        tried = [point for point in tuning.points if point.setting == setting]
+        scores = {}
+        for point in tried:
+            result = tuning.finished(point.key)
+            assert result is not None
+            public = result.training.history[-1].public
+            assert public is not None
+            scores[point.candidate] = public.accuracy
+        assert winner.score == max(scores.values())
+        assert winner.candidates == len(tried)
+
+
+def test_it_says_wherever_a_trial_is_shown_that_no_epsilon_counts_the_choice(outcome: Outcome) -> None:
+    words = "research mode: candidates were trained on the private data, and no ε counts that one was chosen"
+    baseline, private = json.loads(Path(outcome.files.root, "results.json").read_text())
+    for row, places in ((baseline, 1), (private, 2)):
+        assert row["tuning"] == "unaccounted"
+        (note,) = [note for note in row["notes"] if note.startswith("tuned: ")]
+        assert words in note
+        assert note.partition(", the best of ")[0].count(",") == places - 1
+    assert words in Path(outcome.files.root, "report.html").read_text()
+    assert words in Path(outcome.files.tuning, "report.html").read_text()
+
+
+def test_it_continues_and_reports_again_with_what_it_chose(outcome: Outcome) -> None:
+    again = run_sweep(request(Path(outcome.files.root).parent))
+    assert [point.key for point in again.record.points] == [point.key for point in outcome.record.points]
+    assert [status.result and status.result.ended for status in again.record.statuses.values()] == [
+        status.result and status.result.ended for status in outcome.record.statuses.values()
+    ]
+    assert render_again(outcome.files.root).record.sweep.adapted == outcome.record.sweep.adapted
+
+
+def test_a_sweep_that_grows_tunes_only_what_is_new(tmp_path: Path) -> None:
+    first = run_sweep(request(tmp_path, clipping="flat"))
+    before = {status.key: status.result and status.result.ended for status in first.record.statuses.values()}
+    second = run_sweep(request(tmp_path, clipping=["flat", "automatic"], seeds=[0, 1]))
+    assert len(second.record.points) == 4
+    assert all(point.is_asked for point in second.record.points)
+    after = {status.key: status.result and status.result.ended for status in second.record.statuses.values()}
+    assert before.items() <= after.items()
+    assert len(stored_record(SweepFiles(second.files.tuning)).points) == 2 * 4
+    wider = {"parameters": {"clipping.bound": [0.02]}, "privacy": "unaccounted"}
+    third = run_sweep(request(tmp_path, clipping="flat", tune=wider)).record
+    (asked,) = [point for point in third.points if point.is_asked]
+    assert asked.spec.clipping.params == {"bound": 0.02}
+    for point in third.points:
+        (note,) = [note for note in third.trial(point).notes if note.startswith("tuned")]
+        assert "no ε counts that one was chosen" in note
+        assert ("clipping.bound 0.02, the best of 1" in note) == point.is_asked
+
+
+def test_public_tuning_never_trains_on_the_private_data(tmp_path: Path) -> None:
+    tune = {
+        "parameters": {"optimizer.learning_rate": [1e-6, 1.0]},
+        "privacy": "public",
+        "data": {"name": "breast_cancer"},
+        "select_by": "loss",
+        "seeds": [7, 8],
+    }
+    outcome = run_sweep(request(tmp_path, tune=tune, data="digits", clipping="flat"))
+    tuning = stored_record(SweepFiles(outcome.files.tuning))
+    assert {point.spec.data.name for point in tuning.points} == {"breast_cancer"}
+    assert {point.spec.seed for point in tuning.points} == {7, 8}
+    (point,) = outcome.record.points
+    assert (point.spec.data.name, point.spec.optimizer.params["learning_rate"]) == ("digits", 1.0)
+    (note,) = [note for note in outcome.record.trial(point).notes if note.startswith("tuned: ")]
+    assert note.endswith("the best of 2 by loss on the public data breast_cancer, without reading these data")
+
+
+def test_a_setting_without_a_usable_candidate_is_an_error(outcome: Outcome) -> None:
+    with pytest.raises(InvalidInput, match="is no tuning"):
+        best_candidates(outcome.record)
