@@ -156,7 +156,7 @@ def test_accounting_that_fails_ends_that_trial_alone(bench: Bench) -> None:
 
 def test_a_storage_that_refuses_for_a_while_fails_no_trial(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orchestration.execution.coordinator.PAUSES", (0.01,) * 3)
-    refusals = {"flat-seed0": 3, "flat-seed1": 4}
+    refusals = {FIRST: 3, SECOND: 4}
 
     def refusing(job: AccountingJob, parts: Sequence[PartFiles]) -> Iterator[PartResult]:
         key = Path(job.root).name
@@ -166,9 +166,9 @@ def test_a_storage_that_refuses_for_a_while_fails_no_trial(bench: Bench, monkeyp
         return account_in_process(job, parts)
 
     record = bench.run(refusing)
-    assert record.status("flat-seed0").state is TrialState.FINISHED
-    assert record.status("flat-seed1").state is TrialState.FAILED, "it refused for longer than anybody waits"
-    assert str(record.status("flat-seed1").error).startswith("StorageError in refusing")
+    assert record.status(FIRST).state is TrialState.FINISHED
+    assert record.status(SECOND).state is TrialState.FAILED, "it refused for longer than anybody waits"
+    assert str(record.status(SECOND).error).startswith("StorageError in refusing")
 
 
 def test_a_trial_whose_training_fails_leaves_the_others(bench: Bench) -> None:
