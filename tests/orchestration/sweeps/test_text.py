@@ -23,7 +23,10 @@ NEVER_NUMBERS = (
     *("true", "'1e-5'", "'5'", "''", "word", "yes", "{}", "0777", "0x10", "1:30", "1_000", "2020-01-01"),
     *(".inf", "-.inf", ".nan", "1e400", "-1e400", "9223372036854775808", "-" + 30 * "9", 5000 * "9"),
 )
-REQUIRED = {"audit": {"canaries": 10}}
+REQUIRED = {
+    "audit": {"canaries": 10},
+    "adapted": {"winners": {8: {"values": {}, "score": 0.5, "candidates": 1}}},
+}
 """What a section must hold, if it is there."""
 NEVER_TRUTHS = ("0", "1", "1.0", "'true'", "yes", "no", "on", "{}", "''")
 
