@@ -13,7 +13,8 @@ from pyarrow import fs
 from accounting.errors import START_ANEW, DataCorruption, InvalidInput
 from accounting.records import open_filesystem, read_private, write_private
 
-_MAGIC: Final = b"dpsweep-checkpoint-1\n"
+_KIND: Final = b"dpsweep-checkpoint-"
+_MAGIC: Final = _KIND + b"2\n"
 _DIGEST_BYTES: Final = 32
 
 
@@ -41,12 +42,16 @@ def load_checkpoint(uri: str, owner: str) -> dict[str, Any] | None:
 
     Raises:
         DataCorruption: the file is truncated or altered; the run does not start anew by itself.
-        InvalidInput: the checkpoint does not belong to ``owner``.
+        InvalidInput: the checkpoint does not belong to ``owner``, or is of another version of dpsweep.
     """
     try:
         data = read_private(uri)
     except FileNotFoundError:
         return None
+    if data.startswith(_KIND) and not data.startswith(_MAGIC):
+        raise InvalidInput(
+            f"{uri} is of another version of dpsweep; finish the trial with that version, or {START_ANEW}"
+        )
     start = len(_MAGIC) + _DIGEST_BYTES
     digest, payload = data[len(_MAGIC) : start], data[start:]
     if not data.startswith(_MAGIC) or hashlib.sha256(payload).digest() != digest:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
+import pytest
+
+from accounting.errors import InvalidInput
 from workers.checkpoint import forget_checkpoint, load_checkpoint, save_checkpoint
 
 
@@ -22,3 +25,10 @@ def test_what_a_killed_process_left_of_it_is_forgotten_too(tmp_path: Path) -> No
         (tmp_path / name).write_bytes(b"rest")
     forget_checkpoint(str(file))
     assert {path.name for path in tmp_path.iterdir()} == others
+
+
+def test_one_of_another_version_is_refused(tmp_path: Path) -> None:
+    uri = str(tmp_path / "checkpoint.pt")
+    Path(uri).write_bytes(b"dpsweep-checkpoint-1\n" + b"whatever it holds")
+    with pytest.raises(InvalidInput, match="of another version of dpsweep; finish the trial with that version"):
+        load_checkpoint(uri, "owner")
