@@ -34,7 +34,8 @@ EXPORTED = {
         SensitivityMixture delta_pld discretise epsilon_of_examples epsilon_of_rounds epsilon_pld examples_law
         group_epsilons group_law grows_at_least_linearly linear_growth profile_of_rounds rounds_of_examples
         rounds_of_group vadhan_epsilon""",
-    "accounting.records": """Epsilons KEY_VARIABLE KeyCheck MANIFEST NormShards NormShardWriter NormSnapshot PartFiles PartNorms PartRecord
+    "accounting.records": """Epsilons KEY_VARIABLE KeyCheck MANIFEST NormShards NormShardWriter
+        NormSnapshot PartFiles PartNorms PartRecord
         StoredEpsilons StoredUsers TrialFiles check_contributions closed_to_strangers commit_epsilons delete
         delete_folder delete_if_empty exists forget_notes is_encrypting list_files list_folders
         make_private_file make_private_folder modified new_key_check noted_epsilons open_filesystem read_bytes
