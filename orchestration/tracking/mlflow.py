@@ -11,7 +11,6 @@ import hashlib
 import json
 import logging
 import os
-import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -41,7 +40,7 @@ from orchestration.records.published import PublishedDataset, PublishedSweep, Pu
 from orchestration.records.release_modes import release_mode
 from orchestration.records.states import TrialState
 from orchestration.tracking.addresses import is_server, probe
-from orchestration.tracking.models import SETTING, SWEEP, TRIAL, ModelLog, shared_view
+from orchestration.tracking.models import SETTING, SWEEP, TRIAL, ModelLog, shared_view, valid_name
 from orchestration.tracking.protocol import (
     COMPOSED,
     RunStatus,
@@ -63,7 +62,7 @@ _OUTCOMES: Mapping[RunStatus, str] = {"FINISHED": "finished", "FAILED": "failed"
 _SCALARS = ("final/", "privacy/", "fairness/", "deviation/", "trials/")
 _ENTITIES_PER_BATCH, _PARAMS_OR_TAGS_PER_BATCH = 1000, 100
 logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # prints a traceback for what is raised anyway
-_LONGEST_TAG, _LONGEST_PARAM, _LONGEST_NAME = 5000, 500, 250
+_LONGEST_TAG, _LONGEST_PARAM = 5000, 500
 _STATUSES: Mapping[TrialState, str] = {
     TrialState.TRAINING: "RUNNING",
     TrialState.ACCOUNTING: "RUNNING",
@@ -149,7 +148,10 @@ class MlflowTracker:
             if best is not None:
                 tags["best_setting"] = best.name[:_LONGEST_TAG]
                 names = _shared_names(members := [final_metrics(trial) for trial in best.trials])
-                means = {name: sum(each[name] for each in members) / len(members) for name in names}
+                costs, _ = composition_entries(self._trials.values())  # of the sweep, which `close` writes
+                means = {
+                    name: sum(each[name] for each in members) / len(members) for name in names if name not in costs
+                }
                 self._log_final(self._client.get_run(self._parent), means)
             self._write(self._parent, self._client.get_run(self._parent), tags=tags)
             self._client.set_experiment_tag(
@@ -241,10 +243,10 @@ class MlflowTracker:
         start = trial.started or time.time()
         span = max((trial.ended or time.time()) - start, 0.0)
         metrics = [
-            Metric(_name(name), value, int(1000 * (start + span * (place + 1) / len(history))), epoch.step)
+            Metric(valid_name(name), value, int(1000 * (start + span * (place + 1) / len(history))), epoch.step)
             for place, epoch in enumerate(history)
             for name, value in epoch_metrics(epoch).items()
-            if (_name(name), epoch.step) not in recorded
+            if (valid_name(name), epoch.step) not in recorded
         ]
         for chunk in _chunks(metrics, _ENTITIES_PER_BATCH):
             self._client.log_batch(run_id, metrics=chunk)
@@ -259,9 +261,9 @@ class MlflowTracker:
         """Write the scalars that are new or have changed, at step 0."""
         now = int(1000 * time.time())
         changed = [
-            Metric(_name(name), value, now, 0)
+            Metric(valid_name(name), value, now, 0)
             for name, value in values.items()
-            if run.data.metrics.get(_name(name)) != value
+            if run.data.metrics.get(valid_name(name)) != value
         ]
         for chunk in _chunks(changed, _ENTITIES_PER_BATCH):
             self._client.log_batch(run.info.run_id, metrics=chunk)
@@ -350,7 +352,7 @@ def _experiment_id(client: MlflowClient, name: str, artifact_location: str | Non
 
 def _params(trial: PublishedTrial) -> dict[str, str]:
     """Labels and parameters as MLflow's text values."""
-    return {_name(key): str(value)[:_LONGEST_PARAM] for key, value in {**trial.labels, **trial.params}.items()}
+    return {valid_name(key): str(value)[:_LONGEST_PARAM] for key, value in {**trial.labels, **trial.params}.items()}
 
 
 def _tags(trial: PublishedTrial) -> dict[str, str]:
@@ -381,14 +383,6 @@ def _shared(mappings: Sequence[Mapping[str, str]]) -> dict[str, str]:
 
 def _shared_names(mappings: Sequence[Mapping[str, Any]]) -> list[str]:
     return [name for name in mappings[0] if all(name in other for other in mappings)]
-
-
-def _name(text: str) -> str:
-    """``text`` as a valid MLflow name of a metric or parameter; a changed name gets a hash to keep it unique."""
-    parts = re.sub(r"[^\w.\- /]", "_", text).split("/")
-    name = "/".join(part if part.strip(".") else "_" * max(len(part), 1) for part in parts)
-    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-    return text if name == text[:_LONGEST_NAME] else f"{name[: _LONGEST_NAME - 9]}.{digest}"
 
 
 def _chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import platform
+import re
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -26,6 +28,7 @@ from orchestration.records.published import PublishedTrial
 from workers.trained import input_of
 
 SWEEP, TRIAL, SETTING = "dpsweep.sweep", "dpsweep.trial_key", "dpsweep.setting"
+_LONGEST_NAME: Final = 250
 LARGEST_MODEL: Final = 100 * 2**20
 """Bytes; weights of more are not copied to MLflow, where a tag says where they lie."""
 VIEW: Final = (
@@ -131,7 +134,7 @@ class ModelLog:
             data = {"dataset_name": trial.dataset.name, "dataset_digest": trial.dataset.digest[:36]}
         changed = [
             Metric(name, value, now, 0, model_id=model.model_id, run_id=run, **data)
-            for name, value in values.items()
+            for name, value in ((valid_name(name), value) for name, value in values.items())
             if math.isfinite(value) and known.get(name) != value
         ]
         if changed:
@@ -141,3 +144,11 @@ class ModelLog:
 def _means(setting: Setting) -> dict[str, float]:
     found = {name: setting.over_seeds(metric(name).value) for name in (*HEADLINE, "accuracy_gap", "epsilon")}
     return {f"setting/{name}": mean.mean for name, mean in found.items() if mean is not None}
+
+
+def valid_name(text: str) -> str:
+    """``text`` as a valid MLflow name of a metric or parameter; a changed name gets a hash to keep it unique."""
+    parts = re.sub(r"[^\w.\- /]", "_", text).split("/")
+    name = "/".join(part if part.strip(".") else "_" * max(len(part), 1) for part in parts)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    return text if name == text[:_LONGEST_NAME] else f"{name[: _LONGEST_NAME - 9]}.{digest}"

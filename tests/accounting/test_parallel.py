@@ -45,9 +45,11 @@ def job(tmp_path: Path) -> AccountingJob:
 def cluster() -> Iterator[None]:
     os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # or else it listens on every interface
     ray = pytest.importorskip("ray")
-    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
-    yield
-    ray.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "disabled")  # what another test of this process has left does not reach its GCS
+        ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
+        yield
+        ray.shutdown()
 
 
 def test_a_trial_is_the_concatenation_of_its_parts(job: AccountingJob) -> None:

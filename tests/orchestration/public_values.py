@@ -38,7 +38,9 @@ _RUN = (
 )
 """Places of what tells runs apart: times, processes and random identities."""
 _FROM_MODEL, _OF_RUN = re.compile("|".join(_MODEL)), re.compile("|".join(_RUN))
-_COARSE = re.compile(r"accurac(y|ies)|parity|odds|_gap|worst_group|bound|sensitivity|mean|median|quantiles")
+_COARSE = re.compile(
+    r"accurac(y|ies)|parity|odds|opportunity|confusion|_gap|worst_group|bound|sensitivity|mean|median|quantiles"
+)
 """Shares of few test examples, and noisy values that were cut off at an end: some agree by chance."""
 _IDENTITY = re.compile(r"[0-9a-f]{32}|\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d")
 

@@ -99,7 +99,8 @@ def doubled(files: SweepFiles) -> list[str]:
     found = []
     for run in (run for of_trial in runs(files).values() for run in of_trial):
         for name in run.data.metrics:
-            steps = [point.step for point in client.get_metric_history(run.info.run_id, name)]
+            points = client.get_metric_history(run.info.run_id, name)
+            steps = [(point.step, point.model_id) for point in points]  # those of the trial's logged model are its own
             found += [name] if len(steps) > len(set(steps)) else []
     return found
 

@@ -154,7 +154,7 @@ def test_private_files_are_for_their_owner_only(sweep: FinishedSweep) -> None:
 def test_mlflow_has_one_finished_run_per_trial(sweep: FinishedSweep) -> None:
     runs = sweep.runs()
     assert {run.info.status for run in runs} == {"FINISHED"}
-    assert {run.data.tags.get("dpsweep.outcome") for run in runs} == {"finished", None}
+    assert {run.data.tags.get("dpsweep.outcome") for run in runs} == {"finished"}
     keys = [run.data.tags["dpsweep.trial_key"] for run in runs if "dpsweep.trial_key" in run.data.tags]
     assert sorted(keys) == sorted(sweep.trials)
 
@@ -183,7 +183,10 @@ def test_nothing_private_reaches_mlflow_the_report_or_the_table(sweep: FinishedS
     for path in filter(Path.is_file, shown):
         content = path.read_bytes()
         assert not [number for number in numbers if number.encode() in content], path
-    assert not [path for path in root.rglob("mlflow-artifacts/**/*") if path.suffix in {".arrow", ".pt"}]
+    assert not list(root.rglob("mlflow-artifacts/**/*.arrow"))
+    private = [sweep.files.trial(key) for key, trial in sweep.trials.items() if trial["private"]]
+    public = {Path(path).read_bytes() for files in private for path in (files.model, files.inputs)}
+    assert {path.read_bytes() for path in root.rglob("mlflow-artifacts/**/*.pt")} <= public
 
 
 def test_the_owner_gets_the_exact_picture(sweep: FinishedSweep) -> None:

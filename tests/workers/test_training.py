@@ -53,7 +53,7 @@ def test_a_trial_stores_its_spec_trace_norms_model_and_history(tmp_path: Path) -
     ]
     assert reported[-1].trace == trace
     assert reported[0].trace == trace.until(trace.steps // 2)
-    assert reported[-1].evaluation == result.evaluation
+    assert reported[-1].evaluation == result.history[-1].test
     norms = norms_of(files)
     dataset = load_dataset(spec.data)
     assert np.array_equal(norms.example_ids, dataset.train.example_ids.numpy())

@@ -25,6 +25,7 @@ NEVER_NUMBERS = (
 )
 REQUIRED = {
     "audit": {"canaries": 10},
+    "tune": {"parameters": {"clipping.bound": [1.0, 2.0]}, "privacy": "public", "data": {"name": "digits"}},
     "adapted": {"winners": {8: {"values": {}, "score": 0.5, "candidates": 1}}},
 }
 """What a section must hold, if it is there."""
