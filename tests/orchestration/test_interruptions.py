@@ -93,15 +93,20 @@ def is_watched_training(files: SweepFiles) -> bool:
     )
 
 
+OF_THE_MODEL = ("final/", "privacy/", "fairness/", "deviation/", "setting/")
+
+
 def doubled(files: SweepFiles) -> list[str]:
-    """Series that hold two points of one step."""
+    """Series that hold two points of one step, and numbers of the trained model, which MLflow keeps for the run and for
+    its logged model, that hold two values."""
     client = MlflowClient(f"sqlite:///{files.root}/mlflow.db")
     found = []
     for run in (run for of_trial in runs(files).values() for run in of_trial):
         for name in run.data.metrics:
             points = client.get_metric_history(run.info.run_id, name)
-            steps = [(point.step, point.model_id) for point in points]  # those of the trial's logged model are its own
-            found += [name] if len(steps) > len(set(steps)) else []
+            steps = {point.step for point in points}
+            kept = {point.value for point in points} if name.startswith(OF_THE_MODEL) else points
+            found += [name] if len(kept) > len(steps) else []
     return found
 
 

@@ -364,7 +364,9 @@ def compared(folder: Path) -> tuple[MlflowTracker, Findings, SweepFiles]:
     return tracker, findings(replace(NOTHING, trials=tuple(shown)), gather(shown, outcomes)), files
 
 
-def test_the_best_model_is_found_by_a_search_and_loads_with_its_signature(folder: Path) -> None:
+def test_the_best_model_is_found_by_a_search_and_loads_with_its_signature(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tracker, found, files = compared(folder)
     for _ in range(2):  # a resumed sweep records nothing twice
         tracker.log_comparison(found, ["flat and <b>others</b> cannot be told apart."], files)
@@ -381,7 +383,7 @@ def test_the_best_model_is_found_by_a_search_and_loads_with_its_signature(folder
     assert numbers["privacy/delta"].value == 1e-5
     assert numbers["fairness/equalized_odds_difference"].dataset_digest == DATA.digest
     assert models[0].params["clipping"] == "dpsgd_f"
-    mlflow.set_tracking_uri(embedded_tracking_uri(folder))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", embedded_tracking_uri(folder))
     loaded = mlflow.pyfunc.load_model(f"models:/{models[0].model_id}")
     spec = small_trial(epochs=1)
     rows = load_dataset(spec.data).test.features.numpy()
