@@ -71,7 +71,7 @@ class RandomTrials:
             return 1
         number, reached = 1, 0.0
         probability = -math.expm1(-log) / (
-            log if self.shape * log < 1e-12 else math.expm1(self.shape * log) / self.shape
+            log if self.shape * log < _SMALL else math.expm1(self.shape * log) / self.shape
         )
         while uniform >= reached + probability and (number <= self.mean or probability > 1e-18):
             reached += probability

@@ -82,6 +82,11 @@ class RunRequest:
     retry: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
 
+    @property
+    def files(self) -> SweepFiles:
+        """The files of the sweep."""
+        return SweepFiles(absolute(self.output or default_output(self.sweep.name)))
+
 
 class Display(Protocol):
     """Shows the progress of a run."""
@@ -135,7 +140,7 @@ def run_sweep(request: RunRequest, display: Display = NO_DISPLAY) -> Outcome:
 
 def _chosen_before(request: RunRequest) -> Mapping[str, Winner] | None:
     """The best candidates that an earlier run of this very file has chosen; None where there is none."""
-    files = SweepFiles(absolute(request.output or default_output(request.sweep.name)))
+    files = request.files
     stored = read_manifest(files)
     if stored is None:
         return None
@@ -148,7 +153,7 @@ def _chosen_before(request: RunRequest) -> Mapping[str, Winner] | None:
 
 def _tuning(request: RunRequest, display: Display) -> Outcome:
     """Train the candidates of every setting."""
-    files = SweepFiles(absolute(request.output or default_output(request.sweep.name)))
+    files = request.files
     stage = tuning_stage(request.sweep, request.text)
     display.warn(f"tuning first, in {files.tuning}; then the best of each setting is trained in {files.root}")
     retry = tuple(word for word in request.retry if word in ("failed", "all"))  # keys name trials of the second stage
@@ -157,8 +162,7 @@ def _tuning(request: RunRequest, display: Display) -> Outcome:
 
 
 def _run(request: RunRequest, display: Display) -> Outcome:
-    sweep = request.sweep
-    files = SweepFiles(absolute(request.output or default_output(sweep.name)))
+    sweep, files = request.sweep, request.files
     if request.tracking_uri is None or not is_server(request.tracking_uri):
         require_client(files.artifacts)
     is_continued = exists(files.manifest)

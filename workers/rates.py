@@ -51,8 +51,15 @@ def confusion_counts(
     [[[1, 0], [1, 1]]]
     """
     size, classes = shape
-    cells = (groups * classes + labels) * classes + predicted
+    cells = confusion_cells(labels, predicted, groups, classes)
     return np.bincount(cells, minlength=size * classes * classes).reshape(size, classes, classes)
+
+
+def confusion_cells(
+    labels: npt.NDArray[np.int64], predicted: npt.NDArray[np.int64], groups: npt.NDArray[np.int64], classes: int
+) -> npt.NDArray[np.int64]:
+    """[n]: the place of each example in `confusion_counts`, flattened."""
+    return np.asarray((groups * classes + labels) * classes + predicted)
 
 
 def accuracy(counts: Array) -> Array:
@@ -165,10 +172,14 @@ def calibration_error(
     confidence: probability of the predicted class, [n]; correct, groups: [n]. NaN for a group without examples, and
     for one with a probability that is not a number.
     """
-    bins = np.clip(np.nan_to_num(confidence) * CALIBRATION_BINS, 0, CALIBRATION_BINS - 1).astype(np.int64)
-    cells = groups * CALIBRATION_BINS + bins
+    cells = groups * CALIBRATION_BINS + calibration_bins(confidence)
     off = np.bincount(cells, confidence - correct, size * CALIBRATION_BINS).reshape(size, CALIBRATION_BINS)
     return _share(np.abs(off).sum(1), np.bincount(groups, minlength=size).astype(np.float64))
+
+
+def calibration_bins(confidence: Array) -> npt.NDArray[np.int64]:
+    """[n]: the bin of each confidence; the first one for what is not a number."""
+    return np.clip(np.nan_to_num(confidence) * CALIBRATION_BINS, 0, CALIBRATION_BINS - 1).astype(np.int64)
 
 
 def mean_by_group(values: Array, groups: npt.NDArray[np.int64], size: int) -> Array:

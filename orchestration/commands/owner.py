@@ -91,8 +91,5 @@ def register(app: typer.Typer) -> None:
     """Add the command ``owner-report`` to ``app``."""
     app.command(
         "owner-report",
-        **panels.listed(
-            panels.PRIVACY,
-            "owner-report runs/quickstart/trials/flat-constant-epsilon8-seed0-e7bd8ecc29 --example-id 17",
-        ),
+        **panels.listed(panels.PRIVACY, f"owner-report {_EXAMPLE} --example-id 17"),
     )(owner)

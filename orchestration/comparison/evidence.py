@@ -57,14 +57,22 @@ class Evidence:
 
     def __init__(self, numbers: Mapping[str, _Numbers]) -> None:
         self._numbers = numbers
+        self._intervals: dict[tuple[tuple[str, ...], Name], Interval | None] = {}
+        """Those that were asked for, because several tables and pages show the same."""
 
     def interval(self, setting: Setting, name: str, group: str = "") -> Interval | None:
         """A metric of a setting, the mean over its seeds and splits, with its 95% interval; None if it is unknown."""
-        runs = self._runs(setting.trials, (group, name))
+        asked = tuple(trial.key for trial in setting.trials), (group, name)
+        if asked not in self._intervals:
+            self._intervals[asked] = self._interval(setting.trials, (group, name))
+        return self._intervals[asked]
+
+    def _interval(self, trials: Sequence[PublishedTrial], name: Name) -> Interval | None:
+        runs = self._runs(trials, name)
         if runs is None:
             return None
-        found = interval(runs, examples=min(self._examples(trial, group) for trial in setting.trials))
-        return found and found.within(*_range(name))
+        found = interval(runs, examples=min(self._examples(trial, name[0]) for trial in trials))
+        return found and found.within(*_range(name[1]))
 
     def difference(
         self, one: Setting, other: Setting, name: str, group: str = "", comparisons: int = 1
@@ -174,13 +182,12 @@ def _weights(test_set: str, size: int, resamples: int, at_once: int) -> Iterator
 def _counted(each: _Tested, weights: npt.NDArray[np.int32], baseline: Tested | None) -> Tested:
     found = each.outcomes
     shape = len(found.group_names), found.num_classes, found.num_classes
-    cells = (found.groups * shape[1] + found.labels) * shape[2] + found.predicted
+    cells = rates.confusion_cells(found.labels, found.predicted, found.groups, found.num_classes)
     counts = _sums(weights, cells, int(np.prod(shape))).reshape(-1, *shape)
     places = [found.group_names.index(name) for name in each.shown]
     fairness = each.trial.quality.fairness if each.trial.quality else {}
-    bins = np.clip(np.nan_to_num(found.confidences) * rates.CALIBRATION_BINS, 0, rates.CALIBRATION_BINS - 1)
     off = found.confidences - (found.predicted == found.labels)
-    errors = _sums(weights * off, bins.astype(np.int64), rates.CALIBRATION_BINS)
+    errors = _sums(weights * off, rates.calibration_bins(found.confidences), rates.CALIBRATION_BINS)
     return Tested(
         everyone=counts.sum(1),
         groups=counts[:, places],

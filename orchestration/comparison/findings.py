@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Final, Literal
@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from orchestration.comparison.evidence import Evidence
+from orchestration.comparison.formats import listed
 from orchestration.comparison.intervals import Interval
 from orchestration.comparison.metrics import METRICS, metric
 from orchestration.comparison.settings import Setting, finished_settings
@@ -215,7 +216,7 @@ def _diverged(found: Findings) -> list[str]:
     if not lost:
         return []
     return [
-        f"Warning: {_listed(lost)} learnt nothing (it diverged, or it is no better than always predicting the most "
+        f"Warning: {listed(lost)} learnt nothing (it diverged, or it is no better than always predicting the most "
         "frequent class); it is compared with nothing."
     ]
 
@@ -244,7 +245,7 @@ def _constant(found: Findings) -> list[str]:
     if not flat:
         return []
     rates = [rate for setting in flat if not np.isnan(rate := _mean(setting, "majority_class_rate"))]
-    named = _listed([setting.name for setting in flat])
+    named = listed([setting.name for setting in flat])
     return [
         f"Warning: {named} predicts one class for everybody in each group. Its gaps between groups say nothing: a "
         f"constant prediction reaches {100 * max(rates):.1f}% here."
@@ -260,7 +261,3 @@ def _unequally_tuned(found: Findings) -> list[str]:
         f"Warning: settings were not tuned alike. Tried were {each} choices of their other values (clipping bound, "
         "learning rate, ...), so a difference may be one of tuning, not of method."
     ]
-
-
-def _listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from accounting.estimates import Kind
@@ -138,3 +138,12 @@ SECONDS = Format(seconds, lambda found: seconds(found.mean))
 COUNT = Format(lambda value: MISSING if value is None else f"{value:,.0f}", lambda found: f"{found.mean:,.0f}")
 SHARES = (PERCENT, POINTS, GAP)
 """Formats of shares, whose differences are percentage points."""
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names as a sentence lists them; at least one.
+
+    >>> listed(["flat", "naive", "dpsgd_f"])
+    'flat, naive and dpsgd_f'
+    """
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

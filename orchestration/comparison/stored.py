@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from accounting.errors import DataCorruption, InvalidInput
@@ -35,8 +35,9 @@ def stored_record(files: SweepFiles) -> SweepRecord:
     if manifest is None:
         raise InvalidInput(f"{files.root} holds no sweep; name the folder that `dpsweep run` wrote")
     sweep = parse_sweep(manifest.text, files.manifest)
-    asked = tuple(point for point in grid(sweep, past_of(manifest)) if point.is_asked)
-    found, kept = _read(files, asked, manifest), kept_trials(files, sweep, manifest)
+    points = grid(sweep, past_of(manifest))
+    asked = tuple(point for point in points if point.is_asked)
+    found, kept = _read(files, asked, manifest), _kept(files, points, manifest)
     return SweepRecord(
         manifest,
         sweep,
@@ -63,7 +64,11 @@ def kept_trials(files: SweepFiles, sweep: SweepSpec, manifest: Manifest) -> Stor
 
     Raises: DataCorruption for a damaged result.
     """
-    former = (point for point in grid(sweep, past_of(manifest)) if not point.is_asked)
+    return _kept(files, grid(sweep, past_of(manifest)), manifest)
+
+
+def _kept(files: SweepFiles, points: Iterable[GridPoint], manifest: Manifest) -> StoredTrials:
+    former = (point for point in points if not point.is_asked)
     return _read(files, tuple(point for point in former if _is_there(files, point.key)), manifest)
 
 

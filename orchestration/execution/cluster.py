@@ -29,7 +29,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from accounting.errors import InvalidInput, StorageError
 from accounting.parallel import fitting
 from accounting.records import KEY_VARIABLE, KeyCheck, read_bytes, require_key, write_bytes_atomically
-from orchestration.execution.environment import EMBEDDED
+from orchestration.execution.environment import EMBEDDED, reread_environment
 from orchestration.execution.session import private_session
 from orchestration.sweeps.user_code import packed
 from workers.imports import NO_CODE, UserCode
@@ -54,6 +54,7 @@ def connected(address: str, log: Path, code: UserCode = NO_CODE) -> Iterator[Use
     with private_session() if address == EMBEDDED else contextlib.nullcontext():
         try:
             with _termination_as_before():
+                reread_environment()
                 if address == EMBEDDED:
                     _start_embedded()
                 else:

@@ -52,6 +52,17 @@ def prepare_environment(address: str) -> None:
         os.environ["RAY_AUTH_MODE"] = "token"
 
 
+def reread_environment() -> None:
+    """Make Ray, which reads the variables of authentication once per process, read them again.
+
+    Without it, a process that used Ray before with another `RAY_AUTH_MODE` or token starts processes that refuse it.
+    """
+    from ray import _raylet  # late: the other variables are set before Ray is imported
+
+    _raylet.Config.initialize("")  # type: ignore[attr-defined]  # a compiled module
+    _raylet.AuthenticationTokenLoader.instance().reset_cache()  # type: ignore[attr-defined]
+
+
 def open_cluster(address: str) -> str | None:
     """A warning for whoever joins a cluster without a token; None where one is used, or no cluster is joined."""
     if address in (EMBEDDED, IN_PROCESS) or os.environ.get("RAY_AUTH_MODE") == "token":

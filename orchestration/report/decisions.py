@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from orchestration.comparison.findings import Difference, Findings
-from orchestration.comparison.formats import number, percent, points
+from orchestration.comparison.formats import listed, number, percent, points
 from orchestration.comparison.intervals import Interval
 from orchestration.comparison.metrics import metric
 from orchestration.comparison.settings import Setting, whose
@@ -89,14 +89,14 @@ def _told_apart(found: Findings, best: Setting, name: str, where: str) -> list[s
     beaten = [each for each in differences if each.verdict == "better"]
     sentences = []
     if alike:
-        sentences.append(f"{_listed([best.name, *alike])} cannot be told apart {where}.")
+        sentences.append(f"{listed([best.name, *alike])} cannot be told apart {where}.")
     if beaten:
         who = (
             f"Both {best.name} and {alike[0]} beat"
             if len(alike) == 1 and _beats_too(found, alike[0], beaten, name)
             else f"{best.name} beats"
         )
-        each = _listed([f"{one.other} by {_reach([one])}" for one in beaten])
+        each = listed([f"{one.other} by {_reach([one])}" for one in beaten])
         sentences.append(f"{who} {each} points {where}.")
     return sentences
 
@@ -123,7 +123,3 @@ def _limits(found: Findings, best: Setting) -> list[str]:
     if interval.covers == "test examples":
         return ["Each setting has one seed: intervals are of the choice of test examples alone, not of the seed."]
     return []
-
-
-def _listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -12,7 +12,7 @@ from orchestration.comparison.formats import SHARES
 from orchestration.comparison.metrics import METRICS
 from orchestration.comparison.rate_metrics import GROUP_METRICS
 from orchestration.comparison.settings import Setting, group_names, group_value
-from orchestration.comparison.statistics import Spread
+from orchestration.comparison.values import Value
 from orchestration.report.figures import meta_of
 from orchestration.report.style import Style
 
@@ -22,18 +22,21 @@ def explorer_data(found: Findings, style: Style) -> dict[str, Any]:
 
     Ends are those of the 95% interval, or of the range over seeds where no interval is known.
     """
-    names = group_names([trial for setting in found.settings for trial in setting.trials])
+    names, shown = group_names([trial for setting in found.settings for trial in setting.trials]), _shown(found)
     return {
-        "metrics": {metric.name: _axis(metric.heading, metric.format in SHARES) for metric in _shown(found)},
+        "metrics": {metric.name: _axis(metric.heading, metric.format in SHARES) for metric in shown},
         "settings": [
             {
                 "name": setting.name,
                 "colour": style.colour(setting),
                 "symbol": style.symbol(setting),
                 "meta": meta_of(setting),
-                "values": {metric.name: _ends(found, setting, metric.name, "") for metric in _shown(found)},
+                "values": {each.name: _ends(found, setting, each.value, each.name, "") for each in shown},
                 "groups": {
-                    name: {each.name: _ends(found, setting, each.name, name) for each in GROUP_METRICS}
+                    name: {
+                        each.name: _ends(found, setting, group_value(name, each.value), each.name, name)
+                        for each in GROUP_METRICS
+                    }
                     for name in names
                 },
             }
@@ -51,13 +54,8 @@ def _shown(found: Findings) -> list[Metric]:
     return [each for each in METRICS if sum(bool(setting.over_seeds(each.value)) for setting in found.settings) > 1]
 
 
-def _ends(found: Findings, setting: Setting, name: str, group: str) -> list[float] | None:
-    value = (
-        next(group_value(group, each.value) for each in GROUP_METRICS if each.name == name)
-        if group
-        else next(each.value for each in METRICS if each.name == name)
-    )
-    mean: Spread | None = setting.over_seeds(value)
+def _ends(found: Findings, setting: Setting, value: Value, name: str, group: str) -> list[float] | None:
+    mean = setting.over_seeds(value)
     if mean is None:
         return None
     interval = found.evidence.interval(setting, name, group)

@@ -10,6 +10,7 @@ from html import escape
 from orchestration.comparison.entries import GroupMetric, Metric, Place
 from orchestration.comparison.findings import HEADLINE, Difference, Findings
 from orchestration.comparison.formats import CORRELATION, MISSING, at_most_share, number, points
+from orchestration.comparison.intervals import Interval
 from orchestration.comparison.metrics import columns, metric
 from orchestration.comparison.rate_metrics import GROUP_METRICS
 from orchestration.comparison.settings import (
@@ -60,9 +61,11 @@ def settings_table(found: Findings, style: Style) -> str:
 def _interval(found: Findings, setting: Setting, metric: Metric) -> str:
     """The 95% interval below a number; "" where none is known."""
     interval = found.evidence.interval(setting, metric.name) if metric.measure else None
-    if interval is None:
-        return ""
-    return f"<br><small>{metric.format.one(interval.low)} to {metric.format.one(interval.high)}</small>"
+    return _range(interval, metric.format.one)
+
+
+def _range(interval: Interval | None, shown: Callable[[float | None], str]) -> str:
+    return f"<br><small>{shown(interval.low)} to {shown(interval.high)}</small>" if interval else ""
 
 
 def comparison_table(found: Findings, style: Style) -> str:
@@ -78,10 +81,7 @@ def comparison_table(found: Findings, style: Style) -> str:
 
 
 def _verdict(found: Difference) -> str:
-    interval = found.interval
-    if interval is None:
-        return MISSING
-    return f"{found.verdict}<br><small>{points(interval.low)} to {points(interval.high)}</small>"
+    return found.verdict + _range(found.interval, points) if found.interval else MISSING
 
 
 def fairness_table(found: Findings, style: Style) -> str:
@@ -124,10 +124,7 @@ def by_group_table(found: Findings, style: Style) -> str:
 def _of_group(found: Findings, setting: Setting, name: str, metric: GroupMetric) -> str:
     mean = setting.over_seeds(group_value(name, metric.value))
     interval = found.evidence.interval(setting, metric.name, name) if metric.rate else None
-    text = metric.format.over_seeds(mean) if mean else MISSING
-    if interval is None:
-        return text
-    return f"{text}<br><small>{metric.format.one(interval.low)} to {metric.format.one(interval.high)}</small>"
+    return (metric.format.over_seeds(mean) if mean else MISSING) + _range(interval, metric.format.one)
 
 
 def _composed(setting: Setting) -> str:

@@ -34,7 +34,7 @@ from orchestration.comparison.findings import Findings
 from orchestration.comparison.metrics import final_metrics
 from orchestration.comparison.plain_text import for_markdown, masked
 from orchestration.comparison.settings import Setting, finished_settings, setting_name
-from orchestration.comparison.statistics import spread
+from orchestration.comparison.statistics import Spread, spread
 from orchestration.records.layout import DATABASE, SweepFiles
 from orchestration.records.published import PublishedDataset, PublishedSweep, PublishedTrial
 from orchestration.records.release_modes import release_mode
@@ -53,7 +53,6 @@ from orchestration.tracking.protocol import (
 
 T = TypeVar("T")
 
-_SWEEP, _TRIAL, _SETTING = SWEEP, TRIAL, SETTING
 _KIND, _GROUPS = "dpsweep.kind", "dpsweep.groups_digest"
 _PARENT, _NOTE = "mlflow.parentRunId", "mlflow.note.content"
 _OUTCOME = "dpsweep.outcome"
@@ -147,11 +146,8 @@ class MlflowTracker:
             tags, best = {_NOTE: note[:_LONGEST_TAG]}, found.best("accuracy")
             if best is not None:
                 tags["best_setting"] = best.name[:_LONGEST_TAG]
-                names = _shared_names(members := [final_metrics(trial) for trial in best.trials])
                 costs, _ = composition_entries(self._trials.values())  # of the sweep, which `close` writes
-                means = {
-                    name: sum(each[name] for each in members) / len(members) for name in names if name not in costs
-                }
+                means = {name: over.mean for name, over in _spreads(best.trials).items() if name not in costs}
                 self._log_final(self._client.get_run(self._parent), means)
             self._write(self._parent, self._client.get_run(self._parent), tags=tags)
             self._client.set_experiment_tag(
@@ -187,7 +183,7 @@ class MlflowTracker:
         token = None
         while True:
             page = self._client.search_runs(
-                [self._experiment], f"tags.`{_SWEEP}` = '{self._sweep_id}'", page_token=token
+                [self._experiment], f"tags.`{SWEEP}` = '{self._sweep_id}'", page_token=token
             )
             found += page
             token = page.token
@@ -197,7 +193,7 @@ class MlflowTracker:
     def _adopt(self, run: Run) -> None:
         """Register a run of an earlier driver; if it is still RUNNING, that driver was killed: end the run."""
         kind = run.data.tags.get(_KIND, "")
-        key = (kind, run.data.tags.get(_SETTING if kind == "average" else _TRIAL, ""))
+        key = (kind, run.data.tags.get(SETTING if kind == "average" else TRIAL, ""))
         if key in self._runs:
             self._client.delete_run(run.info.run_id)  # duplicate from two concurrent drivers: keep the older run
             return
@@ -212,9 +208,9 @@ class MlflowTracker:
 
     def _create(self, kind: str, key: str, name: str, started: float | None = None) -> str:
         """A new run, created together with its identifying tags, so that a resume finds it even after a kill."""
-        tags = {_SWEEP: self._sweep_id, _KIND: kind}
+        tags = {SWEEP: self._sweep_id, _KIND: kind}
         if kind != "sweep":
-            tags |= {_PARENT: self._parent, _SETTING if kind == "average" else _TRIAL: key}
+            tags |= {_PARENT: self._parent, SETTING if kind == "average" else TRIAL: key}
         run = self._client.create_run(self._experiment, _milliseconds(started), tags, name)
         self._runs[kind, key] = run.info.run_id
         return str(run.info.run_id)
@@ -289,12 +285,9 @@ class MlflowTracker:
         name = f"{setting.name} · mean of {len(setting.trials)} seeds"
         run_id = self._runs.get(("average", setting.name)) or self._create("average", setting.name, name)
         members = [self._trials[trial.key] for trial in setting.trials]
-        found = [final_metrics(member) for member in members]
         values: dict[str, float] = {}
-        for metric in _shared_names(found):
-            over = spread(each[metric] for each in found)
-            if over is not None:
-                values |= {metric: over.mean, f"deviation/{metric}": over.deviation}
+        for metric, over in _spreads(members).items():
+            values |= {metric: over.mean, f"deviation/{metric}": over.deviation}
         run = self._client.get_run(run_id)
         together, claims = composition_entries(members)
         values = {metric: value for metric, value in values.items() if not metric.endswith(COMPOSED)} | together
@@ -379,6 +372,13 @@ def _shared(mappings: Sequence[Mapping[str, str]]) -> dict[str, str]:
     """The entries that all mappings have in common."""
     first, *others = mappings
     return {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
+
+
+def _spreads(trials: Sequence[PublishedTrial]) -> dict[str, Spread]:
+    """Mean and deviation of every final metric that all of these trials have."""
+    found = [final_metrics(trial) for trial in trials]
+    spreads = {name: spread(each[name] for each in found) for name in _shared_names(found)}
+    return {name: over for name, over in spreads.items() if over is not None}
 
 
 def _shared_names(mappings: Sequence[Mapping[str, Any]]) -> list[str]:

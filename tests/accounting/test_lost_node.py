@@ -12,15 +12,15 @@ import pytest
 
 from accounting.parallel import AccountingQueue
 from tests.accounting.stored_trial import account_trial, job_of, write_trial
-from tests.accounting.test_parallel import accounting_processes
+from tests.accounting.test_parallel import accounting_processes, disable_authentication
 
 
 def test_a_lost_node_fails_no_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A head without CPUs and two nodes; one is killed as soon as parts run, and another joins later."""
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # Ray reads it once for all tests of a process
     os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # or else it listens on every interface
     ray = pytest.importorskip("ray")
     cluster_utils = pytest.importorskip("ray.cluster_utils")
+    disable_authentication(monkeypatch)
     jobs = [job_of(str(tmp_path / str(number)), 1e-5) for number in range(4)]
     for job in jobs:
         write_trial(job.root, rows_per_part=16)

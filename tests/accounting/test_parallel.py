@@ -41,12 +41,19 @@ def job(tmp_path: Path) -> AccountingJob:
     return job_of(str(tmp_path / "trial"), DELTA)
 
 
+def disable_authentication(patch: pytest.MonkeyPatch) -> None:
+    """Ray reads its authentication once per process, and another test may have had a token."""
+    raylet = pytest.importorskip("ray._raylet")
+    patch.setenv("RAY_AUTH_MODE", "disabled")
+    raylet.Config.initialize("")
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # or else it listens on every interface
     ray = pytest.importorskip("ray")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_AUTH_MODE", "disabled")  # what another test of this process has left does not reach its GCS
+        disable_authentication(patch)
         ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
         yield
         ray.shutdown()

@@ -22,7 +22,7 @@ def test_tune_ends_its_trials_and_none_counts_as_stopped_by_a_scheduler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setenv("RAY_AUTH_MODE", "disabled")  # Ray reads it once for all tests of a process
+        patched.setenv("RAY_AUTH_MODE", "disabled")  # this process has used Ray without a token before the second run
         patched.setattr(SweepStatus, "must_stop", property(enough))
         outcome = run(tmp_path, address=EMBEDDED, epochs=60, resources={"max_concurrent": 1})
     assert states(outcome) == [TrialState.PENDING] * 3
