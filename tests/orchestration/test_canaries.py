@@ -66,8 +66,8 @@ HOW = {each.__name__: each for each in (prints, raises, kills)}
 """
 
 
-def run(folder: Path, how: list[str], release: str, **variables: str) -> tuple[int, str]:
-    """The exit code of a sweep whose models do ``how``, and what it printed; temporary files go to folder/tmp."""
+def canary_sweep(folder: Path, how: list[str], release: str) -> Path:
+    """The file of a sweep whose models do ``how``, its code beside it, and folder/tmp."""
     (folder / "canary_code.py").write_text(OWN_CODE)
     (folder / "tmp").mkdir(exist_ok=True)
     sweep = folder / "sweep.yaml"
@@ -83,8 +83,13 @@ def run(folder: Path, how: list[str], release: str, **variables: str) -> tuple[i
         release=release,
     )
     sweep.write_text(text)
+    return sweep
+
+
+def run(folder: Path, how: list[str], release: str, **variables: str) -> tuple[int, str]:
+    """The exit code of a sweep whose models do ``how``, and what it printed; temporary files go to folder/tmp."""
     done = dpsweep(
-        *("run", sweep, "--output", folder / "out", "--address", IN_PROCESS),
+        *("run", canary_sweep(folder, how, release), "--output", folder / "out", "--address", IN_PROCESS),
         TMPDIR=str(folder / "tmp"),
         MENDED=str(folder / "mended"),
         **variables,

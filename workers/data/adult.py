@@ -144,13 +144,16 @@ def _read(path: Path, skip_rows: int, published_rows: int) -> pa.Table:
         table = csv.read_csv(
             path,
             read_options=csv.ReadOptions(column_names=_FIELDS, skip_rows=skip_rows),
-            convert_options=csv.ConvertOptions(column_types=dict.fromkeys(_FIELDS, pa.string())),
+            convert_options=csv.ConvertOptions(
+                column_types=dict.fromkeys(_FIELDS, pa.string()),
+                null_values=["?", " ?"],
+                strings_can_be_null=True,
+            ),
         )
     require_rows(path, table.num_rows, published_rows)
     trimmed = {name: compute.utf8_trim_whitespace(table[name]) for name in _FIELDS}
     trimmed["income"] = compute.utf8_rtrim(trimmed["income"], ".")
-    known = {name: compute.if_else(compute.equal(column, "?"), None, column) for name, column in trimmed.items()}
-    return pa.table(known)
+    return pa.table(trimmed)
 
 
 def _split(table: pa.Table, columns: list[Column], groups: Mapping[str, tuple[str, ...]], first_id: int) -> Split:

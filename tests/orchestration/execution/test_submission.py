@@ -23,6 +23,7 @@ from orchestration.sweeps.user_code import permitted
 from tests.orchestration.processes import PATIENCE, dpsweep, environment, kill, wait_until
 from tests.orchestration.reference import assert_same_trial, run_undisturbed
 from tests.orchestration.sample_grids import keys_of, small
+from tests.orchestration.test_canaries import WORD, canary_sweep, leaks
 
 HEAD = """
 import sys
@@ -131,14 +132,19 @@ def only_error(done: subprocess.CompletedProcess[str]) -> str:
     return line
 
 
+def job_in(submitted: str) -> str:
+    """The id of a job of two trials, from what `submit` printed."""
+    found = re.search(r"^(small-[0-9a-f]{10}): 2 trials, \w+ at", submitted, re.MULTILINE)
+    assert found is not None, submitted
+    return found[1]
+
+
 @pytest.mark.long
 def test_a_killed_driver_finishes_unattended(head: Head, sweep_file: Path, tmp_path: Path) -> None:
     files = SweepFiles(str(tmp_path / "out"))
     submitted = head.run("submit", sweep_file, "--output", files.root, "--env", "DPSWEEP_NOTE=7")
     assert submitted.returncode == 0, submitted.stderr
-    found = re.search(r"^(small-[0-9a-f]{10}): 2 trials, \w+ at", submitted.stdout, re.MULTILINE)
-    assert found is not None, submitted.stdout
-    job = found[1]
+    job = job_in(submitted.stdout)
     assert "sent: sweep.yaml (" in submitted.stdout
     assert "my_models.py (0.2 KiB)" in submitted.stdout
 
@@ -182,6 +188,30 @@ def test_a_killed_driver_finishes_unattended(head: Head, sweep_file: Path, tmp_p
     rows = [line.split() for line in listed.stdout.splitlines()[1:]]
     assert [row[0] for row in rows] == [job, f"{job}-2"]
     assert rows[0][1] == "succeeded"
+
+
+@pytest.mark.long
+def test_no_canary_is_in_what_commands_print_of_a_job(head: Head, tmp_path: Path) -> None:
+    """Its models print and raise a word and a feature of the data; nothing of it leaves the private folders."""
+    files, made = SweepFiles(str(tmp_path / "out")), tmp_path / "tmp"
+    sweep = canary_sweep(tmp_path, ["prints", "raises"], "none")
+
+    def say(*arguments: object) -> str:
+        done = head.run(*arguments)
+        (made / f"{arguments[0]}.txt").write_text(done.stdout + done.stderr)
+        return done.stdout
+
+    submitted = say("submit", sweep, "--output", files.root, "--env", f"MENDED={tmp_path / 'mended'}")
+    job = job_in(submitted)
+    wait_until(lambda: has_ended(files), "the job to end")
+    assert now(files).state == "failed", "of one trial, whose model raises"
+    assert "ValueError" in say("logs", files.root, "--follow")
+    assert say("status", job).startswith("small: failed, 2 of 2 trials done, 0 running, 0 waiting, 1 failed")
+    assert job in say("list")
+    assert "has ended already" in say("stop", job)
+    (errors,) = (tmp_path / "out").glob("trials/*/private/error.txt")
+    assert WORD in errors.read_text()
+    assert leaks(tmp_path) == []
 
 
 def test_a_missing_or_wrong_token_is_one_line(head: Head, sweep_file: Path, tmp_path: Path) -> None:
