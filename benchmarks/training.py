@@ -44,11 +44,11 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
 from accounting.errors import InvalidInput
+from workers.devices import choose_device
 from workers.gradients import BatchNorms, GradientEngine
 from workers.models import build_for_shape
 from workers.noise import make_noise_source
 from workers.spec import MAX_THREADS, Component
-from workers.training import choose_device
 
 CLIP = 1.0
 NOISE_MULTIPLIER = 1.0

@@ -24,13 +24,14 @@ from torch import nn
 
 from accounting.records import TrialFiles
 from workers.data import Dataset, Split
+from workers.devices import choose_device
 from workers.evaluation import predict
 from workers.imports import UserCode
 from workers.losses import Loss
 from workers.mechanism import TrialMechanism
 from workers.noise import derive_seed, make_noise_source
 from workers.spec import AttackSpec, NormSpec, TrialSpec
-from workers.training import Trainer, choose_device
+from workers.training import Trainer
 
 Floats = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.int64]

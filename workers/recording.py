@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -47,11 +47,57 @@ class TrainingData:
 
 
 @dataclass(frozen=True)
+class Renewal:
+    """Norms and losses of the examples at the positions ``rows`` [b], as they were after ``steps`` of an interval."""
+
+    steps: int
+    rows: Tensor
+    norms: BatchNorms
+
+    def state(self) -> dict[str, Any]:
+        return {"steps": self.steps, "rows": self.rows, "norms": asdict(self.norms)}
+
+    @staticmethod
+    def restored(state: Mapping[str, Any], device: torch.device) -> Renewal:
+        """The renewal of a `state`."""
+        norms: dict[str, Any] = {
+            name: None if column is None else column.to(device) for name, column in state["norms"].items()
+        }
+        return Renewal(state["steps"], state["rows"].to(device), BatchNorms(**norms))
+
+
+@dataclass(frozen=True)
 class Measurement:
-    """Norms of some examples at one step, and their losses [n]."""
+    """Norms of some examples, and their losses [n]."""
 
     examples: Examples
     losses: Tensor
+
+    def copy(self) -> Measurement:
+        """The same values in tensors of their own."""
+        examples = self.examples
+        layer_norms = None if examples.layer_norms is None else examples.layer_norms.clone()
+        own = replace(examples, norms=examples.norms.clone(), layer_norms=layer_norms)
+        return Measurement(own, self.losses.clone())
+
+    def renew(self, renewal: Renewal) -> None:
+        """Overwrite the norms and losses of its examples, in place."""
+        rows, norms = renewal.rows, renewal.norms
+        self.examples.norms[rows] = norms.norms
+        self.losses[rows] = norms.losses.to(self.losses.dtype)
+        if self.examples.layer_norms is not None and norms.layer_norms is not None:
+            self.examples.layer_norms[rows] = norms.layer_norms
+
+    def state(self) -> dict[str, Any]:
+        return {"examples": asdict(self.examples), "losses": self.losses}
+
+    @staticmethod
+    def restored(state: Mapping[str, Any], device: torch.device) -> Measurement:
+        """The measurement of a `state`."""
+        columns: dict[str, Any] = {
+            name: None if column is None else column.to(device) for name, column in state["examples"].items()
+        }
+        return Measurement(Examples(**columns), state["losses"].to(device))
 
 
 _ORDER = 4.0
@@ -59,64 +105,130 @@ _LEAST_NOISE = 0.1
 """Smaller noise multipliers are replaced by this one, to keep exponentials finite."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Interval:
-    """The steps from one measurement up to the next, and the contribution c / S of each example to them.
+    """The steps from one snapshot up to the next, and the contribution c / S of each example to them.
 
-    The clipping rule may change at every step while the norms stay as measured. One contribution is stored for all
-    steps of the interval: the generalised mean of c / S over the steps, with generator
+    The clipping rule may change at every step, and a norm when its example is in a batch. One contribution is stored
+    for all steps of the interval: the generalised mean of c / S over the steps, with generator
     exp(a (a - 1) / 2 (c / S)^2 / sigma^2), the moment of order a = 4 of the Gaussian's privacy loss. A root mean square
-    would under-estimate the cost of most examples, and the maximum would grossly over-estimate it. With one step or one
-    rule the mean is exact.
+    would under-estimate the cost of most examples, and the maximum would grossly over-estimate it. With one step, or
+    one rule and one norm, the mean is exact.
 
-    rate: a (a - 1) / (2 sigma^2). moments [n] float64: sum over the ``steps`` steps of (generator - 1).
+    measured: norms as known at step ``start``; latest: as known now, but for ``renewals``, which are taken up when the
+    rule changes and at the end, many at once. rate: a (a - 1) / (2 sigma^2). moments [n] float64: sum of (generator -
+    1) over the first ``counted`` [n] of ``steps`` steps. added [n] float64: what each step adds under ``rule`` and the
+    latest norms; while both stand, a step costs nothing.
     """
 
     start: int
     measured: Measurement
+    latest: Measurement
     rate: float
     moments: Tensor
+    counted: Tensor
+    added: Tensor
     steps: int = 0
+    rule: ClipRule | None = None
+    renewals: list[Renewal] = field(default_factory=list)
 
     @staticmethod
     def from_step(start: int, measured: Measurement, noise_multiplier: float) -> Interval:
         rate = _ORDER * (_ORDER - 1.0) / 2.0 / max(noise_multiplier, _LEAST_NOISE) ** 2
-        return Interval(start, measured, rate, torch.zeros_like(measured.losses, dtype=torch.float64))
+        moments, counted, added = torch.zeros(
+            3, len(measured.losses), dtype=torch.float64, device=measured.losses.device
+        )
+        return Interval(start, measured, measured, rate, moments, counted, added)
 
-    def extended(self, rule: ClipRule) -> Interval:
-        """The interval with one more step, taken under ``rule``."""
-        moments = torch.expm1(self.rate * rule.contributions(self.measured.examples).square())
-        return replace(self, moments=self.moments + moments, steps=self.steps + 1)
+    def extend(self, rule: ClipRule) -> None:
+        """Add one step, taken under ``rule``."""
+        if rule is not self.rule:
+            self.take_up_renewals()
+            self.moments = self._total()
+            self.counted = torch.full_like(self.counted, self.steps)
+            self.added = self._added(rule, self.latest.examples)
+            self.rule = rule
+        self.steps += 1
+
+    def renew(self, rows: Tensor, norms: BatchNorms) -> None:
+        """Replace the norms and losses of the examples at the positions ``rows`` from the next step on."""
+        self.renewals.append(Renewal(self.steps, rows, norms))
+
+    def take_up_renewals(self) -> None:
+        """Make `latest` and `moments` what they are with all renewals. Call it at steps that do not depend on kills."""
+        if not self.renewals:
+            return
+        if self.latest is self.measured:
+            self.latest = self.measured.copy()
+        for renewal, added in zip(self.renewals, self._added_by_renewals(), strict=True):
+            rows = renewal.rows
+            self.moments[rows] += (renewal.steps - self.counted[rows]) * self.added[rows]
+            self.counted[rows] = float(renewal.steps)
+            self.added[rows] = added
+            self.latest.renew(renewal)
+        self.renewals = []
 
     @property
     def contributions(self) -> Tensor:
         """[n] in [0, 1]: the stored contribution of each example; needs at least one step."""
-        return (torch.log1p(self.moments / self.steps) / self.rate).sqrt().clamp(max=1.0)
+        self.take_up_renewals()
+        return (torch.log1p(self._total() / self.steps) / self.rate).sqrt().clamp(max=1.0)
+
+    def _total(self) -> Tensor:
+        """[n]: the moments of all steps."""
+        return self.moments + (self.steps - self.counted) * self.added
+
+    def _added_by_renewals(self) -> Sequence[Tensor]:
+        """For each renewal the moments [b] of a step under the rule, computed together; zeros before the first rule."""
+        sizes = [len(renewal.rows) for renewal in self.renewals]
+        if self.rule is None:
+            return [torch.zeros(size, dtype=torch.float64, device=self.added.device) for size in sizes]
+        known, rows = self.latest.examples, torch.cat([renewal.rows for renewal in self.renewals])
+        by_layer = [each.norms.layer_norms for each in self.renewals if each.norms.layer_norms is not None]
+        renewed = Examples(
+            torch.cat([renewal.norms.norms for renewal in self.renewals]),
+            known.groups[rows],
+            known.rows[rows],
+            torch.cat(by_layer) if by_layer else None,
+        )
+        return torch.split(self._added(self.rule, renewed), sizes)
+
+    def _added(self, rule: ClipRule, examples: Examples) -> Tensor:
+        return torch.expm1(self.rate * rule.contributions(examples).square())
 
     @staticmethod
     def restored(state: Mapping[str, Any], device: torch.device) -> Interval:
-        """The interval of a `state`."""
-        columns: dict[str, Any] = {
-            name: None if column is None else column.to(device) for name, column in state["examples"].items()
-        }
-        measured = Measurement(Examples(**columns), state["losses"].to(device))
-        return Interval(state["start"], measured, state["rate"], state["moments"].to(device), state["steps"])
+        """The interval of a `state`; its rule is not part of it."""
+        measured = Measurement.restored(state["measured"], device)
+        latest = state["latest"]
+        return Interval(
+            start=state["start"],
+            measured=measured,
+            latest=measured if latest is None else Measurement.restored(latest, device),
+            rate=state["rate"],
+            steps=state["steps"],
+            renewals=[Renewal.restored(each, device) for each in state["renewals"]],
+            **{name: state[name].to(device) for name in ("moments", "counted", "added")},
+        )
 
     def state(self) -> dict[str, Any]:
         return {
             "start": self.start,
-            "examples": asdict(self.measured.examples),
-            "losses": self.measured.losses,
+            "measured": self.measured.state(),
+            "latest": None if self.latest is self.measured else self.latest.state(),
             "rate": self.rate,
             "moments": self.moments,
+            "counted": self.counted,
+            "added": self.added,
             "steps": self.steps,
+            "renewals": [renewal.state() for renewal in self.renewals],
         }
 
 
 class NormRecorder:
     """Measures the norms of a fixed set of training examples, and stores the contributions of each interval.
 
-    An interval is open from one measurement up to the next. It is the recorder's state in a checkpoint.
+    An interval is open from one snapshot up to the next. It is the recorder's state in a checkpoint.
     """
 
     def __init__(self, data: TrainingData, rows: Tensor, engine: GradientEngine, writer: NormShardWriter) -> None:
@@ -129,9 +241,21 @@ class NormRecorder:
         self._interval = Interval.from_step(step, measured, noise_multiplier)
         return measured.examples
 
+    def open_again(self, step: int, noise_multiplier: float) -> None:
+        """Open an interval at ``step`` with the norms that are known; an interval is open already."""
+        assert self._interval is not None, "norms are measured at step 0"
+        self._interval.take_up_renewals()
+        self._interval = Interval.from_step(step, self._interval.latest, noise_multiplier)
+
+    def renew(self, rows: Tensor, norms: BatchNorms) -> None:
+        """Take norms and losses of the examples at the positions ``rows`` from a batch, before its step is added."""
+        assert self._interval is not None, "norms are measured at step 0"
+        self._interval.renew(rows, norms)
+
     def extend(self, rule: ClipRule) -> None:
         """Add a step under ``rule`` to the open interval, if there is one."""
-        self._interval = self._interval.extended(rule) if self._interval else None
+        if self._interval is not None:
+            self._interval.extend(rule)
 
     def store(self) -> None:
         """Store the snapshot of the open interval, if there is one."""
@@ -143,6 +267,11 @@ class NormRecorder:
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
         self._interval = None if state is None else Interval.restored(state, self._data.device)
+
+    def keep_rule(self, rule: ClipRule) -> None:
+        """After `restore`: the last step of the open interval was taken under ``rule``."""
+        if self._interval is not None:
+            self._interval.rule = rule
 
     def measure(self) -> Measurement:
         """Norms and losses of all rows, computed in chunks of fixed size."""

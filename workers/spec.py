@@ -9,6 +9,7 @@ number are in the type of its field, which sweep files use too; other requiremen
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Final, Literal
@@ -119,16 +120,24 @@ class BudgetSpec:
 class NormSpec:
     """How often the gradient norms of all examples are computed.
 
-    refreshes_per_epoch: times per epoch (gamma of paper A), or at every step. rows_per_part: rows of one shard file.
+    refreshes_per_epoch: times per epoch (gamma of paper A), at every step, or when sampled: once, at step 0, and then
+    each example's whenever it is in a batch, where its norm is computed anyway. rows_per_part: rows of one shard file.
     """
 
-    refreshes_per_epoch: Annotated[float, Field(gt=0.0)] | Literal["every_step"] = 1.0
+    refreshes_per_epoch: Annotated[float, Field(gt=0.0)] | Literal["every_step", "when_sampled"] = 1.0
     rows_per_part: Annotated[int, Field(ge=1)] = 65_536
     exact_examples: Annotated[int, Field(ge=0)] = 0
     """Number of random examples whose norms are stored at every step, to measure the error of the estimates."""
 
     def __post_init__(self) -> None:
         check_bounds(self, "norms")
+
+    def snapshots(self, epochs: int, steps: int) -> int:
+        """Number of snapshots of a run."""
+        if self.refreshes_per_epoch == "every_step":
+            return steps
+        often = 1.0 if self.refreshes_per_epoch == "when_sampled" else self.refreshes_per_epoch
+        return min(steps, math.ceil(often * epochs))
 
 
 MinGroupSize = Annotated[int, Field(ge=1)]

@@ -7,11 +7,10 @@ passes the result to the optimiser. An empty batch is a step like any other: it 
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +18,19 @@ from torch import Tensor, nn
 from accounting.errors import START_ANEW, InvalidInput
 from accounting.mechanism import Trace
 from accounting.records import NormShardWriter, TrialFiles
-from workers.audit import Canaries, check_audit
+from workers.audit import Canaries
 from workers.augmentation import make_augmentation
-from workers.clipping import NORM_ERROR, ClippingMethod, ClipRule, Examples, Setting, make_clipping, released_bound
+from workers.clipping import (
+    NORM_ERROR,
+    ClippingState,
+    ClipRule,
+    Examples,
+    Setting,
+    make_clipping,
+    released_bound,
+)
 from workers.data import Dataset
+from workers.devices import choose_device
 from workers.evaluation import evaluate
 from workers.gradients import GradientEngine, RandomState, ShapePlanner, TimingPlanner, WeightedSum, modes_of
 from workers.history import EpochRecord
@@ -33,6 +41,7 @@ from workers.models import build_model
 from workers.noise import NoiseSource, derive_seed, seed_torch, start_generator
 from workers.optimizers import make_average, make_learning_rate_schedule, make_optimizer
 from workers.recording import NormRecorder, TrainingData, choose_rows, is_due
+from workers.requirements import check_spec
 from workers.run_state import (
     Counters,
     CpuGenerator,
@@ -45,6 +54,9 @@ from workers.run_state import (
 )
 from workers.sampling import make_row_draws, make_sampler
 from workers.spec import TrialSpec
+
+_NO_ANSWER: Final = torch.zeros(0, dtype=torch.float64)
+"""Of a clipping method without a query."""
 
 
 class Trainer:
@@ -93,6 +105,7 @@ class Trainer:
             dataset.group_names, self._engine.layer_names, len(dataset.train), spec.sampling.batch_size
         )
         self._rule = ClipRule(float("inf"), lambda examples: torch.ones_like(examples.norms))
+        self._decided_from: ClippingState | None = None
         self._components: Mapping[str, Stateful] = {
             "model": ModelValues(self._model),
             "modes": ModelModes(self._model),
@@ -204,9 +217,11 @@ class Trainer:
         return self._planned.schedule.noise_multiplier(self.epoch, self.public_accuracies)
 
     @property
-    def _refresh_is_due(self) -> bool:
+    def _snapshot_is_due(self) -> bool:
         refreshes = self._spec.norms.refreshes_per_epoch
-        return refreshes == "every_step" or is_due(self.step_count, refreshes, self._planned.steps_per_epoch)
+        if refreshes == "every_step":
+            return True
+        return is_due(self.step_count, 1.0 if refreshes == "when_sampled" else refreshes, self._planned.steps_per_epoch)
 
     def trace(self) -> Trace:
         """The trace of the steps so far."""
@@ -226,10 +241,9 @@ class Trainer:
     def step(self) -> None:
         """One step: compute all norms if a refresh is due, clip, add noise, update."""
         sigma, step, before = self.noise_multiplier, self.step_count, RandomState.of(self._data.device)
-        if self._refresh_is_due:
+        if self._snapshot_is_due:
             self.store_norms()
-            everyone = self._everyone.open(step, sigma)
-            self._run.clipping = self._method.refresh(self._run.clipping, everyone)
+            self._open_interval(step, sigma)
 
         prices = self._planned.prices(sigma)
         if prices is not None:
@@ -240,6 +254,8 @@ class Trainer:
         self.counters.non_finite_gradients += clipped.non_finite
         self.counters.empty_batches += int(len(rows) == 0)
 
+        if self._renews_when_sampled:
+            self._everyone.renew(rows, clipped.norms)
         self._everyone.extend(self._rule)
         if self._exact is not None:
             self._exact.open(step, sigma)
@@ -248,6 +264,17 @@ class Trainer:
         self._update(clipped.gradients, sigma)
         self._run.step_count += 1
         self._look_again(before)
+
+    @property
+    def _renews_when_sampled(self) -> bool:
+        return self._spec.norms.refreshes_per_epoch == "when_sampled"
+
+    def _open_interval(self, step: int, sigma: float) -> None:
+        if self._renews_when_sampled and step > 0:
+            self._everyone.open_again(step, sigma)
+        else:
+            everyone = self._everyone.open(step, sigma)
+            self._run.clipping = self._method.refresh(self._run.clipping, everyone)
 
     def _look_again(self, before: RandomState) -> None:
         """Downgrade contributions if this step drew torch random numbers or changed modes.
@@ -275,7 +302,7 @@ class Trainer:
         """
         x, y = self._batch(rows)
         if self._method.query is None:
-            self._decide(torch.zeros(0, dtype=torch.float64))
+            self._decide(_NO_ANSWER)
             return self._engine.weighted_sum_rowwise(
                 x, y, lambda norms, part: self._rule.weights(self._data.examples(rows[part], norms))
             )
@@ -290,8 +317,11 @@ class Trainer:
         return self._rule.weights(batch)
 
     def _decide(self, noisy_answer: Tensor) -> None:
+        """Decide on the rule of this step; without a query, it is the last one while the clipping state stands."""
         clipping = self._run.clipping
-        self._rule = self._method.decide(clipping, noisy_answer, self._setting)
+        if self._method.query is not None or clipping is not self._decided_from:
+            self._rule = self._method.decide(clipping, noisy_answer, self._setting)
+            self._decided_from = clipping
         self._run.clipping = self._method.advance(clipping, noisy_answer, self._setting)
 
     def _update(self, gradients: Mapping[str, Tensor], sigma: float) -> None:
@@ -345,7 +375,8 @@ class Trainer:
 
     def state(self) -> dict[str, Any]:
         """Everything that `restore` needs to continue bit for bit; private data."""
-        return {**self._run.state(), **{name: component.state() for name, component in self._components.items()}}
+        components = {name: component.state() for name, component in self._components.items()}
+        return {**self._run.state(), **components, "rule_stands": self._run.clipping is self._decided_from}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state`. Raises: InvalidInput when it lacks a component."""
@@ -358,54 +389,7 @@ class Trainer:
         self._run.restore(state)
         for name, component in self._components.items():
             component.restore(state[name])
-
-
-def check_spec(spec: TrialSpec, mechanism: TrialMechanism, method: ClippingMethod, public_size: int) -> None:
-    """Refuse a trial that cannot be trained, or not privately, before anything is written.
-
-    public_size: number of public examples in the data set.
-
-    Raises: InvalidInput for an unknown device, for noise without clipping, for a validation-driven schedule without
-    public data, and for an audit that its sampling does not allow.
-    """
-    if spec.audit is not None:
-        check_audit(spec.audit, spec.sampling, mechanism.dataset_size)
-    if spec.execution.device != "auto":
-        _parse_device(spec.execution.device)
-    highest = max(segment.noise_multiplier for segment in mechanism.trace(spec.epochs).segments)
-    if highest > 0.0 and spec.clipping.name == "none":
-        raise InvalidInput(
-            f"the noise multiplier reaches {highest:g}, but without clipping the sensitivity is infinite; "
-            "choose a clipping method, or constant noise of multiplier 0"
-        )
-    if method.example_budget is not None and mechanism.filter is None:
-        raise InvalidInput(
-            f"clipping method {spec.clipping.name!r} needs epsilon, the budget of every example: give it, or calibrate "
-            "the sweep to privacy.target_epsilon"
-        )
-    if spec.noise.schedule.name == "validation" and not public_size:
-        raise InvalidInput("a validation-driven schedule needs public data; set data.public_fraction above 0")
-
-
-def choose_device(name: str) -> torch.device:
-    """The device called ``name``; ``auto`` is the GPU if there is one, else the CPU.
-
-    Raises: InvalidInput when the name is unknown or this machine has no such device.
-    """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device, found = _parse_device(name), torch.cuda.device_count()
-    if device.type == "cuda" and (device.index or 0) >= found:
-        raise InvalidInput(
-            f"device is {name!r}, but torch finds {found} CUDA devices here; use auto or cpu, or give trials a GPU"
-        )
-    return device
-
-
-def _parse_device(name: str) -> torch.device:
-    """The device by its torch name, whether or not this machine has it."""
-    with contextlib.suppress(RuntimeError):
-        device = torch.device(name)
-        if device.type in ("cpu", "cuda"):
-            return device
-    raise InvalidInput(f"unknown device {name!r}; use auto, cpu, cuda or cuda:N")
+        if state["rule_stands"]:
+            self._decided_from = self._run.clipping
+            self._rule = self._method.decide(self._run.clipping, _NO_ANSWER, self._setting)
+            self._everyone.keep_rule(self._rule)

@@ -31,6 +31,7 @@ from workers.audit import audit
 from workers.checkpoint import fingerprint, forget_checkpoint, load_checkpoint, save_checkpoint
 from workers.clipping import claims
 from workers.data import Dataset, load_dataset
+from workers.devices import choose_device
 from workers.evaluation import counted, predict
 from workers.history import Progress, TrainingResult, read_training_result
 from workers.imports import NO_CODE, UserCode
@@ -43,7 +44,7 @@ from workers.preprocessing import make_preprocessing
 from workers.recording import is_due
 from workers.spec import AttackSpec, ExecutionSpec, TrialSpec, at_speed_of
 from workers.trained import describe_inputs
-from workers.training import Trainer, choose_device
+from workers.training import Trainer
 
 __all__ = ["Progress", "TrainingResult", "run_trial"]
 

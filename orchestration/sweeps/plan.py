@@ -34,8 +34,8 @@ from workers.feasibility import Combination, check_feasible, excerpt
 from workers.imports import NO_CODE, UserCode, is_import_path
 from workers.mechanism import TrialMechanism, affordable_epochs
 from workers.optimizers import make_average, make_learning_rate_schedule, make_optimizer
+from workers.requirements import check_spec
 from workers.spec import Component, DataSpec, NormSpec, TrialSpec
-from workers.training import check_spec
 
 _BYTES_PER_ROW = 8 + 4 + 4 + 4 + 4
 """example_id int64; group int32; norm, contribution and loss float32."""
@@ -325,9 +325,7 @@ def _named(axis: str) -> Iterator[None]:
 
 def _shard_bytes(norms: NormSpec, epochs: int, steps: int, examples: int) -> int:
     """Bytes of the norms of all examples at every refresh, plus those of the examples tracked at every step."""
-    often = norms.refreshes_per_epoch
-    snapshots = steps if often == "every_step" else min(steps, math.ceil(often * epochs))
-    everyone = snapshots * (examples * _BYTES_PER_ROW + _BYTES_PER_SNAPSHOT)
+    everyone = norms.snapshots(epochs, steps) * (examples * _BYTES_PER_ROW + _BYTES_PER_SNAPSHOT)
     tracked = min(norms.exact_examples, examples)
     return everyone + (steps * (tracked * _BYTES_PER_ROW + _BYTES_PER_SNAPSHOT) if tracked else 0)
 

@@ -96,18 +96,6 @@ WORKERS: Final[tuple[Mutant, ...]] = (
             PRIVACY,
         ),
         B(
-            'if highest > 0.0 and spec.clipping.name == "none":',
-            "if False:",
-            "noise without clipping is accepted",
-            True,
-        ),
-        B(
-            "= max(segment.noise_multiplier for segment in mechanism",
-            "= min(segment.noise_multiplier for segment in mechanism",
-            "noise that rises without clipping is accepted",
-            True,
-        ),
-        B(
             "public=None if public is None else evaluate(shown, public,",
             "public=None if public is None else evaluate(shown, self._dataset.train,",
             "the schedule reads the training data",
@@ -122,6 +110,42 @@ WORKERS: Final[tuple[Mutant, ...]] = (
             NORMS,
         ),
         B("**self._average.values})", "})", "the average is not what is shown"),
+        B(
+            "self._everyone.renew(rows, clipped.norms)",
+            "pass",
+            "norms of batches are forgotten",
+            False,
+            NORMS,
+        ),
+        B(
+            "is not self._decided_from:",
+            "is None:",
+            "a rule outlives the state that it came from",
+            True,
+        ),
+    ),
+    *bugs_in(
+        "workers/requirements.py",
+        TRAINING,
+        B(
+            'if highest > 0.0 and spec.clipping.name == "none":',
+            "if False:",
+            "noise without clipping is accepted",
+            True,
+        ),
+        B(
+            "= max(segment.noise_multiplier for segment in mechanism",
+            "= min(segment.noise_multiplier for segment in mechanism",
+            "noise that rises without clipping is accepted",
+            True,
+        ),
+        B(
+            'refreshes_per_epoch == "when_sampled" and method.refreshes:',
+            'refreshes_per_epoch == "when_sampled" and False:',
+            "bounds of single examples rest on norms of batches",
+            True,
+            NORMS,
+        ),
     ),
     *bugs_in(
         "workers/noise.py",
@@ -218,8 +242,8 @@ WORKERS: Final[tuple[Mutant, ...]] = (
         ("tests/workers/test_recording.py",),
         B("_ORDER * (_ORDER - 1.0) / 2.0 / max", "1e-9 / max", "several rules count as their root mean square", True),
         B(
-            "self.moments / self.steps) / self.rate",
-            "self.moments / (self.steps + 1)) / self.rate",
+            "self._total() / self.steps) / self.rate",
+            "self._total() / (self.steps + 1)) / self.rate",
             "an interval counts one step too many",
             True,
         ),

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from workers.clipping import ClipRule, Examples
+from workers.gradients import BatchNorms
 from workers.recording import Interval, Measurement, choose_rows, is_due
 
 NORMS = torch.tensor([0.0, 0.3, 0.8, 5.0, float("inf")])
@@ -22,7 +23,7 @@ def interval(sensitivities: list[float], sigma: float) -> Interval:
     rows = torch.arange(len(NORMS))
     made = Interval.from_step(0, Measurement(Examples(NORMS, rows, rows), torch.zeros(len(NORMS))), sigma)
     for sensitivity in sensitivities:
-        made = made.extended(rule(sensitivity))
+        made.extend(rule(sensitivity))
     return made
 
 
@@ -47,7 +48,9 @@ def test_contributions_under_several_rules_lie_between_root_mean_square_and_maxi
 def test_a_restored_interval_repeats_every_bit() -> None:
     made = interval([1.0, 3.0], 1.2)
     again = Interval.restored(made.state(), torch.device("cpu"))
-    assert torch.equal(made.extended(rule(2.0)).contributions, again.extended(rule(2.0)).contributions)
+    for each in (made, again):
+        each.extend(rule(2.0))
+    assert torch.equal(made.contributions, again.contributions)
 
 
 @pytest.mark.parametrize(
@@ -72,3 +75,22 @@ def test_several_rules_count_as_the_mean_of_their_fourth_moments() -> None:
     expected = math.sqrt(math.log((math.exp(6.0 * 1.0) + math.exp(6.0 * 0.01)) / 2.0) / 6.0)
     assert float(made.contributions[3]) == pytest.approx(expected, rel=1e-4)
     assert expected > 0.93
+
+
+def test_norms_that_are_renewed_count_from_the_next_step_on() -> None:
+    """As if each step had been counted with the norms and the rule of its own, to rounding."""
+    made, norms = interval([], 1.0), NORMS.clone()
+    first, second = rule(2.0), rule(3.0)
+    moments = torch.zeros(len(NORMS), dtype=torch.float64)
+    everyone = torch.arange(len(NORMS))
+    for step, each in enumerate([first, first, second, second, second, first]):
+        rows = torch.tensor([[0], [1, 4], [], [2], [1, 2], [3]][step], dtype=torch.int64)
+        renewed = torch.rand(len(rows), generator=torch.Generator().manual_seed(step)) * 2.0
+        norms[rows] = renewed
+        made.renew(rows, BatchNorms(renewed, None, renewed))
+        made.extend(each)
+        moments += torch.expm1(made.rate * each.contributions(Examples(norms, everyone, everyone)).square())
+    expected = (torch.log1p(moments / 6) / made.rate).sqrt()
+    torch.testing.assert_close(made.contributions, expected, rtol=1e-12, atol=0.0)
+    assert torch.equal(made.measured.examples.norms, NORMS), "those of its first step"
+    assert torch.equal(made.latest.examples.norms, norms)

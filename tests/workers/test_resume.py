@@ -120,6 +120,9 @@ KINDS_OF_STATE: Mapping[str, dict[str, Any]] = {
     "private-median": {"clipping": Component("flat", {"bound": {"median_multiple": 1.0}})},
     "dp-pca": {"preprocessing": Component("dp_pca", {"dimensions": 8})},
     "exact": {"norms": NormSpec("every_step", exact_examples=5)},
+    "sampled": {"norms": NormSpec("when_sampled", rows_per_part=60)},
+    "sampled, bounds change": {"norms": NormSpec("when_sampled"), "clipping": Component("dpsgd_f")},
+    "sampled by layer": {"norms": NormSpec("when_sampled"), "clipping": Component("per_layer")},
     "dropout": {"model": DROPOUT_NET},
     "augmentation": {
         "data": DataSpec("digits", keep={str(digit): 6 for digit in range(10)}),

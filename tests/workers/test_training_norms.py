@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 import torch
 
+from accounting.errors import InvalidInput
 from accounting.records.shards import NormShards
 from tests.workers.trial_runs import TRAIN_SIZE, norms_of, train
 from tests.workers.trial_specs import DROPOUT_NET, TUMOURS, clipping_by, small_trial
 from workers import clipping
 from workers.mechanism import TrialMechanism
 from workers.run_state import read_departures
-from workers.spec import Component, ExecutionSpec, NormSpec
+from workers.spec import Component, ExecutionSpec, NormSpec, SamplingSpec
 
 
 @pytest.mark.parametrize(
@@ -25,6 +26,7 @@ from workers.spec import Component, ExecutionSpec, NormSpec
     [
         ({}, "estimate"),
         ({"norms": NormSpec("every_step")}, "output_specific"),
+        ({"norms": NormSpec("when_sampled")}, "estimate"),
         ({"clipping": Component("individual")}, "output_specific"),
         ({"norms": NormSpec("every_step"), "augmentation": Component("flip_and_crop")}, "estimate"),
         ({"norms": NormSpec("every_step"), "execution": ExecutionSpec(autocast=True)}, "estimate"),
@@ -52,6 +54,39 @@ def test_exactly_tracked_examples_agree_with_snapshots_at_every_step(tmp_path: P
     assert len(exact.example_ids) == 7
     np.testing.assert_allclose(exact.contributions, everyone.contributions[rows], rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(exact.norms, everyone.norms[rows], rtol=1e-4)
+
+
+@pytest.mark.parametrize("clip", ["flat", "dpsgd_f", "per_layer"])
+def test_norms_of_batches_of_everyone_are_those_of_every_step(clip: str, tmp_path: Path) -> None:
+    changes = {"sampling": SamplingSpec("poisson", TRAIN_SIZE), "clipping": Component(clip), "epochs": 4}
+    sampled = norms_of(train(small_trial(norms=NormSpec("when_sampled"), **changes), tmp_path / "sampled")[2])
+    exact = norms_of(train(small_trial(norms=NormSpec("every_step"), **changes), tmp_path / "exact")[2])
+    assert list(sampled.steps) == list(exact.steps) == [0, 1, 2, 3]
+    np.testing.assert_allclose(sampled.contributions, exact.contributions, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(sampled.norms[:, 1:], exact.norms[:, :-1], rtol=1e-4)
+    np.testing.assert_allclose(sampled.norms[:, 0], exact.norms[:, 0], rtol=1e-4)
+
+
+def test_norms_when_sampled_are_measured_for_all_once_and_estimate_the_rest(tmp_path: Path) -> None:
+    """Of an example that is in no batch the first norm stands; of the others the last one before the snapshot."""
+    spec = small_trial(norms=NormSpec("when_sampled", exact_examples=TRAIN_SIZE), epochs=3)
+    _, trace, files = train(spec, tmp_path)
+    sampled, exact = norms_of(files), NormShards(files.exact_norms).read(0)
+    assert list(sampled.steps) == [epoch * trace.steps // 3 for epoch in range(3)]
+    order, exact_order = np.argsort(sampled.example_ids), np.argsort(exact.example_ids)
+    seen = exact.norms[exact_order]
+    for column, step in enumerate(sampled.steps):
+        found = sampled.norms[order][:, column, None]
+        assert np.isclose(found, seen[:, : max(1, step)], rtol=1e-4).any(1).all()
+        assert not np.isclose(found, seen[:, step, None], rtol=1e-4).all() or step == 0
+    assert np.corrcoef(sampled.contributions[order].mean(1), exact.contributions[exact_order].mean(1))[0, 1] > 0.7
+
+
+@pytest.mark.parametrize("clip", ["individual", "filter"])
+def test_clipping_that_needs_all_norms_refuses_those_of_batches(clip: str, tmp_path: Path) -> None:
+    spec = small_trial(norms=NormSpec("when_sampled"), clipping=clipping_by(clip))
+    with pytest.raises(InvalidInput, match=f"is when_sampled, but clipping method '{clip}' uses the norms of all"):
+        train(spec, tmp_path)
 
 
 def test_individual_clipping_never_exceeds_what_was_recorded(tmp_path: Path) -> None:

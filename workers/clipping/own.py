@@ -46,6 +46,10 @@ class OwnClipping(ClippingMethod):
         return self.method.layerwise
 
     @property
+    def refreshes(self) -> bool:
+        return self.method.refreshes
+
+    @property
     def query(self) -> BatchQuery | None:
         return self.method.query
 

@@ -186,6 +186,11 @@ class ClippingMethod(ABC):
         return False
 
     @property
+    def refreshes(self) -> bool:
+        """Whether `refresh` uses the norms of all training examples, which must then be computed again and again."""
+        return type(self).refresh is not ClippingMethod.refresh
+
+    @property
     def example_budget(self) -> ExampleBudget | None:
         """The budget of every example, where the method is a filter."""
         return None

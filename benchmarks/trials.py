@@ -1,0 +1,277 @@
+"""CPU time of whole trials, beside the same training by a plain loop and by Opacus.
+
+    python benchmarks/trials.py [--quick] [--json] [--case NAME]
+
+All of a case train the same model on the same data, in batches of the same expected size, for the same epochs, and
+after each epoch measure the accuracy of everybody and of every group on the test data. All are measured on this machine
+in one run, with one thread, in seconds of CPU, which work beside them disturbs least, and each reads the data itself,
+by the same function.
+
+    plain        batches by index, no privacy
+    dataloader   batches by torch's DataLoader, no privacy
+    opacus       PrivacyEngine with its Poisson DataLoader and hooks; its noise is not cryptographic
+    dpsweep      a trial as a sweep trains it: noise from os_entropy, norms of all examples once per epoch, checkpoints,
+                 norm shards, the stored model
+    sampled      the same with norms.refreshes_per_epoch: when_sampled
+
+Printed are ratios to the plain loop. `shares` are parts of the trial's own CPU time, measured in a run of its own.
+MNIST, CIFAR-10 and Adult are read where `DPSWEEP_DATA` says.
+"""
+
+# ruff: noqa: E402
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+sys.path[0] = str(Path(__file__).resolve().parents[1])  # this file's own folder would shadow the package accounting
+
+import torch
+from opacus import PrivacyEngine
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+from workers import training, trial
+from workers.data import Dataset, load_dataset
+from workers.models import build_model
+from workers.recording import Interval, NormRecorder
+from workers.spec import Component, DataSpec, NoiseSpec, NormSpec, SamplingSpec, TrialSpec
+
+BOUND, NOISE_MULTIPLIER, LEARNING_RATE = 1.0, 1.0, 0.1
+SHARES: Mapping[str, tuple[Any, str]] = {
+    "data": (trial, "load_dataset"),
+    "checkpoints": (trial, "save_checkpoint"),
+    "evaluation": (training, "evaluate"),
+    "gradients": (training.Trainer, "_clipped_sum"),
+    "noise and update": (training.Trainer, "_update"),
+    "norm passes": (NormRecorder, "measure"),
+    "contributions": (Interval, "extend"),
+    "shards": (NormRecorder, "write"),
+}
+"""Functions whose CPU time is a share of a trial; none of them calls another."""
+
+DIGITS: Sequence[str] = tuple("0123456789")
+KINDS: Sequence[str] = (
+    *("airplane", "automobile", "bird", "cat", "deer"),
+    *("dog", "frog", "horse", "ship", "truck"),
+)
+Loop = Callable[["Case", DataSpec], None]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A trial to measure. few: rows kept of each class with --quick; rows: kept of each class otherwise."""
+
+    name: str
+    data: DataSpec
+    model: Component
+    batch_size: int
+    epochs: int
+    classes: Sequence[str] = ()
+    rows: int | None = None
+    few: int | None = None
+
+    def spec(self, refreshes: float | str, quick: bool) -> TrialSpec:
+        kept = self.few if quick else self.rows
+        return TrialSpec(
+            key=self.name,
+            data=self.data if kept is None else replace(self.data, keep=dict.fromkeys(self.classes, kept)),
+            model=self.model,
+            sampling=SamplingSpec("poisson", self.batch_size),
+            clipping=Component("flat", {"bound": BOUND}),
+            noise=NoiseSpec(NOISE_MULTIPLIER),
+            epochs=self.epochs,
+            delta=1e-5,
+            seed=0,
+            optimizer=Component("sgd", {"learning_rate": LEARNING_RATE}),
+            norms=NormSpec(refreshes_per_epoch=refreshes),
+            noise_source="os_entropy",
+        )
+
+
+CASES: Mapping[str, Case] = {
+    each.name: each
+    for each in (
+        Case("adult_logistic", DataSpec("adult"), Component("logistic"), 256, 5),
+        Case("mnist_cnn", DataSpec("mnist"), Component("cnn_dpsgdf"), 256, 3, DIGITS, rows=2000, few=200),
+        Case("cifar_resnet20", DataSpec("cifar10"), Component("resnet20_gn"), 256, 2, KINDS, rows=128, few=16),
+        Case("cifar_wrn16_4", DataSpec("cifar10"), Component("wrn16_4"), 128, 2, KINDS, rows=32, few=8),
+        Case("mnist_transformer", DataSpec("mnist"), Component("transformer"), 256, 3, DIGITS, rows=300, few=50),
+    )
+}
+
+
+# -- one training, by each method --------------------------------------------------------------------------------------
+
+
+def evaluate(model: nn.Module, dataset: Dataset) -> tuple[float, Tensor]:
+    """Accuracy of everybody and of every group, as a user would write it."""
+    test = dataset.test
+    model.eval()
+    with torch.no_grad():
+        chunks = zip(test.features.split(1024), test.labels.split(1024), strict=True)
+        right = torch.cat([model(dataset.prepare(x)).argmax(1) == y for x, y in chunks]).double()
+    model.train()
+    sizes = torch.bincount(test.groups, minlength=dataset.num_groups)
+    return float(right.mean()), torch.bincount(test.groups, right, dataset.num_groups) / sizes
+
+
+def start(case: Case, dataset: Dataset) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = build_model(case.model, dataset, 0)
+    return model, torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+
+
+def train(
+    model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterator[tuple[Tensor, Tensor]], dataset: Dataset
+) -> None:
+    """One epoch, and its evaluation."""
+    for x, y in batches:
+        optimizer.zero_grad()
+        functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    evaluate(model, dataset)
+
+
+def plain(case: Case, data: DataSpec) -> None:
+    dataset = load_dataset(data)
+    model, optimizer = start(case, dataset)
+    rows = dataset.train
+    for _ in range(case.epochs):
+        parts = torch.randperm(len(rows)).split(case.batch_size)
+        batches = ((dataset.prepare(rows.features[part]), rows.labels[part]) for part in parts)
+        train(model, optimizer, batches, dataset)
+
+
+def prepared(dataset: Dataset) -> TensorDataset:
+    return TensorDataset(dataset.prepare(dataset.train.features), dataset.train.labels)
+
+
+def dataloader(case: Case, data: DataSpec) -> None:
+    dataset = load_dataset(data)
+    model, optimizer = start(case, dataset)
+    loader = DataLoader(prepared(dataset), batch_size=case.batch_size, shuffle=True)
+    for _ in range(case.epochs):
+        train(model, optimizer, iter(loader), dataset)
+
+
+def opacus(case: Case, data: DataSpec) -> None:
+    dataset = load_dataset(data)
+    model, optimizer = start(case, dataset)
+    model.train()
+    loader = DataLoader(prepared(dataset), batch_size=case.batch_size)
+    private, steps, batches = PrivacyEngine().make_private(
+        module=model,
+        optimizer=optimizer,
+        data_loader=loader,
+        noise_multiplier=NOISE_MULTIPLIER,
+        max_grad_norm=BOUND,
+    )
+    for _ in range(case.epochs):
+        train(private, steps, iter(batches), dataset)
+
+
+PEERS: Mapping[str, Loop] = {"plain": plain, "dataloader": dataloader, "opacus": opacus}
+
+
+def dpsweep(spec: TrialSpec) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        trial.run_trial(spec, folder)
+
+
+# -- the measurement ---------------------------------------------------------------------------------------------------
+
+
+def cpu_seconds(run: Callable[[], None]) -> float:
+    began = time.process_time()
+    run()
+    return time.process_time() - began
+
+
+@contextmanager
+def counted(spent: Counter[str]) -> Iterator[None]:
+    """Add the CPU seconds of each of `SHARES` to ``spent`` while the block runs."""
+
+    def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            began = time.process_time()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                spent[name] += time.process_time() - began
+
+        return call
+
+    patches = [
+        mock.patch.object(owner, name, timed(key, getattr(owner, name))) for key, (owner, name) in SHARES.items()
+    ]
+    for patch in patches:
+        patch.start()
+    try:
+        yield
+    finally:
+        for patch in patches:
+            patch.stop()
+
+
+def measure(case: Case, quick: bool) -> dict[str, object]:
+    """All results of a case: ratios to the plain loop, and shares of the trial."""
+    spec, sampled = case.spec(1.0, quick), case.spec("when_sampled", quick)
+    examples = len(load_dataset(spec.data).train)
+    dpsweep(replace(spec, epochs=1))  # what is imported at first use is no part of a trial
+    seconds = {name: cpu_seconds(partial(loop, case, spec.data)) for name, loop in PEERS.items()}
+    seconds |= {name: cpu_seconds(partial(dpsweep, each)) for name, each in (("dpsweep", spec), ("sampled", sampled))}
+    spent = Counter[str]()
+    with counted(spent):
+        whole = cpu_seconds(partial(dpsweep, spec))
+    return {
+        "case": case.name,
+        "examples": examples,
+        "epochs": case.epochs,
+        "plain_s": round(seconds["plain"], 2),
+        **{name: round(value / seconds["plain"], 2) for name, value in seconds.items() if name != "plain"},
+        "shares": {name: round(spent[name] / whole, 3) for name in SHARES},
+    }
+
+
+COLUMNS = ("dataloader", "opacus", "dpsweep", "sampled")
+
+
+def as_row(result: Mapping[str, Any]) -> str:
+    ratios = "".join(f"{result[column]:>11.2f}x" for column in COLUMNS)
+    largest = sorted(result["shares"].items(), key=lambda share: -share[1])[:3]
+    shares = ", ".join(f"{name} {share:.0%}" for name, share in largest)
+    return f"{result['case']:<18}{result['examples']:>9}{result['plain_s']:>9.2f}{ratios}   {shares}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="few rows, within two minutes")
+    parser.add_argument("--json", action="store_true", help="one JSON object per case")
+    parser.add_argument("--case", action="append", choices=CASES, help="only this case (may be repeated)")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", module="opacus|torch")  # of Opacus about its noise, and of its hooks
+    if not options.json:
+        print(f"{'case':<18}{'examples':>9}{'plain s':>9}" + "".join(f"{column:>12}" for column in COLUMNS))
+    for name in options.case or CASES:
+        result = measure(CASES[name], options.quick)
+        print(json.dumps(result) if options.json else as_row(result), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""Devices that trials run on, by their names in torch."""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+
+from accounting.errors import InvalidInput
+
+
+def choose_device(name: str) -> torch.device:
+    """The device called ``name``; ``auto`` is the GPU if there is one, else the CPU.
+
+    Raises: InvalidInput when the name is unknown or this machine has no such device.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device, found = known_device(name), torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= found:
+        raise InvalidInput(
+            f"device is {name!r}, but torch finds {found} CUDA devices here; use auto or cpu, or give trials a GPU"
+        )
+    return device
+
+
+def known_device(name: str) -> torch.device:
+    """The device by its torch name, whether or not this machine has it. Raises: InvalidInput for another name."""
+    with contextlib.suppress(RuntimeError):
+        device = torch.device(name)
+        if device.type in ("cpu", "cuda"):
+            return device
+    raise InvalidInput(f"unknown device {name!r}; use auto, cpu, cuda or cuda:N")

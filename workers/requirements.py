@@ -1,0 +1,42 @@
+"""What a trial needs besides fields in their bounds: checked when a sweep is planned, and again before training."""
+
+from __future__ import annotations
+
+from accounting.errors import InvalidInput
+from workers.audit import check_audit
+from workers.clipping import ClippingMethod
+from workers.devices import known_device
+from workers.mechanism import TrialMechanism
+from workers.spec import TrialSpec
+
+
+def check_spec(spec: TrialSpec, mechanism: TrialMechanism, method: ClippingMethod, public_size: int) -> None:
+    """Refuse a trial that cannot be trained, or not privately, before anything is written.
+
+    public_size: number of public examples in the data set.
+
+    Raises: InvalidInput for an unknown device, for noise without clipping, for a validation-driven schedule without
+    public data, and for an audit that its sampling does not allow.
+    """
+    if spec.audit is not None:
+        check_audit(spec.audit, spec.sampling, mechanism.dataset_size)
+    if spec.execution.device != "auto":
+        known_device(spec.execution.device)
+    highest = max(segment.noise_multiplier for segment in mechanism.trace(spec.epochs).segments)
+    if highest > 0.0 and spec.clipping.name == "none":
+        raise InvalidInput(
+            f"the noise multiplier reaches {highest:g}, but without clipping the sensitivity is infinite; "
+            "choose a clipping method, or constant noise of multiplier 0"
+        )
+    if spec.norms.refreshes_per_epoch == "when_sampled" and method.refreshes:
+        raise InvalidInput(
+            f"norms.refreshes_per_epoch is when_sampled, but clipping method {spec.clipping.name!r} uses the norms of "
+            "all examples at each refresh; give a number, or every_step"
+        )
+    if method.example_budget is not None and mechanism.filter is None:
+        raise InvalidInput(
+            f"clipping method {spec.clipping.name!r} needs epsilon, the budget of every example: give it, or calibrate "
+            "the sweep to privacy.target_epsilon"
+        )
+    if spec.noise.schedule.name == "validation" and not public_size:
+        raise InvalidInput("a validation-driven schedule needs public data; set data.public_fraction above 0")
