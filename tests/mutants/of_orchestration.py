@@ -37,7 +37,7 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
         B("    delete_folder(files.selection)\n", "", "the candidates of a private selection stay", privacy=True),
         B(
             "    if before is not None:\n        stored",
-            "    if before is None:\n        stored",
+            "    if before is not None and law is None:\n        stored",
             "runs are drawn again",
             True,
         ),
