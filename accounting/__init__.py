@@ -31,6 +31,7 @@ from accounting.estimates import PrivacyEstimate
 from accounting.individual import INDIVIDUAL_ACCOUNTANTS, IndividualEpsilons, individual_epsilons
 from accounting.mechanism import GaussianRelease, PureRelease, Release, Segment, SideQuery, Trace
 from accounting.pld import CertifiedEpsilon, epsilon_of_examples, group_epsilons
+from accounting.random_trials import RandomTrials
 from accounting.records import read_trace, write_trace
 from accounting.samplings import (
     SAMPLINGS,
@@ -41,7 +42,7 @@ from accounting.samplings import (
     TruncatedPoissonSampling,
 )
 from accounting.schedules import SCHEDULES, NoiseSchedule, make_schedule, parse_schedule, planned_trace
-from accounting.selection import RandomTrials, account_selection
+from accounting.selection import account_selection
 from accounting.together import account_together
 
 __all__ = [

@@ -274,12 +274,17 @@ def account(trace: Trace, delta: float, accountant: str = "auto", group_size: in
 
     The result's ``kind`` says whether this is a guarantee. A trace without noise has epsilon infinity and the kind
     ``none``; if the noise followed earlier results, kind is at best ``estimate``. The epsilon that a filter enforced
-    for every example is returned instead, as accountant ``filter``, if it is lower or if only it is a guarantee.
+    for every example is returned instead, as accountant ``filter``, if it is lower or if only it is a guarantee. Of a
+    private selection it is the epsilon after the selection (`accounting.selection`).
 
     Raises: UnsupportedMechanism when the accountant does not cover the trace, InvalidInput for an unknown accountant or
     a delta outside (0, 1).
     """
     delta, group_size = require_finite("delta", delta, above=0.0, below=1.0), require_group_size(group_size)
+    if trace.selection is not None:
+        from accounting.selection import account_selection  # late: it rests on this module
+
+        return account_selection(replace(trace, selection=None), trace.selection, delta, accountant, group_size)
     parts = rare_cuts_apart(trace, delta, group_size)
     method = lookup(ACCOUNTANTS, accountant, "accountant")
     found = max((method(part, left, group_size) for part, left in parts), key=lambda estimate: estimate.epsilon)

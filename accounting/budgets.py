@@ -9,8 +9,9 @@ from accounting.accountants import account, total_rho
 from accounting.curves import privacy_curve, rate_name
 from accounting.errors import keep_finite
 from accounting.mechanism import Trace
+from accounting.random_trials import RandomTrials
 from accounting.rounds import require_group_size
-from accounting.selection import RandomTrials, account_selection
+from accounting.selection import account_selection
 
 _RESOLUTION = 5e-5  # certified bounds are 1e-4 apart or more: solving more finely gains nothing
 

@@ -25,6 +25,7 @@ from accounting.errors import (
 )
 from accounting.estimates import Claim, weakest
 from accounting.filters import IndividualFilter
+from accounting.random_trials import RandomTrials
 from accounting.registry import one_of
 from accounting.samplings import Adjacency, DisplacingSampling, Sampling, require_adjacency, stored_kinds
 
@@ -181,10 +182,13 @@ class Trace:
     cost of the noise that was used is then not a proven bound, and accountants report an estimate.
     filter: the filter that limited the total cost of every example. Its budget is a guarantee even if the noise
     followed results.
+    selection: the run is the best of so many, drawn at random, and the only one that is released (private selection,
+    docs/accounting.md); everything else describes each of these runs. Epsilons are then those after the selection.
 
     Raises: InvalidInput for an impossible run: segments with gaps, batches from a data set of another size, epochs of
     more batches than there are examples. UnsupportedMechanism for a sampling not accounted for under ``adjacency``, and
-    for a filter on anything but noisy Poisson batches without side queries.
+    for a filter on anything but noisy Poisson batches without side queries, and a selection among filtered runs or runs
+    whose noise followed results.
     """
 
     dataset_size: int
@@ -194,6 +198,7 @@ class Trace:
     contributions: Claim = "estimate"
     noise_follows_results: bool = False
     filter: IndividualFilter | None = None
+    selection: RandomTrials | None = None
 
     def __post_init__(self) -> None:
         keep_whole(self, "dataset_size", "dataset_size of a trace", at_least=1)
@@ -212,6 +217,13 @@ class Trace:
             raise UnsupportedMechanism(
                 "a filter limits what one example contributes, not what takes its place under 'replace_one'; account "
                 "for it under 'add_remove'"
+            )
+
+        if self.selection is not None and (self.filter is not None or self.noise_follows_results):
+            what = "whose noise follows results" if self.filter is None else "under a filter"
+            raise UnsupportedMechanism(
+                f"no bound for a private selection among runs {what} is proven here; use another schedule or clipping "
+                "method, or release every run"
             )
 
     def _require_contiguous(self) -> None:
@@ -254,6 +266,16 @@ class Trace:
             if segment.start_step < step
         )
         return replace(self, segments=tuple(kept))
+
+
+def require_one_run(trace: Trace) -> None:
+    """Raises: UnsupportedMechanism for the trace of a selection, whose cost is more than that of its run."""
+    if trace.selection is not None:
+        raise UnsupportedMechanism(
+            "this is the best of a random number of runs, whose selection costs privacy too: only the epsilon of the "
+            "worst case and of groups of any records is known, by the accountants auto, pld and rdp; no curve, and no "
+            "epsilon of given examples"
+        )
 
 
 def join_segments(segments: Iterable[Segment]) -> tuple[Segment, ...]:

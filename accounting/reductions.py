@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from accounting.mechanism import GaussianRelease, PureRelease, Release, Segment, Trace, join_segments
+from accounting.mechanism import GaussianRelease, PureRelease, Release, Segment, Trace, join_segments, require_one_run
 from accounting.samplings import DisplacingSampling, TruncatedPoissonSampling
 
 _SHARE = 1e-3
@@ -31,7 +31,10 @@ def with_displacement(trace: Trace) -> Trace:
 
     Guarantee: a record replaced by any other moves a sum by at most its own contribution and that of the other, as if
     it displaced the other; a release on the whole data set is one for a group of two (Theorem 5).
+
+    Raises: UnsupportedMechanism for the trace of a selection: every accountant of single runs passes here.
     """
+    require_one_run(trace)
     if trace.adjacency != "replace_one":
         return trace
     segments = tuple(replace(segment, sampling=DisplacingSampling(segment.sampling)) for segment in trace.segments)

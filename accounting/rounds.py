@@ -60,7 +60,7 @@ def gaussian_rounds(trace: Trace, group_size: int = 1) -> tuple[Round, ...]:
     For a group of ``group_size`` examples the shift of every unsampled round is multiplied by it. The trace must have
     noise (`Trace.is_private`); callers handle runs without noise first.
 
-    Raises: UnsupportedMechanism for groups in sampled rounds.
+    Raises: UnsupportedMechanism for groups in sampled rounds, and for a private selection.
     """
     group_size, trace = require_group_size(group_size), with_displacement(trace)
     counts: Counter[tuple[float, float]] = Counter()

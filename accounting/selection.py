@@ -9,85 +9,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import replace
 
 import numpy as np
-from scipy.optimize import brentq
 
 from accounting.accountants import account, total_rdp
 from accounting.curves import privacy_curve
-from accounting.errors import InvalidInput, UnsupportedMechanism, keep_finite, require_finite
+from accounting.errors import InvalidInput, UnsupportedMechanism, require_finite
 from accounting.estimates import PrivacyEstimate
 from accounting.mechanism import Trace
+from accounting.random_trials import RandomTrials
 from accounting.registry import lookup
-from accounting.renyi import ORDERS, epsilon_improved
+from accounting.renyi import ORDERS, Array, epsilon_improved
 from accounting.rounds import require_group_size
-
-MOST_TRIALS = 10_000.0
-"""Largest expected number of trials of a selection."""
 
 _ROUND_UP = 1.0 + 1e-9  # far above the rounding error of a closed form or of a bisection
 _HALVINGS = 60
-_SMALL = 1e-12  # exponents below which e^x - 1 is x
 _COARSE = 0.3  # deltas above this are resolved by every curve
 _FAR = 1e6  # an epsilon that says nothing
-_LEAST_EXCESS = 1e-9  # over one trial; below, there is exactly one
-
-
-@dataclass(frozen=True)
-class RandomTrials:
-    """The law of the number K >= 1 of trials: truncated negative binomial, with ``mean`` and ``shape``.
-
-    shape 1 is the geometric law of Liu and Talwar, 0 the logarithmic one. Smaller shapes cost less privacy at the same
-    mean, but few trials, even one, are more likely. P(K = k) is proportional to (1 - gamma)^k times the binomial
-    coefficient (k + shape - 1 over k).
-    """
-
-    mean: float
-    shape: float = 1.0
-
-    def __post_init__(self) -> None:
-        keep_finite(self, "mean", "the expected number of trials", at_least=1.0, at_most=MOST_TRIALS)
-        keep_finite(self, "shape", "the shape of the number of trials", at_least=0.0, at_most=100.0)
-
-    @cached_property
-    def gamma(self) -> float:
-        """The law's parameter in (0, 1], 1 for exactly one trial. The law is defined by this very number."""
-        if self.mean <= 1.0 + _LEAST_EXCESS:
-            return 1.0
-        return math.exp(-brentq(lambda log: _mean(log, self.shape) - self.mean, 0.0, 20.0, xtol=1e-15))
-
-    @property
-    def largest_mean(self) -> float:
-        """The mean of the law, rounded up."""
-        return _mean(-math.log(self.gamma), self.shape) * _ROUND_UP
-
-    def number_at(self, uniform: float) -> int:
-        """The number of trials for a uniformly random number in [0, 1): the inverse of the distribution function."""
-        uniform = require_finite("a uniformly random number", uniform, at_least=0.0, below=1.0)
-        log = -math.log(self.gamma)
-        if log == 0.0:
-            return 1
-        number, reached = 1, 0.0
-        probability = -math.expm1(-log) / (
-            log if self.shape * log < _SMALL else math.expm1(self.shape * log) / self.shape
-        )
-        while uniform >= reached + probability and (number <= self.mean or probability > 1e-18):
-            reached += probability
-            probability *= -math.expm1(-log) * (number + self.shape) / (number + 1.0)
-            number += 1
-        return number
-
-
-def _mean(log: float, shape: float) -> float:
-    """E[K] at gamma = e^-log: shape (1 - gamma) / (gamma (1 - gamma^shape))  (Papernot and Steinke 2022, Definition 1).
-
-    1 at log 0, and (1/gamma - 1) / log at shape 0.
-    """
-    if log == 0.0:
-        return 1.0
-    return math.expm1(log) / (log if shape * log < _SMALL else -math.expm1(-shape * log) / shape)
 
 
 def account_selection(
@@ -106,6 +45,8 @@ def account_selection(
     does not cover the trace, InvalidInput for another accountant.
     """
     delta, group_size = require_finite("delta", delta, above=0.0, below=1.0), require_group_size(group_size)
+    if trace.selection is not None:
+        raise InvalidInput("the trace is that of a selection already; account for it by accounting.account")
     if accountant not in ("auto", *_METHODS):
         raise InvalidInput(f"accountant {accountant!r} covers no selection among trials; choose auto, pld or rdp")
     if trials.gamma == 1.0 or not trace.is_private:
@@ -126,14 +67,24 @@ def account_selection(
 
 
 def _by_renyi(trace: Trace, trials: RandomTrials, delta: float, group_size: int) -> float:
-    """Papernot and Steinke 2022, Theorem 2: at order a, with one further order b for all,
+    return float(epsilon_improved(selection_rdp(trace, trials, group_size), delta))
+
+
+def selection_rdp(trace: Trace, trials: RandomTrials, group_size: int = 1) -> Array:
+    """RDP, at every order of `accounting.renyi.ORDERS`, of releasing only the best of ``trials`` runs of ``trace``.
+
+    Papernot and Steinke 2022, Theorem 2: at order a, with one further order b for all,
 
     D_a + (1 + shape) ((1 - 1/b) D_b + log(1/gamma) / b) + log(E[K]) / (a - 1).
+
+    It adds up over adaptive composition, like that of any mechanism.
     """
-    rdp = total_rdp(trace, group_size)
+    rdp = total_rdp(replace(trace, selection=None), group_size)
+    if trials.gamma == 1.0:
+        return rdp
     shared = (1.0 + trials.shape) * np.min((1.0 - 1.0 / ORDERS) * rdp - math.log(trials.gamma) / ORDERS)
-    selected = rdp + shared + math.log(trials.largest_mean) / (ORDERS - 1.0)
-    return float(epsilon_improved(selected * _ROUND_UP, delta))
+    selected: Array = (rdp + shared + math.log(trials.largest_mean) / (ORDERS - 1.0)) * _ROUND_UP
+    return selected
 
 
 def _by_profile(trace: Trace, trials: RandomTrials, delta: float, group_size: int) -> float:

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
 
-from accounting.accountants import total_rdp
+from accounting.accountants import account, total_rdp
 from accounting.errors import InvalidInput, UnsupportedMechanism, require_finite
 from accounting.estimates import Claim, PrivacyEstimate
 from accounting.mechanism import Trace
 from accounting.pld import GroupRounds, epsilon_of_rounds, rounds_of_group
-from accounting.renyi import ORDERS, epsilon_improved
+from accounting.renyi import ORDERS, Array, epsilon_improved
 from accounting.samplings import Adjacency, Sampling
+from accounting.selection import selection_rdp
 
 _MOST_MIXTURES = 2_000
 """Distinct sampled rounds up to which privacy loss distributions are composed, in seconds; beyond, Renyi DP alone."""
+_ROUND_UP = 1.0 + 1e-9  # far above the rounding error of a sum
 
 
 def account_together(traces: Iterable[Trace], delta: float) -> PrivacyEstimate:
@@ -27,7 +29,8 @@ def account_together(traces: Iterable[Trace], delta: float) -> PrivacyEstimate:
     Guarantee: adaptive composition of the mechanisms of all traces, the tighter of PLD and Renyi DP, under the
     adjacency that they share: that of the traces, or ``zero_out`` where it holds for every sampling. It holds for runs
     whose noise is independent and whose traces were fixed before the first of them; it is an estimate where one of the
-    traces is. Data sets may differ in size: a run without the example costs it nothing.
+    traces is. Data sets may differ in size: a run without the example costs it nothing. Private selections count with
+    what each costs after the selection, by Renyi DP or by the sum of their epsilons.
 
     Raises: InvalidInput without traces or for a delta outside (0, 1), UnsupportedMechanism for runs that no adjacency
     covers together, such as fixed batches beside shuffled epochs.
@@ -41,6 +44,8 @@ def account_together(traces: Iterable[Trace], delta: float) -> PrivacyEstimate:
     moved = {replace(trace, adjacency=adjacency): count for trace, count in counts.items()}
     if not all(trace.is_private for trace in moved):
         return PrivacyEstimate(math.inf, delta, adjacency, "rdp", "none", lower_epsilon=math.inf)
+    if any(trace.selection is not None for trace in moved):
+        return replace(_with_selections(moved, delta), kind=kind)
     rdp = sum((count * total_rdp(trace) for trace, count in moved.items()), np.zeros_like(ORDERS))
     best = PrivacyEstimate(float(epsilon_improved(rdp, delta)), delta, adjacency, "rdp", kind)
     rounds = GroupRounds.together((rounds_of_group(trace), count) for trace, count in moved.items())
@@ -50,6 +55,22 @@ def account_together(traces: Iterable[Trace], delta: float) -> PrivacyEstimate:
     if certified.upper > best.epsilon:
         return replace(best, lower_epsilon=certified.lower)
     return replace(best, epsilon=certified.upper, accountant=certified.method, lower_epsilon=certified.lower)
+
+
+def _with_selections(counts: Mapping[Trace, int], delta: float) -> PrivacyEstimate:
+    """The lower of Renyi DP and of the sum of epsilons, each at an equal share of delta; all under one adjacency."""
+    rdp = sum((count * _rdp(trace) for trace, count in counts.items()), np.zeros_like(ORDERS))
+    best = PrivacyEstimate(float(epsilon_improved(rdp, delta)), delta, next(iter(counts)).adjacency, "selection-rdp")
+    selected = {trace: count for trace, count in counts.items() if trace.selection is not None}
+    plain = [trace for trace, count in counts.items() if trace.selection is None for _ in range(count)]
+    share = delta / (sum(selected.values()) + bool(plain))
+    added = sum(count * account(trace, share).epsilon for trace, count in selected.items())
+    added = (added + (account_together(plain, share).epsilon if plain else 0.0)) * _ROUND_UP
+    return replace(best, epsilon=added, accountant="selection-sum") if added < best.epsilon else best
+
+
+def _rdp(trace: Trace) -> Array:
+    return total_rdp(trace) if trace.selection is None else selection_rdp(trace, trace.selection)
 
 
 def _shared_adjacency(traces: Iterable[Trace]) -> Adjacency:

@@ -13,14 +13,22 @@ from pathlib import Path
 from typing import Protocol
 
 from accounting.errors import DataCorruption, InvalidInput
-from accounting.records import closed_to_strangers, exists, make_private_file, make_private_folder
+from accounting.records import (
+    KEY_VARIABLE,
+    closed_to_strangers,
+    delete_folder,
+    exists,
+    is_encrypting,
+    make_private_file,
+    make_private_folder,
+)
 from orchestration.comparison.record import SweepRecord
 from orchestration.comparison.stored import owned_record, stored_record
-from orchestration.comparison.winners import best_candidates
+from orchestration.comparison.winners import best_candidates, best_runs
 from orchestration.execution.backend import Opening, backend, opening
 from orchestration.execution.coordinator import Coordinator, initial_status
 from orchestration.execution.disk_space import require_space
-from orchestration.execution.environment import EMBEDDED, open_cluster
+from orchestration.execution.environment import EMBEDDED, IN_PROCESS, open_cluster
 from orchestration.execution.object_stores import require_client
 from orchestration.execution.removal import start_anew
 from orchestration.execution.status_file import StatusFile
@@ -35,10 +43,12 @@ from orchestration.records.status import NO_LIMITS, Limits, SweepStatus, TrialSt
 from orchestration.report.catalogue import figures_for_mlflow
 from orchestration.report.prose import headline
 from orchestration.report.writing import write_reports
+from orchestration.sweeps.grid import settings_of
 from orchestration.sweeps.growth import grown, past_of
 from orchestration.sweeps.plan import Plan, plan_sweep
 from orchestration.sweeps.schema import SweepSpec, parse_sweep
-from orchestration.sweeps.tune import Winner, tuned_stage, tuning_stage
+from orchestration.sweeps.selection import draw_runs, selection_stage
+from orchestration.sweeps.tune import Winner, candidates_of, tuned_stage, tuning_stage
 from orchestration.tracking.addresses import is_server
 from orchestration.tracking.mlflow import MlflowTracker, embedded_tracking_uri
 from orchestration.tracking.protocol import TrackingUnavailable, tracked
@@ -120,7 +130,8 @@ NO_DISPLAY = NoDisplay()
 def run_sweep(request: RunRequest, display: Display = NO_DISPLAY) -> Outcome:
     """Run a sweep until all its trials have ended; a folder that holds it, or an earlier version of it, is continued.
 
-    With ``tune``, the candidates are trained first, as a sweep of their own in the folder ``tuning`` of this one.
+    With ``tune``, the candidates are trained first, as a sweep of their own in the folder ``tuning`` of this one; of a
+    private selection, in the private folder, where nothing but the best of each trial leaves it.
     Trials that have results keep them, and their files are not written again; ``display`` is told how many these are.
     A trial that fails does not end the run: it is in the record. Raises: InvalidInput, before any trial starts, for a
     trial that cannot run, a folder that holds a sweep of another name, and a cluster, storage or MLflow that cannot be
@@ -128,6 +139,8 @@ def run_sweep(request: RunRequest, display: Display = NO_DISPLAY) -> Outcome:
     """
     if request.sweep.tune is None or request.sweep.adapted is not None:
         return _run(request, display)
+    if request.sweep.tune.is_selection:
+        return _run_selected(request, display)
     winners = _chosen_before(request)
     if winners is None:
         tuning = _tuning(request, display)
@@ -161,6 +174,86 @@ def _tuning(request: RunRequest, display: Display) -> Outcome:
     return _run(stage_request, display)
 
 
+def _run_selected(request: RunRequest, display: Display) -> Outcome:
+    """Train the secret number of candidates of every trial, and keep the best of each as the trial itself.
+
+    Their folder is deleted in the end: their number and all but the best are private.
+    """
+    files = request.files
+    _require_plain(request)
+    winners = _chosen_before(request)
+    if winners is None:
+        if exists(files.manifest):
+            raise InvalidInput(
+                f"{files.root} holds another version of this sweep, whose private selections cannot be added to; "
+                "restore its file, or choose another folder with --output"
+            )
+        stage = _drawn_stage(request)
+        if warning := open_cluster(request.address):
+            display.warn(warning)
+        display.warn("private selection first; how far it has come is private, because it tells how many were drawn")
+        stage_request = replace(
+            request, sweep=parse_sweep(stage), text=stage, output=files.selection, tracking_uri=None
+        )
+        winners = best_runs(_run(stage_request, NO_DISPLAY).record)
+    text = tuned_stage(request.text, winners)
+    sources = (files.selection,) if exists(SweepFiles(files.selection).manifest) else ()
+    selected = replace(request, sweep=parse_sweep(text), text=text, address=IN_PROCESS, sources=sources)
+    outcome = _run(selected, display)
+    delete_folder(files.selection)
+    return outcome
+
+
+def _require_plain(request: RunRequest) -> None:
+    """Raises: InvalidInput for a private selection that would end early, be repeated, or lie where others can read."""
+    refused = {
+        "--max-hours, --max-trials and --max-failures, which end a run early": request.limits != NO_LIMITS,
+        "--retry, which would train a selected trial again": bool(request.retry),
+        "--from": bool(request.sources),
+        "an object store, whose folders have no modes; give a local --output": "://" in request.files.root,
+        f"{KEY_VARIABLE}, as candidates are stored like the trials of a sweep": is_encrypting(),
+    }
+    for what, given in refused.items():
+        if given:
+            raise InvalidInput(f"tune.privacy private_selection goes without {what}")
+
+
+def _drawn_stage(request: RunRequest) -> str:
+    """The sweep file of the candidates: the stored one where they were drawn before, so that none is drawn again.
+
+    Raises: InvalidInput where those that were drawn are of another version of the sweep.
+    """
+    files, sweep, tune = request.files, request.sweep, request.sweep.tune
+    law = tune.law if tune else None
+    assert tune is not None, "only a sweep with tune has candidates"
+    assert law is not None, "private_selection has a law"
+    before = read_manifest(SweepFiles(files.selection))
+    if before is not None:
+        stored = parse_sweep(before.text)
+        drawn = stored.adapted.drawn if stored.adapted else {}
+        if parse_sweep(selection_stage(sweep, request.text, drawn)).plain() != stored.plain():
+            raise InvalidInput(
+                f"{files.root} holds an unfinished private selection of another version of the sweep; restore its "
+                "file, or choose another folder with --output"
+            )
+        return before.text
+    accept(plan_sweep(sweep, request.code), files)
+    make_private_folder(Path(files.private))
+    return selection_stage(sweep, request.text, draw_runs(settings_of(sweep, tune), law, len(candidates_of(tune))))
+
+
+def _require_selected(sweep: SweepSpec, plan: Plan, files: SweepFiles) -> None:
+    """Raises: DataCorruption where a trial that was selected is not there: trained again, it would be no selection."""
+    if sweep.tune is None or not sweep.tune.is_selection or sweep.adapted is None or sweep.adapted.drawn:
+        return
+    missing = [planned.key for planned in plan.trials if not exists(files.trial(planned.key).result)]
+    if missing:
+        raise DataCorruption(
+            f"{files.root}: the selected trials {', '.join(missing)} have no result; restore them from a backup, or "
+            "run the sweep in another folder, which costs privacy again"
+        )
+
+
 def _run(request: RunRequest, display: Display) -> Outcome:
     sweep, files = request.sweep, request.files
     if request.tracking_uri is None or not is_server(request.tracking_uri):
@@ -191,6 +284,7 @@ def _run(request: RunRequest, display: Display) -> Outcome:
         for source in request.sources:
             taken = take_finished(files, plan.trials, sweep, manifest, source)
             display.warn(f"{len(taken)} finished trials are taken from {source}")
+        _require_selected(sweep, plan, files)
         current = StatusFile(
             files.status, sweep.name, manifest.sweep_id, sweep.disclosure, status, execution.cluster, display.warn
         ).kept_current()

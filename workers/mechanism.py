@@ -10,6 +10,7 @@ from accounting.calibration import calibrate_filter, count_within_budget
 from accounting.estimates import Claim
 from accounting.filters import IndividualFilter, StepPrices
 from accounting.mechanism import Release, SideQuery, Trace
+from accounting.random_trials import RandomTrials
 from accounting.samplings import Adjacency, Sampling
 from accounting.schedules import NoiseSchedule, make_schedule, planned_trace
 from workers import clipping
@@ -32,6 +33,8 @@ class TrialMechanism:
     filter: IndividualFilter | None = field(default=None, repr=False)
     """What the clipping method enforces for every example; a function of the spec and of the other fields."""
     adjacency: Adjacency | None = None
+    selection: RandomTrials | None = None
+    """Of which this is the best."""
 
     @staticmethod
     def of(
@@ -58,6 +61,7 @@ class TrialMechanism:
             releases=(*planned_releases(spec.preprocessing), *clipping.releases(spec.clipping, code), *releases),
             contributions="output_specific" if exact or method.keeps_to_contributions else "estimate",
             adjacency=spec.adjacency,
+            selection=spec.selection,
         )
         if budget is None or budget.epsilon is None:
             return unfiltered
@@ -82,7 +86,7 @@ class TrialMechanism:
             self.adjacency,
         )
         contributions = "estimate" if planned.noise_follows_results else self.contributions
-        return replace(planned, contributions=contributions, filter=self.filter)
+        return replace(planned, contributions=contributions, filter=self.filter, selection=self.selection)
 
     def prices(self, noise_multiplier: float) -> StepPrices | None:
         """What a step with that noise costs an example, where a filter limits it."""

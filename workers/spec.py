@@ -18,6 +18,7 @@ from pydantic import AfterValidator, Field, GetPydanticSchema, TypeAdapter, Vali
 from pydantic_core import PydanticSerializationError, core_schema
 
 from accounting.errors import InvalidInput
+from accounting.random_trials import RandomTrials
 from accounting.samplings import SAMPLINGS, Adjacency
 from workers.bounds import check_bounds
 
@@ -252,6 +253,8 @@ class TrialSpec:
     execution: ExecutionSpec = field(default_factory=ExecutionSpec)
     adjacency: Adjacency | None = None
     """Adjacency of the claim; None for the first of the sampling's own."""
+    selection: Annotated[RandomTrials | None, Field(exclude_if=_is_none)] = None
+    """The trial is the best of so many candidates, drawn at random, and the only one that is released."""
 
     def __post_init__(self) -> None:
         check_bounds(self)

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from accounting.errors import UnsupportedMechanism, require_finite
 from accounting.individual.contributions import Array
-from accounting.mechanism import Trace
+from accounting.mechanism import Trace, require_one_run
 from accounting.renyi import ORDERS, sampled_gaussian_rdp
 from accounting.samplings import PoissonSampling
 from accounting.snapshots import checked_snapshots
@@ -35,6 +35,7 @@ def algorithm_2(
     """
     rounding = require_finite("rounding", rounding, at_least=1e-6, at_most=1.0)
     delta = require_finite("delta", delta, above=0.0, below=1.0)
+    require_one_run(trace)
     steps, values = checked_snapshots(steps, contributions, trace)
     levels = np.clip(np.rint(values / rounding), 1, round(1.0 / rounding)).astype(int)
     rdp = np.zeros((len(levels), len(ORDERS)))

@@ -14,6 +14,7 @@ from accounting.errors import DataCorruption, DpsweepError
 from accounting.estimates import without_guarantee
 from accounting.filters import FILTERS, IndividualFilter
 from accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
+from accounting.random_trials import RandomTrials
 from accounting.records.files import read_bytes, write_bytes_atomically
 from accounting.records.tables import read_table
 from accounting.samplings import stored_kinds
@@ -60,6 +61,7 @@ def write_trace(path: str, trace: Trace) -> None:
         _CLAIM: trace.contributions,
         "noise_follows_results": trace.noise_follows_results,
         **({"filter": _plain_filter(trace.filter)} if trace.filter else {}),
+        **({"selection": asdict(trace.selection)} if trace.selection else {}),
         "releases": [{"release": _RELEASE_NAMES[type(release)], **asdict(release)} for release in trace.releases],
     }
     table = pa.Table.from_pylist([_segment_row(segment) for segment in trace.segments], schema=_schema())
@@ -94,7 +96,7 @@ def read_trace(path: str) -> Trace:
 
 
 def _trace(rows: list[dict[str, Any]], run: dict[str, Any]) -> Trace:
-    limit = run.pop("filter", None)
+    limit, selection = run.pop("filter", None), run.pop("selection", None)
     releases = [dict(release) for release in run.pop("releases")]
     contributions = run.pop(_CLAIM) if _CLAIM in run else without_guarantee(run.pop(_OLD_CLAIM))
     return Trace(
@@ -102,6 +104,7 @@ def _trace(rows: list[dict[str, Any]], run: dict[str, Any]) -> Trace:
         releases=tuple(_RELEASES[release.pop("release")](**release) for release in releases),
         contributions=contributions,
         filter=None if limit is None else FILTERS[limit.pop("kind")](**limit),
+        selection=None if selection is None else RandomTrials(**selection),
         **run,
     )
 

@@ -10,7 +10,8 @@ from accounting.accountants import account
 from accounting.errors import InvalidInput
 from accounting.estimates import PrivacyEstimate
 from accounting.mechanism import Trace
-from accounting.selection import RandomTrials, account_selection
+from accounting.random_trials import RandomTrials
+from accounting.selection import account_selection
 from accounting.together import account_together
 
 SelectionTrials = Annotated[

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from accounting.errors import InvalidInput
+from accounting.records import exists
 from orchestration.commands import panels
 from orchestration.commands.cluster import jobs_at
 from orchestration.comparison.formats import clock, number, percent, seconds
@@ -72,6 +73,12 @@ def folder_of(sweep: str, address: str | None) -> str:
 
 def _read(files: SweepFiles) -> SweepSnapshot:
     found = read_snapshot(files.status)
+    if found is None and exists(SweepFiles(files.selection).manifest):
+        raise InvalidInput(
+            f"the private selection of {files.root} runs, or was interrupted: how far it has come is not shown, as it "
+            "tells how many candidates were drawn; the same `dpsweep run` continues it, and there is a status when "
+            "the best are chosen"
+        )
     if found is None:
         raise InvalidInput(
             f"there is no {files.status}: no sweep has started there, or not where this machine can read it; give the "

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from accounting.budgets import AdvantageBudget, Budget, EpsilonBudget, RhoBudget, TruePositiveRateBudget
 from accounting.errors import InvalidInput
-from accounting.selection import RandomTrials
+from accounting.random_trials import RandomTrials
 
 
 @dataclass(frozen=True)

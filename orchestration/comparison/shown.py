@@ -49,8 +49,8 @@ def finished(point: GridPoint, result: TrialResult, baseline: TrialResult | None
         audit=_audit(result),
         history=_history(result),
         notes=_notes(result),
-        started=result.started,
-        ended=result.ended,
+        started=result.started or None,  # of a selection it is not told
+        ended=result.ended or None,
     )
 
 

@@ -14,11 +14,21 @@ def tuning_note(sweep: SweepSpec, point: GridPoint) -> str | None:
     if sweep.tune is None or sweep.adapted is None:
         return None
     if point.candidate is not None:
+        if sweep.tune.is_selection:
+            return "private: a candidate of a private selection, whose ε is that after the selection"
         return _UNACCOUNTED if sweep.tune.privacy == "unaccounted" else None
     winner = sweep.adapted.winners.get(point.setting) if point.is_asked else None
     if winner is None:
         return f"tuned for an earlier version of the sweep{f'; {_UNACCOUNTED}' if sweep.tune.data is None else ''}"
     chosen = ", ".join(f"{place} {value}" for place, value in winner.values.items() if has(point.spec, place))
+    if (law := sweep.tune.law) is not None:
+        epsilon = "ε is that after the selection" if point.is_private else "it is not private"
+        kept = f"{epsilon}; neither their number nor the others are released"
+        return (
+            f"private selection: {chosen}, the best of a random number of candidates ({law.mean:g} expected, drawn "
+            f"from {winner.candidates}) by {sweep.tune.select_by.replace('_', ' ')} on the public part of the data; "
+            f"{kept}"
+        )
     by = f"tuned: {chosen}, the best of {winner.candidates} by {sweep.tune.select_by.replace('_', ' ')}"
     if sweep.tune.data is not None:
         return f"{by} on the public data {sweep.tune.data.name}, without reading these data"

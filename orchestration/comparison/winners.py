@@ -10,7 +10,7 @@ from typing import Final
 from accounting.errors import InvalidInput
 from orchestration.comparison.record import SweepRecord
 from orchestration.sweeps.grid import GridPoint
-from orchestration.sweeps.tune import Winner
+from orchestration.sweeps.tune import Adapted, TuneSettings, Winner
 from workers.evaluation import Evaluation
 
 _SCORES: Final[Mapping[str, Callable[[Evaluation], float]]] = {
@@ -27,9 +27,7 @@ def best_candidates(record: SweepRecord) -> dict[str, Winner]:
     A candidate of which a trial failed, or whose score is not finite, is none. Raises: InvalidInput for a setting
     without a candidate, and for a record that is not of a tuning.
     """
-    sweep = record.sweep
-    if sweep.tune is None or sweep.adapted is None or not sweep.adapted.candidates:
-        raise InvalidInput(f"the sweep {sweep.name} is no tuning")
+    tune, adapted = _of_tuning(record)
     scores: dict[str, dict[int, list[float]]] = {}
     for point in record.points:
         if point.is_asked:
@@ -41,13 +39,52 @@ def best_candidates(record: SweepRecord) -> dict[str, Winner]:
         if not finite:
             names = [point.key for point in record.points if point.setting == setting]
             raise InvalidInput(
-                f"no candidate of a setting ended with a finite {sweep.tune.select_by} (trials: {', '.join(names)}); "
+                f"no candidate of a setting ended with a finite {tune.select_by} (trials: {', '.join(names)}); "
                 "see their errors, and offer it other values"
             )
         best = max(finite, key=finite.__getitem__)
-        score = abs(finite[best]) if sweep.tune.select_by == "loss" else finite[best]
-        winners[setting] = Winner(values=sweep.adapted.candidates[best], score=score, candidates=len(tried))
+        winners[setting] = Winner(
+            values=adapted.candidates[best], score=_shown_score(tune, finite[best]), candidates=len(tried)
+        )
     return winners
+
+
+def best_runs(record: SweepRecord) -> dict[str, Winner]:
+    """The best run of each private selection; the first of equal ones; one that failed or has no finite score is worst.
+
+    Guarantee: the score reads the run's own model and public data alone, as `accounting.selection` needs. Raises:
+    InvalidInput for a selection of which every run failed, and for a record that is not of selections.
+    """
+    tune, adapted = _of_tuning(record)
+    runs: dict[str, list[tuple[float, GridPoint]]] = {}
+    for point in record.points:
+        runs.setdefault(point.setting, []).append((_score(record, point), point))
+    winners = {}
+    for setting, drawn in adapted.drawn.items():
+        score, best = max(runs[setting], key=lambda run: run[0] if math.isfinite(run[0]) else -math.inf)
+        if not math.isfinite(score):
+            raise InvalidInput(
+                f"no candidate of a private selection ended with a finite {tune.select_by}; the errors are private, in "
+                f"the folder private/selection: offer other values, and choose another folder"
+            )
+        winners[setting] = Winner(
+            values=adapted.candidates[drawn[best.candidate or 0].candidate],
+            score=_shown_score(tune, score),
+            candidates=len(adapted.candidates),
+            seed=best.spec.seed,
+        )
+    return winners
+
+
+def _of_tuning(record: SweepRecord) -> tuple[TuneSettings, Adapted]:
+    sweep = record.sweep
+    if sweep.tune is None or sweep.adapted is None or not sweep.adapted.candidates:
+        raise InvalidInput(f"the sweep {sweep.name} is no tuning")
+    return sweep.tune, sweep.adapted
+
+
+def _shown_score(tune: TuneSettings, score: float) -> float:
+    return abs(score) if tune.select_by == "loss" else score
 
 
 def _score(record: SweepRecord, point: GridPoint) -> float:

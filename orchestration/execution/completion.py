@@ -30,7 +30,7 @@ from orchestration.sweeps.plan import Costs, PlannedTrial, costs
 from orchestration.sweeps.schema import SweepSpec
 from workers.attacks import AttackResults, read_attacks
 from workers.checkpoint import forget_checkpoint
-from workers.history import Progress, read_training_result
+from workers.history import Progress, TrainingResult, read_training_result
 from workers.run_state import read_departures
 
 
@@ -53,7 +53,8 @@ def complete_trial(
     """
     trace = read_trace(files.trace)
     found = _costs(trace, planned, sweep)
-    summary = _accounted(planned, files, sweep, found.worst_case, scatter) if trace.is_private else None
+    is_single = trace.is_private and trace.selection is None  # of selections no epsilon of given examples is known
+    summary = _accounted(planned, files, sweep, found.worst_case, scatter) if is_single else None
     with _ONE_AT_A_TIME:
         individuals = _individuals(planned, files, sweep, found.worst_case, summary) if summary else None
         return _completed(planned, files, sweep, times, found, individuals)
@@ -82,6 +83,8 @@ def _completed(
     individuals: IndividualStatistics | None,
 ) -> TrialResult:
     trace, training = read_trace(files.trace), read_training_result(files.training)
+    if trace.selection is not None:
+        times = Times(0.0, 0.0)  # when the best candidate was trained says how many others were
     bound = bounding_trace(trace, planned.trace) or trace
     result = TrialResult(
         key=planned.key,
@@ -90,10 +93,7 @@ def _completed(
         others=found.others,
         groups=found.groups,
         risks=found.risks,
-        epsilons=tuple(
-            min(epsilon_after(bound, record.step, planned.spec.delta), found.worst_case.epsilon)
-            for record in training.history
-        ),
+        epsilons=_by_epoch(bound, training, planned.spec.delta, found.worst_case.epsilon),
         training=training,
         individuals=individuals,
         started=times.started,
@@ -104,6 +104,13 @@ def _completed(
     )
     write_result(files.result, result)
     return result
+
+
+def _by_epoch(bound: Trace, training: TrainingResult, delta: float, worst: float) -> tuple[float, ...]:
+    """Epsilon of what was shown until the end of each epoch; all of a selected run is shown after the selection."""
+    if bound.selection is not None:
+        return (worst,) * len(training.history)
+    return tuple(min(epsilon_after(bound, record.step, delta), worst) for record in training.history)
 
 
 def complete_stopped(

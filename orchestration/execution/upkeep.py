@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from accounting.records import MANIFEST, TrialFiles, delete, exists, list_files, verify_epsilons
+from accounting.records import MANIFEST, TrialFiles, delete, exists, list_files, read_trace, verify_epsilons
 from orchestration.comparison.claims import unfounded
 from orchestration.comparison.record import SweepRecord
 from orchestration.comparison.stored import owned_record
@@ -38,7 +38,8 @@ def trained(record: SweepRecord) -> list[TrialResult]:
 def prune_norms(files: SweepFiles, older_than: float) -> list[str]:
     """Delete the norm shards of every accounted trial that ended at least ``older_than`` seconds ago.
 
-    A trial keeps its norms unless its stored epsilons are complete and undamaged. Returns: the keys of the trials whose
+    A trial keeps its norms unless its stored epsilons are complete and undamaged, or it is the best of a private
+    selection, of which no epsilon of single examples is known. Returns: the keys of the trials whose
     norms were deleted. Raises: InvalidInput while the sweep runs; DataCorruption for damaged epsilons, whose norms are
     then kept.
     """
@@ -52,9 +53,10 @@ def _deleted(trial: TrialFiles) -> Iterator[str]:
 
     The manifest goes first: what an interrupted deletion leaves is then no longer part of the trial.
     """
-    if not exists(f"{trial.epsilons}/{MANIFEST}"):
-        return
-    verify_epsilons(trial.epsilons)
+    if read_trace(trial.trace).selection is None:
+        if not exists(f"{trial.epsilons}/{MANIFEST}"):
+            return
+        verify_epsilons(trial.epsilons)
     for folder in (trial.norms, trial.exact_norms):
         names = list_files(folder)
         for name in sorted(names, key=lambda name: name != MANIFEST):

@@ -128,6 +128,11 @@ class SweepFiles:
         return self._below("tuning")
 
     @property
+    def selection(self) -> str:
+        """Folder of the candidates of a private selection, deleted when the best are chosen (private)."""
+        return self._below("private", "selection")
+
+    @property
     def claim(self) -> str:
         """Which driver runs the sweep (JSON). Object stores only; a local folder is locked instead."""
         return self._below("driver.json")

@@ -12,6 +12,7 @@ from accounting.errors import DpsweepError
 from accounting.estimates import without_guarantee
 from accounting.filters import FILTERS
 from accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
+from accounting.random_trials import RandomTrials
 from accounting.samplings import stored_kinds
 
 
@@ -34,11 +35,12 @@ def _trace(plain: Trace | Mapping[str, Any]) -> Trace:
             for row in plain["segments"]
         )
         releases = (_with_fields((GaussianRelease, PureRelease), row) for row in plain["releases"])
-        limit = plain.get("filter")
+        limit, selection = plain.get("filter"), plain.get("selection")
         kept = {
             **plain,
             "contributions": without_guarantee(plain["contributions"]),
             "filter": None if limit is None else _with_fields(FILTERS.values(), limit),
+            "selection": None if selection is None else RandomTrials(**selection),
         }
         return Trace(**{**kept, "segments": tuple(segments), "releases": tuple(releases)})
     except (LookupError, TypeError, RuntimeError, DpsweepError) as error:

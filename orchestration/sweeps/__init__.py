@@ -10,6 +10,7 @@ __all__ = [
     "growth",
     "plan",
     "schema",
+    "selection",
     "text",
     "tune",
     "user_code",

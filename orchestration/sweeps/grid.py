@@ -22,7 +22,7 @@ from orchestration.records.release_modes import release_spec
 from orchestration.sweeps.identity import content, short_name, trial_key
 from orchestration.sweeps.labels import Choice, labels_by_axis, labels_of, shown_choice
 from orchestration.sweeps.schema import OWN_NOISE, SweepSpec
-from orchestration.sweeps.tune import adapt, setting_of
+from orchestration.sweeps.tune import Adapted, TuneSettings, adapt, setting_of
 from workers.evaluation import MIN_GROUP_SIZE
 from workers.spec import AttackSpec, Component, NoiseSpec, TrialSpec
 
@@ -129,6 +129,8 @@ def grid(sweep: SweepSpec, past: Past = NO_PAST) -> tuple[GridPoint, ...]:
 
 def drafts(sweep: SweepSpec, names: Names = NO_PAST.names) -> tuple[Draft, ...]:
     """The whole product of the sweep's lists; a trial that it asks for twice is there twice."""
+    if sweep.tune is not None and sweep.adapted is not None and _runs(sweep.adapted):
+        return _selected(sweep, sweep.tune, _runs(sweep.adapted), names)
     release = release_spec(sweep.release.name, sweep.release.params)
     shared = [chosen for chosen in _combinations(_shared_axes(sweep)) if _is_paired(sweep, chosen)]
     unclipped = [{"clipping": place} for place, each in enumerate(sweep.clipping) if each.name == BASELINE]
@@ -147,6 +149,54 @@ def drafts(sweep: SweepSpec, names: Names = NO_PAST.names) -> tuple[Draft, ...]:
         for candidate in _candidates(sweep)
     ]
     return (*reversed(baselines.values()), *private)
+
+
+Runs = Mapping[str, Sequence[tuple[Mapping[str, Any], int]]]
+"""By setting: what each run of a private selection adapts, and its seed."""
+
+
+def _runs(adapted: Adapted) -> Runs:
+    """Those that were drawn, or, once they are over, the best of each setting; empty without private selection."""
+    if adapted.drawn:
+        return {
+            name: [(adapted.candidates[each.candidate], each.seed) for each in drawn]
+            for name, drawn in adapted.drawn.items()
+        }
+    return {name: [(best.values, best.seed)] for name, best in adapted.winners.items() if best.seed is not None}
+
+
+def settings_of(sweep: SweepSpec, tune: TuneSettings) -> tuple[str, ...]:
+    """The names of all settings of a sweep before it adapts anything, as `setting_of` makes them."""
+    points = [draft.point for draft in drafts(sweep.model_copy(update={"adapted": None}))]
+    accountant = sweep.privacy.accountant
+    return tuple(dict.fromkeys(setting_of(point.spec, point.target_epsilon, accountant, tune) for point in points))
+
+
+def _selected(sweep: SweepSpec, tune: TuneSettings, runs: Runs, names: Names) -> tuple[Draft, ...]:
+    """The trials of the sweep, each as its runs; the labels are those of the trial. Only the best has a baseline."""
+    found: list[Draft] = []
+    selected: dict[str, str] = {}
+    for draft in drafts(sweep.model_copy(update={"adapted": None}), names):
+        point = draft.point
+        setting = setting_of(point.spec, point.target_epsilon, sweep.privacy.accountant, tune)
+        if setting not in runs:
+            raise InvalidInput("the sweep asks for a trial that was not selected with the others; use another folder")
+        drawn = sweep.adapted is not None and bool(sweep.adapted.drawn)
+        for place, (values, seed) in enumerate(runs[setting]):
+            spec = replace(adapt(point.spec, values), seed=seed)
+            canonical = content(spec, point.target_epsilon, sweep.privacy.accountant)
+            key = trial_key((point.key.rpartition("-")[0],), canonical)
+            selected[point.key] = key
+            run = replace(
+                point,
+                spec=replace(spec, key=key),
+                baseline=None if drawn else selected.get(point.baseline or ""),
+                content=canonical,
+                setting=setting,
+                candidate=place if drawn else None,
+            )
+            found.append(Draft(_tried(draft.choice, run.candidate), run))
+    return tuple(found)
 
 
 def _candidates(sweep: SweepSpec) -> Sequence[int | None]:
@@ -316,6 +366,7 @@ def _private(
         clipping=clipping,
         noise=NoiseSpec(choice["sigma"] if target is None else 1.0, schedule),
         budget=sweep.privacy.budget,
+        selection=sweep.tune.law if sweep.tune else None,
     )
     trial, setting = _adapted(sweep, trial, target, candidate)
     canonical = content(trial, target, sweep.privacy.accountant, release)

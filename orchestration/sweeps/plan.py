@@ -21,11 +21,14 @@ from accounting.curves import AttackRisk, attack_risk, privacy_curve
 from accounting.errors import DpsweepError, InvalidInput, Unreachable, private_text, public_text, without_locals
 from accounting.estimates import PrivacyEstimate
 from accounting.mechanism import Release, Trace
+from accounting.random_trials import RandomTrials
 from accounting.schedules import with_initial
+from accounting.together import account_together
 from orchestration.records.failures import shown
 from orchestration.records.release_modes import release_spec
 from orchestration.sweeps.grid import NO_PAST, GridPoint, Past, grid, repeated
 from orchestration.sweeps.schema import SweepSpec
+from orchestration.sweeps.selection import unlike
 from orchestration.sweeps.tune import while_tuning
 from workers import clipping
 from workers.checkpoint import fingerprint
@@ -129,7 +132,7 @@ def plan_sweep(sweep: SweepSpec, code: UserCode | None = NO_CODE, past: Past = N
     """
     if sweep.tune is not None and sweep.adapted is None:
         tuning = plan_sweep(while_tuning(sweep), code, past)
-        return replace(tuning, warnings=(*tuning.warnings, _then(sweep, tuning)))
+        return replace(_alike(sweep, tuning), warnings=(*tuning.warnings, _then(sweep, tuning)))
     planner, release = _Planner(sweep, code, past.calibrations), release_spec(sweep.release.name, sweep.release.params)
     after_training = release.releases() if release else ()
     planned: list[PlannedTrial] = []
@@ -286,11 +289,11 @@ def costs(trace: Trace, delta: float, sweep: SweepSpec) -> Costs:
     """Worst-case costs of a run, for all accountants and group sizes of the sweep.
 
     Groups of more than one record are accounted by privacy loss distributions; no other accountant covers them under
-    sampling.
+    sampling. Of a selection there is no curve, and so no bound on attacks.
     """
     sizes = sweep.accounting.group_sizes
     single = account(trace, delta, sweep.privacy.accountant)
-    bounded = sorted({1, *sizes}) if trace.is_private else ()
+    bounded = sorted({1, *sizes}) if trace.is_private and trace.selection is None else ()
     return Costs(
         worst_case=single,
         others=tuple(account(trace, delta, other) for other in sweep.accounting.also),
@@ -348,11 +351,37 @@ def _warnings(trials: list[PlannedTrial]) -> tuple[str, ...]:
     )
 
 
+def _alike(sweep: SweepSpec, tuning: Plan) -> Plan:
+    """The plan, which is refused where a private selection is not proven for it."""
+    reason = unlike(tuning.trials) if sweep.tune and sweep.tune.is_selection else None
+    return replace(tuning, refusals=(*tuning.refusals, Refusal("all", reason))) if reason else tuning
+
+
 def _then(sweep: SweepSpec, tuning: Plan) -> str:
+    law = sweep.tune.law if sweep.tune else None
+    if law is not None:
+        return (
+            f"these are the candidates of the private selection, {len(tuning.trials)} in all; each trial of the sweep "
+            f"is the best of a random number of them, {law.mean:g} expected, and every ε is that after the selection"
+            f"{_naive(tuning, law)}"
+        )
     settings = len({trial.point.setting for trial in tuning.trials})
     return (
         f"these are the trials of the tuning, {len(tuning.trials)} in all; then the best candidate of each of "
         f"{settings} settings is trained with each of the sweep's seeds ({len(sweep.seeds)})"
+    )
+
+
+def _naive(tuning: Plan, law: RandomTrials) -> str:
+    """What the selection saves, at the first private candidate."""
+    one = next((trial for trial in tuning.trials if trial.spec.is_private and trial.trace.is_private), None)
+    if one is None:
+        return ""
+    run, number = replace(one.trace, selection=None), max(round(law.mean), 1)
+    alone, every = account(run, one.spec.delta), account_together([run] * number, one.spec.delta)
+    return (
+        f". For {one.key} it is {one.costs.worst_case.epsilon:.3g}; one candidate alone costs {alone.epsilon:.3g}, "
+        f"and to release {number} of them {every.epsilon:.3g}"
     )
 
 

@@ -30,6 +30,7 @@ from orchestration.sweeps.fields import (
     Several,
     whole_or_share,
 )
+from orchestration.sweeps.selection import check_selection
 from orchestration.sweeps.text import parse_text, shortly
 from orchestration.sweeps.tune import Adapted, TuneSettings, check_places, check_tuning
 from workers.imports import is_import_path
@@ -308,6 +309,8 @@ class SweepSpec(Settings):
             check_places(self.tune, self)
             if self.adapted is None:
                 check_tuning(self.tune, self)
+            if self.tune.is_selection:
+                check_selection(self.tune, self)
         return self
 
     @model_validator(mode="after")

@@ -19,6 +19,7 @@ import numpy as np
 from pydantic import BeforeValidator, Field, model_validator
 
 from accounting.errors import InvalidInput
+from accounting.random_trials import RandomTrials
 from accounting.registry import nearest
 from orchestration.sweeps.fields import Data, Settings, Several
 from orchestration.sweeps.identity import content
@@ -69,10 +70,15 @@ class TuneSettings(Settings):
     """Seeds of training in the tuning; none of the sweep's own. The first also draws the samples."""
     select_by: Literal["accuracy", "worst_group_accuracy", "loss"] = "accuracy"
     """What makes a candidate the best, on the public part of the data or, with ``data``, on their test data."""
-    privacy: Literal["public", "unaccounted"]
-    """``public``: tuning trains on ``data`` alone; ``unaccounted``: on the private data, which no epsilon counts."""
+    privacy: Literal["public", "private_selection", "unaccounted"]
+    """``public``: tuning trains on ``data`` alone; ``private_selection``: a random number of candidates trains on the
+    private data, the best is the trial itself, and the target epsilon counts that; ``unaccounted``: no epsilon does."""
     data: Data | None = None
     """The public data set of ``privacy: public``, none of whose records may be private."""
+    trials: Annotated[float, Field(gt=1.0, le=_MOST_CANDIDATES)] | None = None
+    """Of ``private_selection``: the expected number of candidates that each trial is the best of."""
+    shape: Annotated[float, Field(ge=0.0, le=10.0)] | None = None
+    """Of ``private_selection``: shape of that number's law; 1, the default, is geometric, 0 logarithmic."""
 
     @model_validator(mode="after")
     def _belong_together(self) -> Self:
@@ -86,37 +92,65 @@ class TuneSettings(Settings):
             raise InvalidInput(
                 "privacy public and data belong together: a tuning is public if it trains on public data alone"
             )
+        if self.is_selection != (self.trials is not None) or (self.shape is not None and not self.is_selection):
+            raise InvalidInput(
+                "privacy private_selection needs trials, the expected number of candidates, and only there are trials "
+                "and shape of use"
+            )
         return self
+
+    @property
+    def is_selection(self) -> bool:
+        """Whether each trial is the best of a random number of candidates, accounted for."""
+        return self.privacy == "private_selection"
+
+    @property
+    def law(self) -> RandomTrials | None:
+        """Of the number of candidates of a private selection."""
+        if self.trials is None:
+            return None
+        return RandomTrials(self.trials) if self.shape is None else RandomTrials(self.trials, self.shape)
 
 
 class Winner(Settings):
-    """The best candidate of a setting. values: by place. score: of select_by. candidates: how many were tried."""
+    """The best candidate of a setting. values: by place. score: of select_by. candidates: how many were tried, or, by
+    private selection, were offered. seed: of its run, where that run is the trial."""
 
     values: dict[str, Any]
     score: float
     candidates: int
+    seed: int | None = None
+
+
+class Drawn(Settings):
+    """One run of a private selection. candidate: its place among them. seed: of its training, which names it."""
+
+    candidate: int
+    seed: Seed
 
 
 class Adapted(Settings):
     """What the trials of a sweep with ``tune`` adapt: all candidates while tuning, then the best of each setting.
 
-    candidates: values by place. winners: by setting, as `setting_of` names it.
+    candidates: values by place. winners: by setting, as `setting_of` names it. drawn: the runs of every private
+    selection, by setting: their number is private.
     """
 
     candidates: Several[dict[str, Any]] = ()
     winners: dict[str, Winner] = Field(default_factory=dict)
+    drawn: dict[str, Several[Drawn]] = Field(default_factory=dict)
 
 
 def setting_of(trial: TrialSpec, target_epsilon: float | None, accountant: str, tune: TuneSettings) -> str:
     """The name of a setting, of its trial before it adapts anything: a hash of all that is compared but seeds.
 
     Splits of the data are part of it, so that no candidate is chosen by a test set of another split; public data that
-    stand in for the private ones are not.
+    stand in for the private ones are not. Under private selection every seed has a selection of its own.
     """
     compared = replace(
         trial,
         key="",
-        seed=0,
+        seed=trial.seed if tune.is_selection else 0,
         data=DataSpec("any") if tune.data is not None else trial.data,
         attacks=AttackSpec(),
         audit=None,

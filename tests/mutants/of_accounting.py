@@ -66,6 +66,25 @@ ACCOUNTING: Final[tuple[Mutant, ...]] = (
             "the ratio of a selection is sought as if trials were few",
             privacy=True,
         ),
+    ),
+    *bugs_in(
+        "accounting/reductions.py",
+        ("tests/accounting/test_selected_traces.py",),
+        B("    require_one_run(trace)\n", "", "a selection costs what one of its runs costs", privacy=True),
+    ),
+    *bugs_in(
+        "accounting/together.py",
+        ("tests/accounting/test_selected_traces.py",),
+        B(
+            "share = delta / (sum(selected.values()) + bool(plain))",
+            "share = delta",
+            "every selection has the whole delta for itself",
+            privacy=True,
+        ),
+    ),
+    *bugs_in(
+        "accounting/random_trials.py",
+        SELECTION,
         B(
             "* (number + self.shape) / (number + 1.0)",
             "* (number + self.shape) / number",

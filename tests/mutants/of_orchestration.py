@@ -29,7 +29,19 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
             "candidates are chosen without public data",
             privacy=True,
         ),
-        B("        seed=0,\n", "", "each seed of a setting is tuned for itself"),
+        B("trial.seed if tune.is_selection else 0", "trial.seed", "each seed of a setting is tuned for itself"),
+    ),
+    *bugs_in(
+        "orchestration/pipeline.py",
+        ("tests/orchestration/test_selection.py",),
+        B("    delete_folder(files.selection)\n", "", "the candidates of a private selection stay", privacy=True),
+        B(
+            "    if before is not None:\n        stored",
+            "    if before is not None and law is None:\n        stored",
+            "runs are drawn again",
+            True,
+        ),
+        B("        _require_selected(sweep, plan, files)\n", "", "a selected trial is trained again", privacy=True),
     ),
     *bugs_in(
         "orchestration/comparison/winners.py",

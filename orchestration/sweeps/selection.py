@@ -1,0 +1,96 @@
+"""Private selection: each trial is the best of a random number of candidates, and its epsilon counts that. Pure.
+
+The candidates of all trials are a sweep of their own in the private folder. Their number, their scores and all but the
+best of each trial are never shown: docs/accounting.md, Private selection.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from accounting.errors import InvalidInput
+from accounting.mechanism import Trace
+from accounting.random_trials import RandomTrials
+from orchestration.sweeps.text import parse_text
+from orchestration.sweeps.tune import Adapted, Drawn, TuneSettings, candidates_of
+from workers.spec import AttackSpec
+
+if TYPE_CHECKING:
+    from orchestration.sweeps.plan import PlannedTrial
+    from orchestration.sweeps.schema import SweepSpec
+
+_ACCOUNTANTS: Final = ("auto", "pld", "rdp")
+_SEEDS: Final = 2**31
+"""Seeds of runs are drawn below: they name a run, its secret noise has a key of its own."""
+
+
+def check_selection(tune: TuneSettings, sweep: SweepSpec) -> None:
+    """Raises: InvalidInput for what the proof of private selection does not cover."""
+    from workers.noise import noise_source_kind  # late: it imports torch
+
+    def refuse(what: str, instead: str) -> None:
+        raise InvalidInput(f"tune.privacy private_selection: {what}; {instead}")
+
+    if not all(data.public_fraction > 0.0 for data in sweep.data):
+        refuse(
+            "candidates are scored on public data, because an exact score on private data would release them",
+            "set data.public_fraction",
+        )
+    if not noise_source_kind(sweep.noise_source).is_secret:
+        refuse(f"noise_source {sweep.noise_source} lets whoever knows a seed subtract the noise", "use os_entropy")
+    if sweep.release.name != "none":
+        refuse(f"release {sweep.release.name} shows statistics of single examples", "use release: none")
+    if sweep.audit is not None or (sweep.attacks or AttackSpec()) != AttackSpec():
+        refuse("attacks and audits examine single runs", "leave them out")
+    if sweep.privacy.budget is not None:
+        refuse("a budget ends runs at different steps", "give privacy.target_epsilon or noise_multiplier")
+    if any(schedule.name == "validation" for schedule in sweep.noise):
+        refuse("a validation schedule follows results", "use another schedule")
+    for accountant in (sweep.privacy.accountant, *sweep.accounting.also):
+        if accountant not in _ACCOUNTANTS:
+            refuse(f"the accountant {accountant} covers no selection", f"choose {', '.join(_ACCOUNTANTS)}")
+    for place in tune.parameters:
+        if place.partition(".")[0] in ("epochs", "sampling", "noise"):
+            refuse(f"candidates of another {place} cost differently", "tune only what leaves the noise as it is")
+
+
+def unlike(trials: Iterable[PlannedTrial]) -> str | None:
+    """Why these candidates cannot be selected among: those of one setting must cost the same. None where they can."""
+    first: dict[str, Trace] = {}
+    for trial in trials:
+        if trial.spec.is_private:
+            trace = replace(trial.trace, contributions="estimate")
+            if first.setdefault(trial.point.setting, trace) != trace:
+                return (
+                    f"tune.privacy private_selection: candidate {trial.key} is another mechanism than others of its "
+                    "setting, so that no bound on its selection is proven here; tune only what leaves noise and "
+                    "queries as they are"
+                )
+            if trace.kind != "guarantee":
+                return (
+                    f"tune.privacy private_selection: the epsilon of {trial.key} is no guarantee; use another schedule"
+                )
+    return None
+
+
+def draw_runs(settings: Iterable[str], law: RandomTrials, candidates: int) -> dict[str, tuple[Drawn, ...]]:
+    """For every setting a secret number of runs, each of a candidate drawn uniformly, all with different seeds."""
+    source = secrets.SystemRandom()
+    numbers = {setting: law.number_at(source.random()) for setting in settings}
+    seeds = iter(source.sample(range(_SEEDS), sum(numbers.values())))
+    return {
+        setting: tuple(Drawn(candidate=source.randrange(candidates), seed=next(seeds)) for _ in range(number))
+        for setting, number in numbers.items()
+    }
+
+
+def selection_stage(sweep: SweepSpec, text: str, drawn: Mapping[str, tuple[Drawn, ...]]) -> str:
+    """The sweep file of the runs that were drawn for ``sweep``, whose own text is ``text``: private data."""
+    assert sweep.tune is not None, "only a sweep with tune has candidates"
+    adapted = Adapted(candidates=candidates_of(sweep.tune), drawn=dict(drawn)).model_dump(mode="json")
+    content = {**parse_text(text), "name": f"{sweep.name}-selection", "adapted": adapted}
+    return f"# The candidates of {sweep.name}, private: written by dpsweep.\n{json.dumps(content)}\n"

@@ -1,0 +1,270 @@
+"""Private selection in a sweep, from its file to its report, in one process: what leaves it, and what never does."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accounting import RandomTrials, account, account_selection, individual_epsilons, privacy_curve
+from accounting.errors import DataCorruption, InvalidInput, UnsupportedMechanism
+from accounting.records import read_trace
+from orchestration import pipeline
+from orchestration.commands.status import status
+from orchestration.comparison.claims import unfounded
+from orchestration.comparison.stored import stored_record
+from orchestration.execution import in_process
+from orchestration.execution.again import Question, account_again
+from orchestration.execution.environment import IN_PROCESS
+from orchestration.execution.upkeep import damaged_files, prune_norms
+from orchestration.pipeline import Outcome, RunRequest, render_again, run_sweep
+from orchestration.records.layout import SweepFiles
+from orchestration.records.status import Limits
+from orchestration.sweeps.plan import plan_sweep
+from orchestration.sweeps.schema import parse_sweep
+from orchestration.sweeps.tune import candidates_of
+from tests.orchestration.sample_grids import small
+from workers.trial import run_trial
+
+TUNE = {
+    "parameters": {"clipping.bound": [0.01, 1.0], "optimizer.learning_rate": [0.01, 1.0]},
+    "privacy": "private_selection",
+    "trials": 4,
+}
+LAW = RandomTrials(4)
+TARGET = 5.0
+
+
+def text_of(**changes: object) -> str:
+    return small(
+        **{
+            "data": {"name": "digits", "public_fraction": 0.2},
+            "model": "logistic",
+            "epochs": 1,
+            "clipping": ["none", {"name": "flat", "bound": 1.0}],
+            "noise": "constant",
+            "seeds": [0, 1],
+            "noise_source": "os_entropy",
+            "privacy": {"target_epsilon": TARGET, "delta": 1e-4, "accountant": "rdp"},
+            "tune": TUNE,
+            **changes,
+        }
+    )
+
+
+def request(folder: Path, **changes: object) -> RunRequest:
+    text = text_of(**changes)
+    return RunRequest(parse_sweep(text), text, str(folder / "out"), IN_PROCESS)
+
+
+@pytest.fixture(scope="module")
+def selected(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, Path]:
+    """A finished sweep, and a copy of its candidates as they were before they were deleted."""
+    folder = tmp_path_factory.mktemp("selected")
+    kept = folder / "candidates"
+
+    def keep(uri: str) -> None:
+        shutil.move(uri, kept)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline, "delete_folder", keep)
+        patch.setattr("orchestration.sweeps.selection.RandomTrials.number_at", lambda law, uniform: 3)
+        return run_sweep(request(folder)), kept
+
+
+def test_each_trial_is_the_best_of_its_candidates_and_the_very_run(selected: tuple[Outcome, Path]) -> None:
+    outcome, kept = selected
+    candidates = stored_record(SweepFiles(str(kept)))
+    drawn = candidates.sweep.adapted.drawn if candidates.sweep.adapted else {}
+    assert len(drawn) == 4
+    assert len(candidates.points) == sum(map(len, drawn.values())) == len({p.spec.seed for p in candidates.points})
+    for point in outcome.record.points:
+        mine = [each for each in candidates.points if each.setting == point.setting]
+        scores = {}
+        for each in mine:
+            result = candidates.finished(each.key)
+            assert result is not None
+            public = result.training.history[-1].public
+            assert public is not None
+            scores[each.key] = public.accuracy
+        assert scores[point.key] == max(scores.values())
+        assert next(key for key in scores if scores[key] == max(scores.values())) == point.key, "the earliest"
+        for name in ("model.pt", "trace.arrow", "result.json"):
+            ours, theirs = Path(outcome.files.trial(point.key).root, name), kept / "trials" / point.key / name
+            assert ours.read_bytes() == theirs.read_bytes()
+
+
+def test_the_epsilon_is_that_after_the_selection_wherever_it_is_said(selected: tuple[Outcome, Path]) -> None:
+    outcome, _ = selected
+    files = outcome.files
+    rows = {row["key"]: row for row in json.loads(Path(files.results).read_text())}
+    for point in outcome.record.points:
+        row = rows[point.key]
+        (note,) = [note for note in row["notes"] if note.startswith("private selection: ")]
+        assert "(4 expected, drawn from 4) by accuracy on the public part of the data" in note
+        assert row["tuning"] == "private_selection"
+        if not point.is_private:
+            continue
+        trace = read_trace(files.trial(point.key).trace)
+        assert trace.selection == LAW
+        one = replace(trace, selection=None)
+        after = account_selection(one, LAW, 1e-4, "rdp").epsilon
+        assert row["epsilon"] == pytest.approx(after)
+        assert 0.99 * TARGET < after <= TARGET
+        assert account(one, 1e-4, "rdp").epsilon < 0.7 * after
+        assert (row["kind"], row["accountant"], row["risks"]) == ("guarantee", "selection-rdp", [])
+        result = outcome.record.finished(point.key)
+        assert result is not None
+        assert set(result.epsilons) == {result.worst_case.epsilon}, "nothing of the run is shown before it is chosen"
+        assert row["composed"]["trial"]["epsilon"] == row["epsilon"] < row["composed"]["sweep"]["epsilon"]
+        assert note in Path(files.report).read_text()
+    with sqlite3.connect(files.database) as store:
+        query = "select value from latest_metrics where key like '%epsilon' and key not like 'deviation/%'"
+        shown = {value for (value,) in store.execute(query)}
+    assert shown
+    assert all(value >= 0.99 * TARGET for value in shown)
+
+
+def test_only_the_best_and_nothing_of_their_number_leaves_the_selection(selected: tuple[Outcome, Path]) -> None:
+    outcome, kept = selected
+    out = Path(outcome.files.root)
+    keys = {point.key for point in outcome.record.points}
+    losers = {path.name for path in (kept / "trials").iterdir()} - keys
+    assert losers
+    assert {path.name for path in (out / "trials").iterdir()} == keys
+    assert not Path(outcome.files.selection).exists()
+    seeds = {str(point.spec.seed) for point in stored_record(SweepFiles(str(kept))).points if point.key in losers}
+    for path in filter(Path.is_file, out.rglob("*")):
+        content = path.read_bytes()
+        assert not any(name.encode() in content for name in losers | seeds), path
+    with sqlite3.connect(outcome.files.database) as store:
+        (runs,) = store.execute("select count(*) from runs").fetchone()
+    assert runs == 1 + len(keys) + 2, "the sweep, its trials, and its two settings over seeds"
+    for point in outcome.record.points:
+        result = outcome.record.finished(point.key)
+        assert result is not None
+        assert not point.is_private or (result.started, result.ended) == (0.0, 0.0)
+
+
+def test_it_is_verified_reported_and_continued_without_another_selection(selected: tuple[Outcome, Path]) -> None:
+    outcome, _ = selected
+    record = stored_record(outcome.files)
+    assert damaged_files(outcome.files, record) == []
+    again = run_sweep(request(Path(outcome.files.root).parent))
+    assert [point.key for point in again.record.points] == [point.key for point in outcome.record.points]
+    assert render_again(outcome.files.root).record.sweep.adapted == outcome.record.sweep.adapted
+    point = next(point for point in record.points if point.is_private)
+    result = record.finished(point.key)
+    assert result is not None
+    trace = read_trace(outcome.files.trial(point.key).trace)
+    alone = account(replace(trace, selection=None), 1e-4, "rdp")
+    status = record.status(point.key)
+    forged = replace(status, result=replace(result, worst_case=alone))
+    claims = replace(record, statuses={**record.statuses, point.key: forged})
+    assert any("but its trace costs" in line for line in unfounded(outcome.files, claims))
+    for compute in (
+        lambda: privacy_curve(trace),
+        lambda: individual_epsilons([0], [[1.0]], trace, 1e-4),
+        lambda: list(account_again(outcome.files, Question(point.key, None, None, (), "", False), IN_PROCESS, print)),
+    ):
+        with pytest.raises(UnsupportedMechanism, match="best of a random number of runs"):
+            compute()
+
+
+def test_a_killed_selection_goes_on_with_the_runs_that_were_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained: list[str] = []
+    train = run_trial
+
+    def killed(spec: Any, *rest: Any, **options: Any) -> Any:
+        if len(trained) == 2:
+            raise KeyboardInterrupt
+        trained.append(spec.key)
+        return train(spec, *rest, **options)
+
+    asked = request(tmp_path, seeds=[0], clipping=["none", "flat"], tune={**TUNE, "trials": 6})
+    files = SweepFiles(asked.files.root)
+    monkeypatch.setattr("orchestration.sweeps.selection.RandomTrials.number_at", lambda law, uniform: 3)
+    monkeypatch.setattr(in_process, "run_trial", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(asked)
+    stage = SweepFiles(files.selection)
+    drawn = stored_record(stage).sweep.adapted
+    assert drawn is not None
+    assert not Path(files.manifest).exists()
+    assert Path(files.private).stat().st_mode & 0o077 == 0
+    with pytest.raises(InvalidInput, match="how far it has come is not shown"):
+        status(files.root)
+    with pytest.raises(InvalidInput, match="unfinished private selection of another version"):
+        run_sweep(request(tmp_path, seeds=[0], clipping=["none", "flat"], tune={**TUNE, "trials": 7}))
+    before = list(trained)
+    monkeypatch.setattr("orchestration.sweeps.selection.RandomTrials.number_at", lambda law, uniform: 50)
+
+    def counted(spec: Any, *rest: Any, **options: Any) -> Any:
+        trained.append(spec.key)
+        return train(spec, *rest, **options)
+
+    monkeypatch.setattr(in_process, "run_trial", counted)
+    outcome = run_sweep(asked)
+    assert len(trained) == len(set(trained)) == 6
+    assert trained[:2] == before
+    assert {point.key for point in outcome.record.points} <= set(trained)
+    assert {p.spec.seed for p in outcome.record.points} <= {r.seed for runs in drawn.drawn.values() for r in runs}
+    assert prune_norms(outcome.files, 0.0)
+
+    result = outcome.files.trial(outcome.record.points[1].key).result
+    Path(result).unlink()
+    with pytest.raises(DataCorruption, match="have no result; restore them from a backup"):
+        run_sweep(asked)
+    with pytest.raises(InvalidInput, match="holds another version of this sweep"):
+        run_sweep(request(tmp_path, seeds=[0, 1], clipping=["none", "flat"], tune={**TUNE, "trials": 6}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"limits": Limits(trials=1)}, "--max-trials"),
+        ({"retry": ("all",)}, "--retry"),
+        ({"sources": ("elsewhere",)}, "--from"),
+        ({"output": "s3://bucket/sweep"}, "an object store"),
+    ],
+)
+def test_a_run_that_would_show_or_repeat_a_selection_is_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        run_sweep(replace(request(tmp_path), **changes))
+
+
+def test_encryption_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DPSWEEP_KEY", "0" * 64)
+    with pytest.raises(InvalidInput, match="goes without DPSWEEP_KEY"):
+        run_sweep(request(tmp_path))
+
+
+def test_a_plan_shows_the_epsilon_after_selection_and_what_other_ways_cost() -> None:
+    plan = plan_sweep(parse_sweep(text_of(tune={**TUNE, "trials": 14})))
+    assert plan.refusals == ()
+    private = [trial for trial in plan.trials if trial.spec.is_private]
+    assert len(private) == len(candidates_of(parse_sweep(text_of()).tune or pytest.fail("no tune")))
+    for trial in private:
+        assert trial.costs.worst_case.epsilon == pytest.approx(TARGET, rel=0.01)
+        assert trial.costs.worst_case.accountant == "selection-rdp"
+    assert "and to release 14 of them" in plan.warnings[-1]
+    words = plan.warnings[-1].replace(",", " ").replace(";", " ").split()
+    alone, every = float(words[words.index("alone") + 2]), float(words[-1])
+    assert alone < TARGET < every < math.inf
+
+
+def test_candidates_that_cost_differently_are_refused() -> None:
+    clipping = ["none", {"name": "dpsgd_f", "count_noise_multiplier": 5.0}]
+    tune = {**TUNE, "parameters": {"clipping.count_noise_multiplier": [5.0, 10.0]}}
+    plan = plan_sweep(parse_sweep(text_of(clipping=clipping, tune=tune)))
+    assert any("is another mechanism than others of its setting" in refusal.reason for refusal in plan.refusals)
