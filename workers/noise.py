@@ -34,6 +34,10 @@ BLOCK: Final = 65_536
 """Draws made at once; their working memory fits in a core's cache."""
 
 
+_SMALL: Final = 16_384
+"""Tensors with fewer values get their noise together."""
+
+
 class NoiseSource(Protocol):
     """Independent draws from N(0, std^2), reproducible from `state`.
 
@@ -48,6 +52,10 @@ class NoiseSource(Protocol):
 
     def added(self, values: Tensor, std: float) -> Tensor:
         """values + noise, with the dtype and device of ``values``. Release private values only through this method."""
+        ...
+
+    def added_to_each(self, values: Mapping[str, Tensor], std: float) -> dict[str, Tensor]:
+        """`added` to each of ``values``, all on one device, with independent noise."""
         ...
 
     def state(self) -> dict[str, Any]: ...
@@ -67,6 +75,9 @@ class SeededNoise:
 
     def added(self, values: Tensor, std: float) -> Tensor:
         return values + self.normal(tuple(values.shape), std).to(values)
+
+    def added_to_each(self, values: Mapping[str, Tensor], std: float) -> dict[str, Tensor]:
+        return {name: self.added(each, std) for name, each in values.items()}
 
     def state(self) -> dict[str, Any]:
         return {"generator": self._generator.get_state()}
@@ -95,6 +106,16 @@ class KeyedNoise:
         grid = release_grid(std)
         noisy = self._exact(tuple(values.shape), std).add_(values.cpu())
         return noisy.div_(grid).round_().mul_(grid).to(values)
+
+    def added_to_each(self, values: Mapping[str, Tensor], std: float) -> dict[str, Tensor]:
+        """Small tensors get their noise together: one call takes longer than their draws."""
+        small = [name for name, each in values.items() if each.numel() < _SMALL]
+        joined = self.added(torch.cat([values[name].flatten() for name in small]), std) if small else torch.zeros(0)
+        parts = dict(zip(small, joined.split([values[name].numel() for name in small]), strict=True))
+        return {
+            name: parts[name].view(each.shape).to(each) if name in parts else self.added(each, std)
+            for name, each in values.items()
+        }
 
     def _exact(self, shape: tuple[int, ...], std: float) -> Tensor:
         """The noise in float64, on the CPU."""

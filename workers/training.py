@@ -328,7 +328,7 @@ class Trainer:
         """Add noise of std sigma S (1 + NORM_ERROR), which covers the rounding error of clipped norms, and update."""
         std = sigma * self._rule.sensitivity * (1.0 + NORM_ERROR) if sigma > 0.0 else 0.0
         batch_size = self._setting.batch_size
-        noisy = {name: self._noise.added(gradient, std) / batch_size for name, gradient in gradients.items()}
+        noisy = {name: each / batch_size for name, each in self._noise.added_to_each(gradients, std).items()}
         self._optimizer.step(noisy, self._learning_rate(self.step_count), std / batch_size)
         if self._average is not None:
             self._average.update(self._parameters)

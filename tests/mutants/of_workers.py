@@ -38,7 +38,7 @@ WORKERS: Final[tuple[Mutant, ...]] = (
             "noise of a bound above 1 is that of 1",
             True,
         ),
-        B("self._noise.added(gradient, std) / batch_size", "gradient / batch_size", "the model gets no noise", True),
+        B("self._noise.added_to_each(gradients, std).items()", "gradients.items()", "the model gets no noise", True),
         B(
             "batch_size = self._setting.batch_size",
             "batch_size = max(self.counters.empty_batches, 1)",

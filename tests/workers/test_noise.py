@@ -75,6 +75,32 @@ def test_draws_of_a_call_and_of_two_calls_are_uncorrelated(name: str) -> None:
 
 
 @every_source
+def test_noise_of_several_tensors_is_independent_and_in_their_forms(name: str) -> None:
+    """Small ones, which may share a call, large ones, empty ones and other dtypes."""
+    shapes = {"a": (40, 100), "b": (4000,), "large": (200, 100), "empty": (0, 3), "double": (50, 80)}
+    values = {
+        each: torch.full(shape, 7.0, dtype=torch.float64 if each == "double" else torch.float32)
+        for each, shape in shapes.items()
+    }
+    noise = repeatable(name, 8)
+    state = noise.state()
+    noisy = noise.added_to_each(values, 2.0)
+    assert {each: (found.shape, found.dtype) for each, found in noisy.items()} == {
+        each: (value.shape, value.dtype) for each, value in values.items()
+    }
+    draws = {each: (found.double().flatten() - 7.0) / 2.0 for each, found in noisy.items() if each != "empty"}
+    for drawn in draws.values():
+        assert kstest(drawn.numpy(), "norm").pvalue > 1e-3
+    parts = torch.stack([drawn[:4000] for drawn in draws.values()])
+    correlations = parts.corrcoef()[~torch.eye(len(parts), dtype=torch.bool)]
+    assert float(correlations.abs().max()) < 5.0 / math.sqrt(4000)
+    noise.restore(state)
+    again = noise.added_to_each(values, 2.0)
+    assert all(torch.equal(again[each], noisy[each]) for each in values)
+    assert all(torch.equal(found, values[each]) for each, found in noise.added_to_each(values, 0.0).items())
+
+
+@every_source
 def test_a_restored_source_repeats_its_draws(name: str) -> None:
     noise = source(name)
     noise.normal((7,), 1.0)
