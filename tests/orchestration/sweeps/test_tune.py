@@ -120,6 +120,15 @@ class TestStages:
         settings = {setting_of(point.spec, point.target_epsilon, "auto", sweep.tune) for point in plain}
         assert {point.setting for point in stage} == settings
 
+    @pytest.mark.parametrize(
+        "tune",
+        [{}, {"seeds": [5, 6]}, {"privacy": "public", "data": "breast_cancer"}, {"samples": 3, "search": "random"}],
+        ids=["unaccounted", "seeds", "public", "random"],
+    )
+    def test_what_is_written_of_a_tuning_is_what_is_planned(self, tune: dict[str, Any]) -> None:
+        text = text_of(tune={**TUNE, **tune}, attacks={"loss_threshold": True}, release="private")
+        assert parse_sweep(tuning_stage(parse_sweep(text), text)) == while_tuning(parse_sweep(text))
+
     def test_a_plan_shows_the_tuning(self) -> None:
         plan = plan_sweep(parse_sweep(text_of()))
         assert plan.refusals == ()
