@@ -25,8 +25,9 @@ _NO_BATCH_FIRST = "reads its batch from the second axis; construct it with batch
 REFUSED: tuple[tuple[type | tuple[type, ...], Callable[..., bool], str], ...] = (
     (
         _BatchNorm,
-        lambda module: True,
-        "mixes the examples of a batch, so an example's gradient depends on the others; use torch.nn.GroupNorm",
+        lambda module: module.training or module.running_mean is None,
+        "mixes the examples of a batch, so an example's gradient depends on the others; use torch.nn.GroupNorm, or "
+        "return it in .eval() if its running statistics are those of public data",
     ),
     (
         _InstanceNorm,

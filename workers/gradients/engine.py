@@ -196,8 +196,10 @@ class GradientEngine:
         if frozen:
             raise InvalidInput(f"{', '.join(frozen)} no longer require gradients; make a new engine after freezing")
         modes = tuple(modes_of(self.model).items())
-        if modes not in self._verified and self._verify(x, y):
-            self._verified.add(modes)
+        if modes not in self._verified:
+            check_model(self.model)
+            if self._verify(x, y):
+                self._verified.add(modes)
         size = rows if self._micro_batch_size is None else self._micro_batch_size * self._multiplicity
         if 0 < rows <= size:
             return [(x, y)]

@@ -69,6 +69,25 @@ def _channelwise(
     return differentiate
 
 
+def batch_norm(module: nn.BatchNorm2d, activation: Tensor, output: Tensor | None, examples: int) -> Differentiate:
+    """The rule of nn.BatchNorm1d, 2d and 3d in evaluation mode, where their statistics are constants."""
+    assert module.running_mean is not None, "a module without running statistics is refused"
+    assert module.running_var is not None, "likewise"
+    channels, mean = module.num_features, module.running_mean
+    scale = (module.running_var + module.eps).rsqrt()
+
+    def differentiate(grad: Tensor) -> dict[str, ExampleGradients]:
+        grads = widen(grad).reshape(examples, -1, channels, prod(grad.shape[2:]))
+        inputs = widen(activation).reshape(grads.shape)
+        normalised = (inputs - mean[:, None]) * scale[:, None]
+        return {
+            "weight": Instantiated((grads * normalised).sum((1, 3))),
+            "bias": Instantiated(grads.sum((1, 3))),
+        }
+
+    return differentiate
+
+
 def layer_norm(module: nn.LayerNorm, activation: Tensor, output: Tensor | None, examples: int) -> Differentiate:
     """The rule of nn.LayerNorm."""
     shape = module.normalized_shape

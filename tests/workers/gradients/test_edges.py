@@ -273,6 +273,19 @@ def test_layers_without_per_example_gradients_are_refused_by_name(kind: str) -> 
             refuse(model)
 
 
+def test_batch_norm_is_accepted_in_evaluation_mode_alone() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3).eval())
+    engine = GradientEngine(model, per_example_loss)
+    x, y = torch.randn(6, 3), torch.arange(6) % 3
+    engine.norms(x, y)
+    model.train()
+    with pytest.raises(InvalidInput, match=r"'1' \(BatchNorm1d\) mixes the examples .* return it in \.eval\(\)"):
+        engine.norms(x, y)
+    without = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3, track_running_stats=False).eval())
+    with pytest.raises(InvalidInput, match="mixes the examples"):
+        check_model(without)
+
+
 def test_a_model_with_nothing_to_train_is_refused() -> None:
     with pytest.raises(InvalidInput, match="nothing to train"):
         check_model(nn.Linear(2, 2).requires_grad_(False))

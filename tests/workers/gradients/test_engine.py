@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
+from torchvision.ops import FrozenBatchNorm2d
 
 from tests.workers.brute_force import gradients_one_by_one, norms_of, per_example_loss
 from workers.gradients import GradientEngine
@@ -145,6 +146,15 @@ def image_model(layer: nn.Module, channels: int = 6) -> nn.Module:
     return nn.Sequential(layer, nn.Tanh(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(4 * channels, 3))
 
 
+def public_statistics(layer: nn.BatchNorm1d | nn.BatchNorm2d) -> nn.Module:
+    """In evaluation mode, with statistics as of other data."""
+    assert layer.running_mean is not None
+    assert layer.running_var is not None
+    layer.running_mean.uniform_(-1.0, 1.0)
+    layer.running_var.uniform_(0.5, 2.0)
+    return layer.eval()
+
+
 def sequence_model(layer: nn.Module, width: int = 8) -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), layer, nn.Tanh(), nn.Flatten(), nn.Linear(5 * width, 3))
 
@@ -247,6 +257,12 @@ CASES: dict[str, Case] = {
     "transposed conv2d": Case(lambda: image_model(nn.ConvTranspose2d(4, 6, 3, stride=2)), IMAGE),
     "embedding": Case(lambda: Embedded(), TOKENS),
     "embedding with padding": Case(lambda: Embedded(padding_idx=2), TOKENS),
+    "batch norm of constant statistics": Case(lambda: image_model(public_statistics(nn.BatchNorm2d(4)), 4), IMAGE),
+    "frozen batch norm": Case(
+        lambda: image_model(public_statistics(nn.BatchNorm2d(4)).requires_grad_(False), 4), IMAGE
+    ),
+    "torchvision's frozen batch norm": Case(lambda: image_model(FrozenBatchNorm2d(4), 4), IMAGE),
+    "batch norm of rows": Case(lambda: nn.Sequential(public_statistics(nn.BatchNorm1d(5)), nn.Linear(5, 3)), ROWS),
     "group norm": Case(lambda: image_model(nn.GroupNorm(2, 4), 4), IMAGE),
     "group norm of rows": Case(lambda: nn.Sequential(nn.GroupNorm(1, 5), nn.Linear(5, 3)), ROWS),
     "instance norm": Case(lambda: image_model(nn.InstanceNorm2d(4, affine=True), 4), IMAGE),
