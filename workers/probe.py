@@ -19,9 +19,10 @@ import torch
 
 from accounting.mechanism import Release
 from accounting.records import TrialFiles, closed_to_strangers
+from workers.devices import choose_device
 from workers.imports import NO_CODE, UserCode
 from workers.spec import TrialSpec
-from workers.training import Trainer, choose_device
+from workers.training import Trainer
 from workers.trial import begin, reproducible
 
 _MOST_STEPS: Final = 40

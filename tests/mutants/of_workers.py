@@ -96,8 +96,8 @@ WORKERS: Final[tuple[Mutant, ...]] = (
             PRIVACY,
         ),
         B(
-            "public=None if public is None else evaluate(shown, public,",
-            "public=None if public is None else evaluate(shown, self._dataset.train,",
+            "None if public is None else evaluate(shown, public,",
+            "None if public is None else evaluate(shown, self._dataset.train,",
             "the schedule reads the training data",
             True,
             TRAINING,
