@@ -22,6 +22,7 @@ from orchestration.sweeps.user_code import permitted
 from tests.orchestration.sample_grids import small
 from workers.imports import NO_CODE
 from workers.probe import TrialProbe
+from workers.spec import AttackSpec, RmiaSpec
 
 SWEEP = small(clipping=["none", {"name": "flat", "bound": [1.0, 2.0]}], noise="constant", seeds=[0, 1], epochs=10)
 PIECES = TrialProbe(
@@ -66,16 +67,11 @@ def test_a_trial_pays_for_every_piece(plan: Plan) -> None:
     assert len(refreshes(planned)) == epochs
     expected = 1.0 + 0.1 * steps + 2.0 * epochs + 0.5 * (epochs + 1) + 0.25 * (epochs + 1)
     assert training_seconds(planned, measured(plan)) == pytest.approx(expected)
-    twice = replace(planned, point=replace(planned.point, spec=with_rmia(planned.spec, 4)))
+    attacked = replace(planned.spec, attacks=AttackSpec(rmia=RmiaSpec(4)))
+    twice = replace(planned, point=replace(planned.point, spec=attacked))
     more = training_seconds(twice, measured(plan)) - expected
     share = (planned.dataset.train_size + planned.dataset.test_size) / 2 / planned.dataset.train_size
     assert more == pytest.approx(4 * share * 0.1 * steps)
-
-
-def with_rmia(spec: object, models: int) -> object:
-    from workers.spec import AttackSpec, RmiaSpec
-
-    return replace(spec, attacks=AttackSpec(rmia=RmiaSpec(models)))  # type: ignore[type-var]
 
 
 def test_more_cpus_take_less_time_and_the_same_work(plan: Plan) -> None:
