@@ -31,7 +31,7 @@ _LONG_ENOUGH: Final = 2.0
 _LEAST_STEPS: Final = 3
 _SAMPLE: Final = 2048
 """Examples whose norms are computed where a pass over all would take longer than `_SHORT`."""
-_SHORT: Final = 3.0
+_SHORT: Final = 10.0
 """Seconds."""
 
 
@@ -82,7 +82,7 @@ def _measured(
     whole = len(begun.dataset.train)
     trainer.measure(_SAMPLE)  # the first pass also compiles and allocates
     refresh = _seconds(took, lambda: trainer.measure(_SAMPLE)) * max(1.0, whole / _SAMPLE)
-    if refresh < _SHORT or trainer.clips_by_last_norms:
+    if refresh < _SHORT or trainer.needs_norms:
         refresh = _seconds(took, trainer.refresh)
     first = _seconds(took, trainer.advance)
     used = time.process_time()

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from accounting.errors import InvalidInput, require_finite
-from orchestration.execution.probing import SweepProbe, kind, refreshes, run_kind, steps_per_epoch
+from orchestration.execution.probing import SweepProbe, kind, norm_passes, run_kind, steps_per_epoch
 from orchestration.sweeps.plan import Plan, PlannedTrial
 from orchestration.sweeps.schema import ResourceSettings
 from workers.probe import TrialProbe
@@ -135,7 +135,7 @@ def training_seconds(planned: PlannedTrial, probe: SweepProbe) -> float:
     alone = (
         pieces.begin
         + steps * pieces.step
-        + len(refreshes(planned)) * pieces.refresh
+        + norm_passes(planned) * pieces.refresh
         + (epochs + 1.0) * pieces.evaluation  # the finished model is evaluated once more
         + checkpoints * pieces.checkpoint
     )

@@ -110,12 +110,18 @@ def run_kind(planned: PlannedTrial) -> Hashable:
     return spec.noise.schedule, spec.sampling, spec.norms, planned.trace.steps, planned.dataset.train_size
 
 
-def refreshes(planned: PlannedTrial) -> list[int]:
-    """The steps at which the norms of all examples are computed."""
+def snapshots(planned: PlannedTrial) -> list[int]:
+    """The steps at which the norms of all examples are stored."""
     often, steps = planned.spec.norms.refreshes_per_epoch, planned.trace.steps
     if often == "every_step":
         return list(range(steps))
-    return [step for step in range(steps) if is_due(step, often, steps_per_epoch(planned))]
+    per_epoch = 1.0 if often == "when_sampled" else often
+    return [step for step in range(steps) if is_due(step, per_epoch, steps_per_epoch(planned))]
+
+
+def norm_passes(planned: PlannedTrial) -> int:
+    """How often the norms of all examples are computed."""
+    return 1 if planned.spec.norms.refreshes_per_epoch == "when_sampled" else len(snapshots(planned))
 
 
 def steps_per_epoch(planned: PlannedTrial) -> int:
@@ -125,7 +131,7 @@ def steps_per_epoch(planned: PlannedTrial) -> int:
 
 def _accounting(planned: PlannedTrial, method: str) -> AccountingProbe:
     """Account examples with random contributions: nothing of the data is read."""
-    steps, delta = refreshes(planned), planned.spec.delta
+    steps, delta = snapshots(planned), planned.spec.delta
     rows = min(_ROWS, planned.dataset.train_size)
     contributions = np.random.default_rng(0).uniform(0.2, 1.0, (2 * rows, len(steps)))
     took = []

@@ -14,7 +14,7 @@ from accounting.errors import InvalidInput
 from orchestration.commands.main import main
 from orchestration.execution.environment import IN_PROCESS
 from orchestration.execution.prediction import Capacity, predict, training_seconds
-from orchestration.execution.probing import AccountingProbe, SweepProbe, kind, probe_sweep, refreshes, run_kind
+from orchestration.execution.probing import AccountingProbe, SweepProbe, kind, norm_passes, probe_sweep, run_kind
 from orchestration.pipeline import RunRequest, run_sweep
 from orchestration.sweeps.plan import Plan, plan_sweep
 from orchestration.sweeps.schema import ResourceSettings, SweepSpec, parse_sweep
@@ -64,7 +64,7 @@ def test_a_real_probe_is_near_the_real_run(sweep: SweepSpec, plan: Plan, tmp_pat
 def test_a_trial_pays_for_every_piece(plan: Plan) -> None:
     planned = plan.trials[-1]
     steps, epochs = planned.trace.steps, 10
-    assert len(refreshes(planned)) == epochs
+    assert norm_passes(planned) == epochs
     expected = 1.0 + 0.1 * steps + 2.0 * epochs + 0.5 * (epochs + 1) + 0.25 * (epochs + 1)
     assert training_seconds(planned, measured(plan)) == pytest.approx(expected)
     attacked = replace(planned.spec, attacks=AttackSpec(rmia=RmiaSpec(4)))
