@@ -46,8 +46,6 @@ def plan(
     A sweep file is code: the user's own data sources and models run on a few rows, unless with --no-code. With --probe,
     a few real steps are taken in a temporary folder, and nothing but times and memory is kept of them.
     """
-    from orchestration.commands.console import stdout
-    from orchestration.commands.tables import plan_rows, plan_table, prediction_lines
     from orchestration.records.failures import record_refusals
     from orchestration.records.layout import SweepFiles, absolute, default_output
     from orchestration.sweeps.plan import plan_sweep
@@ -57,10 +55,10 @@ def plan(
 
     if no_code and allow_code:
         raise InvalidInput("--no-code imports nothing and --allow-code allows it; give one of them")
-    if not probe and (cpus, gpus, price_per_hour) != (None, None, None):
-        raise InvalidInput("--cpus, --gpus and --price-per-hour are what --probe predicts for; add --probe")
     if probe and no_code:
         raise InvalidInput("--no-code runs no code of the user's own, and --probe trains; give one of them")
+    if not probe and (cpus, gpus, price_per_hour) != (None, None, None):
+        raise InvalidInput("--cpus, --gpus and --price-per-hour are what --probe predicts for; add --probe")
     if probe:
         prepare_environment(IN_PROCESS)
     spec = parse_sweep(read_text(sweep), str(sweep))
@@ -68,16 +66,7 @@ def plan(
     planned, predicted = plan_sweep(spec, code), None
     if probe and code is not None and planned.trials:
         predicted = _predicted(spec, planned, code, cpus, gpus, price_per_hour)
-    if as_json:
-        print_json(plan_rows(planned) | ({} if predicted is None else {"prediction": predicted.as_dict()}))
-    else:
-        stdout().print(plan_table(planned))
-        for line in [] if predicted is None else prediction_lines(predicted):
-            stdout().print(line, soft_wrap=True)
-    for warning in planned.warnings:
-        print(for_terminal(f"warning: {warning}"), file=sys.stderr)
-    for reason in planned.reasons():
-        print(for_terminal(f"refused: {reason}"), file=sys.stderr)
+    _show(planned, predicted, as_json)
     if where := record_refusals(planned.refusals, SweepFiles(absolute(default_output(spec.name)))):
         print(where, file=sys.stderr)
     raise typer.Exit(2 if planned.refusals else 0)
@@ -98,3 +87,19 @@ def _predicted(
     capacity = Capacity(here[0] if cpus is None else cpus, here[1] if gpus is None else gpus, price)
     capacity.trials_at_once(spec.resources)  # refuses, before it measures, what would not fit
     return predict(planned, probe_sweep(spec, planned, code), spec.resources, capacity)
+
+
+def _show(planned: Plan, predicted: Prediction | None, as_json: bool) -> None:
+    from orchestration.commands.console import stdout
+    from orchestration.commands.tables import plan_rows, plan_table, prediction_lines
+
+    if as_json:
+        print_json(plan_rows(planned) | ({} if predicted is None else {"prediction": predicted.as_dict()}))
+    else:
+        stdout().print(plan_table(planned))
+        for line in [] if predicted is None else prediction_lines(predicted):
+            stdout().print(line, soft_wrap=True)
+    for warning in planned.warnings:
+        print(for_terminal(f"warning: {warning}"), file=sys.stderr)
+    for reason in planned.reasons():
+        print(for_terminal(f"refused: {reason}"), file=sys.stderr)
