@@ -251,6 +251,7 @@ def run(
     max_hours: float | None = None,
     max_trials: int | None = None,
     stop_after_failures: int | None = None,
+    max_gpu_hours: float | None = None,
 ) -> Sweep:
     """Train, account and compare every trial of a sweep, as ``dpsweep run`` with the same options; shows nothing.
 
@@ -262,11 +263,11 @@ def run(
     spec, text, code = _read(sweep, allow_code)
     prepare_environment(address)
     from orchestration.pipeline import NoDisplay, RunRequest, run_sweep
-    from orchestration.records.status import Limits
+    from orchestration.records.limits import Limits
 
     tracking_uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
     folder = None if output is None else str(output)
-    limits, others = Limits(max_hours, max_trials, stop_after_failures), tuple(map(str, sources))
+    limits, others = Limits(max_hours, max_trials, stop_after_failures, max_gpu_hours), tuple(map(str, sources))
     request = RunRequest(spec, text, folder, address, tracking_uri, code, limits, tuple(retry), others)
     outcome = run_sweep(request, NoDisplay())
     return Sweep(outcome.record, outcome.files, code)

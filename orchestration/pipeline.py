@@ -31,15 +31,16 @@ from orchestration.execution.disk_space import require_space
 from orchestration.execution.environment import EMBEDDED, IN_PROCESS, open_cluster
 from orchestration.execution.object_stores import require_client
 from orchestration.execution.removal import start_anew
-from orchestration.execution.status_file import StatusFile
+from orchestration.execution.status_file import StatusFile, earlier_driver
 from orchestration.execution.taking import take_finished
 from orchestration.execution.upkeep import damaged_files
 from orchestration.records.failures import record_refusals
 from orchestration.records.layout import SweepFiles, absolute, default_output
+from orchestration.records.limits import NO_LIMITS, NOTHING_SPENT, Limits
 from orchestration.records.manifest import open_manifest, read_manifest, write_manifest
 from orchestration.records.ownership import claimed, exclusive
 from orchestration.records.release_modes import release_mode
-from orchestration.records.status import NO_LIMITS, Limits, SweepStatus, TrialStatus
+from orchestration.records.status import SweepStatus, TrialStatus
 from orchestration.report.catalogue import figures_for_mlflow
 from orchestration.report.prose import headline
 from orchestration.report.writing import write_reports
@@ -79,6 +80,7 @@ class RunRequest:
     text: of the sweep file. output: folder or URI; None for runs/NAME. address: ``--address``. tracking_uri: None for
     the SQLite store in the sweep's folder. code: the user's own modules that may be imported.
     limits: when the run stops early. retry: trials that start anew: keys, or the beginning of one; ``failed``, ``all``.
+    A driver that its job has started again continues what the earlier one has begun, within the same limits.
     sources: folders of sweeps whose finished trials are taken instead of training them.
     """
 
@@ -256,6 +258,7 @@ def _require_selected(sweep: SweepSpec, plan: Plan, files: SweepFiles) -> None:
 
 def _run(request: RunRequest, display: Display) -> Outcome:
     sweep, files = request.sweep, request.files
+    request.limits.require_use(sweep.resources.gpus)
     if request.tracking_uri is None or not is_server(request.tracking_uri):
         require_client(files.artifacts)
     is_continued = exists(files.manifest)
@@ -265,7 +268,9 @@ def _run(request: RunRequest, display: Display) -> Outcome:
     require_space(files, plan)
     for warning in filter(None, (*plan.warnings, open_cluster(request.address))):
         display.warn(warning)
-    status = SweepStatus(initial_status(plan), display.ended, request.limits)
+    earlier = earlier_driver(files.status)
+    spent = earlier.spent if earlier else NOTHING_SPENT
+    status = SweepStatus(initial_status(plan), display.ended, request.limits, sweep.resources.gpus, spent)
     tracking_uri = request.tracking_uri or embedded_tracking_uri(files.local_folder)
     with (
         closed_to_strangers(),
@@ -279,19 +284,27 @@ def _run(request: RunRequest, display: Display) -> Outcome:
                 make_private_file(Path(tracking_uri.removeprefix("sqlite:///")))  # SQLite's journals take its mode
         tracker = _tracker(tracking_uri, files)
         write_manifest(files, manifest)
-        for key in start_anew(files, request.retry) if request.retry else ():
+        anew = start_anew(files, request.retry) if request.retry and earlier is None else ()
+        for key in anew:
             display.warn(f"trial {key} starts anew; what it has released stays counted")
         for source in request.sources:
             taken = take_finished(files, plan.trials, sweep, manifest, source)
             display.warn(f"{len(taken)} finished trials are taken from {source}")
         _require_selected(sweep, plan, files)
         current = StatusFile(
-            files.status, sweep.name, manifest.sweep_id, sweep.disclosure, status, execution.cluster, display.warn
+            files.status,
+            sweep.name,
+            manifest.sweep_id,
+            sweep.disclosure,
+            status,
+            execution.cluster,
+            display.warn,
+            execution.show,
         ).kept_current()
         with (
             current,
             Coordinator(
-                sweep, plan, manifest, files, tracker, status, execution.scatter, execution.trials_at_once
+                sweep, plan, manifest, files, tracker, status, execution.scatter, execution.trials_at_once, anew
             ) as coordinator,
             display.watching(status),
         ):

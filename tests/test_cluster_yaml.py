@@ -1,11 +1,15 @@
-"""cluster.yaml, as Ray itself reads it: valid, without work on the head, growing from nothing."""
+"""The files of Ray's cluster launcher, as Ray itself reads them: valid, without work on the head, without secrets."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+import ray.scripts.scripts
 import yaml
 from jsonschema import ValidationError
 from ray.autoscaler._private.util import prepare_config, validate_config
@@ -13,67 +17,119 @@ from ray.autoscaler._private.util import prepare_config, validate_config
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.fixture
-def cluster() -> dict[str, Any]:
-    configured: dict[str, Any] = yaml.safe_load((ROOT / "cluster.yaml").read_text())
+AWS, GOOGLE, HOSTS = "cluster.yaml", "deploy/cluster-gcp.yaml", "deploy/cluster-hosts.yaml"
+CLOUDS = pytest.mark.parametrize("name", [AWS, GOOGLE])
+ALL = pytest.mark.parametrize("name", [AWS, GOOGLE, HOSTS])
+
+
+def read(name: str) -> dict[str, Any]:
+    configured: dict[str, Any] = yaml.safe_load((ROOT / name).read_text())
     return configured
 
 
-def test_ray_accepts_the_file(cluster: dict[str, Any]) -> None:
-    """What `ray up` does before it talks to AWS: fill in defaults, then check against Ray's own schema."""
-    prepared = prepare_config(cluster)
+@ALL
+def test_ray_accepts_the_file(name: str) -> None:
+    """What `ray up` does before it talks to the provider: fill in defaults, then check against Ray's own schema."""
+    prepared = prepare_config(read(name))
     validate_config(prepared)
-    assert prepared["available_node_types"]["gpu_worker"]["max_workers"] <= prepared["max_workers"]
+    workers = [each for kind, each in prepared["available_node_types"].items() if kind != prepared["head_node_type"]]
+    assert all(each["max_workers"] <= prepared["max_workers"] for each in workers)
 
 
-def test_the_schema_would_catch_a_mistake(cluster: dict[str, Any]) -> None:
+@ALL
+def test_the_schema_would_catch_a_mistake(name: str) -> None:
+    cluster = read(name)
     cluster["max_worker"] = cluster.pop("max_workers")
     with pytest.raises(ValidationError, match="max_worker"):
         validate_config(prepare_config(cluster))
 
 
-def test_the_head_takes_no_work_and_workers_come_and_go(cluster: dict[str, Any]) -> None:
+@CLOUDS
+def test_the_head_takes_no_work_and_workers_come_and_go(name: str) -> None:
+    cluster = read(name)
     types = cluster["available_node_types"]
     assert types[cluster["head_node_type"]]["resources"] == {"CPU": 0}
-    worker = types["gpu_worker"]
-    assert (worker["min_workers"], worker["max_workers"] > 0) == (0, True)
-    assert not {"CPU", "GPU"} & worker["resources"].keys(), "read off the instance type, so that changing it is enough"
+    for kind in ("gpu_worker", "cpu_worker"):
+        assert (types[kind]["min_workers"], types[kind]["max_workers"] > 0) == (0, True)
+    assert types["cpu_worker"]["resources"]["accounting"] > 0, "where a sweep may keep its accounting"
+    assert len({types[kind]["labels"]["dpsweep"] for kind in ("gpu_worker", "cpu_worker")}) == 2
 
 
-def test_every_node_checks_the_token(cluster: dict[str, Any]) -> None:
+def test_amazon_tells_the_resources_of_a_node_and_google_does_not() -> None:
+    amazon, google = (read(name)["available_node_types"] for name in (AWS, GOOGLE))
+    assert not {"CPU", "GPU"} & {
+        resource for each in ("gpu_worker", "cpu_worker") for resource in amazon[each]["resources"]
+    }
+    assert google["gpu_worker"]["resources"] == {"CPU": 4, "GPU": 1}
+    (gpus,) = google["gpu_worker"]["node_config"]["guestAccelerators"]
+    assert gpus["acceleratorCount"] == 1
+
+
+def test_workers_are_spot_instances() -> None:
+    for kind in ("gpu_worker", "cpu_worker"):
+        amazon, google = (read(name)["available_node_types"][kind]["node_config"] for name in (AWS, GOOGLE))
+        assert amazon["InstanceMarketOptions"] == {"MarketType": "spot"}
+        assert google["scheduling"]["provisioningModel"] == "SPOT"
+    gpu = read(GOOGLE)["available_node_types"]["gpu_worker"]["node_config"]
+    assert gpu["scheduling"]["onHostMaintenance"] == "TERMINATE", "which a node with a GPU must have"
+
+
+def test_a_host_of_ones_own_says_what_it_is_for() -> None:
+    """The options of `ray start` are Ray's own, with what the shell makes of them where there is no GPU."""
+    start = read(HOSTS)["worker_start_ray_commands"][-1]
+    script = start.replace("ray start", "printf '%s\\n'").replace("nvidia-smi", "false")
+    done = subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, check=True, env={"RAY_HEAD_IP": "h", **os.environ}
+    )
+    parsed = ray.scripts.scripts.start.make_context("start", done.stdout.split())
+    assert parsed.params["labels"] == "dpsweep=account"
+    assert json.loads(parsed.params["resources"])["accounting"] >= 1
+    assert "--num-cpus=0" in read(HOSTS)["head_start_ray_commands"][-1]
+
+
+@ALL
+def test_every_node_checks_the_token(name: str) -> None:
+    cluster = read(name)
     assert any("RAY_AUTH_MODE=token" in option for option in cluster["docker"]["run_options"])
     assert any(target.endswith(".ray/auth_token") for target in cluster["file_mounts"])
 
 
-def test_it_mounts_what_is_in_the_repository(cluster: dict[str, Any]) -> None:
+@ALL
+def test_it_mounts_what_is_in_the_repository(name: str) -> None:
     """Setup commands name files that are mounted from here."""
+    cluster = read(name)
     mounts = {target: source for target, source in cluster["file_mounts"].items() if "/dpsweep/" in target}
     assert all((ROOT / source).exists() and target.endswith(f"/{source}") for target, source in mounts.items())
     named = [
-        word.removeprefix("/home/ray/dpsweep/")
+        word.strip("'").partition("[")[0].removeprefix("/home/ray/dpsweep").lstrip("/")
         for command in cluster["setup_commands"]
         for word in command.split()
-        if word.startswith("/home/ray/dpsweep/")
+        if word.strip("'").startswith("/home/ray/dpsweep")
     ]
-    assert named
-    assert {f"/home/ray/dpsweep/{name}" for name in named} <= mounts.keys()
-    assert all((ROOT / name).is_file() for name in named)
+    assert "" in named, "the package itself is installed"
+    files = [name for name in named if name]
+    assert files
+    assert {f"/home/ray/dpsweep/{name}" for name in files} <= mounts.keys()
+    assert all((ROOT / name).is_file() for name in files)
 
 
-def test_neither_data_nor_secrets_travel_with_the_code(cluster: dict[str, Any]) -> None:
+@ALL
+def test_neither_data_nor_secrets_travel_with_the_code(name: str) -> None:
     """Folders are mounted by name, and hold code alone: the working directory may hold anything."""
+    cluster = read(name)
     sources = {source for target, source in cluster["file_mounts"].items() if "/dpsweep" in target}
     packages = {"accounting", "workers", "orchestration", "dpsweep", "sweeps"}
     assert sources - packages == {"pyproject.toml", "constraints.txt", "README.md", "LICENSE"}
     assert {"**/runs", "**/private", "**/.env*", "**/*.pem", "**/*.csv"} <= set(cluster["rsync_exclude"])
 
 
-@pytest.mark.parametrize("node", ["head", "gpu_worker"])
-def test_disks_are_encrypted_and_credentials_need_a_session(cluster: dict[str, Any], node: str) -> None:
-    config = cluster["available_node_types"][node]["node_config"]
+@pytest.mark.parametrize("node", ["head", "gpu_worker", "cpu_worker"])
+def test_disks_are_encrypted_and_credentials_need_a_session(node: str) -> None:
+    config = read(AWS)["available_node_types"][node]["node_config"]
     assert all(disk["Ebs"]["Encrypted"] for disk in config["BlockDeviceMappings"])
     assert config["MetadataOptions"]["HttpTokens"] == "required"
 
 
-def test_it_says_that_traffic_is_not_encrypted() -> None:
-    assert "RAY_USE_TLS=1" in (ROOT / "cluster.yaml").read_text()
+@ALL
+def test_it_says_that_traffic_is_not_encrypted(name: str) -> None:
+    assert "RAY_USE_TLS=1" in (ROOT / name).read_text()

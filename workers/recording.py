@@ -273,16 +273,17 @@ class NormRecorder:
         if self._interval is not None:
             self._interval.rule = rule
 
-    def measure(self) -> Measurement:
-        """Norms and losses of all rows, computed in chunks of fixed size."""
-        chunks = [self._engine.norms(*self._data.inputs(rows)) for rows in torch.split(self._rows, _CHUNK)]
+    def measure(self, first: int | None = None) -> Measurement:
+        """Norms and losses of all rows, or of the ``first`` ones, computed in chunks of fixed size."""
+        measured = self._rows[:first]
+        chunks = [self._engine.norms(*self._data.inputs(rows)) for rows in torch.split(measured, _CHUNK)]
         by_layer = [chunk.layer_norms for chunk in chunks if chunk.layer_norms is not None]
         norms = BatchNorms(
             torch.cat([chunk.norms for chunk in chunks]),
             torch.cat(by_layer) if by_layer else None,
             torch.cat([chunk.losses for chunk in chunks]),
         )
-        return Measurement(self._data.examples(self._rows, norms), norms.losses)
+        return Measurement(self._data.examples(measured, norms), norms.losses)
 
     def write(self, interval: Interval) -> None:
         """Store the snapshot of ``interval``. A resumed run may store it again, but only with equal bytes."""

@@ -31,7 +31,7 @@ from workers.clipping import (
 )
 from workers.data import Dataset
 from workers.devices import choose_device
-from workers.evaluation import evaluate
+from workers.evaluation import Evaluation, evaluate
 from workers.gradients import GradientEngine, RandomState, ShapePlanner, TimingPlanner, WeightedSum, modes_of
 from workers.history import EpochRecord
 from workers.imports import NO_CODE, UserCode
@@ -240,11 +240,29 @@ class Trainer:
 
     def step(self) -> None:
         """One step: compute all norms if a refresh is due, clip, add noise, update."""
-        sigma, step, before = self.noise_multiplier, self.step_count, RandomState.of(self._data.device)
+        before = RandomState.of(self._data.device)
         if self._snapshot_is_due:
-            self.store_norms()
-            self._open_interval(step, sigma)
+            self.refresh()
+        self.advance()
+        self._look_again(before)
 
+    def refresh(self) -> None:
+        """Store the last snapshot of all norms, and compute them anew."""
+        self.store_norms()
+        self._open_interval(self.step_count, self.noise_multiplier)
+
+    def measure(self, first: int) -> None:
+        """Compute the norms of the ``first`` examples, and keep none: for how long that takes."""
+        self._everyone.measure(first)
+
+    @property
+    def needs_norms(self) -> bool:
+        """Whether `advance` needs the norms of all examples."""
+        return self._method.refreshes or self._renews_when_sampled
+
+    def advance(self) -> None:
+        """The part of a step after the norms of all examples: clip, add noise, update."""
+        sigma, step = self.noise_multiplier, self.step_count
         prices = self._planned.prices(sigma)
         if prices is not None:
             self._run.clipping = self._method.pay(self._run.clipping, prices)
@@ -263,7 +281,6 @@ class Trainer:
             self._exact.store()
         self._update(clipped.gradients, sigma)
         self._run.step_count += 1
-        self._look_again(before)
 
     @property
     def _renews_when_sampled(self) -> bool:
@@ -335,9 +352,8 @@ class Trainer:
 
     def end_epoch(self) -> EpochRecord:
         """Evaluate on held-out and public data, and append the public record of the completed epoch to the history."""
-        shown, step = self.released_model(), self.step_count
-        epoch = self.epoch - 1
-        public, least = self._dataset.public, self._spec.min_group_size
+        step, epoch = self.step_count, self.epoch - 1
+        test, public = self.evaluations()
         record = EpochRecord(
             epoch=epoch,
             step=step,
@@ -345,12 +361,18 @@ class Trainer:
             learning_rate_factor=self._learning_rate(step - 1),
             sensitivity=self._rule.sensitivity if self.initial_bound is not None else None,
             bounds=dict(self._rule.bounds),
-            test=evaluate(shown, self._dataset.test, self._dataset, self._loss, least),
-            public=None if public is None else evaluate(shown, public, self._dataset, self._loss, least),
+            test=test,
+            public=public,
         )
         self._run.history = (*self.history, record)
         self._note_departures(record.noise_multiplier)
         return record
+
+    def evaluations(self) -> tuple[Evaluation, Evaluation | None]:
+        """The model as it is now on held-out test data and, if there are any, on public data."""
+        shown, public, least = self.released_model(), self._dataset.public, self._spec.min_group_size
+        test = evaluate(shown, self._dataset.test, self._dataset, self._loss, least)
+        return test, None if public is None else evaluate(shown, public, self._dataset, self._loss, least)
 
     def _note_departures(self, sigma: float) -> None:
         prices, groups = self._planned.prices(sigma), self._dataset.train.groups

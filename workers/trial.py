@@ -7,11 +7,12 @@ import io
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from accounting.errors import START_ANEW, DataCorruption, InvalidInput
 from accounting.mechanism import Release
@@ -46,7 +47,7 @@ from workers.spec import AttackSpec, ExecutionSpec, TrialSpec, at_speed_of
 from workers.trained import describe_inputs
 from workers.training import Trainer
 
-__all__ = ["Progress", "TrainingResult", "run_trial"]
+__all__ = ["Begun", "Progress", "TrainingResult", "begin", "reproducible", "run_trial"]
 
 OnProgress = Callable[[Progress], None]
 
@@ -76,7 +77,7 @@ def run_trial(
         _refuse_other_releases(files, releases)
         forget_checkpoint(files.checkpoint)
         return read_training_result(files.training)
-    with _reproducible(spec.execution, spec.seed), _explained(spec.execution):
+    with reproducible(spec.execution, spec.seed), _explained(spec.execution):
         return _train(spec, files, code, releases, on_progress or _ignore)
 
 
@@ -117,7 +118,7 @@ def _refuse_other_releases(files: TrialFiles, releases: tuple[Release, ...]) -> 
 
 
 @contextlib.contextmanager
-def _reproducible(execution: ExecutionSpec, seed: int) -> Iterator[None]:
+def reproducible(execution: ExecutionSpec, seed: int) -> Iterator[None]:
     """Set threads, determinism, precision and torch's global random state for one trial, and restore them afterwards.
 
     TensorFloat-32 is off: it rounds factors to 10 bits, so a clipped gradient could exceed its bound by far more than
@@ -166,9 +167,23 @@ def _explained(execution: ExecutionSpec) -> Iterator[None]:
         raise
 
 
-def _train(
-    spec: TrialSpec, files: TrialFiles, code: UserCode, releases: tuple[Release, ...], report: OnProgress
-) -> TrainingResult:
+@dataclass(frozen=True)
+class Begun:
+    """A trial before its first step, or at its checkpoint. source: the data set before its preprocessing; fitted: what
+    the preprocessing has fitted. save: writes the checkpoint."""
+
+    trainer: Trainer
+    source: Dataset
+    dataset: Dataset
+    fitted: dict[str, Tensor]
+    save: Callable[[], None]
+
+
+def begin(spec: TrialSpec, files: TrialFiles, code: UserCode, releases: tuple[Release, ...]) -> Begun:
+    """Load the data, build the model, and continue from the checkpoint in ``files``, or write the first one.
+
+    Call it within `reproducible`. Raises: as `run_trial`.
+    """
     dataset = source = load_dataset(spec.data, code)
     mechanism = TrialMechanism.of(spec, len(dataset.train), releases, code)
     digest = dataset.digest()
@@ -193,11 +208,19 @@ def _train(
         save()
     else:
         trainer.restore(stored["trainer"])
-    _train_to_the_end(spec, trainer, save, report)
+    return Begun(trainer, source, dataset, fitted, save)
+
+
+def _train(
+    spec: TrialSpec, files: TrialFiles, code: UserCode, releases: tuple[Release, ...], report: OnProgress
+) -> TrainingResult:
+    begun = begin(spec, files, code, releases)
+    trainer = begun.trainer
+    _train_to_the_end(spec, trainer, begun.save, report)
     trainer.store_norms()
-    save()
-    inputs = describe_inputs(spec, source, dataset, fitted)
-    result = _finish(spec, files, trainer, dataset, inputs, code)
+    begun.save()
+    inputs = describe_inputs(spec, begun.source, begun.dataset, begun.fitted)
+    result = _finish(spec, files, trainer, begun.dataset, inputs, code)
     forget_checkpoint(files.checkpoint)
     return result
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
@@ -13,6 +12,7 @@ import typer
 from accounting.errors import InvalidInput
 from accounting.records import KEY_VARIABLE, require_key
 from orchestration.commands import panels
+from orchestration.commands.arguments import MaxGpuHours, MaxHours, MaxTrials, Retry, StopAfterFailures, SweepFile
 from orchestration.comparison.plain_text import for_terminal
 from orchestration.execution.environment import prepare_environment
 
@@ -32,7 +32,7 @@ JobName = Annotated[str, typer.Argument(help="The id of a job, or the output of 
 
 
 def submit(
-    sweep: Annotated[Path, typer.Argument(help="The sweep file (YAML).", metavar="SWEEP")],
+    sweep: SweepFile,
     output: Annotated[str, typer.Option(help="Folder or URI of the sweep, as every node of the cluster sees it.")],
     address: Address,
     name: Annotated[str | None, typer.Option(help="First part of the job's id (default: the sweep's name).")] = None,
@@ -45,13 +45,20 @@ def submit(
     allow_code: Annotated[
         list[str] | None, typer.Option(metavar="MODULE", help="As for `dpsweep run`; may be repeated.")
     ] = None,
+    retry: Retry = None,
+    max_hours: MaxHours = None,
+    max_gpu_hours: MaxGpuHours = None,
+    max_trials: MaxTrials = None,
+    stop_after_failures: StopAfterFailures = None,
 ) -> None:
     """Plan a sweep here, and run it as a job of a Ray cluster that goes on without this terminal.
 
-    The same command again shows the running job, or continues the sweep once the job has ended.
+    The same command again shows the running job, or continues the sweep once the job has ended. A running job keeps its
+    limits.
     """
     prepare_environment(address)
-    from orchestration.execution.job_package import packaged
+    from orchestration.execution.job_package import Asked, packaged
+    from orchestration.records.limits import Limits
     from orchestration.sweeps.schema import parse_sweep
     from orchestration.sweeps.text import read_text
     from orchestration.sweeps.user_code import permitted
@@ -66,7 +73,9 @@ def submit(
 
     trials = _planned(spec, code)
     job_id = submission_id(name or spec.name, spec.plain())
-    with packaged(text, sweep.name, output, code) as package:
+    asked = Asked(Limits(max_hours, max_trials, stop_after_failures, max_gpu_hours), tuple(retry or ()))
+    asked.limits.require_use(spec.resources.gpus)
+    with packaged(text, sweep.name, output, code, asked) as package:
         _describe(package)
         if jobs is None:
             print(f"{job_id}: {trials} trials would be submitted to {address}, with output {output}")
@@ -116,7 +125,9 @@ def drive() -> None:
     from orchestration.pipeline import RunRequest
 
     tracking = os.environ.get("MLFLOW_TRACKING_URI")
-    run_to_the_end(RunRequest(spec, job.text, job.output, "auto", tracking, job.code), as_json=False)
+    asked = job.asked
+    request = RunRequest(spec, job.text, job.output, "auto", tracking, job.code, asked.limits, asked.retry)
+    run_to_the_end(request, as_json=False)
 
 
 def jobs_at(address: str) -> Jobs:

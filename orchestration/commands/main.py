@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import signal
 import sys
-from pathlib import Path
 from types import FrameType
 from typing import Annotated
 
@@ -24,12 +23,23 @@ from orchestration.commands import (
     listing,
     owner,
     panels,
+    planning,
     results,
     status,
     upkeep,
 )
-from orchestration.commands.arguments import AsJson, Folder
-from orchestration.commands.running import print_json, run_to_the_end, show_outcome
+from orchestration.commands.arguments import (
+    AllowCode,
+    AsJson,
+    Folder,
+    MaxGpuHours,
+    MaxHours,
+    MaxTrials,
+    Retry,
+    StopAfterFailures,
+    SweepFile,
+)
+from orchestration.commands.running import run_to_the_end, show_outcome
 from orchestration.comparison.plain_text import for_terminal
 from orchestration.execution.environment import EMBEDDED, prepare_environment
 
@@ -48,15 +58,7 @@ status.register(app)
 listing.register(app)
 upkeep.register(app)
 results.register(app)
-
-SweepFile = Annotated[Path, typer.Argument(help="The sweep file (YAML).", metavar="SWEEP")]
-AllowCode = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="MODULE",
-        help="A module or file.py that the sweep may run besides those in its own folder; may be repeated.",
-    ),
-]
+planning.register(app)
 
 
 @app.command(**panels.listed(panels.RUN, "run sweeps/quickstart.yaml --output runs/quickstart"))
@@ -79,14 +81,7 @@ def run(
         typer.Option(envvar="MLFLOW_TRACKING_URI", help="MLflow (default: a SQLite store in the sweep's folder)."),
     ] = None,
     allow_code: AllowCode = None,
-    retry: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="failed|all|KEY",
-            help="Trials to train anew, from nothing, though they have failed or finished; what they have released "
-            "stays counted. May be repeated.",
-        ),
-    ] = None,
+    retry: Retry = None,
     source: Annotated[
         list[str] | None,
         typer.Option(
@@ -95,13 +90,10 @@ def run(
             help="Another sweep: its finished trials that are the same are taken, not trained. May be repeated.",
         ),
     ] = None,
-    max_hours: Annotated[
-        float | None, typer.Option(help="Stop after this time; the same command continues.", metavar="HOURS")
-    ] = None,
-    max_trials: Annotated[int | None, typer.Option(min=1, help="Train at most this many trials in this run.")] = None,
-    stop_after_failures: Annotated[
-        int | None, typer.Option(min=1, help="Stop when this many trials have failed.")
-    ] = None,
+    max_hours: MaxHours = None,
+    max_gpu_hours: MaxGpuHours = None,
+    max_trials: MaxTrials = None,
+    stop_after_failures: StopAfterFailures = None,
     as_json: AsJson = False,
 ) -> None:
     """Train, account and compare every trial of a sweep; a folder that holds it, or an earlier version, is continued.
@@ -117,50 +109,11 @@ def run(
     code = permitted(spec, sweep.resolve().parent, allow_code or ())
     prepare_environment(address)
     from orchestration.pipeline import RunRequest
-    from orchestration.records.status import Limits
+    from orchestration.records.limits import Limits
 
-    limits = Limits(max_hours, max_trials, stop_after_failures)
+    limits = Limits(max_hours, max_trials, stop_after_failures, max_gpu_hours)
     chosen = (tuple(retry or ()), tuple(source or ()))
     run_to_the_end(RunRequest(spec, text, output, address, tracking_uri, code, limits, *chosen), as_json)
-
-
-@app.command(**panels.listed(panels.RUN, "plan sweeps/quickstart.yaml"))
-def plan(
-    sweep: SweepFile,
-    allow_code: AllowCode = None,
-    no_code: Annotated[
-        bool, typer.Option("--no-code", help="Run no code of the user's own; what depends on it is not planned.")
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Show what a sweep would do: noise, steps, worst-case epsilon and bytes of each trial; trains nothing.
-
-    A sweep file is code: the user's own data sources and models run on a few rows, unless with --no-code.
-    """
-    from orchestration.commands.console import stdout
-    from orchestration.commands.tables import plan_rows, plan_table
-    from orchestration.records.failures import record_refusals
-    from orchestration.records.layout import SweepFiles, absolute, default_output
-    from orchestration.sweeps.plan import plan_sweep
-    from orchestration.sweeps.schema import parse_sweep
-    from orchestration.sweeps.text import read_text
-    from orchestration.sweeps.user_code import permitted
-
-    if no_code and allow_code:
-        raise InvalidInput("--no-code imports nothing and --allow-code allows it; give one of them")
-    spec = parse_sweep(read_text(sweep), str(sweep))
-    planned = plan_sweep(spec, None if no_code else permitted(spec, sweep.resolve().parent, allow_code or ()))
-    if as_json:
-        print_json(plan_rows(planned))
-    else:
-        stdout().print(plan_table(planned))
-    for warning in planned.warnings:
-        print(for_terminal(f"warning: {warning}"), file=sys.stderr)
-    for reason in planned.reasons():
-        print(for_terminal(f"refused: {reason}"), file=sys.stderr)
-    if where := record_refusals(planned.refusals, SweepFiles(absolute(default_output(spec.name)))):
-        print(where, file=sys.stderr)
-    raise typer.Exit(2 if planned.refusals else 0)
 
 
 @app.command(**panels.listed(panels.RESULTS, "report runs/quickstart"))

@@ -128,6 +128,8 @@ def picture(snapshot: SweepSnapshot) -> RenderableType:
     lines = [headline(snapshot), Text(driver, style="dim")]
     if snapshot.is_stale():
         lines.append(Text("if the driver was killed, the same `dpsweep run` or `dpsweep submit` continues the sweep"))
+    if snapshot.limits:
+        lines.append(Text(f"this run ends early by {', '.join(snapshot.limits)}", style="dim"))
     if snapshot.cluster is not None:
         lines.append(_cluster(snapshot.cluster))
     failed = [

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from orchestration.commands.console import stdout
 from orchestration.comparison.entries import Metric, Place
-from orchestration.comparison.formats import number
+from orchestration.comparison.formats import clock, number
 from orchestration.comparison.ledger import composed
 from orchestration.comparison.metrics import columns
 from orchestration.comparison.plain_text import for_terminal, masked
@@ -25,6 +25,7 @@ from orchestration.report.prose import together
 from orchestration.sweeps.plan import Plan, PlannedTrial
 
 if TYPE_CHECKING:  # what runs a sweep loads Ray and MLflow
+    from orchestration.execution.prediction import Prediction
     from orchestration.pipeline import Outcome
 
 
@@ -64,6 +65,25 @@ def plan_table(plan: Plan) -> Table:
     for refusal in plan.refusals:
         shown.add_row(refusal.key, "refused", style="red")
     return shown
+
+
+def prediction_lines(found: Prediction) -> list[str]:
+    """The prediction as ``dpsweep plan --probe`` prints it."""
+    parts = f"start {clock(found.starting)}, trials {clock(found.running)}, comparison {clock(found.ending)}"
+    gpu = f", {_size(found.gpu_memory)} on its GPU" if found.gpu_memory else ""
+    used = f"{number(found.cpu_hours)} CPU-hours, {number(found.gpu_hours)} GPU-hours"
+    lines = [
+        f"probe: {found.steps} steps of {found.kinds} kinds of trial",
+        f"time: {clock(found.seconds)} ({parts}), {found.trials_at_once} of {found.trials} trials at once",
+        f"work: {used}; memory of a trial: {_size(found.memory)}{gpu}",
+    ]
+    if found.beside_others > _BUSY * found.seconds:
+        lines.append(f"this machine had other work meanwhile; beside as much, it takes {clock(found.beside_others)}")
+    return lines if found.price is None else [*lines, f"price: {number(found.price)}"]
+
+
+_BUSY = 1.15
+"""Ratio of the time beside other work to that without from which it is shown."""
 
 
 def outcome_object(outcome: Outcome) -> dict[str, Any]:

@@ -11,6 +11,8 @@ __all__ = [
     "environment",
     "job_package",
     "object_stores",
+    "prediction",
+    "probing",
     "removal",
     "status_file",
     "submission",

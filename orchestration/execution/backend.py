@@ -13,7 +13,7 @@ from orchestration.execution.environment import EMBEDDED, IN_PROCESS
 from orchestration.records.failures import record_failure
 from orchestration.records.layout import SweepFiles
 from orchestration.records.release_modes import Disclosure
-from orchestration.records.snapshot import ClusterSnapshot
+from orchestration.records.snapshot import ClusterSnapshot, SweepSnapshot
 from orchestration.sweeps.plan import Plan, PlannedTrial
 from orchestration.sweeps.schema import SweepSpec
 from workers.imports import UserCode
@@ -75,6 +75,9 @@ class Backend(Protocol):
 
     def scatter(self, job: AccountingJob, parts: Sequence[PartFiles]) -> Iterator[PartResult]:
         """The results of the given parts of one trial, in order; see `accounting.parallel.Scatter`."""
+
+    def show(self, snapshot: SweepSnapshot) -> None:
+        """Show the numbers of a snapshot to those who watch the cluster, if there is one."""
 
     def cluster(self, waiting: int) -> ClusterSnapshot | None:
         """The nodes that trials run on, when ``waiting`` of them have not started; None where there is no cluster."""

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray._private import worker as ray_worker
 from ray._private.state import state as global_state
 from ray.exceptions import RayError
 from ray.job_config import JobConfig
@@ -51,7 +52,7 @@ def connected(address: str, log: Path, code: UserCode = NO_CODE) -> Iterator[Use
     """
     if ray.is_initialized():
         raise InvalidInput("this process is connected to Ray already; call ray.shutdown(), or use another process")
-    with private_session() if address == EMBEDDED else contextlib.nullcontext():
+    with nodes_told_to_the_log(), private_session() if address == EMBEDDED else contextlib.nullcontext():
         try:
             with _termination_as_before():
                 reread_environment()
@@ -59,7 +60,7 @@ def connected(address: str, log: Path, code: UserCode = NO_CODE) -> Iterator[Use
                     _start_embedded()
                 else:
                     code = _join(address, code)
-            with _logged_to(log):
+            with logged_to(log):
                 yield code
         finally:
             ray.shutdown()
@@ -182,7 +183,7 @@ class _LogFile(logging.FileHandler):
 
 
 @contextlib.contextmanager
-def _logged_to(path: Path) -> Iterator[None]:
+def logged_to(path: Path) -> Iterator[None]:
     """Send the log of Ray and Tune to a file instead of the terminal. Raises: InvalidInput if it is not writable."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -198,6 +199,24 @@ def _logged_to(path: Path) -> Iterator[None]:
     finally:
         logger.handlers, logger.propagate = before, propagate
         handler.close()
+
+
+@contextlib.contextmanager
+def nodes_told_to_the_log() -> Iterator[None]:
+    """Send to Ray's log what nodes tell the driver, such as the last lines of a raylet that died.
+
+    Ray 2.60 prints it to stdout, whatever ``log_to_driver`` is, and knows no option against that.
+    """
+    before = ray_worker.print_to_stdstream
+    ray_worker.print_to_stdstream = _log_told
+    try:
+        yield
+    finally:
+        ray_worker.print_to_stdstream = before
+
+
+def _log_told(data: Mapping[str, Any], ignore_prefix: bool) -> None:
+    logging.getLogger("ray").warning("(%s) %s", data["pid"], "\n".join(data["lines"]))
 
 
 def check_resources(needs: Mapping[str, Mapping[str, float]], patience: float = 0.0) -> None:

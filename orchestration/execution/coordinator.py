@@ -54,7 +54,7 @@ class Coordinator:
 
     If the block ends with an exception, the sweep's MLflow runs are closed as killed; nothing on disk is lost, and the
     sweep can be resumed. scatter: how the parts of a trial are accounted. trials_at_once: how many trials are accounted
-    at the same time.
+    at the same time. anew: keys of trials that are trained from nothing although they have run before.
     """
 
     def __init__(
@@ -67,10 +67,11 @@ class Coordinator:
         status: SweepStatus,
         scatter: Scatter,
         trials_at_once: int = 1,
+        anew: Sequence[str] = (),
     ) -> None:
         self._sweep, self._manifest, self._files, self._tracker = sweep, manifest, files, tracker
         self._planned: Mapping[str, PlannedTrial] = {planned.key: planned for planned in plan.trials}
-        self._status, self._scatter = status, scatter
+        self._status, self._scatter, self._anew = status, scatter, anew
         self._kept = kept_trials(files, sweep, manifest)
         points = (*(planned.point for planned in plan.trials), *self._kept.points)
         self._points = {point.key: point for point in points}
@@ -97,7 +98,7 @@ class Coordinator:
         if wrong := list(unfounded(self._files, self._record())):
             raise DataCorruption("\n".join(wrong))
         self._require_same_data()
-        self._tracker.open_sweep(tracked(self._record()))
+        self._tracker.open_sweep(tracked(self._record()), self._anew)
         self._recorder.start()
         for key in self._planned:
             if self._status[key].result is None and exists(self._files.trial(key).training):
@@ -132,7 +133,7 @@ class Coordinator:
     def pending(self) -> list[PlannedTrial]:
         """The trials that are still to be trained, as many as this run may train."""
         found = [planned for key, planned in self._planned.items() if self._status[key].state is TrialState.PENDING]
-        return found[: self._status.limits.trials]
+        return found[: self._status.trials_left]
 
     @property
     def must_stop(self) -> str | None:
@@ -268,6 +269,7 @@ class Coordinator:
         for result in self._scatter(job, parts):
             if self._interrupted.is_set():
                 raise _Interrupted
+            self._status.accounted_part()
             yield result
 
     def _shown(self, key: str) -> PublishedTrial:
@@ -282,4 +284,4 @@ class Coordinator:
 
 def initial_status(plan: Plan) -> list[TrialStatus]:
     """The status of every planned trial before the run: pending."""
-    return [TrialStatus(planned.key, total_steps=planned.trace.steps) for planned in plan.trials]
+    return [TrialStatus(planned.key, planned.trace.steps, shard_bytes=planned.shard_bytes) for planned in plan.trials]

@@ -13,6 +13,7 @@ from accounting.records import PartFiles
 from orchestration.execution.backend import TrainingObserver, TrialContext
 from orchestration.execution.environment import IN_PROCESS
 from orchestration.records.layout import SweepFiles
+from orchestration.records.snapshot import SweepSnapshot
 from orchestration.sweeps.plan import PlannedTrial
 from orchestration.sweeps.schema import SweepSpec
 from workers.imports import UserCode
@@ -56,6 +57,9 @@ class InProcess:
 
     def scatter(self, job: AccountingJob, parts: Sequence[PartFiles]) -> Iterator[PartResult]:
         return account_in_process(job, parts)
+
+    def show(self, snapshot: SweepSnapshot) -> None:
+        return
 
     def cluster(self, waiting: int) -> None:
         return None

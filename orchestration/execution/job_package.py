@@ -17,6 +17,7 @@ from pydantic import TypeAdapter
 from accounting.errors import InvalidInput
 from accounting.records import KeyCheck, new_key_check
 from orchestration.execution.cluster import own_packages
+from orchestration.records.limits import NO_LIMITS, Limits
 from orchestration.sweeps.user_code import packed, unpacked
 from workers.imports import UserCode
 
@@ -37,16 +38,28 @@ _DATA: Final = frozenset(
 
 
 @dataclass(frozen=True)
+class Asked:
+    """When the run of a job ends early, and which trials it trains anew; see `pipeline.RunRequest`."""
+
+    limits: Limits = NO_LIMITS
+    retry: tuple[str, ...] = ()
+
+
+ONLY_TO_RUN: Final = Asked()
+
+
+@dataclass(frozen=True)
 class JobDescription:
     """The sweep that a job runs. origin: name of the sweep file, for messages. output: absolute path or URI, as the
     nodes see it. code: the user's modules, located as `sweeps.user_code.packed` ships them. key_check: of the key that
-    private files are to be encrypted with, which is not sent."""
+    private files are to be encrypted with, which is not sent. asked: see `Asked`."""
 
     text: str
     origin: str
     output: str
     code: UserCode
     key_check: KeyCheck | None
+    asked: Asked = ONLY_TO_RUN
 
 
 @dataclass(frozen=True)
@@ -64,7 +77,7 @@ _DESCRIPTION = TypeAdapter(JobDescription)
 
 
 @contextlib.contextmanager
-def packaged(text: str, origin: str, output: str, code: UserCode) -> Iterator[Package]:
+def packaged(text: str, origin: str, output: str, code: UserCode, asked: Asked = ONLY_TO_RUN) -> Iterator[Package]:
     """The package of a sweep in temporary folders, removed when the ``with`` block ends.
 
     Of the user's packages it holds everything but hidden files, ``__pycache__`` and files with an ending of data.
@@ -74,7 +87,7 @@ def packaged(text: str, origin: str, output: str, code: UserCode) -> Iterator[Pa
         left_out = [path for folder in shipped for path in _prune(Path(folder))]
         job = Path(temporary, _FOLDER)
         job.mkdir()
-        description = JobDescription(text, origin, output, there, new_key_check())
+        description = JobDescription(text, origin, output, there, new_key_check(), asked)
         (job / "job.json").write_text(json.dumps(asdict(description)))
         own = ((origin, len(text.encode())), *(each for folder in shipped for each in _sizes(Path(folder))))
         _require_small(own)

@@ -10,10 +10,11 @@ from accounting.parallel import AccountingJob, AccountingQueue, PartResult
 from accounting.records import PartFiles
 from orchestration.execution.backend import TrainingObserver, TrialContext
 from orchestration.execution.cluster import check_keys, check_resources, check_shared_storage, connected
+from orchestration.execution.metrics import Gauges
 from orchestration.execution.nodes import cluster_now
 from orchestration.execution.tune import train
 from orchestration.records.layout import SweepFiles
-from orchestration.records.snapshot import ClusterSnapshot
+from orchestration.records.snapshot import ClusterSnapshot, SweepSnapshot
 from orchestration.sweeps.fields import LEAST_QUANTITY
 from orchestration.sweeps.plan import PlannedTrial
 from orchestration.sweeps.schema import AccountingSettings, ResourceSettings, SweepSpec
@@ -31,13 +32,16 @@ class OnRay:
     """Enough to keep the nodes busy with trials of one part each. What bounds the work is the queue, not this."""
 
     def __init__(self, sweep: SweepSpec, context: TrialContext, queue: AccountingQueue) -> None:
-        self._sweep, self._context, self._queue = sweep, context, queue
+        self._sweep, self._context, self._queue, self._gauges = sweep, context, queue, Gauges()
 
     def train(self, trials: Sequence[PlannedTrial], observer: TrainingObserver, name: str) -> None:
         train(trials, observer, self._sweep.resources, self._sweep.scheduler, self._context, name)
 
     def scatter(self, job: AccountingJob, parts: Sequence[PartFiles]) -> Iterator[PartResult]:
         return self._queue.scatter(job, parts)
+
+    def show(self, snapshot: SweepSnapshot) -> None:
+        self._gauges.show(snapshot)
 
     def cluster(self, waiting: int) -> ClusterSnapshot | None:
         return cluster_now(self._sweep.resources, waiting)

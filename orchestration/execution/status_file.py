@@ -8,17 +8,27 @@ import os
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final
 
 from accounting.errors import StorageError
 from orchestration.records.release_modes import Disclosure, release_mode
-from orchestration.records.snapshot import PERIOD, ClusterSnapshot, SweepSnapshot, TrialSnapshot, write_snapshot
+from orchestration.records.snapshot import (
+    PERIOD,
+    ClusterSnapshot,
+    SweepSnapshot,
+    TrialSnapshot,
+    read_snapshot,
+    write_snapshot,
+)
 from orchestration.records.states import TrialState
 from orchestration.records.status import SweepStatus, TrialStatus
 
 JOB_VARIABLE: Final = "DPSWEEP_JOB"
 """Environment variable with the submission id of the Ray job that a driver runs in."""
+_LATELY: Final = 13
+"""Snapshots over which the pace is measured: a minute."""
 _PATIENCE = 10.0
 """Seconds to wait, at the end, for a thread that waits for the cluster's answer."""
 
@@ -28,7 +38,8 @@ class StatusFile:
 
     disclosure: the release mode; a file that shows texts of errors is for its owner only.
     cluster: the cluster now, given the number of trials that wait. warn: told once, in a sentence, when trials wait
-    for resources that no node has. An unwritable file is no error of the sweep: the next snapshot may succeed.
+    for resources that no node has. show: given every snapshot. An unwritable file is no error of the sweep: the next
+    snapshot may succeed.
     """
 
     def __init__(
@@ -40,10 +51,12 @@ class StatusFile:
         status: SweepStatus,
         cluster: Callable[[int], ClusterSnapshot | None],
         warn: Callable[[str], None],
+        show: Callable[[SweepSnapshot], None],
     ) -> None:
         self._uri, self._name, self._sweep_id = uri, name, sweep_id
         self._is_sensitive = release_mode(disclosure).is_sensitive
-        self._status, self._cluster, self._warn = status, cluster, warn
+        self._status, self._cluster, self._warn, self._show = status, cluster, warn, show
+        self._seen = deque([(status.began, status.steps)], maxlen=_LATELY)
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._has_warned = False
@@ -90,14 +103,34 @@ class StatusFile:
             trials=trial_snapshots(self._status),
             cluster=cluster,
             reason=self._status.stopped_by if state == "stopped" else None,
+            limits=self._status.limits.given(),
+            spent=self._status.spent,
+            steps=self._status.steps,
+            steps_per_second=self._pace(),
+            parts=self._status.parts,
+            shard_bytes=self._status.shard_bytes,
         )
         with contextlib.suppress(StorageError):
             write_snapshot(self._uri, snapshot, self._is_sensitive)
+        self._show(snapshot)
+
+    def _pace(self) -> float | None:
+        """Steps per second over the last snapshots; trials tell their steps at the end of an epoch."""
+        (then, before), now, steps = self._seen[0], time.time(), self._status.steps
+        self._seen.append((now, steps))
+        return max(0.0, (steps - before) / (now - then)) if now > then else None
 
     def _tell(self, cluster: ClusterSnapshot | None) -> None:
         if cluster is not None and cluster.missing and cluster.waiting and not self._has_warned:
             self._has_warned = True
             self._warn(f"{cluster.waiting} trials wait: {cluster.shortage()}")
+
+
+def earlier_driver(uri: str) -> SweepSnapshot | None:
+    """The last snapshot at ``uri`` if a driver of the Ray job wrote it in which this process runs, else None."""
+    job = os.environ.get(JOB_VARIABLE)
+    found = read_snapshot(uri) if job else None
+    return found if found is not None and found.job == job else None
 
 
 def trial_snapshot(trial: TrialStatus) -> TrialSnapshot:

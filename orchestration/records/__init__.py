@@ -9,6 +9,7 @@ __all__ = [
     "failures",
     "integrity",
     "layout",
+    "limits",
     "manifest",
     "ownership",
     "published",

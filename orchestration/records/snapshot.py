@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from accounting.errors import DataCorruption
 from accounting.records import read_bytes, write_bytes_atomically
+from orchestration.records.limits import NOTHING_SPENT, Spent
 from orchestration.records.states import TrialState
 
 PERIOD = 5.0
@@ -75,7 +76,9 @@ class SweepSnapshot:
 
     state: ``running``, ``finished``, ``failed`` (over, with trials that failed), ``stopped`` (by a limit that
     ``reason`` names) or ``interrupted``. seconds_left: None where it cannot be estimated. job: submission id of the Ray
-    job that the driver runs in, if it does.
+    job that the driver runs in, if it does. limits: of this run, as options; spent: what counts towards them.
+    steps, steps_per_second: trained by all trials, and lately. parts: accounted by this driver. shard_bytes: of the
+    norms by now, before compression, as planned; the lengths of the files that were written are private.
     """
 
     name: str
@@ -90,6 +93,12 @@ class SweepSnapshot:
     trials: tuple[TrialSnapshot, ...]
     cluster: ClusterSnapshot | None = None
     reason: str | None = None
+    limits: tuple[str, ...] = ()
+    spent: Spent = NOTHING_SPENT
+    steps: int = 0
+    steps_per_second: float | None = None
+    parts: int = 0
+    shard_bytes: int = 0
 
     def counts(self) -> Mapping[TrialState, int]:
         """Number of trials by state; 0 for a state that no trial is in."""

@@ -7,9 +7,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Final
 
-from accounting.errors import require_finite, require_whole
+from orchestration.records.limits import NO_LIMITS, NOTHING_SPENT, Limits, Spent
 from orchestration.records.published import PublishedEpoch
 from orchestration.records.results import StoredResult, TrialResult
 from orchestration.records.states import TrialState
@@ -22,7 +21,8 @@ class TrialStatus:
 
     progress: at the last epoch completed in this run of the sweep. epsilon_so_far: upper bound on epsilon at that
     epoch, by RDP. history: the epochs completed in this run. result: of a finished or stopped trial. started, trained,
-    ended: when the trial started, ended training and ended in this run, in seconds since 1970 UTC.
+    ended: when the trial started, ended training and ended in this run, in seconds since 1970 UTC. shard_bytes: of the
+    norms of the whole trial, before compression, as planned.
     """
 
     key: str
@@ -36,6 +36,7 @@ class TrialStatus:
     started: float | None = None
     trained: float | None = None
     ended: float | None = None
+    shard_bytes: int = 0
 
     @property
     def step(self) -> int:
@@ -62,42 +63,27 @@ def status_of(result: StoredResult) -> TrialStatus:
     return TrialStatus(result.key, result.steps, state, result=result, started=result.started, ended=result.ended)
 
 
-@dataclass(frozen=True)
-class Limits:
-    """When a run of a sweep stops early, to be continued; None: never.
-
-    hours: since the run began. trials: how many it trains. failures: how many trials may fail.
-    """
-
-    hours: float | None = None
-    trials: int | None = None
-    failures: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.hours is not None:
-            require_finite("the maximum of hours", self.hours, above=0.0)
-        for what, number in (("the maximum of trials", self.trials), ("the number of failures", self.failures)):
-            if number is not None:
-                require_whole(what, number, at_least=1)
-
-
-NO_LIMITS: Final = Limits()
-
-
 class SweepStatus:
     """The trials of a sweep. Thread-safe.
 
-    on_end: called with each trial that ends, in the thread that called `change`.
+    on_end: called with each trial that ends, in the thread that called `change`. gpus: that each trial holds while it
+    trains. before: what earlier drivers of the same job have spent of its limits.
     """
 
     def __init__(
-        self, trials: Iterable[TrialStatus], on_end: Callable[[TrialStatus], None], limits: Limits = NO_LIMITS
+        self,
+        trials: Iterable[TrialStatus],
+        on_end: Callable[[TrialStatus], None],
+        limits: Limits = NO_LIMITS,
+        gpus: float = 0.0,
+        before: Spent = NOTHING_SPENT,
     ) -> None:
-        self.limits = limits
+        self.limits, self._gpus, self._before = limits, gpus, before
         self._trials = {trial.key: trial for trial in trials}
         self._lock = threading.Lock()
         self._on_end = on_end
         self._steps_at_start = 0
+        self._parts = 0
         self.began = time.time()
 
     @property
@@ -129,8 +115,31 @@ class SweepStatus:
     def restore(self, result: StoredResult) -> None:
         """Restore the result of an earlier run without announcing it or counting it in the time estimate."""
         with self._lock:
-            self._trials[result.key] = replace(status_of(result), total_steps=self._trials[result.key].total_steps)
+            before = self._trials[result.key]
+            self._trials[result.key] = replace(
+                status_of(result), total_steps=before.total_steps, shard_bytes=before.shard_bytes
+            )
             self._steps_at_start += self._trials[result.key].total_steps
+
+    def accounted_part(self) -> None:
+        """Count a part that this run has accounted."""
+        with self._lock:
+            self._parts += 1
+
+    @property
+    def parts(self) -> int:
+        """Parts that this run has accounted."""
+        return self._parts
+
+    @property
+    def steps(self) -> int:
+        """Steps trained by all trials, those of earlier runs included."""
+        return sum(trial.step for trial in self.trials)
+
+    @property
+    def shard_bytes(self) -> int:
+        """Bytes of the norms by now, before compression, as planned."""
+        return sum(trial.shard_bytes * trial.step // max(trial.total_steps, 1) for trial in self.trials)
 
     def counts(self) -> Mapping[TrialState, int]:
         """Number of trials by state; 0 for a state that no trial is in."""
@@ -139,9 +148,11 @@ class SweepStatus:
     @property
     def must_stop(self) -> str | None:
         """Why no trial may train any further in this run, if so: its hours are over, or too many trials have failed."""
-        limits, failed = self.limits, self.counts()[TrialState.FAILED]
-        if limits.hours is not None and self.elapsed >= 3600.0 * limits.hours:
+        limits, failed, spent = self.limits, self.counts()[TrialState.FAILED], self.spent
+        if limits.hours is not None and spent.seconds >= 3600.0 * limits.hours:
             return f"{limits.hours:g} hours are over (--max-hours)"
+        if limits.gpu_hours is not None and spent.gpu_seconds >= 3600.0 * limits.gpu_hours:
+            return f"{limits.gpu_hours:g} GPU-hours are used (--max-gpu-hours)"
         if limits.failures is not None and failed >= limits.failures:
             return f"{failed} trials have failed (--stop-after-failures {limits.failures})"
         return None
@@ -154,6 +165,22 @@ class SweepStatus:
             return None
         reason = self.must_stop or f"it trains at most {self.limits.trials} trials (--max-trials)"
         return f"{reason}; {left} trials are left, and the same command continues"
+
+    @property
+    def trials_left(self) -> int | None:
+        """How many trials this run may still begin; None: all."""
+        most = self.limits.trials
+        return None if most is None else max(0, most - self._before.trials)
+
+    @property
+    def spent(self) -> Spent:
+        """What this run has spent by now, and the earlier drivers of its job."""
+        now = time.time()
+        begun = [(trial, trial.started) for trial in self.trials if trial.started and trial.started >= self.began]
+        training = sum((trial.trained or trial.ended or now) - started for trial, started in begun)
+        ended = sum(trial.state.has_ended for trial, _ in begun)
+        before = self._before
+        return Spent(before.seconds + self.elapsed, before.gpu_seconds + self._gpus * training, before.trials + ended)
 
     @property
     def elapsed(self) -> float:

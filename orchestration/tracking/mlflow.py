@@ -100,12 +100,14 @@ class MlflowTracker:
         self._points: dict[str, set[tuple[str, int]]] = {}
         """Points already recorded, as (name, step), by run id."""
 
-    def open_sweep(self, sweep: TrackedSweep) -> str:
+    def open_sweep(self, sweep: TrackedSweep, anew: Sequence[str] = ()) -> str:
         self._sweep_id = sweep.sweep_id
         with self._reported("cannot open the sweep in"):
             self._runs = {}
             for run in self._runs_of_sweep():
                 self._adopt(run)
+            for run_id in filter(None, (self._runs.pop(("trial", key), None) for key in anew)):
+                self._client.delete_run(run_id)
             self._parent = self._runs.get(("sweep", "")) or self._create("sweep", "", sweep.name)
             self._client.update_run(self._parent, status="RUNNING")
             self._write(self._parent, tags={_OUTCOME: "running"})

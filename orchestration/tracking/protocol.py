@@ -54,8 +54,11 @@ def tracked(record: SweepRecord) -> TrackedSweep:
 class Tracker(Protocol):
     """Where a sweep is recorded. Every method is idempotent, and may raise `TrackingUnavailable`."""
 
-    def open_sweep(self, sweep: TrackedSweep) -> str:
-        """Start or continue the sweep, closing runs that a killed driver left RUNNING. Returns the parent run's id."""
+    def open_sweep(self, sweep: TrackedSweep, anew: Sequence[str] = ()) -> str:
+        """Start or continue the sweep, closing runs that a killed driver left RUNNING. Returns the parent run's id.
+
+        anew: keys of trials whose runs are deleted, as others will take their place.
+        """
 
     def log_trial(self, trial: PublishedTrial) -> str:
         """Update the trial's run; call it while the trial runs and when it has ended. Returns the run's id, or ""

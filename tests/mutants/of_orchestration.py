@@ -44,6 +44,25 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
         B("        _require_selected(sweep, plan, files)\n", "", "a selected trial is trained again", privacy=True),
     ),
     *bugs_in(
+        "orchestration/pipeline.py",
+        ("tests/orchestration/test_limits.py",),
+        B(
+            "if request.retry and earlier is None else ()",
+            "if request.retry else ()",
+            "a driver that its job starts again trains anew what the first one has trained anew",
+            privacy=True,
+        ),
+    ),
+    *bugs_in(
+        "orchestration/tracking/mlflow.py",
+        ("tests/orchestration/test_limits.py",),
+        B(
+            'self._runs.pop(("trial", key), None) for key in anew',
+            'self._runs.get(("trial", key)) for key in ()',
+            "the curves of two starts of a trial stand in one run",
+        ),
+    ),
+    *bugs_in(
         "orchestration/comparison/winners.py",
         ("tests/orchestration/test_tuning.py",),
         B("best = max(finite", "best = min(finite", "the worst candidate wins"),

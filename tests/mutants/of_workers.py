@@ -96,8 +96,8 @@ WORKERS: Final[tuple[Mutant, ...]] = (
             PRIVACY,
         ),
         B(
-            "public=None if public is None else evaluate(shown, public,",
-            "public=None if public is None else evaluate(shown, self._dataset.train,",
+            "None if public is None else evaluate(shown, public,",
+            "None if public is None else evaluate(shown, self._dataset.train,",
             "the schedule reads the training data",
             True,
             TRAINING,
@@ -310,8 +310,8 @@ WORKERS: Final[tuple[Mutant, ...]] = (
         "workers/trial.py",
         ("tests/workers/test_death.py::test_the_key_of_the_noise_does_not_outlive_the_training",),
         B(
-            "result = _finish(spec, files, trainer, dataset, inputs, code)\n    forget_checkpoint(files.checkpoint)",
-            "result = _finish(spec, files, trainer, dataset, inputs, code)",
+            "begun.dataset, inputs, code)\n    forget_checkpoint(files.checkpoint)",
+            "begun.dataset, inputs, code)",
             "the key of the noise outlives the training",
             True,
         ),

@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow import MlflowClient
+from rich.console import Console
 
 from accounting.errors import InvalidInput
 from accounting.records import exists
-from orchestration.commands.status import headline
+from orchestration.commands.status import headline, picture
 from orchestration.execution.environment import IN_PROCESS
 from orchestration.pipeline import NO_DISPLAY, Outcome, RunRequest, run_sweep
 from orchestration.records.attempts import read_attempts
 from orchestration.records.layout import SweepFiles
+from orchestration.records.limits import NO_LIMITS, Limits, Spent
+from orchestration.records.results import TrialResult
 from orchestration.records.snapshot import read_snapshot
 from orchestration.records.states import TrialState
-from orchestration.records.status import NO_LIMITS, Limits, SweepStatus, TrialStatus
+from orchestration.records.status import SweepStatus, TrialStatus
+from orchestration.sweeps.grid import grid
 from orchestration.sweeps.schema import parse_sweep
 from orchestration.sweeps.user_code import permitted
 from tests.orchestration.sample_grids import key_in, small
+from tests.orchestration.sample_results import result_of
 from workers.imports import NO_CODE
 
 ONE: Mapping[str, Any] = {"model": "logistic", "clipping": "flat", "noise": "constant", "seeds": [0, 1, 2], "epochs": 2}
@@ -168,7 +176,87 @@ def test_time_and_failures_stop_a_run() -> None:
     assert status.stopped_by is None
 
 
-@pytest.mark.parametrize("limits", [{"hours": 0.0}, {"hours": math.nan}, {"trials": 0}, {"failures": -1}])
+def test_gpu_hours_are_those_that_trials_of_this_run_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "time", lambda: now)
+    trials = [TrialStatus(key, 10) for key in "abc"]
+    status = SweepStatus(trials, lambda trial: None, Limits(gpu_hours=2.0), gpus=0.5)
+    status.restore(result_of_an_earlier_run("c"))
+    status.change("a", state=TrialState.TRAINING)
+    now += 3600.0
+    status.change("b", state=TrialState.TRAINING)
+    status.change("a", state=TrialState.ACCOUNTING)
+    now += 7200.0
+    assert status.spent == Spent(10800.0, 0.5 * (3600.0 + 7200.0), 0)
+    assert status.must_stop is None
+    now += 3600.0
+    assert status.must_stop == "2 GPU-hours are used (--max-gpu-hours)"
+
+
+def result_of_an_earlier_run(key: str) -> TrialResult:
+    return replace(result_of(grid(parse_sweep(small()))[0], 0.5), key=key, started=10.0, ended=900.0)
+
+
+def test_a_driver_that_its_job_starts_again_has_what_the_earlier_one_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its limits are those of the job, and --retry is done once: a trial that is trained anew again costs again."""
+    monkeypatch.setenv("DPSWEEP_JOB", "small-1")
+    first = run(tmp_path, limits=Limits(hours=1.0, trials=1), noise_source="os_entropy")
+    snapshot = read_snapshot(first.files.status)
+    assert snapshot is not None
+    assert snapshot.limits == ("--max-hours 1", "--max-trials 1")
+    assert snapshot.spent.trials == 1
+    again = run(tmp_path, "all", limits=Limits(hours=1.0, trials=1), noise_source="os_entropy")
+    assert states(again) == [TrialState.FINISHED, TrialState.PENDING, TrialState.PENDING]
+    assert len(read_attempts(again.files, again.record.points[0].key)) == 1
+    more = read_snapshot(again.files.status)
+    assert more is not None
+    assert more.spent.seconds > snapshot.spent.seconds
+    monkeypatch.setenv("DPSWEEP_JOB", "small-2")
+    other = run(tmp_path, limits=Limits(trials=1), noise_source="os_entropy")
+    assert states(other) == [TrialState.FINISHED, TrialState.FINISHED, TrialState.PENDING]
+
+
+def test_gpu_hours_without_gpus_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"the trials hold no GPU \(resources\.gpus is 0\)"):
+        run(tmp_path, limits=Limits(gpu_hours=1.0))
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_a_run_is_limited_to_stands_in_its_status(tmp_path: Path) -> None:
+    outcome = run(tmp_path, limits=Limits(trials=1), seeds=[0, 1])
+    snapshot = read_snapshot(outcome.files.status)
+    assert snapshot is not None
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(picture(snapshot))
+    assert "this run ends early by --max-trials 1" in captured.get()
+    assert (snapshot.steps, snapshot.parts) == (snapshot.trials[0].step, 1)
+    assert snapshot.shard_bytes > 0
+
+
+def curves(outcome: Outcome, key: str) -> tuple[str, int]:
+    """The id of the trial's run, and how many epochs its curves have."""
+    client = MlflowClient(outcome.tracking_uri)
+    (experiment,) = client.search_experiments(filter_string="name = 'dpsweep'")
+    (found,) = client.search_runs([experiment.experiment_id], f"tags.`dpsweep.trial_key` = '{key}'")
+    return str(found.info.run_id), len(client.get_metric_history(found.info.run_id, "epoch"))
+
+
+def test_the_curves_of_a_trial_that_starts_anew_start_anew(tmp_path: Path) -> None:
+    first = run(tmp_path, seeds=[0, 1])
+    again, other = (point.key for point in first.record.points)
+    before = curves(first, again), curves(first, other)
+    second = run(tmp_path, again)
+    assert curves(second, again) != before[0]
+    assert curves(second, again)[1] == before[0][1] == 2
+    assert curves(second, other) == before[1]
+
+
+@pytest.mark.parametrize(
+    "limits", [{"gpu_hours": 0.0}, {"hours": 0.0}, {"hours": math.nan}, {"trials": 0}, {"failures": -1}]
+)
 def test_limits_that_allow_nothing_are_refused(limits: dict[str, Any]) -> None:
-    with pytest.raises(InvalidInput, match=r"the (maximum|number) of (hours|trials|failures)"):
+    with pytest.raises(InvalidInput, match=r"the (maximum|number) of (hours|GPU-hours|trials|failures)"):
         Limits(**limits)

@@ -25,7 +25,7 @@ from orchestration.execution.environment import IN_PROCESS
 from orchestration.execution.upkeep import damaged_files, prune_norms
 from orchestration.pipeline import Outcome, RunRequest, render_again, run_sweep
 from orchestration.records.layout import SweepFiles
-from orchestration.records.status import Limits
+from orchestration.records.limits import Limits
 from orchestration.sweeps.plan import plan_sweep
 from orchestration.sweeps.schema import parse_sweep
 from orchestration.sweeps.tune import candidates_of

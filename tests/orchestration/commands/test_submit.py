@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from orchestration.commands.main import main
-from orchestration.execution.job_package import LARGEST
+from orchestration.execution.job_package import LARGEST, Asked, packaged, read_job
+from orchestration.records.limits import Limits
 from tests.orchestration.sample_grids import small
+from workers.imports import NO_CODE
 
 MODEL = """
 import math
@@ -92,6 +94,7 @@ def test_the_id_follows_the_sweep(
     [
         (("--output", "runs/a"), "--output is 'runs/a', which depends on where a process runs"),
         (("--output", "/a", "--env", "KEY"), "--env is 'KEY', but must be NAME=VALUE"),
+        (("--output", "/a", "--max-gpu-hours", "1"), "the trials hold no GPU (resources.gpus is 0)"),
         (("--output", "/a", "--allow-code", "no_such_module"), "no such module is installed"),
     ],
 )
@@ -126,6 +129,13 @@ def test_too_large_a_package_is_refused(
     large.unlink()
     assert code == 2
     assert "at most 20 MiB are sent (the largest is own_package_of_submit/rows.txt with 20.0 MiB)" in warned
+
+
+def test_the_job_is_given_its_limits_and_what_to_retry(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Asked(Limits(hours=2.0, trials=3, gpu_hours=1.5), ("failed", "flat-"))
+    with packaged(small(), "sweep.yaml", "/a", NO_CODE, asked) as package:
+        monkeypatch.syspath_prepend(str(Path(package.folders[-1]).parent))
+        assert read_job().asked == asked
 
 
 def test_drive_outside_a_job_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,7 +44,7 @@ class KeptTracker:
         self.closed: list[RunStatus] = []
         self.comparisons: list[tuple[Findings, tuple[str, ...]]] = []
 
-    def open_sweep(self, sweep: TrackedSweep) -> str:
+    def open_sweep(self, sweep: TrackedSweep, anew: Sequence[str] = ()) -> str:
         return sweep.sweep_id
 
     def log_trial(self, trial: PublishedTrial) -> str:

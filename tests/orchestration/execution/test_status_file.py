@@ -46,7 +46,7 @@ def of(uri: str) -> SweepSnapshot:
 
 
 def status_file(uri: str, status: SweepStatus, told: list[str], cluster: ClusterSnapshot | None = None) -> StatusFile:
-    return StatusFile(uri, "small", "id", "none", status, lambda waiting: cluster, told.append)
+    return StatusFile(uri, "small", "id", "none", status, lambda waiting: cluster, told.append, lambda snapshot: None)
 
 
 def two_trials() -> SweepStatus:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -9,13 +10,16 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import yaml
 
 from accounting.records.files import exists
+from orchestration.execution.metrics import METRICS
 from orchestration.records.layout import SweepFiles
 from orchestration.records.snapshot import SweepSnapshot, read_snapshot
 from orchestration.sweeps.schema import parse_sweep
@@ -28,20 +32,23 @@ from tests.orchestration.test_canaries import WORD, canary_sweep, leaks
 HEAD = """
 import sys
 from ray.cluster_utils import Cluster
-dashboard, agent = map(int, sys.argv[1:])
+dashboard, agent, metrics = map(int, sys.argv[1:])
 arguments = {"num_cpus": 2, "include_dashboard": True, "dashboard_port": dashboard}
 arguments["dashboard_agent_listen_port"] = agent  # by default a fixed port, which another cluster here may have taken
+arguments["metrics_export_port"] = metrics
 cluster = Cluster(initialize_head=True, head_node_args=arguments)
 print("ready", flush=True)
 sys.stdin.read()
 cluster.shutdown()
 """
 """A head with a dashboard and a job server, until stdin closes."""
+ROOT = Path(__file__).parents[3]
 TOKEN = "a1" * 32
 CLOSED = {
     "RAY_AUTH_MODE": "token",
     "RAY_AUTH_TOKEN": TOKEN,
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # on 127.0.0.1 only
+    "RAY_metrics_report_interval_ms": "1000",
 }
 MODELS = """
 import math
@@ -66,10 +73,11 @@ KEYS = {key: name.startswith("individual") for name, key in keys_of(SWEEP).items
 
 @dataclass(frozen=True)
 class Head:
-    """A cluster for jobs. home: of its processes; it holds the token, as a user's does."""
+    """A cluster for jobs. home: of its processes; it holds the token, as a user's does. metrics: Prometheus' port."""
 
     url: str
     home: Path
+    metrics: int
 
     def run(self, *arguments: object, **changes: str) -> subprocess.CompletedProcess[str]:
         """A command of a user whose token is in the home folder."""
@@ -81,12 +89,13 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
     home = tmp_path_factory.mktemp("home")
     (home / ".ray").mkdir()
     (home / ".ray" / "auth_token").write_text(TOKEN)
-    with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
-        port, agent = first.getsockname()[1], second.getsockname()[1]
+    with contextlib.ExitStack() as servers:
+        free = [servers.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
+        port, agent, metrics = (server.getsockname()[1] for server in free)
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     with (home / "stderr").open("w") as said:
         process = subprocess.Popen(
-            [sys.executable, "-c", HEAD, str(port), str(agent)],
+            [sys.executable, "-c", HEAD, str(port), str(agent), str(metrics)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=said,
@@ -97,7 +106,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
     assert process.stdin is not None
     try:
         assert any("ready" in line for line in process.stdout), (home / "stderr").read_text()
-        yield Head(f"http://127.0.0.1:{port}", home)
+        yield Head(f"http://127.0.0.1:{port}", home, metrics)
     finally:
         process.stdin.close()
         process.wait(PATIENCE)
@@ -212,6 +221,38 @@ def test_no_canary_is_in_what_commands_print_of_a_job(head: Head, tmp_path: Path
     (errors,) = (tmp_path / "out").glob("trials/*/private/error.txt")
     assert WORD in errors.read_text()
     assert leaks(tmp_path) == []
+
+
+def scraped(port: int) -> str:
+    """What Prometheus would read of the node."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+        return str(answer.read().decode())
+
+
+def test_a_job_ends_by_its_limit_and_prometheus_sees_its_numbers(head: Head, sweep_file: Path, tmp_path: Path) -> None:
+    """Every metric that the dashboard in deploy/ names is served by a real head while a sweep runs."""
+    dashboard = (ROOT / "deploy" / "grafana-dashboard.json").read_text()
+    named = set(re.findall(r"ray_dpsweep_\w+", dashboard))
+    assert named == {f"ray_{metric.name}" for metric in METRICS}
+    files = SweepFiles(str(tmp_path / "out"))
+    sweep_file.write_text(yaml.safe_dump({**yaml.safe_load(SWEEP), "clipping": "individual", "seeds": [0, 1]}))
+    limits = ("--max-trials", 1, "--max-hours", 2)
+    submitted = head.run("submit", sweep_file, "--output", files.root, *limits)
+    assert submitted.returncode == 0, submitted.stderr
+    seen: dict[str, str] = {}
+
+    def all_are_served() -> bool:
+        lines = [line for line in scraped(head.metrics).splitlines() if 'sweep="small"' in line]
+        seen.update({line.partition("{")[0]: line for line in lines})
+        return named <= seen.keys() or (has_ended(files) and not lines)
+
+    wait_until(all_are_served, "the numbers of the sweep")
+    assert named <= seen.keys(), f"missing: {named - seen.keys()}"
+    assert all("individual" not in line for line in seen.values()), "no number of a single trial"
+    wait_until(lambda: has_ended(files), "the limit")
+    last = now(files)
+    assert (last.state, last.limits, last.spent.trials) == ("stopped", ("--max-hours 2", "--max-trials 1"), 1)
+    assert "(--max-trials); 1 trials are left" in str(last.reason)
 
 
 def test_a_missing_or_wrong_token_is_one_line(head: Head, sweep_file: Path, tmp_path: Path) -> None:

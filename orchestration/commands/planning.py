@@ -1,0 +1,105 @@
+"""`dpsweep plan`: what a sweep would do, and with ``--probe`` what it will take."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from accounting.errors import InvalidInput
+from orchestration.commands import panels
+from orchestration.commands.arguments import AllowCode, AsJson, SweepFile
+from orchestration.commands.running import print_json
+from orchestration.comparison.plain_text import for_terminal
+from orchestration.execution.environment import IN_PROCESS, prepare_environment
+
+if TYPE_CHECKING:
+    from orchestration.execution.prediction import Prediction
+    from orchestration.sweeps.plan import Plan
+    from orchestration.sweeps.schema import SweepSpec
+    from workers.imports import UserCode
+
+
+def plan(
+    sweep: SweepFile,
+    allow_code: AllowCode = None,
+    no_code: Annotated[
+        bool, typer.Option("--no-code", help="Run no code of the user's own; what depends on it is not planned.")
+    ] = False,
+    probe: Annotated[
+        bool, typer.Option("--probe", help="Take a few steps of each kind of trial, and predict time, memory and cost.")
+    ] = False,
+    cpus: Annotated[
+        float | None, typer.Option(help="With --probe: CPUs that the sweep will have (default: this machine's).")
+    ] = None,
+    gpus: Annotated[
+        float | None, typer.Option(help="With --probe: GPUs that the sweep will have (default: this machine's).")
+    ] = None,
+    price_per_hour: Annotated[
+        float | None, typer.Option(help="With --probe: price of an hour of all these resources together.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a sweep would do: noise, steps, worst-case epsilon and bytes of each trial; trains nothing.
+
+    A sweep file is code: the user's own data sources and models run on a few rows, unless with --no-code. With --probe,
+    a few real steps are taken in a temporary folder, and nothing but times and memory is kept of them.
+    """
+    from orchestration.records.failures import record_refusals
+    from orchestration.records.layout import SweepFiles, absolute, default_output
+    from orchestration.sweeps.plan import plan_sweep
+    from orchestration.sweeps.schema import parse_sweep
+    from orchestration.sweeps.text import read_text
+    from orchestration.sweeps.user_code import permitted
+
+    if no_code and allow_code:
+        raise InvalidInput("--no-code imports nothing and --allow-code allows it; give one of them")
+    if probe and no_code:
+        raise InvalidInput("--no-code runs no code of the user's own, and --probe trains; give one of them")
+    if not probe and (cpus, gpus, price_per_hour) != (None, None, None):
+        raise InvalidInput("--cpus, --gpus and --price-per-hour are what --probe predicts for; add --probe")
+    if probe:
+        prepare_environment(IN_PROCESS)
+    spec = parse_sweep(read_text(sweep), str(sweep))
+    code = None if no_code else permitted(spec, sweep.resolve().parent, allow_code or ())
+    planned, predicted = plan_sweep(spec, code), None
+    if probe and code is not None and planned.trials:
+        predicted = _predicted(spec, planned, code, cpus, gpus, price_per_hour)
+    _show(planned, predicted, as_json)
+    if where := record_refusals(planned.refusals, SweepFiles(absolute(default_output(spec.name)))):
+        print(where, file=sys.stderr)
+    raise typer.Exit(2 if planned.refusals else 0)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to ``app``."""
+    app.command(**panels.listed(panels.RUN, "plan sweeps/quickstart.yaml --probe --price-per-hour 0.40"))(plan)
+
+
+def _predicted(
+    spec: SweepSpec, planned: Plan, code: UserCode, cpus: float | None, gpus: float | None, price: float | None
+) -> Prediction:
+    from orchestration.execution.prediction import Capacity, predict
+    from orchestration.execution.probing import probe_sweep, resources_here
+
+    here = resources_here()
+    capacity = Capacity(here[0] if cpus is None else cpus, here[1] if gpus is None else gpus, price)
+    capacity.trials_at_once(spec.resources)  # refuses, before it measures, what would not fit
+    return predict(planned, probe_sweep(spec, planned, code), spec.resources, capacity)
+
+
+def _show(planned: Plan, predicted: Prediction | None, as_json: bool) -> None:
+    from orchestration.commands.console import stdout
+    from orchestration.commands.tables import plan_rows, plan_table, prediction_lines
+
+    if as_json:
+        print_json(plan_rows(planned) | ({} if predicted is None else {"prediction": predicted.as_dict()}))
+    else:
+        stdout().print(plan_table(planned))
+        for line in [] if predicted is None else prediction_lines(predicted):
+            stdout().print(line, soft_wrap=True)
+    for warning in planned.warnings:
+        print(for_terminal(f"warning: {warning}"), file=sys.stderr)
+    for reason in planned.reasons():
+        print(for_terminal(f"refused: {reason}"), file=sys.stderr)

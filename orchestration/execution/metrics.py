@@ -1,0 +1,70 @@
+"""The numbers of ``status.json`` as metrics of the Ray cluster, for Prometheus.
+
+Ray serves them on every node, with the prefix ``ray_``; they go with the driver. They show what the snapshot shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final, final
+
+from ray.util.metrics import Gauge
+
+from orchestration.records.snapshot import SweepSnapshot
+from orchestration.records.states import TrialState
+
+Value = tuple[dict[str, str], float]
+"""Further tags, and the number."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A gauge: its name, what it says, the tags that it has besides ``sweep``, and its values in a snapshot."""
+
+    name: str
+    description: str
+    values: Callable[[SweepSnapshot], Iterable[Value]]
+    tags: tuple[str, ...] = ()
+
+
+def _trials(snapshot: SweepSnapshot) -> Iterable[Value]:
+    counts = snapshot.counts()
+    return [({"state": state.value}, float(counts[state])) for state in TrialState]
+
+
+def _epsilon(snapshot: SweepSnapshot) -> Iterable[Value]:
+    known = [trial.epsilon for trial in snapshot.trials if trial.epsilon is not None]
+    return [({}, max(known))] if known else []
+
+
+METRICS: Final = (
+    Metric("dpsweep_trials", "Trials by state.", _trials, ("state",)),
+    Metric("dpsweep_steps", "Steps trained, of all trials.", lambda s: [({}, float(s.steps))]),
+    Metric(
+        "dpsweep_steps_per_second",
+        "Steps trained per second, lately.",
+        lambda s: [] if s.steps_per_second is None else [({}, s.steps_per_second)],
+    ),
+    Metric("dpsweep_parts_accounted", "Parts accounted by this driver.", lambda s: [({}, float(s.parts))]),
+    Metric("dpsweep_epsilon", "Largest upper bound on epsilon of a private trial so far.", _epsilon),
+    Metric(
+        "dpsweep_shard_bytes",
+        "Bytes of the norm shards by now, before compression, as planned.",
+        lambda s: [({}, float(s.shard_bytes))],
+    ),
+)
+
+
+@final
+class Gauges:
+    """The metrics of one sweep; Ray must be initialised."""
+
+    def __init__(self) -> None:
+        self._gauges = [(each, Gauge(each.name, each.description, ("sweep", *each.tags))) for each in METRICS]
+
+    def show(self, snapshot: SweepSnapshot) -> None:
+        """Set every gauge to its value in the snapshot."""
+        for metric, gauge in self._gauges:
+            for tags, value in metric.values(snapshot):
+                gauge.set(value, {"sweep": snapshot.name, **tags})

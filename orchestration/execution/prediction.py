@@ -1,0 +1,178 @@
+"""What a sweep will take on given resources, from what a probe of it has measured. Pure.
+
+Counted are the start of the driver, of Ray, of MLflow and of every worker; the data, steps, norm passes, evaluations,
+checkpoints and reports of every trial; accounting beside training; and the comparison at the end. Trials run side by
+side as their reservations allow. Where all of that is more work than the CPUs can do meanwhile, the work decides.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from accounting.errors import InvalidInput, require_finite
+from orchestration.execution.probing import SweepProbe, kind, norm_passes, run_kind, steps_per_epoch
+from orchestration.sweeps.plan import Plan, PlannedTrial
+from orchestration.sweeps.schema import ResourceSettings
+from workers.probe import TrialProbe
+
+_RAY: Final = 0.8
+"""Start of an embedded Ray, in starts of a worker, as are all numbers below; measured with Ray 2.60 and MLflow 3.17."""
+_REPORT: Final = 0.0045
+"""From the end of an epoch until the trial goes on: the driver takes note of it."""
+_DRIVER: Final = 0.002
+"""CPU time of the driver and of Ray for an epoch: the recording of curves included."""
+_TRIAL: Final = 0.06
+"""Start and end of a trial in a worker that runs."""
+_COMPARISON: Final = 0.5
+"""The reports, and what MLflow keeps of them."""
+_COMPARED: Final = 0.06
+"""The same for each trial."""
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What a sweep may use: all CPUs and GPUs together, and the price of all of it for an hour, if it has one."""
+
+    cpus: float
+    gpus: float = 0.0
+    price_per_hour: float | None = None
+
+    def __post_init__(self) -> None:
+        require_finite("--cpus", self.cpus, above=0.0)
+        require_finite("--gpus", self.gpus, at_least=0.0)
+        if self.price_per_hour is not None:
+            require_finite("--price-per-hour", self.price_per_hour, at_least=0.0)
+
+    def trials_at_once(self, resources: ResourceSettings) -> int:
+        """How many trials run side by side. Raises: InvalidInput if not even one does."""
+        fit = [math.floor(self.cpus / resources.cpus + 1e-9)]
+        if resources.gpus:
+            fit.append(math.floor(self.gpus / resources.gpus + 1e-9))
+        if min(fit) < 1:
+            raise InvalidInput(
+                f"a trial reserves {resources.cpus:g} CPUs and {resources.gpus:g} GPUs, but there are {self.cpus:g} "
+                f"and {self.gpus:g}; say with --cpus and --gpus what the sweep will run on, or lower its resources"
+            )
+        return min([*fit, *([resources.max_concurrent] if resources.max_concurrent else [])])
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a sweep will take. seconds: in all, which are those of starting, of trials and of the end, on CPUs without
+    other work; beside_others: the same where other work goes on as during the probe. cpu_hours, gpu_hours: CPU time
+    that is used, and GPU time that trials reserve. memory, gpu_memory: bytes of the largest trial.
+    price: of the whole capacity for all of the time; None where no price is known. trials, trials_at_once: how many.
+    kinds, steps: of trials that were tried, and how many steps of these.
+    """
+
+    seconds: float
+    beside_others: float
+    starting: float
+    running: float
+    ending: float
+    cpu_hours: float
+    gpu_hours: float
+    memory: int
+    gpu_memory: int
+    price: float | None
+    trials: int
+    trials_at_once: int
+    kinds: int
+    steps: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self)
+
+
+def predict(plan: Plan, probe: SweepProbe, resources: ResourceSettings, capacity: Capacity) -> Prediction:
+    """The prediction for the trials of a plan that are not refused. Raises: InvalidInput if no trial fits."""
+    at_once, start = min(capacity.trials_at_once(resources), max(1, len(plan.trials))), probe.worker
+    training = [training_seconds(planned, probe) for planned in plan.trials]
+    accounting = _accounting_seconds(plan, probe, capacity)
+    epochs = sum(planned.trace.steps / steps_per_epoch(planned) for planned in plan.trials)
+    workers = min(at_once, len(training)) * start + min(math.ceil(capacity.cpus), len(accounting)) * start
+    busy = [
+        seconds * min(probe.trials[kind(planned.spec)].cores, capacity.cpus)
+        for planned, seconds in zip(plan.trials, training, strict=True)
+    ]
+    work = workers + sum(busy) + sum(accounting) + epochs * _DRIVER * start
+    beside = start + _makespan(training, at_once) + max(accounting, default=0.0)
+    running = max(beside, work / capacity.cpus)
+    starting = probe.command + probe.tracker + _RAY * start
+    ending = (_COMPARISON + _COMPARED * len(training)) * start
+    seconds = starting + running + ending
+    kinds = probe.trials.values()
+    price = None if capacity.price_per_hour is None else capacity.price_per_hour * seconds / 3600.0
+    return Prediction(
+        seconds=seconds,
+        beside_others=seconds / probe.share,
+        starting=starting,
+        running=running,
+        ending=ending,
+        cpu_hours=(starting + work + ending) / 3600.0,
+        gpu_hours=resources.gpus * sum(training) / 3600.0,
+        memory=max((each.memory for each in kinds), default=0),
+        gpu_memory=max((each.gpu_memory for each in kinds), default=0),
+        price=price,
+        trials=len(training),
+        trials_at_once=at_once,
+        kinds=len(probe.trials),
+        steps=probe.steps,
+    )
+
+
+def training_seconds(planned: PlannedTrial, probe: SweepProbe) -> float:
+    """From the start of a trial in a worker that runs to the end of its training."""
+    pieces, spec = probe.trials[kind(planned.spec)], planned.spec
+    steps = planned.trace.steps
+    epochs = steps / steps_per_epoch(planned)
+    checkpoints = min(steps, epochs / spec.execution.checkpoint_every_epochs) + 1.0
+    alone = (
+        pieces.begin
+        + steps * pieces.step
+        + norm_passes(planned) * pieces.refresh
+        + (epochs + 1.0) * pieces.evaluation  # the finished model is evaluated once more
+        + checkpoints * pieces.checkpoint
+    )
+    return alone + _attacks(planned, pieces) + (_TRIAL + epochs * _REPORT) * probe.worker
+
+
+def _attacks(planned: PlannedTrial, pieces: TrialProbe) -> float:
+    """Of the reference models, each trained on half of all examples, in as many epochs as the trial."""
+    rmia, data = planned.spec.attacks.rmia, planned.dataset
+    if rmia is None:
+        return 0.0
+    share = (data.train_size + data.test_size) / 2.0 / data.train_size
+    return rmia.reference_models * share * planned.trace.steps * pieces.step
+
+
+def _accounting_seconds(plan: Plan, probe: SweepProbe, capacity: Capacity) -> list[float]:
+    """Of each private trial. The processes that account keep the tables of a trace, and one is on every CPU."""
+    processes, seen = math.ceil(capacity.cpus), Counter[object]()
+    found = []
+    for planned in plan.trials:
+        if not planned.spec.is_private:
+            continue
+        measured = probe.accounting[run_kind(planned)]
+        seen[planned.trace] += 1
+        is_new = seen[planned.trace] <= processes
+        examples = planned.dataset.train_size * measured.example
+        found.append(examples + (measured.tables if is_new else 0.0))
+    return found
+
+
+def _makespan(seconds: list[float], at_once: int) -> float:
+    """When the last trial ends if each starts, in order, as soon as one of ``at_once`` places is free.
+
+    >>> _makespan([3.0, 1.0, 1.0, 1.0], 2), _makespan([], 2)
+    (3.0, 0.0)
+    """
+    places = [0.0] * at_once
+    for each in seconds:
+        heapq.heapreplace(places, places[0] + each)
+    return max(places)

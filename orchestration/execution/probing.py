@@ -1,0 +1,157 @@
+"""Measures what a planned sweep will take: a few real steps of each kind of trial, in this process and without Ray."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+
+from accounting.errors import InvalidInput
+from accounting.individual import individual_epsilons
+from orchestration.records.failures import shown
+from orchestration.sweeps.plan import Plan, PlannedTrial
+from orchestration.sweeps.schema import SweepSpec
+from orchestration.tracking.mlflow import MlflowTracker, embedded_tracking_uri
+from workers.imports import UserCode
+from workers.probe import TrialProbe, probe_trial
+from workers.recording import is_due
+from workers.spec import TrialSpec
+
+_ROWS: Final = 1024
+"""Examples that are accounted to measure how long one takes."""
+_WORKER: Final = "import orchestration.execution.tune"
+"""What a process imports before it trains or accounts."""
+
+
+@dataclass(frozen=True)
+class AccountingProbe:
+    """CPU seconds of accounting a trial: its ``tables``, once in every process, and each of its examples."""
+
+    tables: float
+    example: float
+
+    def seconds(self, examples: int) -> float:
+        """Of a trial in a process that has no tables of it."""
+        return self.tables + examples * self.example
+
+
+@dataclass(frozen=True)
+class SweepProbe:
+    """What was measured. trials: by the kind of trial; accounting: by the kind of run; see `kind` and `run_kind`.
+
+    command: CPU seconds up to the end of planning, the imports included; worker: of a process of Ray until it can
+    work; tracker: until MLflow's store is open. share: of a CPU, that this process got for its work meanwhile.
+    """
+
+    trials: Mapping[Hashable, TrialProbe]
+    accounting: Mapping[Hashable, AccountingProbe]
+    command: float
+    worker: float
+    tracker: float
+    share: float
+
+    @property
+    def steps(self) -> int:
+        """Steps that were taken."""
+        return sum(each.steps for each in self.trials.values())
+
+
+def probe_sweep(sweep: SweepSpec, plan: Plan, code: UserCode) -> SweepProbe:
+    """Take a few steps of every kind of trial, and account a few made-up examples of every kind of run.
+
+    Raises: InvalidInput where a trial cannot train.
+    """
+    command, began, used = time.process_time(), time.perf_counter(), time.thread_time()
+    trials: dict[Hashable, TrialProbe] = {}
+    accounted: dict[Hashable, AccountingProbe] = {}
+    for planned in plan.trials:
+        if kind(planned.spec) not in trials:
+            trials[kind(planned.spec)] = _probed(planned, sweep, code)
+        if planned.spec.is_private and run_kind(planned) not in accounted:
+            accounted[run_kind(planned)] = _accounting(planned, sweep.accounting.individual)
+    share = (time.thread_time() - used) / max(time.perf_counter() - began, 1e-9)
+    on_gpu = any(each.gpu_memory for each in trials.values())
+    return SweepProbe(trials, accounted, command, _worker(), _tracker(), 1.0 if on_gpu else min(1.0, share))
+
+
+def _probed(planned: PlannedTrial, sweep: SweepSpec, code: UserCode) -> TrialProbe:
+    try:
+        return probe_trial(planned.spec, planned.releases, code)
+    except (Exception, SystemExit) as error:  # user code raises what it likes, and its text may quote the data
+        raise InvalidInput(f"trial {planned.key} fails within a few steps: {shown(error, sweep.disclosure)}") from None
+
+
+def resources_here() -> tuple[float, float]:
+    """CPUs that this process may use, and GPUs of this machine."""
+    return float(len(os.sched_getaffinity(0))), float(torch.cuda.device_count())
+
+
+def kind(spec: TrialSpec) -> Hashable:
+    """What the time of a step and the memory of a trial depend on: not seeds, rates, bounds nor noise multipliers."""
+    named = (spec.optimizer, spec.clipping, spec.averaging)
+    return (
+        *(spec.data, spec.model, spec.loss, spec.preprocessing, spec.augmentation, spec.sampling),
+        *(spec.norms, spec.execution, spec.audit, spec.is_private),
+        *(None if component is None else component.name for component in named),
+    )
+
+
+def run_kind(planned: PlannedTrial) -> Hashable:
+    """What the time of accounting depends on: steps, batches and the schedule, but not the noise multiplier."""
+    spec = planned.spec
+    return spec.noise.schedule, spec.sampling, spec.norms, planned.trace.steps, planned.dataset.train_size
+
+
+def snapshots(planned: PlannedTrial) -> list[int]:
+    """The steps at which the norms of all examples are stored."""
+    often, steps = planned.spec.norms.refreshes_per_epoch, planned.trace.steps
+    if often == "every_step":
+        return list(range(steps))
+    per_epoch = 1.0 if often == "when_sampled" else often
+    return [step for step in range(steps) if is_due(step, per_epoch, steps_per_epoch(planned))]
+
+
+def norm_passes(planned: PlannedTrial) -> int:
+    """How often the norms of all examples are computed."""
+    return 1 if planned.spec.norms.refreshes_per_epoch == "when_sampled" else len(snapshots(planned))
+
+
+def steps_per_epoch(planned: PlannedTrial) -> int:
+    """Steps of one epoch of the trial."""
+    return planned.trace.segments[0].sampling.steps_per_epoch
+
+
+def _accounting(planned: PlannedTrial, method: str) -> AccountingProbe:
+    """Account examples with random contributions: nothing of the data is read."""
+    steps, delta = snapshots(planned), planned.spec.delta
+    rows = min(_ROWS, planned.dataset.train_size)
+    contributions = np.random.default_rng(0).uniform(0.2, 1.0, (2 * rows, len(steps)))
+    took = []
+    for half in (contributions[:rows], contributions[rows:]):
+        began = time.thread_time()
+        individual_epsilons(steps, half, planned.trace, delta, method)
+        took.append(time.thread_time() - began)
+    return AccountingProbe(max(0.0, took[0] - took[1]), took[1] / rows)
+
+
+def _worker() -> float:
+    """CPU seconds of a process that imports what Ray's workers import."""
+    before = os.times()
+    subprocess.run([sys.executable, "-c", _WORKER], check=True, capture_output=True)
+    after = os.times()
+    return after.children_user + after.children_system - before.children_user - before.children_system
+
+
+def _tracker() -> float:
+    began = time.thread_time()
+    with tempfile.TemporaryDirectory(prefix="dpsweep-probe-") as folder:
+        MlflowTracker(embedded_tracking_uri(folder), artifact_root=folder)
+    return time.thread_time() - began

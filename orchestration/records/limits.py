@@ -1,0 +1,67 @@
+"""When a run of a sweep ends early, and what counts towards that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from accounting.errors import InvalidInput, require_finite, require_whole
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When a run of a sweep stops early, to be continued; None: never.
+
+    hours: since the run began. trials: how many it trains. failures: how many trials may fail. gpu_hours: for which its
+    trials together hold GPUs.
+    """
+
+    hours: float | None = None
+    trials: int | None = None
+    failures: int | None = None
+    gpu_hours: float | None = None
+
+    def __post_init__(self) -> None:
+        for unit, most in (("hours", self.hours), ("GPU-hours", self.gpu_hours)):
+            if most is not None:
+                require_finite(f"the maximum of {unit}", most, above=0.0)
+        for what, number in (("the maximum of trials", self.trials), ("the number of failures", self.failures)):
+            if number is not None:
+                require_whole(what, number, at_least=1)
+
+    def require_use(self, gpus: float) -> None:
+        """Raise `InvalidInput` for a limit of GPU-hours where a trial holds no GPUs."""
+        if self.gpu_hours is not None and not gpus:
+            raise InvalidInput(
+                f"--max-gpu-hours is {self.gpu_hours:g}, but the trials hold no GPU (resources.gpus is 0); use "
+                "--max-hours, or give them one"
+            )
+
+    def given(self) -> tuple[str, ...]:
+        """The limits as they are written on the command line.
+
+        >>> Limits(hours=2.5, failures=3).given()
+        ('--max-hours 2.5', '--stop-after-failures 3')
+        """
+        options = (
+            ("--max-hours", self.hours),
+            ("--max-gpu-hours", self.gpu_hours),
+            ("--max-trials", self.trials),
+            ("--stop-after-failures", self.failures),
+        )
+        return tuple(f"{option} {most:g}" for option, most in options if most is not None)
+
+
+NO_LIMITS: Final = Limits()
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What counts towards the limits of a run: seconds, seconds of GPUs, and trials that have ended."""
+
+    seconds: float = 0.0
+    gpu_seconds: float = 0.0
+    trials: int = 0
+
+
+NOTHING_SPENT: Final = Spent()

@@ -1,0 +1,148 @@
+"""What a sweep will take: a real probe beside the real run, and the arithmetic between them."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from accounting.errors import InvalidInput
+from orchestration.commands.main import main
+from orchestration.execution.environment import IN_PROCESS
+from orchestration.execution.prediction import Capacity, predict, training_seconds
+from orchestration.execution.probing import AccountingProbe, SweepProbe, kind, norm_passes, probe_sweep, run_kind
+from orchestration.pipeline import RunRequest, run_sweep
+from orchestration.sweeps.plan import Plan, plan_sweep
+from orchestration.sweeps.schema import ResourceSettings, SweepSpec, parse_sweep
+from orchestration.sweeps.user_code import permitted
+from tests.orchestration.sample_grids import small
+from workers.imports import NO_CODE
+from workers.probe import TrialProbe
+from workers.spec import AttackSpec, RmiaSpec
+
+SWEEP = small(clipping=["none", {"name": "flat", "bound": [1.0, 2.0]}], noise="constant", seeds=[0, 1], epochs=10)
+PIECES = TrialProbe(
+    begin=1.0, step=0.1, refresh=2.0, evaluation=0.5, checkpoint=0.25, memory=10**9, gpu_memory=0, cores=1.0, steps=5
+)
+
+
+@pytest.fixture(scope="module")
+def sweep() -> SweepSpec:
+    return parse_sweep(SWEEP)
+
+
+@pytest.fixture(scope="module")
+def plan(sweep: SweepSpec) -> Plan:
+    return plan_sweep(sweep)
+
+
+def measured(plan: Plan, pieces: TrialProbe = PIECES) -> SweepProbe:
+    """A probe in which every trial has these pieces, and nothing but these takes any time."""
+    trials = {kind(planned.spec): pieces for planned in plan.trials}
+    accounting = {run_kind(planned): AccountingProbe(0.0, 0.0) for planned in plan.trials}
+    return SweepProbe(trials, accounting, command=0.0, worker=0.0, tracker=0.0, share=0.5)
+
+
+def test_a_real_probe_is_near_the_real_run(sweep: SweepSpec, plan: Plan, tmp_path: Path) -> None:
+    """By CPU time of this process, which other work on the machine does not change; within a factor of three."""
+    probe = probe_sweep(sweep, plan, NO_CODE)
+    assert len(probe.trials) == 2, "with clipping and without: neither seeds nor bounds change how long a step takes"
+    predicted = sum(training_seconds(planned, replace(probe, worker=0.0)) for planned in plan.trials)
+    began = time.process_time()
+    outcome = run_sweep(RunRequest(sweep, SWEEP, str(tmp_path / "out"), IN_PROCESS))
+    used = time.process_time() - began
+    assert not outcome.record.failed
+    assert predicted < used, "which is also for accounting, the report and MLflow"
+    whole = predict(plan, probe, sweep.resources, Capacity(1.0)).cpu_hours * 3600.0
+    assert used / 3.0 < whole < 3.0 * used + probe.command + 3.0 * probe.worker
+
+
+def test_a_trial_pays_for_every_piece(plan: Plan) -> None:
+    planned = plan.trials[-1]
+    steps, epochs = planned.trace.steps, 10
+    assert norm_passes(planned) == epochs
+    expected = 1.0 + 0.1 * steps + 2.0 * epochs + 0.5 * (epochs + 1) + 0.25 * (epochs + 1)
+    assert training_seconds(planned, measured(plan)) == pytest.approx(expected)
+    attacked = replace(planned.spec, attacks=AttackSpec(rmia=RmiaSpec(4)))
+    twice = replace(planned, point=replace(planned.point, spec=attacked))
+    more = training_seconds(twice, measured(plan)) - expected
+    share = (planned.dataset.train_size + planned.dataset.test_size) / 2 / planned.dataset.train_size
+    assert more == pytest.approx(4 * share * 0.1 * steps)
+
+
+def test_more_cpus_take_less_time_and_the_same_work(plan: Plan) -> None:
+    one, three = (predict(plan, measured(plan), ResourceSettings(), Capacity(cpus, 0.0, 2.0)) for cpus in (1.0, 3.0))
+    assert (one.trials, one.trials_at_once, three.trials_at_once) == (6, 1, 3)
+    assert one.seconds == pytest.approx(3.0 * three.seconds)
+    assert one.cpu_hours == pytest.approx(three.cpu_hours)
+    assert one.price == pytest.approx(2.0 * one.seconds / 3600.0)
+    assert one.beside_others == pytest.approx(2.0 * one.seconds)
+
+
+def test_what_trials_reserve_bounds_how_many_run(plan: Plan) -> None:
+    halves = ResourceSettings(gpus=0.5)
+    found = predict(plan, measured(plan), halves, Capacity(16.0, 1.0))
+    assert found.trials_at_once == 2
+    assert found.gpu_hours == pytest.approx(0.5 * sum(training_seconds(t, measured(plan)) for t in plan.trials) / 3600)
+    assert Capacity(16.0, 1.0).trials_at_once(ResourceSettings(max_concurrent=3)) == 3
+    with pytest.raises(InvalidInput, match=r"reserves 1 CPUs and 0\.5 GPUs, but there are 16 and 0"):
+        predict(plan, measured(plan), halves, Capacity(16.0))
+
+
+def test_work_that_the_cpus_cannot_do_meanwhile_takes_longer(plan: Plan) -> None:
+    """Two threads of each trial on the CPU that it reserves."""
+    busy = predict(plan, measured(plan, replace(PIECES, cores=2.0)), ResourceSettings(), Capacity(2.0))
+    light = predict(plan, measured(plan), ResourceSettings(), Capacity(2.0))
+    assert busy.seconds == pytest.approx(2.0 * light.seconds)
+
+
+def run_plan(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["dpsweep", "plan", *map(str, arguments)])
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")  # as prepare_environment would set it for good
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0)
+
+
+def test_the_command_shows_the_prediction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "sweep.yaml"
+    file.write_text(small(clipping="flat", noise="constant", seeds=[0, 1]))
+    assert run_plan(monkeypatch, file, "--probe", "--cpus", 4, "--price-per-hour", 3.6, "--json") == 0
+    found = json.loads(capsys.readouterr().out)["prediction"]
+    assert (found["trials"], found["trials_at_once"], found["kinds"], found["gpu_hours"]) == (2, 2, 1, 0.0)
+    assert found["price"] == pytest.approx(found["seconds"] / 1000.0)
+    assert 1.0 < found["seconds"] < 3600.0
+    assert run_plan(monkeypatch, file, "--price-per-hour", 1) == 2
+    assert "add --probe" in capsys.readouterr().err
+    assert run_plan(monkeypatch, file, "--probe", "--cpus", 0.5) == 2
+    assert "a trial reserves 1 CPUs" in capsys.readouterr().err
+
+
+BROKEN = """
+import math
+from torch import nn
+
+class Broken(nn.Linear):
+    def forward(self, x):
+        if len(x) > 8:  # all is well with the few examples that the planner tries
+            raise RuntimeError("row 17 has HIV")
+        return super().forward(x)
+
+def broken(feature_shape, num_classes):
+    return nn.Sequential(nn.Flatten(), Broken(math.prod(feature_shape), num_classes))
+"""
+
+
+def test_an_error_of_a_trial_shows_its_place_and_not_the_data(tmp_path: Path) -> None:
+    (tmp_path / "broken_in_probe.py").write_text(BROKEN)
+    sweep = parse_sweep(small(clipping="flat", noise="constant", seeds=0, model="broken_in_probe:broken"))
+    code = permitted(sweep, tmp_path)
+    with pytest.raises(InvalidInput, match="fails within a few steps: RuntimeError") as failure:
+        probe_sweep(sweep, plan_sweep(sweep, code), code)
+    assert "HIV" not in str(failure.value)

@@ -1,0 +1,145 @@
+"""Measures what the pieces of a trial take, with a few real steps in this process. Nothing of the trial is kept.
+
+What is returned are times and memory. They depend on the data as those of a trial do, which are public.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from accounting.mechanism import Release
+from accounting.records import TrialFiles, closed_to_strangers
+from workers.devices import choose_device
+from workers.imports import NO_CODE, UserCode
+from workers.spec import TrialSpec
+from workers.training import Trainer
+from workers.trial import begin, reproducible
+
+_MOST_STEPS: Final = 40
+_LONG_ENOUGH: Final = 2.0
+"""Seconds of steps after which no more are measured, but for the first `_LEAST_STEPS`."""
+_LEAST_STEPS: Final = 3
+_SAMPLE: Final = 2048
+"""Examples whose norms are computed where a pass over all would take longer than `_SHORT`."""
+_SHORT: Final = 10.0
+"""Seconds."""
+
+
+@dataclass(frozen=True)
+class TrialProbe:
+    """Seconds that pieces of a trial take, and its memory.
+
+    begin: to load the data, build the model and write the first checkpoint. step: without a norm pass. refresh: a norm
+    pass over all examples, with storing its snapshot. evaluation, checkpoint: one of each. memory: most bytes of the
+    process, the libraries included; gpu_memory: most bytes allocated on the GPU. cores: CPU seconds per second of a
+    step. steps: how many were taken.
+    """
+
+    begin: float
+    step: float
+    refresh: float
+    evaluation: float
+    checkpoint: float
+    memory: int
+    gpu_memory: int
+    cores: float
+    steps: int
+
+
+def probe_trial(spec: TrialSpec, releases: tuple[Release, ...] = (), code: UserCode = NO_CODE) -> TrialProbe:
+    """Begin the trial in a temporary folder that only its owner can enter, take a few steps, and delete the folder.
+
+    Seconds are those of a machine without other work: on a CPU the time that the calling thread computes, which takes
+    part in all parallel work; on a GPU elapsed time. Raises: InvalidInput as `run_trial` would.
+    """
+    device = choose_device(spec.execution.device)
+    with (
+        closed_to_strangers(),
+        tempfile.TemporaryDirectory(prefix="dpsweep-probe-") as folder,
+        reproducible(spec.execution, spec.seed),
+    ):
+        return _measured(spec, TrialFiles(str(Path(folder).resolve())), releases, code, device)
+
+
+def _measured(
+    spec: TrialSpec, files: TrialFiles, releases: tuple[Release, ...], code: UserCode, device: torch.device
+) -> TrialProbe:
+    took = _gpu_clock if device.type == "cuda" else time.thread_time
+    _forget_peak(device)
+    started = took()
+    begun = begin(spec, files, code, releases)
+    beginning, trainer = took() - started, begun.trainer
+    whole = len(begun.dataset.train)
+    trainer.measure(_SAMPLE)  # the first pass also compiles and allocates
+    refresh = _seconds(took, lambda: trainer.measure(_SAMPLE)) * max(1.0, whole / _SAMPLE)
+    if refresh < _SHORT or trainer.needs_norms:
+        refresh = _seconds(took, trainer.refresh)
+    first = _seconds(took, trainer.advance)
+    used = time.process_time()
+    steps = _steps(trainer, took)
+    cores = (time.process_time() - used) / max(sum(steps), 1e-9) if steps else 1.0
+    trainer.evaluations()
+    evaluation = _seconds(took, trainer.evaluations)
+    checkpoint = _seconds(took, begun.save)
+    return TrialProbe(
+        begin=beginning,
+        step=statistics.median(steps or [first]),
+        refresh=refresh,
+        evaluation=evaluation,
+        checkpoint=checkpoint,
+        memory=_peak(),
+        gpu_memory=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0,
+        cores=cores,
+        steps=1 + len(steps),
+    )
+
+
+def _seconds(clock: Callable[[], float], work: Callable[[], object]) -> float:
+    began = clock()
+    work()
+    return clock() - began
+
+
+def _steps(trainer: Trainer, clock: Callable[[], float]) -> list[float]:
+    """Seconds of each further step, without its norm pass, as far as the trial has one."""
+    found: list[float] = []
+    while trainer.may_continue() and len(found) < _MOST_STEPS:
+        if len(found) >= _LEAST_STEPS and sum(found) > _LONG_ENOUGH:
+            break
+        found.append(_seconds(clock, trainer.advance))
+    return found
+
+
+def _gpu_clock() -> float:
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+_RESET_PEAK: Final = Path("/proc/self/clear_refs")
+
+
+def _forget_peak(device: torch.device) -> None:
+    """Measure peaks of memory from here on; where the system cannot, those of the process."""
+    with contextlib.suppress(OSError):
+        _RESET_PEAK.write_text("5")
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def _peak() -> int:
+    """Most bytes of memory that this process has held."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):
+        return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
