@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from accounting.errors import DataCorruption, InvalidInput
 from accounting.individual import individual_epsilons
-from accounting.parallel import AccountingJob, store_epsilons
+from accounting.parallel import AccountingJob, account_part, store_epsilons
 from accounting.pld import epsilon_of_examples
-from accounting.records import NormShards, StoredUsers, TrialFiles, read_epsilons, read_trace, write_users
+from accounting.records import NormShards, StoredUsers, TrialFiles, parts, read_epsilons, read_trace, write_users
 from accounting.summaries import Counting
 from tests.accounting.stored_trial import job_of, snapshot, write_trial
 
@@ -66,8 +66,8 @@ def test_other_users_are_another_question(job: AccountingJob) -> None:
     files = TrialFiles(job.root)
 
     part = NormShards(files.norms).files(0)
-    assert job.inputs(part, trace) != other.inputs(part, trace)
-    assert job.inputs(part, trace) != replace(job, unit="example").inputs(part, trace)
+    assert job.work(part).inputs(trace) != other.work(part).inputs(trace)
+    assert job.work(part).inputs(trace) != replace(job, unit="example").work(part).inputs(trace)
 
 
 def test_a_trial_without_users_says_what_to_do(tmp_path: Path) -> None:
@@ -92,3 +92,13 @@ def test_users_of_other_examples_and_damage_are_refused(job: AccountingJob) -> N
     summary.write_text(json.dumps({**json.loads(summary.read_text()), "most_records": 1}))
     with pytest.raises(DataCorruption, match="differs from its checksum"):
         StoredUsers(str(users))
+
+
+def test_a_share_reads_the_manifest_once(job: AccountingJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has a line for every part of every snapshot: at 1e8 examples, 75 MB."""
+    read: list[str] = []
+    of_private = parts.read_private
+    monkeypatch.setattr(parts, "read_private", lambda uri: read.append(uri) or of_private(uri))
+    account_part(job, NormShards(TrialFiles(job.root).norms).files(0))
+    manifests = [uri for uri in read if uri.endswith("norms/manifest.jsonl")]
+    assert len(manifests) - 1 == 1  # the first of them is the caller's
