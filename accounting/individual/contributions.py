@@ -202,7 +202,8 @@ class RecordedContributions:
 @functools.lru_cache(maxsize=16)
 def _stretches(steps: tuple[int, ...], trace: Trace) -> tuple[tuple[Sampling, tuple[Stretch, ...]], ...]:
     """Runs of segments with one sampling, cut where the noise or the snapshot changes, in step order."""
-    ends, runs = [*steps[1:], trace.steps], []
+    ends = [*steps[1:], trace.steps]
+    runs: list[tuple[Sampling, tuple[Stretch, ...]]] = []
     for sampling, segments in groupby(trace.segments, key=lambda segment: segment.sampling):
         run: list[Stretch] = []
         for segment in segments:

@@ -25,9 +25,12 @@ def train_patiently(
     Raises: StorageError where the storage still refuses, and whatever `run_trial` does.
     """
     root = context.files.trial(planned.key).root
-    for pause in PAUSES if "://" in root else ():
+    for pause in (*(PAUSES if "://" in root else ()), None):
         try:
-            return run_trial(planned.spec, root, code=code, releases=planned.releases, on_progress=report)
+            run_trial(planned.spec, root, code=code, releases=planned.releases, on_progress=report)
         except StorageError:
+            if pause is None:
+                raise
             time.sleep(pause)
-    return run_trial(planned.spec, root, code=code, releases=planned.releases, on_progress=report)
+        else:
+            return
