@@ -14,7 +14,7 @@ from accounting.errors import DataCorruption, InvalidInput
 from accounting.individual import individual_epsilons
 from accounting.parallel import AccountingJob, account_part, store_epsilons
 from accounting.pld import epsilon_of_examples
-from accounting.records import NormShards, StoredUsers, TrialFiles, parts, read_epsilons, read_trace, write_users
+from accounting.records import NormShards, StoredUsers, TrialFiles, read_epsilons, read_private, read_trace, write_users
 from accounting.summaries import Counting
 from tests.accounting.stored_trial import job_of, snapshot, write_trial
 
@@ -97,8 +97,12 @@ def test_users_of_other_examples_and_damage_are_refused(job: AccountingJob) -> N
 def test_a_share_reads_the_manifest_once(job: AccountingJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has a line for every part of every snapshot: at 1e8 examples, 75 MB."""
     read: list[str] = []
-    of_private = parts.read_private
-    monkeypatch.setattr(parts, "read_private", lambda uri: read.append(uri) or of_private(uri))
-    account_part(job, NormShards(TrialFiles(job.root).norms).files(0))
-    manifests = [uri for uri in read if uri.endswith("norms/manifest.jsonl")]
-    assert len(manifests) - 1 == 1  # the first of them is the caller's
+
+    def noted(uri: str) -> bytes:
+        read.append(uri)
+        return read_private(uri)
+
+    part = NormShards(TrialFiles(job.root).norms).files(0)
+    monkeypatch.setattr("accounting.records.parts.read_private", noted)
+    account_part(job, part)
+    assert [uri for uri in read if uri.endswith("norms/manifest.jsonl")] == [f"{part.directory}/manifest.jsonl"]

@@ -80,8 +80,8 @@ def test_a_store_that_refuses_for_a_while_changes_no_bit(
     undisturbed = run_undisturbed(parse_sweep(TEXT), tmp_path).trial(planned.key)
     models = [torch.load(BytesIO(read_bytes(each.model)), weights_only=True) for each in (files, undisturbed)]
     assert all(torch.equal(value, models[1][name]) for name, value in models[0].items())
-    epsilons = [read_epsilons(each.epsilons).upper for each in (files, undisturbed)]
-    np.testing.assert_array_equal(*epsilons)
+    ours, theirs = (read_epsilons(each.epsilons).upper for each in (files, undisturbed))
+    np.testing.assert_array_equal(ours, theirs)
 
 
 @pytest.mark.parametrize(("root", "attempts"), [("mock://{name}/sweep", 3), ("{folder}/{name}", 1)])
