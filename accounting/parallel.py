@@ -70,10 +70,6 @@ class AccountingJob:
     unit: str = "example"
     """A key of `UNITS`."""
 
-    def work(self, part: PartFiles) -> Work:
-        """What there is to do for one part. Raises: DataCorruption for damaged files."""
-        return UNITS[self.unit](self, part)
-
 
 @dataclass(frozen=True)
 class Work:
@@ -85,8 +81,7 @@ class Work:
 
     def inputs(self, trace: Trace) -> str:
         """Digest of what determines the epsilons: trace, norms, delta and method."""
-        determining = (trace, self.job.delta, self.job.method, self.norms)
-        return hashlib.sha256(repr(determining).encode()).hexdigest()
+        return hashlib.sha256(repr((trace, self.job.delta, self.job.method, self.norms)).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -108,8 +103,7 @@ def account_part(job: AccountingJob, part: PartFiles) -> PartResult:
     A pure function of the trial's verified shards and trace. The claim is that of `accounting.individual.epsilons`.
     Raises: DataCorruption for missing, cut or altered files, StorageError.
     """
-    trace = read_trace(TrialFiles(job.root).trace)
-    work = job.work(part)
+    trace, work = read_trace(TrialFiles(job.root).trace), UNITS[job.unit](job, part)
     inputs = work.inputs(trace)
     stored = noted_epsilons(job.folder, part.part, inputs)
     if stored is None:
@@ -144,11 +138,9 @@ def _of_examples(job: AccountingJob, part: PartFiles) -> Work:
 
 def _of_users(job: AccountingJob, part: PartFiles) -> Work:
     """The epsilons of one share of the users, of which there are as many as parts: they depend on all norms."""
-    files = TrialFiles(job.root)
-    shards, users = NormShards(files.norms), StoredUsers(files.users)
-    share, shares = part.part, len(shards.parts)
+    shards, users = NormShards(TrialFiles(job.root).norms), StoredUsers(TrialFiles(job.root).users)
     norms = (tuple(shards.files(each).records for each in shards.parts), users.digests())
-    return Work(job, norms, lambda trace: epsilons_of_users(shards, users, trace, job.delta, share, shares))
+    return Work(job, norms, lambda trace: epsilons_of_users(shards, users, trace, job.delta, part.part))
 
 
 UNITS: Mapping[str, Callable[[AccountingJob, PartFiles], Work]] = {"example": _of_examples, "user": _of_users}

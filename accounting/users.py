@@ -15,10 +15,8 @@ from accounting.pld import epsilon_of_examples
 from accounting.records import Epsilons, NormShards, StoredUsers, read_contributions
 
 
-def epsilons_of_users(
-    shards: NormShards, users: StoredUsers, trace: Trace, delta: float, share: int, shares: int
-) -> Epsilons:
-    """Of the users whose id leaves the remainder ``share`` when divided by ``shares``: all others are passed over.
+def epsilons_of_users(shards: NormShards, users: StoredUsers, trace: Trace, delta: float, share: int) -> Epsilons:
+    """Of the users whose id leaves the remainder ``share`` when divided by the number of parts: no others.
 
     shards, users: of the trial. The result has the ids of users in place of those of examples, ascending, and no
     losses. Every part is read, and only the rows of these users are kept.
@@ -28,6 +26,7 @@ def epsilons_of_users(
     if trace.filter is not None:
         raise InvalidInput("a filter limited single examples, not users, so users have no epsilon of their own here")
     found = users.of((part, read_contributions(shards.files(part))) for part in shards.parts)
+    shares = len(shards.parts)
     kept = [(owners[mine], rows.contributions[mine]) for owners, rows in found for mine in [owners % shares == share]]
     owners, values = (np.concatenate(column) for column in zip(*kept, strict=True))
     order = np.argsort(owners, kind="stable")

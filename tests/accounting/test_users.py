@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from accounting.errors import DataCorruption, InvalidInput
 from accounting.individual import individual_epsilons
-from accounting.parallel import AccountingJob, account_part, store_epsilons
+from accounting.parallel import UNITS, AccountingJob, account_part, store_epsilons
 from accounting.pld import epsilon_of_examples
 from accounting.records import NormShards, StoredUsers, TrialFiles, read_epsilons, read_private, read_trace, write_users
 from accounting.summaries import Counting
@@ -66,8 +66,8 @@ def test_other_users_are_another_question(job: AccountingJob) -> None:
     files = TrialFiles(job.root)
 
     part = NormShards(files.norms).files(0)
-    assert job.work(part).inputs(trace) != other.work(part).inputs(trace)
-    assert job.work(part).inputs(trace) != replace(job, unit="example").work(part).inputs(trace)
+    assert UNITS[job.unit](job, part).inputs(trace) != UNITS[other.unit](other, part).inputs(trace)
+    assert UNITS["user"](job, part).inputs(trace) != UNITS["example"](job, part).inputs(trace)
 
 
 def test_a_trial_without_users_says_what_to_do(tmp_path: Path) -> None:
