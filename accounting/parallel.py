@@ -70,10 +70,18 @@ class AccountingJob:
     unit: str = "example"
     """A key of `UNITS`."""
 
-    def inputs(self, part: PartFiles, trace: Trace) -> str:
-        """Digest of what determines the epsilons of a part: trace, norms, delta and method."""
-        norms = part.records if self.unit == "example" else _all_inputs(self.root)
-        return hashlib.sha256(repr((trace, self.delta, self.method, norms)).encode()).hexdigest()
+
+@dataclass(frozen=True)
+class Work:
+    """One part of a job: the norms that its epsilons depend on, and how they follow from the trace."""
+
+    job: AccountingJob
+    norms: tuple[object, ...]
+    epsilons: Callable[[Trace], Epsilons]
+
+    def inputs(self, trace: Trace) -> str:
+        """Digest of what determines the epsilons: trace, norms, delta and method."""
+        return hashlib.sha256(repr((trace, self.job.delta, self.job.method, self.norms)).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -95,11 +103,11 @@ def account_part(job: AccountingJob, part: PartFiles) -> PartResult:
     A pure function of the trial's verified shards and trace. The claim is that of `accounting.individual.epsilons`.
     Raises: DataCorruption for missing, cut or altered files, StorageError.
     """
-    trace = read_trace(TrialFiles(job.root).trace)
-    inputs = job.inputs(part, trace)
+    trace, work = read_trace(TrialFiles(job.root).trace), UNITS[job.unit](job, part)
+    inputs = work.inputs(trace)
     stored = noted_epsilons(job.folder, part.part, inputs)
     if stored is None:
-        epsilons = UNITS[job.unit](job, part, trace)
+        epsilons = work.epsilons(trace)
         stored = write_epsilons(job.folder, part.part, epsilons, inputs), epsilons
     record, epsilons = stored
     if job.group_by:
@@ -123,23 +131,19 @@ def epsilons_of_part(job: AccountingJob, part: PartFiles, trace: Trace) -> Epsil
     )
 
 
-def _users_of_share(job: AccountingJob, part: PartFiles, trace: Trace) -> Epsilons:
-    """Epsilon of every user in one share of the users, of which there are as many as parts."""
-    shares = len(NormShards(TrialFiles(job.root).norms).parts)
-    return epsilons_of_users(job.root, trace, job.delta, part.part, shares)
+def _of_examples(job: AccountingJob, part: PartFiles) -> Work:
+    """The epsilons of the examples of one part."""
+    return Work(job, part.records, lambda trace: epsilons_of_part(job, part, trace))
 
 
-def _all_inputs(root: str) -> tuple[object, ...]:
-    """What the epsilons of users depend on: the norms of all examples, and whose they are."""
-    files = TrialFiles(root)
-    shards = NormShards(files.norms)
-    return (tuple(shards.files(part).records for part in shards.parts), StoredUsers(files.users).digests())
+def _of_users(job: AccountingJob, part: PartFiles) -> Work:
+    """The epsilons of one share of the users, of which there are as many as parts: they depend on all norms."""
+    shards, users = NormShards(TrialFiles(job.root).norms), StoredUsers(TrialFiles(job.root).users)
+    norms = (tuple(shards.files(each).records for each in shards.parts), users.digests())
+    return Work(job, norms, lambda trace: epsilons_of_users(shards, users, trace, job.delta, part.part))
 
 
-UNITS: Mapping[str, Callable[[AccountingJob, PartFiles, Trace], Epsilons]] = {
-    "example": epsilons_of_part,
-    "user": _users_of_share,
-}
+UNITS: Mapping[str, Callable[[AccountingJob, PartFiles], Work]] = {"example": _of_examples, "user": _of_users}
 """Whose epsilons a job computes: of the examples of each part, or of users, of whom each part stands for a share."""
 
 

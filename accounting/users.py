@@ -12,27 +12,25 @@ from accounting.errors import InvalidInput
 from accounting.individual import individual_claim, individual_epsilons
 from accounting.mechanism import Trace
 from accounting.pld import epsilon_of_examples
-from accounting.records import Epsilons, NormShards, StoredUsers, TrialFiles, read_contributions
+from accounting.records import Epsilons, NormShards, StoredUsers, read_contributions
 
 
-def epsilons_of_users(root: str, trace: Trace, delta: float, share: int, shares: int) -> Epsilons:
-    """Of the users whose id leaves the remainder ``share`` when divided by ``shares``: all others are passed over.
+def epsilons_of_users(shards: NormShards, users: StoredUsers, trace: Trace, delta: float, share: int) -> Epsilons:
+    """Of the users whose id leaves the remainder ``share`` when divided by the number of parts: no others.
 
-    root: of the trial. The result has the ids of users in place of those of examples, ascending, and no losses. Every
-    part is read, and only the rows of these users are kept.
+    shards, users: of the trial. The result has the ids of users in place of those of examples, ascending, and no
+    losses. Every part is read, and only the rows of these users are kept.
 
-    Raises: InvalidInput where no users are stored, and for a run that a filter ended, where no user was bounded;
-    DataCorruption for damaged files.
+    Raises: InvalidInput for a run that a filter ended, where no user was bounded; DataCorruption for damaged files.
     """
     if trace.filter is not None:
         raise InvalidInput("a filter limited single examples, not users, so users have no epsilon of their own here")
-    files = TrialFiles(root)
-    shards = NormShards(files.norms)
-    found = StoredUsers(files.users).of((part, read_contributions(shards.files(part))) for part in shards.parts)
-    kept = [(users[mine], rows.contributions[mine]) for users, rows in found for mine in [users % shares == share]]
-    users, values = (np.concatenate(column) for column in zip(*kept, strict=True))
-    order = np.argsort(users, kind="stable")
-    ids, starts, counts = np.unique(users[order], return_index=True, return_counts=True)
+    found = users.of((part, read_contributions(shards.files(part))) for part in shards.parts)
+    shares = len(shards.parts)
+    kept = [(owners[mine], rows.contributions[mine]) for owners, rows in found for mine in [owners % shares == share]]
+    owners, values = (np.concatenate(column) for column in zip(*kept, strict=True))
+    order = np.argsort(owners, kind="stable")
+    ids, starts, counts = np.unique(owners[order], return_index=True, return_counts=True)
     values, alone = values[order], counts == 1
     upper, lower = np.empty(len(ids)), np.empty(len(ids))
     single = individual_epsilons(shards.steps, values[starts[alone]], trace, delta, "pld")

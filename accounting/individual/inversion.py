@@ -29,8 +29,7 @@ from scipy import sparse
 
 from accounting.individual.contour import Complex, Contour
 from accounting.individual.contributions import Array, SampledSteps, StepWeights
-from accounting.individual.rdp import RenyiCosts
-from accounting.renyi import ORDERS
+from accounting.individual.rdp import FEW_ORDERS, RenyiCosts
 
 _TILT_STEP, _PERIOD_STEP, _REACH_STEP = 1.25, 2.0, 2.0**0.5
 """Examples share a contour if their tilt - 1, period and largest sqrt(u) agree within these factors."""
@@ -51,6 +50,9 @@ _DAMPING = 20.0
 """Terms beyond the contour are damped by at least exp(-20) = 2e-9."""
 
 _NEWTON_STEPS = 40
+
+_NEARLY = 1e-6
+"""After a step of Newton's method that is so short, relative to the largest epsilon, the next one would not matter."""
 
 LARGEST_EPSILON = 1e3
 """Above it the Renyi bound is returned: it is nearly tight there, and the contour would need too much memory."""
@@ -92,8 +94,8 @@ def _periods(renyi: RenyiCosts, delta: float, tilt: float) -> Array:
     To the left delta(eps - m P) <= 1; to the right delta(eps + m P) <= exp((b-1) (rdp_b - eps - m P)) for b > tilt.
     """
     wanted = -np.log(delta * NEGLIGIBLE)
-    higher = ORDERS[1.1 * tilt < ORDERS]
-    log_tails = (higher - 1.0) * (renyi.rdp[:, 1.1 * tilt < ORDERS] - 0.8 * renyi.epsilons[:, None])
+    higher = FEW_ORDERS[1.1 * tilt < FEW_ORDERS]
+    log_tails = (higher - 1.0) * (renyi.rdp[:, 1.1 * tilt < FEW_ORDERS] - 0.8 * renyi.epsilons[:, None])
     right = (log_tails + wanted) / (higher - tilt)
     return np.asarray(np.maximum(wanted / (tilt - 1.0), right.min(axis=1, initial=np.inf)))
 
@@ -123,8 +125,8 @@ def without_nodes_from(stops: tuple[int, ...], costs: StepWeights) -> StepWeight
 def _aliasing(contour: Contour, rdp: Array, epsilons: Array) -> Array:
     """Bound [rows] on what the trapezoidal rule adds to delta at or above ``epsilons``: see `_periods`."""
     period = 2.0 * np.pi / contour.spacing
-    higher = ORDERS[1.001 * contour.tilt < ORDERS]
-    log_tails = (higher - 1.0) * (rdp[:, 1.001 * contour.tilt < ORDERS] - epsilons[:, None])
+    higher = FEW_ORDERS[1.001 * contour.tilt < FEW_ORDERS]
+    log_tails = (higher - 1.0) * (rdp[:, 1.001 * contour.tilt < FEW_ORDERS] - epsilons[:, None])
     right = log_tails + _log_series((higher - contour.tilt) * period)
     left = _log_series(np.array((contour.tilt - 1.0) * period))
     return np.asarray(np.exp(left) + np.exp(right.min(axis=1, initial=np.inf)))
@@ -171,21 +173,37 @@ Terms = tuple[Complex, Array]
 """Terms [points, rows] of the trapezoidal rule without e^(eps (1-z)), and a bound [rows] on the error of their sum."""
 
 
-def certified_bounds(
-    contour: Contour, v: float, above: Terms, below: Terms, renyi: RenyiCosts, delta: float
-) -> tuple[Array, Array]:
-    """Upper and lower epsilon [rows] at ``delta``; infinity and 0 where nothing can be certified.
+Bounds = tuple[Array, Array]
+"""Upper and lower epsilons [rows]."""
 
-    ``above`` and ``below`` are the terms with `upper_kernel` and `lower_kernel`, damped by v.
+
+def certified_bounds(
+    contour: Contour, v: float, above: Terms, below: Terms, renyi: RenyiCosts, delta: float, known: Bounds
+) -> Bounds:
+    """The larger of ``known`` bounds and those of these terms; infinity and 0 where nothing can be certified.
+
+    ``above`` and ``below`` are the terms with `upper_kernel` and `lower_kernel`, damped by v. ``known`` are the bounds
+    of the other direction, 0 where there are none yet. Where these are tight, and delta at the upper one is small
+    enough in this direction too, they stay.
     """
     scale = np.log(contour.spacing / np.pi) - np.log(delta)
-    terms, error = above
-    upper = _certified_upper(_Curve(contour, terms, error, scale), renyi.epsilons)
-    nearly = 0.9 * upper
-    added = _aliasing(contour, renyi.rdp + 0.5 * v * ORDERS, nearly) / delta
+    curve = _Curve(contour, *above, np.full(len(renyi.epsilons), scale))
+    upper, lower = (bound.copy() for bound in known)
+    tight = np.flatnonzero((upper > 0.0) & (lower >= (1.0 - LOOSE) * upper))
+    stay = np.zeros(len(upper), np.bool_)
+    stay[tight] = curve.of(tight)(upper[tight])[0] <= 0.0
+    rest = np.flatnonzero(~stay)
+    if len(rest) == 0:
+        return upper, lower
+    own = renyi.of(rest)
+    found = _certified_upper(curve.of(rest), own.epsilons)
+    nearly = 0.9 * found
+    added = _aliasing(contour, own.rdp + 0.5 * v * FEW_ORDERS, nearly) / delta
     terms, error = below
-    curve = _Curve(contour, terms, -error, scale - np.log1p(added))
-    return upper, _certified_lower(curve, np.minimum(upper, renyi.epsilons), nearly)
+    curve = _Curve(contour, terms[:, rest], -error[rest], scale - np.log1p(added))
+    upper[rest] = np.maximum(upper[rest], found)
+    lower[rest] = np.maximum(lower[rest], _certified_lower(curve, np.minimum(found, own.epsilons), nearly))
+    return upper, lower
 
 
 @dataclass(frozen=True)
@@ -195,7 +213,11 @@ class _Curve:
     contour: Contour
     columns: Complex
     error: Array
-    scale: float | Array
+    scale: Array
+
+    def of(self, rows: NDArray[np.intp]) -> _Curve:
+        """The curves of some rows."""
+        return _Curve(self.contour, self.columns[:, rows], self.error[rows], self.scale[rows])
 
     def __call__(self, epsilons: Array) -> tuple[Array, Array]:
         """Values and slopes, both [rows], by Horner's rule in exp(-i spacing eps)."""
@@ -215,17 +237,21 @@ class _Curve:
         """
         left, right = np.zeros_like(stop), stop.copy()
         epsilons, settled = stop.copy(), np.zeros(len(stop), np.bool_)
+        at, curve = np.arange(len(stop)), self
         for _ in range(_NEWTON_STEPS):
-            value, slope = self(epsilons)
-            left = np.where(value > 0.0, epsilons, left)
-            right = np.where(value > 0.0, right, epsilons)
-            moved = epsilons - value / slope
-            moved = np.where((moved >= left) & (moved <= right), moved, 0.5 * (left + right))
-            moved = np.where(settled, epsilons, moved)
-            settled |= np.abs(moved - epsilons) <= 1e-10 * stop
-            epsilons = moved
-            if settled.all():
+            value, slope = curve(epsilons[at])
+            above = value > 0.0
+            left[at] = np.where(above, epsilons[at], left[at])
+            right[at] = np.where(above, right[at], epsilons[at])
+            newton = epsilons[at] - value / slope
+            inside = (newton >= left[at]) & (newton <= right[at])
+            moved = np.where(inside, newton, 0.5 * (left[at] + right[at]))
+            settled[at] = np.abs(moved - epsilons[at]) <= np.where(inside, _NEARLY, 1e-10) * stop[at]
+            epsilons[at] = moved
+            at = np.flatnonzero(~settled)
+            if len(at) == 0:
                 break
+            curve = self.of(at)
         return epsilons
 
 

@@ -41,7 +41,7 @@ from accounting.individual.contributions import (
     Array,
     RecordedContributions,
     StepWeights,
-    merge_entries,
+    merged,
     select,
     spread_linearly,
 )
@@ -50,6 +50,7 @@ from accounting.individual.inversion import (
     LARGEST_EPSILON,
     LOOSE,
     NEGLIGIBLE,
+    Bounds,
     Terms,
     buckets,
     certified_bounds,
@@ -70,6 +71,9 @@ _SIZES = (16, 32, 64, 128, 256)
 _CUTS = (3, 4, 5, 6, 7, 8)
 """Eighths of a contour at which a row may end."""
 
+_PIECES = 16
+"""Pieces of a contour, in each of which one bound on the error of K holds for all points."""
+
 _STEP_ERROR = 1e-14
 """Bound on the rounding error that each step adds to K."""
 
@@ -79,8 +83,7 @@ _FEW_STEPS = 8
 
 def pld_epsilons(contributions: RecordedContributions, delta: float) -> tuple[Array, Array]:
     """Upper and lower epsilon [rows] at ``delta``, the worse of removing and adding the example."""
-    costs = contributions.costs(spread_linearly)
-    merge_entries(costs)
+    costs = merged(contributions.costs(spread_linearly))
     renyi = renyi_costs(costs, delta)
     upper, lower = _interpolated_epsilons(costs, renyi, delta)
     few = contributions.trace.steps <= _FEW_STEPS
@@ -94,18 +97,19 @@ def pld_epsilons(contributions: RecordedContributions, delta: float) -> tuple[Ar
 
 def _interpolated_epsilons(costs: StepWeights, renyi: RenyiCosts, delta: float) -> tuple[Array, Array]:
     """Upper and lower epsilon [rows] with K interpolated between nodes."""
-    bound, below = renyi.epsilons, np.zeros_like(renyi.epsilons)
-    above = {direction: np.where(bound > 0.0, np.inf, 0.0) for direction in EXPONENTS}
+    bound = renyi.epsilons
+    above, below = np.where(bound > 0.0, np.inf, 0.0), np.zeros_like(bound)
     for bucket in buckets(costs, renyi, delta):
         rows = bucket.rows
         own = without_nodes_from(bucket.stops, select(costs, rows))
+        upper, lower = np.zeros(len(rows)), np.zeros(len(rows))
         for direction in EXPONENTS:
             group = _Group(own, renyi.of(rows), delta, bucket.tilt, bucket.period, direction)
-            for members, upper, lower in group.solve():
-                at = rows[members]
-                above[direction][at] = upper
-                below[at] = np.maximum(below[at], lower)
-    return np.minimum(np.maximum.reduce(list(above.values())), bound), below
+            for members, contour, v in group.contours():
+                known = upper[members], lower[members]
+                upper[members], lower[members] = group.of(members).worse(known, contour, v)
+        above[rows], below[rows] = upper, lower
+    return np.minimum(above, bound), below
 
 
 def _log_decay(costs: StepWeights, exponent: float, frequency: float) -> Array:
@@ -118,9 +122,10 @@ def _log_decay(costs: StepWeights, exponent: float, frequency: float) -> Array:
 
 @kept(256 * 2**20)
 def _moment_columns(sample_rate: float, nodes: bytes, contour: Contour, direction: str) -> Array:
-    """`moment_table` as [nodes, 3 points]: real parts, imaginary parts and errors."""
+    """`moment_table` as [nodes, 2 points + pieces]: real and imaginary parts, and the largest error of each piece."""
     table = moment_table(sample_rate, np.frombuffer(nodes), contour, direction)
-    return np.hstack([table.log_moments.real, table.log_moments.imag, table.errors])
+    errors = table.errors.reshape(len(table.errors), _PIECES, -1).max(axis=2)
+    return np.hstack([table.log_moments.real, table.log_moments.imag, errors])
 
 
 @kept(16 * 2**20)
@@ -146,17 +151,15 @@ class _Group:
     period: float
     direction: str
 
-    def solve(self) -> Iterator[tuple[NDArray[np.intp], Array, Array]]:
-        """Rows, and their certified upper and lower epsilons: infinity and 0 where nothing can be certified."""
-        for rows, contour, v in self._contours():
-            members = replace(self, costs=select(self.costs, rows), renyi=self.renyi.of(rows))
-            yield rows, *members._solve(contour, v)
+    def of(self, rows: NDArray[np.intp]) -> _Group:
+        """Some of the rows."""
+        return replace(self, costs=select(self.costs, rows), renyi=self.renyi.of(rows))
 
     @property
     def _exponent_at_the_tilt(self) -> float:
         return float(EXPONENTS[self.direction](np.array([self.tilt + 0j]))[0].real)
 
-    def _contours(self) -> Iterator[tuple[NDArray[np.intp], Contour, float]]:
+    def contours(self) -> Iterator[tuple[NDArray[np.intp], Contour, float]]:
         """Rows that need the same number of points, their contour and its damping: 0 but for the longest contour."""
         rows = np.arange(len(self.renyi.epsilons))
         for size in _SIZES:
@@ -169,22 +172,24 @@ class _Group:
                 return
         yield rows, contour, damping(contour)
 
-    def _solve(self, contour: Contour, v: float) -> tuple[Array, Array]:
+    def worse(self, known: Bounds, contour: Contour, v: float) -> Bounds:
+        """Certified bounds of the worse of this direction and of another one, given those of the other one."""
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
             exponent, slack = self._exponent(contour, v)
             above = self._terms(contour, v, exponent, slack, upper_kernel(contour))
             below = self._terms(contour, v, exponent, slack, lower_kernel(contour, v)) if v > 0.0 else above
-            return certified_bounds(contour, v, above, below, self.renyi, self.delta)
+            return certified_bounds(contour, v, above, below, self.renyi, self.delta, known)
 
     def _exponent(self, contour: Contour, v: float) -> tuple[Complex, Array]:
-        """K [rows, points], damped by v, and a bound on its error."""
-        exponent = unsampled_exponent(self.costs, contour, v)
-        slack = np.full(exponent.shape, FLOAT_ERROR)
+        """K [rows, points], damped by v, and a bound on its error in each of `_PIECES` of the contour."""
+        exponent, size = unsampled_exponent(self.costs, contour, v), contour.size
+        slack = np.full((len(exponent), _PIECES), FLOAT_ERROR)
         for part in self.costs.sampled:
             columns = _moment_columns(part.sample_rate, part.precisions.tobytes(), contour, self.direction)
-            real, imaginary, errors = np.split(part.weights @ columns, 3, axis=1)
-            exponent = exponent + (real + 1j * imaginary)
-            slack += errors + _STEP_ERROR * part.weights.sum(axis=1)[:, None]
+            found = part.weights @ columns
+            exponent.real += found[:, :size]
+            exponent.imag += found[:, size : 2 * size]
+            slack += found[:, 2 * size :] + _STEP_ERROR * part.weights.sum(axis=1)[:, None]
         return exponent, slack
 
     def _terms(self, contour: Contour, v: float, exponent: Complex, slack: Array, kernel: Complex) -> Terms:
@@ -194,13 +199,14 @@ class _Group:
         are negligible, but the error of K may not be.
         """
         terms = kernel * np.exp(exponent)
-        errors = np.cumsum(np.abs(terms) * np.expm1(np.minimum(slack, 700.0)), axis=1)
+        pieces = np.abs(terms).reshape(len(terms), _PIECES, -1).sum(axis=2)
+        errors = np.cumsum(pieces * np.expm1(np.minimum(slack, 700.0)), axis=1)
         peak = exponent[:, 0].real
         sizes = np.array([contour.size * eighths // 8 for eighths in _CUTS])
         totals = np.empty((len(sizes), len(peak)))
         for total, size in zip(totals, sizes.tolist(), strict=True):
             decay = _log_decay(self.costs, self._exponent_at_the_tilt, contour.spacing * size)
-            total[:] = errors[:, size - 1] + np.exp(peak - decay) * left_out(contour, size, v)
+            total[:] = errors[:, size * _PIECES // contour.size - 1] + np.exp(peak - decay) * left_out(contour, size, v)
         best = np.argmin(np.where(np.isnan(totals), np.inf, totals), axis=0)
         kept = np.arange(contour.size)[:, None] < sizes[best]
         error = np.take_along_axis(totals, best[None, :], axis=0)[0]

@@ -32,13 +32,17 @@ _LAST = len(ORDERS) - 1
 _PLACES = np.unique([*range(0, len(ORDERS), _STRIDE), _LAST])
 """Places in `ORDERS` at which every example is evaluated."""
 
+_FEW_PLACES = np.unique(np.searchsorted(ORDERS - 1.0, 0.02 * 1.15 ** np.arange(88.0)).clip(0, _LAST))
+FEW_ORDERS: Array = ORDERS[_FEW_PLACES]
+"""Orders at which `RenyiCosts` has RDP: alpha - 1 grows by factors of about 1.15."""
+
 _STEEP = 100.0
 """Above this precision `accounting.renyi` has no sampled RDP at fractional orders, so the search may miss the best."""
 
 
 @dataclass(frozen=True)
 class RenyiCosts:
-    """Upper bounds of examples: rdp [rows, orders] at `ORDERS`, and epsilons [rows] and the order [rows] of each."""
+    """Upper bounds of examples: rdp [rows, orders] at `FEW_ORDERS`, epsilons [rows], and the order [rows] of each."""
 
     rdp: Array
     epsilons: Array
@@ -56,75 +60,67 @@ def rdp_epsilons(contributions: RecordedContributions, delta: float) -> tuple[Ar
     (`accounting.individual.contributions`).
     """
     costs = contributions.costs(spread_linearly)
-    coarse = _rdp(costs, _PLACES, _table)
+    (coarse,) = _rdp(costs, _PLACES, _table)
     upper, lower = np.empty(len(coarse)), np.empty(len(coarse))
-    for rows, own, window in _windows(costs, coarse, delta):
-        values = _rdp(own, window, _table)
-        values += improved_terms(ORDERS[window], delta)
-        upper[rows] = values.min(axis=1)
-        lower[rows] = _lower(own, window, upper[rows], delta)
+    for rows, own, window in _windows(costs, coarse, _PLACES, delta):
+        rdp, below = _rdp(own, np.append(0, window), _table, _lower_table)
+        upper[rows] = (rdp[:, 1:] + improved_terms(ORDERS[window], delta)).min(axis=1)
+        lower[rows] = _lower(own, window, below, upper[rows], delta)
     return zero_where_free(upper, coarse[:, 0], delta), lower
 
 
-def _lower(costs: StepWeights, window: NDArray[np.intp], upper: Array, delta: float) -> Array:
+def _lower(costs: StepWeights, window: NDArray[np.intp], rdp: Array, upper: Array, delta: float) -> Array:
     """Lower bound [rows] on the Renyi bound in exact arithmetic, given ``upper``, its upper bound in the window.
 
-    Beyond an end of the window that costs more than ``upper``, everything does. Where an end may not, all orders are
-    evaluated. RDP grows with the order, so it is least at the first one.
+    rdp: lower bounds [rows, 1 + places] at the first order, where RDP is least, and in the window. Beyond an end of the
+    window that costs more than ``upper``, everything does. Where an end may not, all orders are evaluated.
     """
-    values = _rdp(costs, np.append(0, window), _lower_table)
-    least, values = values[:, 0], values[:, 1:]
-    values += improved_terms(ORDERS[window], delta)
+    values = rdp[:, 1:] + improved_terms(ORDERS[window], delta)
     lower = values.min(axis=1)
     open_ended = np.zeros(len(lower), np.bool_)
     for place, column in ((window[0], values[:, 0]), (window[-1], values[:, -1])):
         open_ended |= (place not in (0, _LAST)) & ~(column > upper)
     if open_ended.any():
         everywhere = np.arange(len(ORDERS))
-        again = _rdp(select(costs, np.flatnonzero(open_ended)), everywhere, _lower_table)
+        (again,) = _rdp(select(costs, np.flatnonzero(open_ended)), everywhere, _lower_table)
         lower[open_ended] = (again + improved_terms(ORDERS, delta)).min(axis=1)
-    return zero_where_free(lower, least, delta)
+    return zero_where_free(lower, rdp[:, 0], delta)
 
 
 def renyi_costs(costs: StepWeights, delta: float) -> RenyiCosts:
-    """The upper bounds of `rdp_epsilons`, with the RDP at every order."""
-    rdp = _rdp(costs, np.arange(len(ORDERS)), _table)
-    values = rdp + improved_terms(ORDERS, delta)
-    best = values.argmin(axis=1)
-    least = np.take_along_axis(values, best[:, None], axis=1)[:, 0]
-    return RenyiCosts(rdp, zero_where_free(least, rdp.min(axis=1), delta), ORDERS[best])
+    """The upper bounds of `rdp_epsilons`."""
+    (coarse,) = _rdp(costs, _FEW_PLACES, _table)
+    epsilons, orders = np.empty(len(coarse)), np.empty(len(coarse))
+    for rows, own, window in _windows(costs, coarse, _FEW_PLACES, delta):
+        values = _rdp(own, window, _table)[0] + improved_terms(ORDERS[window], delta)
+        epsilons[rows], orders[rows] = values.min(axis=1), ORDERS[window][values.argmin(axis=1)]
+    return RenyiCosts(coarse, zero_where_free(epsilons, coarse[:, 0], delta), orders)
 
 
 def _windows(
-    costs: StepWeights, coarse: Array, delta: float
+    costs: StepWeights, coarse: Array, places: NDArray[np.intp], delta: float
 ) -> Iterator[tuple[NDArray[np.intp], StepWeights, NDArray[np.intp]]]:
-    """Rows, their costs, and the places in `ORDERS` among which their best order is."""
+    """Rows, their costs, and the places in `ORDERS` among which their best order is, given RDP in some ``places``."""
     if any(part.precisions[-1] > _STEEP for part in costs.sampled):
         yield np.arange(len(coarse)), costs, np.arange(len(ORDERS))
         return
-    nearest = np.argmin(coarse + improved_terms(ORDERS[_PLACES], delta), axis=1)
+    nearest = np.argmin(coarse + improved_terms(ORDERS[places], delta), axis=1)
     for place in np.unique(nearest).tolist():
         rows = np.flatnonzero(nearest == place)
-        first, last = _PLACES[max(place - 1, 0)], _PLACES[min(place + 1, len(_PLACES) - 1)]
+        first, last = places[max(place - 1, 0)], places[min(place + 1, len(places) - 1)]
         yield rows, select(costs, rows), np.arange(first, last + 1)
 
 
-def _rdp(costs: StepWeights, places: NDArray[np.intp], table_of: Callable[[SampledSteps], Array]) -> Array:
-    """RDP [rows, places] at the orders in these places of `ORDERS`."""
-    orders, sampled = ORDERS[places], list(costs.sampled)
-    first = sampled.pop(0) if sampled else None
-    total = _product(first, places, table_of) if first else np.zeros((len(costs.precision), len(places)))
-    for part in sampled:
-        total += _product(part, places, table_of)
-    if costs.precision.any():
-        total += costs.precision[:, None] * (0.5 * orders)
+def _rdp(costs: StepWeights, places: NDArray[np.intp], *tables: Callable[[SampledSteps], Array]) -> list[Array]:
+    """By each kind of table, RDP [rows, places] at the orders in these places of `ORDERS`."""
+    orders = ORDERS[places]
+    plain = costs.precision[:, None] * (0.5 * orders)
     for epsilon in costs.pure:
-        total += pure_rdp(epsilon, orders)
-    return total
-
-
-def _product(part: SampledSteps, places: NDArray[np.intp], table_of: Callable[[SampledSteps], Array]) -> Array:
-    return np.asarray(part.weights @ np.ascontiguousarray(table_of(part)[:, places]))
+        plain += pure_rdp(epsilon, orders)
+    total = np.hstack([plain] * len(tables))
+    for part in costs.sampled:
+        total += part.weights @ np.hstack([table(part)[:, places] for table in tables])
+    return np.split(total, len(tables), axis=1)
 
 
 def _table(part: SampledSteps) -> Array:

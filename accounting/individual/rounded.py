@@ -28,6 +28,7 @@ from accounting.individual.contributions import (
 from accounting.individual.inversion import (
     FLOAT_ERROR,
     LOOSE,
+    Bounds,
     Bucket,
     Terms,
     buckets,
@@ -62,8 +63,10 @@ def rounded_epsilons(contributions: RecordedContributions, renyi: RenyiCosts, de
                 inversion = _inversion(up, down, replace(bucket, rows=rows), size, direction)
                 for part in np.array_split(np.arange(len(rows)), -(-len(rows) * size // _ROWS)):
                     at = rows[part]
-                    pair = inversion.solve(select(up, at), select(down, at), renyi.of(at), delta)
-                    above[part], below[part] = np.maximum(above[part], pair[0]), np.maximum(below[part], pair[1])
+                    known = above[part], below[part]
+                    above[part], below[part] = inversion.worse(
+                        known, select(up, at), select(down, at), renyi.of(at), delta
+                    )
             upper[rows], lower[rows] = np.minimum(upper[rows], above), np.maximum(lower[rows], below)
             rows = rows[~(upper[rows] - lower[rows] <= LOOSE * upper[rows])]
             if len(rows) == 0:
@@ -99,13 +102,13 @@ class _Inversion:
     damping: float
     tables: Sequence[Array]
 
-    def solve(self, up: StepWeights, down: StepWeights, renyi: RenyiCosts, delta: float) -> tuple[Array, Array]:
-        """Upper and lower epsilon [rows] of costs rounded up and down."""
+    def worse(self, known: Bounds, up: StepWeights, down: StepWeights, renyi: RenyiCosts, delta: float) -> Bounds:
+        """The larger of ``known`` bounds, of the other direction, and those of costs rounded up and down."""
         contour, v = self.contour, self.damping
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
             above = self._terms(up, upper_kernel(contour))
             below = self._terms(down, lower_kernel(contour, v))
-            return certified_bounds(contour, v, above, below, renyi, delta)
+            return certified_bounds(contour, v, above, below, renyi, delta, known)
 
     def _terms(self, costs: StepWeights, kernel: Complex) -> Terms:
         """The terms of exp(K) times ``kernel``.

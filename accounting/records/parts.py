@@ -23,9 +23,10 @@ from accounting.errors import START_ANEW, DataCorruption, PrivateDetail
 from accounting.records.encryption import decrypted, encrypted
 from accounting.records.files import exists, list_files, read_bytes, write_bytes_atomically
 from accounting.records.private_files import append_private, read_private, write_private
-from accounting.records.tables import Oversized, read_table
+from accounting.records.tables import Oversized, read_table, stored_column
 
 MANIFEST = "manifest.jsonl"
+_IDS = "example_id"
 
 
 @dataclass(frozen=True, order=True)
@@ -138,11 +139,36 @@ def commit_parts(directory: str, records: Iterable[PartRecord]) -> None:
     write_private(f"{directory}/{MANIFEST}", lines)
 
 
-def read_part(directory: str, schema: pa.Schema, record: PartRecord, columns: Sequence[str] | None = None) -> pa.Table:
+class RepeatedIds:
+    """Example ids of parts that are read one after the other, decoded once where their files store them alike."""
+
+    def __init__(self) -> None:
+        self._stored: tuple[bytes, ...] = ()
+        self._ids: pa.ChunkedArray | None = None
+
+    def read_table(self, content: bytes, schema: pa.Schema, columns: Sequence[str]) -> pa.Table:
+        """These columns of a file, which has the given schema, ``example_id`` first. Raises: as `tables.read_table`."""
+        place = schema.get_field_index(_IDS)
+        stored = stored_column(content, place)
+        if self._ids is None or stored != self._stored:
+            table = read_table(content, columns)
+            self._stored, self._ids = stored, table.column(_IDS)
+            return table
+        table = read_table(content, [name for name in columns if name != _IDS])
+        return table.add_column(0, schema.field(place), self._ids)
+
+
+def read_part(
+    directory: str,
+    schema: pa.Schema,
+    record: PartRecord,
+    columns: Sequence[str] | None = None,
+    ids: RepeatedIds | None = None,
+) -> pa.Table:
     """The rows of a committed part, verified by length, sha256, schema, row count and first and last example id.
 
-    columns: those to decode, ``example_id`` among them; all by default. Raises: DataCorruption for a part that is
-    missing or differs from its record.
+    columns: those to decode, ``example_id`` among them; all by default. ids: of parts that were read before, and
+    probably have the same. Raises: DataCorruption for a part that is missing or differs from its record.
     """
     uri = f"{directory}/{record.path}"
     try:
@@ -155,7 +181,9 @@ def read_part(directory: str, schema: pa.Schema, record: PartRecord, columns: Se
         raise _corrupt(uri, "its sha256 differs from the manifest")
     content = decrypted(uri, data)
     try:
-        table = read_table(content, columns)
+        table = (
+            read_table(content, columns) if ids is None else ids.read_table(content, schema, columns or schema.names)
+        )
         table.validate(full=True)  # altered lengths must not make decoding read outside the buffers
     except Oversized as error:
         raise _corrupt(uri, "it would expand to far more than its rows need") from PrivateDetail(str(error))
@@ -212,5 +240,5 @@ def _stored(directory: str, step: int | None, part: int, table: pa.Table) -> tup
 
 def _ends(table: pa.Table) -> tuple[int | None, int | None]:
     """The first and the last example id."""
-    ids: np.ndarray[Any, np.dtype[np.int64]] = table.column("example_id").to_numpy()
+    ids: np.ndarray[Any, np.dtype[np.int64]] = table.column(_IDS).to_numpy()
     return (int(ids[0]), int(ids[-1])) if len(ids) else (None, None)

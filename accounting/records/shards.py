@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from accounting.errors import START_ANEW, DataCorruption, InvalidInput, PrivateDetail, keep_whole, require_whole
-from accounting.records.parts import PartRecord, PartStore, read_part
+from accounting.records.parts import PartRecord, PartStore, RepeatedIds, read_part
 
 Floats = npt.NDArray[np.floating[Any]]
 Integers = npt.NDArray[np.integer[Any]]
@@ -168,10 +168,11 @@ def read_contributions(files: PartFiles) -> PartContributions:
     Raises: DataCorruption for missing, cut, altered or mismatched files.
     """
     first, last = files.records[0], files.records[-1]
-    contributions = np.empty((len(files.records), first.rows), np.float32)
+    contributions, repeated = np.empty((len(files.records), first.rows), np.float32), RepeatedIds()
     for number, record in enumerate(files.records):
         wanted = ["example_id", "contribution", *(["group"] if record is first else ())]
-        table = read_part(files.directory, NORM_SCHEMA, record, [*wanted, *(["loss"] if record is last else ())])
+        wanted += ["loss"] if record is last else []
+        table = read_part(files.directory, NORM_SCHEMA, record, wanted, repeated)
         found = table.column("example_id").to_numpy()
         if record is first:
             ids, groups = found, table.column("group").to_numpy()

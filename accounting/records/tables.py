@@ -6,6 +6,7 @@ it, and where buffers are in the metadata of each message (Arrow's IPC format, a
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections.abc import Iterator, Sequence
 
@@ -17,7 +18,7 @@ LARGEST_RATIO = 1_000
 """What a file may expand to, over its size: rows differ at least by their ids, which compress by less than 100."""
 ALWAYS_ALLOWED = 2**22
 """Bytes to which the smallest file may expand."""
-_HEADER, _BUFFERS, _COMPRESSION = 2, 2, 3
+_HEADER, _LENGTH, _BUFFERS, _COMPRESSION = 2, 0, 2, 3
 """Fields of a Message and of a RecordBatch, by their place in the schema of the flatbuffer."""
 
 
@@ -55,24 +56,63 @@ def _messages(stream: pa.Buffer) -> Iterator[pa.Message]:
             return
 
 
+def stored_column(data: bytes, place: int) -> tuple[bytes, ...]:
+    """How an Arrow IPC file stores the column in this place, where all columns have numbers of one type each.
+
+    Per batch of rows, the number of rows, the validity and the values, the latter two compressed. What is stored alike
+    is decoded alike. Raises: pyarrow's errors for bytes that are no such file.
+    """
+    found: list[bytes] = []
+    for message in _messages(pa.py_buffer(data)[_START:]):
+        if message.type == "record batch":
+            buffers, body = _buffers(message), message.body
+            found.append(_row_count(message))
+            for offset, length in buffers[2 * place : 2 * place + 2]:
+                found.append(body[offset : offset + length].to_pybytes())
+    return tuple(found)
+
+
 def _expanded_lengths(message: pa.Message) -> Iterator[int]:
     """Of every buffer of a message with rows, where they are compressed."""
     if message.type not in ("record batch", "dictionary"):
         return
-    metadata, body = message.metadata.to_pybytes(), message.body
-    try:
-        batch = _table_at(metadata, _field(metadata, _table_at(metadata, 0), _HEADER))
-        if message.type == "dictionary":
-            batch = _table_at(metadata, _field(metadata, batch, 1))
-        if not _field(metadata, batch, _COMPRESSION):
+    metadata = message.metadata.to_pybytes()
+    with _named_damage():
+        if not _field(metadata, _batch(message, metadata), _COMPRESSION):
             return
-        vector = _table_at(metadata, _field(metadata, batch, _BUFFERS))
-        (count,) = struct.unpack_from("<I", metadata, vector)
-        for place in range(count):
-            offset, length = struct.unpack_from("<qq", metadata, vector + 4 + 16 * place)
+        for offset, length in _buffers(message):
             if length > 8:
-                (expanded,) = struct.unpack_from("<q", body, offset)
+                (expanded,) = struct.unpack_from("<q", message.body, offset)
                 yield max(expanded, 0)  # -1: stored as it is
+
+
+def _buffers(message: pa.Message) -> list[tuple[int, int]]:
+    """Offset and length of every buffer of a message with rows; each column of numbers has two."""
+    metadata = message.metadata.to_pybytes()
+    with _named_damage():
+        vector = _table_at(metadata, _field(metadata, _batch(message, metadata), _BUFFERS))
+        (count,) = struct.unpack_from("<I", metadata, vector)
+        return [struct.unpack_from("<qq", metadata, vector + 4 + 16 * place) for place in range(count)]
+
+
+def _row_count(message: pa.Message) -> bytes:
+    """The number of rows of a batch, as it is stored."""
+    metadata = message.metadata.to_pybytes()
+    with _named_damage():
+        at = _field(metadata, _batch(message, metadata), _LENGTH)
+        return metadata[at : at + 8] if at else b""
+
+
+def _batch(message: pa.Message, metadata: bytes) -> int:
+    """Where the RecordBatch of a message is."""
+    batch = _table_at(metadata, _field(metadata, _table_at(metadata, 0), _HEADER))
+    return _table_at(metadata, _field(metadata, batch, 1)) if message.type == "dictionary" else batch
+
+
+@contextlib.contextmanager
+def _named_damage() -> Iterator[None]:
+    try:
+        yield
     except struct.error as error:
         raise pa.ArrowInvalid(f"a message is cut or altered ({error})") from error
 

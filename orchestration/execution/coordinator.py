@@ -21,6 +21,7 @@ from orchestration.comparison.claims import unfounded
 from orchestration.comparison.record import SweepRecord, exact
 from orchestration.comparison.stored import kept_trials
 from orchestration.execution.completion import Times, complete_stopped, complete_trial, epsilon_so_far, shown_trace
+from orchestration.execution.patience import PAUSES
 from orchestration.records.accounts import read_accounts
 from orchestration.records.attempts import Attempt, AttemptLog
 from orchestration.records.failures import forget_failure, record_failure
@@ -40,9 +41,6 @@ from orchestration.tracking.protocol import Tracker, tracked
 from orchestration.tracking.recorder import Recorder
 from workers.noise import noise_source_kind
 from workers.trial import Progress
-
-PAUSES = (2.0, 6.0, 15.0, 25.0, 30.0)
-"""Seconds before a trial is accounted once more where the storage refuses: longer in all than a minute."""
 
 
 class _Interrupted(Exception):

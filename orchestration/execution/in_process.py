@@ -12,12 +12,13 @@ from accounting.parallel import AccountingJob, PartResult, account_in_process
 from accounting.records import PartFiles
 from orchestration.execution.backend import TrainingObserver, TrialContext
 from orchestration.execution.environment import IN_PROCESS
+from orchestration.execution.patience import train_patiently
 from orchestration.records.layout import SweepFiles
 from orchestration.records.snapshot import SweepSnapshot
 from orchestration.sweeps.plan import PlannedTrial
 from orchestration.sweeps.schema import SweepSpec
 from workers.imports import UserCode
-from workers.trial import Progress, run_trial
+from workers.trial import Progress
 
 
 class _Halted(Exception):
@@ -44,10 +45,9 @@ class InProcess:
             if observer.must_stop:
                 return
             observer.started(planned.key)
-            root = self._context.files.trial(planned.key).root
             report = partial(_report, observer, planned.key)
             try:
-                run_trial(planned.spec, root, code=self._context.code, releases=planned.releases, on_progress=report)
+                train_patiently(planned, self._context, self._context.code, report)
             except _Halted:
                 return
             except (Exception, SystemExit) as error:  # user code raises what it likes

@@ -24,10 +24,11 @@ from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 from accounting.errors import StorageError
 from accounting.records import exists
 from orchestration.execution.backend import TrainingObserver, TrialContext
+from orchestration.execution.patience import train_patiently
 from orchestration.sweeps.plan import PlannedTrial
 from orchestration.sweeps.schema import ResourceSettings, SchedulerSettings
 from orchestration.sweeps.user_code import unpacked
-from workers.trial import Progress, run_trial
+from workers.trial import Progress
 
 
 def train_trial(config: Mapping[str, Any], trials: Mapping[str, PlannedTrial], context: TrialContext) -> None:
@@ -45,10 +46,9 @@ def train_trial(config: Mapping[str, Any], trials: Mapping[str, PlannedTrial], c
 
 def _attempt(planned: PlannedTrial, context: TrialContext) -> str | StorageError | None:
     """Train; return what may be shown of the error that ended the trial, without its traceback or cause; else None."""
-    root, code = context.files.trial(planned.key).root, context.code
     try:
         context.require_key()
-        run_trial(planned.spec, root, code=unpacked(code), releases=planned.releases, on_progress=_report)
+        train_patiently(planned, context, unpacked(context.code), _report)
     except BaseException as error:  # whatever user code raises: Tune would store its text
         if isinstance(error, SystemExit) and error.code == 0:
             raise  # how Tune ends the thread of a trial that its scheduler stopped

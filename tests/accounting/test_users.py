@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from accounting.errors import DataCorruption, InvalidInput
 from accounting.individual import individual_epsilons
-from accounting.parallel import AccountingJob, store_epsilons
+from accounting.parallel import UNITS, AccountingJob, account_part, store_epsilons
 from accounting.pld import epsilon_of_examples
-from accounting.records import NormShards, StoredUsers, TrialFiles, read_epsilons, read_trace, write_users
+from accounting.records import NormShards, StoredUsers, TrialFiles, read_epsilons, read_private, read_trace, write_users
 from accounting.summaries import Counting
 from tests.accounting.stored_trial import job_of, snapshot, write_trial
 
@@ -66,8 +66,8 @@ def test_other_users_are_another_question(job: AccountingJob) -> None:
     files = TrialFiles(job.root)
 
     part = NormShards(files.norms).files(0)
-    assert job.inputs(part, trace) != other.inputs(part, trace)
-    assert job.inputs(part, trace) != replace(job, unit="example").inputs(part, trace)
+    assert UNITS[job.unit](job, part).inputs(trace) != UNITS[other.unit](other, part).inputs(trace)
+    assert UNITS["user"](job, part).inputs(trace) != UNITS["example"](job, part).inputs(trace)
 
 
 def test_a_trial_without_users_says_what_to_do(tmp_path: Path) -> None:
@@ -92,3 +92,17 @@ def test_users_of_other_examples_and_damage_are_refused(job: AccountingJob) -> N
     summary.write_text(json.dumps({**json.loads(summary.read_text()), "most_records": 1}))
     with pytest.raises(DataCorruption, match="differs from its checksum"):
         StoredUsers(str(users))
+
+
+def test_a_share_reads_the_manifest_once(job: AccountingJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has a line for every part of every snapshot: at 1e8 examples, 75 MB."""
+    read: list[str] = []
+
+    def noted(uri: str) -> bytes:
+        read.append(uri)
+        return read_private(uri)
+
+    part = NormShards(TrialFiles(job.root).norms).files(0)
+    monkeypatch.setattr("accounting.records.parts.read_private", noted)
+    account_part(job, part)
+    assert [uri for uri in read if uri.endswith("norms/manifest.jsonl")] == [f"{part.directory}/manifest.jsonl"]

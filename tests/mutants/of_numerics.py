@@ -119,8 +119,8 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
         "accounting/individual/contributions.py",
         INDIVIDUAL,
         B(
-            "np.square(self.slope * (self.offset + contributions)) + self.side",
-            "np.square(self.slope * contributions) + self.side",
+            "moved = self.offset + np.asarray(",
+            "moved = np.asarray(",
             "a displaced record costs nothing",
             True,
         ),
@@ -157,14 +157,14 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
         "accounting/individual/pld.py",
         INDIVIDUAL,
         B(
-            "np.minimum(np.maximum.reduce(list(above.values())), bound)",
-            "np.minimum(np.minimum.reduce(list(above.values())), bound)",
-            "the better direction's epsilon",
+            "            for members, contour, v in group.contours():\n",
+            "            upper[:] = 0.0\n            for members, contour, v in group.contours():\n",
+            "the epsilon of the last direction",
             True,
         ),
         B(
-            "above[direction][at] = upper",
-            "above[direction][at] = lower",
+            "above[rows], below[rows] = upper, lower",
+            "above[rows], below[rows] = lower, lower",
             "the lower bound is shown as the upper",
             True,
         ),
@@ -173,13 +173,19 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
         "accounting/individual/inversion.py",
         INDIVIDUAL,
         B("value = total.real + self.error", "value = total.real", "errors are not added to delta", True),
-        B("scale - np.log1p(added))", "scale)", "a lower bound forgets aliases"),
+        B("scale - np.log1p(added))", "scale + 0.0 * added)", "a lower bound forgets aliases"),
+        B(
+            "curve.of(tight)(upper[tight])[0] <= 0.0",
+            "curve.of(tight)(upper[tight])[0] < np.inf",
+            "the direction that comes first counts alone",
+            True,
+        ),
     ),
     *bugs_in(
         "accounting/individual/rdp.py",
         INDIVIDUAL,
         B(
-            "        total += pure_rdp(epsilon, orders)\n",
+            "        plain += pure_rdp(epsilon, orders)\n",
             "        pass\n",
             "pure releases cost examples nothing",
             True,
@@ -189,7 +195,7 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
     *bugs_in(
         "accounting/users.py",
         ("tests/accounting/test_users.py",),
-        B("users % shares == share", "users % (shares + 1) == share", "some users are passed over"),
+        B("owners % shares == share", "owners % (shares + 1) == share", "some users are passed over"),
         B("counts == 1", "counts >= 1", "users of several records pay for one", True),
     ),
     *bugs_in(

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from accounting.individual.contributions import RecordedContributions, spread_linearly
-from accounting.individual.rdp import rdp_epsilons, renyi_costs
+from accounting.individual.contributions import RecordedContributions, merged, spread_linearly
+from accounting.individual.rdp import FEW_ORDERS, rdp_epsilons, renyi_costs
 from accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
-from accounting.renyi import ORDERS, epsilon_improved, improved_terms, sampled_gaussian_rdp
+from accounting.renyi import ORDERS, epsilon_improved, improved_terms, pure_rdp, sampled_gaussian_rdp
 from accounting.samplings import PoissonSampling
 
 STEPS = (0, 40, 80)
@@ -32,6 +32,17 @@ TRACES = {
 }
 
 
+def at_every_order(recorded: RecordedContributions) -> NDArray[np.float64]:
+    """RDP [rows, orders] of the spread steps, releases and full batches."""
+    costs = recorded.costs(spread_linearly)
+    total = costs.precision[:, None] * (0.5 * ORDERS) + sum(pure_rdp(epsilon, ORDERS) for epsilon in costs.pure)
+    for part in costs.sampled:
+        noise = (np.inf if u == 0.0 else u**-0.5 for u in part.precisions)
+        table = [0.0 * ORDERS if np.isinf(each) else sampled_gaussian_rdp(part.sample_rate, each) for each in noise]
+        total = total + part.weights.toarray() @ np.array(table)
+    return np.asarray(total)
+
+
 def contributions(rows: int = 60) -> NDArray[np.float64]:
     """Of examples that hardly contribute and of such that always contribute most, too."""
     rng = np.random.default_rng(0)
@@ -45,11 +56,33 @@ def contributions(rows: int = 60) -> NDArray[np.float64]:
 def test_few_orders_find_what_all_orders_find(trace: Trace, delta: float) -> None:
     recorded = RecordedContributions.checked(STEPS, contributions(), trace)
     upper, lower = rdp_epsilons(recorded, delta)
-    everywhere = renyi_costs(recorded.costs(spread_linearly), delta)
-    np.testing.assert_allclose(upper, everywhere.epsilons, rtol=1e-12)
-    np.testing.assert_allclose(epsilon_improved(everywhere.rdp, delta), everywhere.epsilons, rtol=0)
-    assert (upper >= everywhere.epsilons * (1 - 1e-12)).all()
+    everywhere = at_every_order(recorded)
+    expected = epsilon_improved(everywhere, delta)
+    np.testing.assert_allclose(upper, expected, rtol=1e-12)
+    found = renyi_costs(recorded.costs(spread_linearly), delta)
+    np.testing.assert_allclose(found.epsilons, expected, rtol=1e-12)
+    np.testing.assert_allclose(found.rdp, everywhere[:, np.isin(ORDERS, FEW_ORDERS)], rtol=1e-12)
     assert (lower <= upper).all()
+
+
+@pytest.mark.parametrize("trace", TRACES.values(), ids=TRACES)
+def test_spreading_and_merging_keep_the_steps_and_what_they_cost_together(trace: Trace) -> None:
+    recorded = RecordedContributions.checked(STEPS, contributions(), trace)
+    spread = recorded.costs(spread_linearly)
+    for part, one in zip(spread.sampled, merged(spread).sampled, strict=True):
+        np.testing.assert_allclose(one.weights.toarray(), part.weights.toarray(), rtol=1e-14)
+        assert (one.weights.data > 0.0).all()
+        assert one.weights.has_canonical_format
+        steps, precision = 0, np.zeros(len(recorded.values))
+        for segment in (segment for segment in trace.segments if segment.sampling.sample_rate == part.sample_rate):
+            side = sum(query.noise_multiplier**-2 for query in segment.side_queries)
+            for step in range(segment.start_step, segment.stop_step):
+                own = recorded.values[:, np.searchsorted(STEPS, step, side="right") - 1]
+                precision += (own / segment.noise_multiplier) ** 2 + side
+            steps += segment.steps
+        assert (part.weights.data >= 0.0).all()
+        np.testing.assert_allclose(part.weights.sum(axis=1), steps, rtol=1e-13)
+        np.testing.assert_allclose(part.weights @ part.precisions, precision, rtol=1e-12)
 
 
 @pytest.mark.parametrize("delta", [1e-2, 1e-12])

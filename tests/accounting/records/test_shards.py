@@ -27,7 +27,7 @@ from accounting.records.epsilons import (
 )
 from accounting.records.files import list_files, open_filesystem, read_bytes, write_bytes_atomically
 from accounting.records.layout import TrialFiles
-from accounting.records.shards import NormShards, NormShardWriter, NormSnapshot
+from accounting.records.shards import NormShards, NormShardWriter, NormSnapshot, read_contributions
 from accounting.records.traces import read_trace, write_trace
 from accounting.samplings import Adjacency, FixedBatchSampling, PoissonSampling, Sampling, ShuffledSampling
 from tests.accounting.stored_trial import snapshot, write_trial
@@ -242,6 +242,8 @@ def test_snapshots_must_begin_at_step_0_and_cover_every_part(tmp_path: Path) -> 
     writer.write(replace(snapshot(40, 4), example_ids=np.arange(4) + 100))
     with pytest.raises(DataCorruption, match="other examples"):
         NormShards(str(tmp_path / "others")).read(0)
+    with pytest.raises(DataCorruption, match="other examples"):
+        read_contributions(NormShards(str(tmp_path / "others")).files(0))
 
 
 def store(directory: str, *parts: Epsilons) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from accounting.errors import DataCorruption
-from accounting.records.parts import PartStore
-from accounting.records.tables import Oversized, read_table
+from accounting.records.parts import PartStore, RepeatedIds
+from accounting.records.tables import Oversized, read_table, stored_column
 from accounting.records.traces import read_trace
 
 SCHEMA = pa.schema([("example_id", pa.int64()), ("norm", pa.float32())])
@@ -58,6 +59,27 @@ def test_damaged_files_are_an_error_of_arrow(cut: int) -> None:
             read_table(data)
         except (pa.ArrowException, ValueError, OSError):
             continue
+
+
+def part(ids: np.ndarray[Any, np.dtype[np.int64]], norm: float) -> bytes:
+    return encoded(pa.table({"example_id": ids, "norm": np.full(len(ids), norm, np.float32)}, SCHEMA))
+
+
+@pytest.mark.parametrize("other", [np.arange(70_000)[::-1].copy(), np.arange(69_999), np.zeros(70_000, np.int64)])
+def test_a_column_is_stored_alike_where_its_values_are_equal(other: np.ndarray[Any, np.dtype[np.int64]]) -> None:
+    ids = np.arange(70_000)
+    assert stored_column(part(ids, 1.0), 0) == stored_column(part(ids, 2.0), 0)
+    assert stored_column(part(ids, 1.0), 1) != stored_column(part(ids, 2.0), 1)
+    assert stored_column(part(ids, 1.0), 0) != stored_column(part(other, 1.0), 0)
+
+
+def test_repeated_ids_are_decoded_once_and_other_ones_again() -> None:
+    ids, repeated = np.arange(70_000), RepeatedIds()
+    tables = [repeated.read_table(part(own, 1.0), SCHEMA, SCHEMA.names) for own in (ids, ids, ids + 1, ids)]
+    for table, own in zip(tables, (ids, ids, ids + 1, ids), strict=True):
+        assert table.equals(pa.table({"example_id": own, "norm": np.ones(70_000, np.float32)}, SCHEMA))
+    first, second, *_ = (table.column("example_id").chunk(0).buffers()[1].address for table in tables)
+    assert first == second
 
 
 def test_a_part_says_so_in_one_line(tmp_path: Path) -> None:

@@ -9,32 +9,47 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from accounting.records.epsilons import read_epsilons
+from accounting.records.files import exists
 from orchestration.records.layout import SweepFiles
 from orchestration.sweeps.schema import parse_sweep
 from orchestration.sweeps.user_code import permitted
 from tests.orchestration.execution.test_upkeep import TEXT, trained_sweep
-from tests.orchestration.processes import PATIENCE, dpsweep, environment
+from tests.orchestration.processes import PATIENCE, dpsweep, environment, start, wait_until
 from tests.orchestration.reference import assert_same_trial, run_undisturbed
 from tests.orchestration.sample_grids import keys_of, small
 
 NODES = """
-import json, sys, time
+import sys
 from ray.cluster_utils import Cluster
+from tests.orchestration.processes import descendants, training_workers
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
 for _ in range(2):
     cluster.add_node(num_cpus=1)
 cluster.wait_for_nodes()
 print(cluster.address, flush=True)
-sys.stdin.read()
+
+def trains(node):
+    return training_workers(descendants(node.all_processes["raylet"][0].process.pid))
+
+for _ in sys.stdin:
+    doomed = [node for node in cluster.worker_nodes if trains(node)][:1]
+    for node in doomed:
+        cluster.remove_node(node, allow_graceful=False)
+        cluster.add_node(num_cpus=1)
+    print(len(doomed), flush=True)
 cluster.shutdown()
 """
-"""A head without work and two workers, each with a scheduler and object store of its own, until stdin closes."""
+"""A head without work and two workers, each with a scheduler and object store of its own, until stdin closes.
+
+For every line, a node that trains is killed and another one joins; the answer is how many were killed.
+"""
 CLOSED = {
     "RAY_AUTH_MODE": "token",
     "RAY_AUTH_TOKEN": "a1" * 32,
@@ -69,8 +84,24 @@ def broken(feature_shape, num_classes):
 """
 
 
+@dataclass(frozen=True)
+class Nodes:
+    """The cluster that `NODES` started."""
+
+    address: str
+    process: subprocess.Popen[str]
+
+    def lose_one_that_trains(self) -> bool:
+        """Kill a node with a trial that trains, if there is one, and let another node join."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return next(int(line) for line in self.process.stdout if line.strip().isdigit()) == 1
+
+
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     said = tmp_path_factory.mktemp("nodes") / "stderr"
     with said.open("w") as output:
         process = subprocess.Popen(
@@ -86,10 +117,15 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     try:
         found = next((line.strip() for line in process.stdout if ":" in line), None)
         assert found is not None, said.read_text()
-        yield found
+        yield Nodes(found, process)
     finally:
         process.stdin.close()
         process.wait(PATIENCE)
+
+
+@pytest.fixture
+def address(nodes: Nodes) -> str:
+    return nodes.address
 
 
 def run_on(
@@ -112,6 +148,39 @@ def test_three_nodes_give_the_results_of_one_process(address: str, tmp_path: Pat
     undisturbed = run_undisturbed(reference, tmp_path / "undisturbed", permitted(reference, tmp_path))
     for trial in trials:
         assert_same_trial(files.trial(trial["key"]), undisturbed.trial(trial["key"]), trial["private"])
+
+
+LONGER = small(
+    clipping="individual",
+    noise="constant",
+    seeds=[0, 1],
+    epochs=40,
+    norms={"refreshes_per_epoch": 0.5},
+    execution={"checkpoint_every_epochs": 0.3},
+    accounting={"individual": "rdp"},
+)
+"""Long enough for a node to be lost in the middle of a trial."""
+
+
+def test_a_node_that_trains_is_lost(nodes: Nodes, tmp_path: Path) -> None:
+    """Its trial goes on elsewhere from its checkpoint: none fails, and all have the bits of an undisturbed run."""
+    files, log = SweepFiles(str(tmp_path / "out")), tmp_path / "log"
+    (tmp_path / "sweep.yaml").write_text(LONGER)
+    trials = [files.trial(key) for key in keys_of(LONGER).values()]
+
+    def in_the_middle() -> bool:
+        return any(exists(trial.checkpoint) and not exists(trial.training) for trial in trials)
+
+    driver = start(
+        "run", tmp_path / "sweep.yaml", "--output", files.root, "--address", nodes.address, log=log, **CLOSED
+    )
+    wait_until(lambda: in_the_middle() or driver.poll() is not None, "a trial to train")
+    assert nodes.lose_one_that_trains(), log.read_text()
+    assert driver.wait(PATIENCE) == 0, log.read_text()
+    undisturbed = run_undisturbed(parse_sweep(LONGER), tmp_path / "undisturbed")
+    for key in keys_of(LONGER).values():
+        assert exists(files.trial(key).result)
+        assert_same_trial(files.trial(key), undisturbed.trial(key), True)
 
 
 def test_trials_are_accounted_again_on_the_nodes(address: str, tmp_path: Path) -> None:

@@ -1,0 +1,111 @@
+"""An object store that refuses while a trial trains: the trial waits, and goes on from its last checkpoint."""
+
+from __future__ import annotations
+
+import errno
+import uuid
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pyarrow import fs
+
+from accounting.errors import StorageError
+from accounting.records import files as storage
+from accounting.records import read_bytes, read_epsilons
+from orchestration.execution import patience
+from orchestration.execution.backend import TrialContext
+from orchestration.execution.patience import train_patiently
+from orchestration.records.layout import SweepFiles
+from orchestration.sweeps.plan import PlannedTrial, plan_sweep
+from orchestration.sweeps.schema import parse_sweep
+from tests.accounting.stored_trial import account_trial, job_of
+from tests.orchestration.reference import run_undisturbed
+from tests.orchestration.sample_grids import small
+from workers.imports import NO_CODE
+from workers.trial import Progress, TrainingResult, run_trial
+
+TEXT = small(
+    clipping="individual",
+    noise="constant",
+    seeds=0,
+    epochs=4,
+    norms={"refreshes_per_epoch": 1},
+    execution={"checkpoint_every_epochs": 1},
+    accounting={"individual": "rdp"},
+)
+
+
+@pytest.fixture
+def planned() -> PlannedTrial:
+    (planned,) = plan_sweep(parse_sweep(TEXT)).trials
+    return planned
+
+
+def refusing(monkeypatch: pytest.MonkeyPatch, after: int, times: int) -> Callable[[], int]:
+    """Let the store refuse so many writes after so many; returns how often it refused so far."""
+    write, counts = storage._put_object, {"writes": 0, "refused": 0}
+
+    def put(filesystem: fs.FileSystem, path: str, data: bytes) -> None:
+        counts["writes"] += 1
+        if counts["writes"] > after and counts["refused"] < times:
+            counts["refused"] += 1
+            raise OSError("503 Slow Down")
+        write(filesystem, path, data)
+
+    monkeypatch.setattr(storage, "_put_object", put)
+    return lambda: counts["refused"]
+
+
+def test_a_store_that_refuses_for_a_while_changes_no_bit(
+    planned: PlannedTrial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "PAUSES", (0.0,) * 5)
+    refused, steps = refusing(monkeypatch, after=12, times=3), list[int]()
+    context = TrialContext(SweepFiles(f"mock://{uuid.uuid4()}/sweep"), parse_sweep(TEXT).disclosure, NO_CODE)
+
+    def report(progress: Progress) -> None:
+        steps.append(progress.step)
+
+    train_patiently(planned, context, NO_CODE, report)
+    assert refused() == 3
+    assert steps[0] < max(steps), "it went on from a checkpoint"
+    assert len(set(steps)) == 4
+    files = context.files.trial(planned.key)
+    account_trial(job_of(files.root, planned.spec.delta, "rdp"))
+    undisturbed = run_undisturbed(parse_sweep(TEXT), tmp_path).trial(planned.key)
+    models = [torch.load(BytesIO(read_bytes(each.model)), weights_only=True) for each in (files, undisturbed)]
+    assert all(torch.equal(value, models[1][name]) for name, value in models[0].items())
+    ours, theirs = (read_epsilons(each.epsilons).upper for each in (files, undisturbed))
+    np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize(("root", "attempts"), [("mock://{name}/sweep", 3), ("{folder}/{name}", 1)])
+def test_what_refuses_for_good_fails_the_trial(
+    root: str, attempts: int, planned: PlannedTrial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A local disk is full: nobody waits for it."""
+    begun = 0
+
+    def counted(*arguments: Any, **options: Any) -> TrainingResult:
+        nonlocal begun
+        begun += 1
+        return run_trial(*arguments, **options)
+
+    def refuse(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    monkeypatch.setattr(patience, "PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(patience, "run_trial", counted)
+    monkeypatch.setattr(storage, "_put_object", refuse)
+    monkeypatch.setattr(storage, "_replace_local", refuse)
+    context = TrialContext(
+        SweepFiles(root.format(name=uuid.uuid4(), folder=tmp_path)), parse_sweep(TEXT).disclosure, NO_CODE
+    )
+    with pytest.raises(StorageError, match="No space left"):
+        train_patiently(planned, context, NO_CODE, lambda progress: None)
+    assert begun == attempts
