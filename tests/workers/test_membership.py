@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import binomtest
 
 from accounting.errors import InvalidInput
 from accounting.records.layout import TrialFiles
@@ -87,6 +88,8 @@ def test_the_area_and_its_interval_are_right_for_known_distributions() -> None:
     held = [low <= truth <= high for low, high in (interval(found, 100) for found in areas)]
     assert np.mean(held) >= 0.95
     assert interval(0.5, 100)[1] - interval(0.5, 100)[0] < 0.2
+    for right in (0, 3, 60, 100):
+        assert interval(right / 100, 100) == pytest.approx(binomtest(right, 100).proportion_ci(method="wilson"))
 
 
 def test_the_ratio_is_of_the_mean_probability_of_the_references() -> None:
