@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from accounting.errors import DataCorruption, InvalidInput, require_finite
+from accounting.records import exists, list_files
 from accounting.registry import lookup
 from orchestration.commands import panels
 from orchestration.commands.arguments import AsJson, Folder
@@ -76,22 +77,31 @@ def delete(
 
     files = SweepFiles(absolute(folder))
     record = stored_record(files)
-    what = f"the sweep {record.sweep.name} in {files.root}: {len(record.points)} trials"
+    what = f"the sweep {record.sweep.name} in {files.root}: {len(record.points)} trials{_tuned(files)}"
     if not yes and not _confirmed(for_terminal(f"Delete {what}, with their models, reports and private files?")):
         typer.echo("nothing was deleted")
         raise typer.Exit(1)
     counted = delete_sweep(files)
     typer.echo(for_terminal(f"deleted {what}"))
     if counted:
+        where = f"{files.root}/attempts{' and tuning/attempts' if list_files(files.tuning) else ''}"
         typer.echo(
             for_terminal(
-                f"what {len(counted)} of them released cannot be taken back: it stays recorded in {files.root}/"
-                "attempts, and counts if they are trained again there. Models and reports that were shared, and runs "
-                "on an MLflow server, are not deleted"
+                f"what {len(counted)} of them released cannot be taken back: it stays recorded in {where}, and counts "
+                "if they are trained again there. Models and reports that were shared, and runs on an MLflow server, "
+                "are not deleted"
             )
         )
     if left := remains(files):
         typer.echo(for_terminal(f"left, because not of the sweep: {', '.join(left)}"))
+
+
+def _tuned(files: SweepFiles) -> str:
+    """The trials of the tuning, which go with the sweep."""
+    from orchestration.comparison.stored import stored_record
+
+    tuning = SweepFiles(files.tuning)
+    return f", and {len(stored_record(tuning).points)} of its tuning" if exists(tuning.manifest) else ""
 
 
 def _confirmed(question: str) -> bool:

@@ -51,7 +51,8 @@ def composed(trials: Iterable[PublishedTrial]) -> Composition | None:
     """What the private ones of ``trials`` cost together, all their attempts included; None where nothing was released.
 
     Guarantee: adaptive composition (`accounting.together`), at the delta of the trials. An estimate where a run ended
-    before its planned end, because that may depend on what it showed, and where runs drew the same noise.
+    before its planned end, because that may depend on what it showed, where runs drew the same noise, and where
+    candidates of an unaccounted tuning, which are not among ``trials``, trained on the same records.
     """
     private = [trial for trial in trials if trial.attempts]
     attempts = [attempt for trial in private for attempt in trial.attempts]
@@ -62,12 +63,14 @@ def composed(trials: Iterable[PublishedTrial]) -> Composition | None:
     found = Composition(len(private), repeated, None, _release_epsilon(attempts, delta))
     if len(attempts) == 1 and (privacy := private[0].privacy) is not None:
         alone = PrivacyEstimate(privacy.epsilon, privacy.delta, privacy.adjacency, privacy.accountant, privacy.kind)
-        return replace(found, estimate=alone)
+        tuned = _tuned(private)
+        kind = "estimate" if tuned and alone.kind == "guarantee" else alone.kind
+        return replace(found, estimate=replace(alone, kind=kind), reason=tuned)
     try:
         together = _together(_counted(attempt.trace for attempt in attempts), delta)
     except UnsupportedMechanism as refusal:
         return replace(found, reason=str(refusal))
-    reason = _weakness(attempts)
+    reason = _tuned(private) or _weakness(attempts)
     if together.kind == "guarantee" and reason:
         together = replace(together, kind="estimate")
     return replace(found, estimate=together, reason=reason)
@@ -79,6 +82,13 @@ def composed_epsilon(trial: PublishedTrial) -> float | None:
         return None
     found = composed([trial])
     return found.epsilon if found else trial.privacy.epsilon
+
+
+def _tuned(trials: Iterable[PublishedTrial]) -> str:
+    """That the ledger leaves out what chose the trials, which only the ledger of the tuning counts."""
+    if any(trial.tags.get("tuning") == "unaccounted" for trial in trials):
+        return "the candidates of their tuning trained on the same records and are counted in tuning/ alone"
+    return ""
 
 
 def _weakness(attempts: list[Attempt]) -> str:

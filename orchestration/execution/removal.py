@@ -15,7 +15,7 @@ from orchestration.records.states import TrialState
 
 
 def delete_sweep(files: SweepFiles) -> tuple[str, ...]:
-    """Delete everything that the sweep wrote, except what its trials have released: ``attempts/`` stays.
+    """Delete everything that the sweep and its tuning wrote, except what trials have released: ``attempts/`` stays.
 
     A sweep that is run in the folder later counts them. ``sweep.json`` goes last, so that what an interrupted deletion
     leaves can be deleted again. Returns: the keys of the trials whose releases stay recorded. Raises: InvalidInput for
@@ -27,6 +27,9 @@ def delete_sweep(files: SweepFiles) -> tuple[str, ...]:
     with exclusive(files.local_folder), claimed(files.claim):
         record = stored_record(files)
         counted = _recorded(files, record)
+        if exists(SweepFiles(files.tuning).manifest):
+            counted += delete_sweep(SweepFiles(files.tuning))
+        delete_folder(files.selection)
         for uri in _files(files):
             delete(uri)
         for uri in (*(files.trial(point.key).root for point in record.points), files.tune, files.artifacts):
@@ -76,7 +79,7 @@ def _has_failed(key: str, record: SweepRecord, files: SweepFiles) -> bool:
 
 def remains(files: SweepFiles) -> tuple[str, ...]:
     """Files in the folder of a deleted sweep that are not of the sweep, relative to it."""
-    own = ("attempts/", ".lock")
+    own = ("attempts/", ".lock", "tuning/attempts/", "tuning/.lock")
     return tuple(name for name in list_files(files.root) if not name.startswith(own))
 
 
@@ -93,5 +96,5 @@ def _recorded(files: SweepFiles, record: SweepRecord) -> tuple[str, ...]:
 def _files(files: SweepFiles) -> tuple[str, ...]:
     """The single files of a sweep, except its manifest."""
     journals = (f"{files.database}{suffix}" for suffix in ("", "-journal", "-wal", "-shm"))
-    reports = (files.report, files.private_report, files.results, files.status, files.error)
+    reports = (files.report, files.private_report, files.comparison, files.results, files.status, files.error)
     return (*reports, str(files.log), files.probe, *journals)

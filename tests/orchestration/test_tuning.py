@@ -72,6 +72,9 @@ def test_it_says_wherever_a_trial_is_shown_that_no_epsilon_counts_the_choice(out
     baseline, private = json.loads(Path(outcome.files.root, "results.json").read_text())
     for row, places in ((baseline, 1), (private, 2)):
         assert row["tuning"] == "unaccounted"
+        for together in row.get("composed", {}).values():
+            assert together["kind"] == "estimate", "the ledger leaves out the candidates"
+            assert "counted in tuning/ alone" in together["reason"]
         (note,) = [note for note in row["notes"] if note.startswith("tuned: ")]
         assert words in note
         assert note.partition(", the best of ")[0].count(",") == places - 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import pytest
 from fairlearn import metrics as fairlearn
 from hypothesis import given, settings
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, precision_score, recall_score
 
 from workers import rates
+from workers.data.tabular import intersected, intersected_indices
 
 Labels = npt.NDArray[np.int64]
 
@@ -119,3 +121,29 @@ def test_the_calibration_error_is_that_of_its_definition() -> None:
 def test_counts_keep_no_row_for_a_label_without_examples() -> None:
     stored = rates.Counts(((), (1, 2)), 0.5, 0.1)
     np.testing.assert_array_equal(stored.matrix, [[0.0, 0.0], [1.0, 2.0]])
+
+
+@given(st.integers(0, 10**6))
+@settings(max_examples=5, deadline=None)
+def test_every_rate_of_an_intersection_is_that_of_metric_frame(seed: int) -> None:
+    labels, predicted, sex = drawn(seed)
+    race = np.random.default_rng(seed).integers(0, 3, len(labels))
+    names = {"sex": tuple(map(str, np.unique(sex))), "race": ("0", "1", "2")}
+    rows = pa.table({"sex": [str(each) for each in sex], "race": [str(each) for each in race]})
+    groups = intersected_indices(rows, names)
+    frame = fairlearn.MetricFrame(
+        metrics={
+            "accuracy": accuracy_score,
+            "true_positive_rate": fairlearn.true_positive_rate,
+            "false_positive_rate": fairlearn.false_positive_rate,
+            "selection_rate": fairlearn.selection_rate,
+        },
+        y_true=labels,
+        y_pred=predicted,
+        sensitive_features={name: rows[name].to_pylist() for name in names},
+    )
+    found = rates.rates(counts_of(labels, predicted, groups))
+    for place, group in enumerate(intersected(names)):
+        for name in frame.by_group.columns:
+            expected = frame.by_group[name][tuple(group.split(" × "))]
+            assert found[name][place] == pytest.approx(expected, abs=1e-12)

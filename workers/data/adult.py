@@ -10,13 +10,13 @@ import pyarrow as pa
 import pyarrow.compute as compute
 import pyarrow.csv as csv
 
-from accounting.errors import InvalidInput
-from workers.data.base import Source, Split, make_split, repeated
+from workers.data.base import Source, Split, make_split
 from workers.data.files import downloads, locate, reading, require_rows
 from workers.data.tabular import (
     Categorical,
     Column,
     Numeric,
+    attributes,
     choose_group,
     complete_rows,
     encode_table,
@@ -119,12 +119,7 @@ def adult(
     exclude: attributes left out; by default 40 features remain, as in Xu et al. (2021) (education-num repeats education
     as a number). group: sex, race or income; or several, such as ["sex", "race"], whose intersections are the groups.
     """
-    attributes = [group] if isinstance(group, str) else list(group)
-    if not attributes or repeated(attributes) is not None:
-        raise InvalidInput(
-            f"data source 'adult': group is {group!r}, but must be one attribute or several different ones"
-        )
-    values = {attribute: choose_group("adult", attribute, _GROUPS) for attribute in attributes}
+    values = {each: choose_group("adult", each, _GROUPS) for each in attributes("adult", group)}
     columns = without(_COLUMNS, exclude, "adult")
     train = _read(locate("adult", ("adult/adult.data", "adult.data"), root, _DOWNLOAD), 0, 32_561)
     test = _read(locate("adult", ("adult/adult.test", "adult.test"), root, _DOWNLOAD), 1, 16_281)

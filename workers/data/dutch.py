@@ -9,7 +9,17 @@ import pyarrow.csv as csv
 
 from workers.data.base import Source, make_split
 from workers.data.files import locate, reading, require_rows
-from workers.data.tabular import Categorical, Column, choose_group, encode_table, indices, without
+from workers.data.tabular import (
+    Categorical,
+    Column,
+    attributes,
+    choose_group,
+    encode_table,
+    indices,
+    intersected,
+    intersected_indices,
+    without,
+)
 
 _CODES = {
     "age": range(4, 16),
@@ -31,13 +41,17 @@ _CLASSES = ("0", "1")
 _GROUPS = {"sex": ("female", "male"), "occupation": _CLASSES}
 
 
-def dutch(root: str | None = None, group: str = "sex", exclude: Sequence[str] = ("age", "cur_eco_activity")) -> Source:
+def dutch(
+    root: str | None = None,
+    group: str | Sequence[str] = "sex",
+    exclude: Sequence[str] = ("age", "cur_eco_activity"),
+) -> Source:
     """The 60,420 rows of dutch.csv, every attribute one-hot.
 
     exclude: attributes left out; the default leaves 35 features, as in Xu et al. (2021).
-    group: sex or occupation.
+    group: sex or occupation, or both, whose intersections are the groups.
     """
-    names = choose_group("dutch", group, _GROUPS)
+    values = {each: choose_group("dutch", each, _GROUPS) for each in attributes("dutch", group)}
     columns = without(_COLUMNS, exclude, "dutch")
     path = locate("dutch", ("dutch/dutch.csv", "dutch.csv"), root)
     fields = ("sex", *_CODES, "occupation")
@@ -48,6 +62,6 @@ def dutch(root: str | None = None, group: str = "sex", exclude: Sequence[str] = 
     split = make_split(
         encode_table(table, columns),
         indices(table["occupation"], _CLASSES, "occupation"),
-        indices(table[group], names, group),
+        intersected_indices(table, values),
     )
-    return Source("dutch", split, None, names, _CLASSES)
+    return Source("dutch", split, None, intersected(values), _CLASSES)

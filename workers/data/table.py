@@ -23,9 +23,12 @@ from workers.data.tabular import (
     Categorical,
     Column,
     Numeric,
+    attributes,
     complete_rows,
     encode_table,
     indices,
+    intersected,
+    intersected_indices,
     is_numeric,
     numbers,
 )
@@ -42,14 +45,14 @@ class Roles:
     """Names of the columns by their role."""
 
     label: str
-    group: str
+    groups: tuple[str, ...]
     user: str | None
     features: tuple[str, ...]
 
     @property
     def used(self) -> list[str]:
         users = () if self.user is None else (self.user,)
-        return list(dict.fromkeys((self.label, self.group, *users, *self.features)))
+        return list(dict.fromkeys((self.label, *self.groups, *users, *self.features)))
 
 
 @dataclass(frozen=True)
@@ -59,12 +62,13 @@ class Declared:
     ranges: Mapping[str, Range]
     categories: Mapping[str, Values]
     classes: Values | None
-    groups: Values | None
+    groups: Mapping[str, Values]
 
-    def texts(self, label: str, group: str, user: str | None) -> dict[str, list[Value]]:
+    def texts(self, label: str, groups: Sequence[str], user: str | None) -> dict[str, list[Value]]:
         """The columns to read as text, even if they hold numbers, each with its declared values."""
         columns: dict[str, list[Value]] = {} if user is None else {user: []}
-        for name, values in ((label, self.classes), (group, self.groups), *self.categories.items()):
+        grouped = ((group, self.groups.get(group)) for group in groups)
+        for name, values in ((label, self.classes), *grouped, *self.categories.items()):
             columns.setdefault(name, []).extend(values or ())
         return columns
 
@@ -73,13 +77,13 @@ class Declared:
 class Encoding:
     """How rows become examples. notes: what was taken from the rows because it was not declared.
 
-    group_values: those of the group column; group_names: what they are called where they are shown.
+    group_values: those of each group column; group_names: what their intersections are called where they are shown.
     """
 
     roles: Roles
     columns: tuple[Column, ...]
     class_names: tuple[str, ...]
-    group_values: tuple[str, ...]
+    group_values: Mapping[str, tuple[str, ...]]
     group_names: tuple[str, ...]
     notes: tuple[str, ...]
 
@@ -91,7 +95,7 @@ class Encoding:
         return make_split(
             encode_table(complete, self.columns),
             indices(complete[roles.label], self.class_names, f"label column {roles.label!r}"),
-            indices(complete[roles.group], self.group_values, f"group column {roles.group!r}"),
+            intersected_indices(complete, self.group_values, "group column "),
             example_ids=rows + first_id,
             user_ids=None if roles.user is None else indices(complete[roles.user], user_names, "user column"),
         )
@@ -101,18 +105,19 @@ def table(
     path: str,
     label: str,
     features: Sequence[str] | None = None,
-    group: str | None = None,
+    group: str | Sequence[str] | None = None,
     user: str | None = None,
     test_path: str | None = None,
     ranges: Mapping[str, Range] | None = None,
     categories: Mapping[str, Values] | None = None,
     classes: Values | None = None,
-    groups: Values | None = None,
+    groups: Values | Mapping[str, Values] | None = None,
 ) -> Source:
     """Rows of a .csv (UTF-8, with a header) or .parquet file.
 
-    label, group, user: columns; by default the groups are the classes of the label. features: columns; by default all
-    without another role. Numbers are scaled by ``ranges`` {column: [low, high]}; text columns, and those in
+    label, group, user: columns; by default the groups are the classes of the label. Of several group columns, such as
+    ["sex", "race"], the groups are the intersections, and ``groups`` is {column: [values]}. features: columns; by
+    default all without another role. Numbers are scaled by ``ranges`` {column: [low, high]}; text columns, and those in
     ``categories`` {column: [values]}, become one-hot. Ranges, categories, classes and groups that are not declared are
     taken from the rows, which is not private, and a note says so; such groups are shown as "group 1", "group 2". Rows
     with a missing value (in CSV an empty field, NA, NaN or null) are left out. Example ids count the rows of the file,
@@ -120,10 +125,11 @@ def table(
 
     Raises: InvalidInput for unknown columns and undeclared values; DataCorruption for unreadable files.
     """
-    declared = Declared(ranges or {}, categories or {}, classes, groups)
-    texts = declared.texts(label, group or label, user)
+    by = attributes("table", label if group is None else group)
+    declared = Declared(ranges or {}, categories or {}, classes, _declared_groups(by, groups))
+    texts = declared.texts(label, by, user)
     rows = read_table(path, texts)
-    roles = _roles(rows.column_names, label, group or label, user, features)
+    roles = _roles(rows.column_names, label, by, user, features)
     tables = [_used_columns(rows, roles, texts, path)]
     if test_path is not None:
         if Path(test_path).expanduser().resolve() == Path(path).expanduser().resolve():
@@ -143,6 +149,25 @@ def table(
         encoding.class_names,
         notes=encoding.notes if is_complete else (*encoding.notes, "rows with a missing value are left out"),
     )
+
+
+def _declared_groups(by: Sequence[str], groups: Values | Mapping[str, Values] | None) -> Mapping[str, Values]:
+    """The declared values of group columns. Raises: InvalidInput for a list that may mean several columns."""
+    if groups is None:
+        return {}
+    if isinstance(groups, Mapping):
+        for name in groups:
+            if name not in by:
+                raise InvalidInput(
+                    f"`groups` declares values of {name!r}, which is no group column; {nearest(name, by)}"
+                )
+        return groups
+    if len(by) > 1:
+        raise InvalidInput(
+            f"`groups` lists values of one group column, but there are {len(by)}; give them by column, such as "
+            f"{{{by[0]}: [...], {by[1]}: [...]}}"
+        )
+    return {by[0]: groups}
 
 
 def _read_csv(path: Path, texts: Collection[str]) -> pa.Table:
@@ -173,13 +198,15 @@ def read_table(path: str, texts: Collection[str]) -> pa.Table:
     return rows
 
 
-def _roles(columns: Sequence[str], label: str, group: str, user: str | None, features: Sequence[str] | None) -> Roles:
-    chosen = [name for name in columns if name not in (label, group, user)] if features is None else features
+def _roles(
+    columns: Sequence[str], label: str, groups: tuple[str, ...], user: str | None, features: Sequence[str] | None
+) -> Roles:
+    chosen = [name for name in columns if name not in (label, *groups, user)] if features is None else features
     if label in chosen:
         raise InvalidInput(f"the label column {label!r} is also a feature; leave it out of `features`")
     if repeat := repeated(chosen):
         raise InvalidInput(f"`features` names {repeat!r} more than once")
-    return Roles(label, group, user, tuple(chosen))
+    return Roles(label, groups, user, tuple(chosen))
 
 
 def _used_columns(rows: pa.Table, roles: Roles, texts: Mapping[str, Values], path: str) -> pa.Table:
@@ -209,15 +236,22 @@ def _encoding(rows: pa.Table, roles: Roles, declared: Declared) -> Encoding:
             raise InvalidInput(f"column {name!r} has both a range and categories; keep one of them")
     complete = _complete(rows)
     class_names = _declared_or_distinct(declared.classes, complete[roles.label])
-    groups_are_classes = roles.group == roles.label and declared.groups is None
-    group_values = class_names if groups_are_classes else _declared_or_distinct(declared.groups, complete[roles.group])
-    is_declared = (declared.classes if groups_are_classes else declared.groups) is not None
+    group_values = {
+        name: class_names
+        if name == roles.label and name not in declared.groups
+        else _declared_or_distinct(declared.groups.get(name), complete[name])
+        for name in roles.groups
+    }
+    shown = intersected(group_values)
+    is_declared = not _undeclared_groups(roles, declared) and (
+        declared.classes is not None or roles.label not in roles.groups or roles.label in declared.groups
+    )
     return Encoding(
         roles,
         tuple(_column(complete[name], name, declared) for name in roles.features),
         class_names,
         group_values,
-        group_values if is_declared else numbered("group", len(group_values)),
+        shown if is_declared else numbered("group", len(shown)),
         not_private(_undeclared(roles, declared)),
     )
 
@@ -228,9 +262,14 @@ def _undeclared(roles: Roles, declared: Declared) -> list[str]:
     undeclared = {
         f"ranges or categories of {', '.join(columns)} (`ranges`, `categories`)": bool(columns),
         "the classes (`classes`)": declared.classes is None,
-        "the groups (`groups`)": declared.groups is None and roles.group != roles.label,
+        "the groups (`groups`)": bool(_undeclared_groups(roles, declared)),
     }
     return [what for what, is_undeclared in undeclared.items() if is_undeclared]
+
+
+def _undeclared_groups(roles: Roles, declared: Declared) -> list[str]:
+    """Group columns whose values are taken from the rows; those of the label are its classes."""
+    return [name for name in roles.groups if name not in declared.groups and name != roles.label]
 
 
 def _complete(rows: pa.Table) -> pa.Table:

@@ -18,6 +18,7 @@ import pyarrow.compute as compute
 
 from accounting.errors import InvalidInput, PrivateDetail
 from accounting.registry import nearest
+from workers.data.base import repeated
 
 Rows = npt.NDArray[np.float32]
 
@@ -157,6 +158,16 @@ def choose_group(source: str, group: str, names: Mapping[str, tuple[str, ...]]) 
     return names[group]
 
 
+def attributes(source: str, group: str | Sequence[str]) -> tuple[str, ...]:
+    """The attributes that ``group`` names. Raises: InvalidInput unless it is one, or several different ones."""
+    named = (group,) if isinstance(group, str) else tuple(group)
+    if not named or repeated(named) is not None:
+        raise InvalidInput(
+            f"data source {source!r}: group is {group!r}, but must be one attribute or several different ones"
+        )
+    return named
+
+
 def intersected(values: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
     """Names of the groups that have one value of each attribute, those of the last attribute changing fastest.
 
@@ -166,11 +177,16 @@ def intersected(values: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
     return tuple(" × ".join(chosen) for chosen in itertools.product(*values.values()))
 
 
-def intersected_indices(table: pa.Table, values: Mapping[str, tuple[str, ...]]) -> npt.NDArray[np.int64]:
-    """[n]: the group of each row, as an index into `intersected`; ``table`` has a column for each attribute."""
+def intersected_indices(
+    table: pa.Table, values: Mapping[str, tuple[str, ...]], what: str = ""
+) -> npt.NDArray[np.int64]:
+    """[n]: the group of each row, as an index into `intersected`; ``table`` has a column for each attribute.
+
+    what: of the attributes, for errors.
+    """
     found = np.zeros(table.num_rows, dtype=np.int64)
     for name, names in values.items():
-        found = found * len(names) + indices(table[name], names, name)
+        found = found * len(names) + indices(table[name], names, f"{what}{name!r}" if what else name)
     return found
 
 

@@ -34,8 +34,9 @@ def files(tmp_path: Path) -> SweepFiles:
     """A sweep with every kind of file that a run writes."""
     files = stored_sample(tmp_path / "sweep")
     folder = tmp_path / "sweep"
-    for name in ("report.html", "private/report.html", "private/error.txt", "mlflow.db", "mlflow.db-wal", "status.json",
-                 "dpsweep.log", "storage-probe", "tune/state.json", "mlflow-artifacts/1/a.png",
+    for name in ("report.html", "comparison.json", "private/report.html", "private/error.txt", "mlflow.db",
+                 "mlflow.db-wal", "status.json", "dpsweep.log",
+                 "storage-probe", "tune/state.json", "mlflow-artifacts/1/a.png",
                  f"trials/{KEY}/private/norms/a.arrow", f"trials/{KEY}/model.pt"):  # fmt: skip
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("x")
@@ -55,6 +56,20 @@ def test_everything_of_the_sweep_goes_and_what_it_released_stays(files: SweepFil
     assert "holds no sweep" in str(again.exception)
     stored_sample(Path(files.root))
     assert stored_record(files).attempts[KEY] == (released,), "a sweep that is run here again counts it"
+
+
+def test_the_tuning_goes_with_its_sweep_and_what_it_released_stays(files: SweepFiles) -> None:
+    tuning = stored_sample(Path(files.tuning))
+    released = Attempt(KEY, 1, DELTA, Trace(100, (Segment(0, 20, PoissonSampling(0.1), 2.0),)), ended=True)
+    AttemptLog(tuning, [KEY]).note(released)
+    done = delete(files.root, "--yes")
+    assert done.exit_code == 0, done.output
+    left = {name for name in contents(Path(files.root)) if name.startswith("tuning/")}
+    assert left == {f"tuning/attempts/{KEY}/000001.json", "tuning/.lock"}
+    assert read_attempts(tuning, KEY) == (released,)
+    assert "of its tuning" in done.stdout
+    assert "and tuning/attempts" in done.stdout
+    assert "left, because" not in done.stdout
 
 
 def test_what_an_older_version_did_not_record_is_recorded_first(files: SweepFiles) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv as csv
@@ -14,7 +15,7 @@ import torch
 from accounting.errors import DataCorruption, InvalidInput
 from tests.workers.data_folders import make_table
 from tests.workers.private_details import assert_private
-from workers.data import load_source
+from workers.data import Source, load_source
 from workers.spec import DataSpec
 
 FEATURES = {"ranges": {"age": [0, 100]}, "categories": {"job": ["baker", "smith", "tailor"]}}
@@ -290,3 +291,56 @@ class TestTable:
     def test_a_missing_file_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(InvalidInput, match=f"^data source 'csv': there is no {tmp_path}/nothing.csv"):
             load_source(DataSpec("csv", {"path": str(tmp_path / "nothing.csv"), "label": "y"}))
+
+
+ROWS: dict[str, list[Any]] = {
+    "sex": ["f", "m", "f", "m", "f", "m"],
+    "race": ["a", "a", "b", "b", "b", "c"],
+    "age": [1, 2, 3, 4, 5, 6],
+    "y": ["no", "yes", "no", "yes", "yes", "no"],
+}
+DECLARED = {"ranges": {"age": [0, 10]}, "classes": ["no", "yes"]}
+GROUPS = {"sex": ["m", "f"], "race": ["a", "b", "c"]}
+
+
+class TestIntersections:
+    """Groups by several columns at once."""
+
+    def load(self, folder: Path, **given: object) -> Source:
+        path = folder / "people.csv"
+        csv.write_csv(pa.table(ROWS), path)
+        return load_source(DataSpec("csv", {"path": str(path), "label": "y", **DECLARED, **given}))
+
+    def test_groups_are_the_intersections(self, tmp_path: Path) -> None:
+        source = self.load(tmp_path, group=["sex", "race"], groups=GROUPS)
+        assert source.group_names == tuple(f"{sex} × {race}" for sex in ("m", "f") for race in ("a", "b", "c"))
+        expected = [f"{sex} × {race}" for sex, race in zip(ROWS["sex"], ROWS["race"], strict=True)]
+        assert [source.group_names[group] for group in source.train.groups] == expected
+        assert source.train.features.shape == (6, 1), "group columns are no features"
+        assert source.notes == ()
+
+    def test_what_only_the_rows_tell_is_not_named(self, tmp_path: Path) -> None:
+        for groups in (None, {"sex": ["f", "m"]}):
+            source = self.load(tmp_path, group=["sex", "race"], groups=groups)
+            assert source.group_names == tuple(f"group {place}" for place in range(1, 7))
+            assert "the groups (`groups`)" in source.notes[0]
+
+    def test_the_label_may_be_one_of_them(self, tmp_path: Path) -> None:
+        source = self.load(tmp_path, group=["sex", "y"], groups={"sex": ["f", "m"]})
+        assert source.group_names == ("f × no", "f × yes", "m × no", "m × yes")
+        assert source.train.groups.tolist() == [0, 3, 0, 3, 1, 2]
+
+    @pytest.mark.parametrize(
+        ("given", "said"),
+        [
+            ({"group": ["sex", "race"], "groups": ["f", "m"]}, "give them by column, such as {sex: "),
+            ({"group": ["sex", "sex"]}, "one attribute or several different ones"),
+            ({"group": []}, "one attribute or several different ones"),
+            ({"group": ["sex", "rase"]}, "no column 'rase'"),
+            ({"group": "sex", "groups": {"race": ["a"]}}, "'race', which is no group column"),
+            ({"group": ["sex", "race"], "groups": {**GROUPS, "race": ["a", "b"]}}, "group column 'race'"),
+        ],
+    )
+    def test_mistakes_are_named(self, tmp_path: Path, given: dict[str, object], said: str) -> None:
+        with pytest.raises(InvalidInput, match=said):
+            self.load(tmp_path, **given)
