@@ -2,8 +2,9 @@
 
 Every cell of the lattice keeps its mass under both measures, spread onto its two nodes, which dominates the true law.
 The laws are tilted to where delta is decided, convolved by FFT, and tilted back. The error of the spread falls with the
-spacing: the difference to a lattice of twice the spacing, doubled, is the stated error below. To it come
-Chernoff bounds of what the window leaves out, the rounding of the transforms, and the tails that are cut off.
+spacing: the difference to a lattice of twice the spacing, doubled, is the stated error below; where it is not small,
+the spacing is too coarse for that rule, and nothing is said below. To it come Chernoff bounds of what the window leaves
+out, the rounding of the transforms, and the tails that are cut off.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ Direction = Literal["remove", "add"]
 _POINTS = (1 << 14, 1 << 15, 1 << 17)
 """Sizes of windows, tried until the bounds are near each other."""
 _NEAR = 1e-3
+_CONVERGED = 0.02
+"""Relative difference to twice the spacing up to which the error of the spread is taken to fall with the spacing."""
 _MOST_CELLS = 1 << 18
 _TAIL = 1e-7
 """Share of delta that the tails of all rounds together may have."""
@@ -117,7 +120,7 @@ def _with_error(fine: _Composed, coarse: _Composed, delta: float) -> Bracket:
     high = fine.epsilon(delta - error) if delta > error else None
     if low is None or middle is None or twice is None:
         return Bracket(0.0, math.inf)
-    if low <= fine.bottom:
+    if low <= fine.bottom or abs(twice - middle) > _CONVERGED * middle:
         low = 0.0
     widened = 2.0 * abs(twice - middle) + 1e-9 * middle
     return Bracket(max(low - widened, 0.0), math.inf if high is None else high * (1.0 + 1e-9))

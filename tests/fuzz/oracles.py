@@ -35,7 +35,9 @@ def exact(case: Case, members: Members) -> Bracket:
     if case.delta < _SMALLEST_DELTA or sum(count for _, count in rounds.mixtures) > _LARGEST_COUNT:
         return simple
     found = lattice.bracket(rounds, case.delta)
-    return simple if found is None else Bracket(max(found.low, simple.low), min(found.high, simple.high))
+    if found is None or found.low > simple.high:  # the lattice estimates its error, closed forms are proven
+        return simple
+    return Bracket(max(found.low, simple.low), min(found.high, simple.high))
 
 
 def _by_closed_forms(rounds: Rounds, delta: float) -> Bracket:
