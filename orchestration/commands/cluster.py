@@ -78,11 +78,11 @@ def submit(
     with packaged(text, sweep.name, output, code, asked) as package:
         _describe(package)
         if jobs is None:
-            print(f"{job_id}: {trials} trials would be submitted to {address}, with output {output}")
+            _say(f"{job_id}: {trials} trials would be submitted to {address}, with output {output}")
             return
         job = jobs.submit(job_id, output, package, variables)
-    print(f"{job.id}: {trials} trials, {job.state.lower()} at {address}, output {job.output}")
-    print(f"dpsweep status {job.id} --address {address}")
+    _say(f"{job.id}: {trials} trials, {job.state.lower()} at {address}, output {job.output}")
+    _say(f"dpsweep status {job.id} --address {address}")
     if follow:
         _follow(jobs, job)
 
@@ -105,10 +105,10 @@ def stop(job: JobName, address: Address) -> None:
     jobs = jobs_at(address)
     found = jobs.find(job)
     if found.has_ended:
-        print(f"{found.id} has ended already: {found.state.lower()}")
+        _say(f"{found.id} has ended already: {found.state.lower()}")
         return
     jobs.stop(found)
-    print(f"{found.id} is told to stop; submit the sweep again to continue it")
+    _say(f"{found.id} is told to stop; submit the sweep again to continue it")
 
 
 def drive() -> None:
@@ -144,7 +144,7 @@ def _follow(jobs: Jobs, job: Job) -> NoReturn:
         for lines in jobs.follow(job):
             print(for_terminal(lines), end="", flush=True)
     except KeyboardInterrupt:
-        print(f"{job.id} goes on without this terminal; `dpsweep stop` ends it", file=sys.stderr)
+        print(for_terminal(f"{job.id} goes on without this terminal; `dpsweep stop` ends it"), file=sys.stderr)
         raise typer.Exit(130) from None
     raise typer.Exit(0 if jobs.find(job.id).state == "SUCCEEDED" else 1)
 
@@ -185,9 +185,14 @@ def _require_absolute(output: str) -> None:
 def _describe(package: Package) -> None:
     """Print what is sent, with sizes, and what of the user's packages is not."""
     files = ", ".join(f"{name} ({_size(size)})" for name, size in package.own)
-    print(for_terminal(f"sent: {files}; dpsweep ({_size(package.dpsweep)}); no data"))
+    _say(f"sent: {files}; dpsweep ({_size(package.dpsweep)}); no data")
     if package.left_out:
         print(for_terminal(f"not sent, by their endings: {', '.join(package.left_out)}"), file=sys.stderr)
+
+
+def _say(text: str) -> None:
+    """Print what holds names that others may have chosen."""
+    print(for_terminal(text))
 
 
 def _size(count: int) -> str:

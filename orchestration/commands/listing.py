@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from accounting.errors import DataCorruption, InvalidInput
 from orchestration.commands import panels
@@ -78,7 +79,7 @@ def _show(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
     for column in columns:
         table.add_column(column, header_style="dim", overflow="fold")
     for row in rows:
-        table.add_row(*map(for_terminal, row))
+        table.add_row(*(Text(for_terminal(cell)) for cell in row))
     stdout().print(table)
 
 

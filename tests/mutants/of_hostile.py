@@ -37,6 +37,11 @@ HOSTILE: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
+        "orchestration/commands/listing.py",
+        ("tests/orchestration/test_hostile_text.py",),
+        B("(Text(for_terminal(cell)) for", "(for_terminal(cell) for", "names of jobs are markup"),
+    ),
+    *bugs_in(
         "accounting/records/parts.py",
         FOUND,
         B(

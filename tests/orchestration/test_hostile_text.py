@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import stat
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,10 +15,12 @@ from typer.testing import CliRunner
 
 from accounting.errors import DpsweepError, StorageError
 from accounting.records.files import write_bytes_atomically
+from orchestration.commands import cluster, listing
 from orchestration.commands.main import app, report
 from orchestration.commands.progress import ConsoleDisplay
 from orchestration.commands.tables import outcome_object, print_outcome
 from orchestration.execution.environment import IN_PROCESS
+from orchestration.execution.submission import Job
 from orchestration.pipeline import Outcome, RunRequest, forget_keys, render_again, run_sweep
 from orchestration.records.published import PublishedTrial
 from orchestration.records.states import TrialState
@@ -80,6 +83,51 @@ def test_commands_over_sweeps_print_it_so_too(folder: Path, tmp_path: Path) -> N
         assert done.exit_code == 0 or isinstance(done.exception, DpsweepError), (arguments, done.exception)
         assert "\x1b]" not in done.output, arguments
         assert "MarkupError" not in shown, arguments
+
+
+class HostileJobs:
+    """Jobs of a cluster whose ids, outputs, states and logs others chose."""
+
+    def __init__(self, ended: bool) -> None:
+        self._job = Job(f"small-{HOSTILE}", HOSTILE, f"/out/{HOSTILE}", "SUCCEEDED" if ended else "RUNNING", 0.0)
+
+    def all(self) -> tuple[Job, ...]:
+        return (self._job,)
+
+    def find(self, name: str) -> Job:
+        return self._job
+
+    def submit(self, *asked: object) -> Job:
+        return self._job
+
+    def stop(self, job: Job) -> None:
+        pass
+
+    def logs(self, job: Job) -> str:
+        return f"{HOSTILE}\n"
+
+    def follow(self, job: Job) -> Iterator[str]:
+        yield f"{HOSTILE}\n"
+
+
+@pytest.mark.parametrize("ended", [False, True], ids=["running", "ended"])
+def test_commands_over_jobs_print_it_so_too(ended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (cluster, listing):
+        monkeypatch.setattr(module, "jobs_at", lambda address: HostileJobs(ended))
+    (tmp_path / "sweep.yaml").write_text(TEXT)
+    at = ("--address", "http://127.0.0.1:1")
+    for arguments in (
+        ("submit", tmp_path / "sweep.yaml", "--output", f"/out/{HOSTILE}", *at),
+        ("submit", tmp_path / "sweep.yaml", "--output", f"/out/{HOSTILE}", "--dry-run", *at),
+        ("logs", "x", *at),
+        ("logs", "x", "--follow", *at),
+        ("stop", "x", *at),
+        ("list", *at),
+    ):
+        done = CliRunner().invoke(app, [*map(str, arguments)], env={"RAY_AUTH_MODE": "token"})
+        assert done.exit_code in (0, 1) or isinstance(done.exception, DpsweepError), (arguments, done.exception)
+        assert "\x1b]" not in done.output, arguments
+        assert r"bad [/bold] \x1b]0;title\x07" in done.output + str(done.exception), arguments
 
 
 def test_the_display_shows_it_so_too() -> None:
