@@ -125,7 +125,7 @@ class Winner(Settings):
 class Drawn(Settings):
     """One run of a private selection. candidate: its place among them. seed: of its training, which names it."""
 
-    candidate: int
+    candidate: Annotated[int, Field(ge=0, lt=_MOST_CANDIDATES)]
     seed: Seed
 
 
@@ -139,6 +139,16 @@ class Adapted(Settings):
     candidates: Several[dict[str, Any]] = ()
     winners: dict[str, Winner] = Field(default_factory=dict)
     drawn: dict[str, Several[Drawn]] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _are_candidates(self) -> Self:
+        largest = max((run.candidate for drawn in self.drawn.values() for run in drawn), default=-1)
+        if largest >= len(self.candidates):
+            raise InvalidInput(
+                f"candidate is {largest}, but there are {len(self.candidates)} candidates, counted from 0; dpsweep "
+                "writes this section, leave it as it is"
+            )
+        return self
 
 
 def setting_of(trial: TrialSpec, target_epsilon: float | None, accountant: str, tune: TuneSettings) -> str:

@@ -26,7 +26,11 @@ NEVER_NUMBERS = (
 REQUIRED = {
     "audit": {"canaries": 10},
     "tune": {"parameters": {"clipping.bound": [1.0, 2.0]}, "privacy": "public", "data": {"name": "digits"}},
-    "adapted": {"winners": {8: {"values": {}, "score": 0.5, "candidates": 1}}},
+    "adapted": {
+        "winners": {8: {"values": {}, "score": 0.5, "candidates": 1}},
+        "drawn": {"8": {"candidate": 0, "seed": 0}},
+        "candidates": [{"clipping.bound": 1.0}],
+    },
 }
 """What a section must hold, if it is there."""
 NEVER_TRUTHS = ("0", "1", "1.0", "'true'", "yes", "no", "on", "{}", "''")
