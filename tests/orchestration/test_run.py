@@ -228,10 +228,20 @@ def _cut(content: bytes) -> bytes:
 
 
 def _flipped(content: bytes) -> bytes:
-    """One bit of a digit where there is one, so that text stays text and JSON stays JSON."""
+    """One bit of a digit where there is one, so that text stays text and JSON stays JSON, with another number in it.
+
+    The last digits of a number may be those of the same double.
+    """
     digits = [place for place, byte in enumerate(content) if byte in b"0123456789"] or [len(content) // 2]
-    place = digits[len(digits) // 2]
-    return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+    flips = (content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :] for at in digits[len(digits) // 2 :])
+    return next(flipped for flipped in flips if not _says(flipped, content))
+
+
+def _says(one: bytes, other: bytes) -> bool:
+    try:
+        return bool(json.loads(one) == json.loads(other))
+    except ValueError:
+        return False
 
 
 def copied(sweep: FinishedSweep, folder: Path) -> SweepFiles:
@@ -281,7 +291,7 @@ def test_resume_notices_damage_to_what_it_uses_and_uses_nothing_else(sweep: Fini
     assert {path: path.read_bytes() for path in used} == kept
     for path in used[1:]:
         path.write_bytes(_flipped(kept[path]))
-        assert refusal().startswith(f"{path} is damaged")
+        assert refusal().startswith(f"{path} is damaged"), path
         path.write_bytes(kept[path])
     used[2].unlink()
     assert refusal().startswith(f"{used[2]} is missing; restore it")

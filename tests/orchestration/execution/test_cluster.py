@@ -162,6 +162,7 @@ LONGER = small(
 """Long enough for a node to be lost in the middle of a trial."""
 
 
+@pytest.mark.long
 def test_a_node_that_trains_is_lost(nodes: Nodes, tmp_path: Path) -> None:
     """Its trial goes on elsewhere from its checkpoint: none fails, and all have the bits of an undisturbed run."""
     files, log = SweepFiles(str(tmp_path / "out")), tmp_path / "log"

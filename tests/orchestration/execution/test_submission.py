@@ -229,6 +229,7 @@ def scraped(port: int) -> str:
         return str(answer.read().decode())
 
 
+@pytest.mark.long
 def test_a_job_ends_by_its_limit_and_prometheus_sees_its_numbers(head: Head, sweep_file: Path, tmp_path: Path) -> None:
     """Every metric that the dashboard in deploy/ names is served by a real head while a sweep runs."""
     dashboard = (ROOT / "deploy" / "grafana-dashboard.json").read_text()
