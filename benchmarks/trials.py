@@ -232,9 +232,7 @@ def measure(case: Case, quick: bool) -> dict[str, object]:
     """All results of a case: ratios to the plain loop, and shares of the trial."""
     spec, sampled = case.spec(1.0, quick), case.spec("when_sampled", quick)
     examples = len(load_dataset(spec.data).train)
-    for (
-        loop
-    ) in PEERS.values():  # what is imported at first use, as torch's compiler by its optimisers, is no part of it
+    for loop in PEERS.values():  # what is imported at first use, as by torch's optimisers, is no part of a training
         loop(replace(case, epochs=1), spec.data)
     dpsweep(replace(spec, epochs=1))
     seconds = {name: cpu_seconds(partial(loop, case, spec.data)) for name, loop in PEERS.items()}
