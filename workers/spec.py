@@ -133,12 +133,22 @@ class NormSpec:
     def __post_init__(self) -> None:
         check_bounds(self, "norms")
 
+    @property
+    def when_sampled(self) -> bool:
+        """Whether norms come from the batches, after a pass over all examples at step 0."""
+        return self.refreshes_per_epoch == "when_sampled"
+
+    @property
+    def snapshots_per_epoch(self) -> float | None:
+        """How often norms are stored; None: at every step."""
+        if isinstance(self.refreshes_per_epoch, str):
+            return 1.0 if self.when_sampled else None
+        return self.refreshes_per_epoch
+
     def snapshots(self, epochs: int, steps: int) -> int:
         """Number of snapshots of a run."""
-        if self.refreshes_per_epoch == "every_step":
-            return steps
-        often = 1.0 if self.refreshes_per_epoch == "when_sampled" else self.refreshes_per_epoch
-        return min(steps, math.ceil(often * epochs))
+        often = self.snapshots_per_epoch
+        return steps if often is None else min(steps, math.ceil(often * epochs))
 
 
 MinGroupSize = Annotated[int, Field(ge=1)]

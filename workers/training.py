@@ -218,10 +218,8 @@ class Trainer:
 
     @property
     def _snapshot_is_due(self) -> bool:
-        refreshes = self._spec.norms.refreshes_per_epoch
-        if refreshes == "every_step":
-            return True
-        return is_due(self.step_count, 1.0 if refreshes == "when_sampled" else refreshes, self._planned.steps_per_epoch)
+        often = self._spec.norms.snapshots_per_epoch
+        return often is None or is_due(self.step_count, often, self._planned.steps_per_epoch)
 
     def trace(self) -> Trace:
         """The trace of the steps so far."""
@@ -258,7 +256,7 @@ class Trainer:
     @property
     def needs_norms(self) -> bool:
         """Whether `advance` needs the norms of all examples."""
-        return self._method.refreshes or self._renews_when_sampled
+        return self._method.refreshes or self._spec.norms.when_sampled
 
     def advance(self) -> None:
         """The part of a step after the norms of all examples: clip, add noise, update."""
@@ -272,7 +270,7 @@ class Trainer:
         self.counters.non_finite_gradients += clipped.non_finite
         self.counters.empty_batches += int(len(rows) == 0)
 
-        if self._renews_when_sampled:
+        if self._spec.norms.when_sampled:
             self._everyone.renew(rows, clipped.norms)
         self._everyone.extend(self._rule)
         if self._exact is not None:
@@ -282,12 +280,8 @@ class Trainer:
         self._update(clipped.gradients, sigma)
         self._run.step_count += 1
 
-    @property
-    def _renews_when_sampled(self) -> bool:
-        return self._spec.norms.refreshes_per_epoch == "when_sampled"
-
     def _open_interval(self, step: int, sigma: float) -> None:
-        if self._renews_when_sampled and step > 0:
+        if self._spec.norms.when_sampled and step > 0:
             self._everyone.open_again(step, sigma)
         else:
             everyone = self._everyone.open(step, sigma)

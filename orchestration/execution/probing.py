@@ -112,16 +112,13 @@ def run_kind(planned: PlannedTrial) -> Hashable:
 
 def snapshots(planned: PlannedTrial) -> list[int]:
     """The steps at which the norms of all examples are stored."""
-    often, steps = planned.spec.norms.refreshes_per_epoch, planned.trace.steps
-    if often == "every_step":
-        return list(range(steps))
-    per_epoch = 1.0 if often == "when_sampled" else often
-    return [step for step in range(steps) if is_due(step, per_epoch, steps_per_epoch(planned))]
+    often, steps = planned.spec.norms.snapshots_per_epoch, range(planned.trace.steps)
+    return [step for step in steps if often is None or is_due(step, often, steps_per_epoch(planned))]
 
 
 def norm_passes(planned: PlannedTrial) -> int:
     """How often the norms of all examples are computed."""
-    return 1 if planned.spec.norms.refreshes_per_epoch == "when_sampled" else len(snapshots(planned))
+    return 1 if planned.spec.norms.when_sampled else len(snapshots(planned))
 
 
 def steps_per_epoch(planned: PlannedTrial) -> int:

@@ -140,8 +140,8 @@ WORKERS: Final[tuple[Mutant, ...]] = (
             True,
         ),
         B(
-            'refreshes_per_epoch == "when_sampled" and method.refreshes:',
-            'refreshes_per_epoch == "when_sampled" and False:',
+            "spec.norms.when_sampled and method.refreshes:",
+            "spec.norms.when_sampled and False:",
             "bounds of single examples rest on norms of batches",
             True,
             NORMS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -34,6 +35,26 @@ def start(*arguments: object, log: Path, **changes: str) -> subprocess.Popen[byt
     with log.open("wb") as output:
         command = [*COMMAND, *map(str, arguments)]
         return subprocess.Popen(command, stdout=output, stderr=output, env=environment(**changes))
+
+
+@contextlib.contextmanager
+def script(code: str, *arguments: object, errors: Path, **changes: str) -> Iterator[subprocess.Popen[str]]:
+    """A process of Python code that prints lines and ends when its stdin closes; its stderr goes to ``errors``."""
+    with errors.open("w") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, *map(str, arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=output,
+            text=True,
+            env=environment(**changes),
+        )
+    assert process.stdin is not None
+    try:
+        yield process
+    finally:
+        process.stdin.close()
+        process.wait(PATIENCE)
 
 
 def wait_until(holds: Callable[[], bool], what: str) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from orchestration.records.layout import SweepFiles
 from orchestration.sweeps.schema import parse_sweep
 from orchestration.sweeps.user_code import permitted
 from tests.orchestration.execution.test_upkeep import TEXT, trained_sweep
-from tests.orchestration.processes import PATIENCE, dpsweep, environment, start, wait_until
+from tests.orchestration.processes import PATIENCE, dpsweep, script, start, wait_until
 from tests.orchestration.reference import assert_same_trial, run_undisturbed
 from tests.orchestration.sample_grids import keys_of, small
 
@@ -103,24 +102,11 @@ class Nodes:
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     said = tmp_path_factory.mktemp("nodes") / "stderr"
-    with said.open("w") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-c", NODES],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=output,
-            text=True,
-            env=environment(**CLOSED),
-        )
-    assert process.stdout is not None
-    assert process.stdin is not None
-    try:
+    with script(NODES, errors=said, **CLOSED) as process:
+        assert process.stdout is not None
         found = next((line.strip() for line in process.stdout if ":" in line), None)
         assert found is not None, said.read_text()
         yield Nodes(found, process)
-    finally:
-        process.stdin.close()
-        process.wait(PATIENCE)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from accounting.records.encryption import KEY_VARIABLE
 from orchestration.records.layout import SweepFiles
 from orchestration.sweeps.schema import parse_sweep
 from tests.orchestration.execution.test_cluster import CLOSED
-from tests.orchestration.processes import PATIENCE, dpsweep, environment
+from tests.orchestration.processes import dpsweep, script
 from tests.orchestration.reference import assert_same_trial, run_undisturbed
 from tests.orchestration.sample_grids import small
 
@@ -42,21 +41,8 @@ ENCRYPTED = b"dpsweep-encrypted-1\n"
 
 @pytest.fixture
 def nodes(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    with (tmp_path / "stderr").open("w") as said:
-        process = subprocess.Popen(
-            [sys.executable, "-c", NODES],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=said,
-            text=True,
-            env=environment(**CLOSED, DPSWEEP_KEY=KEY),
-        )
-    assert process.stdin is not None
-    try:
+    with script(NODES, errors=tmp_path / "stderr", **CLOSED, DPSWEEP_KEY=KEY) as process:
         yield process
-    finally:
-        process.stdin.close()
-        process.wait(PATIENCE)
 
 
 def says(nodes: subprocess.Popen[str], word: str) -> str:

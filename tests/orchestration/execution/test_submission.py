@@ -24,7 +24,7 @@ from orchestration.records.layout import SweepFiles
 from orchestration.records.snapshot import SweepSnapshot, read_snapshot
 from orchestration.sweeps.schema import parse_sweep
 from orchestration.sweeps.user_code import permitted
-from tests.orchestration.processes import PATIENCE, dpsweep, environment, kill, wait_until
+from tests.orchestration.processes import dpsweep, kill, script, wait_until
 from tests.orchestration.reference import assert_same_trial, run_undisturbed
 from tests.orchestration.sample_grids import keys_of, small
 from tests.orchestration.test_canaries import WORD, canary_sweep, leaks
@@ -93,23 +93,11 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
         free = [servers.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
         port, agent, metrics = (server.getsockname()[1] for server in free)
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    with (home / "stderr").open("w") as said:
-        process = subprocess.Popen(
-            [sys.executable, "-c", HEAD, str(port), str(agent), str(metrics)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=said,
-            text=True,
-            env=environment(**CLOSED, HOME=str(home), PATH=path),
-        )
-    assert process.stdout is not None
-    assert process.stdin is not None
-    try:
-        assert any("ready" in line for line in process.stdout), (home / "stderr").read_text()
+    said = home / "stderr"
+    with script(HEAD, port, agent, metrics, errors=said, **CLOSED, HOME=str(home), PATH=path) as process:
+        assert process.stdout is not None
+        assert any("ready" in line for line in process.stdout), said.read_text()
         yield Head(f"http://127.0.0.1:{port}", home, metrics)
-    finally:
-        process.stdin.close()
-        process.wait(PATIENCE)
 
 
 @pytest.fixture
