@@ -51,7 +51,8 @@ from orchestration.sweeps.schema import SweepSpec, parse_sweep
 from orchestration.sweeps.selection import draw_runs, selection_stage
 from orchestration.sweeps.tune import Winner, candidates_of, tuned_stage, tuning_stage
 from orchestration.tracking.addresses import is_server
-from orchestration.tracking.mlflow import MlflowTracker, embedded_tracking_uri
+from orchestration.tracking.embedded import embedded_tracking_uri
+from orchestration.tracking.mlflow import MlflowTracker
 from orchestration.tracking.protocol import TrackingUnavailable, tracked
 from workers.checkpoint import forget_checkpoint
 from workers.imports import NO_CODE, UserCode

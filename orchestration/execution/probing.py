@@ -19,7 +19,8 @@ from accounting.individual import individual_epsilons
 from orchestration.records.failures import shown
 from orchestration.sweeps.plan import Plan, PlannedTrial
 from orchestration.sweeps.schema import SweepSpec
-from orchestration.tracking.mlflow import MlflowTracker, embedded_tracking_uri
+from orchestration.tracking.embedded import embedded_tracking_uri
+from orchestration.tracking.mlflow import MlflowTracker
 from workers.imports import UserCode
 from workers.probe import TrialProbe, probe_trial
 from workers.recording import is_due

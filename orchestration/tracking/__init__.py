@@ -5,6 +5,7 @@ Other rooms import from the modules in `__all__` only: `protocol` and `recorder`
 
 __all__ = [
     "addresses",
+    "embedded",
     "mlflow",
     "protocol",
     "recorder",

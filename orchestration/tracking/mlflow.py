@@ -1,4 +1,4 @@
-"""Recording in MLflow; this module and `models` are the only ones that import it.
+"""Recording in MLflow; this module, `embedded` and `models` are the only ones that import it.
 
 A sweep has one parent run; its child runs are one per trial, and one per setting with the averages over its seeds. Only
 the driver writes. It also initialises an embedded store, because several processes that open a new SQLite store at
@@ -10,21 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, TypeVar
 
-# MLflow reads these when it is imported: no telemetry, no log lines about migrations, no long retries (the recorder
-# retries).
-os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-os.environ.setdefault("DO_NOT_TRACK", "true")
-os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
-os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
-os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
+from orchestration.tracking.embedded import client_of  # first, as it keeps MLflow quiet
 
+# isort: split
 from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, Metric, Param, Run, RunTag
 from plotly.graph_objects import Figure
@@ -35,7 +28,7 @@ from orchestration.comparison.metrics import final_metrics
 from orchestration.comparison.plain_text import for_markdown, masked
 from orchestration.comparison.settings import Setting, finished_settings, setting_name
 from orchestration.comparison.statistics import Spread, spread
-from orchestration.records.layout import DATABASE, SweepFiles
+from orchestration.records.layout import SweepFiles
 from orchestration.records.published import PublishedDataset, PublishedSweep, PublishedTrial
 from orchestration.records.release_modes import release_mode
 from orchestration.records.states import TrialState
@@ -71,15 +64,6 @@ _STATUSES: Mapping[TrialState, str] = {
 }
 
 
-def embedded_tracking_uri(folder: Path | str) -> str:
-    """Tracking URI of the SQLite store inside ``folder``.
-
-    >>> embedded_tracking_uri("/data/runs/a")
-    'sqlite:////data/runs/a/mlflow.db'
-    """
-    return f"sqlite:///{Path(folder).resolve() / DATABASE}"
-
-
 class MlflowTracker:
     """A `Tracker` on any MLflow tracking URI: ``sqlite:///``, ``postgresql://``, ``http://``.
 
@@ -91,7 +75,7 @@ class MlflowTracker:
         self._uri = tracking_uri
         with self._reported("cannot use"):
             probe(tracking_uri)
-            self._client = MlflowClient(tracking_uri=tracking_uri)
+            self._client = client_of(tracking_uri)
             location = None if is_server(tracking_uri) else artifact_root
             self._experiment = _experiment_id(self._client, experiment, location)
         self._sweep_id = self._parent = ""

@@ -79,9 +79,13 @@ class TestTrace:
         trace, one = self.selected(), account(self.selected(), DELTA).epsilon
         assert account_together([trace], DELTA).epsilon == pytest.approx(one, rel=1e-6)
         pair = account_together([trace, trace], DELTA)
-        assert one < pair.epsilon <= 2 * account(trace, DELTA / 2).epsilon * (1 + 1e-6)
+        half = account(trace, DELTA / 2).epsilon
+        assert pair.accountant == "selection-sum", "each has its share of delta"
+        assert one < 2 * half <= pair.epsilon <= 2 * half * (1 + 1e-6)
         assert pair.kind == "guarantee"
         beside = account_together([trace, poisson()], DELTA)
+        assert beside.accountant == "selection-sum"
+        assert beside.epsilon >= half + account(poisson(), DELTA / 2).epsilon * (1 - 1e-3)
         assert max(one, account_together([poisson()] * 2, DELTA).epsilon) < beside.epsilon < pair.epsilon
         by_renyi = epsilon_improved(selection_rdp(trace, self.TRIALS) * 20, DELTA)
         assert account_together([trace] * 20, DELTA).epsilon == pytest.approx(float(by_renyi))

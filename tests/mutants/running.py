@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
-import multiprocessing
 import os
 import shutil
 import subprocess
@@ -19,14 +18,13 @@ from typing import Final, Literal
 import pytest
 
 from tests.mutants.mutant import Mutant
+from tests.warm import FORKS
 
 ROOT: Final = Path(__file__).parents[2]
 LIMIT_S: Final = 600
 """Tests that take longer count as killing: the mutant hangs."""
 
 _OWN: Final = frozenset({"accounting", "dpsweep", "orchestration", "tests", "workers"})
-_FORKS: Final = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["tests.mutants.warm"])
 
 Verdict = Literal["killed", "survived", "broken"]
 """``broken``: the mutant cannot be planted, or pytest could not run the tests."""
@@ -75,7 +73,7 @@ def run_tests(folder: Path, tests: Sequence[str]) -> Run:
     shutil.rmtree(folder / ".hypothesis", ignore_errors=True)
     output, seconds = folder / "output.txt", folder / "seconds.json"
     seconds.unlink(missing_ok=True)
-    process = _FORKS.Process(target=_run_here, args=(str(folder), tuple(tests), str(output), str(seconds)))
+    process = FORKS.Process(target=_run_here, args=(str(folder), tuple(tests), str(output), str(seconds)))
     process.start()
     process.join(LIMIT_S)
     if process.is_alive():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -10,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestration.tracking.mlflow import embedded_tracking_uri
-
-from mlflow import MlflowClient  # isort: skip  (after orchestration.tracking.mlflow, which keeps it quiet)
+from orchestration.tracking.embedded import client_of, embedded_tracking_uri
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -34,15 +31,8 @@ def modules_of_users_are_forgotten(tmp_path_factory: pytest.TempPathFactory) -> 
             del sys.modules[name]
 
 
-@pytest.fixture(scope="session")
-def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An initialised SQLite store: building its schema takes most of a small test."""
-    folder = tmp_path_factory.mktemp("store")
-    MlflowClient(embedded_tracking_uri(folder)).search_experiments()
-    return folder / "mlflow.db"
-
-
 @pytest.fixture
-def folder(tmp_path: Path, empty_store: Path) -> Path:
-    shutil.copy(empty_store, tmp_path)
+def folder(tmp_path: Path) -> Path:
+    """A folder with a store of MLflow that is ready."""
+    client_of(embedded_tracking_uri(tmp_path))
     return tmp_path

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
+import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from dpsweep.command import main
+from tests.warm import FORKS
 
 COMMAND = [sys.executable, "-c", "from dpsweep.command import main; main()"]
 PATIENCE = 420.0
@@ -23,11 +29,38 @@ def environment(**changes: str) -> dict[str, str]:
 
 
 def dpsweep(*arguments: object, **changes: str) -> subprocess.CompletedProcess[str]:
-    """Run the command to its end."""
-    command = [*COMMAND, *map(str, arguments)]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=PATIENCE, env=environment(**changes), check=False
-    )
+    """Run the command to its end, in a process of its own that need not import everything first."""
+    command = ["dpsweep", *map(str, arguments)]
+    with tempfile.TemporaryDirectory() as folder:
+        out, err = (Path(folder) / name for name in ("out", "err"))
+        process = FORKS.Process(
+            target=_command, args=(command, environment(**changes), os.getcwd(), str(out), str(err))
+        )
+        process.start()
+        process.join(PATIENCE)
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+            raise AssertionError(f"{command} did not end: {out.read_text()} {err.read_text()}")
+        return subprocess.CompletedProcess(command, process.exitcode, out.read_text(), err.read_text())
+
+
+def _command(command: list[str], environment: dict[str, str], folder: str, out: str, err: str) -> None:
+    """The command as a new interpreter runs it, in a process that was forked."""
+    for descriptor, file in ((1, out), (2, err)):
+        opened = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(opened, descriptor)
+        os.close(opened)
+    os.chdir(folder)
+    set_by_imports = {name: value for name, value in os.environ.items() if name.startswith("MLFLOW_")}
+    os.environ.clear()
+    os.environ.update({**set_by_imports, **environment})
+    random.seed()  # forked processes share the state of their parent
+    sys.argv = command
+    try:
+        main()
+    finally:
+        atexit._run_exitfuncs()  # multiprocessing leaves them out
 
 
 def start(*arguments: object, log: Path, **changes: str) -> subprocess.Popen[bytes]:

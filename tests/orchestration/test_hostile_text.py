@@ -26,7 +26,8 @@ from orchestration.records.published import PublishedTrial
 from orchestration.records.states import TrialState
 from orchestration.records.status import TrialStatus
 from orchestration.sweeps.schema import parse_sweep
-from orchestration.tracking.mlflow import MlflowTracker, embedded_tracking_uri
+from orchestration.tracking.embedded import embedded_tracking_uri
+from orchestration.tracking.mlflow import MlflowTracker
 from orchestration.tracking.protocol import TrackedSweep
 from tests.orchestration.sample_grids import small
 

@@ -177,6 +177,10 @@ def test_it_is_verified_reported_and_continued_without_another_selection(selecte
             compute()
 
 
+class Killed(BaseException):
+    """What nothing catches."""
+
+
 def test_a_killed_selection_goes_on_with_the_runs_that_were_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -185,7 +189,7 @@ def test_a_killed_selection_goes_on_with_the_runs_that_were_drawn(
 
     def killed(spec: Any, *rest: Any, **options: Any) -> Any:
         if len(trained) == 2:
-            raise KeyboardInterrupt
+            raise Killed
         trained.append(spec.key)
         return train(spec, *rest, **options)
 
@@ -193,7 +197,7 @@ def test_a_killed_selection_goes_on_with_the_runs_that_were_drawn(
     files = SweepFiles(asked.files.root)
     monkeypatch.setattr("orchestration.sweeps.selection.RandomTrials.number_at", lambda law, uniform: 3)
     monkeypatch.setattr(patience, "run_trial", killed)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Killed):
         run_sweep(asked)
     stage = SweepFiles(files.selection)
     drawn = stored_record(stage).sweep.adapted

@@ -16,6 +16,7 @@ from workers.data.cifar import cifar10
 from workers.data.cuts import cut
 from workers.data.digits import digits
 from workers.data.dutch import dutch
+from workers.data.files import CACHE
 from workers.data.idx import fashion_mnist, mnist
 from workers.data.images import IMAGENET_SCALING, image_folder
 from workers.data.profile import ColumnProfile, TableProfile, profile_table
@@ -100,6 +101,7 @@ def describe(dataset: Dataset) -> DatasetDescription:
 
 
 __all__ = [
+    "CACHE",
     "IMAGENET_SCALING",
     "SOURCES",
     "ColumnProfile",

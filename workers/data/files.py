@@ -16,6 +16,7 @@ from accounting.errors import DataCorruption, InvalidInput
 
 DATA_VARIABLE = "DPSWEEP_DATA"
 CACHE = Path("~/.cache/dpsweep")
+"""Folder of what can be made or fetched again. Expand the user before use."""
 
 UNREADABLE = (
     *(pa.ArrowException, OSError, EOFError, zlib.error),

@@ -26,7 +26,8 @@ from orchestration.records.published import Label, PublishedDataset, PublishedSw
 from orchestration.records.release_modes import Disclosure
 from orchestration.records.states import TrialState
 from orchestration.report.catalogue import figures_for_mlflow
-from orchestration.tracking.mlflow import MlflowTracker, embedded_tracking_uri
+from orchestration.tracking.embedded import embedded_tracking_uri
+from orchestration.tracking.mlflow import MlflowTracker
 from orchestration.tracking.protocol import TrackedSweep
 from tests.orchestration.sample_outcomes import sweep_of
 from tests.orchestration.sample_sweeps import EPOCHS, sample_sweep, sample_trial

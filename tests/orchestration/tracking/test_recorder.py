@@ -12,7 +12,8 @@ import pytest
 from orchestration.records.published import PublishedTrial
 from orchestration.records.states import TrialState
 from orchestration.tracking import recorder
-from orchestration.tracking.mlflow import MlflowTracker, embedded_tracking_uri
+from orchestration.tracking.embedded import embedded_tracking_uri
+from orchestration.tracking.mlflow import MlflowTracker
 from orchestration.tracking.recorder import Recorder
 from tests.orchestration.processes import wait_until
 from tests.orchestration.sample_sweeps import EPOCHS, sample_trial

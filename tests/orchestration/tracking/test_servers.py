@@ -19,7 +19,8 @@ from typing import Any
 import psycopg2
 import pytest
 
-from orchestration.tracking.mlflow import MlflowTracker, embedded_tracking_uri
+from orchestration.tracking.embedded import embedded_tracking_uri
+from orchestration.tracking.mlflow import MlflowTracker
 from orchestration.tracking.protocol import TrackingUnavailable
 from tests.orchestration.sample_sweeps import sample_trial
 from tests.orchestration.tracking.test_mlflow import NOTHING, SWEEP, content, record, tracked
