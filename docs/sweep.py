@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from orchestration.sweeps import schema, tune
+from orchestration.sweeps import resources, schema, tune
 from orchestration.sweeps.components import COMPONENTS, parameters_of
 from orchestration.sweeps.schema import SweepSpec
 from workers import spec
@@ -84,7 +84,7 @@ def _sections(whole: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _class(name: str) -> type[Any]:
-    found = next(getattr(module, name) for module in (schema, tune, spec) if hasattr(module, name))
+    found = next(getattr(module, name) for module in (schema, resources, tune, spec) if hasattr(module, name))
     assert inspect.isclass(found)
     return found
 

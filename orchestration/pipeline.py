@@ -259,7 +259,7 @@ def _require_selected(sweep: SweepSpec, plan: Plan, files: SweepFiles) -> None:
 
 def _run(request: RunRequest, display: Display) -> Outcome:
     sweep, files = request.sweep, request.files
-    request.limits.require_use(sweep.resources.gpus)
+    request.limits.require_use(max(each.gpus for each in sweep.resources))
     if request.tracking_uri is None or not is_server(request.tracking_uri):
         require_client(files.artifacts)
     is_continued = exists(files.manifest)
@@ -271,7 +271,8 @@ def _run(request: RunRequest, display: Display) -> Outcome:
         display.warn(warning)
     earlier = earlier_driver(files.status)
     spent = earlier.spent if earlier else NOTHING_SPENT
-    status = SweepStatus(initial_status(plan), display.ended, request.limits, sweep.resources.gpus, spent)
+    gpus = {planned.key: sweep.reserved(planned.spec).gpus for planned in plan.trials}
+    status = SweepStatus(initial_status(plan), display.ended, request.limits, gpus, spent)
     tracking_uri = request.tracking_uri or embedded_tracking_uri(files.local_folder)
     with (
         closed_to_strangers(),
@@ -305,7 +306,16 @@ def _run(request: RunRequest, display: Display) -> Outcome:
         with (
             current,
             Coordinator(
-                sweep, plan, manifest, files, tracker, status, execution.scatter, execution.trials_at_once, anew
+                sweep,
+                plan,
+                manifest,
+                files,
+                tracker,
+                status,
+                execution.scatter,
+                execution.trials_at_once,
+                anew,
+                display.warn,
             ) as coordinator,
             display.watching(status),
         ):

@@ -39,6 +39,7 @@ from workers.imports import NO_CODE, UserCode
 from workers.losses import build_loss
 from workers.mechanism import TrialMechanism
 from workers.membership import likelihood_ratio_attack
+from workers.micro_batches import LackOfMemory
 from workers.noise import make_noise_source, noise_source_kind
 from workers.outcomes import Outcomes, write_outcomes
 from workers.preprocessing import make_preprocessing
@@ -67,8 +68,9 @@ def run_trial(
     epoch; an exception in it ends the call, and the trial can be resumed.
 
     Raises:
-        InvalidInput: an impossible spec, ``root`` holds another trial, not enough memory, or torch has no deterministic
-            algorithm for the model.
+        InvalidInput: an impossible spec, ``root`` holds another trial, or torch has no deterministic algorithm for the
+            model.
+        LackOfMemory: the memory of the device does not suffice at ``execution.micro_batch_size``.
         DataCorruption: a stored file is damaged; training does not start anew by itself.
     """
     files = TrialFiles(root)
@@ -160,7 +162,7 @@ def _explained(execution: ExecutionSpec) -> Iterator[None]:
                 "set execution.deterministic: false, or use a model without it"
             ) from error
         if isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in reason:
-            raise InvalidInput(
+            raise LackOfMemory(
                 f"memory of device {execution.device!r} does not suffice at execution.micro_batch_size: "
                 f"{json.dumps(execution.micro_batch_size)} (null is the whole batch at once); set it lower"
             ) from error

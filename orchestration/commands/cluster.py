@@ -74,7 +74,7 @@ def submit(
     trials = _planned(spec, code)
     job_id = submission_id(name or spec.name, spec.plain())
     asked = Asked(Limits(max_hours, max_trials, stop_after_failures, max_gpu_hours), tuple(retry or ()))
-    asked.limits.require_use(spec.resources.gpus)
+    asked.limits.require_use(max(each.gpus for each in spec.resources))
     with packaged(text, sweep.name, output, code, asked) as package:
         _describe(package)
         if jobs is None:

@@ -42,6 +42,7 @@ from orchestration.commands.arguments import (
 from orchestration.commands.running import run_to_the_end, show_outcome
 from orchestration.comparison.plain_text import for_terminal
 from orchestration.execution.environment import EMBEDDED, prepare_environment
+from orchestration.records.layout import SweepFiles, absolute
 
 app = typer.Typer(
     name="dpsweep",
@@ -116,14 +117,20 @@ def run(
     run_to_the_end(RunRequest(spec, text, output, address, tracking_uri, code, limits, *chosen), as_json)
 
 
-@app.command(**panels.listed(panels.RESULTS, "report runs/quickstart"))
+@app.command(**panels.listed(panels.RESULTS, "report runs/quickstart --watch"))
 def report(
     folder: Folder,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Write it again as trials end, until the sweep has; the page renews itself.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Verify the stored files of a sweep and write its report again."""
+    """Verify the stored files of a sweep and write its report again; with --watch, show the report growing first."""
     from orchestration.pipeline import render_again
+    from orchestration.report.growing import growing_report
 
+    for trials in growing_report(SweepFiles(absolute(folder))) if watch else ():
+        print(f"{trials} trials in the report", file=sys.stderr, flush=True)
     show_outcome(render_again(folder), as_json)
 
 

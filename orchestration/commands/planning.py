@@ -85,7 +85,7 @@ def _predicted(
 
     here = resources_here()
     capacity = Capacity(here[0] if cpus is None else cpus, here[1] if gpus is None else gpus, price)
-    capacity.trials_at_once(spec.resources)  # refuses, before it measures, what would not fit
+    capacity.require_room(spec.resources)  # refuses, before it measures, what would not fit
     return predict(planned, probe_sweep(spec, planned, code), spec.resources, capacity)
 
 

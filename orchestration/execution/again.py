@@ -35,7 +35,8 @@ from orchestration.records.layout import SweepFiles
 from orchestration.records.ownership import claimed, exclusive
 from orchestration.records.published import IndividualStatistics
 from orchestration.records.results import TrialResult
-from orchestration.sweeps.schema import ResourceSettings, SchedulerSettings, SweepSpec
+from orchestration.sweeps.resources import ResourceSettings
+from orchestration.sweeps.schema import SchedulerSettings, SweepSpec
 from workers.imports import NO_CODE
 
 
@@ -140,7 +141,7 @@ def _asked(files: SweepFiles, record: SweepRecord, question: Question) -> list[T
 
 def _accounting_alone(sweep: SweepSpec) -> SweepSpec:
     """The sweep without what only training needs of a cluster."""
-    return sweep.model_copy(update={"resources": ResourceSettings(), "scheduler": SchedulerSettings()})
+    return sweep.model_copy(update={"resources": (ResourceSettings(),), "scheduler": SchedulerSettings()})
 
 
 def _answer(

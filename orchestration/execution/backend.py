@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from accounting.parallel import AccountingJob, PartResult
@@ -17,6 +17,7 @@ from orchestration.records.snapshot import ClusterSnapshot, SweepSnapshot
 from orchestration.sweeps.plan import Plan, PlannedTrial
 from orchestration.sweeps.schema import SweepSpec
 from workers.imports import UserCode
+from workers.micro_batches import in_smaller_pieces
 from workers.trial import Progress
 
 
@@ -58,6 +59,13 @@ class TrainingObserver(Protocol):
     def failed(self, key: str, error: str) -> None:
         """The trial ended with an error; ``error`` is the part of its text that may be shown."""
 
+    def starts_anew(self, key: str, why: str) -> bool:
+        """Delete what a trial that has shown nothing yet has stored, so that it can be trained otherwise.
+
+        why: ends the sentence that begins with the trial. Returns: False, and nothing is deleted, for a private trial
+        that has shown an epoch: to train it from nothing would cost privacy again.
+        """
+
 
 class Backend(Protocol):
     """Trains trials, and accounts the parts of each.
@@ -79,8 +87,22 @@ class Backend(Protocol):
     def show(self, snapshot: SweepSnapshot) -> None:
         """Show the numbers of a snapshot to those who watch the cluster, if there is one."""
 
-    def cluster(self, waiting: int) -> ClusterSnapshot | None:
-        """The nodes that trials run on, when ``waiting`` of them have not started; None where there is no cluster."""
+    def cluster(self, waiting: Sequence[str]) -> ClusterSnapshot | None:
+        """The nodes that trials run on, while ``waiting``, by key, have not started; None without a cluster."""
+
+
+def lighter(planned: PlannedTrial, observer: TrainingObserver) -> PlannedTrial | None:
+    """The trial in smaller micro-batches, for one that lacked memory alone; None where it cannot start anew so.
+
+    It starts from nothing: noise is never repeated on sums that are rounded otherwise.
+    """
+    smaller = in_smaller_pieces(planned.spec)
+    if smaller is None:
+        return None
+    size = smaller.execution.micro_batch_size
+    if not observer.starts_anew(planned.key, f"lacked memory; it starts anew with execution.micro_batch_size: {size}"):
+        return None
+    return replace(planned, point=replace(planned.point, spec=smaller))
 
 
 Opening = Callable[[str, SweepSpec, SweepFiles, UserCode], AbstractContextManager[Backend]]

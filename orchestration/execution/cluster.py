@@ -31,6 +31,7 @@ from accounting.errors import InvalidInput, StorageError
 from accounting.parallel import fitting
 from accounting.records import KEY_VARIABLE, KeyCheck, read_bytes, require_key, write_bytes_atomically
 from orchestration.execution.environment import EMBEDDED, reread_environment
+from orchestration.execution.nodes import amounts_of
 from orchestration.execution.session import private_session
 from orchestration.sweeps.user_code import packed
 from workers.imports import NO_CODE, UserCode
@@ -39,6 +40,8 @@ from workers.memory import ALLOCATOR
 _PACKAGES = ("accounting", "workers", "orchestration")
 _OBJECT_STORE_BYTES = 128 * 2**20
 """Size of the embedded object store. It carries only specs and progress; everything large goes through files."""
+
+_LEVEL = "RAY_BACKEND_LOG_LEVEL"
 
 
 @contextlib.contextmanager
@@ -104,7 +107,7 @@ def _join(address: str, code: UserCode) -> UserCode:
     _require_listener(address)
     environment = {name: os.environ.get(name, value) for name, value in ALLOCATOR.items()}
     try:
-        with packed(code) as (folders, there):
+        with packed(code) as (folders, there), _only_fatal_lines():
             ray.init(
                 address=address,
                 job_config=_OwnPath(),
@@ -115,6 +118,22 @@ def _join(address: str, code: UserCode) -> UserCode:
     except (RayError, ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
         raise _refusal(address, error) from error
     return there
+
+
+@contextlib.contextmanager
+def _only_fatal_lines() -> Iterator[None]:
+    """Keep what the compiled part of Ray logs in this process off the terminal, unless it is set otherwise.
+
+    It writes every error to stderr, such as that it recovers the objects of a lost node, and knows no other option. Its
+    level is read when the process connects.
+    """
+    level = os.environ.get(_LEVEL)
+    os.environ.setdefault(_LEVEL, "fatal")
+    try:
+        yield
+    finally:
+        if level is None:
+            del os.environ[_LEVEL]
 
 
 def _require_listener(address: str) -> None:
@@ -243,10 +262,10 @@ def _misfit(work: str, needs: Mapping[str, float]) -> str:
 
 
 def _node_types() -> list[Mapping[str, float]]:
-    """Resources of each node, and of each type of node that the cluster's autoscaler may start."""
+    """Amounts of each node, and of each type of node that the cluster's autoscaler may start."""
     planned = global_state.get_cluster_config()
     groups = planned.node_group_configs if planned else ()
-    return [*(node["Resources"] for node in _alive_nodes()), *(dict(group.resources) for group in groups)]
+    return [*map(amounts_of, _alive_nodes()), *(dict(group.resources) for group in groups)]
 
 
 def check_shared_storage(uri: str) -> None:

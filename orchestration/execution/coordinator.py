@@ -7,7 +7,7 @@ waits for its parts and then summarises them; MLflow is written in another threa
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
@@ -15,7 +15,7 @@ from typing import Self
 from accounting.errors import DataCorruption, InvalidInput, StorageError
 from accounting.mechanism import Trace
 from accounting.parallel import AccountingJob, PartResult, Scatter
-from accounting.records import PartFiles, exists, modified, read_trace
+from accounting.records import PartFiles, delete_folder, exists, modified, read_trace
 from orchestration.comparison import shown
 from orchestration.comparison.claims import unfounded
 from orchestration.comparison.record import SweepRecord, exact
@@ -52,7 +52,8 @@ class Coordinator:
 
     If the block ends with an exception, the sweep's MLflow runs are closed as killed; nothing on disk is lost, and the
     sweep can be resumed. scatter: how the parts of a trial are accounted. trials_at_once: how many trials are accounted
-    at the same time. anew: keys of trials that are trained from nothing although they have run before.
+    at the same time. anew: keys of trials that are trained from nothing although they have run before. warn: told, in a
+    sentence, what the user should know.
     """
 
     def __init__(
@@ -66,10 +67,11 @@ class Coordinator:
         scatter: Scatter,
         trials_at_once: int = 1,
         anew: Sequence[str] = (),
+        warn: Callable[[str], None] = lambda message: None,
     ) -> None:
         self._sweep, self._manifest, self._files, self._tracker = sweep, manifest, files, tracker
         self._planned: Mapping[str, PlannedTrial] = {planned.key: planned for planned in plan.trials}
-        self._status, self._scatter, self._anew = status, scatter, anew
+        self._status, self._scatter, self._anew, self._warn = status, scatter, anew, warn
         self._kept = kept_trials(files, sweep, manifest)
         points = (*(planned.point for planned in plan.trials), *self._kept.points)
         self._points = {point.key: point for point in points}
@@ -164,6 +166,16 @@ class Coordinator:
     def failed(self, key: str, error: str) -> None:
         """Mark the trial as failed; ``error`` is shown as it is."""
         self._change(key, state=TrialState.FAILED, error=error)
+
+    def starts_anew(self, key: str, why: str) -> bool:
+        """Delete what the trial has stored, unless it has released something; see `TrainingObserver`."""
+        if self._attempts.has_released(key):
+            return False
+        delete_folder(self._files.trial(key).root)
+        self._attempts.take_up(key, continues=False)
+        self._change(key, state=TrialState.PENDING, progress=None, epsilon_so_far=None, history=(), started=None)
+        self._warn(f"trial {key} {why}")
+        return True
 
     @property
     def tracking_failure(self) -> str | None:

@@ -10,7 +10,7 @@ from typing import final
 from accounting.errors import InvalidInput
 from accounting.parallel import AccountingJob, PartResult, account_in_process
 from accounting.records import PartFiles
-from orchestration.execution.backend import TrainingObserver, TrialContext
+from orchestration.execution.backend import TrainingObserver, TrialContext, lighter
 from orchestration.execution.environment import IN_PROCESS
 from orchestration.execution.patience import train_patiently
 from orchestration.records.layout import SweepFiles
@@ -18,6 +18,7 @@ from orchestration.records.snapshot import SweepSnapshot
 from orchestration.sweeps.plan import PlannedTrial
 from orchestration.sweeps.schema import SweepSpec
 from workers.imports import UserCode
+from workers.micro_batches import LackOfMemory
 from workers.trial import Progress
 
 
@@ -42,18 +43,24 @@ class InProcess:
 
     def train(self, trials: Sequence[PlannedTrial], observer: TrainingObserver, name: str) -> None:
         for planned in trials:
-            if observer.must_stop:
-                return
-            observer.started(planned.key)
-            report = partial(_report, observer, planned.key)
-            try:
-                train_patiently(planned, self._context, self._context.code, report)
-            except _Halted:
-                return
-            except (Exception, SystemExit) as error:  # user code raises what it likes
+            attempt: PlannedTrial | None = planned
+            while attempt is not None and not observer.must_stop:
+                attempt = self._attempt(attempt, observer)
+
+    def _attempt(self, planned: PlannedTrial, observer: TrainingObserver) -> PlannedTrial | None:
+        """Train the trial; return how it is to be tried again, if it is."""
+        observer.started(planned.key)
+        try:
+            train_patiently(planned, self._context, self._context.code, partial(_report, observer, planned.key))
+        except _Halted:
+            return None
+        except (Exception, SystemExit) as error:  # user code raises what it likes
+            smaller = lighter(planned, observer) if isinstance(error, LackOfMemory) else None
+            if smaller is None:
                 observer.failed(planned.key, self._context.failure(planned.key, error))
-            else:
-                observer.ended(planned.key)
+            return smaller
+        observer.ended(planned.key)
+        return None
 
     def scatter(self, job: AccountingJob, parts: Sequence[PartFiles]) -> Iterator[PartResult]:
         return account_in_process(job, parts)
@@ -61,7 +68,7 @@ class InProcess:
     def show(self, snapshot: SweepSnapshot) -> None:
         return
 
-    def cluster(self, waiting: int) -> None:
+    def cluster(self, waiting: Sequence[str]) -> None:
         return None
 
 

@@ -9,20 +9,31 @@ import ray
 from ray.exceptions import RayError
 
 from orchestration.records.snapshot import ClusterSnapshot, NodeSnapshot
-from orchestration.sweeps.schema import ResourceSettings
+from orchestration.sweeps.resources import LABEL
 
 
-def cluster_now(resources: ResourceSettings, waiting: int) -> ClusterSnapshot | None:
-    """The cluster that this process is connected to; None while it does not answer. ``waiting``: trials not started."""
+def cluster_now(waiting: Sequence[Mapping[str, float]]) -> ClusterSnapshot | None:
+    """The cluster that this process is connected to; None while it does not answer.
+
+    waiting: what each trial reserves that has not started. Shown is one of those that no node can run, if there is one.
+    """
     try:
         alive: list[dict[str, Any]] = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
         free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
     except (RayError, ConnectionError, RuntimeError):
         return None
     nodes = tuple(NodeSnapshot(node["NodeManagerAddress"], _amounts(node["Resources"])) for node in alive)
-    trial = {name: amount for name, amount in (("CPU", resources.cpus), ("GPU", resources.gpus)) if amount}
-    missing = missing_resources([node.resources for node in nodes], trial)
-    return ClusterSnapshot(nodes, trial, _amounts(free), waiting, missing)
+    there = [amounts_of(node) for node in alive]
+    lacks = [(trial, missing_resources(there, trial)) for trial in waiting]
+    trial, missing = next(((each, lack) for each, lack in lacks if lack), lacks[0] if lacks else ({}, {}))
+    stuck = sum(bool(lack) for _, lack in lacks)
+    return ClusterSnapshot(nodes, trial, _amounts(free), stuck or len(waiting), missing)
+
+
+def amounts_of(node: Mapping[str, Any]) -> dict[str, float]:
+    """The resources of a node of `ray.nodes`, and 1 of each of its labels."""
+    labels: Mapping[str, str] = node.get("Labels", {})
+    return {**node["Resources"], **{f"{LABEL}{name}={value}": 1.0 for name, value in labels.items()}}
 
 
 def missing_resources(nodes: Sequence[Mapping[str, float]], trial: Mapping[str, float]) -> dict[str, float]:

@@ -17,7 +17,7 @@ from orchestration.records.layout import SweepFiles
 from orchestration.records.snapshot import ClusterSnapshot, SweepSnapshot
 from orchestration.sweeps.fields import LEAST_QUANTITY
 from orchestration.sweeps.plan import PlannedTrial
-from orchestration.sweeps.schema import AccountingSettings, ResourceSettings, SweepSpec
+from orchestration.sweeps.schema import AccountingSettings, SweepSpec
 from workers.imports import UserCode
 
 _JOINING = 10.0
@@ -33,9 +33,11 @@ class OnRay:
 
     def __init__(self, sweep: SweepSpec, context: TrialContext, queue: AccountingQueue) -> None:
         self._sweep, self._context, self._queue, self._gauges = sweep, context, queue, Gauges()
+        self._amounts: dict[str, Mapping[str, float]] = {}
 
     def train(self, trials: Sequence[PlannedTrial], observer: TrainingObserver, name: str) -> None:
-        train(trials, observer, self._sweep.resources, self._sweep.scheduler, self._context, name)
+        self._amounts |= {planned.key: self._sweep.reserved(planned.spec).amounts for planned in trials}
+        train(trials, observer, self._sweep, self._context, name)
 
     def scatter(self, job: AccountingJob, parts: Sequence[PartFiles]) -> Iterator[PartResult]:
         return self._queue.scatter(job, parts)
@@ -43,8 +45,8 @@ class OnRay:
     def show(self, snapshot: SweepSnapshot) -> None:
         self._gauges.show(snapshot)
 
-    def cluster(self, waiting: int) -> ClusterSnapshot | None:
-        return cluster_now(self._sweep.resources, waiting)
+    def cluster(self, waiting: Sequence[str]) -> ClusterSnapshot | None:
+        return cluster_now([self._amounts[key] for key in waiting if key in self._amounts])
 
 
 @contextlib.contextmanager
@@ -52,7 +54,7 @@ def embedded(address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode) 
     """The backend on a Ray cluster started for the sweep. Raises: InvalidInput if its resources do not suffice."""
     with connected(address, files.log, code) as shipped:
         part = {"CPU": sweep.accounting.cpus or 0.0}
-        check_resources({"a trial": _of_trial(sweep.resources), "accounting a part": part})
+        check_resources({**_of_trials(sweep), "accounting a part": part})
         with _queue(sweep.accounting, part) as queue:
             yield OnRay(sweep, TrialContext(files, sweep.disclosure, shipped), queue)
 
@@ -62,7 +64,7 @@ def on_cluster(address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode
     """The backend on a running Ray cluster. Raises: InvalidInput if a node cannot read the sweep's files."""
     with connected(address, files.log, code) as shipped:
         part = {"CPU": reserved_cpus(sweep.accounting), **_custom(sweep.accounting)}
-        check_resources({"a trial": _of_trial(sweep.resources), "accounting a part": part}, _JOINING)
+        check_resources({**_of_trials(sweep), "accounting a part": part}, _JOINING)
         check_shared_storage(files.probe)
         context = TrialContext(files, sweep.disclosure, shipped)
         check_keys(context.key_check)
@@ -70,8 +72,14 @@ def on_cluster(address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode
             yield OnRay(sweep, context, queue)
 
 
-def _of_trial(settings: ResourceSettings) -> dict[str, float]:
-    return {"CPU": settings.cpus, "GPU": settings.gpus}
+def _of_trials(sweep: SweepSpec) -> dict[str, Mapping[str, float]]:
+    """What each kind of trial reserves."""
+    return {
+        " ".join(
+            ["a trial", *(f"with {place} {' or '.join(names)}" for place, names in each.when.items())]
+        ): each.amounts
+        for each in sweep.resources
+    }
 
 
 def _custom(settings: AccountingSettings) -> dict[str, float]:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from accounting.errors import InvalidInput, require_finite
 from orchestration.execution.probing import SweepProbe, kind, norm_passes, run_kind, steps_per_epoch
 from orchestration.sweeps.plan import Plan, PlannedTrial
-from orchestration.sweeps.schema import ResourceSettings
+from orchestration.sweeps.resources import ResourceSettings, reserved
 from workers.probe import TrialProbe
 
 _RAY: Final = 0.8
@@ -31,6 +32,8 @@ _COMPARISON: Final = 0.5
 """The reports, and what MLflow keeps of them."""
 _COMPARED: Final = 0.06
 """The same for each trial."""
+_SLACK: Final = 1e-9
+"""Of CPUs and GPUs: for sums of fractions."""
 
 
 @dataclass(frozen=True)
@@ -47,17 +50,14 @@ class Capacity:
         if self.price_per_hour is not None:
             require_finite("--price-per-hour", self.price_per_hour, at_least=0.0)
 
-    def trials_at_once(self, resources: ResourceSettings) -> int:
-        """How many trials run side by side. Raises: InvalidInput if not even one does."""
-        fit = [math.floor(self.cpus / resources.cpus + 1e-9)]
-        if resources.gpus:
-            fit.append(math.floor(self.gpus / resources.gpus + 1e-9))
-        if min(fit) < 1:
-            raise InvalidInput(
-                f"a trial reserves {resources.cpus:g} CPUs and {resources.gpus:g} GPUs, but there are {self.cpus:g} "
-                f"and {self.gpus:g}; say with --cpus and --gpus what the sweep will run on, or lower its resources"
-            )
-        return min([*fit, *([resources.max_concurrent] if resources.max_concurrent else [])])
+    def require_room(self, sections: Iterable[ResourceSettings]) -> None:
+        """Raises: InvalidInput unless one trial of every section has room."""
+        for each in sections:
+            if each.cpus > self.cpus + _SLACK or each.gpus > self.gpus + _SLACK:
+                raise InvalidInput(
+                    f"a trial reserves {each.cpus:g} CPUs and {each.gpus:g} GPUs, but there are {self.cpus:g} and "
+                    f"{self.gpus:g}; say with --cpus and --gpus what the sweep will run on, or lower its resources"
+                )
 
 
 @dataclass(frozen=True)
@@ -89,19 +89,24 @@ class Prediction:
         return asdict(self)
 
 
-def predict(plan: Plan, probe: SweepProbe, resources: ResourceSettings, capacity: Capacity) -> Prediction:
-    """The prediction for the trials of a plan that are not refused. Raises: InvalidInput if no trial fits."""
-    at_once, start = min(capacity.trials_at_once(resources), max(1, len(plan.trials))), probe.worker
+def predict(plan: Plan, probe: SweepProbe, sections: Sequence[ResourceSettings], capacity: Capacity) -> Prediction:
+    """The prediction for the trials of a plan that are not refused.
+
+    sections: `resources` of the sweep. Raises: InvalidInput where a trial has no room.
+    """
+    capacity.require_room(sections)
+    start, needs = probe.worker, [reserved(sections, planned.spec) for planned in plan.trials]
     training = [training_seconds(planned, probe) for planned in plan.trials]
     accounting = _accounting_seconds(plan, probe, capacity)
     epochs = sum(planned.trace.steps / steps_per_epoch(planned) for planned in plan.trials)
-    workers = min(at_once, len(training)) * start + min(math.ceil(capacity.cpus), len(accounting)) * start
+    last, at_once = side_by_side(list(zip(training, needs, strict=True)), capacity, sections[-1].max_concurrent)
+    workers = at_once * start + min(math.ceil(capacity.cpus), len(accounting)) * start
     busy = [
         seconds * min(probe.trials[kind(planned.spec)].cores, capacity.cpus)
         for planned, seconds in zip(plan.trials, training, strict=True)
     ]
     work = workers + sum(busy) + sum(accounting) + epochs * _DRIVER * start
-    beside = start + _makespan(training, at_once) + max(accounting, default=0.0)
+    beside = start + last + max(accounting, default=0.0)
     running = max(beside, work / capacity.cpus)
     starting = probe.command + probe.tracker + _RAY * start
     ending = (_COMPARISON + _COMPARED * len(training)) * start
@@ -115,7 +120,7 @@ def predict(plan: Plan, probe: SweepProbe, resources: ResourceSettings, capacity
         running=running,
         ending=ending,
         cpu_hours=(starting + work + ending) / 3600.0,
-        gpu_hours=resources.gpus * sum(training) / 3600.0,
+        gpu_hours=sum(each.gpus * took for each, took in zip(needs, training, strict=True)) / 3600.0,
         memory=max((each.memory for each in kinds), default=0),
         gpu_memory=max((each.gpu_memory for each in kinds), default=0),
         price=price,
@@ -166,13 +171,25 @@ def _accounting_seconds(plan: Plan, probe: SweepProbe, capacity: Capacity) -> li
     return found
 
 
-def _makespan(seconds: list[float], at_once: int) -> float:
-    """When the last trial ends if each starts, in order, as soon as one of ``at_once`` places is free.
+def side_by_side(
+    trials: Sequence[tuple[float, ResourceSettings]], capacity: Capacity, most: int | None
+) -> tuple[float, int]:
+    """When the last trial ends, and how many train at once, if each starts, in order, as soon as it has room.
 
-    >>> _makespan([3.0, 1.0, 1.0, 1.0], 2), _makespan([], 2)
-    (3.0, 0.0)
+    trials: seconds of each, and what it reserves. most: trials at once, if they are limited.
+
+    >>> one = ResourceSettings()
+    >>> side_by_side([(3.0, one), (1.0, one), (1.0, one), (1.0, one)], Capacity(2.0), None)
+    (3.0, 2)
+    >>> side_by_side([(3.0, ResourceSettings(gpus=1.0)), (1.0, one), (1.0, one)], Capacity(2.0, 1.0), 1)
+    (5.0, 1)
     """
-    places = [0.0] * at_once
-    for each in seconds:
-        heapq.heapreplace(places, places[0] + each)
-    return max(places)
+    now, largest, cpus, gpus = 0.0, 0, capacity.cpus + _SLACK, capacity.gpus + _SLACK
+    running: list[tuple[float, float, float]] = []
+    for seconds, needs in trials:
+        while needs.cpus > cpus or needs.gpus > gpus or len(running) == most:
+            now, more_cpus, more_gpus = heapq.heappop(running)
+            cpus, gpus = cpus + more_cpus, gpus + more_gpus
+        heapq.heappush(running, (now + seconds, needs.cpus, needs.gpus))
+        cpus, gpus, largest = cpus - needs.cpus, gpus - needs.gpus, max(largest, len(running))
+    return max((end for end, _, _ in running), default=0.0), largest

@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from accounting.errors import StorageError
@@ -37,7 +37,7 @@ class StatusFile:
     """Writes snapshots of a sweep to ``uri``.
 
     disclosure: the release mode; a file that shows texts of errors is for its owner only.
-    cluster: the cluster now, given the number of trials that wait. warn: told once, in a sentence, when trials wait
+    cluster: the cluster now, given the keys of the trials that wait. warn: told once, in a sentence, when trials wait
     for resources that no node has. show: given every snapshot. An unwritable file is no error of the sweep: the next
     snapshot may succeed.
     """
@@ -49,7 +49,7 @@ class StatusFile:
         sweep_id: str,
         disclosure: Disclosure,
         status: SweepStatus,
-        cluster: Callable[[int], ClusterSnapshot | None],
+        cluster: Callable[[Sequence[str]], ClusterSnapshot | None],
         warn: Callable[[str], None],
         show: Callable[[SweepSnapshot], None],
     ) -> None:
@@ -79,7 +79,8 @@ class StatusFile:
 
     def _repeat(self, period: float) -> None:
         while not self._ended.wait(period):
-            cluster = self._cluster(self._status.counts()[TrialState.PENDING])
+            waiting = [trial.key for trial in self._status.trials if trial.state is TrialState.PENDING]
+            cluster = self._cluster(waiting)
             with self._lock:  # the last snapshot, which says how the sweep ended, must not be replaced
                 if not self._ended.is_set():
                     self._write_unlocked("running", cluster)

@@ -11,7 +11,7 @@ Tune stores and prints whatever a trial raises or reports, so trials raise and r
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,16 @@ from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
 from ray.tune.execution import tune_controller
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 
-from accounting.errors import StorageError
+from accounting.errors import DpsweepError, StorageError
 from accounting.records import exists
-from orchestration.execution.backend import TrainingObserver, TrialContext
+from orchestration.execution.backend import TrainingObserver, TrialContext, lighter
 from orchestration.execution.patience import train_patiently
 from orchestration.sweeps.plan import PlannedTrial
-from orchestration.sweeps.schema import ResourceSettings, SchedulerSettings
+from orchestration.sweeps.resources import ResourceSettings
+from orchestration.sweeps.rivals import rivals
+from orchestration.sweeps.schema import SchedulerSettings, SweepSpec
 from orchestration.sweeps.user_code import unpacked
+from workers.micro_batches import LackOfMemory
 from workers.trial import Progress
 
 
@@ -41,11 +44,12 @@ def train_trial(config: Mapping[str, Any], trials: Mapping[str, PlannedTrial], c
     if isinstance(failure, StorageError):
         raise failure
     if failure is not None:
-        tune.report({"error": failure, **_UNMEASURED})
+        lacked = isinstance(failure, LackOfMemory)
+        tune.report({"error": str(failure), "lacked_memory": lacked, **_UNMEASURED})
 
 
-def _attempt(planned: PlannedTrial, context: TrialContext) -> str | StorageError | None:
-    """Train; return what may be shown of the error that ended the trial, without its traceback or cause; else None."""
+def _attempt(planned: PlannedTrial, context: TrialContext) -> Exception | None:
+    """Train; return the error that ended the trial with what may be shown of it, without traceback or cause."""
     try:
         context.require_key()
         train_patiently(planned, context, unpacked(context.code), _report)
@@ -53,7 +57,8 @@ def _attempt(planned: PlannedTrial, context: TrialContext) -> str | StorageError
         if isinstance(error, SystemExit) and error.code == 0:
             raise  # how Tune ends the thread of a trial that its scheduler stopped
         failure = context.failure(planned.key, error)
-        return StorageError(failure) if isinstance(error, StorageError) else failure
+        kind = next((each for each in (StorageError, LackOfMemory) if isinstance(error, each)), DpsweepError)
+        return kind(failure)
     return None
 
 
@@ -78,8 +83,7 @@ def _report(progress: Progress) -> None:
 def train(
     trials: Sequence[PlannedTrial],
     observer: TrainingObserver,
-    resources: ResourceSettings,
-    scheduler: SchedulerSettings,
+    sweep: SweepSpec,
     context: TrialContext,
     name: str,
 ) -> None:
@@ -87,38 +91,40 @@ def train(
 
     Tune retries a trial whose worker died during training, but not one whose worker died before training started.
     This function retries those in a further round, where a scheduler does not compare them with the earlier trials.
-    So it does with trials that ended for lack of memory, half as many at once as before, until one alone lacks it.
+    So it does with trials that Ray ended for lack of memory, half as many at once as before; one that lacks it alone,
+    or within what its device allows, starts anew in smaller micro-batches, if it has shown nothing.
     """
-    retries, at_once = resources.max_failures, resources.max_concurrent
+    for_all = sweep.resources[-1]
+    retries, at_once = for_all.max_failures, for_all.max_concurrent
     while trials and not observer.must_stop:
-        callback = _ObserverCallback(observer, retries, context, alone=at_once == 1)
-        _train_round(trials, callback, resources.model_copy(update={"max_concurrent": at_once}), scheduler, name)
+        callback = _ObserverCallback(trials, observer, retries, context, alone=at_once == 1)
+        _train_round(trials, callback, sweep, at_once, name)
         if callback.out_of_memory:
             at_once = max(1, min(at_once or len(trials), callback.most_at_once) // 2)
-        elif retries == 0:
-            return
-        else:
+        elif retries > 0:
             retries -= 1
+        else:
+            callback.lost_before_start.clear()
         again = {*callback.lost_before_start, *callback.out_of_memory}
-        trials = [planned for planned in trials if planned.key in again]
+        trials = [*(planned for planned in trials if planned.key in again), *callback.lighter]
 
 
 def _train_round(
     trials: Sequence[PlannedTrial],
     callback: _ObserverCallback,
-    resources: ResourceSettings,
-    scheduler: SchedulerSettings,
+    sweep: SweepSpec,
+    at_once: int | None,
     name: str,
 ) -> None:
     """Train every trial once, or more often where its worker is lost."""
-    context, by_key = callback.context, {planned.key: planned for planned in trials}
+    context, scheduler, by_key = callback.context, sweep.scheduler, {planned.key: planned for planned in trials}
     worker = tune.with_parameters(train_trial, trials=by_key, context=context)
     tuner = tune.Tuner(
-        tune.with_resources(worker, {"cpu": resources.cpus, "gpu": resources.gpus}),
+        tune.with_resources(worker, lambda config: _placed(sweep.reserved(by_key[config["key"]].spec))),
         param_space={"key": tune.grid_search(list(by_key))},
         tune_config=tune.TuneConfig(
-            scheduler=_SCHEDULERS[scheduler.name](scheduler),
-            max_concurrent_trials=resources.max_concurrent,
+            scheduler=_SCHEDULERS[scheduler.name](scheduler, {key: rivals(each.point) for key, each in by_key.items()}),
+            max_concurrent_trials=at_once,
             reuse_actors=True,
             trial_name_creator=_trial_name,
             trial_dirname_creator=_trial_name,
@@ -134,6 +140,13 @@ def _train_round(
     )
     with _lack_of_memory_is_a_loss():
         _fit(tuner, context.files.tune)
+
+
+def _placed(resources: ResourceSettings) -> tune.PlacementGroupFactory:
+    """What a trial reserves, on a node with the labels that it asks for."""
+    bundle = {"CPU": resources.cpus, "GPU": resources.gpus}
+    selector: dict[str, Any] = {"bundle_label_selector": [dict(resources.labels)]} if resources.labels else {}
+    return tune.PlacementGroupFactory([bundle], **selector)
 
 
 @contextlib.contextmanager
@@ -183,7 +196,35 @@ def _trial_name(trial: Any) -> str:
     return str(trial.config["key"])
 
 
-def _asha(settings: SchedulerSettings) -> TrialScheduler:
+class _WithinSettings(FIFOScheduler):
+    """Compares each trial with its rivals alone, by an ASHA of their own; a trial without a group is never stopped.
+
+    groups: by the key of a trial, as `orchestration.sweeps.rivals` names them.
+    """
+
+    def __init__(self, settings: SchedulerSettings, groups: Mapping[str, str | None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._group_of = groups
+        self._of_group = {group: _asha(settings) for group in groups.values() if group is not None}
+
+    def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
+        if group := self._group_of[_trial_name(trial)]:
+            self._of_group[group].on_trial_add(tune_controller, trial)
+
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
+        group = self._group_of[_trial_name(trial)]
+        return self._of_group[group].on_trial_result(tune_controller, trial, result) if group else self.CONTINUE
+
+    def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
+        if group := self._group_of[_trial_name(trial)]:
+            self._of_group[group].on_trial_complete(tune_controller, trial, result)
+
+    def on_trial_remove(self, tune_controller: Any, trial: Any) -> None:
+        if group := self._group_of[_trial_name(trial)]:
+            self._of_group[group].on_trial_remove(tune_controller, trial)
+
+
+def _asha(settings: SchedulerSettings) -> ASHAScheduler:
     return ASHAScheduler(
         time_attr="epoch",
         metric=settings.metric,
@@ -194,22 +235,34 @@ def _asha(settings: SchedulerSettings) -> TrialScheduler:
     )
 
 
-def _fifo(settings: SchedulerSettings) -> TrialScheduler:
+def _fifo(settings: SchedulerSettings, groups: Mapping[str, str | None]) -> TrialScheduler:
     return FIFOScheduler()  # type: ignore[no-untyped-call]
 
 
-_SCHEDULERS = {"fifo": _fifo, "asha": _asha}
+_SCHEDULERS: Mapping[str, Callable[[SchedulerSettings, Mapping[str, str | None]], TrialScheduler]] = {
+    "fifo": _fifo,
+    "asha": _WithinSettings,
+}
 
 
 class _ObserverCallback(tune.Callback):
     """Translates Tune's events of one round for a `TrainingObserver`.
 
-    alone: whether no trial runs beside another one. lost_before_start, out_of_memory: keys of trials to try again.
-    most_at_once: how many trials ran at the same time.
+    alone: whether no trial runs beside another one. lost_before_start, out_of_memory: keys of trials to try again;
+    lighter: those to try in smaller micro-batches. most_at_once: how many trials ran at the same time.
     """
 
-    def __init__(self, observer: TrainingObserver, retries: int, context: TrialContext, alone: bool) -> None:
+    def __init__(
+        self,
+        trials: Sequence[PlannedTrial],
+        observer: TrainingObserver,
+        retries: int,
+        context: TrialContext,
+        alone: bool,
+    ) -> None:
+        self._trials = {planned.key: planned for planned in trials}
         self.retries, self.context, self.observer, self._alone = retries, context, observer, alone
+        self.lighter: list[PlannedTrial] = []
         self.lost_before_start: list[str] = []
         self.out_of_memory: list[str] = []
         self.most_at_once = 1
@@ -232,15 +285,24 @@ class _ObserverCallback(tune.Callback):
         key, error = _trial_name(trial), trial.last_result.get("error")
         if self.observer.must_stop and not error and not exists(self.context.files.trial(key).training):
             return  # left for another run, unlike a trial that the scheduler stopped
-        if error is not None:
+        if error is None:
+            self.observer.ended(key)
+        elif trial.last_result.get("lacked_memory"):
+            self._lighten(key, error)
+        else:
+            self.observer.failed(key, error)
+
+    def _lighten(self, key: str, error: str) -> None:
+        smaller = lighter(self._trials[key], self.observer)
+        if smaller is None:
             self.observer.failed(key, error)
         else:
-            self.observer.ended(key)
+            self.lighter.append(smaller)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         key, was_alone = _trial_name(trial), self._alone or self.most_at_once == 1
         if _lacked_memory(trial) and was_alone:
-            self.observer.failed(key, _LACK_OF_MEMORY)
+            self._lighten(key, _LACK_OF_MEMORY)
         elif _lacked_memory(trial):
             self.out_of_memory.append(key)
         elif trial.num_failures <= self.retries:

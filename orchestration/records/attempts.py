@@ -96,6 +96,12 @@ class AttemptLog:
             others = [each for each in earlier if each is not before]
             self._attempts[now.key] = tuple(sorted([*others, now], key=lambda each: each.number))
 
+    def has_released(self, key: str) -> bool:
+        """Whether the current attempt has shown anything that costs privacy."""
+        with self._lock:
+            current = self._current.get(key)
+            return any(each.number == current for each in self._attempts[key])
+
     def has_released_statistics(self, key: str) -> bool:
         """Whether the current attempt has."""
         with self._lock:

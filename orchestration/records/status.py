@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from orchestration.records.limits import NO_LIMITS, NOTHING_SPENT, Limits, Spent
 from orchestration.records.published import PublishedEpoch
@@ -67,7 +68,7 @@ class SweepStatus:
     """The trials of a sweep. Thread-safe.
 
     on_end: called with each trial that ends, in the thread that called `change`. gpus: that each trial holds while it
-    trains. before: what earlier drivers of the same job have spent of its limits.
+    trains, by key. before: what earlier drivers of the same job have spent of its limits.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class SweepStatus:
         trials: Iterable[TrialStatus],
         on_end: Callable[[TrialStatus], None],
         limits: Limits = NO_LIMITS,
-        gpus: float = 0.0,
+        gpus: Mapping[str, float] = MappingProxyType({}),
         before: Spent = NOTHING_SPENT,
     ) -> None:
         self.limits, self._gpus, self._before = limits, gpus, before
@@ -177,10 +178,13 @@ class SweepStatus:
         """What this run has spent by now, and the earlier drivers of its job."""
         now = time.time()
         begun = [(trial, trial.started) for trial in self.trials if trial.started and trial.started >= self.began]
-        training = sum((trial.trained or trial.ended or now) - started for trial, started in begun)
+        held = sum(
+            self._gpus.get(trial.key, 0.0) * ((trial.trained or trial.ended or now) - started)
+            for trial, started in begun
+        )
         ended = sum(trial.state.has_ended for trial, _ in begun)
         before = self._before
-        return Spent(before.seconds + self.elapsed, before.gpu_seconds + self._gpus * training, before.trials + ended)
+        return Spent(before.seconds + self.elapsed, before.gpu_seconds + held, before.trials + ended)
 
     @property
     def elapsed(self) -> float:

@@ -10,6 +10,7 @@ import base64
 import functools
 import gzip
 import json
+import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from html import escape
@@ -83,6 +84,13 @@ def render(data: PublishedSweep, evidence: Evidence = NO_EVIDENCE) -> str:
 
 
 @functools.cache
+def renewed(page: str, period: float) -> str:
+    """The page of a sweep that runs: it says so, and a browser loads it again every ``period`` seconds."""
+    again = f'<meta http-equiv="refresh" content="{math.ceil(period)}">'
+    said = note("The sweep is running. This page shows the trials that are over, and renews itself.")
+    return page.replace("<head>", f"<head>\n{again}", 1).replace("</header>", f"{said}</header>", 1)
+
+
 def _packed_plotly() -> str:
     """plotly.js, gzipped and in base64: a third of its size. The page's script unpacks it."""
     return base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode()

@@ -9,6 +9,8 @@ __all__ = [
     "grid",
     "growth",
     "plan",
+    "resources",
+    "rivals",
     "schema",
     "selection",
     "text",

@@ -27,6 +27,7 @@ from accounting.together import account_together
 from orchestration.records.failures import shown
 from orchestration.records.release_modes import release_spec
 from orchestration.sweeps.grid import NO_PAST, GridPoint, Past, grid, repeated
+from orchestration.sweeps.rivals import unopposed
 from orchestration.sweeps.schema import SweepSpec
 from orchestration.sweeps.selection import unlike
 from orchestration.sweeps.tune import while_tuning
@@ -143,7 +144,7 @@ def plan_sweep(sweep: SweepSpec, code: UserCode | None = NO_CODE, past: Past = N
         except (Exception, SystemExit) as error:  # user code raises what it likes, and its text may quote the data
             refused.append(Refusal(point.key, shown(error, sweep.disclosure), private_text(error)))
     untried = _untried(planned) if code is None else ()
-    warnings = (*_repeated(sweep), *_warnings(planned), *untried)
+    warnings = (*_repeated(sweep), *unopposed(sweep, [trial.point for trial in planned]), *_warnings(planned), *untried)
     return Plan(tuple(planned), tuple(refused), warnings, planner.multipliers)
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Final, Literal, Self, get_type_hints
 
-from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from accounting.errors import InvalidInput
 from accounting.individual import INDIVIDUAL_ACCOUNTANTS
@@ -28,8 +28,8 @@ from orchestration.sweeps.fields import (
     Sampling,
     Settings,
     Several,
-    whole_or_share,
 )
+from orchestration.sweeps.resources import ResourceSettings, check_sections, reserved
 from orchestration.sweeps.selection import check_selection
 from orchestration.sweeps.text import parse_text, shortly
 from orchestration.sweeps.tune import Adapted, TuneSettings, check_places, check_tuning
@@ -46,6 +46,7 @@ from workers.spec import (
     NormSpec,
     SamplingSpec,
     Seed,
+    TrialSpec,
     name_in,
 )
 
@@ -99,8 +100,9 @@ class AccountingSettings(Settings):
 
 
 class SchedulerSettings(Settings):
-    """Scheduling of trials. ``fifo`` trains each to its end. ``asha`` stops trials with a low metric; on private data,
-    this selection costs privacy."""
+    """Scheduling of trials. ``fifo`` trains each to its end. ``asha`` stops trials with a low metric among those of one
+    setting and seed, which differ in optimizer, learning rate, bound, batch size or epochs, and never a baseline; on
+    private data, this selection costs privacy."""
 
     name: Literal["fifo", "asha"] = "fifo"
     """``asha`` stops trials early."""
@@ -112,19 +114,6 @@ class SchedulerSettings(Settings):
     """One trial in so many goes on at each check."""
     accept_unaccounted_selection: bool = False
     """Select by private data although no epsilon counts it."""
-
-
-class ResourceSettings(Settings):
-    """CPUs and GPUs that each trial reserves, trials at a time, and retries."""
-
-    cpus: Quantity = Field(default=1.0, gt=0.0)
-    """CPUs of each trial."""
-    gpus: Annotated[Quantity, AfterValidator(whole_or_share)] = Field(default=0.0, ge=0.0)
-    """GPUs of each trial: a fraction of one, or a whole number."""
-    max_concurrent: int | None = Field(default=None, ge=1)
-    """Trials at a time; by default as many as fit."""
-    max_failures: int = Field(default=3, ge=0)
-    """How often a trial is continued from its checkpoint after its worker died."""
 
 
 class BaselineSettings(Settings):
@@ -225,8 +214,8 @@ class SweepSpec(Settings):
     """What may be shown of the training examples' epsilons: ``none``, ``private`` or ``raw``."""
     scheduler: SchedulerSettings = SchedulerSettings()
     """Whether trials with a low metric are stopped."""
-    resources: ResourceSettings = ResourceSettings()
-    """What each trial reserves on Ray."""
+    resources: Axis[ResourceSettings] = (ResourceSettings(),)
+    """What each trial reserves on Ray: for all trials, or a list of sections with conditions."""
     execution: Execution = ExecutionSpec()
     """What changes only speed and memory."""
     tune: TuneSettings | None = None
@@ -255,9 +244,14 @@ class SweepSpec(Settings):
     def plain(self) -> dict[str, Any]:
         """The specification as plain values, every default written out."""
         plain: dict[str, Any] = self.model_dump(mode="json")
-        if len(self.norms) == 1:  # as in versions that knew one value
-            plain["norms"] = plain["norms"][0]
+        for key in ("norms", "resources"):  # as in versions that knew one value
+            if len(plain[key]) == 1:
+                plain[key] = plain[key][0]
         return plain
+
+    def reserved(self, trial: TrialSpec) -> ResourceSettings:
+        """What a trial of the sweep reserves."""
+        return reserved(self.resources, trial)
 
     @model_validator(mode="before")
     @classmethod
@@ -282,6 +276,11 @@ class SweepSpec(Settings):
         given = self.privacy.target_epsilon or self.privacy.noise_multiplier
         if not given and not all(OWN_NOISE in schedule.params for schedule in self.noise):
             raise InvalidInput(f"privacy: {_ONE_LEVEL}, or a {OWN_NOISE} in every schedule of noise")
+        return self
+
+    @model_validator(mode="after")
+    def _resources_are_clear(self) -> Self:
+        check_sections(self.resources)
         return self
 
     @model_validator(mode="after")

@@ -180,7 +180,7 @@ def test_gpu_hours_are_those_that_trials_of_this_run_hold(monkeypatch: pytest.Mo
     now = 1000.0
     monkeypatch.setattr(time, "time", lambda: now)
     trials = [TrialStatus(key, 10) for key in "abc"]
-    status = SweepStatus(trials, lambda trial: None, Limits(gpu_hours=2.0), gpus=0.5)
+    status = SweepStatus(trials, lambda trial: None, Limits(gpu_hours=2.0), gpus=dict.fromkeys("abc", 0.5))
     status.restore(result_of_an_earlier_run("c"))
     status.change("a", state=TrialState.TRAINING)
     now += 3600.0

@@ -10,15 +10,24 @@ from tests.orchestration.sample_grids import small
 
 
 def test_a_trial_that_lacks_memory_alone_fails_in_one_line(tmp_path: Path) -> None:
-    """Ray takes more than a thousandth of the memory for too much, so it kills every worker that trains."""
+    """Ray takes more than a thousandth of the memory for too much, so it kills every worker that trains, also one that
+    takes one example at a time."""
     (tmp_path / "sweep.yaml").write_text(
-        small(clipping="flat", noise="constant", seeds=[0, 1], resources={"max_failures": 0})
+        small(
+            sampling={"method": "poisson", "batch_size": 4},
+            clipping="flat",
+            noise="constant",
+            seeds=[0, 1],
+            epochs=50,
+            resources={"max_failures": 0},
+        )
     )
     environment = {"RAY_memory_usage_threshold": "0.001", "RAY_memory_monitor_refresh_ms": "50"}
     out = tmp_path / "out"
     done = dpsweep("run", tmp_path / "sweep.yaml", "--output", out, "--json", **environment)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
+    assert "lacked memory; it starts anew with execution.micro_batch_size: 1" in done.stderr
     trials = json.loads(done.stdout)["trials"]
     assert {trial["status"] for trial in trials} == {"failed"}
     for trial in trials:

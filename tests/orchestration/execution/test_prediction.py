@@ -17,7 +17,8 @@ from orchestration.execution.prediction import Capacity, predict, training_secon
 from orchestration.execution.probing import AccountingProbe, SweepProbe, kind, norm_passes, probe_sweep, run_kind
 from orchestration.pipeline import RunRequest, run_sweep
 from orchestration.sweeps.plan import Plan, plan_sweep
-from orchestration.sweeps.schema import ResourceSettings, SweepSpec, parse_sweep
+from orchestration.sweeps.resources import ResourceSettings
+from orchestration.sweeps.schema import SweepSpec, parse_sweep
 from orchestration.sweeps.user_code import permitted
 from tests.orchestration.sample_grids import small
 from workers.imports import NO_CODE
@@ -75,7 +76,7 @@ def test_a_trial_pays_for_every_piece(plan: Plan) -> None:
 
 
 def test_more_cpus_take_less_time_and_the_same_work(plan: Plan) -> None:
-    one, three = (predict(plan, measured(plan), ResourceSettings(), Capacity(cpus, 0.0, 2.0)) for cpus in (1.0, 3.0))
+    one, three = (predict(plan, measured(plan), [ResourceSettings()], Capacity(cpus, 0.0, 2.0)) for cpus in (1.0, 3.0))
     assert (one.trials, one.trials_at_once, three.trials_at_once) == (6, 1, 3)
     assert one.seconds == pytest.approx(3.0 * three.seconds)
     assert one.cpu_hours == pytest.approx(three.cpu_hours)
@@ -85,18 +86,30 @@ def test_more_cpus_take_less_time_and_the_same_work(plan: Plan) -> None:
 
 def test_what_trials_reserve_bounds_how_many_run(plan: Plan) -> None:
     halves = ResourceSettings(gpus=0.5)
-    found = predict(plan, measured(plan), halves, Capacity(16.0, 1.0))
+    found = predict(plan, measured(plan), [halves], Capacity(16.0, 1.0))
     assert found.trials_at_once == 2
     assert found.gpu_hours == pytest.approx(0.5 * sum(training_seconds(t, measured(plan)) for t in plan.trials) / 3600)
-    assert Capacity(16.0, 1.0).trials_at_once(ResourceSettings(max_concurrent=3)) == 3
+    assert predict(plan, measured(plan), [ResourceSettings(max_concurrent=3)], Capacity(16.0)).trials_at_once == 3
     with pytest.raises(InvalidInput, match=r"reserves 1 CPUs and 0\.5 GPUs, but there are 16 and 0"):
-        predict(plan, measured(plan), halves, Capacity(16.0))
+        predict(plan, measured(plan), [halves], Capacity(16.0))
+
+
+def test_a_price_and_gpu_hours_follow_from_what_each_kind_of_trial_reserves(plan: Plan) -> None:
+    sections = [ResourceSettings(when={"clipping": ("flat",)}, gpus=2.0), ResourceSettings()]
+    found = predict(plan, measured(plan), sections, Capacity(16.0, 2.0, price_per_hour=7.2))
+    private = [planned for planned in plan.trials if planned.spec.is_private]
+    each = training_seconds(private[0], measured(plan))
+    assert len(private) == 4
+    assert found.gpu_hours == pytest.approx(2.0 * 4 * each / 3600.0)
+    assert found.running == pytest.approx(4 * each), "they take turns on both GPUs, baselines train beside them"
+    assert found.trials_at_once == 3
+    assert found.price == pytest.approx(7.2 * found.seconds / 3600.0)
 
 
 def test_work_that_the_cpus_cannot_do_meanwhile_takes_longer(plan: Plan) -> None:
     """Two threads of each trial on the CPU that it reserves."""
-    busy = predict(plan, measured(plan, replace(PIECES, cores=2.0)), ResourceSettings(), Capacity(2.0))
-    light = predict(plan, measured(plan), ResourceSettings(), Capacity(2.0))
+    busy = predict(plan, measured(plan, replace(PIECES, cores=2.0)), [ResourceSettings()], Capacity(2.0))
+    light = predict(plan, measured(plan), [ResourceSettings()], Capacity(2.0))
     assert busy.seconds == pytest.approx(2.0 * light.seconds)
 
 

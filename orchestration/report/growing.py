@@ -1,0 +1,42 @@
+"""The report of a sweep while it runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from accounting.errors import InvalidInput
+from accounting.records import write_bytes_atomically
+from orchestration.comparison.record import SweepRecord
+from orchestration.comparison.stored import owned_record, stored_evidence
+from orchestration.records.layout import SweepFiles
+from orchestration.records.release_modes import release_mode
+from orchestration.records.snapshot import PERIOD, read_snapshot
+from orchestration.report.page import render, renewed
+
+
+def growing_report(files: SweepFiles, period: float = PERIOD) -> Iterator[int]:
+    """Write the report of a sweep again whenever a trial is over, until the sweep has ended or its driver is gone.
+
+    Only the report that may be shown is written: the other files are the driver's. A browser loads it again every
+    ``period`` seconds. Yields: the number of trials that it shows.
+
+    Raises: InvalidInput where no sweep runs or has run, DataCorruption for damaged files, StorageError.
+    """
+    if read_snapshot(files.status) is None:
+        raise InvalidInput(f"there is no {files.status}: no sweep has started there; name the folder of one that runs")
+    shown = -1
+    while (now := read_snapshot(files.status)) is not None and now.state == "running" and not now.is_stale():
+        record = owned_record(files)
+        over = sum(record.status(point.key).result is not None for point in record.points)
+        if over > shown:
+            _write(files, record, period)
+            yield over
+        shown = over
+        time.sleep(period)
+
+
+def _write(files: SweepFiles, record: SweepRecord, period: float) -> None:
+    data = record.data()
+    page = renewed(render(data, stored_evidence(files, data)), period)
+    write_bytes_atomically(files.report, page.encode(), release_mode(record.disclosure).is_sensitive)

@@ -1,0 +1,75 @@
+"""What each trial reserves on Ray: one section for all trials, or a list of them with conditions. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Final, Literal
+
+from pydantic import AfterValidator, Field
+
+from accounting.errors import InvalidInput
+from orchestration.sweeps.fields import Axis, Quantity, Settings, whole_or_share
+from workers.spec import TrialSpec
+
+LABEL: Final = "label "
+"""Begins the name of a label among amounts of resources: a node has 1 of a label that it carries."""
+_Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$", max_length=63)]
+_Place = Literal["data", "preprocessing", "model", "loss", "clipping", "noise"]
+
+
+class ResourceSettings(Settings):
+    """CPUs and GPUs that each trial reserves, the nodes that it may run on, trials at a time, and retries. In a list of
+    such sections, a trial has the first one whose ``when`` holds."""
+
+    when: dict[_Place, Axis[str]] = Field(default_factory=dict)
+    """In a list: the names of components that a trial must have, such as ``{model: [resnet20, wrn16_4]}``. The last
+    section has no conditions."""
+    cpus: Quantity = Field(default=1.0, gt=0.0)
+    """CPUs of each trial."""
+    gpus: Annotated[Quantity, AfterValidator(whole_or_share)] = Field(default=0.0, ge=0.0)
+    """GPUs of each trial: a fraction of one, or a whole number."""
+    labels: dict[str, _Label] = Field(default_factory=dict)
+    """Labels that a node must have: those of ``ray start --labels``, or Ray's own ``ray.io/accelerator-type``, such as
+    ``A100``."""
+    max_concurrent: int | None = Field(default=None, ge=1)
+    """Trials at a time; by default as many as fit. In a list, the last section's holds for all trials together."""
+    max_failures: int = Field(default=3, ge=0)
+    """How often a trial is continued from its checkpoint after its worker died. In a list, as ``max_concurrent``."""
+
+    @property
+    def amounts(self) -> dict[str, float]:
+        """What a trial reserves on its node, by name; of every label that the node must have, 1."""
+        given = {"CPU": self.cpus, "GPU": self.gpus}
+        labels = {f"{LABEL}{name}={value}": 1.0 for name, value in self.labels.items()}
+        return {name: amount for name, amount in given.items() if amount} | labels
+
+
+def check_sections(sections: Sequence[ResourceSettings]) -> None:
+    """Raises: InvalidInput unless the last section alone has no conditions, and alone says what holds for all."""
+    if sections[-1].when or not all(section.when for section in sections[:-1]):
+        raise InvalidInput(
+            "in a list of resources, every section but the last has a condition, and the last has none: it is for the "
+            "other trials; add `when: {model: NAME}`, or a last section without it"
+        )
+    for section in sections[:-1]:
+        for name in ("max_concurrent", "max_failures"):
+            if name in section.model_fields_set:
+                raise InvalidInput(f"{name} holds for all trials; give it in the last section of resources")
+
+
+def reserved(sections: Sequence[ResourceSettings], trial: TrialSpec) -> ResourceSettings:
+    """The section of a trial: the first whose conditions hold."""
+    names = _names(trial)
+    return next(each for each in sections if all(names[place] in wanted for place, wanted in each.when.items()))
+
+
+def _names(trial: TrialSpec) -> Mapping[str, str | None]:
+    """The names of a trial's components; None for one that it does not have."""
+    return {
+        "data": trial.data.name,
+        "preprocessing": trial.preprocessing.name if trial.preprocessing else None,
+        "model": trial.model.name,
+        "loss": trial.loss.name,
+        "clipping": trial.clipping.name,
+        "noise": trial.noise.schedule.name if trial.is_private else None,
+    }

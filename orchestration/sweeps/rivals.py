@@ -1,0 +1,58 @@
+"""Which trials a scheduler may compare while they train. Pure.
+
+A sweep compares clipping methods, noise schedules, targets and data. A scheduler that compared these too would stop the
+settings that the sweep asks about, and by their first epochs. It therefore compares trials of one setting and one seed:
+they differ only in what is adapted, such as the learning rate, the bound or the batch size.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+
+from orchestration.sweeps.grid import GridPoint
+from orchestration.sweeps.identity import content
+from orchestration.sweeps.schema import SweepSpec
+from workers.spec import Component, NoiseSpec
+
+
+def rivals(point: GridPoint) -> str | None:
+    """The setting and seed of a trial, equal for all trials that it may be compared with; None for a baseline.
+
+    A baseline is what private trials are compared with, so it is never stopped.
+    """
+    if not point.is_private:
+        return None
+    spec = point.spec
+    level = 1.0 if point.target_epsilon is not None else spec.noise.initial_noise_multiplier
+    compared = replace(
+        spec,
+        key="",
+        clipping=_named(spec.clipping),
+        noise=NoiseSpec(level, _named(spec.noise.schedule)),
+        optimizer=Component("any"),
+        learning_rate_schedule=Component("any"),
+        averaging=None,
+        augmentation=None,
+        sampling=replace(spec.sampling, batch_size=1, max_batch_size=None),
+        epochs=1,
+        budget=None,
+    )
+    return content(compared, point.target_epsilon)
+
+
+def unopposed(sweep: SweepSpec, points: Iterable[GridPoint]) -> tuple[str, ...]:
+    """A warning where the sweep asks for a scheduler, and no trial has another one that it may be compared with."""
+    sizes = Counter(group for point in points if (group := rivals(point)) is not None)
+    if sweep.scheduler.name == "fifo" or max(sizes.values(), default=0) > 1:
+        return ()
+    return (
+        f"scheduler {sweep.scheduler.name} compares private trials of one setting and seed, which differ in optimizer, "
+        "learning rate, bound, batch size or epochs; no two of these do, so it will stop none",
+    )
+
+
+def _named(component: Component) -> Component:
+    """The component without its parameters."""
+    return Component(component.name)

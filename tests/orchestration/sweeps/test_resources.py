@@ -1,0 +1,59 @@
+"""Which section of resources a trial has, and which lists are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from accounting.errors import InvalidInput
+from orchestration.sweeps.grid import grid
+from orchestration.sweeps.schema import parse_sweep
+from tests.orchestration.sample_grids import small
+
+LIST = [
+    {"when": {"model": ["mlp", "resnet20"], "clipping": "dpsgd_f"}, "gpus": 0.5, "labels": {"pool": "train"}},
+    {"when": {"clipping": "none"}, "cpus": 4},
+    {"cpus": 2, "max_concurrent": 3},
+]
+
+
+def test_a_trial_has_the_first_section_whose_conditions_hold() -> None:
+    sweep = parse_sweep(small(resources=LIST, noise="constant", seeds=0))
+    found = {point.spec.clipping.name: sweep.reserved(point.spec).amounts for point in grid(sweep)}
+    assert found == {
+        "none": {"CPU": 4.0},
+        "flat": {"CPU": 2.0},
+        "dpsgd_f": {"CPU": 1.0, "GPU": 0.5, "label pool=train": 1.0},
+    }
+    assert sweep.plain()["resources"][2]["max_concurrent"] == 3
+
+
+def test_one_section_is_for_all_and_is_stored_as_before() -> None:
+    sweep = parse_sweep(small(resources={"cpus": 2}))
+    assert {sweep.reserved(point.spec).cpus for point in grid(sweep)} == {2.0}
+    assert sweep.plain()["resources"]["cpus"] == 2.0
+
+
+def test_resources_are_no_part_of_a_trials_identity() -> None:
+    keys = [[point.key for point in grid(parse_sweep(small(**more)))] for more in ({}, {"resources": LIST})]
+    assert keys[0] == keys[1]
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ([{"cpus": 2}, {"cpus": 1}], "the last has none"),
+        ([{"when": {"model": "mlp"}}], "the last has none"),
+        ([{"when": {"model": "mlp"}, "max_concurrent": 2}, {}], "max_concurrent holds for all trials"),
+        ([{"when": {"model": "mlp"}, "max_failures": 0}, {}], "max_failures holds for all trials"),
+        ([{"when": {"optimizer": "sgd"}}, {}], "resources.0.when.optimizer"),
+        ([{"when": {"model": []}}, {}], "resources.0.when.model"),
+        ([], "resources"),
+        ({"labels": {"pool": "!train"}}, "resources.labels.pool"),
+    ],
+)
+def test_unclear_lists_are_refused(sections: Any, message: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        parse_sweep(small(resources=sections))
+    assert message in str(refused.value)

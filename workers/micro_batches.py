@@ -1,0 +1,24 @@
+"""What is done where memory does not suffice for a trial: it takes smaller micro-batches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from accounting.errors import InvalidInput
+from workers.spec import TrialSpec
+
+_SMALLER: Final = 4
+"""Factor between the micro-batches of one attempt and the next."""
+
+
+class LackOfMemory(InvalidInput):
+    """The memory of the device does not suffice for the trial at its micro-batch size."""
+
+
+def in_smaller_pieces(spec: TrialSpec) -> TrialSpec | None:
+    """The trial with a quarter of its micro-batch; None where a micro-batch is one example already."""
+    size = spec.execution.micro_batch_size or spec.sampling.batch_size
+    if size == 1:
+        return None
+    return replace(spec, execution=replace(spec.execution, micro_batch_size=max(1, size // _SMALLER)))
