@@ -76,7 +76,7 @@ def test_it_starts_anew_with_a_quarter_of_the_micro_batch_until_that_fits(tmp_pa
 
 
 def test_one_example_that_is_too_much_fails(tmp_path: Path) -> None:
-    outcome = run(tmp_path, 0, 18, ["none"], Told())
+    outcome = run(tmp_path, 0, 24, ["none"], Told())
     (point,) = outcome.record.points
     status = outcome.record.status(point.key)
     assert status.state is TrialState.FAILED
@@ -89,7 +89,7 @@ def test_a_private_trial_that_has_shown_an_epoch_is_left_to_its_user(
 ) -> None:
     """What it showed has cost privacy, which another start would cost again; a baseline has no such cost."""
     told = Told()
-    outcome = run(tmp_path, 40, 18, [clipping], told)
+    outcome = run(tmp_path, 40, 24, [clipping], told)
     (point,) = outcome.record.points
     assert outcome.record.status(point.key).state is state, outcome.record.status(point.key).error
     assert any("lacked memory" in each for each in told.warnings) == (clipping == "none")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
 
 from accounting.errors import InvalidInput
-from orchestration.execution.object_stores import require_client
+from orchestration.execution.object_stores import _is_installed, require_client
 from orchestration.pipeline import RunRequest, run_sweep
 from orchestration.sweeps.schema import parse_sweep
 from tests.orchestration.sample_grids import small
@@ -16,11 +15,11 @@ from tests.orchestration.sample_grids import small
 TEXT = small(clipping="flat", noise="constant", seeds=0)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("boto3") is not None, reason="boto3 is installed here")
+@pytest.mark.skipif(_is_installed("google.cloud.storage"), reason="google-cloud-storage is installed here")
 def test_a_missing_package_is_named_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    request = RunRequest(parse_sweep(TEXT), TEXT, "s3://nobody-owns-this-bucket/out", "in-process")
-    with pytest.raises(InvalidInput, match=r"s3:// with the package boto3.*pip install 'dpsweep\[s3\]'"):
+    request = RunRequest(parse_sweep(TEXT), TEXT, "gs://nobody-owns-this-bucket/out", "in-process")
+    with pytest.raises(InvalidInput, match=r"gs:// with the package google.cloud.storage.*pip install 'dpsweep\[gs\]'"):
         run_sweep(request)
     assert list(tmp_path.iterdir()) == []
 

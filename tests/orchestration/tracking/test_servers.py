@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import signal
-import socket
-import subprocess
-import sys
-import tempfile
-import time
+import json
+import urllib.error
+import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 
-import psycopg2
 import pytest
 
 from orchestration.tracking.embedded import embedded_tracking_uri
 from orchestration.tracking.mlflow import MlflowTracker
 from orchestration.tracking.protocol import TrackingUnavailable
+from tests.orchestration.processes import dpsweep
+from tests.orchestration.sample_grids import small
 from tests.orchestration.sample_sweeps import sample_trial
+from tests.orchestration.servers import POSTGRES, closed_port, has_s3, mlflow_server, objects_in, postgres, s3
 from tests.orchestration.tracking.test_mlflow import NOTHING, SWEEP, content, record, tracked
 
 from mlflow import MlflowClient  # isort: skip  (after orchestration.tracking.mlflow, which keeps it quiet)
-
-
-def closed_port() -> int:
-    with closing(socket.socket()) as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 @pytest.mark.parametrize("uri", ["http://127.0.0.1:{port}", "postgresql://me:secret@127.0.0.1:{port}/mlflow"])
@@ -49,81 +37,12 @@ def test_a_store_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> No
         MlflowTracker(embedded_tracking_uri(tmp_path / "file"))
 
 
-POSTGRES = next(
-    (
-        path
-        for path in (*Path("/usr/lib/postgresql").glob("*/bin"), Path(shutil.which("initdb") or "/nowhere").parent)
-        if (path / "initdb").exists() and (path / "postgres").exists()
-    ),
-    None,
-)
-
-
-@contextmanager
-def postgres() -> Iterator[str]:
-    """A PostgreSQL of its own on a free port; the server refuses to run as root, so root hands it to another user."""
-    assert POSTGRES is not None
-    port = closed_port()
-    folder = tempfile.mkdtemp(prefix="dpsweep-postgres-")
-    user = "postgres" if os.geteuid() == 0 else None
-    if user is not None:
-        shutil.chown(folder, user)
-    common: dict[str, Any] = {"cwd": folder, "user": user, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    subprocess.run(
-        [POSTGRES / "initdb", "-D", "data", "-U", "dpsweep", "-A", "trust", "-E", "UTF8", "--no-sync"],
-        check=True,
-        **common,
-    )
-    options = ["-D", "data", "-h", "127.0.0.1", "-p", str(port), "-k", folder, "-c", "fsync=off"]
-    server = subprocess.Popen([POSTGRES / "postgres", *options], **common)
-    try:
-        address = f"dpsweep@127.0.0.1:{port}/postgres"
-        wait_until(lambda: psycopg2.connect(f"postgresql://{address}").close(), psycopg2.OperationalError)
-        yield f"postgresql+psycopg2://{address}"
-    finally:
-        server.send_signal(signal.SIGINT)
-        server.wait(timeout=30)
-        shutil.rmtree(folder)
-
-
-@contextmanager
-def mlflow_server(store: str, artifacts: Path) -> Iterator[str]:
-    port = closed_port()
-    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", store, "--host", "127.0.0.1"]
-    command += ["--port", str(port), "--artifacts-destination", str(artifacts), "--workers", "1"]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-    try:
-        wait_until(lambda: connect_to(server, port), ConnectionRefusedError)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        os.killpg(server.pid, signal.SIGTERM)
-        server.wait(timeout=30)
-
-
-def connect_to(server: subprocess.Popen[bytes], port: int) -> None:
-    assert server.poll() is None, "the server ended by itself"
-    socket.create_connection(("127.0.0.1", port), timeout=5).close()
-
-
-def wait_until(attempt: Callable[[], object], failure: type[Exception], seconds: float = 90.0) -> None:
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            attempt()
-        except failure:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)
-        else:
-            return
-
-
 @pytest.mark.skipif(POSTGRES is None, reason="no PostgreSQL binaries (initdb, postgres)")
 def test_a_server_on_postgresql_and_the_database_itself_are_the_same_store(tmp_path: Path) -> None:
     """What is recorded over HTTP is in the database, and a driver on the database continues it."""
     trials = [tracked(sample_trial(seed=seed, disclosure="none")) for seed in (0, 1)]
     with postgres() as database:
-        with mlflow_server(database, tmp_path / "served") as server:
+        with mlflow_server(database, str(tmp_path / "served")) as server:
             over_http = MlflowTracker(server)
             sweep_run = over_http.open_sweep(SWEEP)
             over_http.log_trial(trials[0])
@@ -139,3 +58,40 @@ def test_a_server_on_postgresql_and_the_database_itself_are_the_same_store(tmp_p
         record(direct, trials)
         assert content(client) == over_http_only
         assert Counter(status for status, *_ in content(client, "on the database").values()) == {"FINISHED": 4}
+
+
+SMALLEST = small(model="logistic", clipping="flat", noise="constant", seeds=0)
+
+
+@pytest.mark.skipif(POSTGRES is None or not has_s3(), reason="no PostgreSQL binaries, or no moto for an S3 server")
+def test_a_server_with_accounts_on_postgresql_keeps_artifacts_in_an_object_store(tmp_path: Path) -> None:
+    """All three are real; the sweep knows the server's address and its user's password, and no key of the bucket."""
+    (tmp_path / "sweep.yaml").write_text(SMALLEST)
+    accounts = tmp_path / "auth.ini"
+    accounts.write_text(
+        f"[mlflow]\ndefault_permission = READ\ndatabase_uri = sqlite:///{tmp_path}/auth.db\nadmin_username = admin\n"
+        "admin_password = a-long-password\n"
+        "authorization_function = mlflow.server.auth:authenticate_request_basic_auth\n"
+    )
+    with postgres() as database, s3("artifacts") as store:
+        options = ["--app-name", "basic-auth"]
+        secrets = {**store, "MLFLOW_AUTH_CONFIG_PATH": str(accounts), "MLFLOW_FLASK_SERVER_SECRET_KEY": "a" * 32}
+        with mlflow_server(database, "s3://artifacts/mlflow", options, secrets) as server:
+            run = ("run", tmp_path / "sweep.yaml", "--address", "in-process", "--tracking-uri", server)
+            for known in ({}, {"MLFLOW_TRACKING_USERNAME": "admin", "MLFLOW_TRACKING_PASSWORD": "wrong"}):
+                refused = dpsweep(*run, "--output", tmp_path / "refused", **known)
+                assert refused.returncode == 2
+                (line,) = [line for line in refused.stderr.splitlines() if line.startswith("error: ")]
+                assert f"cannot use MLflow at {server}" in line
+                assert not (tmp_path / "refused" / "sweep.json").exists()
+            user = {"MLFLOW_TRACKING_USERNAME": "admin", "MLFLOW_TRACKING_PASSWORD": "a-long-password"}
+            done = dpsweep(*run, "--output", tmp_path / "out", "--json", **user)
+            assert done.returncode == 0, done.stderr
+            assert "a-long-password" not in done.stdout + done.stderr
+            with pytest.raises(urllib.error.HTTPError, match="401"):
+                urllib.request.urlopen(f"{server}/api/2.0/mlflow/experiments/search?max_results=5", timeout=30)
+        kinds = Counter(status for status, *_ in content(MlflowClient(database), "dpsweep").values())
+        assert set(kinds) == {"FINISHED"}
+        assert any(name.endswith("/report.html") for name in objects_in("artifacts", store))
+    (trial,) = json.loads(done.stdout)["trials"]
+    assert trial["status"] == "finished"
