@@ -63,7 +63,8 @@ class Capacity:
 @dataclass(frozen=True)
 class Prediction:
     """What a sweep will take. seconds: in all, which are those of starting, of trials and of the end, on CPUs without
-    other work; beside_others: the same where other work goes on as during the probe. cpu_hours, gpu_hours: CPU time
+    other work; beside_others: the same where other work goes on as during the probe,
+    which goes before Ray's workers. cpu_hours, gpu_hours: CPU time
     that is used, and GPU time that trials reserve. memory, gpu_memory: bytes of the largest trial.
     price: of the whole capacity for all of the time; None where no price is known. trials, trials_at_once: how many.
     kinds, steps: of trials that were tried, and how many steps of these.
@@ -115,7 +116,7 @@ def predict(plan: Plan, probe: SweepProbe, sections: Sequence[ResourceSettings],
     price = None if capacity.price_per_hour is None else capacity.price_per_hour * seconds / 3600.0
     return Prediction(
         seconds=seconds,
-        beside_others=seconds / probe.share,
+        beside_others=(starting + ending) / probe.share + running / probe.worker_share,
         starting=starting,
         running=running,
         ending=ending,

@@ -28,8 +28,11 @@ from workers.spec import TrialSpec
 
 _ROWS: Final = 1024
 """Examples that are accounted to measure how long one takes."""
-_WORKER: Final = "import orchestration.execution.tune"
+_WORKER: Final = "import os; os.nice({niceness}); import orchestration.execution.tune"
 """What a process imports before it trains or accounts."""
+_NICENESS: Final = "RAY_worker_niceness"
+"""Variable with what Ray adds to the niceness of its workers: other work on the machine goes before them."""
+_USUAL_NICENESS: Final = 15
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,8 @@ class SweepProbe:
     """What was measured. trials: by the kind of trial; accounting: by the kind of run; see `kind` and `run_kind`.
 
     command: CPU seconds up to the end of planning, the imports included; worker: of a process of Ray until it can
-    work; tracker: until MLflow's store is open. share: of a CPU, that this process got for its work meanwhile.
+    work; tracker: until MLflow's store is open. share, worker_share: of a CPU, that this process got for its work, and
+    one with the priority of Ray's workers.
     """
 
     trials: Mapping[Hashable, TrialProbe]
@@ -58,6 +62,7 @@ class SweepProbe:
     worker: float
     tracker: float
     share: float
+    worker_share: float
 
     @property
     def steps(self) -> int:
@@ -80,7 +85,9 @@ def probe_sweep(sweep: SweepSpec, plan: Plan, code: UserCode) -> SweepProbe:
             accounted[run_kind(planned)] = _accounting(planned, sweep.accounting.individual)
     share = (time.thread_time() - used) / max(time.perf_counter() - began, 1e-9)
     on_gpu = any(each.gpu_memory for each in trials.values())
-    return SweepProbe(trials, accounted, command, _worker(), _tracker(), 1.0 if on_gpu else min(1.0, share))
+    worker, worker_share = _worker()
+    shares = (1.0, 1.0) if on_gpu else (min(1.0, share), min(1.0, worker_share))
+    return SweepProbe(trials, accounted, command, worker, _tracker(), *shares)
 
 
 def _probed(planned: PlannedTrial, sweep: SweepSpec, code: UserCode) -> TrialProbe:
@@ -140,12 +147,14 @@ def _accounting(planned: PlannedTrial, method: str) -> AccountingProbe:
     return AccountingProbe(max(0.0, took[0] - took[1]), took[1] / rows)
 
 
-def _worker() -> float:
-    """CPU seconds of a process that imports what Ray's workers import."""
-    before = os.times()
-    subprocess.run([sys.executable, "-c", _WORKER], check=True, capture_output=True)
-    after = os.times()
-    return after.children_user + after.children_system - before.children_user - before.children_system
+def _worker() -> tuple[float, float]:
+    """CPU seconds of a process that imports what Ray's workers import at their priority, and per second of its life."""
+    code = _WORKER.format(niceness=int(os.environ.get(_NICENESS, _USUAL_NICENESS)))
+    before, began = os.times(), time.perf_counter()
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    after, elapsed = os.times(), time.perf_counter() - began
+    used = after.children_user + after.children_system - before.children_user - before.children_system
+    return used, used / max(elapsed, 1e-9)
 
 
 def _tracker() -> float:

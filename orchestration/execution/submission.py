@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import http.client
 import json
+import logging
 import os
 import re
 import time
@@ -80,6 +81,7 @@ class Jobs:
         os.environ["RAY_API_SERVER_ADDRESS"] = self._address  # Ray prefers its own variables to what it is given
         with self._named_errors():
             self._client = JobSubmissionClient(self._address)
+        logging.getLogger("ray").setLevel(logging.WARNING)  # it tells of every file that it packs
 
     def all(self) -> tuple[Job, ...]:
         """Every submitted sweep, the newest last."""

@@ -15,6 +15,27 @@ PLAN: Final = ("tests/orchestration/sweeps/test_plan.py",)
 
 ORCHESTRATION: Final[tuple[Mutant, ...]] = (
     *bugs_in(
+        "orchestration/execution/coordinator.py",
+        ("tests/orchestration/test_micro_batches.py",),
+        B(
+            "if self._attempts.has_released(key):",
+            "if False:",
+            "a private trial that has shown an epoch trains from nothing for lack of memory",
+            privacy=True,
+        ),
+    ),
+    *bugs_in(
+        "orchestration/sweeps/rivals.py",
+        ("tests/orchestration/sweeps/test_rivals.py",),
+        B("    if not point.is_private:\n        return None\n", "", "a scheduler stops baselines"),
+        B("clipping=_named(spec.clipping)", "clipping=Component('any')", "a scheduler stops whole settings"),
+    ),
+    *bugs_in(
+        "orchestration/sweeps/resources.py",
+        ("tests/orchestration/sweeps/test_resources.py",),
+        B("if all(names[place] in wanted", "if any(names[place] in wanted", "half of its conditions choose a section"),
+    ),
+    *bugs_in(
         "orchestration/sweeps/tune.py",
         ("tests/orchestration/sweeps/test_tune.py",),
         B(

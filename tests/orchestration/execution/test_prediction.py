@@ -45,7 +45,7 @@ def measured(plan: Plan, pieces: TrialProbe = PIECES) -> SweepProbe:
     """A probe in which every trial has these pieces, and nothing but these takes any time."""
     trials = {kind(planned.spec): pieces for planned in plan.trials}
     accounting = {run_kind(planned): AccountingProbe(0.0, 0.0) for planned in plan.trials}
-    return SweepProbe(trials, accounting, command=0.0, worker=0.0, tracker=0.0, share=0.5)
+    return SweepProbe(trials, accounting, command=0.0, worker=0.0, tracker=0.0, share=0.5, worker_share=0.25)
 
 
 def test_a_real_probe_is_near_the_real_run(sweep: SweepSpec, plan: Plan, tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_more_cpus_take_less_time_and_the_same_work(plan: Plan) -> None:
     assert one.seconds == pytest.approx(3.0 * three.seconds)
     assert one.cpu_hours == pytest.approx(three.cpu_hours)
     assert one.price == pytest.approx(2.0 * one.seconds / 3600.0)
-    assert one.beside_others == pytest.approx(2.0 * one.seconds)
+    assert one.beside_others == pytest.approx(4.0 * one.seconds), "all of it is the workers'"
 
 
 def test_what_trials_reserve_bounds_how_many_run(plan: Plan) -> None:

@@ -144,6 +144,7 @@ def test_a_killed_driver_finishes_unattended(head: Head, sweep_file: Path, tmp_p
     job = job_in(submitted.stdout)
     assert "sent: sweep.yaml (" in submitted.stdout
     assert "my_models.py (0.2 KiB)" in submitted.stdout
+    assert "INFO" not in submitted.stderr
 
     def logs() -> str:
         return head.run("logs", job).stdout
