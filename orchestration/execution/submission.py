@@ -38,6 +38,8 @@ _NO_AGENT = "No available agent"
 _STOP_WITHIN = 120
 """Seconds that a driver which is told to stop has for closing its MLflow runs, before Ray kills it."""
 _ENDED: Final = frozenset({"STOPPED", "SUCCEEDED", "FAILED"})
+_CHATTY: Final = ("ray", "ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk")
+"""Loggers that tell of every file that is packed and sent; `dpsweep submit` has listed them."""
 _MARK = "dpsweep.id"
 """Metadata of a job that `dpsweep submit` started: the id of its sweep, without the number of the attempt."""
 
@@ -81,7 +83,8 @@ class Jobs:
         os.environ["RAY_API_SERVER_ADDRESS"] = self._address  # Ray prefers its own variables to what it is given
         with self._named_errors():
             self._client = JobSubmissionClient(self._address)
-        logging.getLogger("ray").setLevel(logging.WARNING)  # it tells of every file that it packs
+        for chatty in _CHATTY:
+            logging.getLogger(chatty).setLevel(logging.WARNING)
 
     def all(self) -> tuple[Job, ...]:
         """Every submitted sweep, the newest last."""
