@@ -152,7 +152,8 @@ class RepeatedIds:
         stored = stored_column(content, place)
         if self._ids is None or stored != self._stored:
             table = read_table(content, columns)
-            self._stored, self._ids = stored, table.column(_IDS)
+            if _IDS in table.column_names:
+                self._stored, self._ids = stored, table.column(_IDS)
             return table
         table = read_table(content, [name for name in columns if name != _IDS])
         return table.add_column(0, schema.field(place), self._ids)
