@@ -6,7 +6,7 @@ ratio P/Q, p = q M / G in [0, 1], and A_z(u) = E[G^z]. See `accounting.individua
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,9 +23,6 @@ _LOG_PRECISION = 40.0
 
 UNKNOWN = 1e6
 """Error of log A where nothing is known; every bound that uses it is vacuous."""
-
-NODE_ERROR = 2e-12
-"""Bound on the rounding error of a moment at a node, relative to the moment at the real point (`node_log_moments`)."""
 
 _BLOCK_ENTRIES = 1 << 15
 """Nodes times grid points that are held at once."""
@@ -71,36 +68,33 @@ class MomentTable:
 
 def moment_table(sample_rate: float, precisions: Array, contour: Contour, direction: str) -> MomentTable:
     """Tabulate log A at nodes ``precisions`` [nodes], ascending, for one sampling rate and direction."""
-    exponents = EXPONENTS[direction](contour.points)
+    exponents, roots = EXPONENTS[direction](contour.points), np.sqrt(precisions)
+    moments = np.empty((len(roots), contour.size), np.complex128)
+    powers = np.empty((3, len(roots)))
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        roots = np.sqrt(precisions)
-        log_ratio, members, log_density = _integration_grid(sample_rate, roots, exponents, float(roots.max()))
-        tilted = np.exp(exponents[0].real * log_ratio + log_density)
-        moments = _moments(tilted, log_ratio, exponents)
-        powers = [(tilted * members**k).sum(axis=1) for k in (2, 3, 4)]
-        suprema = _cell_suprema(sample_rate, precisions, exponents[0].real, np.array(powers))
+        for at, tilted, log_ratio, members in _tilted(sample_rate, roots, float(roots.max()), exponents):
+            moments[at] = _moments(tilted, log_ratio, exponents)
+            powers[:, at] = [(tilted * members**k).sum(axis=1) for k in (2, 3, 4)]
+        suprema = _cell_suprema(sample_rate, precisions, exponents[0].real, powers)
         errors = _linearity_errors(np.diff(precisions), exponents, np.abs(moments), suprema)
         log_moments = np.log(np.abs(moments)) + 1j * np.unwrap(np.angle(moments), axis=1)
     known = np.isfinite(log_moments) & (errors < UNKNOWN)
     return MomentTable(np.where(known, log_moments, 0.0), np.where(known, errors, UNKNOWN))
 
 
-def node_log_moments(sample_rate: float, precisions: Array, widest: float, contour: Contour, direction: str) -> Complex:
-    """log A [nodes, points] at nodes whose sqrt(u) is at most ``widest``, on any branch.
+def _tilted(
+    sample_rate: float, roots: Array, widest: float, exponents: Complex
+) -> Iterator[tuple[slice, Array, Array, Array]]:
+    """A few nodes at a time: G^(Re z) times the weights of the grid, log G, and p, all [nodes, grid].
 
-    Each A errs by at most `NODE_ERROR` times A at the first point, mostly from `contour.size` successive rotations.
-    Each row depends on its own node only.
+    The grid serves every sqrt(u) up to ``widest``, and each row depends on its own node only.
     """
-    exponents = EXPONENTS[direction](contour.points)
-    roots, log_moments = np.sqrt(precisions), np.empty((len(precisions), contour.size), np.complex128)
     points = _integration_grid(sample_rate, roots[:1], exponents, widest)[0].size
     block = max(1, _BLOCK_ENTRIES // points)
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        for start in range(0, len(roots), block):
-            log_ratio, _, log_density = _integration_grid(sample_rate, roots[start : start + block], exponents, widest)
-            tilted = np.exp(exponents[0].real * log_ratio + log_density)
-            log_moments[start : start + block] = np.log(_moments(tilted, log_ratio, exponents))
-    return log_moments
+    for start in range(0, len(roots), block):
+        at = slice(start, start + block)
+        log_ratio, members, log_density = _integration_grid(sample_rate, roots[at], exponents, widest)
+        yield at, np.exp(exponents[0].real * log_ratio + log_density), log_ratio, members
 
 
 def _moments(tilted: Array, log_ratio: Array, exponents: Complex) -> Complex:

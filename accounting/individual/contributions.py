@@ -48,17 +48,17 @@ Array = NDArray[np.float64]
 NODES = 256
 """Nodes per sampling rate, uniform in sqrt(u). Above a largest sqrt(u) of 1 the number grows in proportion, to 4x."""
 
-FINE_STEP = 1.0 / 512.0
-"""Relative spacing, in sqrt(u), of the nodes that `round_up` and `round_down` use."""
-
-_FINE_SPAN = 64.0
-"""Ratio of the largest to the smallest sqrt(u) of these nodes, not counting the first one."""
-
 _BLOCK_ENTRIES = 1 << 15
 """Rows times stretches that are spread at once, so that they stay in the processor's cache."""
 
 _DENSE_ENTRIES = 1 << 16
 """Rows times nodes that are merged at once."""
+
+_BESIDE = 2
+"""Neighbours on either side that what tables say of a node depends on."""
+
+_FEW = 4
+"""Nodes are left out where less than one in so many is needed; else tables are worth keeping for other rows."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +142,27 @@ def select(costs: StepWeights, rows: NDArray[np.intp]) -> StepWeights:
     """The costs of some rows."""
     sampled = tuple(SampledSteps(p.sample_rate, p.precisions, p.weights[rows]) for p in costs.sampled)
     return StepWeights(sampled, costs.precision[rows], costs.pure)
+
+
+def near_reached(costs: StepWeights) -> StepWeights:
+    """The same without the nodes that no row comes near, where these are most: few rows need little of a table.
+
+    What tables say of a node follows from its own u, those of `_BESIDE` nodes on either side, and the largest u. All of
+    these stay, so that no bit of what rows cost depends on which nodes are left out.
+    """
+    return replace(costs, sampled=tuple(map(_near_reached, costs.sampled)))
+
+
+def _near_reached(part: SampledSteps) -> SampledSteps:
+    matrix, size = part.weights, len(part.precisions)
+    reached = np.flatnonzero(np.bincount(matrix.indices, minlength=size))
+    around = reached[:, None] + np.arange(-_BESIDE, _BESIDE + 1)
+    near = np.union1d(around[(around >= 0) & (around < size)], [size - 2, size - 1])
+    if len(near) * _FEW > size:
+        return part
+    places = np.searchsorted(near, matrix.indices).astype(matrix.indices.dtype)
+    weights = sparse.csr_array((matrix.data, places, matrix.indptr), (matrix.shape[0], len(near)))
+    return SampledSteps(part.sample_rate, part.precisions[near], weights)
 
 
 Spread = Callable[[float, tuple[Stretch, ...], Array], SampledSteps]
@@ -268,34 +289,6 @@ def spread_linearly(sample_rate: float, stretches: tuple[Stretch, ...], values: 
     return SampledSteps(sample_rate, nodes, sparse.csr_array((weights.ravel(), indices.ravel(), starts), (rows, size)))
 
 
-def round_up(sample_rate: float, stretches: tuple[Stretch, ...], values: Array) -> SampledSteps:
-    """Each step at the nearest node not below its u. A larger u dominates: adding noise to it gives the smaller one."""
-    return _rounded(sample_rate, stretches, values, lambda nodes, u: np.searchsorted(nodes, u, side="left"))
-
-
-def round_down(sample_rate: float, stretches: tuple[Stretch, ...], values: Array) -> SampledSteps:
-    """Each step at the nearest node not above its u, so that the step dominates its node (see `round_up`)."""
-    return _rounded(sample_rate, stretches, values, lambda nodes, u: np.searchsorted(nodes, u, side="right") - 1)
-
-
-def _rounded(
-    sample_rate: float,
-    stretches: tuple[Stretch, ...],
-    values: Array,
-    nearest: Callable[[Array, Array], NDArray[np.intp]],
-) -> SampledSteps:
-    nodes = _fine_nodes(stretches)
-    column, steps, slope, offset, side = _fields(stretches)
-    precisions = np.square(slope * (offset + np.asarray(values[column].T, np.float64))) + side
-    indices = np.clip(nearest(nodes, precisions), 0, len(nodes) - 1)
-    rows = np.broadcast_to(np.arange(values.shape[1])[:, None], indices.shape)
-    counts = np.broadcast_to(steps.astype(np.float64), indices.shape)
-    shape = (values.shape[1], len(nodes))
-    weights = sparse.csr_array((counts.ravel(), (rows.ravel(), indices.ravel())), shape)
-    weights.sum_duplicates()
-    return SampledSteps(sample_rate, nodes, weights)
-
-
 @functools.lru_cache(maxsize=16)
 def _fields(stretches: tuple[Stretch, ...]) -> tuple[NDArray[Any], ...]:
     names = ("column", "steps", "slope", "offset", "side")
@@ -312,15 +305,6 @@ def _nodes(stretches: tuple[Stretch, ...]) -> Array:
     nodes = np.square(np.linspace(np.sqrt(lowest), np.sqrt(highest), size))
     nodes[0], nodes[-1] = lowest, highest
     return nodes
-
-
-@functools.lru_cache(maxsize=16)
-def _fine_nodes(stretches: tuple[Stretch, ...]) -> Array:
-    """Nodes from the largest possible u downwards, `FINE_STEP` apart, and the least possible u as the first node."""
-    lowest, highest = _ends(stretches)
-    count = int(np.log(_FINE_SPAN) / FINE_STEP)
-    nodes = highest * np.exp(-2.0 * FINE_STEP * np.arange(count))[::-1]
-    return np.append([lowest], nodes[nodes > lowest])
 
 
 def _ends(stretches: Sequence[Stretch]) -> tuple[float, float]:

@@ -15,9 +15,9 @@ Why the result is certified:
 - Frequencies left out are bounded by a proven decay of every factor (`contour.DecayBound`) and 1/w^2.
 - Floating point is bounded by `FLOAT_ERROR` per term, and by one rounding per step in K.
 All of this is added to delta. delta is evaluated again at the epsilon returned; where the Renyi bound is lower, that is
-returned. After few steps exp(K) decays slowly, so the spectrum is damped (`accounting.individual.inversion`). At high
-frequencies K is then not linear enough in the step weights; examples whose bounds stay loose are accounted again by
-`accounting.individual.rounded`.
+returned. Where hardly any batch is expected to draw an example, exp(K) decays slowly, so the spectrum is damped
+(`accounting.individual.inversion`), and at high frequencies K is not linear enough in the step weights. After few steps
+examples whose bounds stay loose are therefore accounted again, each as a group of one (`accounting.pld`).
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from accounting.individual.contributions import (
     RecordedContributions,
     StepWeights,
     merged,
+    near_reached,
     select,
     spread_linearly,
 )
@@ -63,10 +64,13 @@ from accounting.individual.inversion import (
 )
 from accounting.individual.kept import kept
 from accounting.individual.rdp import RenyiCosts, renyi_costs
-from accounting.individual.rounded import rounded_epsilons
+from accounting.pld import MIN_DELTA, CertifiedEpsilon, epsilon_of_rounds, rounds_of_examples
 
-_SIZES = (16, 32, 64, 128, 256)
+_SIZES = (16, 32, 64, 128, 256, 512)
 """Points of a contour, tried in this order."""
+
+_DAMPED = 256
+"""Points of the contour where none of these is enough: with more, K is less linear at its high frequencies."""
 
 _CUTS = (3, 4, 5, 6, 7, 8)
 """Eighths of a contour at which a row may end."""
@@ -77,8 +81,11 @@ _PIECES = 16
 _STEP_ERROR = 1e-14
 """Bound on the rounding error that each step adds to K."""
 
-_FEW_STEPS = 8
-"""Up to this many steps, examples with loose bounds are accounted again with rounded steps, at 10 ms each."""
+_FEW_STEPS = 1000
+"""Up to this many steps, examples with loose bounds are accounted again, at about 20 ms each."""
+
+_TOLERANCES = (0.5 * LOOSE, 0.05 * LOOSE)
+"""Targets for their relative gap then, tried in this order; for small epsilons the gap may be larger."""
 
 
 def pld_epsilons(contributions: RecordedContributions, delta: float) -> tuple[Array, Array]:
@@ -86,13 +93,22 @@ def pld_epsilons(contributions: RecordedContributions, delta: float) -> tuple[Ar
     costs = merged(contributions.costs(spread_linearly))
     renyi = renyi_costs(costs, delta)
     upper, lower = _interpolated_epsilons(costs, renyi, delta)
-    few = contributions.trace.steps <= _FEW_STEPS
-    loose = np.flatnonzero((upper - lower > LOOSE * upper) & (renyi.epsilons <= LARGEST_EPSILON))
-    if few and len(loose):
-        above, below = rounded_epsilons(contributions.of(loose), renyi.of(loose), delta)
-        upper[loose] = np.minimum(upper[loose], above)
-        lower[loose] = np.maximum(lower[loose], below)
+    if contributions.trace.steps <= _FEW_STEPS and delta >= MIN_DELTA:
+        loose = (upper - lower > LOOSE * upper) & (renyi.epsilons <= LARGEST_EPSILON)
+        for row in np.flatnonzero(loose):
+            alone = _alone(contributions.of(row[None]), delta)
+            upper[row], lower[row] = min(upper[row], alone.upper), max(lower[row], alone.lower)
     return upper, np.minimum(lower, upper)
+
+
+def _alone(contributions: RecordedContributions, delta: float) -> CertifiedEpsilon:
+    """Of one row, as a group of one: bounds on a lattice of privacy losses."""
+    rounds = rounds_of_examples(contributions.trace, contributions.steps, contributions.values)
+    for tolerance in _TOLERANCES:
+        found = epsilon_of_rounds(rounds, delta, tolerance)
+        if found.upper - found.lower <= LOOSE * found.upper:
+            break
+    return found
 
 
 def _interpolated_epsilons(costs: StepWeights, renyi: RenyiCosts, delta: float) -> tuple[Array, Array]:
@@ -101,7 +117,7 @@ def _interpolated_epsilons(costs: StepWeights, renyi: RenyiCosts, delta: float) 
     above, below = np.where(bound > 0.0, np.inf, 0.0), np.zeros_like(bound)
     for bucket in buckets(costs, renyi, delta):
         rows = bucket.rows
-        own = without_nodes_from(bucket.stops, select(costs, rows))
+        own = near_reached(without_nodes_from(bucket.stops, select(costs, rows)))
         upper, lower = np.zeros(len(rows)), np.zeros(len(rows))
         for direction in EXPONENTS:
             group = _Group(own, renyi.of(rows), delta, bucket.tilt, bucket.period, direction)
@@ -170,6 +186,7 @@ class _Group:
             rows = rows[~enough]
             if len(rows) == 0:
                 return
+        contour = replace(contour, size=_DAMPED)
         yield rows, contour, damping(contour)
 
     def worse(self, known: Bounds, contour: Contour, v: float) -> Bounds:

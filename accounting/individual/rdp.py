@@ -19,6 +19,7 @@ from accounting.individual.contributions import (
     RecordedContributions,
     SampledSteps,
     StepWeights,
+    near_reached,
     select,
     spread_linearly,
 )
@@ -59,7 +60,7 @@ def rdp_epsilons(contributions: RecordedContributions, delta: float) -> tuple[Ar
     Spreading steps over nodes can only increase upper, because RDP is convex in a step's precision
     (`accounting.individual.contributions`).
     """
-    costs = contributions.costs(spread_linearly)
+    costs = near_reached(contributions.costs(spread_linearly))
     (coarse,) = _rdp(costs, _PLACES, _table)
     upper, lower = np.empty(len(coarse)), np.empty(len(coarse))
     for rows, own, window in _windows(costs, coarse, _PLACES, delta):
@@ -89,6 +90,7 @@ def _lower(costs: StepWeights, window: NDArray[np.intp], rdp: Array, upper: Arra
 
 def renyi_costs(costs: StepWeights, delta: float) -> RenyiCosts:
     """The upper bounds of `rdp_epsilons`."""
+    costs = near_reached(costs)
     (coarse,) = _rdp(costs, _FEW_PLACES, _table)
     epsilons, orders = np.empty(len(coarse)), np.empty(len(coarse))
     for rows, own, window in _windows(costs, coarse, _FEW_PLACES, delta):

@@ -151,7 +151,6 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
             "each snapshot loses its first step",
             True,
         ),
-        B('side="left"))', 'side="left") - 1)', "few steps are rounded down", True),
     ),
     *bugs_in(
         "accounting/individual/pld.py",

@@ -1,0 +1,101 @@
+"""Single examples over the whole range of what a trace may be: what they cost to account for, and how tightly."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from accounting.accountants import account
+from accounting.individual import individual_epsilons
+from accounting.mechanism import GaussianRelease, Segment, Trace
+from accounting.renyi import sampled_gaussian_rdp
+from accounting.samplings import PoissonSampling
+
+MEASURE = """
+import json, sys, time
+from pathlib import Path
+import numpy as np
+from accounting.individual import individual_epsilons
+from accounting.mechanism import Segment, Trace
+from accounting.samplings import PoissonSampling
+segments, delta = json.loads(sys.argv[1])
+parts, step = [], 0
+for rate, sigma, steps in segments:
+    parts.append(Segment(step, steps, PoissonSampling(rate), sigma))
+    step += steps
+rows = np.random.default_rng(0).uniform(0.05, 1.0, (4, min(step, 4)))
+began = time.process_time()
+found = individual_epsilons(range(len(rows.T)), rows, Trace(50_000, tuple(parts)), delta, "pld")
+spent = time.process_time() - began
+peak = int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
+print(json.dumps([found.upper.tolist(), found.lower.tolist(), spent, peak]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("segments", "delta"),
+    [
+        pytest.param([[2e-6, 0.054, 95_050], [3e-6, 0.101, 1000], [5e-6, 0.03, 1000]], 1e-59, id="little noise"),
+        pytest.param([[1e-12, 3.5, 12], [0.117, 3.3e7, 2], [0.013, 5e5, 2]], 1e-70, id="much noise"),
+        pytest.param([[0.0028, 71.0, 3], [0.0031, 85.0, 3]], 5e-17, id="a tiny delta"),
+        pytest.param([[2.3e-4, 2.5, 103], [2.2e-3, 0.51, 14], [2.8e-4, 0.6, 2]], 1e-6, id="few draws"),
+    ],
+)
+def test_a_few_rows_of_any_trace_are_answered_in_a_gibibyte_and_ten_seconds(
+    segments: list[list[float]], delta: float
+) -> None:
+    command = [sys.executable, "-W", "error", "-c", MEASURE, json.dumps([segments, delta])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    upper, lower, seconds, kibibytes = json.loads(done.stdout)
+    assert len(upper) == 4
+    assert all(0.0 <= below <= above < np.inf for below, above in zip(lower, upper, strict=True))
+    assert seconds < 10.0
+    assert kibibytes < 1 << 20
+
+
+@pytest.mark.parametrize("method", ["rdp", "pld"])
+def test_a_few_rows_need_few_nodes(method: str) -> None:
+    """Tables have 1024 nodes where noise is little; two rows of two snapshots reach eight, each with neighbours."""
+    trace = Trace(50_000, (Segment(0, 2000, PoissonSampling(3e-6), 0.09),))
+    rows = np.array([[0.5, 0.6], [1.0, 0.6]])
+    sampled_gaussian_rdp.cache_clear()
+    few = individual_epsilons([0, 1000], rows, trace, 1e-6, method)
+    assert sampled_gaussian_rdp.cache_info().misses < 60
+    many = np.vstack([rows, np.random.default_rng(0).random((300, 2))])
+    among_others = individual_epsilons([0, 1000], many, trace, 1e-6, method)
+    assert sampled_gaussian_rdp.cache_info().misses > 500
+    np.testing.assert_array_equal(few.upper, among_others.upper[:2])
+    np.testing.assert_array_equal(few.lower, among_others.lower[:2])
+
+
+@pytest.mark.parametrize("contribution", [1.0, 0.3])
+@pytest.mark.parametrize(
+    ("rate", "sigma", "steps"),
+    [(0.1, 0.7, 9), (0.001, 0.6, 2), (0.001, 0.6, 50), (0.001, 0.6, 200), (0.004, 0.8, 250), (0.01, 1.0, 20)],
+)
+def test_an_example_that_hardly_any_batch_draws_is_bracketed_within_a_hundredth(
+    rate: float, sigma: float, steps: int, contribution: float
+) -> None:
+    """Against the certified bounds of a lattice at the noise that the contribution stands for."""
+    trace = Trace(50_000, (Segment(0, steps, PoissonSampling(rate), sigma),), (GaussianRelease("mean", 200.0),))
+    found = individual_epsilons([0], [[contribution]], trace, 1e-5, "pld")
+    same = Trace(50_000, (Segment(0, steps, PoissonSampling(rate), sigma / contribution),), trace.releases)
+    exact = account(same, 1e-5, "pld")
+    assert exact.lower_epsilon is not None
+    assert 0.99 * exact.lower_epsilon <= found.lower[0] <= exact.epsilon * (1 + 1e-9)
+    assert exact.lower_epsilon * (1 - 1e-9) <= found.upper[0] <= 1.01 * exact.epsilon
+
+
+def test_a_small_contribution_is_tight_after_any_number_of_steps() -> None:
+    """Its spectrum falls at frequencies twice those of the longest damped contour."""
+    rate, sigma, steps = 0.0005, 0.6, 1001
+    trace = Trace(50_000, (Segment(0, steps, PoissonSampling(rate), sigma),))
+    found = individual_epsilons([0], [[0.3]], trace, 1e-5, "pld")
+    exact = account(Trace(50_000, (Segment(0, steps, PoissonSampling(rate), 2.0),)), 1e-5, "pld")
+    assert exact.epsilon * (1 - 1e-3) <= found.upper[0] <= 1.01 * exact.epsilon
+    assert found.lower[0] >= 0.99 * exact.epsilon
