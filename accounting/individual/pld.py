@@ -66,11 +66,11 @@ from accounting.individual.kept import kept
 from accounting.individual.rdp import RenyiCosts, renyi_costs
 from accounting.pld import MIN_DELTA, CertifiedEpsilon, epsilon_of_rounds, rounds_of_examples
 
-_SIZES = (16, 32, 64, 128, 256, 512)
-"""Points of a contour, tried in this order."""
+_SIZES = (16, 32, 64, 128, 256)
+"""Points of a contour, tried in this order; the longest is damped where even it ends too early."""
 
-_DAMPED = 256
-"""Points of the contour where none of these is enough: with more, K is less linear at its high frequencies."""
+_LONGEST = 512
+"""Points of a contour that is tried without damping there; at its high frequencies K may be too far from linear."""
 
 _CUTS = (3, 4, 5, 6, 7, 8)
 """Eighths of a contour at which a row may end."""
@@ -121,9 +121,12 @@ def _interpolated_epsilons(costs: StepWeights, renyi: RenyiCosts, delta: float) 
         upper, lower = np.zeros(len(rows)), np.zeros(len(rows))
         for direction in EXPONENTS:
             group = _Group(own, renyi.of(rows), delta, bucket.tilt, bucket.period, direction)
+            before, upper, lower = (upper, lower), np.full(len(rows), np.inf), np.zeros(len(rows))
             for members, contour, v in group.contours():
-                known = upper[members], lower[members]
-                upper[members], lower[members] = group.of(members).worse(known, contour, v)
+                known = before[0][members], before[1][members]
+                one, other = group.of(members).worse(known, contour, v)
+                upper[members] = np.minimum(upper[members], one)
+                lower[members] = np.maximum(lower[members], other)
         above[rows], below[rows] = upper, lower
     return np.minimum(above, bound), below
 
@@ -176,18 +179,26 @@ class _Group:
         return float(EXPONENTS[self.direction](np.array([self.tilt + 0j]))[0].real)
 
     def contours(self) -> Iterator[tuple[NDArray[np.intp], Contour, float]]:
-        """Rows that need the same number of points, their contour and its damping: 0 but for the longest contour."""
+        """Rows that need the same number of points, their contour and its damping; some rows have two contours."""
         rows = np.arange(len(self.renyi.epsilons))
         for size in _SIZES:
             contour = Contour(self.tilt, 2.0 * np.pi / self.period, size)
-            enough = _log_decay(self.costs, self._exponent_at_the_tilt, contour.end)[rows] >= -np.log(NEGLIGIBLE)
+            enough = self._reach(contour)[rows]
             if enough.any():
                 yield rows[enough], contour, 0.0
             rows = rows[~enough]
             if len(rows) == 0:
                 return
-        contour = replace(contour, size=_DAMPED)
         yield rows, contour, damping(contour)
+        longest = replace(contour, size=_LONGEST)
+        enough = self._reach(longest)[rows]
+        if enough.any():
+            yield rows[enough], longest, 0.0
+
+    def _reach(self, contour: Contour) -> NDArray[np.bool_]:
+        """Whether exp(K) is negligible beyond the contour; shape [rows]."""
+        decay = _log_decay(self.costs, self._exponent_at_the_tilt, contour.end)
+        return np.asarray(decay >= -np.log(NEGLIGIBLE))
 
     def worse(self, known: Bounds, contour: Contour, v: float) -> Bounds:
         """Certified bounds of the worse of this direction and of another one, given those of the other one."""

@@ -119,6 +119,13 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
         "accounting/individual/contributions.py",
         INDIVIDUAL,
         B(
+            "_BESIDE = 2",
+            "_BESIDE = 0",
+            "bounds at a node lack its neighbours where rows are few",
+            True,
+            ("tests/accounting/individual/test_extreme_rows.py",),
+        ),
+        B(
             "moved = self.offset + np.asarray(",
             "moved = np.asarray(",
             "a displaced record costs nothing",
@@ -156,10 +163,17 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
         "accounting/individual/pld.py",
         INDIVIDUAL,
         B(
-            "            for members, contour, v in group.contours():\n",
-            "            upper[:] = 0.0\n            for members, contour, v in group.contours():\n",
+            "known = before[0][members], before[1][members]",
+            "known = 0.0 * before[0][members], before[1][members]",
             "the epsilon of the last direction",
             True,
+        ),
+        B(
+            "min(upper[row], alone.upper)",
+            "min(upper[row], alone.lower)",
+            "the lower bound of an example that is seldom drawn is shown as the upper",
+            True,
+            ("tests/accounting/individual/test_extreme_rows.py",),
         ),
         B(
             "above[rows], below[rows] = upper, lower",
