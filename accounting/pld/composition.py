@@ -119,7 +119,7 @@ def _epsilon_on_lattices(rounds: GroupRounds, delta: float, tolerance: float, ce
     if _is_below(rounds, worse.upper, delta, tolerance, pair[1 - first], pair[first], saddles[1 - first]):
         return worse.upper, worse.lower
     other = _bracket_epsilon(
-        rounds, delta, tolerance, pair[1 - first], pair[first], saddles[1 - first], ceiling, worse.lower
+        rounds, delta, tolerance, pair[1 - first], pair[first], saddles[1 - first], ceiling, worse.upper
     )
     return max(worse.upper, other.upper), max(worse.lower, other.lower)
 
@@ -212,7 +212,7 @@ def _bracket_epsilon(
     """Bounds on the epsilon of one direction: compose, and refine the lattice until the bounds are close.
 
     ``ceiling`` is a known upper bound, returned if the lattice gives none below it. An upper bound up to ``enough`` is
-    not refined, because the other direction is certainly worse.
+    not refined, because the claim is at least that of the other direction.
     """
     tail = tail_of(rounds, delta)
     spacing = spacing_for(rounds, saddle, tolerance)

@@ -25,7 +25,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Protocol, Self, TypeVar
 
 import numpy as np
@@ -42,6 +42,7 @@ Spectrum = npt.NDArray[np.complex128]
 _EPS = float(np.finfo(np.float64).eps)
 _OPPOSITE: dict[Direction, Direction] = {"remove": "add", "add": "remove"}
 _CHUNKS = 8  # fixed, so that the order of products, and so every bit, does not depend on the number of cores
+_POINTS_AT_ONCE = 1 << 20  # points of all lattices that are filled at the same time, at some 300 bytes each
 
 
 @dataclass(frozen=True)
@@ -224,7 +225,9 @@ class Composed:
 
 def compose(rounds: GroupRounds, plan: LatticePlan) -> Composed:
     """Compose all rounds from above and below; the result is certified for any plan."""
-    total = _product(rounds, lambda mixture: _factors_of(mixture, plan), lambda eps: _randomised_response(eps, plan))
+    total = _product(
+        rounds, plan, lambda mixture: _factors_of(mixture, plan), lambda eps: _randomised_response(eps, plan)
+    )
     return Composed(
         upper=_curve(total.upper, plan, "upper"),
         lower=_curve(total.lower, plan, "lower"),
@@ -242,13 +245,17 @@ def compose_upper(rounds: GroupRounds, plan: LatticePlan) -> Curve:
         table = tabulate(kept, plan.spacing, plan.direction, plan.tail, plan.floor)
         return _factors((table.law(plan.direction, "upper"),), plan)[0]
 
-    return _curve(_product(rounds, of_mixture, lambda eps: _randomised_response(eps, plan).upper), plan, "upper")
+    total = _product(rounds, plan, of_mixture, lambda eps: _randomised_response(eps, plan).upper)
+    return _curve(total, plan, "upper")
 
 
 def _product(
-    rounds: GroupRounds, of_mixture: Callable[[SensitivityMixture], Product], of_pure: Callable[[float], Product]
+    rounds: GroupRounds,
+    plan: LatticePlan,
+    of_mixture: Callable[[SensitivityMixture], Product],
+    of_pure: Callable[[float], Product],
 ) -> Product:
-    """The product of all rounds' factors, on all cores."""
+    """The product of all rounds' factors, on all cores, but on few where lattices are so long that memory counts."""
     mixtures = rounds.mixtures + (((SensitivityMixture((rounds.gaussian,), (1.0,)), 1),) if rounds.gaussian else ())
     chunks = [mixtures[start :: min(_CHUNKS, len(mixtures))] for start in range(min(_CHUNKS, len(mixtures)))]
 
@@ -259,9 +266,9 @@ def _product(
             powers: list[Product] = [_times(few).power(count) for count, few in once]
             return _times(powers)
 
-    with ThreadPoolExecutor(min(_CHUNKS, os.cpu_count() or 1)) as pool:
-        products: list[Product] = list(pool.map(product, chunks))
-    return _times([*products, *map(of_pure, rounds.pure)])
+    threads = min(_CHUNKS, os.cpu_count() or 1, max(1, _POINTS_AT_ONCE // plan.points))
+    with ThreadPoolExecutor(threads) as pool:
+        return _times(chain(pool.map(product, chunks), map(of_pure, rounds.pure)))
 
 
 def _times(products: Iterable[Product]) -> Product:

@@ -58,17 +58,17 @@ def test_a_few_rows_of_any_trace_are_answered_in_a_gibibyte_and_ten_seconds(
     assert kibibytes < 1 << 20
 
 
-@pytest.mark.parametrize("method", ["rdp", "pld"])
-def test_a_few_rows_need_few_nodes(method: str) -> None:
-    """Tables have 1024 nodes where noise is little; two rows of two snapshots reach eight, each with neighbours."""
-    trace = Trace(50_000, (Segment(0, 2000, PoissonSampling(3e-6), 0.09),))
+@pytest.mark.parametrize(("method", "rate"), [("rdp", 0.011), ("pld", 0.012)])
+def test_a_few_rows_need_few_nodes(method: str, rate: float) -> None:
+    """Of 256 nodes two rows of two snapshots reach six, and need two neighbours on either side of each."""
+    trace = Trace(50_000, (Segment(0, 2000, PoissonSampling(rate), 1.0),))
     rows = np.array([[0.5, 0.6], [1.0, 0.6]])
     sampled_gaussian_rdp.cache_clear()
     few = individual_epsilons([0, 1000], rows, trace, 1e-6, method)
-    assert sampled_gaussian_rdp.cache_info().misses < 60
+    assert sampled_gaussian_rdp.cache_info().misses < 30
     many = np.vstack([rows, np.random.default_rng(0).random((300, 2))])
     among_others = individual_epsilons([0, 1000], many, trace, 1e-6, method)
-    assert sampled_gaussian_rdp.cache_info().misses > 500
+    assert sampled_gaussian_rdp.cache_info().misses > 200
     np.testing.assert_array_equal(few.upper, among_others.upper[:2])
     np.testing.assert_array_equal(few.lower, among_others.lower[:2])
 
