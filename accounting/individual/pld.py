@@ -95,8 +95,8 @@ def pld_epsilons(contributions: RecordedContributions, delta: float) -> tuple[Ar
     upper, lower = _interpolated_epsilons(costs, renyi, delta)
     if contributions.trace.steps <= _FEW_STEPS and delta >= MIN_DELTA:
         loose = (upper - lower > LOOSE * upper) & (renyi.epsilons <= LARGEST_EPSILON)
-        for row in np.flatnonzero(loose):
-            alone = _alone(contributions.of(row[None]), delta)
+        for row in np.flatnonzero(loose).tolist():
+            alone = _alone(contributions.of(slice(row, row + 1)), delta)
             upper[row], lower[row] = min(upper[row], alone.upper), max(lower[row], alone.lower)
     return upper, np.minimum(lower, upper)
 
