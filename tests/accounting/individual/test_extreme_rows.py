@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from accounting.accountants import account
+from accounting.gaussian import gaussian_epsilon
 from accounting.individual import individual_epsilons
-from accounting.mechanism import GaussianRelease, Segment, Trace
+from accounting.mechanism import GaussianRelease, PureRelease, Segment, Trace
 from accounting.renyi import sampled_gaussian_rdp
 from accounting.samplings import PoissonSampling
 
@@ -99,3 +100,18 @@ def test_a_small_contribution_is_tight_after_any_number_of_steps() -> None:
     exact = account(Trace(50_000, (Segment(0, steps, PoissonSampling(rate), 2.0),)), 1e-5, "pld")
     assert exact.epsilon * (1 - 1e-3) <= found.upper[0] <= 1.01 * exact.epsilon
     assert found.lower[0] >= 0.99 * exact.epsilon
+
+
+@pytest.mark.parametrize(
+    ("rate", "sigma", "steps", "delta"), [(0.123, 2.75e8, 270_866, 1.7e-205), (0.0044, 2.41e6, 41_838, 2.6e-97)]
+)
+def test_many_steps_of_much_noise_cost_no_more_than_one_gaussian(
+    rate: float, sigma: float, steps: int, delta: float
+) -> None:
+    """Their losses are too small for contours and for Renyi's bound, which says 0.05 and more."""
+    trace = Trace(50_000, (Segment(0, steps, PoissonSampling(rate), sigma),), (PureRelease("choice", 1e-4),))
+    found = individual_epsilons([0], [[1.0], [0.5]], trace, delta, "pld")
+    for contribution, upper, lower in zip((1.0, 0.5), found.upper, found.lower, strict=True):
+        mean = contribution * np.sqrt(steps) / sigma
+        assert lower <= upper <= 1e-4 + 1.05 * gaussian_epsilon(mean, delta)[0]
+        assert upper > 1e-4
