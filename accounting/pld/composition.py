@@ -34,6 +34,7 @@ _ATTEMPTS = 4
 _ENOUGH = 1.5  # gap, in tolerances, that is accepted without another composition
 _COARSEST = 4.0  # coarser lattices cannot improve on the closed-form bound
 _STEEPEST = 40.0  # the same for larger changes of log exp(tilt * loss) between neighbouring nodes
+_VACUOUS = 1e4  # epsilons above it say nothing; a lattice that gave one, and nothing below, is not refined
 _SPENT_MARGIN = 0.5  # fraction of the gap between directions allowed as discretisation error
 
 
@@ -229,7 +230,8 @@ def _bracket_epsilon(
             return _Bracket(upper, lower, composed)
         gap = (upper - lower) / max(upper, 1 / (1 + saddle.tilt))
         finest = plan.spacing > spacing or plan.points >= MAX_POINTS // 2
-        if gap <= _ENOUGH * tolerance or upper <= enough or finest or attempt == _ATTEMPTS - 1:
+        hopeless = lower == 0.0 and upper > _VACUOUS
+        if gap <= _ENOUGH * tolerance or upper <= enough or finest or hopeless or attempt == _ATTEMPTS - 1:
             return _Bracket(upper, lower, composed)
         spacing = plan.spacing * float(np.clip(0.8 * np.sqrt(tolerance / gap), 0.1, 0.7))
         saddle = saddle_at_epsilon(generating, max(above.nearest, 0.0))

@@ -33,7 +33,7 @@ import numpy.typing as npt
 from scipy import fft
 
 from accounting.pld.group_rounds import GroupRounds
-from accounting.pld.loss import MAX_ATOMS, Bound, Direction, LatticeLoss, lower_offset, tabulate
+from accounting.pld.loss import MAX_ATOMS, Bound, Direction, LatticeLoss, lower_offset, table_length, tabulate
 from accounting.pld.saddlepoint import log_peak
 from accounting.pld.sensitivity import Array, SensitivityMixture
 
@@ -255,7 +255,7 @@ def _product(
     of_mixture: Callable[[SensitivityMixture], Product],
     of_pure: Callable[[float], Product],
 ) -> Product:
-    """The product of all rounds' factors, on all cores, but on few where lattices are so long that memory counts."""
+    """The product of all rounds' factors, on all cores, but on fewer where lattices are so long that memory counts."""
     mixtures = rounds.mixtures + (((SensitivityMixture((rounds.gaussian,), (1.0,)), 1),) if rounds.gaussian else ())
     chunks = [mixtures[start :: min(_CHUNKS, len(mixtures))] for start in range(min(_CHUNKS, len(mixtures)))]
 
@@ -266,8 +266,10 @@ def _product(
             powers: list[Product] = [_times(few).power(count) for count, few in once]
             return _times(powers)
 
-    threads = min(_CHUNKS, os.cpu_count() or 1, max(1, _POINTS_AT_ONCE // plan.points))
-    with ThreadPoolExecutor(threads) as pool:
+    longest = max((mixture for mixture, _ in mixtures), key=lambda one: one.sensitivities[-1], default=None)
+    points = table_length(longest, plan.spacing, plan.direction, plan.tail, plan.floor) if longest else 0
+    threads = min(_CHUNKS, os.cpu_count() or 1, _POINTS_AT_ONCE // max(points, plan.points))
+    with ThreadPoolExecutor(max(threads, 1)) as pool:
         return _times(chain(pool.map(product, chunks), map(of_pure, rounds.pure)))
 
 

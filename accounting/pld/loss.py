@@ -190,6 +190,12 @@ def tabulate(
     return LossTable(mixture, spacing, start, outputs, own, average)
 
 
+def table_length(mixture: SensitivityMixture, spacing: float, direction: Direction, tail: float, floor: float) -> int:
+    """About how many points the table of `tabulate` has."""
+    first, last = loss_at(mixture, np.array(output_range(mixture, direction, tail, floor)))
+    return int(min((last - first) / spacing, MAX_POINTS))
+
+
 def discretise(
     mixture: SensitivityMixture, spacing: float, direction: Direction, bound: Bound, tail: float = 1e-20
 ) -> LatticeLoss:

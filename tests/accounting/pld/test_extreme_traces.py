@@ -57,25 +57,41 @@ for rate, sigma, steps, delta, size in json.loads(sys.argv[1]):
 
 
 MEASURE_MEMBERS = """
-import json, os, time
+import json, os, sys, time
 os.cpu_count = lambda: 16  # as many lattices are filled at the same time as on a larger machine
 from pathlib import Path
 from accounting.mechanism import GaussianRelease, Segment, Trace
 from accounting.pld import epsilon_of_examples
 from accounting.samplings import FixedBatchSampling, PoissonSampling
-segments = (
-    Segment(0, 62_787, FixedBatchSampling(34_031, 1), 0.5428),
-    Segment(62_787, 6_890_582, PoissonSampling(0.4118), 7026.0),
-    Segment(6_953_369, 3_384_132, PoissonSampling(2.3656e-9), 0.2799),
-)
-members = [[1.0, 1.0, 0.2836], [0.3811, 0.3191, 0.3488], [0.0966, 0.578, 0.0]]
+segments, starts, members, delta = json.loads(sys.argv[1])
+parts, step = [], 0
+for rate, sigma, steps in segments:
+    sampling = PoissonSampling(rate) if rate < 1.0 else FixedBatchSampling(34_031, int(rate))
+    parts.append(Segment(step, steps, sampling, sigma))
+    step += steps
 start = time.process_time()
-trace = Trace(34_031, segments, (GaussianRelease("pca", 48.87),))
-found = epsilon_of_examples(trace, [0, 847_392, 983_234], members, 1.55e-221)
+found = epsilon_of_examples(Trace(34_031, tuple(parts), (GaussianRelease("pca", 2.09),)), starts, members, delta)
 spent = time.process_time() - start
 peak = int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
 print(json.dumps([found.upper, found.lower, spent, peak]))
 """
+LONG_LATTICES = (
+    [[1.0, 0.5428, 62_787], [0.4118, 7026.0, 6_890_582], [2.3656e-9, 0.2799, 3_384_132]],
+    [0, 847_392, 983_234],
+    [[1.0, 1.0, 0.2836], [0.3811, 0.3191, 0.3488], [0.0966, 0.578, 0.0]],
+    1.55e-221,
+)
+LONG_TABLES = (
+    [[0.0060057, 0.032642, 469_816_868]],
+    [0, 3982, 782_405, 805_820],
+    [
+        [0.3193, 0.6934, 0.0, 0.3386],
+        [1.0, 0.5034, 0.3832, 1.0],
+        [0.9033, 0.3035, 0.1154, 1.0],
+        [0.6738, 0.547, 0.3826, 0.2844],
+    ],
+    1.98e-224,
+)
 
 
 def poisson(rate: float, sigma: float, steps: int) -> Trace:
@@ -98,12 +114,17 @@ def test_every_trace_is_answered_in_a_gibibyte_and_ten_seconds_and_not_above_ren
             assert upper <= account(poisson(rate, sigma, steps), delta, "rdp").epsilon * (1 + 1e-8), case
 
 
-def test_members_of_extreme_traces_are_answered_in_a_gibibyte_and_ten_seconds_on_any_number_of_cores() -> None:
-    command = [sys.executable, "-W", "error", "-c", MEASURE_MEMBERS]
+@pytest.mark.parametrize(
+    "asked", [pytest.param(LONG_LATTICES, id="long lattices"), pytest.param(LONG_TABLES, id="long tables")]
+)
+def test_members_of_extreme_traces_are_answered_in_a_gibibyte_and_ten_seconds_on_any_number_of_cores(
+    asked: tuple[object, ...],
+) -> None:
+    command = [sys.executable, "-W", "error", "-c", MEASURE_MEMBERS, json.dumps(asked)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
     upper, lower, seconds, kibibytes = json.loads(done.stdout)
-    assert 0.0 <= lower <= upper <= 600.0
+    assert 0.0 <= lower <= upper < math.inf
     assert seconds < 10.0
     assert kibibytes < 1 << 20
 
