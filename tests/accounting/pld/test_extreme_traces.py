@@ -115,17 +115,18 @@ def test_every_trace_is_answered_in_a_gibibyte_and_ten_seconds_and_not_above_ren
 
 
 @pytest.mark.parametrize(
-    "asked", [pytest.param(LONG_LATTICES, id="long lattices"), pytest.param(LONG_TABLES, id="long tables")]
+    ("asked", "allowed"),
+    [pytest.param(LONG_LATTICES, 10.0, id="long lattices"), pytest.param(LONG_TABLES, 4.0, id="long tables")],
 )
 def test_members_of_extreme_traces_are_answered_in_a_gibibyte_and_ten_seconds_on_any_number_of_cores(
-    asked: tuple[object, ...],
+    asked: tuple[object, ...], allowed: float
 ) -> None:
     command = [sys.executable, "-W", "error", "-c", MEASURE_MEMBERS, json.dumps(asked)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
     upper, lower, seconds, kibibytes = json.loads(done.stdout)
     assert 0.0 <= lower <= upper < math.inf
-    assert seconds < 10.0
+    assert seconds < allowed
     assert kibibytes < 1 << 20
 
 
