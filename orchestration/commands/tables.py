@@ -138,7 +138,11 @@ def _outcome_table(outcome: Outcome) -> Table:
     shown = _table("trial", *(metric.heading.lower() for metric in metrics))
     for trial in outcome.record.data().trials:
         style = None if trial.state is TrialState.FINISHED else trial.state.style
-        name = trial.key if trial.is_asked else f"{trial.key} (no longer asked for)"
+        remarks = (
+            "stopped" if trial.state is TrialState.STOPPED else "",
+            "" if trial.is_asked else "no longer asked for",
+        )
+        name = " ".join([trial.key, *(f"({remark})" for remark in remarks if remark)])
         if trial.quality is None:
             shown.add_row(name, trial.state.word, style=style)
         else:

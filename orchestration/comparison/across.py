@@ -63,7 +63,8 @@ class MatchedSetting:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `dpsweep compare` shows. sweeps: name by folder. differences: why numbers of these sweeps do not compare.
+    """What `dpsweep compare` shows. sweeps: name by folder. differences: why numbers of these sweeps do not compare,
+    and which trials are left out.
 
     trials: the private ones that were trained on the same data; what they cost together is the cost of publishing all.
     is_sensitive: a sweep shows exact statistics of its training examples.
@@ -104,7 +105,12 @@ def compare(records: Mapping[str, SweepRecord]) -> Comparison:
     data = list(_differences(records, "data", _data))
     return Comparison(
         sweeps={folder: record.sweep.name for folder, record in records.items()},
-        differences=(*data, *_differences(records, "δ", _delta), *_differences(records, "adjacency", _adjacency)),
+        differences=(
+            *data,
+            *_differences(records, "δ", _delta),
+            *_differences(records, "adjacency", _adjacency),
+            *_stopped(records),
+        ),
         settings=(*_matched(found, is_private=False), *_matched(found, is_private=True)),
         trials=() if data else tuple(trial for record in records.values() for trial in record.data().trials),
         is_sensitive=any(release_mode(record.disclosure).is_sensitive for record in records.values()),
@@ -157,6 +163,13 @@ def _differences(records: Mapping[str, SweepRecord], what: str, of: Callable[[Sw
     if len(set(found.values())) > 1:
         each = "; ".join(f"{records[folder].sweep.name} in {folder}: {value}" for folder, value in found.items())
         yield f"not the same {what}, so numbers of one sweep do not compare with those of another: {each}"
+
+
+def _stopped(records: Mapping[str, SweepRecord]) -> Iterator[str]:
+    for folder, record in records.items():
+        keys = [trial.key for trial in record.data().trials if trial.state is TrialState.STOPPED]
+        if keys:
+            yield f"left out, because a scheduler stopped them early: {', '.join(keys)} in {folder}"
 
 
 def _data(record: SweepRecord) -> str:

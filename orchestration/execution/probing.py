@@ -33,6 +33,7 @@ _WORKER: Final = "import os; os.nice({niceness}); import orchestration.execution
 _NICENESS: Final = "RAY_worker_niceness"
 """Variable with what Ray adds to the niceness of its workers: other work on the machine goes before them."""
 _USUAL_NICENESS: Final = 15
+_MOST_WORKERS: Final = 8
 
 
 @dataclass(frozen=True)
@@ -148,13 +149,21 @@ def _accounting(planned: PlannedTrial, method: str) -> AccountingProbe:
 
 
 def _worker() -> tuple[float, float]:
-    """CPU seconds of a process that imports what Ray's workers import at their priority, and per second of its life."""
+    """CPU seconds of a process that imports what Ray's workers import, at their priority, and per second of its life.
+
+    There are as many at a time as this process may use CPUs: what one of them would get alone says little of the time
+    that other work leaves to all.
+    """
     code = _WORKER.format(niceness=int(os.environ.get(_NICENESS, _USUAL_NICENESS)))
+    count = min(len(os.sched_getaffinity(0)), _MOST_WORKERS)
     before, began = os.times(), time.perf_counter()
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
-    after, elapsed = os.times(), time.perf_counter() - began
+    workers = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL) for _ in range(count)]
+    lives = [time.perf_counter() - began for worker in workers if worker.wait() == 0]
+    after = os.times()
+    if len(lives) < count:
+        raise InvalidInput("a worker of Ray cannot start on this machine; its error is above")
     used = after.children_user + after.children_system - before.children_user - before.children_system
-    return used, used / max(elapsed, 1e-9)
+    return used / count, used / max(sum(lives), 1e-9)
 
 
 def _tracker() -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,22 @@ def test_the_report_says_when_it_was_stopped(files: SweepFiles, trials: dict[str
     assert "4 of 5 trials finished" in page
     assert "The scheduler stopped 1 trial, which is in no average" in page
     assert "by the scheduler after epoch 2 of 5" in page
+
+
+def test_every_table_marks_it(files: SweepFiles, trials: dict[str, dict[str, Any]], tmp_path: Path) -> None:
+    (tmp_path / "sweep.yaml").write_text(small(clipping="flat", noise="constant", seeds=0))
+    other = ("run", tmp_path / "sweep.yaml", "--output", tmp_path / "other", "--address", "in-process")
+    assert dpsweep(*other).returncode == 0
+    again = dpsweep("run", Path(files.root).parent / "sweep.yaml", "--output", files.root, COLUMNS="200")
+    (row,) = [line for line in again.stdout.splitlines() if line.split()[:1] == [STOPPED] and "%" in line]
+    assert row.split()[1] == "(stopped)"
+    assert f"{STOPPED}  stopped" in dpsweep("status", files.root, COLUMNS="200").stdout
+    assert "4 finished, 1 stopped" in dpsweep("list", files.root, COLUMNS="200").stdout
+    compared = dpsweep("compare", files.root, tmp_path / "other", COLUMNS="200").stdout
+    assert f"left out, because a scheduler stopped them early: {STOPPED} in " in compared
+    dpsweep("export", files.root, "--to", tmp_path / "rows.csv")
+    with (tmp_path / "rows.csv").open() as rows:
+        assert {row["status"] for row in csv.DictReader(rows) if row["key"] == STOPPED} == {"stopped"}
 
 
 def test_mlflow_tells_it_from_a_failure(files: SweepFiles, trials: dict[str, dict[str, Any]]) -> None:
