@@ -120,7 +120,7 @@ def _train_round(
     context, scheduler, by_key = callback.context, sweep.scheduler, {planned.key: planned for planned in trials}
     worker = tune.with_parameters(train_trial, trials=by_key, context=context)
     tuner = tune.Tuner(
-        tune.with_resources(worker, lambda config: _placed(sweep.reserved(by_key[config["key"]].spec))),
+        tune.with_resources(worker, _reservation(sweep, trials)),
         param_space={"key": tune.grid_search(list(by_key))},
         tune_config=tune.TuneConfig(
             scheduler=_SCHEDULERS[scheduler.name](scheduler, {key: rivals(each.point) for key, each in by_key.items()}),
@@ -140,6 +140,17 @@ def _train_round(
     )
     with _lack_of_memory_is_a_loss():
         _fit(tuner, context.files.tune)
+
+
+def _reservation(
+    sweep: SweepSpec, trials: Sequence[PlannedTrial]
+) -> tune.PlacementGroupFactory | Callable[[dict[str, Any]], tune.PlacementGroupFactory]:
+    """What every trial reserves, or a function of its configuration, which travels to every worker and so is small."""
+    factories = [_placed(section) for section in sweep.resources]
+    if len(factories) == 1:
+        return factories[0]
+    places = {planned.key: sweep.resources.index(sweep.reserved(planned.spec)) for planned in trials}
+    return lambda config: factories[places[config["key"]]]
 
 
 def _placed(resources: ResourceSettings) -> tune.PlacementGroupFactory:
