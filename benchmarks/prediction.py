@@ -1,0 +1,166 @@
+"""What `dpsweep plan --probe` predicts of a sweep, beside what then happens.
+
+    python benchmarks/prediction.py SWEEP.yaml... [--json]
+
+Each sweep is probed, and then run into a temporary folder with an embedded Ray. Measured of the command and of all
+processes that it starts are the elapsed time, the CPU time, and the time without other work. The last is an estimate,
+for machines that have some: in every interval it counts the CPU time divided by the CPUs that the runnable threads
+could have used, and the whole interval where no thread is runnable. Where nothing else runs it is the elapsed time.
+Linux only: it reads /proc.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+sys.path[0] = str(Path(__file__).resolve().parents[1])  # this file's own folder would shadow the package accounting
+
+COMMAND = (sys.executable, "-c", "from dpsweep.command import main; main()")
+_GAP = 0.2
+"""Seconds between samples."""
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The processes of a command at one moment. at: seconds; used: CPU seconds so far; runnable: threads."""
+
+    at: float
+    used: float
+    runnable: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """Seconds of one sweep: as predicted without other work and beside it, and as measured."""
+
+    sweep: str
+    predicted: float
+    without_other_work: float
+    predicted_beside: float
+    elapsed: float
+    predicted_cpu: float
+    cpu: float
+    load: float
+
+    @property
+    def difference(self) -> float:
+        """Of the prediction from the time without other work, as a share of that time."""
+        return self.predicted / self.without_other_work - 1.0
+
+
+def without_other_work(samples: Iterable[Sample], cpus: int) -> float:
+    """Seconds that the samples would have taken had no other process held a CPU.
+
+    >>> alone = [Sample(0.0, 0.0, 1), Sample(1.0, 1.0, 1), Sample(1.0, 1.0, 0), Sample(3.0, 1.0, 0)]
+    >>> without_other_work(alone, 2)
+    3.0
+    >>> halved = [Sample(0.0, 0.0, 4), Sample(1.0, 1.0, 4), Sample(2.0, 2.0, 4)]  # two CPUs, of which it got one
+    >>> without_other_work(halved, 2)
+    1.0
+    """
+    found, (before, *rest) = 0.0, samples
+    for after in rest:
+        lasted, used = after.at - before.at, after.used - before.used
+        busy = used / min(max((before.runnable + after.runnable) / 2.0, 1.0), cpus)
+        idle = lasted * ((before.runnable == 0) + (after.runnable == 0)) / 2.0
+        found += min(max(busy, idle), lasted)
+        before = after
+    return found
+
+
+def run(command: Iterable[str]) -> list[Sample]:
+    """Run a command to its end. Raises: CalledProcessError where it fails."""
+    with tempfile.TemporaryFile("w+") as said:
+        process = subprocess.Popen(list(command), stdout=said, stderr=subprocess.STDOUT)
+        samples, used = [Sample(time.perf_counter(), 0.0, 1)], dict[int, float]()
+        while process.poll() is None:
+            time.sleep(_GAP)
+            runnable = 0
+            for pid in _family(process.pid):
+                used[pid], running = _of_process(pid, used.get(pid, 0.0))
+                runnable += running
+            samples.append(Sample(time.perf_counter(), sum(used.values()), runnable))
+        said.seek(0)
+        if process.returncode:
+            raise subprocess.CalledProcessError(process.returncode, process.args, said.read())
+    return samples
+
+
+def _family(root: int) -> Iterator[int]:
+    """A process and all below it; those of Ray too, which stay below the process that started them."""
+    parents = {
+        pid: int(fields[1]) for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if (fields := _stat(pid))
+    }
+    level = [root]
+    while level:
+        yield from level
+        level = [pid for pid, parent in parents.items() if parent in level]
+
+
+def _of_process(pid: int, before: float) -> tuple[float, int]:
+    """CPU seconds of a process, and how many of its threads are runnable; ``before`` where it has ended."""
+    if not (fields := _stat(pid)):
+        return before, 0
+    try:
+        threads = [_stat(f"{pid}/task/{thread}") for thread in os.listdir(f"/proc/{pid}/task")]
+    except OSError:
+        threads = []
+    return (int(fields[11]) + int(fields[12])) / _TICKS, sum(thread[:1] == ["R"] for thread in threads)
+
+
+def _stat(which: int | str) -> list[str]:
+    """The fields of /proc/WHICH/stat after the name: state, parent, ...; empty where it has ended."""
+    try:
+        return Path(f"/proc/{which}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def measured(sweep: str) -> Row:
+    """Probe a sweep and run it. Raises: CalledProcessError where either fails."""
+    probed = subprocess.run([*COMMAND, "plan", sweep, "--probe", "--json"], check=True, stdout=subprocess.PIPE)
+    found = json.loads(probed.stdout)["prediction"]
+    with tempfile.TemporaryDirectory(prefix="dpsweep-prediction-") as folder:
+        samples = run([*COMMAND, "run", sweep, "--output", f"{folder}/out"])
+    return Row(
+        sweep=sweep,
+        predicted=found["seconds"],
+        without_other_work=without_other_work(samples, len(os.sched_getaffinity(0))),
+        predicted_beside=found["beside_others"],
+        elapsed=samples[-1].at - samples[0].at,
+        predicted_cpu=3600.0 * found["cpu_hours"],
+        cpu=samples[-1].used,
+        load=os.getloadavg()[0],
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="what `dpsweep plan --probe` predicts beside what happens")
+    parser.add_argument("sweeps", nargs="+", metavar="SWEEP.yaml")
+    parser.add_argument("--json", action="store_true", help="one object per sweep")
+    arguments = parser.parse_args()
+    for sweep in arguments.sweeps:
+        row = measured(sweep)
+        if arguments.json:
+            print(json.dumps({**asdict(row), "difference": row.difference}), flush=True)
+            continue
+        print(
+            f"{row.sweep}: predicted {row.predicted:.0f} s, {row.without_other_work:.0f} s without other work "
+            f"({row.difference:+.0%}); beside it predicted {row.predicted_beside:.0f} s, elapsed {row.elapsed:.0f} s; "
+            f"CPU predicted {row.predicted_cpu:.0f} s, used {row.cpu:.0f} s; load {row.load:.1f}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
