@@ -35,6 +35,7 @@ _ENOUGH = 1.5  # gap, in tolerances, that is accepted without another compositio
 _COARSEST = 4.0  # coarser lattices cannot improve on the closed-form bound
 _STEEPEST = 40.0  # the same for larger changes of log exp(tilt * loss) between neighbouring nodes
 _VACUOUS = 1e4  # epsilons above it say nothing; a lattice that gave one, and nothing below, is not refined
+_HOPELESS = 1e7  # approximate epsilons above which no lattice is tried
 _SPENT_MARGIN = 0.5  # fraction of the gap between directions allowed as discretisation error
 
 
@@ -218,6 +219,8 @@ def _bracket_epsilon(
     tail = tail_of(rounds, delta)
     spacing = spacing_for(rounds, saddle, tolerance)
     upper, lower = ceiling, 0.0
+    if saddle.epsilon > _HOPELESS:
+        return _Bracket(upper, lower, None)
     for attempt in range(_ATTEMPTS):
         aim = replace(saddle, log_delta=math.log(delta))
         plan = make_plan(generating, other, aim, spacing, tail, rounds.count)
