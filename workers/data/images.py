@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from torch import Tensor
 from accounting.errors import InvalidInput, PrivateDetail
 from workers.data.base import Source, Split, encode, make_split, not_private, numbered, pixels, repeated
 from workers.data.files import reading, require_path
+from workers.data.tabular import attributes, intersected, intersected_indices
 
 IMAGENET_SCALING = pixels((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """The common scaling of colour pictures, which models pre-trained on ImageNet expect."""
@@ -31,31 +32,39 @@ def image_folder(
     size: int = 32,
     groups: str | None = None,
     classes: Sequence[str] | None = None,
-    group_names: Sequence[str] | None = None,
+    group_names: Sequence[str] | Mapping[str, Sequence[str]] | None = None,
+    group: str | Sequence[str] = "group",
 ) -> Source:
     """Pictures in one folder per class, below ``path``, or below ``path/train`` and ``path/test`` if it has only these.
 
     size: pictures are resized to size x size, in colour. groups: a CSV file with columns file (relative to ``path``)
-    and group; without it the groups are the classes. classes, group_names: the declared names; others are taken
-    from the folders and the CSV file, which is not private, and a note says so; such groups are shown as "group 1",
-    "group 2". Example ids follow the sorted file names. All pictures are held in memory.
+    and group; without it the groups are the classes. group: another column of it; or several, such as ["sex", "race"],
+    whose intersections are the groups. classes, group_names: the declared names, of several columns as {column: names};
+    others are taken from the folders and the CSV file, which is not private, and a note says so; such groups are shown
+    as "group 1", "group 2". Example ids follow the sorted file names. All pictures are held in memory.
 
     Raises: InvalidInput for folders, groups or pictures that do not fit; DataCorruption for unreadable files.
     """
-    if group_names is not None and groups is None:
-        raise InvalidInput("`group_names` needs `groups`, the CSV file that gives each picture's group; name it too")
+    columns = attributes("image_folder", group)
+    if groups is None and (group_names is not None or group != "group"):
+        raise InvalidInput(
+            "`group_names` and `group` need `groups`, the CSV file with the attributes of each picture; name it too. "
+            "Without attributes, the groups are the classes"
+        )
     folder = require_path(path)
     parts = _parts(folder)
     listed = [_list(part) for part in parts]
     files = [file for part in listed for file in part.files]
     class_names = tuple(classes or listed[0].class_names)
     labels = encode([name for part in listed for name in part.labels], class_names, f"class folders of {folder}")
-    named = None if groups is None else _groups(Path(groups), folder, files)
-    names = class_names if named is None else tuple(group_names or sorted(set(named)))
-    members = labels if named is None else encode(named, names, f"groups of {groups}")
+    named = None if groups is None else _groups(Path(groups), folder, files, columns)
+    values = {} if named is None else _group_values(named, group_names)
+    names = class_names if named is None else intersected(values)
+    members = labels if named is None else intersected_indices(named, values, f"groups of {groups}: ")
     whole = make_split(read_images(files, size), labels, members)
     train, test = _divide(whole, len(listed[0].files)) if len(parts) > 1 else (whole, None)
-    learnt = {"the classes (`classes`)": not classes, "the groups (`group_names`)": named and not group_names}
+    is_read = named is not None and not group_names
+    learnt = {"the classes (`classes`)": not classes, "the groups (`group_names`)": is_read}
     notes = not_private([what for what, is_learnt in learnt.items() if is_learnt])
     is_declared = bool(classes if named is None else group_names)
     shown = names if is_declared else numbered("group", len(names))
@@ -109,24 +118,39 @@ def _divide(whole: Split, train_size: int) -> tuple[Split, Split]:
     return whole.select(indices[:train_size]), whole.select(indices[train_size:])
 
 
-def _groups(path: Path, folder: Path, files: list[Path]) -> list[str]:
-    """The group of each file, read from the CSV file ``path``."""
-    as_spelt = csv.ConvertOptions(column_types={"file": pa.string(), "group": pa.string()}, strings_can_be_null=True)
+def _group_values(
+    named: pa.Table, declared: Sequence[str] | Mapping[str, Sequence[str]] | None
+) -> dict[str, tuple[str, ...]]:
+    """The values of each attribute, declared or as they are found."""
+    columns = named.column_names
+    if isinstance(declared, Mapping):
+        if set(declared) != set(columns):
+            raise InvalidInput(f"`group_names` names {', '.join(declared)}, but `group` is {', '.join(columns)}")
+        return {name: tuple(declared[name]) for name in columns}
+    if declared and len(columns) > 1:
+        raise InvalidInput(f"`group_names` must give the values of each of {', '.join(columns)}: {{column: [values]}}")
+    return {name: tuple(declared or sorted(set(named[name].to_pylist()))) for name in columns}
+
+
+def _groups(path: Path, folder: Path, files: list[Path], columns: Sequence[str]) -> pa.Table:
+    """The attributes of each file, read from the CSV file ``path``."""
+    needed = ("file", *columns)
+    as_spelt = csv.ConvertOptions(column_types=dict.fromkeys(needed, pa.string()), strings_can_be_null=True)
     found = require_path(str(path))
     with reading(found):
         table = csv.read_csv(found, convert_options=as_spelt)
-    if not {"file", "group"} <= set(table.column_names):
-        raise InvalidInput(f"{found} has columns {', '.join(table.column_names)}, but needs file and group")
+    if not set(needed) <= set(table.column_names):
+        raise InvalidInput(f"{found} has columns {', '.join(table.column_names)}, but needs {' and '.join(needed)}")
     if repeat := repeated(table["file"].to_pylist()):
         raise InvalidInput(f"{found} has several lines for one file; keep one") from PrivateDetail(repeat)
-    by_file = dict(zip(table["file"].to_pylist(), table["group"].to_pylist(), strict=True))
-    grouped = {file: by_file.get(file.relative_to(folder).as_posix()) for file in files}
-    missing = [file for file, group in grouped.items() if group is None]
+    by_file = {row["file"]: tuple(row[name] for name in columns) for row in table.to_pylist()}
+    grouped = {file: by_file.get(file.relative_to(folder).as_posix(), (None,)) for file in files}
+    missing = [file for file, values in grouped.items() if None in values]
     if missing:
         raise InvalidInput(f"{found} gives no group for some pictures; add their lines") from PrivateDetail(
             f"{len(missing)} pictures, first {missing[0]}"
         )
-    return [str(group) for group in grouped.values()]
+    return pa.table({name: [values[place] for values in grouped.values()] for place, name in enumerate(columns)})
 
 
 def read_images(files: Sequence[Path], size: int) -> Tensor:

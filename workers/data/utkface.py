@@ -1,4 +1,4 @@
-"""UTKFace: faces with age, gender and race in their file names; two tasks, groups by race (Yu et al. 2023, Sec. 4)."""
+"""UTKFace: faces with age, gender and race in their file names; two tasks, groups by any of them (Yu et al. 2023)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import pyarrow as pa
 
 from accounting.errors import InvalidInput, PrivateDetail
 from accounting.registry import lookup
 from workers.data.base import Indices, Source, make_split, repeated
 from workers.data.files import locate
 from workers.data.images import IMAGENET_SCALING, read_images
+from workers.data.tabular import attributes, choose_group, intersected, intersected_indices
 
 _NAME = re.compile(r"(?P<age>\d+)_(?P<gender>[01])_(?P<race>[0-4])_.*\.jpe?g$", re.IGNORECASE)
 RACES = ("White", "Black", "Asian", "Indian", "Other")
@@ -45,17 +47,27 @@ TASKS: Mapping[str, Task] = {
 }
 
 
+def _attribute(face: Face, name: str) -> str:
+    """The value of an attribute by which groups may be formed."""
+    if name == "race":
+        return RACES[face.race]
+    task = TASKS[name]
+    return task.class_names[task.label(face)]
+
+
 def utkface(
     root: str | None = None,
     task: str = "gender",
     size: int = 64,
     labels: Literal["balanced", "all"] = "balanced",
     races: Sequence[str] = RACES,
+    group: str | Sequence[str] = "race",
 ) -> Source:
     """Faces (.jpg or .jpeg, upper or lower case) below the folder ``UTKFace``, resized to size x size.
 
     task: gender, or age (under 30). labels: ``balanced`` leaves out random faces so that each race has equally many of
-    both classes, as in Yu et al. (2023). races: the groups to keep, in this order; that paper uses all but Other.
+    both classes, as in Yu et al. (2023). races: those to keep, in this order; that paper uses all but Other, by race.
+    group: race, gender or age; or several, such as ["race", "gender"], whose intersections are the groups.
     Example ids follow the sorted file names.
 
     Raises: InvalidInput for unknown tasks or races, and when no faces are found or some are there twice.
@@ -63,6 +75,8 @@ def utkface(
     chosen = lookup(TASKS, task, "UTKFace task")
     if not races:
         raise InvalidInput(f"races is empty, but must name at least one of {', '.join(RACES)}")
+    known = {"race": tuple(races), **{name: each.class_names for name, each in TASKS.items()}}
+    values = {each: choose_group("utkface", each, known) for each in attributes("utkface", group)}
     folder = locate("utkface", ("UTKFace", "utkface"), root)
     pictures = (file for file in folder.rglob("*") if file.suffix.lower() in (".jpg", ".jpeg"))
     files = sorted(pictures, key=lambda file: file.relative_to(folder).as_posix())
@@ -80,16 +94,16 @@ def utkface(
         )
     faces = [face for face in parsed if face is not None and face.race in group_of]
     targets = np.array([chosen.label(face) for face in faces], dtype=np.int64)
-    groups = np.array([group_of[face.race] for face in faces], dtype=np.int64)
-    kept = _SELECTIONS[labels](targets, groups)
+    kept = _SELECTIONS[labels](targets, np.array([group_of[face.race] for face in faces], dtype=np.int64))
     if not len(kept):
         raise InvalidInput(
             f"data source 'utkface': no race has faces {' and '.join(chosen.class_names)}; set labels: all"
         )
     notes = ("pictures without age, gender and race in their names are left out",) if None in parsed else ()
     features = read_images([faces[index].file for index in kept], size)
-    split = make_split(features, targets[kept], groups[kept], example_ids=ids[kept])
-    return Source("utkface", split, None, tuple(races), chosen.class_names, IMAGENET_SCALING, notes)
+    table = pa.table({name: [_attribute(faces[index], name) for index in kept] for name in values})
+    split = make_split(features, targets[kept], intersected_indices(table, values), example_ids=ids[kept])
+    return Source("utkface", split, None, intersected(values), chosen.class_names, IMAGENET_SCALING, notes)
 
 
 def _parse(file: Path) -> Face | None:

@@ -21,6 +21,31 @@ from workers.spec import DataSpec
 
 
 class TestImages:
+    def test_groups_may_be_intersections_of_attributes(self, tmp_path: Path) -> None:
+        folder, file = make_image_folder(tmp_path / "pictures"), tmp_path / "people.csv"
+        lines = [
+            f"{name}/{index:02}.png,{'fm'[index % 2]},{'old' if index < 5 else 'young'}"
+            for name in ("cat", "dog")
+            for index in range(20)
+        ]
+        file.write_text("\n".join(["file,sex,age", *lines]))
+        params = {"path": str(folder), "size": 4, "groups": str(file), "group": ["sex", "age"]}
+        found = load_source(DataSpec("image_folder", params))
+        assert found.group_names == ("group 1", "group 2", "group 3", "group 4"), "not declared"
+        assert found.train.groups.bincount().tolist() == [6, 14, 4, 16]
+        named = {"age": ["young", "old"], "sex": ["f", "m"]}
+        declared = load_source(DataSpec("image_folder", {**params, "group_names": named}))
+        assert declared.group_names == ("f × young", "f × old", "m × young", "m × old")
+        assert declared.train.groups.bincount().tolist() == [14, 6, 16, 4]
+        for wrong, said in (
+            ({"group_names": ["f", "m"]}, "must give the values of each of sex, age"),
+            ({"group_names": {"sex": ["f", "m"]}}, "names sex, but `group` is sex, age"),
+            ({"group": ["sex", "race"]}, "has columns file, sex, age, but needs file and sex and race"),
+            ({"groups": None}, "Without attributes, the groups are the classes"),
+        ):
+            with pytest.raises(InvalidInput, match=said):
+                load_source(DataSpec("image_folder", {**params, **wrong}))
+
     def test_pictures_are_resized_and_labelled_by_folder(self, tmp_path: Path) -> None:
         source = load_source(DataSpec("image_folder", {"path": str(make_image_folder(tmp_path)), "size": 6}))
         assert source.train.features.shape == (40, 3, 6, 6)
@@ -203,6 +228,20 @@ class TestUTKFace:
         assert source.train.groups.bincount().tolist() == [14, 20]
         brightness = source.train.features[source.train.groups == 0].float().mean()
         assert 18 < brightness < 32
+
+    def test_groups_may_be_another_attribute_and_intersections(self, tmp_path: Path) -> None:
+        params = {"root": str(make_utkface(tmp_path)), "task": "age", "labels": "all", "size": 4}
+        by_gender = load_source(DataSpec("utkface", {**params, "group": "gender"}))
+        assert by_gender.group_names == ("male", "female")
+        assert by_gender.train.groups.bincount().tolist() == [20 + 4 * 8, 10 + 4 * 7]
+        both = {**params, "group": ["race", "gender"], "races": ["Asian", "White"]}
+        source = load_source(DataSpec("utkface", both))
+        assert source.group_names == ("Asian × male", "Asian × female", "White × male", "White × female")
+        assert source.train.groups.bincount().tolist() == [8, 7, 20, 10]
+        balanced = load_source(DataSpec("utkface", {**both, "task": "gender", "labels": "balanced"}))
+        assert balanced.train.groups.bincount().tolist() == [7, 7, 10, 10], "balanced by race, as in the paper"
+        with pytest.raises(InvalidInput, match="has no groups by 'sex'"):
+            load_source(DataSpec("utkface", {**params, "group": ["race", "sex"]}))
 
     def test_unknown_task(self, tmp_path: Path) -> None:
         with pytest.raises(InvalidInput, match="unknown UTKFace task 'race'"):
