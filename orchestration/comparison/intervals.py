@@ -87,7 +87,7 @@ def unpaired(one: Runs, other: Runs, level: float = LEVEL) -> Interval | None:
         return None
     seeds = [_of_seeds(runs, runs.resampled[:, np.isfinite(runs.resampled).all(0)]) for runs in (one, other)]
     treated, between, spent = (sum(part) for part in zip(*seeds, strict=True))
-    variance = max(0.0, float(means.var(ddof=1)) - treated) + between
+    variance = float(means.var(ddof=1)) + max(0.0, between - treated)
     half = float(stats.t.ppf(0.5 + level / 2.0, _degrees(variance, spent, len(one.values) - 1))) * math.sqrt(variance)
     centre = 2.0 * value - float(means.mean())
     count = min(len(one.values), len(other.values))
@@ -103,7 +103,7 @@ def _covers(runs: Runs) -> Covers:
 def _variance(runs: Runs, resampled: Array, of_examples: float) -> tuple[float, float]:
     """Variance of the mean over runs, and its degrees of freedom."""
     treated, between, spent = _of_seeds(runs, resampled)
-    whole = max(0.0, of_examples - treated) + between
+    whole = of_examples + max(0.0, between - treated)  # few seeds may agree by chance: never below the bootstrap
     degrees = _degrees(whole, spent, len(runs.values) - len(np.unique(runs.splits)))
     names = np.unique(runs.splits)
     if len(names) < 2:

@@ -76,7 +76,7 @@ RESULTS: Final[tuple[Mutant, ...]] = (
     *bugs_in(
         "orchestration/comparison/intervals.py",
         ("tests/orchestration/comparison/test_intervals.py",),
-        B("max(0.0, of_examples - treated) + between", "of_examples", "seeds leave intervals as they are"),
+        B("of_examples + max(0.0, between - treated)", "of_examples", "seeds leave intervals as they are"),
         B("(1.0 / len(names) + runs.overlap)", "(1.0 / len(names))", "overlapping splits count as independent"),
         B(
             "self.values - other.values, self.resampled - other.resampled",
@@ -96,17 +96,17 @@ RESULTS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
+        "orchestration/comparison/rate_metrics.py",
+        ("tests/orchestration/comparison/test_findings.py",),
+        B('worst = min if of.better == "higher" else max', "worst = min", "the best-served group is the worst"),
+    ),
+    *bugs_in(
         "orchestration/comparison/values.py",
         METRICS,
         B(
             "return trial.quality.accuracy if trial.quality else None",
             "return trial.quality.loss if trial.quality else None",
             "loss as accuracy",
-        ),
-        B(
-            "return min(groups, key=lambda group: group.accuracy, default=None)",
-            "return max(groups, key=lambda group: group.accuracy, default=None)",
-            "the best-served group is the worst",
         ),
         B(
             "return max(changes) - min(changes) if len(changes) > 1 else None",
@@ -154,8 +154,8 @@ RESULTS: Final[tuple[Mutant, ...]] = (
         TABLES,
         B("math.hypot(*known) / len(known)", "max(known)", "the standard error does not fall with seeds"),
         B(
-            "-total.mean, -(worst or total).mean",
-            "total.mean, -(worst or total).mean",
+            "-total.mean, sign * worst.mean",
+            "total.mean, sign * worst.mean",
             "the front prefers low accuracy",
             False,
             ("tests/orchestration/report/test_page.py::test_the_pareto_front_drops_what_is_beaten",),

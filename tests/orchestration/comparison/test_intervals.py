@@ -143,3 +143,16 @@ def test_splits_of_the_same_data_are_not_independent() -> None:
 def test_numbers_that_are_none_have_no_interval() -> None:
     assert interval(of_seeds(0.5, math.nan)) is None
     assert unpaired(of_seeds(0.5), of_seeds(math.nan)) is None
+
+
+def test_two_seeds_that_agree_by_chance_are_no_certainty() -> None:
+    """Their sample variance is 0, but each test example could have been another one."""
+    draws = np.random.default_rng(0).normal(size=(2, 1000))
+    runs = Runs(np.array([0.003, 0.003]), 0.003 + 0.01 * draws, np.zeros(2, dtype=np.int64))
+    found = interval(runs)
+    assert found is not None
+    assert found.low < -0.005 < 0.003 < 0.011 < found.high
+    other = Runs(np.zeros(2), 0.01 * draws[::-1], np.zeros(2, dtype=np.int64))
+    apart = unpaired(runs, other)
+    assert apart is not None
+    assert apart.low < 0.0 < apart.high
