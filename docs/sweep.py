@@ -45,6 +45,10 @@ initial noise multiplier; such trials are not calibrated to `privacy.target_epsi
 **Tuning.** `tune` trains candidates of every setting first, and then the best of each:
 [training.md](training.md#tuning).
 
+**The worst-served group.** `compare: {worst_group: tpr}` compares settings by the group with the lowest true
+positive rate, in place of the lowest accuracy: in headline, tables, figures, MLflow's order and `dpsweep best --by
+worst_group`. It changes no trial: run the sweep again, and only its comparison is written anew.
+
 **Seeds.** `seeds` are those of training, `data.split_seed` those of the splits into training, test and public
 examples.
 """

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from orchestration.sweeps.grid import GridPoint
     from orchestration.sweeps.plan import Plan
     from orchestration.sweeps.schema import SweepSpec
+    from orchestration.tracking.registry import Registered
     from workers.imports import UserCode
     from workers.spec import TrialSpec
 
@@ -175,9 +176,10 @@ class Sweep:
         """
         import pandas as pd
 
+        from orchestration.comparison.stored import stored_settings
         from orchestration.comparison.table import trial_table
 
-        return pd.DataFrame(trial_table(self._record))
+        return pd.DataFrame(trial_table(self._record, stored_settings(self._files)))
 
     def best(
         self, by: str = "accuracy", *, max_epsilon: float = math.inf, at_least: Mapping[str, float] | None = None
@@ -194,6 +196,19 @@ class Sweep:
 
         data = self._record.data()
         return best(findings(data, stored_evidence(self._files, data)), by, max_epsilon, at_least)
+
+    def register(
+        self, best: Best, name: str, alias: str = "champion", *, tracking_uri: str | None = None
+    ) -> Registered:
+        """Register the model of `best` in MLflow under a name, and give it an alias, as ``dpsweep best --register``.
+
+        Its ``address`` loads with ``mlflow.pyfunc.load_model``, without running stored code. tracking_uri: where the
+        sweep was recorded; by default ``MLFLOW_TRACKING_URI``, else the store in its folder. Raises: InvalidInput for
+        a name that MLflow refuses, and where it keeps no weights of that model; TrackingUnavailable.
+        """
+        from orchestration.tracking.registry import register_best
+
+        return register_best(best, self._record.manifest.sweep_id, self._files, name, alias, tracking_uri)
 
     def report(self) -> str:
         """Verify every stored file, write the reports again, and return the path of report.html, which may be shared.

@@ -24,7 +24,7 @@ from accounting.records import (
 )
 from orchestration.comparison.record import SweepRecord
 from orchestration.comparison.stored import owned_record, stored_record
-from orchestration.comparison.winners import best_candidates, best_runs
+from orchestration.comparison.winners import best_candidates, best_runs, scores_of
 from orchestration.execution.backend import Opening, backend, opening
 from orchestration.execution.coordinator import Coordinator, initial_status
 from orchestration.execution.disk_space import require_space
@@ -48,8 +48,9 @@ from orchestration.sweeps.grid import settings_of
 from orchestration.sweeps.growth import grown, past_of
 from orchestration.sweeps.plan import Plan, plan_sweep
 from orchestration.sweeps.schema import SweepSpec, parse_sweep
+from orchestration.sweeps.search import next_candidates
 from orchestration.sweeps.selection import draw_runs, selection_stage
-from orchestration.sweeps.tune import Winner, candidates_of, tuned_stage, tuning_stage
+from orchestration.sweeps.tune import Adapted, Winner, candidates_of, tuned_stage, tuning_stage
 from orchestration.tracking.addresses import is_server
 from orchestration.tracking.embedded import embedded_tracking_uri
 from orchestration.tracking.mlflow import MlflowTracker
@@ -168,13 +169,28 @@ def _chosen_before(request: RunRequest) -> Mapping[str, Winner] | None:
 
 
 def _tuning(request: RunRequest, display: Display) -> Outcome:
-    """Train the candidates of every setting."""
-    files = request.files
-    stage = tuning_stage(request.sweep, request.text)
+    """Train the candidates of every setting; where later ones follow scores, round by round."""
+    files, tune = request.files, request.sweep.tune
+    assert tune is not None, "only a sweep with tune has candidates"
     display.warn(f"tuning first, in {files.tuning}; then the best of each setting is trained in {files.root}")
     retry = tuple(word for word in request.retry if word in ("failed", "all"))  # keys name trials of the second stage
-    stage_request = replace(request, sweep=parse_sweep(stage), text=stage, output=files.tuning, retry=retry)
-    return _run(stage_request, display)
+    stage = _stage_before(request) or tuning_stage(request.sweep, request.text)
+    while True:
+        sweep = parse_sweep(stage)
+        outcome = _run(replace(request, sweep=sweep, text=stage, output=files.tuning, retry=retry), display)
+        further = next_candidates(tune, sweep.adapted or Adapted(), scores_of(outcome.record))
+        if outcome.stopped or further is None:
+            return outcome
+        stage, retry = tuning_stage(request.sweep, request.text, further), ()
+
+
+def _stage_before(request: RunRequest) -> str | None:
+    """The tuning that an earlier run of this very file has begun; None where there is none."""
+    stored = read_manifest(SweepFiles(request.files.tuning))
+    if stored is None:
+        return None
+    same = parse_sweep(tuning_stage(request.sweep, request.text)).plain() | {"adapted": None}
+    return stored.text if parse_sweep(stored.text).plain() | {"adapted": None} == same else None
 
 
 def _run_selected(request: RunRequest, display: Display) -> Outcome:

@@ -34,3 +34,7 @@ MaxGpuHours = Annotated[
 MaxTrials = Annotated[int | None, typer.Option(min=1, help="Train at most this many trials in this run.")]
 StopAfterFailures = Annotated[int | None, typer.Option(min=1, help="Stop when this many trials have failed.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")]
+TrackingUri = Annotated[
+    str | None,
+    typer.Option(envvar="MLFLOW_TRACKING_URI", help="MLflow (default: a SQLite store in the sweep's folder)."),
+]

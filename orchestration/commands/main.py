@@ -38,6 +38,7 @@ from orchestration.commands.arguments import (
     Retry,
     StopAfterFailures,
     SweepFile,
+    TrackingUri,
 )
 from orchestration.commands.running import run_to_the_end, show_outcome
 from orchestration.comparison.plain_text import for_terminal
@@ -77,10 +78,7 @@ def run(
         bool,
         typer.Option("--resume", help="Accepted for old scripts: a sweep that the folder holds is always continued."),
     ] = False,
-    tracking_uri: Annotated[
-        str | None,
-        typer.Option(envvar="MLFLOW_TRACKING_URI", help="MLflow (default: a SQLite store in the sweep's folder)."),
-    ] = None,
+    tracking_uri: TrackingUri = None,
     allow_code: AllowCode = None,
     retry: Retry = None,
     source: Annotated[

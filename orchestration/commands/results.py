@@ -12,7 +12,7 @@ from rich.text import Text
 
 from accounting.registry import lookup
 from orchestration.commands import panels
-from orchestration.commands.arguments import AsJson, Folder
+from orchestration.commands.arguments import AsJson, Folder, TrackingUri
 from orchestration.commands.console import stdout
 from orchestration.commands.output_files import write_file
 from orchestration.commands.running import print_json
@@ -28,18 +28,20 @@ def export(
     folder: Folder,
     to: Annotated[Path, typer.Option(help="The file to write: .csv or .parquet.", metavar="FILE")],
 ) -> None:
-    """Write one row per trial: its parameters that vary, its state, and every metric that the release mode shows.
+    """Write one row per trial: its parameters that vary, its state, and every metric that the release mode shows, with
+    the intervals of its setting.
 
     Withheld numbers are empty. The columns are those of `results()` in Python. With release: raw the file is readable
     by you only.
     """
-    from orchestration.comparison.stored import stored_record
+    from orchestration.comparison.stored import stored_record, stored_settings
     from orchestration.comparison.table import FORMATS, trial_table
     from orchestration.records.release_modes import release_mode
 
     write = lookup(FORMATS, to.suffix, "format of --to")
-    record = stored_record(SweepFiles(absolute(folder)))
-    table = trial_table(record)
+    files = SweepFiles(absolute(folder))
+    record = stored_record(files)
+    table = trial_table(record, stored_settings(files))
     write_file("--to", to, write(table), release_mode(record.disclosure).is_sensitive)
     typer.echo(f"{to}: {len(table)} trials, {len(table[0])} columns")
 
@@ -81,11 +83,17 @@ def best(
         list[str] | None,
         typer.Option(help="A condition, such as worst_group=0.7; may be repeated.", metavar="METRIC=NUMBER"),
     ] = None,
+    register: Annotated[
+        str | None, typer.Option(help="Register its model in MLflow under this name.", metavar="NAME")
+    ] = None,
+    alias: Annotated[str, typer.Option(help="Alias of the registered model.", metavar="ALIAS")] = "champion",
+    tracking_uri: TrackingUri = None,
     as_json: AsJson = False,
 ) -> None:
     """The best private setting: its interval, what cannot be told from it, and where its model lies.
 
-    The model is that of its first seed: choosing the seed with the best result would flatter it.
+    The model is that of its first seed: choosing the seed with the best result would flatter it. With --register,
+    MLflow keeps it as a registered model, and the alias moves to it.
     """
     from orchestration.comparison.best import best as chosen
     from orchestration.comparison.best import parse_conditions
@@ -94,13 +102,19 @@ def best(
 
     conditions = parse_conditions(at_least or ())
     files = SweepFiles(absolute(folder))
-    data = stored_record(files).data()
+    record = stored_record(files)
+    data = record.data()
     found = chosen(findings(data, stored_evidence(files, data)), by, max_epsilon, conditions)
-    model = files.trial(found.trial.key).model
+    model, registered = files.trial(found.trial.key).model, ""
+    if register is not None:
+        from orchestration.tracking.registry import register_best
+
+        made = register_best(found, record.manifest.sweep_id, files, register, alias, tracking_uri)
+        registered = made.address
     if as_json:
-        print_json({**found.as_dict(), "model": model})
+        print_json({**found.as_dict(), "model": model, **({"registered": registered} if registered else {})})
         return
-    for line in best_lines(found, model):
+    for line in (*best_lines(found, model), *([f"registered: {registered}"] if registered else [])):
         stdout().print(Text(for_terminal(line)), soft_wrap=True)
 
 

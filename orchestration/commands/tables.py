@@ -18,6 +18,7 @@ from orchestration.comparison.formats import clock, number
 from orchestration.comparison.ledger import composed
 from orchestration.comparison.metrics import columns
 from orchestration.comparison.plain_text import for_terminal, masked
+from orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
 from orchestration.comparison.record import rows
 from orchestration.records.published import PublishedTrial
 from orchestration.records.states import TrialState
@@ -134,7 +135,8 @@ def _mlflow_lines(command: str, uri: str, address: str) -> list[str]:
 
 
 def _outcome_table(outcome: Outcome) -> Table:
-    metrics = columns(Place.TERMINAL)
+    worst = WORST_GROUP_METRICS[outcome.record.sweep.compare.worst_group]
+    metrics = columns(Place.TERMINAL, worst.name)
     shown = _table("trial", *(metric.heading.lower() for metric in metrics))
     for trial in outcome.record.data().trials:
         style = None if trial.state is TrialState.FINISHED else trial.state.style

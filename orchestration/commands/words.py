@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 def best_lines(found: Best, model: str) -> Iterator[str]:
     """The setting, its number and interval, what cannot be told from it, its model, and warnings."""
-    from orchestration.comparison.formats import SHARES, number, points
+    from orchestration.comparison.formats import SHARES, difference, number
     from orchestration.comparison.metrics import metric
     from orchestration.comparison.values import epsilon
 
@@ -26,7 +26,7 @@ def best_lines(found: Best, model: str) -> Iterator[str]:
     for each in found.alike:
         if each.interval is not None:
             low, high = -each.interval.high, -each.interval.low
-            between = f"{points(low)} to {points(high)} points" if shown in SHARES else f"{low:+.3g} to {high:+.3g}"
+            between = f"{difference(low, shown)} to {difference(high, shown)}{' points' * (shown in SHARES)}"
             yield f"cannot be told from it: {each.other} (differs by {between})"
         elif interval is not None:
             yield f"cannot be compared with it: {each.other}, which has no common seeds or test examples"

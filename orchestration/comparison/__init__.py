@@ -16,6 +16,7 @@ __all__ = [
     "inventory",
     "ledger",
     "metrics",
+    "parameters",
     "plain_text",
     "rate_metrics",
     "record",

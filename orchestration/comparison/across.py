@@ -20,6 +20,8 @@ from orchestration.records.states import TrialState
 from orchestration.sweeps.grid import BASELINE, GridPoint
 from workers.spec import SPEED
 
+SHOWN = columns(Place.SETTINGS, "worst_group_accuracy")
+"""Metrics of several sweeps, whatever metric of the worst group each compares its own settings by."""
 _NO_SETTING = ("seed", *(f"execution.{name}" for name in SPEED))
 _Identity = tuple[tuple[str, Label], ...]
 _BySweep = Mapping[str, list[PublishedTrial]]
@@ -35,8 +37,8 @@ class Compared:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON, of every metric that the report shows of settings."""
-        found = {metric.name: self.setting.over_seeds(metric.value) for metric in columns(Place.SETTINGS)}
-        shown = {metric.name: shown_over_seeds(metric, self.setting) for metric in columns(Place.SETTINGS)}
+        found = {metric.name: self.setting.over_seeds(metric.value) for metric in SHOWN}
+        shown = {metric.name: shown_over_seeds(metric, self.setting) for metric in SHOWN}
         cost = self.setting.composition
         return {
             "sweep": self.folder,
@@ -201,9 +203,9 @@ def cells(line: Compared) -> Sequence[str]:
     return (
         str(len(line.setting.trials)),
         line.setting.composed_cost,
-        *(shown_over_seeds(metric, line.setting) for metric in columns(Place.SETTINGS)),
+        *(shown_over_seeds(metric, line.setting) for metric in SHOWN),
     )
 
 
-HEADS = ("Setting", "Sweep", "Seeds", "Composed ε", *(metric.heading for metric in columns(Place.SETTINGS)))
+HEADS = ("Setting", "Sweep", "Seeds", "Composed ε", *(metric.heading for metric in SHOWN))
 """Of the columns that `cells` fills, after the setting and its sweep."""

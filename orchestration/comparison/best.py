@@ -16,8 +16,8 @@ from orchestration.comparison.settings import Setting, first_seed
 from orchestration.comparison.values import epsilon
 from orchestration.records.published import PublishedTrial
 
-SHORT_NAMES: Final[Mapping[str, str]] = {"worst_group": "worst_group_accuracy"}
-"""Names that a user may give instead of that of a metric."""
+WORST_GROUP: Final = "worst_group"
+"""Name that a user may give for the metric of the worst group that the sweep compares settings by."""
 
 
 @dataclass(frozen=True)
@@ -67,13 +67,14 @@ def best(
 ) -> Best:
     """The best private setting of a sweep by the mean of a metric over its runs.
 
-    by: a metric of results.json that is better when higher or lower. max_epsilon: the most that any run of the setting
-    may cost, at the delta of the sweep. at_least: metrics with the least mean that the setting must have. Choosing by
-    results on private data costs privacy beyond the epsilon of the chosen model; choosing by test data does not.
+    by: a metric of results.json that is better when higher or lower, or ``worst_group``. max_epsilon: the most that any
+    run of the setting may cost, at the delta of the sweep. at_least: metrics with the mean that the setting must reach:
+    at least it, or at most it where lower is better. Choosing by results on private data costs privacy beyond the
+    epsilon of the chosen model; choosing by test data does not.
 
     Raises: InvalidInput for an unknown metric, one without a direction, and where no setting fulfils the conditions.
     """
-    name, least = _metric_name(by), {_metric_name(each): value for each, value in (at_least or {}).items()}
+    name, least = _name(found, by), {_name(found, each): value for each, value in (at_least or {}).items()}
     if not max_epsilon > 0.0:
         raise InvalidInput(f"max_epsilon is {max_epsilon}, but must be above 0")
     allowed = [setting for setting in found.private if _fulfils(setting, max_epsilon, least)]
@@ -86,11 +87,11 @@ def best(
     return Best(winner, name, value, found.interval(winner, name), alike, tuple(warnings(found)))
 
 
-def _metric_name(name: str) -> str:
-    known = {each.name: each for each in METRICS if each.better}
-    full = SHORT_NAMES.get(name, name)
+def _name(found: Findings, name: str) -> str:
+    known = [each.name for each in METRICS if each.better]
+    full = found.worst_group.name if name == WORST_GROUP else name
     if full not in known:
-        raise InvalidInput(f"unknown metric {name!r} to choose by; {nearest(name, [*known, *SHORT_NAMES])}")
+        raise InvalidInput(f"unknown metric {name!r} to choose by; {nearest(name, [*known, WORST_GROUP])}")
     return full
 
 
@@ -100,19 +101,28 @@ def _fulfils(setting: Setting, max_epsilon: float, least: Mapping[str, float]) -
     return (
         cost is not None
         and cost.high <= max_epsilon
-        and all((each := found[name]) is not None and each.mean >= value for name, value in least.items())
+        and all((each := found[name]) is not None and _reaches(name, each.mean, value) for name, value in least.items())
     )
+
+
+def _reaches(name: str, mean: float, value: float) -> bool:
+    return mean >= value if metric(name).better == "higher" else mean <= value
 
 
 def _nothing(found: Findings, name: str, max_epsilon: float, least: Mapping[str, float]) -> str:
     if not found.private:
         return "no private trial of this sweep has finished; resume it, and ask again"
     conditions = [f"epsilon at most {max_epsilon:g}"] if math.isfinite(max_epsilon) else []
-    conditions += [f"{each} at least {value:g}" for each, value in least.items()]
+    limits = {"higher": ("at least", "most"), "lower": ("at most", "least")}
+    conditions += [f"{each} {limits[metric(each).better][0]} {value:g}" for each, value in least.items()]
     if not conditions:
         return f"no private setting of this sweep has {name}; choose by another metric"
     reached = {each: found.best(each) for each in least}
-    tops = [f"the most of {each} is {_top(setting, each):.4g}" for each, setting in reached.items() if setting]
+    tops = [
+        f"the {limits[metric(each).better][1]} of {each} is {_top(setting, each):.4g}"
+        for each, setting in reached.items()
+        if setting
+    ]
     costs = [cost.high for setting in found.private if (cost := setting.over_seeds(epsilon))]
     tops += [f"the least epsilon is {min(costs):.4g}"] if costs and math.isfinite(max_epsilon) else []
     return f"no private setting has {' and '.join(conditions)}; {', '.join(tops)}: relax a condition"

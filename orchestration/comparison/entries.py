@@ -11,7 +11,6 @@ from orchestration.comparison.formats import Format
 from orchestration.comparison.tested import Measure
 from orchestration.comparison.values import Value
 from orchestration.records.published import PublishedGroup, PublishedTrial
-from workers.rates import Rate
 
 Better = Literal["higher", "lower", ""]
 
@@ -57,14 +56,17 @@ class Metric:
 
 @dataclass(frozen=True)
 class GroupMetric:
-    """One number of a group of test examples, and how it is shown; name: in results.json. rate: of its counts."""
+    """One number of a group of test examples, and how it is shown; name: in results.json.
+
+    measure: the number of every group from (resampled) outcomes, for its interval; None where it depends on none.
+    """
 
     name: str
     heading: str
     value: Callable[[PublishedGroup], float | None]
     format: Format
     better: Better = ""
-    rate: Rate | None = None
+    measure: Measure | None = None
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,12 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from orchestration.comparison.formats import NUMBER, POINTS
 from orchestration.comparison.intervals import LEVEL, Array, Interval, Runs, interval, unpaired
-from orchestration.comparison.metrics import METRICS
-from orchestration.comparison.rate_metrics import GROUP_METRICS
+from orchestration.comparison.metrics import METRICS, metric
+from orchestration.comparison.rate_metrics import GROUP_METRICS, group_metric
 from orchestration.comparison.settings import Setting
-from orchestration.comparison.tested import Measure, Tested, of_group
+from orchestration.comparison.tested import Tally, Tested
 from orchestration.records.published import RUNS, PublishedTrial
 from workers import rates
 from workers.outcomes import Outcomes
@@ -72,7 +73,7 @@ class Evidence:
         if runs is None:
             return None
         found = interval(runs, examples=min(self._examples(trial, name[0]) for trial in trials))
-        return found and found.within(*_range(name[1]))
+        return found and found.within(*_range(name))
 
     def difference(
         self, one: Setting, other: Setting, name: str, group: str = "", comparisons: int = 1
@@ -120,9 +121,10 @@ def _run(trial: PublishedTrial) -> tuple[object, ...]:
     return tuple(trial.labels.get(name) for name in RUNS)
 
 
-def _range(name: str) -> tuple[float, float]:
-    signed = name in ("accuracy_change",)
-    return (-1.0 if signed else 0.0), (np.inf if name in ("log_loss",) else 1.0)
+def _range(name: Name) -> tuple[float, float]:
+    """The least and the largest value of a number: those of a share, of a difference of two shares, or none."""
+    shown = (group_metric(name[1]) if name[0] else metric(name[1])).format
+    return (-1.0 if shown is POINTS else 0.0), (np.inf if shown is NUMBER else 1.0)
 
 
 def gather(trials: Iterable[PublishedTrial], outcomes: Mapping[str, Outcomes]) -> Evidence:
@@ -181,21 +183,28 @@ def _weights(test_set: str, size: int, resamples: int, at_once: int) -> Iterator
 
 def _counted(each: _Tested, weights: npt.NDArray[np.int32], baseline: Tested | None) -> Tested:
     found = each.outcomes
-    shape = len(found.group_names), found.num_classes, found.num_classes
-    cells = rates.confusion_cells(found.labels, found.predicted, found.groups, found.num_classes)
-    counts = _sums(weights, cells, int(np.prod(shape))).reshape(-1, *shape)
+    size, classes, bins = len(found.group_names), found.num_classes, rates.CALIBRATION_BINS
+    cells = rates.confusion_cells(found.labels, found.predicted, found.groups, classes)
+    counts = _sums(weights, cells, size * classes**2).reshape(-1, size, classes, classes)
+    losses = _sums(weights * found.log_losses, found.groups, size)
+    off = found.confidences - (found.predicted == found.labels)
+    binned = found.groups * bins + rates.calibration_bins(found.confidences)
+    errors = _sums(weights * off, binned, size * bins).reshape(-1, size, bins)
     places = [found.group_names.index(name) for name in each.shown]
     fairness = each.trial.quality.fairness if each.trial.quality else {}
-    off = found.confidences - (found.predicted == found.labels)
-    errors = _sums(weights * off, rates.calibration_bins(found.confidences), rates.CALIBRATION_BINS)
     return Tested(
-        everyone=counts.sum(1),
-        groups=counts[:, places],
-        log_loss=(weights @ found.log_losses) / len(found.labels),
-        calibration_error=np.abs(errors).sum(1) / len(found.labels),
+        everyone=_tally(counts.sum(1), losses.sum(1), errors.sum(1)),
+        groups=_tally(counts[:, places], losses[:, places], errors[:, places]),
         parity="equalized_odds_difference" in fairness,
         baseline=baseline,
     )
+
+
+def _tally(counts: Array, losses: Array, errors: Array) -> Tally:
+    """counts: [..., K, K]. losses: summed, [...]. errors: summed by bin of confidence, [..., bins]."""
+    examples = counts.sum((-2, -1))
+    with np.errstate(divide="ignore", invalid="ignore"):  # a resample may leave a group without examples
+        return Tally(counts, losses / examples, np.abs(errors).sum(-1) / examples)
 
 
 def _sums(weights: npt.NDArray[np.int32] | Array, cells: npt.NDArray[np.int64], count: int) -> Array:
@@ -208,15 +217,20 @@ def _sums(weights: npt.NDArray[np.int32] | Array, cells: npt.NDArray[np.int64], 
 
 
 def _measured(each: _Tested, tested: Tested) -> Iterator[tuple[Name, Array]]:
-    measures: dict[Name, Measure] = {("", metric.name): metric.measure for metric in METRICS if metric.measure}
-    for place, group in enumerate(each.shown):
-        for metric in GROUP_METRICS:
-            if metric.rate and (metric.name not in rates.OF_TWO_CLASSES or each.outcomes.num_classes == 2):
-                measures[group, metric.name] = of_group(metric.rate, place)
-    for name, measure in measures.items():
-        values = measure(tested)
+    for one in METRICS:
+        values = one.measure(tested) if one.measure else None
         if values is not None:
-            yield name, values.astype(np.float32).astype(np.float64)
+            yield ("", one.name), _stored(values)
+    for of_group in GROUP_METRICS:
+        values = of_group.measure(tested) if of_group.measure else None
+        if values is not None:
+            for place, group in enumerate(each.shown):
+                yield (group, of_group.name), _stored(values[..., place])
+
+
+def _stored(values: Array) -> Array:
+    """The values rounded to single precision: tests of equality, as of a share of 1, are not tests of rounding."""
+    return values.astype(np.float32).astype(np.float64)
 
 
 NO_EVIDENCE: Final = Evidence({})

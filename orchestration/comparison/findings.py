@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Final, Literal
 
 import numpy as np
 
+from orchestration.comparison.entries import Metric
 from orchestration.comparison.evidence import Evidence
 from orchestration.comparison.formats import listed
 from orchestration.comparison.intervals import Interval
 from orchestration.comparison.metrics import METRICS, metric
-from orchestration.comparison.settings import Setting, finished_settings
+from orchestration.comparison.rate_metrics import GROUP_METRICS, WORST_GROUP_METRICS
+from orchestration.comparison.settings import Setting, finished_settings, group_names
 from orchestration.comparison.values import accuracy, epsilon, loss
 from orchestration.records.published import PublishedSweep, PublishedTrial
 
 Verdict = Literal["better", "worse", "not distinguishable", "unknown"]
-HEADLINE: Final = ("accuracy", "worst_group_accuracy")
-"""Metrics by which settings are compared in the headline; its intervals hold together for both."""
 COMPARED: Final = ("epsilon", "sigma", "data", "model", "sampling", "epochs")
 """Labels that name what is compared, besides methods; settings that differ in others are one, with several values."""
 
@@ -50,10 +50,16 @@ class Difference:
 
 @dataclass(frozen=True)
 class Findings:
-    """The finished settings of a sweep, compared."""
+    """The finished settings of a sweep, compared. worst_group: the metric of the worst group that compares them."""
 
     settings: tuple[Setting, ...]
     evidence: Evidence
+    worst_group: Metric = WORST_GROUP_METRICS["accuracy"]
+
+    @property
+    def headline(self) -> tuple[str, str]:
+        """Metrics by which settings are compared in the headline; its intervals hold together for both."""
+        return "accuracy", self.worst_group.name
 
     @cached_property
     def private(self) -> tuple[Setting, ...]:
@@ -78,9 +84,9 @@ class Findings:
 
     @cached_property
     def comparisons(self) -> int:
-        """Differences that headlines may state: of all pairs of private settings, by each metric of `HEADLINE`."""
+        """Differences that headlines may state: of all pairs of private settings, by each metric of `headline`."""
         count = len(self.private)
-        return max(1, len(HEADLINE) * count * (count - 1) // 2)
+        return max(1, len(self.headline) * count * (count - 1) // 2)
 
     def interval(self, setting: Setting, name: str) -> Interval | None:
         """A metric of a setting with its own 95% interval."""
@@ -108,7 +114,7 @@ class Findings:
     def front(self) -> tuple[Setting, ...]:
         """Private settings that are on the Pareto front beyond noise.
 
-        No other one that costs no more (epsilon to two digits) may equal it in both accuracy and worst-group accuracy:
+        No other one that costs no more (epsilon to two digits) may equal it in both metrics of `headline`:
         in one of them it is better, by intervals.
         """
         known = [one for one in self.private if self.interval(one, "accuracy")]
@@ -119,16 +125,19 @@ class Findings:
         return [other for other in self.private if other is not one and _cost(other) <= cost]
 
     def _is_ahead(self, one: Setting, other: Setting) -> bool:
-        return any(self.difference(one, other, name).verdict == "better" for name in HEADLINE)
+        return any(self.difference(one, other, name).verdict == "better" for name in self.headline)
 
 
 def findings(data: PublishedSweep, evidence: Evidence) -> Findings:
     """The finished settings of a sweep, compared by the evidence of their trials."""
-    return Findings(finished_settings(data.trials), evidence)
+    return Findings(finished_settings(data.trials), evidence, WORST_GROUP_METRICS[data.worst_group])
 
 
 def as_dict(found: Findings) -> dict[str, Any]:
-    """Plain values for JSON: every setting with its intervals, every difference between methods, and the warnings."""
+    """Plain values for JSON: every setting with its intervals, every difference between methods, and the warnings.
+
+    `of_trials` reads them again.
+    """
     return {
         "settings": [
             {
@@ -139,6 +148,7 @@ def as_dict(found: Findings) -> dict[str, Any]:
                     for name in (each.name for each in METRICS if each.measure)
                     if (interval := found.interval(setting, name))
                 },
+                "groups": _of_groups(found, setting),
                 "on_front_beyond_noise": setting in found.front,
             }
             for setting in found.settings
@@ -146,11 +156,48 @@ def as_dict(found: Findings) -> dict[str, Any]:
         "differences": [
             found.difference(one, other, name).as_dict()
             for one, other in itertools.combinations(found.methods, 2)
-            for name in HEADLINE
+            for name in found.headline
         ],
         "comparisons": found.comparisons,
+        "worst_group": found.worst_group.name,
         "warnings": warnings(found),
     }
+
+
+def of_trials(stored: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Of what `as_dict` gave: by the key of a trial, its setting with the intervals of its means.
+
+    runs: how many the means are over. covers: what the intervals account for (`intervals.Interval`).
+    """
+    return {key: _ends(setting) for setting in stored["settings"] for key in setting["trials"]}
+
+
+def _ends(setting: Mapping[str, Any]) -> dict[str, Any]:
+    def ends(intervals: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: {end: each[end] for end in ("value", "low", "high")} for name, each in intervals.items()}
+
+    first: Mapping[str, Any] = next(iter(setting["intervals"].values()), {})
+    return {
+        "name": setting["name"],
+        "runs": first.get("runs"),
+        "covers": first.get("covers"),
+        "on_front_beyond_noise": setting["on_front_beyond_noise"],
+        "intervals": ends(setting["intervals"]),
+        "groups": {name: ends(each) for name, each in setting.get("groups", {}).items()},
+    }
+
+
+def _of_groups(found: Findings, setting: Setting) -> dict[str, dict[str, Any]]:
+    """The intervals of every group that has any, by group and metric."""
+    intervals = {
+        name: {
+            each.name: asdict(interval)
+            for each in GROUP_METRICS
+            if each.measure and (interval := found.evidence.interval(setting, each.name, name))
+        }
+        for name in group_names(setting.trials)
+    }
+    return {name: known for name, known in intervals.items() if known}
 
 
 def has_diverged(setting: Setting) -> bool:

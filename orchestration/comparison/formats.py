@@ -140,6 +140,17 @@ SHARES = (PERCENT, POINTS, GAP)
 """Formats of shares, whose differences are percentage points."""
 
 
+def difference(value: float | None, shown: Format) -> str:
+    """A signed difference of two numbers of one format: of shares in percentage points.
+
+    >>> difference(-0.0213, PERCENT), difference(0.0213, NUMBER)
+    ('−2.1', '+0.0213')
+    """
+    if shown in SHARES:
+        return points(value)
+    return MISSING if value is None or not math.isfinite(value) else f"{value:+.3g}".replace("-", "−")
+
+
 def listed(names: Sequence[str]) -> str:
     """Names as a sentence lists them; at least one.
 

@@ -24,7 +24,8 @@ from orchestration.records.published import PublishedTrial
 class Composition:
     """The cost of publishing everything that some private trials have released.
 
-    trials: how many. attempts: starts of these trials that are over and were started anew, which count too.
+    trials: how many. attempts: starts of these trials that are over and were started anew, which count too. candidates:
+    runs of an unaccounted tuning that chose what was trained; they count too.
     estimate: for a record that may be in the data of each; None where no epsilon covers them all. release_epsilon: of
     their released statistics alone, which is part of it. reason: why it is no guarantee or unknown; "" where it is one.
     """
@@ -34,6 +35,7 @@ class Composition:
     estimate: PrivacyEstimate | None
     release_epsilon: float | None = None
     reason: str = ""
+    candidates: int = 0
 
     @property
     def epsilon(self) -> float | None:
@@ -43,7 +45,7 @@ class Composition:
         """Plain values for JSON."""
         found = {} if self.estimate is None else self.estimate.as_dict()
         kept = {name: found.get(name) for name in ("epsilon", "delta", "adjacency", "accountant", "kind")}
-        counts = {"trials": self.trials, "attempts": self.attempts}
+        counts = {"trials": self.trials, "attempts": self.attempts, "candidates": self.candidates}
         return {**kept, **counts, "release_epsilon": self.release_epsilon, "reason": self.reason}
 
 
@@ -51,16 +53,19 @@ def composed(trials: Iterable[PublishedTrial]) -> Composition | None:
     """What the private ones of ``trials`` cost together, all their attempts included; None where nothing was released.
 
     Guarantee: adaptive composition (`accounting.together`), at the delta of the trials. An estimate where a run ended
-    before its planned end, because that may depend on what it showed, where runs drew the same noise, and where
-    candidates of an unaccounted tuning, which are not among ``trials``, trained on the same records.
+    before its planned end, because that may depend on what it showed, where runs drew the same noise, and where an
+    unaccounted tuning chose what was trained: the runs of its candidates count too, but which mechanism followed
+    depended on what they showed.
     """
     private = [trial for trial in trials if trial.attempts]
-    attempts = [attempt for trial in private for attempt in trial.attempts]
-    if not attempts:
+    own = [attempt for trial in private for attempt in trial.attempts]
+    if not own:
         return None
+    candidates = {(attempt.key, attempt.number): attempt for trial in private for attempt in trial.candidates}
+    attempts = [*own, *candidates.values()]
     delta = max(attempt.delta for attempt in attempts)
     repeated = sum(sum(bool(attempt.trace.segments) for attempt in trial.attempts) - 1 for trial in private)
-    found = Composition(len(private), repeated, None, _release_epsilon(attempts, delta))
+    found = Composition(len(private), repeated, None, _release_epsilon(own, delta), candidates=len(candidates))
     if len(attempts) == 1 and (privacy := private[0].privacy) is not None:
         alone = PrivacyEstimate(privacy.epsilon, privacy.delta, privacy.adjacency, privacy.accountant, privacy.kind)
         tuned = _tuned(private)
@@ -85,9 +90,12 @@ def composed_epsilon(trial: PublishedTrial) -> float | None:
 
 
 def _tuned(trials: Iterable[PublishedTrial]) -> str:
-    """That the ledger leaves out what chose the trials, which only the ledger of the tuning counts."""
-    if any(trial.tags.get("tuning") == "unaccounted" for trial in trials):
-        return "the candidates of their tuning trained on the same records and are counted in tuning/ alone"
+    """That candidates on the same records chose what was trained, and whether the ledger counts them."""
+    tuned = [t for t in trials if t.tags.get("tuning") == "unaccounted" and "candidate" not in t.labels]
+    if any(not trial.candidates for trial in tuned):
+        return "the candidates of their tuning trained on the same records and are not counted: tuning/ is gone"
+    if tuned:
+        return "the candidates of their tuning are counted too, but what they showed chose what was trained"
     return ""
 
 

@@ -21,8 +21,8 @@ from orchestration.comparison.formats import (
     SECONDS,
 )
 from orchestration.comparison.ledger import composed_epsilon
-from orchestration.comparison.rate_metrics import GROUP_METRICS, RATE_METRICS
-from orchestration.comparison.tested import between_groups, change, overall, unequal_change
+from orchestration.comparison.rate_metrics import GROUP_METRICS, RATE_METRICS, WORST_GROUP_METRICS
+from orchestration.comparison.tested import change, of_counts, overall, unequal_change
 from orchestration.comparison.values import (
     accounted_again,
     accuracy,
@@ -45,8 +45,6 @@ from orchestration.comparison.values import (
     tpr_at_fpr_1pct,
     unequal_cost,
     wall_seconds,
-    worst_group_accuracy,
-    worst_group_name,
 )
 from orchestration.records.published import PublishedTrial
 from orchestration.records.states import TrialState
@@ -71,8 +69,8 @@ METRICS = (
         "ε of all attempts",
         composed_epsilon,
         NUMBER,
-        "Of the trial and of every earlier start of it whose folder was deleted: what that had shown stays part of the "
-        "cost.",
+        "Of the trial, of every earlier start of it whose folder was deleted, and of the candidates of an unaccounted "
+        "tuning: what these had shown stays part of the cost.",
         frozenset({Place.TRIALS}),
     ),
     Metric("delta", "privacy/delta", "δ", delta, NUMBER),
@@ -140,7 +138,7 @@ METRICS = (
         frozenset(Place),
         of_model=True,
         better="higher",
-        measure=overall(rates.accuracy),
+        measure=overall(of_counts(rates.accuracy)),
     ),
     Metric("loss", "final/loss", "Loss", loss, NUMBER, places=frozenset({Place.TRIALS}), of_model=True, better="lower"),
     Metric(
@@ -156,19 +154,7 @@ METRICS = (
         better="higher",
         measure=change,
     ),
-    Metric(
-        "worst_group_accuracy",
-        "fairness/worst_group_accuracy",
-        "Worst-served group",
-        worst_group_accuracy,
-        PERCENT,
-        "The group of the test data with the lowest accuracy, and that accuracy.",
-        frozenset(Place),
-        of_model=True,
-        whose=worst_group_name,
-        better="higher",
-        measure=between_groups("worst_group_accuracy"),
-    ),
+    *WORST_GROUP_METRICS.values(),
     Metric(
         "unequal_cost",
         "fairness/unequal_cost",
@@ -213,13 +199,15 @@ SECTIONS = ("final/", "fairness/", "privacy/")
 """Sections of MLflow's metrics, in the order of logging; MLflow's comparison page opens with the first metric."""
 
 
-def columns(place: Place) -> tuple[Metric, ...]:
+def columns(place: Place, worst_group: str) -> tuple[Metric, ...]:
     """The metrics with a column in ``place``, in the order of `METRICS`.
 
-    >>> [metric.name for metric in columns(Place.TERMINAL)][:2]
+    worst_group: the metric of the worst group by which settings are compared; it is in every table.
+
+    >>> [metric.name for metric in columns(Place.TERMINAL, "worst_group_accuracy")][:2]
     ['epsilon', 'median_example_epsilon']
     """
-    return tuple(metric for metric in METRICS if place in metric.places)
+    return tuple(metric for metric in METRICS if place in metric.places or metric.name == worst_group)
 
 
 def metric(name: str) -> Metric:

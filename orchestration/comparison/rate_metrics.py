@@ -1,20 +1,44 @@
-"""The metrics of test data that follow from counts: rates over all examples, gaps between groups, and rates by group.
+"""The metrics of test data that follow from counts: rates over all examples, by group, of the worst group, and gaps.
 
 They are entries of `metrics.METRICS`, in which everything is looked up.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from typing import Final
+
+from accounting.registry import lookup
 from orchestration.comparison.entries import Better, GroupMetric, Metric, Place
 from orchestration.comparison.formats import CORRELATION, COUNT, GAP, NUMBER, PERCENT, POINTS, Format
-from orchestration.comparison.tested import between_groups, overall, overall_of_two
-from orchestration.comparison.values import counted, fairness, majority_rate, of_counts, of_two, of_two_classes, score
+from orchestration.comparison.tested import (
+    Measure,
+    Tested,
+    between_groups,
+    by_group,
+    calibration_error,
+    change_by_group,
+    log_loss,
+    of_two,
+    overall,
+)
+from orchestration.comparison.tested import of_counts as rate_of
+from orchestration.comparison.values import (
+    counted,
+    fairness,
+    majority_rate,
+    of_counts,
+    of_two_classes,
+    score,
+    two_classes,
+)
+from orchestration.records.published import PublishedTrial
 from workers import rates
+from workers.rates import Array
 
 _GAPS: tuple[tuple[str, str, Format, Better, str], ...] = (
     ("accuracy_gap", "Accuracy gap", GAP, "lower", "The best minus the worst accuracy of a group, in points."),
-    ("worst_group_balanced_accuracy", "Worst balanced accuracy", PERCENT, "higher", ""),
-    ("worst_group_true_positive_rate", "Worst TPR", PERCENT, "higher", ""),
     (
         "demographic_parity_difference",
         "Demographic parity, difference",
@@ -87,7 +111,7 @@ RATE_METRICS = (
         frozenset({Place.FAIRNESS}),
         of_model=True,
         better="higher",
-        measure=overall(rates.balanced_accuracy),
+        measure=overall(rate_of(rates.balanced_accuracy)),
     ),
     *(
         Metric(
@@ -99,7 +123,7 @@ RATE_METRICS = (
             places=frozenset({Place.FAIRNESS}),
             of_model=True,
             better=better,
-            measure=overall_of_two(name),
+            measure=overall(of_two(name)),
         )
         for name, heading, better in _OF_TWO_CLASSES
     ),
@@ -112,7 +136,7 @@ RATE_METRICS = (
         "The share of the most frequent class: the accuracy of a model that always predicts it.",
         frozenset({Place.FAIRNESS}),
         of_model=True,
-        measure=overall(majority_rate),
+        measure=overall(rate_of(majority_rate)),
     ),
     Metric(
         "log_loss",
@@ -123,7 +147,7 @@ RATE_METRICS = (
         places=frozenset({Place.FAIRNESS}),
         of_model=True,
         better="lower",
-        measure=lambda tested: tested.log_loss,
+        measure=overall(log_loss),
     ),
     Metric(
         "calibration_error",
@@ -136,40 +160,117 @@ RATE_METRICS = (
         frozenset({Place.FAIRNESS}),
         of_model=True,
         better="lower",
-        measure=lambda tested: tested.calibration_error,
+        measure=overall(calibration_error),
     ),
 )
 GROUP_METRICS = (
     GroupMetric("test_examples", "Examples", lambda group: group.test_examples, COUNT),
-    GroupMetric("accuracy", "Accuracy", lambda group: group.accuracy, PERCENT, "higher", rates.accuracy),
-    GroupMetric("accuracy_change", "Change, points", lambda group: group.accuracy_change, POINTS, "higher"),
+    GroupMetric(
+        "accuracy", "Accuracy", lambda group: group.accuracy, PERCENT, "higher", by_group(rate_of(rates.accuracy))
+    ),
+    GroupMetric(
+        "accuracy_change", "Change, points", lambda group: group.accuracy_change, POINTS, "higher", change_by_group
+    ),
     GroupMetric(
         "balanced_accuracy",
         "Balanced accuracy",
         lambda group: counted(group.counts, rates.balanced_accuracy),
         PERCENT,
         "higher",
-        rates.balanced_accuracy,
+        by_group(rate_of(rates.balanced_accuracy)),
     ),
     *(
         GroupMetric(
             name,
             heading,
-            lambda group, name=name: of_two(name)(group.counts),  # type: ignore[misc]  # a lambda's default has no type
+            lambda group, name=name: two_classes(name)(group.counts),  # type: ignore[misc]  # a lambda's default has no type
             PERCENT,
             better,
-            rates.OF_TWO_CLASSES[name],
+            by_group(of_two(name)),
         )
         for name, heading, better in _OF_TWO_CLASSES
     ),
     GroupMetric("loss", "Loss", lambda group: group.loss, NUMBER, "lower"),
-    GroupMetric("log_loss", "Log loss", lambda group: group.counts.log_loss if group.counts else None, NUMBER, "lower"),
+    GroupMetric(
+        "log_loss",
+        "Log loss",
+        lambda group: group.counts.log_loss if group.counts else None,
+        NUMBER,
+        "lower",
+        by_group(log_loss),
+    ),
     GroupMetric(
         "calibration_error",
         "Calibration error",
         lambda group: group.counts.calibration_error if group.counts else None,
         PERCENT,
         "lower",
+        by_group(calibration_error),
     ),
 )
 """What is known of each group of the test data that is large enough to be shown."""
+
+
+def _worst(of: GroupMetric) -> Metric:
+    """The group metric of the group for which it is worst."""
+
+    def found(trial: PublishedTrial) -> tuple[float, str] | None:
+        groups = trial.quality.groups if trial.quality else ()
+        known = [
+            (value, group.name) for group in groups if (value := of.value(group)) is not None and math.isfinite(value)
+        ]
+        worst = min if of.better == "higher" else max
+        return worst(known, key=lambda pair: pair[0], default=None)
+
+    def value(trial: PublishedTrial) -> float | None:
+        return one[0] if (one := found(trial)) else None
+
+    def whose(trial: PublishedTrial) -> str | None:
+        return one[1] if (one := found(trial)) else None
+
+    return Metric(
+        f"worst_group_{of.name}",
+        f"fairness/worst_group_{of.name}",
+        "Worst-served group" if of.name == "accuracy" else f"Worst {spoken(of)}",
+        value,
+        of.format,
+        "The group of the test data with the lowest accuracy, and that accuracy." if of.name == "accuracy" else "",
+        frozenset({Place.FAIRNESS}),
+        of_model=True,
+        whose=whose,
+        better=of.better,
+        measure=_worst_measure(of),
+    )
+
+
+def _worst_measure(of: GroupMetric) -> Measure:
+    worst = rates.lowest if of.better == "higher" else rates.highest
+
+    def measure(tested: Tested) -> Array | None:
+        values = of.measure(tested) if of.measure else None
+        return None if values is None or values.shape[-1] == 0 else worst(values)
+
+    return measure
+
+
+def spoken(of: GroupMetric) -> str:
+    """The heading of a group metric inside a sentence."""
+    words = of.heading.removesuffix(", points")
+    return words if words.isupper() else words[0].lower() + words[1:]
+
+
+WORST_GROUP_METRICS: Final[Mapping[str, Metric]] = {
+    each.name: _worst(each) for each in GROUP_METRICS if each.better and each.measure is not None
+}
+"""By the name of a group metric: that metric of the group for which it is worst. A sweep compares settings by one of
+them, its ``compare.worst_group``."""
+
+
+def spoken_worst(of: Metric) -> str:
+    """What a metric of `WORST_GROUP_METRICS` is of that group, inside a sentence: "accuracy", "TPR"."""
+    return next(spoken(group_metric(name)) for name, each in WORST_GROUP_METRICS.items() if each is of)
+
+
+def group_metric(name: str) -> GroupMetric:
+    """The group metric called ``name``. Raises: InvalidInput naming the nearest."""
+    return lookup({each.name: each for each in GROUP_METRICS}, name, "metric of groups")

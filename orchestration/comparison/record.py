@@ -14,9 +14,9 @@ from orchestration.comparison import shown
 from orchestration.comparison.ledger import composed
 from orchestration.comparison.metrics import known, known_of_groups
 from orchestration.comparison.parameters import asked, dataset_of, found_sizes, parameters
+from orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
 from orchestration.comparison.settings import finished_settings
-from orchestration.comparison.tuning import tuning_note
-from orchestration.comparison.values import worst_group_name
+from orchestration.comparison.tuning import published_tuning, tuning_note
 from orchestration.records.attempts import Attempt
 from orchestration.records.layout import SweepFiles
 from orchestration.records.manifest import Manifest
@@ -62,7 +62,8 @@ class SweepRecord:
     """A sweep with its manifest, its grid of trials (``points``) and what has happened to each.
 
     statuses: by trial key; a trial without one has not started. attempts: what each trial has released, by its key.
-    accounts: what accounting each trial again has found, by its key; shown only where exact statistics are.
+    accounts: what accounting each trial again has found, by its key; shown only where exact statistics are. candidates:
+    what those of an unaccounted tuning have released, by setting.
     """
 
     manifest: Manifest
@@ -71,6 +72,7 @@ class SweepRecord:
     statuses: Mapping[str, TrialStatus]
     attempts: Mapping[str, tuple[Attempt, ...]]
     accounts: Mapping[str, tuple[PublishedAccount, ...]] = field(default_factory=dict)
+    candidates: Mapping[str, tuple[Attempt, ...]] = field(default_factory=dict)
 
     @property
     def disclosure(self) -> Disclosure:
@@ -124,10 +126,12 @@ class SweepRecord:
         return replace(
             outcome,
             is_asked=point.is_asked,
+            tuning=published_tuning(self.sweep, point),
             notes=(*outcome.notes, *(() if point.is_asked else (NO_LONGER_ASKED,)), *((note,) if note else ())),
             params={**parameters(spec, point.labels), **(found_sizes(result.training) if result else {})},
             dataset=dataset_of(spec.data, result.training) if result else None,
             attempts=self.attempts.get(point.key, ()),
+            candidates=self.candidates.get(point.setting, ()) if point.is_private else (),
             accounts=self.accounts.get(point.key, ()) if self._shows_exact(view) else (),
             tags={
                 "baseline": self.baseline(point) or "",
@@ -158,6 +162,7 @@ class SweepRecord:
             disclosure=EXACT if view is not disclosed else self.disclosure,
             created=self.manifest.created,
             provenance=self.manifest.provenance(),
+            worst_group=self.sweep.compare.worst_group,
         )
 
 
@@ -172,15 +177,18 @@ def _setting_of(point: GridPoint) -> str:
     return json.dumps({name: flat[name] for name in flat if name not in ("seed", "data.split_seed")}, sort_keys=True)
 
 
-def rows(record: SweepRecord) -> list[dict[str, Any]]:
+def rows(record: SweepRecord, settings: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
     """One row of plain values per trial, as ``--json`` prints them; an infinite epsilon is None, and ``private`` False.
 
-    ``composed`` is what the trial costs together with others: all its attempts, all seeds of its setting, the sweep.
+    settings: by the key of a trial, its setting with intervals (`findings.of_trials`). ``composed`` is what the trial
+    costs together with others: all its attempts, all seeds of its setting, the sweep.
     """
     trials = [record.trial(point) for point in record.points]
     seeds = {trial.key: setting.trials for setting in finished_settings(trials) for trial in setting.trials}
+    settings = settings or {}
     return [
-        _row(trial, record.status(trial.key).result)
+        _row(trial, record.status(trial.key).result, record.sweep.compare.worst_group)
+        | ({"setting": settings[trial.key]} if trial.key in settings else {})
         | ({"composed": _together(trial, seeds.get(trial.key, ()), trials)} if trial.attempts else {})
         for trial in trials
     ]
@@ -193,7 +201,7 @@ def _together(
     return {scope: composition.as_dict() for scope, composition in found.items() if composition is not None}
 
 
-def _row(trial: PublishedTrial, result: StoredResult | None) -> dict[str, Any]:
+def _row(trial: PublishedTrial, result: StoredResult | None, worst_group: str) -> dict[str, Any]:
     row: dict[str, Any] = {
         "key": trial.key,
         "labels": dict(trial.labels),
@@ -212,7 +220,8 @@ def _row(trial: PublishedTrial, result: StoredResult | None) -> dict[str, Any]:
         "risks": [risk.as_dict() for risk in result.risks],
         "noise_multiplier": result.spec.noise.initial_noise_multiplier,
         "steps": result.steps,
-        "worst_group": worst_group_name(trial),
+        "worst_group": WORST_GROUP_METRICS[worst_group].whose(trial),
+        "worst_group_by": worst_group,
         "group_accuracies": {group.name: group.accuracy for group in trial.quality.groups},
         "by_group": known_of_groups(trial),
         "confusion": _confusion(trial.quality),

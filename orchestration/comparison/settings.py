@@ -11,7 +11,7 @@ from orchestration.comparison.entries import Metric
 from orchestration.comparison.formats import MISSING, number
 from orchestration.comparison.ledger import Composition, composed
 from orchestration.comparison.statistics import Spread, pareto_front, spread
-from orchestration.comparison.values import Value, accuracy, epsilon, worst_group_accuracy
+from orchestration.comparison.values import Value, accuracy, epsilon
 from orchestration.records.published import (
     NON_PRIVATE,
     RUNS,
@@ -177,15 +177,16 @@ def group_names(trials: Iterable[PublishedTrial]) -> tuple[str, ...]:
     return tuple(sorted(accuracies, key=lambda name: statistics.fmean(accuracies[name])))
 
 
-def best_trade_offs(settings: Sequence[Setting]) -> tuple[Setting, ...]:
-    """The private settings on the Pareto front of epsilon, accuracy and worst-group accuracy.
+def best_trade_offs(settings: Sequence[Setting], worst_group: Metric) -> tuple[Setting, ...]:
+    """The private settings on the Pareto front of epsilon, accuracy and a metric of the worst group.
 
     Epsilons are compared to two significant digits, because trials calibrated to one target differ by rounding.
     """
     private = [setting for setting in settings if not setting.is_baseline]
     costed = []
     for setting in private:
-        cost, total, worst = map(setting.over_seeds, (epsilon, accuracy, worst_group_accuracy))
+        cost, total, worst = map(setting.over_seeds, (epsilon, accuracy, worst_group.value))
         if cost and total:
-            costed.append((setting, (float(f"{cost.mean:.2g}"), -total.mean, -(worst or total).mean)))
+            sign = -1.0 if worst_group.better == "higher" else 1.0
+            costed.append((setting, (float(f"{cost.mean:.2g}"), -total.mean, sign * worst.mean if worst else math.inf)))
     return tuple(costed[i][0] for i in pareto_front([cost for _, cost in costed]))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from accounting.errors import DataCorruption, InvalidInput
 from accounting.records import exists, is_encrypting, read_bytes, read_trace, require_key
 from orchestration.comparison.evidence import Evidence, gather
+from orchestration.comparison.findings import of_trials
 from orchestration.comparison.record import SweepRecord, parse_failures
 from orchestration.records.accounts import read_accounts
 from orchestration.records.attempts import Attempt, read_attempts
@@ -45,6 +47,7 @@ def stored_record(files: SweepFiles) -> SweepRecord:
         {**_earlier_failures(files), **kept.statuses, **found.statuses},
         {**found.attempts, **kept.attempts},
         {**found.accounts, **kept.accounts},
+        candidate_attempts(files, sweep),
     )
 
 
@@ -105,6 +108,37 @@ def stored_evidence(files: SweepFiles, data: PublishedSweep) -> Evidence:
     finished = [trial for trial in data.trials if trial.state is TrialState.FINISHED]
     found = ((trial.key, read_outcomes(files.trial(trial.key).outcomes)) for trial in finished)
     return gather(finished, {key: outcomes for key, outcomes in found if outcomes is not None})
+
+
+def candidate_attempts(files: SweepFiles, sweep: SweepSpec) -> dict[str, tuple[Attempt, ...]]:
+    """What the candidates of an unaccounted tuning have released on the records of the sweep, by setting.
+
+    Empty for other sweeps, and where the folder of the tuning was deleted. Raises: DataCorruption for a damaged result.
+    """
+    tuned = SweepFiles(files.tuning)
+    chosen = sweep.adapted is not None and not sweep.adapted.candidates
+    if sweep.tune is None or sweep.tune.privacy != "unaccounted" or not chosen or not exists(tuned.manifest):
+        return {}
+    record = stored_record(tuned)
+    found: dict[str, tuple[Attempt, ...]] = {}
+    for point in record.points:
+        found[point.setting] = (*found.get(point.setting, ()), *record.attempts.get(point.key, ()))
+    return found
+
+
+def stored_settings(files: SweepFiles) -> dict[str, dict[str, Any]]:
+    """By the key of each finished trial, its setting with the intervals that were computed when the sweep ended.
+
+    Public, as the report is: it needs no key. Empty before a sweep has ended. Raises: DataCorruption for damage.
+    """
+    if not exists(files.comparison):
+        return {}
+    try:
+        return of_trials(json.loads(read_bytes(files.comparison)))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise DataCorruption(
+            f"{files.comparison} is damaged; delete it, and `dpsweep report {files.root}` writes it again"
+        ) from error
 
 
 def _attempts(files: SweepFiles, point: GridPoint, status: TrialStatus | None) -> tuple[Attempt, ...]:

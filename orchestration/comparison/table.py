@@ -23,18 +23,20 @@ _BY_GROUP_SIZE = ("groups", "risks")
 """Lists of a row with one entry per group size."""
 
 
-def trial_table(record: SweepRecord) -> list[dict[str, Any]]:
+def trial_table(record: SweepRecord, settings: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
     """One row of single values per trial, all with the same columns; None where a value is unknown or withheld.
 
     Columns: ``key``, the labels (``labels.clipping``, ..., always ``labels.seed``), the parameters that vary
     (``parameters.sampling.batch_size``, ...), ``status``, ``error``, every metric, and what results.json says beyond
     them but confusion matrices: rates by group (``by_group.Female.accuracy``), costs of groups by group size
-    (``groups.4.epsilon``). An infinite epsilon is None beside ``private`` False.
+    (``groups.4.epsilon``). settings: as in `record.rows`; ends of intervals are columns too
+    (``setting.intervals.accuracy.low``, ``setting.groups.Female.accuracy.low``). An infinite epsilon
+    is None beside ``private`` False.
     """
     parameters = varying([asked(point) for point in record.points])
     found = [
         dict(_flat(_ordered(row, chosen, families(record.trial(point)))))
-        for row, chosen, point in zip(rows(record), parameters, record.points, strict=True)
+        for row, chosen, point in zip(rows(record, settings), parameters, record.points, strict=True)
     ]
     names = list(dict.fromkeys(name for row in found for name in row))
     return [{name: row.get(name) for name in names} for row in found]

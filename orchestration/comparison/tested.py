@@ -13,57 +13,87 @@ from workers.rates import Array, Rate
 
 
 @dataclass(frozen=True)
-class Tested:
-    """Counts of one trial: of all its test examples [..., K, K], and of each group that is shown [..., G, K, K].
+class Tally:
+    """What some test examples add up to: counts [..., K, K] by label and predicted class, and mean scores [...]."""
 
-    log_loss, calibration_error: [...]. parity: whether there are two classes that are not the groups. baseline: the
-    non-private trial that it is compared with, on the same examples.
-    """
-
-    everyone: Array
-    groups: Array
+    counts: Array
     log_loss: Array
     calibration_error: Array
+
+
+Score = Callable[[Tally], Array | None]
+"""A number of some test examples, [...]; None where it is not defined."""
+
+
+@dataclass(frozen=True)
+class Tested:
+    """One trial: all its test examples [...], and each group that is shown [..., G].
+
+    parity: whether there are two classes that are not the groups. baseline: the non-private trial that it is compared
+    with, on the same examples.
+    """
+
+    everyone: Tally
+    groups: Tally
     parity: bool
     baseline: Tested | None = None
 
 
 Measure = Callable[[Tested], Array | None]
-"""A number of each resample, [...]; None where it is not defined."""
+"""A number of each resample, [...], or of each of its groups, [..., G]; None where it is not defined."""
 
 
-def overall(rate: Rate) -> Measure:
-    """A rate over all test examples."""
-    return lambda tested: rate(tested.everyone)
+def of_counts(rate: Rate) -> Score:
+    """A rate of counts."""
+    return lambda tally: rate(tally.counts)
 
 
-def overall_of_two(name: str) -> Measure:
-    """A rate of `workers.rates.OF_TWO_CLASSES` over all test examples."""
+def of_two(name: str) -> Score:
+    """A rate of `workers.rates.OF_TWO_CLASSES`."""
     rate = rates.OF_TWO_CLASSES[name]
-    return lambda tested: rate(tested.everyone) if tested.everyone.shape[-1] == 2 else None
+    return lambda tally: rate(tally.counts) if tally.counts.shape[-1] == 2 else None
+
+
+def log_loss(tally: Tally) -> Array:
+    """Mean -ln p(label), in nats."""
+    return tally.log_loss
+
+
+def calibration_error(tally: Tally) -> Array:
+    """As `workers.rates.calibration_error`."""
+    return tally.calibration_error
+
+
+def overall(score: Score) -> Measure:
+    """A number of all test examples."""
+    return lambda tested: score(tested.everyone)
+
+
+def by_group(score: Score) -> Measure:
+    """The same of each group."""
+    return lambda tested: score(tested.groups)
 
 
 def between_groups(name: str) -> Measure:
     """A gap of `workers.rates`."""
     if name in rates.GAPS:
-        return lambda tested: rates.GAPS[name](tested.groups) if tested.groups.shape[-3] else None
-    return lambda tested: rates.PARITY[name](tested.groups) if tested.parity else None
-
-
-def of_group(rate: Rate, place: int) -> Measure:
-    """A rate of the group at ``place`` among those shown."""
-    return lambda tested: rate(tested.groups[..., place, :, :])
+        return lambda tested: rates.GAPS[name](tested.groups.counts) if tested.groups.counts.shape[-3] else None
+    return lambda tested: rates.PARITY[name](tested.groups.counts) if tested.parity else None
 
 
 def change(tested: Tested) -> Array | None:
     """Accuracy minus that of the baseline."""
     before = tested.baseline
-    return rates.accuracy(tested.everyone) - rates.accuracy(before.everyone) if before else None
+    return rates.accuracy(tested.everyone.counts) - rates.accuracy(before.everyone.counts) if before else None
+
+
+def change_by_group(tested: Tested) -> Array | None:
+    """The same of each group."""
+    before = tested.baseline
+    return rates.accuracy(tested.groups.counts) - rates.accuracy(before.groups.counts) if before else None
 
 
 def unequal_change(tested: Tested) -> Array | None:
     """Largest minus smallest change of a group's accuracy against the baseline."""
-    before = tested.baseline
-    if before is None or tested.groups.shape[-3] < 2:
-        return None
-    return rates.gap(rates.accuracy(tested.groups) - rates.accuracy(before.groups))
+    found = change_by_group(tested)
+    return None if found is None or found.shape[-1] < 2 else rates.gap(found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from orchestration.records.published import PublishedTuning
 from orchestration.sweeps.grid import GridPoint
 from orchestration.sweeps.schema import SweepSpec
 from orchestration.sweeps.tune import has
@@ -21,6 +22,8 @@ def tuning_note(sweep: SweepSpec, point: GridPoint) -> str | None:
     if winner is None:
         return f"tuned for an earlier version of the sweep{f'; {_UNACCOUNTED}' if sweep.tune.data is None else ''}"
     chosen = ", ".join(f"{place} {value}" for place, value in winner.values.items() if has(point.spec, place))
+    if not chosen and sweep.tune.law is None:
+        return None  # a baseline has no clipping bound to tune
     if (law := sweep.tune.law) is not None:
         epsilon = "ε is that after the selection" if point.is_private else "it is not private"
         kept = f"{epsilon}; neither their number nor the others are released"
@@ -33,6 +36,16 @@ def tuning_note(sweep: SweepSpec, point: GridPoint) -> str | None:
     if sweep.tune.data is not None:
         return f"{by} on the public data {sweep.tune.data.name}, without reading these data"
     return f"{by} on the public part of the data; {_UNACCOUNTED}"
+
+
+def published_tuning(sweep: SweepSpec, point: GridPoint) -> PublishedTuning | None:
+    """What was tried for the setting of a trial; None where nothing was, or where that is private."""
+    winner = sweep.adapted.winners.get(point.setting) if sweep.adapted and point.is_asked else None
+    if sweep.tune is None or winner is None or not winner.tried:
+        return None
+    chosen = {place: value for place, value in winner.values.items() if has(point.spec, place)}
+    tried = tuple((dict(each.values), each.score) for each in winner.tried)
+    return PublishedTuning(sweep.tune.select_by, chosen, tried)
 
 
 _UNACCOUNTED: Final = "research mode: candidates were trained on the private data, and no ε counts that one was chosen"

@@ -8,24 +8,12 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from accounting.curves import FALSE_POSITIVE_RATES
-from orchestration.records.published import Histogram, PublishedGroup, PublishedTrial
+from orchestration.records.published import Histogram, PublishedTrial
 from workers import rates
 from workers.rates import Counts, Rate
 
 Value = Callable[[PublishedTrial], float | None]
 """A number of a trial; None if it is unknown, infinite if there is no bound."""
-
-
-def worst_group(trial: PublishedTrial) -> PublishedGroup | None:
-    """The group of the test data with the lowest accuracy."""
-    groups = [group for group in trial.quality.groups if math.isfinite(group.accuracy)] if trial.quality else []
-    return min(groups, key=lambda group: group.accuracy, default=None)
-
-
-def worst_group_name(trial: PublishedTrial) -> str | None:
-    """The name of `worst_group`."""
-    group = worst_group(trial)
-    return group.name if group else None
 
 
 def epsilon(trial: PublishedTrial) -> float | None:
@@ -51,12 +39,6 @@ def loss(trial: PublishedTrial) -> float | None:
 def accuracy_change(trial: PublishedTrial) -> float | None:
     """Accuracy minus that of the non-private baseline, in [-1, 1]."""
     return trial.quality.accuracy_change if trial.quality else None
-
-
-def worst_group_accuracy(trial: PublishedTrial) -> float | None:
-    """Accuracy of `worst_group`, in [0, 1]."""
-    group = worst_group(trial)
-    return group.accuracy if group else None
 
 
 def unequal_cost(trial: PublishedTrial) -> float | None:
@@ -186,12 +168,12 @@ def of_two_classes(name: str) -> Value:
     """The rate called ``name`` in `workers.rates.OF_TWO_CLASSES`, over all test examples."""
 
     def of_trial(trial: PublishedTrial) -> float | None:
-        return of_two(name)(trial.quality.counts) if trial.quality else None
+        return two_classes(name)(trial.quality.counts) if trial.quality else None
 
     return of_trial
 
 
-def of_two(name: str) -> Callable[[Counts | None], float | None]:
+def two_classes(name: str) -> Callable[[Counts | None], float | None]:
     """A function from counts to the rate called ``name``; None where there are not two classes."""
     rate = rates.OF_TWO_CLASSES[name]
     return lambda found: counted(found, rate) if found and len(found.confusion) == 2 else None

@@ -10,12 +10,19 @@ from typing import Final
 from accounting.errors import InvalidInput
 from orchestration.comparison.record import SweepRecord
 from orchestration.sweeps.grid import GridPoint
-from orchestration.sweeps.tune import Adapted, TuneSettings, Winner
+from orchestration.sweeps.tune import Adapted, Tried, TuneSettings, Winner, has
 from workers.evaluation import Evaluation
+
+
+def _gap(name: str) -> Callable[[Evaluation], float]:
+    return lambda found: found.fairness.get(name, math.nan)
+
 
 _SCORES: Final[Mapping[str, Callable[[Evaluation], float]]] = {
     "accuracy": lambda found: found.accuracy,
-    "worst_group_accuracy": lambda found: found.fairness.get("worst_group_accuracy", math.nan),
+    "worst_group_accuracy": _gap("worst_group_accuracy"),
+    "worst_group_balanced_accuracy": _gap("worst_group_balanced_accuracy"),
+    "worst_group_true_positive_rate": _gap("worst_group_true_positive_rate"),
     "loss": lambda found: -found.loss,
 }
 """By ``tune.select_by``: larger is better."""
@@ -28,13 +35,9 @@ def best_candidates(record: SweepRecord) -> dict[str, Winner]:
     without a candidate, and for a record that is not of a tuning.
     """
     tune, adapted = _of_tuning(record)
-    scores: dict[str, dict[int, list[float]]] = {}
-    for point in record.points:
-        if point.is_asked:
-            scores.setdefault(point.setting, {}).setdefault(point.candidate or 0, []).append(_score(record, point))
+    specs = {point.setting: point.spec for point in record.points if point.is_asked}
     winners = {}
-    for setting, tried in scores.items():
-        means = {candidate: statistics.fmean(found) for candidate, found in tried.items()}
+    for setting, means in scores_of(record).items():
         finite = {candidate: mean for candidate, mean in means.items() if math.isfinite(mean)}
         if not finite:
             names = [point.key for point in record.points if point.setting == setting]
@@ -44,9 +47,31 @@ def best_candidates(record: SweepRecord) -> dict[str, Winner]:
             )
         best = max(finite, key=finite.__getitem__)
         winners[setting] = Winner(
-            values=adapted.candidates[best], score=_shown_score(tune, finite[best]), candidates=len(tried)
+            values=adapted.candidates[best],
+            score=_shown_score(tune, finite[best]),
+            candidates=len(means),
+            tried=tuple(
+                Tried(
+                    values={place: v for place, v in adapted.candidates[each].items() if has(specs[setting], place)},
+                    score=_shown_score(tune, mean) if math.isfinite(mean) else None,
+                )
+                for each, mean in means.items()
+            ),
         )
     return winners
+
+
+def scores_of(record: SweepRecord) -> dict[str, dict[int, float]]:
+    """By setting and place of the candidate: its mean score over the seeds of the tuning; larger is better, NaN where a
+    trial failed."""
+    scores: dict[str, dict[int, list[float]]] = {}
+    for point in record.points:
+        if point.is_asked:
+            scores.setdefault(point.setting, {}).setdefault(point.candidate or 0, []).append(_score(record, point))
+    return {
+        setting: {candidate: statistics.fmean(found) for candidate, found in tried.items()}
+        for setting, tried in scores.items()
+    }
 
 
 def best_runs(record: SweepRecord) -> dict[str, Winner]:

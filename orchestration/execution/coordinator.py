@@ -19,7 +19,7 @@ from accounting.records import PartFiles, delete_folder, exists, modified, read_
 from orchestration.comparison import shown
 from orchestration.comparison.claims import unfounded
 from orchestration.comparison.record import SweepRecord, exact
-from orchestration.comparison.stored import kept_trials
+from orchestration.comparison.stored import candidate_attempts, kept_trials
 from orchestration.execution.completion import Times, complete_stopped, complete_trial, epsilon_so_far, shown_trace
 from orchestration.execution.patience import PAUSES
 from orchestration.records.accounts import read_accounts
@@ -76,6 +76,7 @@ class Coordinator:
         points = (*(planned.point for planned in plan.trials), *self._kept.points)
         self._points = {point.key: point for point in points}
         self._attempts = AttemptLog(files, self._planned)
+        self._candidates = candidate_attempts(files, sweep)
         self._accounts: dict[str, tuple[PublishedAccount, ...]] = {}
         self._recorder = Recorder(tracker, self._shown)
         self._accountant = ThreadPoolExecutor(trials_at_once, thread_name_prefix="dpsweep-accounting")
@@ -289,7 +290,8 @@ class Coordinator:
         statuses = {**self._kept.statuses, **{trial.key: trial for trial in self._status.trials}}
         attempts = {**self._attempts.all, **self._kept.attempts}
         accounts = {**self._accounts, **self._kept.accounts}
-        return SweepRecord(self._manifest, self._sweep, tuple(self._points.values()), statuses, attempts, accounts)
+        points = tuple(self._points.values())
+        return SweepRecord(self._manifest, self._sweep, points, statuses, attempts, accounts, self._candidates)
 
 
 def initial_status(plan: Plan) -> list[TrialStatus]:

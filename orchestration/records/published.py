@@ -163,6 +163,18 @@ class PublishedAccount:
 
 
 @dataclass(frozen=True)
+class PublishedTuning:
+    """What was tried for the setting of a trial before it was trained. by: what a candidate is best by.
+
+    chosen: values by place. tried: each candidate's values and its score; None where it failed.
+    """
+
+    by: str
+    chosen: Mapping[str, object]
+    tried: tuple[tuple[Mapping[str, object], float | None], ...]
+
+
+@dataclass(frozen=True)
 class PublishedAttack:
     """Loss-threshold membership inference on one group: exact, so any page or run that shows it is sensitive.
 
@@ -256,7 +268,8 @@ class PublishedTrial:
     params: flat, numbers as numbers (``epochs: 30``, ``noise.initial_noise_multiplier: 1.3``); entries may be added
     while the trial runs, but none may change. attempts: what every start of the trial has released; for its cost, see
     `comparison.ledger`. accounts: what accounting it again has found. started, ended: of training, in seconds since
-    1970 UTC. is_asked: by the sweep file, not by an earlier version of it alone.
+    1970 UTC. is_asked: by the sweep file, not by an earlier version of it alone. tuning: None without one, and where
+    what was tried is private. candidates: what an unaccounted tuning released on the same records before it chose.
     """
 
     key: str
@@ -280,6 +293,8 @@ class PublishedTrial:
     started: float | None = None
     ended: float | None = None
     is_asked: bool = True
+    tuning: PublishedTuning | None = None
+    candidates: tuple[Attempt, ...] = ()
 
     @property
     def wall_seconds(self) -> float | None:
@@ -299,7 +314,11 @@ class PublishedTrial:
 
 @dataclass(frozen=True)
 class PublishedSweep:
-    """A sweep, as shown. ``provenance``: flat entries of the manifest (versions, git state, hardware, data)."""
+    """A sweep, as shown.
+
+    provenance: flat entries of the manifest (versions, git state, hardware, data). worst_group: the metric of groups by
+    whose worst value settings are compared.
+    """
 
     name: str
     trials: tuple[PublishedTrial, ...]
@@ -307,3 +326,4 @@ class PublishedSweep:
     disclosure: Disclosure = "none"
     created: str = ""
     provenance: Mapping[str, str] = field(default_factory=dict)
+    worst_group: str = "accuracy"

@@ -11,11 +11,13 @@ from typing import Final, Literal
 
 import plotly.graph_objects as go
 
+from orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
 from orchestration.comparison.settings import finished_settings, group_names
 from orchestration.records.published import PublishedSweep
 from orchestration.records.release_modes import release_mode
+from orchestration.report import courses, trade_offs
 from orchestration.report import figures as draw
-from orchestration.report.curves import tuning_curves
+from orchestration.report.curves import searched_curves, tuning_curves
 from orchestration.report.figures import Scene
 from orchestration.report.style import style_of
 
@@ -59,10 +61,12 @@ def _one(draw: Callable[[Scene], go.Figure | None]) -> Callable[[Scene], Mapping
 
 
 FIGURES: Final = (
-    Figure("utility-fairness", "Utility and fairness", "results", _one(draw.utility_fairness), in_mlflow=True),
-    Figure("privacy-utility", "Privacy and utility", "results", _one(draw.privacy_utility)),
-    Figure("privacy-fairness", "Privacy and fairness", "results", _one(draw.privacy_fairness)),
+    Figure("utility-fairness", "Utility and fairness", "results", _one(trade_offs.utility_fairness), in_mlflow=True),
+    Figure("privacy-utility", "Privacy and utility", "results", _one(trade_offs.privacy_utility)),
+    Figure("privacy-fairness", "Privacy and fairness", "results", _one(trade_offs.privacy_fairness)),
+    Figure("group-size", "Any k records together", "results", _one(courses.epsilon_over_group_size)),
     Figure("tuning: ", "", "tuning", tuning_curves),
+    Figure("tried: ", "", "tuning", searched_curves),
     Figure("group-accuracy", "Accuracy on test data", "groups", _one(draw.group_accuracy), in_mlflow=True),
     Figure(
         "group-change",
@@ -79,8 +83,12 @@ FIGURES: Final = (
         missing=_withheld,
         in_mlflow=True,
     ),
+    Figure("group-loss", "Loss on test data", "groups", _one(draw.group_loss)),
     Figure("who-pays", "Accuracy of a group against its mean εᵢ", "who pays", _one(draw.who_pays)),
     Figure("histogram of ", "", "single examples", draw.histograms),
+    Figure("accuracy", "Accuracy on test data", "over time", _one(courses.accuracy_over_epochs)),
+    Figure("loss", "Loss on test data", "over time", _one(courses.loss_over_epochs)),
+    Figure("epsilon", "Cost of the steps so far", "over time", _one(courses.epsilon_over_epochs)),
     Figure("noise", "Noise multiplier", "over time", _one(draw.noise)),
     Figure("clipping", "Clipping bounds", "over time", _one(draw.clipping_bounds)),
     Figure("departures", "Training examples that have spent their budget", "over time", _one(draw.departures)),
@@ -100,7 +108,8 @@ class Drawn:
 def drawn_figures(data: PublishedSweep) -> tuple[Drawn, ...]:
     """Every figure for which there is data, in the order of `FIGURES`."""
     settings = finished_settings(data.trials)
-    scene = Scene(settings, style_of(settings), group_names(data.trials))
+    worst = WORST_GROUP_METRICS[data.worst_group]
+    scene = Scene(settings, style_of(settings), group_names(data.trials), worst)
     return tuple(
         Drawn(kind, kind.name + which, kind.title + which, figure)
         for kind in FIGURES

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from orchestration.comparison.across import HEADS, Comparison, cells
-from orchestration.comparison.entries import Place
-from orchestration.comparison.metrics import columns
+from orchestration.comparison.across import HEADS, SHOWN, Comparison, cells
 from orchestration.report.html import Cell, note, table
 from orchestration.report.prose import SENSITIVE, together
 
@@ -29,9 +27,7 @@ def comparison_page(found: Comparison) -> str:
             numbers = ((escape(text), "n") for text in cells(line))
             rows.append([(escape(setting.name), ""), (sweep, ""), *numbers])
     looks = ("", "", *("n" for _ in HEADS[2:]))
-    words = "".join(
-        f"<dt>{escape(metric.heading)}</dt><dd>{escape(metric.meaning)}</dd>" for metric in columns(Place.SETTINGS)
-    )
+    words = "".join(f"<dt>{escape(metric.heading)}</dt><dd>{escape(metric.meaning)}</dd>" for metric in SHOWN)
     body = (
         *([note(SENSITIVE, "sensitive")] if found.is_sensitive else []),
         *(note(sentence, "sensitive") for sentence in found.differences),

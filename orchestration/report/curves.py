@@ -1,76 +1,48 @@
-"""Curves of a metric against a hyperparameter that the sweep varies, by method: method or tuning? Pure."""
+"""Curves of a metric against a hyperparameter that the sweep varies or tunes, by method: method or tuning? Pure."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import plotly.graph_objects as go
 
 from orchestration.comparison.settings import Setting
-from orchestration.comparison.values import accuracy, worst_group_accuracy
-from orchestration.records.published import PublishedTrial
-from orchestration.report.figures import Scene, blank, meta_of, plain_text
-
-_MEASURES: dict[str, Callable[[PublishedTrial], float | None]] = {
-    "accuracy": accuracy,
-    "accuracy of the worst-served group": worst_group_accuracy,
-}
-_NOT_TUNED = (
-    "seed",
-    "split_seed",
-    "epsilon",
-    "target_epsilon",
-    "sigma",
-    "noise.initial_noise_multiplier",
-    "delta",
-    "train_size",
-    "test_size",
-)
+from orchestration.comparison.values import accuracy
+from orchestration.records.published import PublishedTuning
+from orchestration.report.figures import Axis, Scene, blank, is_number, meta_of, numbers, plain_text, spoken_place
+from orchestration.report.trade_offs import worst_axis
 
 
 def tuning_curves(scene: Scene) -> dict[str, go.Figure]:
     """Accuracy, and that of the worst group, against each hyperparameter that has two values under one method."""
     drawn: dict[str, go.Figure] = {}
     for name in _varied(scene):
-        for what, value in _MEASURES.items():
-            figure = _curve(scene, name, value, what)
+        for up in (Axis("accuracy", accuracy), worst_axis(scene)):
+            figure = _curve(scene, name, up)
             if figure.data:
-                drawn[f"{what} against {_spoken(name)}"] = figure
+                drawn[f"{up.title} against {spoken_place(name)}"] = figure
     return drawn
-
-
-def _numbers(setting: Setting) -> dict[str, float]:
-    """The hyperparameters of a setting that are numbers."""
-    trial = setting.trials[0]
-    found = {name.removeprefix("spec."): value for name, value in {**trial.params, **trial.labels}.items()}
-    return {
-        name: float(value)
-        for name, value in found.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and name not in _NOT_TUNED
-    }
 
 
 def _varied(scene: Scene) -> list[str]:
     values: dict[tuple[str, tuple[str, str]], set[float]] = {}
     for setting in scene.settings:
         if not setting.is_baseline:
-            for name, value in _numbers(setting).items():
+            for name, value in numbers(setting).items():
                 values.setdefault((name, setting.method), set()).add(value)
     return list(dict.fromkeys(name for (name, _), found in values.items() if len(found) > 1))
 
 
-def _curve(scene: Scene, name: str, value: Callable[[PublishedTrial], float | None], what: str) -> go.Figure:
+def _curve(scene: Scene, name: str, up: Axis) -> go.Figure:
     figure = blank(height=320)
     methods: dict[tuple[str, str], list[tuple[float, Setting]]] = {}
     for setting in scene.settings:
-        numbers = _numbers(setting)
-        if not setting.is_baseline and name in numbers:
-            methods.setdefault(setting.method, []).append((numbers[name], setting))
+        known = numbers(setting)
+        if not setting.is_baseline and name in known:
+            methods.setdefault(setting.method, []).append((known[name], setting))
     for (clipping, schedule), members in methods.items():
         points = [
             (at, found, setting)
             for at, setting in sorted(members, key=lambda pair: pair[0])
-            if (found := setting.over_seeds(value))
+            if (found := setting.over_seeds(up.value))
         ]
         if not points:
             continue
@@ -91,15 +63,68 @@ def _curve(scene: Scene, name: str, value: Callable[[PublishedTrial], float | No
             line={"color": colour, "dash": scene.style.dash(first), "width": 2},
             marker={"color": colour, "symbol": symbol, "size": 9},
             text=[plain_text(setting.name) for *_, setting in points],
-            hovertemplate=f"<b>%{{text}}</b><br>{plain_text(_spoken(name))} %{{x}}: %{{y:.1%}}<extra></extra>",
+            hovertemplate=f"<b>%{{text}}</b><br>{plain_text(spoken_place(name))} %{{x}}: %{{y}}<extra></extra>",
             name=f"{clipping} · {schedule}",
             meta=meta_of(first),
         )
     positive = all(at > 0 for members in methods.values() for at, _ in members)
-    figure.update_xaxes(title_text=plain_text(_spoken(name)), type="log" if positive else "linear", tickformat=".3~g")
-    figure.update_yaxes(title_text=what, tickformat=".2~%", rangemode="nonnegative")
+    scale = "log" if positive else "linear"
+    figure.update_xaxes(title_text=plain_text(spoken_place(name)), type=scale, tickformat=".3~g")
+    figure.update_yaxes(title_text=up.title, tickformat=up.ticks, rangemode="nonnegative")
     return figure
 
 
-def _spoken(name: str) -> str:
-    return name.replace(".params.", " ").replace(".", " ").replace("_", " ")
+def searched_curves(scene: Scene) -> dict[str, go.Figure]:
+    """What tuning is the best by, against each number that it tried: for every setting its best at each value."""
+    tuned = [(setting, tuning) for setting in scene.settings if (tuning := setting.trials[0].tuning) is not None]
+    places = dict.fromkeys(place for _, found in tuned for values, _ in found.tried for place in values)
+    drawn = {}
+    for place in places:
+        figure = blank(height=320)
+        for setting, found in tuned:
+            _add_search(figure, scene, setting, found, place)
+        if figure.data:
+            by = tuned[0][1].by.replace("_", " ")
+            figure.update_xaxes(title_text=plain_text(spoken_place(place)), type=_scale(figure), tickformat=".3~g")
+            figure.update_yaxes(title_text=f"{by}, as tuned", tickformat=".3~g" if by == "loss" else ".2~%")
+            drawn[f"{by}, as tuned, against {spoken_place(place)}"] = figure
+    return drawn
+
+
+def _add_search(figure: go.Figure, scene: Scene, setting: Setting, found: PublishedTuning, place: str) -> None:
+    """A faint dot for each candidate, a line through the best at each value, and a large marker where it was chosen."""
+    known = [
+        (float(at), score) for values, score in found.tried if score is not None and is_number(at := values.get(place))
+    ]
+    best = min if found.by == "loss" else max
+    line = {at: best(score for other, score in known if other == at) for at, _ in sorted(known)}
+    if len(line) < 2:
+        return
+    colour, chosen = scene.style.colour(setting), found.chosen.get(place)
+    figure.add_scatter(
+        x=[at for at, _ in known],
+        y=[score for _, score in known],
+        mode="markers",
+        marker={"color": colour, "symbol": scene.style.symbol(setting), "size": 6, "opacity": 0.35},
+        hoverinfo="skip",
+        meta=meta_of(setting),
+    )
+    figure.add_scatter(
+        x=list(line),
+        y=list(line.values()),
+        mode="lines+markers",
+        line={"color": colour, "dash": scene.style.dash(setting), "width": 2},
+        marker={
+            "color": colour,
+            "symbol": scene.style.symbol(setting),
+            "size": [14 if at == chosen else 8 for at in line],
+        },
+        text=[plain_text(setting.name)] * len(line),
+        hovertemplate=f"<b>%{{text}}</b><br>{plain_text(spoken_place(place))} %{{x}}: %{{y}}<extra></extra>",
+        name=setting.name,
+        meta=meta_of(setting),
+    )
+
+
+def _scale(figure: go.Figure) -> str:
+    return "log" if all(at > 0 for trace in figure.data for at in trace.x) else "linear"

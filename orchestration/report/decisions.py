@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from orchestration.comparison.findings import Difference, Findings
-from orchestration.comparison.formats import listed, number, percent, points
+from orchestration.comparison.formats import SHARES, listed, number, percent, points
 from orchestration.comparison.intervals import Interval
 from orchestration.comparison.metrics import metric
+from orchestration.comparison.rate_metrics import spoken_worst
 from orchestration.comparison.settings import Setting, whose
 from orchestration.comparison.values import accuracy_change, epsilon
 
@@ -17,11 +18,14 @@ def decisions(found: Findings, delta: float) -> list[str]:
     best = found.best("accuracy")
     if best is None:
         return ["No private trial has finished, so there is no trade-off to show yet."]
-    fairest = found.best("worst_group_accuracy", [best, *found.private])
+    worst = found.worst_group.name
+    fairest = found.best(worst, [best, *found.private])
     sentences = [_most_accurate(found, best, delta), *_told_apart(found, best, "accuracy", "in accuracy")]
     if fairest is not None:
         sentences += [_fairest(found, fairest, best)]
-        sentences += _told_apart(found, fairest, "worst_group_accuracy", "for its worst-served group")
+        by = spoken_worst(found.worst_group)
+        where = "for its worst-served group" if by == "accuracy" else f"in the {by} of its worst-served group"
+        sentences += _told_apart(found, fairest, worst, where)
     return [*sentences, *_limits(found, best)]
 
 
@@ -35,9 +39,12 @@ def _most_accurate(found: Findings, best: Setting, delta: float) -> str:
 
 
 def _with_interval(found: Findings, setting: Setting, name: str) -> str:
-    mean, interval = setting.over_seeds(metric(name).value), found.interval(setting, name)
-    text = percent(mean.mean if mean else None)
-    return text if interval is None else f"{text} (95% interval {100 * interval.low:.1f} to {100 * interval.high:.1f})"
+    of = metric(name)
+    mean, interval, shown = setting.over_seeds(of.value), found.interval(setting, name), of.format.one
+    text = shown(mean.mean if mean else None)
+    if interval is None:
+        return text
+    return f"{text} (95% interval {shown(interval.low).removesuffix('%')} to {shown(interval.high).removesuffix('%')})"
 
 
 def _against_baseline(found: Findings, best: Setting) -> str:
@@ -67,16 +74,18 @@ def _seeds(setting: Setting) -> str:
 
 
 def _fairest(found: Findings, fairest: Setting, best: Setting) -> str:
-    groups = " or ".join(sorted(whose(metric("worst_group_accuracy"), fairest)))
-    whom = f"group {groups} gets {_with_interval(found, fairest, 'worst_group_accuracy')}"
+    worst, by = found.worst_group, spoken_worst(found.worst_group)
+    low, high = ("lowest", "highest") if worst.better == "higher" else ("highest", "lowest")
+    groups = " or ".join(sorted(whose(worst, fairest)))
+    whom = f"group {groups} gets {_with_interval(found, fairest, worst.name)}"
     if len(found.private) == 1:
-        return f"Of all groups, {whom}, the lowest accuracy."
+        return f"Of all groups, {whom}, the {low} {by}."
     if fairest is best:
-        return f"It also has the highest accuracy of a worst-served group: {whom}."
-    other = _with_interval(found, best, "worst_group_accuracy")
+        return f"It also has the {high} {by} of a worst-served group: {whom}."
+    other = _with_interval(found, best, worst.name)
     total = _with_interval(found, fairest, "accuracy")
     return (
-        f"The highest accuracy of a worst-served group is that of {fairest.name}: {whom}, against {other} under "
+        f"The {high} {by} of a worst-served group is that of {fairest.name}: {whom}, against {other} under "
         f"{best.name}; its accuracy is {total} overall."
     )
 
@@ -97,7 +106,7 @@ def _told_apart(found: Findings, best: Setting, name: str, where: str) -> list[s
             else f"{best.name} beats"
         )
         each = listed([f"{one.other} by {_reach([one])}" for one in beaten])
-        sentences.append(f"{who} {each} points {where}.")
+        sentences.append(f"{who} {each}{' points' * (metric(name).format in SHARES)} {where}.")
     return sentences
 
 
@@ -107,8 +116,11 @@ def _beats_too(found: Findings, name: str, beaten: Iterable[Difference], by: str
 
 
 def _reach(differences: Sequence[Difference]) -> str:
-    known = [each.interval for each in differences if each.interval]
-    return f"{100 * min(each.low for each in known):.1f} to {100 * max(each.high for each in known):.1f}"
+    """The least and the most by which the first of each is better, in points where it is a share."""
+    ends = [abs(end) for each in differences if each.interval for end in (each.interval.low, each.interval.high)]
+    if metric(differences[0].metric).format in SHARES:
+        return f"{100 * min(ends):.1f} to {100 * max(ends):.1f}"
+    return f"{number(min(ends))} to {number(max(ends))}"
 
 
 def _limits(found: Findings, best: Setting) -> list[str]:

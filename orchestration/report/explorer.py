@@ -72,7 +72,7 @@ def explorer(found: Findings) -> str:
     axes = [(each.name, each.heading.removesuffix(", points")) for each in shown]
     controls = (
         _select("explore-x", "Across", axes, "accuracy"),
-        _select("explore-y", "Up", axes, "worst_group_accuracy"),
+        _select("explore-y", "Up", axes, found.worst_group.name),
         _select("explore-group", "Group", [("", "all test examples"), *((name, name) for name in names)], ""),
     )
     return (

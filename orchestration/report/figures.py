@@ -6,19 +6,20 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import plotly.graph_objects as go
 
+from orchestration.comparison.entries import Metric
+from orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
 from orchestration.comparison.settings import (
     Setting,
-    best_trade_offs,
     group_epsilon,
     group_epsilon_error,
     group_value,
 )
 from orchestration.comparison.statistics import spread
-from orchestration.comparison.values import accuracy, epsilon, worst_group_accuracy
+from orchestration.comparison.values import epsilon
 from orchestration.records.published import PublishedEpoch, PublishedGroup, PublishedTrial
 from orchestration.report.style import BAND, FONT, INK, MUTED, RULE, Style
 
@@ -26,28 +27,25 @@ Value = Callable[[PublishedTrial], float | None]
 
 
 @dataclass(frozen=True)
+class Axis:
+    """A number of a trial on an axis. ticks: their format."""
+
+    title: str
+    value: Value
+    ticks: str = ".2~%"
+
+
+@dataclass(frozen=True)
 class Scene:
-    """The data of every figure: finished settings, their style, and the groups in increasing order of accuracy."""
+    """The data of every figure: finished settings, their style, and the groups in increasing order of accuracy.
+
+    worst_group: the metric of the worst group that settings are compared by.
+    """
 
     settings: Sequence[Setting]
     style: Style
     groups: Sequence[str]
-
-
-def utility_fairness(scene: Scene) -> go.Figure:
-    """Accuracy of the worst-served group against accuracy on all test data."""
-    x_title, y_title = "accuracy on test data", "accuracy of the worst-served group"
-    return _scatter(scene.settings, scene.style, accuracy, worst_group_accuracy, x_title, y_title, log=False)
-
-
-def privacy_utility(scene: Scene) -> go.Figure | None:
-    """Accuracy against worst-case epsilon; None if all private settings have the same epsilon."""
-    return _privacy(scene.settings, scene.style, accuracy, "accuracy on test data")
-
-
-def privacy_fairness(scene: Scene) -> go.Figure | None:
-    """Worst-group accuracy against worst-case epsilon; None if all private settings have the same epsilon."""
-    return _privacy(scene.settings, scene.style, worst_group_accuracy, "accuracy of the worst-served group")
+    worst_group: Metric = WORST_GROUP_METRICS["accuracy"]
 
 
 def group_accuracy(scene: Scene) -> go.Figure:
@@ -60,64 +58,14 @@ def group_change(scene: Scene) -> go.Figure:
     return _by_group(scene, lambda name: group_value(name, _change_in_points), "~g")
 
 
+def group_loss(scene: Scene) -> go.Figure:
+    """Mean loss of each group on test data (paper D)."""
+    return _by_group(scene, lambda name: group_value(name, lambda group: group.loss), ".3~g")
+
+
 def mean_group_epsilon(scene: Scene) -> go.Figure:
     """Mean epsilon_i of each group's training examples; whiskers are at least the standard error."""
     return _by_group(scene, group_epsilon, ".3~g", group_epsilon_error, limits=_possible(scene.settings))
-
-
-def _privacy(settings: Sequence[Setting], style: Style, y: Value, y_title: str) -> go.Figure | None:
-    """``y`` against worst-case epsilon; None if all private settings have the same epsilon to two digits."""
-    private = [setting for setting in settings if not setting.is_baseline]
-    costs = {f"{cost.mean:.2g}" for cost in (setting.over_seeds(epsilon) for setting in private) if cost}
-    if len(costs) < 2:
-        return None
-    figure = _scatter(private, style, epsilon, y, "worst-case ε (log scale)", y_title, log=True)
-    for baseline in (setting for setting in settings if setting.is_baseline):
-        level = baseline.over_seeds(y)
-        if level:
-            figure.add_hline(level.mean, line={"color": MUTED, "width": 1, "dash": "dot"})
-            figure.add_annotation(
-                x=0, xref="paper", xanchor="left", y=level.mean, yanchor="bottom", text=baseline.name, showarrow=False
-            )
-    return figure
-
-
-def _scatter(
-    settings: Sequence[Setting], style: Style, x: Value, y: Value, x_title: str, y_title: str, log: bool
-) -> go.Figure:
-    """One marker per setting at its mean over seeds, whiskers over their range, a faint dot per seed."""
-    figure = blank(height=430)
-    front = best_trade_offs(settings)
-    for setting in settings:
-        across, up = setting.over_seeds(x), setting.over_seeds(y)
-        if across is None or up is None:
-            continue
-        seeds = [(x(trial), y(trial)) for trial in setting.trials] if len(setting.trials) > 1 else []
-        look = {"color": style.colour(setting), "symbol": style.symbol(setting)}
-        figure.add_scatter(
-            x=[point[0] for point in seeds],
-            y=[point[1] for point in seeds],
-            mode="markers",
-            marker={**look, "size": 6, "opacity": 0.35},
-            hoverinfo="skip",
-            meta=meta_of(setting),
-        )
-        ring = {"color": INK, "width": 2.5} if setting in front else {"color": "white", "width": 1}
-        figure.add_scatter(
-            x=[across.mean],
-            y=[up.mean],
-            error_x=_whiskers(across.mean, across.low, across.high, style.colour(setting)),
-            error_y=_whiskers(up.mean, up.low, up.high, style.colour(setting)),
-            mode="markers",
-            marker={**look, "size": 15, "line": ring if not setting.is_baseline else {"width": 2.5}},
-            name=setting.name,
-            hovertemplate=f"<b>{plain_text(setting.name)}</b><br>{x_title}: %{{x}}<br>{y_title}: %{{y}}<extra></extra>",
-            meta=meta_of(setting),
-        )
-    figure.update_xaxes(title_text=x_title, type="log" if log else "linear", tickformat=".3~g" if log else ".2~%")
-    figure.update_xaxes(dtick="D2" if log else None)
-    figure.update_yaxes(title_text=y_title, tickformat=".2~%", rangemode="nonnegative")
-    return figure
 
 
 def _by_group(
@@ -273,7 +221,7 @@ def noise(scene: Scene) -> go.Figure:
         history = setting.trials[0].history
         if setting.is_baseline or not history:
             continue
-        _line(figure, setting, scene.style, history, [epoch.noise_multiplier for epoch in history], setting.name)
+        line(figure, setting, scene.style, history, [epoch.noise_multiplier for epoch in history], setting.name)
     figure.update_xaxes(title_text="epoch")
     figure.update_yaxes(title_text="noise multiplier σ", rangemode="tozero")
     return figure
@@ -297,7 +245,7 @@ def clipping_bounds(scene: Scene) -> go.Figure:
         for name, values in bounds.items():
             whose = setting.name if len(bounds) == 1 else f"{setting.name}: {name}"
             bold = name in extremes
-            _line(
+            line(
                 figure,
                 setting,
                 style,
@@ -322,7 +270,7 @@ def departures(scene: Scene) -> go.Figure:
         ends = [group.left[-1] / group.examples for group in trial.departures if group.left]
         for group in trial.departures:
             values, whose = [left / group.examples for left in group.left], f"{setting.name}: {group.name}"
-            _line(figure, setting, scene.style, trial.history, values, whose)
+            line(figure, setting, scene.style, trial.history, values, whose)
             if values and values[-1] in (min(ends), max(ends)):
                 _label_end(figure, group.name, trial.history[-1].epoch, values[-1], scene.style.colour(setting))
     figure.update_xaxes(title_text="epoch")
@@ -336,7 +284,7 @@ def _label_end(figure: go.Figure, text: str, x: float, y: float, colour: str) ->
     )
 
 
-def _line(
+def line(
     figure: go.Figure,
     setting: Setting,
     style: Style,
@@ -379,7 +327,7 @@ def blank(height: int) -> go.Figure:
     return figure
 
 
-def _whiskers(mean: float, low: float, high: float, colour: str) -> dict[str, Any]:
+def whiskers(mean: float, low: float, high: float, colour: str) -> dict[str, Any]:
     return {
         "type": "data",
         "symmetric": False,
@@ -416,3 +364,33 @@ def plain_text(text: str) -> str:
 def _faded(colour: str, opacity: float) -> str:
     red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return f"rgba({red},{green},{blue},{opacity})"
+
+
+_NOT_TUNED = (
+    "seed",
+    "split_seed",
+    "epsilon",
+    "target_epsilon",
+    "sigma",
+    "noise.initial_noise_multiplier",
+    "delta",
+    "train_size",
+    "test_size",
+)
+
+
+def numbers(setting: Setting) -> dict[str, float]:
+    """The hyperparameters of a setting that are numbers."""
+    trial = setting.trials[0]
+    found = {name.removeprefix("spec."): value for name, value in {**trial.params, **trial.labels}.items()}
+    return {name: float(value) for name, value in found.items() if is_number(value) and name not in _NOT_TUNED}
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Whether a hyperparameter is a number."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def spoken_place(name: str) -> str:
+    """The name of a hyperparameter in words."""
+    return name.replace(".params.", " ").replace(".", " ").replace("_", " ")

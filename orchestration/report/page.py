@@ -24,8 +24,9 @@ from orchestration.comparison.evidence import NO_EVIDENCE, Evidence
 from orchestration.comparison.findings import Findings, findings
 from orchestration.comparison.formats import KINDS, number, percent
 from orchestration.comparison.ledger import composed
+from orchestration.comparison.rate_metrics import spoken_worst
 from orchestration.comparison.settings import Setting
-from orchestration.comparison.values import accuracy, epsilon, worst_group_accuracy, worst_over_median
+from orchestration.comparison.values import accuracy, epsilon, worst_over_median
 from orchestration.records.published import (
     PublishedSweep,
     PublishedTrial,
@@ -69,7 +70,7 @@ def render(data: PublishedSweep, evidence: Evidence = NO_EVIDENCE) -> str:
         _memberships(data.trials),
         _audits(data.trials),
         _over_time(settings, style, panels),
-        section("All trials", trials_table(data.trials)),
+        section("All trials", trials_table(data.trials, found.worst_group.name)),
         _accounts(data.trials),
         _meanings(data),
     )
@@ -160,13 +161,20 @@ def _tiles(trials: Sequence[PublishedTrial], found: Findings) -> str:
             percent(best(accuracy)),
             f"best private accuracy; best baseline {percent(baseline.mean if baseline else None)}",
         ),
-        (percent(best(worst_group_accuracy)), "best accuracy of a worst-served group under privacy"),
+        (_fairest(found), f"best {spoken_worst(found.worst_group)} of a worst-served group under privacy"),
         (f"{ratio:.1f}×" if ratio else "withheld", "worst-case ε over the median εᵢ, at most"),
     ]
     if not costs:
         return ""
     cells = "".join(f'<div class="tile"><b>{escape(big)}</b><span>{escape(small)}</span></div>' for big, small in tiles)
     return f'<div class="tiles">{cells}</div>'
+
+
+def _fairest(found: Findings) -> str:
+    """The worst-served group's number under the private setting where it is best."""
+    fairest = found.best(found.worst_group.name)
+    mean = fairest.over_seeds(found.worst_group.value) if fairest else None
+    return found.worst_group.format.one(mean.mean if mean else None)
 
 
 def _results(found: Findings, style: Style, panels: Mapping[Section, str], drawn: Collection[str]) -> str:
@@ -177,6 +185,11 @@ def _results(found: Findings, style: Style, panels: Mapping[Section, str], drawn
         "Each marker is a setting, averaged over its seeds (faint dots); whiskers span the seeds. A dark ring marks "
         "the Pareto front."
     )
+    if "group-size" in drawn:
+        caption += (
+            " Of any k records together, ε is the solid line; dotted is what the generic conversion from one record "
+            "(Vadhan 2017) would claim, and dashed k times the ε of one record, below which it cannot be."
+        )
     if "privacy-utility" not in drawn and any(not setting.is_baseline for setting in settings):
         caption += " All private settings cost the same worst-case ε, so privacy needs no axis."
     return section(
@@ -195,7 +208,11 @@ def _tuning(panels: Mapping[Section, str]) -> str:
     """Curves of the hyperparameters that the sweep varies; "" if it varies none."""
     if not panels["tuning"]:
         return ""
-    caption = "Lines join the settings of one method; whiskers span the seeds. Methods compare at their best values."
+    caption = (
+        "Lines join the settings of one method; whiskers span the seeds. As tuned: each dot is a candidate, its line "
+        "joins the best at each value, and the large marker is what the setting was then trained with; one at an end "
+        "of its line asks for a wider range. Methods compare at their best values."
+    )
     return (
         "<h3>Method or tuning?</h3>"
         f'<figure><div class="panels wide">{panels["tuning"]}</div><figcaption>{caption}</figcaption></figure>'
@@ -315,8 +332,8 @@ def _over_time(settings: Sequence[Setting], style: Style, panels: Mapping[Sectio
     if not panels["over time"]:
         return ""
     return section(
-        "Noise and clipping over time",
-        key([setting for setting in settings if not setting.is_baseline], style),
+        "Over the epochs",
+        key(settings, style),
         f'<figure><div class="panels wide">{panels["over time"]}</div><figcaption>First seed of each setting. '
         "Bounds are shown where they are public: configured, or derived from noisy counts. Methods that clip groups "
         "apart have a line per group; individual thresholds are private.</figcaption></figure>",

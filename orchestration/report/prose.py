@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from orchestration.comparison.findings import Findings, warnings
-from orchestration.comparison.formats import correlation, number
+from orchestration.comparison.formats import correlation, listed, number
 from orchestration.comparison.ledger import composed
 from orchestration.comparison.metrics import METRICS
 from orchestration.comparison.settings import Setting, group_epsilon, group_epsilon_error, group_names, group_value
@@ -102,9 +102,11 @@ def headline(data: PublishedSweep, found: Findings) -> list[str]:
 def together(trials: Sequence[PublishedTrial]) -> list[str]:
     """What publishing all private trials costs; nothing where only one was ever started."""
     found = composed(trials)
-    if found is None or found.trials + found.attempts < 2:
+    if found is None or found.trials + found.attempts + found.candidates < 2:
         return []
-    anew = f", {found.attempts} earlier starts of them included," if found.attempts else ""
+    more = [f"{found.attempts} earlier starts of them"] if found.attempts else []
+    more += [f"{found.candidates} candidates of their tuning"] if found.candidates else []
+    anew = f", {listed(more)} included," if more else ""
     whole = f"All {found.trials} private trials together{anew}" if found.trials > 1 else f"The private trial{anew}"
     if found.estimate is None:
         return [f"{whole} have no composed ε: {found.reason}."]

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from html import escape
 
 from orchestration.comparison.entries import GroupMetric, Metric, Place
-from orchestration.comparison.findings import HEADLINE, Difference, Findings
-from orchestration.comparison.formats import CORRELATION, MISSING, at_most_share, number, points
+from orchestration.comparison.findings import Difference, Findings
+from orchestration.comparison.formats import CORRELATION, MISSING, SHARES, at_most_share, difference, number
 from orchestration.comparison.intervals import Interval
 from orchestration.comparison.metrics import columns, metric
 from orchestration.comparison.rate_metrics import GROUP_METRICS
@@ -40,8 +40,8 @@ from orchestration.report.style import Style
 
 def settings_table(found: Findings, style: Style) -> str:
     """One row per setting: every metric of `Place.SETTINGS`, averaged over its seeds, with intervals where known."""
-    settings, front = found.settings, best_trade_offs(found.settings)
-    shown = columns(Place.SETTINGS)
+    settings, front = found.settings, best_trade_offs(found.settings, found.worst_group)
+    shown = columns(Place.SETTINGS, found.worst_group.name)
     heads = (("Setting", ""), ("Seeds", "n"), ("Composed ε", "n"), *((metric.heading, "n") for metric in shown))
     rows: list[list[Cell]] = []
     for setting in settings:
@@ -72,23 +72,28 @@ def comparison_table(found: Findings, style: Style) -> str:
     """The methods, each at its most accurate, against each other; "" for fewer than two or without intervals."""
     rows: list[list[Cell]] = []
     for one, other in itertools.combinations(found.methods, 2):
-        differences = [found.difference(one, other, name) for name in HEADLINE]
+        differences = [found.difference(one, other, name) for name in found.headline]
         if any(each.interval for each in differences):
             verdicts = [(_verdict(each), "n") for each in differences]
             rows.append([(named(one, style), ""), (named(other, style), ""), *verdicts])
-    heads = (("Setting", ""), ("against", ""), *((f"{metric(name).heading}, points", "n") for name in HEADLINE))
+    heads = (("Setting", ""), ("against", ""), *((_difference_heading(metric(name)), "n") for name in found.headline))
     return "<h3>What can be told apart</h3>" + table(heads, rows) if rows else ""
 
 
+def _difference_heading(of: Metric) -> str:
+    return f"{of.heading.removesuffix(', points')}{', points' * (of.format in SHARES)}"
+
+
 def _verdict(found: Difference) -> str:
-    return found.verdict + _range(found.interval, points) if found.interval else MISSING
+    shown = metric(found.metric).format
+    return found.verdict + _range(found.interval, lambda value: difference(value, shown)) if found.interval else MISSING
 
 
 def fairness_table(found: Findings, style: Style) -> str:
     """One row per setting: every metric of `Place.FAIRNESS` that one of them has, with intervals; "" without any."""
     shown = [
         metric
-        for metric in columns(Place.FAIRNESS)
+        for metric in columns(Place.FAIRNESS, found.worst_group.name)
         if any(setting.over_seeds(metric.value) is not None for setting in found.settings)
     ]
     rows = [
@@ -123,7 +128,7 @@ def by_group_table(found: Findings, style: Style) -> str:
 
 def _of_group(found: Findings, setting: Setting, name: str, metric: GroupMetric) -> str:
     mean = setting.over_seeds(group_value(name, metric.value))
-    interval = found.evidence.interval(setting, metric.name, name) if metric.rate else None
+    interval = found.evidence.interval(setting, metric.name, name) if metric.measure else None
     return (metric.format.over_seeds(mean) if mean else MISSING) + _range(interval, metric.format.one)
 
 
@@ -278,9 +283,12 @@ def _audited(bound: float | None, claimed: float | None) -> str:
     return number(bound) + ("<br><small>above the claim</small>" if contradicts else "")
 
 
-def trials_table(trials: Sequence[PublishedTrial]) -> str:
-    """One row per trial: status, claim, every metric of `metrics.Place.TRIALS`, error and notes."""
-    shown = columns(Place.TRIALS)
+def trials_table(trials: Sequence[PublishedTrial], worst_group: str) -> str:
+    """One row per trial: status, claim, every metric of `metrics.Place.TRIALS`, error and notes.
+
+    worst_group: as in `metrics.columns`.
+    """
+    shown = columns(Place.TRIALS, worst_group)
     words, numbers = ("Trial", "Status", "Accountant"), (metric.heading for metric in shown)
     heads = (*((text, "") for text in words), *((text, "n") for text in numbers), ("Remarks", ""))
     rows = [_trial_row(trial, shown) for trial in trials]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from accounting.records import write_bytes_atomically, write_private
-from orchestration.comparison.findings import Findings, as_dict, findings
+from orchestration.comparison.findings import Findings, as_dict, findings, of_trials
 from orchestration.comparison.record import SweepRecord, exact, rows
 from orchestration.comparison.stored import stored_evidence
 from orchestration.records.layout import SweepFiles
@@ -29,6 +29,8 @@ def write_reports(files: SweepFiles, record: SweepRecord) -> tuple[str, Findings
     sensitive = release_mode(record.disclosure).is_sensitive
     write_bytes_atomically(files.report, page.encode(), sensitive)
     write_private(files.private_report, render(record.data(exact(files)), evidence).encode())
-    write_bytes_atomically(files.comparison, json.dumps(as_dict(found), indent=2, allow_nan=False).encode(), sensitive)
-    write_bytes_atomically(files.results, json.dumps(rows(record), indent=2, allow_nan=False).encode(), sensitive)
+    compared = as_dict(found)
+    table = rows(record, of_trials(compared))
+    write_bytes_atomically(files.comparison, json.dumps(compared, indent=2, allow_nan=False).encode(), sensitive)
+    write_bytes_atomically(files.results, json.dumps(table, indent=2, allow_nan=False).encode(), sensitive)
     return page, found

@@ -12,6 +12,7 @@ __all__ = [
     "resources",
     "rivals",
     "schema",
+    "search",
     "selection",
     "text",
     "tune",

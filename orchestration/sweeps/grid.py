@@ -148,7 +148,7 @@ def drafts(sweep: SweepSpec, names: Names = NO_PAST.names) -> tuple[Draft, ...]:
         if _is_paired(sweep, {**level, **chosen})
         for candidate in _candidates(sweep)
     ]
-    return (*reversed(baselines.values()), *private)
+    return _proposed(sweep, (*reversed(baselines.values()), *private))
 
 
 Runs = Mapping[str, Sequence[tuple[Mapping[str, Any], int]]]
@@ -197,6 +197,18 @@ def _selected(sweep: SweepSpec, tune: TuneSettings, runs: Runs, names: Names) ->
             )
             found.append(Draft(_tried(draft.choice, run.candidate), run))
     return tuple(found)
+
+
+def _proposed(sweep: SweepSpec, found: tuple[Draft, ...]) -> tuple[Draft, ...]:
+    """The trials of candidates that their setting tries, each with a baseline that does."""
+    if sweep.adapted is None or not sweep.adapted.proposed:
+        return found
+    kept = {
+        draft.point.key: draft for draft in found if sweep.adapted.tries(draft.point.setting, draft.point.candidate)
+    }
+    points = (draft.point for draft in kept.values())
+    alone = [replace(point, baseline=point.baseline if point.baseline in kept else None) for point in points]
+    return tuple(replace(draft, point=point) for draft, point in zip(kept.values(), alone, strict=True))
 
 
 def _candidates(sweep: SweepSpec) -> Sequence[int | None]:
@@ -273,7 +285,8 @@ def _require_countable(sweep: SweepSpec) -> None:
         for axes in (_shared_axes, _private_axes)
     )
     trials = shared * (private + any(clipping.name == BASELINE for clipping in sweep.clipping))
-    trials *= len(_candidates(sweep))
+    proposed = sweep.adapted.proposed.values() if sweep.adapted else ()
+    trials *= max(map(len, proposed), default=len(_candidates(sweep)))
     if trials > MAX_TRIALS:
         raise InvalidInput(
             f"the grid has up to {trials:,} trials, but a sweep at most {MAX_TRIALS:,}; shorten its lists, or split it"

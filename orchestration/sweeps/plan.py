@@ -26,9 +26,11 @@ from accounting.schedules import with_initial
 from accounting.together import account_together
 from orchestration.records.failures import shown
 from orchestration.records.release_modes import release_spec
+from orchestration.sweeps.compare import require_defined
 from orchestration.sweeps.grid import NO_PAST, GridPoint, Past, grid, repeated
 from orchestration.sweeps.rivals import unopposed
 from orchestration.sweeps.schema import SweepSpec
+from orchestration.sweeps.search import require_optuna
 from orchestration.sweeps.selection import unlike
 from orchestration.sweeps.tune import while_tuning
 from workers import clipping
@@ -132,6 +134,7 @@ def plan_sweep(sweep: SweepSpec, code: UserCode | None = NO_CODE, past: Past = N
     Raises: InvalidInput for a grid that `grid` refuses.
     """
     if sweep.tune is not None and sweep.adapted is None:
+        require_optuna(sweep.tune)
         tuning = plan_sweep(while_tuning(sweep), code, past)
         return replace(_alike(sweep, tuning), warnings=(*tuning.warnings, _then(sweep, tuning)))
     planner, release = _Planner(sweep, code, past.calibrations), release_spec(sweep.release.name, sweep.release.params)
@@ -186,6 +189,7 @@ class _Planner:
             )
         with _named("data"):
             dataset, _, digest = self._loaded(trial.data)
+        require_defined(self.sweep.compare, dataset.name, len(dataset.class_names))
         if self.code is not None or not is_import_path(trial.model.name):
             self._check_combination(trial)
         _check_components(trial, dataset, self.code or NO_CODE)
@@ -367,8 +371,10 @@ def _then(sweep: SweepSpec, tuning: Plan) -> str:
             f"{_naive(tuning, law)}"
         )
     settings = len({trial.point.setting for trial in tuning.trials})
+    is_first = sweep.tune is not None and sweep.tune.search == "optuna"
+    later = " to begin with, half of them all; Optuna proposes the others" if is_first else " in all"
     return (
-        f"these are the trials of the tuning, {len(tuning.trials)} in all; then the best candidate of each of "
+        f"these are the trials of the tuning, {len(tuning.trials)}{later}; then the best candidate of each of "
         f"{settings} settings is trained with each of the sweep's seeds ({len(sweep.seeds)})"
     )
 

@@ -14,6 +14,7 @@ from accounting.registry import nearest
 from accounting.samplings import Adjacency
 from orchestration.records.release_modes import Disclosure
 from orchestration.sweeps.axes import has_lists, spread
+from orchestration.sweeps.compare import CompareSettings
 from orchestration.sweeps.fields import (
     Attacks,
     Audit,
@@ -212,6 +213,8 @@ class SweepSpec(Settings):
     """Accounting of trained trials."""
     release: Named = Component("none")
     """What may be shown of the training examples' epsilons: ``none``, ``private`` or ``raw``."""
+    compare: CompareSettings = CompareSettings()
+    """What settings are compared by."""
     scheduler: SchedulerSettings = SchedulerSettings()
     """Whether trials with a low metric are stopped."""
     resources: Axis[ResourceSettings] = (ResourceSettings(),)

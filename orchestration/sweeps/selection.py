@@ -35,6 +35,8 @@ def check_selection(tune: TuneSettings, sweep: SweepSpec) -> None:
     def refuse(what: str, instead: str) -> None:
         raise InvalidInput(f"tune.privacy private_selection: {what}; {instead}")
 
+    if tune.search == "optuna":
+        refuse("the proof needs candidates that do not follow results", "use search: grid or random")
     if not all(data.public_fraction > 0.0 for data in sweep.data):
         refuse(
             "candidates are scored on public data, because an exact score on private data would release them",

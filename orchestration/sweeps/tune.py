@@ -62,13 +62,16 @@ class TuneSettings(Settings):
 
     parameters: dict[str, Annotated[Any, BeforeValidator(_values)]] = Field(min_length=1)
     """By place, such as ``clipping.bound``: a list of values, ``{uniform: [a, b]}`` or ``{log_uniform: [a, b]}``."""
-    search: Literal["grid", "random"] = "grid"
-    """``grid``: all combinations of the lists; ``random``: ``samples`` draws, the same for every setting."""
+    search: Literal["grid", "random", "optuna"] = "grid"
+    """``grid``: all combinations of the lists; ``random``: ``samples`` draws, the same for every setting; ``optuna``:
+    half of the ``samples`` are drawn so, the others proposed by Optuna for each setting, by what it has scored."""
     samples: int | None = Field(default=None, ge=1, le=_MOST_CANDIDATES)
-    """Candidates of each setting, for ``search: random``."""
+    """Candidates of each setting, for ``search: random`` and ``optuna``."""
     seeds: Several[Seed] = (1_000_000,)
     """Seeds of training in the tuning; none of the sweep's own. The first also draws the samples."""
-    select_by: Literal["accuracy", "worst_group_accuracy", "loss"] = "accuracy"
+    select_by: Literal[
+        "accuracy", "worst_group_accuracy", "worst_group_balanced_accuracy", "worst_group_true_positive_rate", "loss"
+    ] = "accuracy"
     """What makes a candidate the best, on the public part of the data or, with ``data``, on their test data."""
     privacy: Literal["public", "private_selection", "unaccounted"]
     """``public``: tuning trains on ``data`` alone; ``private_selection``: a random number of candidates trains on the
@@ -85,9 +88,9 @@ class TuneSettings(Settings):
         ranges = [place for place, values in self.parameters.items() if not isinstance(values, list)]
         if self.search == "grid" and (ranges or self.samples is not None):
             what = f"no ranges, as for {ranges[0]}" if ranges else "no samples"
-            raise InvalidInput(f"search grid takes lists and {what}; give search: random, or leave these out")
-        if self.search == "random" and self.samples is None:
-            raise InvalidInput("search random needs samples, the number of candidates of each setting")
+            raise InvalidInput(f"search grid takes lists and {what}; give search: random or optuna, or leave these out")
+        if self.search != "grid" and self.samples is None:
+            raise InvalidInput(f"search {self.search} needs samples, the number of candidates of each setting")
         if (self.privacy == "public") != (self.data is not None):
             raise InvalidInput(
                 "privacy public and data belong together: a tuning is public if it trains on public data alone"
@@ -112,14 +115,24 @@ class TuneSettings(Settings):
         return RandomTrials(self.trials) if self.shape is None else RandomTrials(self.trials, self.shape)
 
 
+class Tried(Settings):
+    """A candidate of a setting. values: at the places that the setting has. score: of select_by, the mean over seeds;
+    none where it failed."""
+
+    values: dict[str, Any]
+    score: float | None = None
+
+
 class Winner(Settings):
     """The best candidate of a setting. values: by place. score: of select_by. candidates: how many were tried, or, by
-    private selection, were offered. seed: of its run, where that run is the trial."""
+    private selection, were offered. seed: of its run, where that run is the trial. tried: all candidates; of private
+    selection they are private."""
 
     values: dict[str, Any]
     score: float
     candidates: int
     seed: int | None = None
+    tried: Several[Tried] = ()
 
 
 class Drawn(Settings):
@@ -133,22 +146,29 @@ class Adapted(Settings):
     """What the trials of a sweep with ``tune`` adapt: all candidates while tuning, then the best of each setting.
 
     candidates: values by place. winners: by setting, as `setting_of` names it. drawn: the runs of every private
-    selection, by setting: their number is private.
+    selection, by setting: their number is private. proposed: by setting, the places of the candidates that it tries;
+    all of them where it is not named.
     """
 
     candidates: Several[dict[str, Any]] = ()
     winners: dict[str, Winner] = Field(default_factory=dict)
     drawn: dict[str, Several[Drawn]] = Field(default_factory=dict)
+    proposed: dict[str, Several[Annotated[int, Field(ge=0)]]] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _are_candidates(self) -> Self:
-        largest = max((run.candidate for drawn in self.drawn.values() for run in drawn), default=-1)
+        drawn = (run.candidate for runs in self.drawn.values() for run in runs)
+        largest = max((*drawn, *(place for places in self.proposed.values() for place in places)), default=-1)
         if largest >= len(self.candidates):
             raise InvalidInput(
                 f"candidate is {largest}, but there are {len(self.candidates)} candidates, counted from 0; dpsweep "
                 "writes this section, leave it as it is"
             )
         return self
+
+    def tries(self, setting: str, candidate: int | None) -> bool:
+        """Whether a setting tries the candidate at a place."""
+        return setting not in self.proposed or candidate in self.proposed[setting]
 
 
 def setting_of(trial: TrialSpec, target_epsilon: float | None, accountant: str, tune: TuneSettings) -> str:
@@ -169,13 +189,12 @@ def setting_of(trial: TrialSpec, target_epsilon: float | None, accountant: str, 
 
 
 def candidates_of(tune: TuneSettings) -> tuple[dict[str, Any], ...]:
-    """What every setting tries. Raises: InvalidInput for more than 1,000 candidates."""
+    """What every setting tries, or, with Optuna, tries first. Raises: InvalidInput for more than 1,000 candidates."""
     places = list(tune.parameters)
-    if tune.search == "random":
-        draw = np.random.default_rng(tune.seeds[0])
-        return tuple(
-            {place: _drawn(tune.parameters[place], draw) for place in places} for _ in range(tune.samples or 1)
-        )
+    if tune.search != "grid":
+        draw, samples = np.random.default_rng(tune.seeds[0]), tune.samples or 1
+        count = samples if tune.search == "random" else (samples + 1) // 2
+        return tuple({place: _drawn(tune.parameters[place], draw) for place in places} for _ in range(count))
     count = math.prod(len(values) for values in tune.parameters.values())
     if count > _MOST_CANDIDATES:
         raise InvalidInput(f"tune.parameters: {count:,} combinations, at most {_MOST_CANDIDATES:,}; shorten the lists")
@@ -185,10 +204,16 @@ def candidates_of(tune: TuneSettings) -> tuple[dict[str, Any], ...]:
 def _drawn(values: Any, draw: np.random.Generator) -> Any:
     match values:
         case {"uniform": (low, high)}:
-            return float(f"{draw.uniform(low, high):.{_DIGITS}g}")
+            return rounded(draw.uniform(low, high), values)
         case {"log_uniform": (low, high)}:
-            return float(f"{math.exp(draw.uniform(math.log(low), math.log(high))):.{_DIGITS}g}")
+            return rounded(math.exp(draw.uniform(math.log(low), math.log(high))), values)
     return values[int(draw.integers(len(values)))]
+
+
+def rounded(value: float, values: Mapping[str, Any]) -> float:
+    """A number of a range, with few digits, so that it can be written down, and within its ends."""
+    ((low, high),) = values.values()
+    return min(max(float(f"{value:.{_DIGITS}g}"), float(low)), float(high))
 
 
 def adapt(trial: TrialSpec, values: Mapping[str, Any]) -> TrialSpec:
@@ -268,8 +293,8 @@ def check_tuning(tune: TuneSettings, sweep: SweepSpec) -> None:
         raise InvalidInput(f"tune has seeds and data of its own, so zip cannot pair {min(paired)}")
 
 
-def while_tuning(sweep: SweepSpec) -> SweepSpec:
-    """The sweep that tries all candidates of every setting of ``sweep``: what `tuning_stage` describes."""
+def while_tuning(sweep: SweepSpec, adapted: Adapted | None = None) -> SweepSpec:
+    """The sweep that tries candidates of every setting of ``sweep``: what `tuning_stage` describes."""
     tune = _required(sweep)
     own = {"data": (tune.data,)} if tune.data is not None else {}
     return sweep.model_copy(
@@ -280,7 +305,7 @@ def while_tuning(sweep: SweepSpec) -> SweepSpec:
             "attacks": None,
             "audit": None,
             "release": Component("none"),
-            "adapted": Adapted(candidates=candidates_of(tune)),
+            "adapted": adapted or Adapted(candidates=candidates_of(tune)),
         }
     )
 
@@ -291,15 +316,19 @@ def _required(sweep: SweepSpec) -> TuneSettings:
     return sweep.tune
 
 
-def tuning_stage(sweep: SweepSpec, text: str) -> str:
-    """The sweep file of the tuning of ``sweep``, whose own text is ``text``: all candidates of every setting."""
+def tuning_stage(sweep: SweepSpec, text: str, adapted: Adapted | None = None) -> str:
+    """The sweep file of the tuning of ``sweep``, whose own text is ``text``.
+
+    adapted: the candidates of every setting; by default those that are tried first.
+    """
     tune = _required(sweep)
     content = dict(parse_text(text))
     for key in ("attacks", "audit", "release"):
         content.pop(key, None)
     content |= {"name": f"{sweep.name}-tuning", "seeds": list(tune.seeds)}
     content |= {"data": content["tune"]["data"]} if tune.data is not None else {}
-    content |= {"adapted": {"candidates": candidates_of(tune)}}
+    tried = adapted or Adapted(candidates=candidates_of(tune))
+    content |= {"adapted": tried.model_dump(mode="json", exclude_defaults=True)}
     return f"# The tuning of {sweep.name}: written by dpsweep.\n{json.dumps(content)}\n"
 
 

@@ -9,4 +9,5 @@ __all__ = [
     "mlflow",
     "protocol",
     "recorder",
+    "registry",
 ]

@@ -36,6 +36,7 @@ from orchestration.tracking.addresses import is_server, probe
 from orchestration.tracking.models import SETTING, SWEEP, TRIAL, ModelLog, shared_view, valid_name
 from orchestration.tracking.protocol import (
     COMPOSED,
+    EXPERIMENT,
     RunStatus,
     TrackedSweep,
     TrackingUnavailable,
@@ -71,7 +72,7 @@ class MlflowTracker:
     used only when the experiment is created. Raises `TrackingUnavailable` within seconds if MLflow cannot be reached.
     """
 
-    def __init__(self, tracking_uri: str, *, experiment: str = "dpsweep", artifact_root: str | None = None) -> None:
+    def __init__(self, tracking_uri: str, *, experiment: str = EXPERIMENT, artifact_root: str | None = None) -> None:
         self._uri = tracking_uri
         with self._reported("cannot use"):
             probe(tracking_uri)
@@ -137,7 +138,9 @@ class MlflowTracker:
                 self._log_final(self._client.get_run(self._parent), means)
             self._write(self._parent, self._client.get_run(self._parent), tags=tags)
             self._client.set_experiment_tag(
-                self._experiment, f"mlflow.sharedViewState.{self._sweep_id}", shared_view(self._sweep_id)
+                self._experiment,
+                f"mlflow.sharedViewState.{self._sweep_id}",
+                shared_view(self._sweep_id, found),
             )
 
     @property

@@ -9,7 +9,7 @@ import platform
 import re
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,8 +20,10 @@ from mlflow.models import Model, ModelSignature
 from mlflow.types import Schema, TensorSpec
 
 from accounting.records import TrialFiles, exists, read_bytes
-from orchestration.comparison.findings import HEADLINE, Findings
+from orchestration.comparison.entries import Metric as Measured
+from orchestration.comparison.findings import Findings
 from orchestration.comparison.metrics import final_metrics, metric
+from orchestration.comparison.parameters import varying
 from orchestration.comparison.settings import Setting, first_seed
 from orchestration.records.layout import SweepFiles
 from orchestration.records.published import PublishedTrial
@@ -29,34 +31,79 @@ from workers.trained import input_of
 
 SWEEP, TRIAL, SETTING = "dpsweep.sweep", "dpsweep.trial_key", "dpsweep.setting"
 _LONGEST_NAME: Final = 250
+_SECTION: Final = "dpsweep"
+_CHOSEN: Final = ("spec.clipping.", "spec.optimizer.", "spec.sampling.", "spec.epochs")
+_AXES: Final = 6
+MAX_CHARTED: Final = 1000
+"""Runs in a chart."""
 LARGEST_MODEL: Final = 100 * 2**20
 """Bytes; weights of more are not copied to MLflow, where a tag says where they lie."""
-VIEW: Final = (
-    "params.`clipping`",
-    "params.`schedule`",
-    "metrics.`privacy/epsilon`",
-    "metrics.`fairness/worst_group_accuracy`",
-    "metrics.`final/accuracy`",
-    "metrics.`fairness/accuracy_gap`",
-    "metrics.`fairness/accuracy_change`",
-)
-"""Columns of MLflow's table of runs, as its address opens it."""
 
 
-def shared_view(sweep_id: str) -> str:
-    """The state of MLflow's table of runs that compares the trials of the sweep, the best worst-served group first."""
+def columns(worst_group: Measured) -> tuple[str, ...]:
+    """Columns of MLflow's table of runs, as its address opens it. worst_group: what settings are compared by."""
+    return (
+        "params.`clipping`",
+        "params.`schedule`",
+        "metrics.`privacy/epsilon`",
+        f"metrics.`{worst_group.tracked}`",
+        "metrics.`final/accuracy`",
+        "metrics.`fairness/accuracy_gap`",
+        "metrics.`fairness/accuracy_change`",
+    )
+
+
+def shared_view(sweep_id: str, found: Findings) -> str:
+    """The state of MLflow's table of runs that compares the trials of the sweep, the best worst-served group first.
+
+    Its charts: parallel coordinates over what was chosen, and the worst group against accuracy.
+    """
+    worst_group = found.worst_group
     return json.dumps(
         {
             "searchFilter": f"tags.`{SWEEP}` = '{sweep_id}'",
-            "orderByKey": "metrics.`fairness/worst_group_accuracy`",
-            "orderByAsc": False,
+            "orderByKey": f"metrics.`{worst_group.tracked}`",
+            "orderByAsc": worst_group.better == "lower",
             "startTime": "ALL",
             "lifecycleFilter": "Active",
             "datasetsFilter": [],
             "modelVersionFilter": "All Runs",
-            "selectedColumns": ["attributes.`Created`", *VIEW],
+            "selectedColumns": ["attributes.`Created`", *columns(worst_group)],
+            "compareRunSections": [{"uuid": _SECTION, "name": "Comparison", "display": True, "isReordered": False}],
+            "compareRunCharts": _charts(_chosen(found.private), worst_group),
         }
     )
+
+
+def _chosen(settings: Sequence[Setting]) -> list[str]:
+    """The parameters of parallel coordinates: clipping, schedule, and the numbers that differ, such as a bound."""
+    differing = varying([setting.trials[0].params for setting in settings])
+    names = dict.fromkeys(name for each in differing for name, value in each.items() if isinstance(value, int | float))
+    return ["clipping", "schedule", *(valid_name(name) for name in names if name.startswith(_CHOSEN))][:_AXES]
+
+
+def _charts(parameters: Sequence[str], worst_group: Measured) -> list[dict[str, Any]]:
+    """Charts as MLflow's page of runs stores them."""
+    common = {"metricSectionId": _SECTION, "deleted": False, "isGenerated": False, "runsCountToCompare": MAX_CHARTED}
+    total, worst = "final/accuracy", str(worst_group.tracked)
+    return [
+        {
+            **common,
+            "uuid": "dpsweep-parallel",
+            "type": "PARALLEL",
+            "selectedParams": list(parameters),
+            "selectedMetrics": ["privacy/epsilon", worst, total],
+            "showAllRuns": True,
+        },
+        {
+            **common,
+            "uuid": "dpsweep-scatter",
+            "type": "SCATTER",
+            "xaxis": {"key": total, "type": "METRIC"},
+            "yaxis": {"key": worst, "type": "METRIC"},
+            "tooltipDisplayParams": list(parameters),
+        },
+    ]
 
 
 class ModelLog:
@@ -76,7 +123,7 @@ class ModelLog:
         for setting in found.settings:
             for trial in (each for each in setting.trials if each.key in runs):
                 model = existing.get(trial.key) or self._create(runs[trial.key], setting, trial)
-                values = final_metrics(trial) | (_means(setting) if trial is first_seed(setting) else {})
+                values = final_metrics(trial) | (_means(found, setting) if trial is first_seed(setting) else {})
                 self._log(runs[trial.key], model, trial, values)
 
     def _existing(self) -> Iterator[LoggedModel]:
@@ -141,9 +188,10 @@ class ModelLog:
             self._client.log_batch(run, metrics=changed)
 
 
-def _means(setting: Setting) -> dict[str, float]:
-    found = {name: setting.over_seeds(metric(name).value) for name in (*HEADLINE, "accuracy_gap", "epsilon")}
-    return {f"setting/{name}": mean.mean for name, mean in found.items() if mean is not None}
+def _means(found: Findings, setting: Setting) -> dict[str, float]:
+    names = dict.fromkeys((*found.headline, "worst_group_accuracy", "accuracy_gap", "epsilon"))
+    means = {name: setting.over_seeds(metric(name).value) for name in names}
+    return {f"setting/{name}": mean.mean for name, mean in means.items() if mean is not None}
 
 
 def valid_name(text: str) -> str:

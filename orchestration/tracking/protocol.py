@@ -21,6 +21,8 @@ from orchestration.comparison.record import SweepRecord
 from orchestration.records.layout import SweepFiles
 from orchestration.records.published import PublishedEpoch, PublishedSweep, PublishedTrial
 
+EXPERIMENT = "dpsweep"
+"""The experiment of all sweeps."""
 COMPOSED = "privacy/composed_epsilon"
 """Of several trials together; of a trial, with its earlier attempts."""
 RunStatus = Literal["FINISHED", "FAILED", "KILLED"]

@@ -12,7 +12,7 @@ from orchestration.records.published import Label, PublishedGroup, PublishedPriv
 from orchestration.records.states import TrialState
 from workers.evaluation import fairness
 from workers.outcomes import Outcomes
-from workers.rates import Counts, confusion_counts
+from workers.rates import Counts, calibration_error, confusion_counts, mean_by_group
 
 NAMES = ("many", "few")
 SIZES = (3000, 1000)
@@ -41,6 +41,7 @@ def of_predictions(predicted: npt.NDArray[np.int64]) -> Outcomes:
 def trial(found: Outcomes, clipping: str, seed: int = 0, epsilon: float = 3.0, **labels: Label) -> PublishedTrial:
     """The trial of a model with these outcomes; clipping ``none`` is a baseline."""
     counts = confusion_counts(found.labels, found.predicted, found.groups, (len(NAMES), 2))
+    correct, one = found.predicted == found.labels, np.zeros_like(found.groups)
     accuracies = np.trace(counts, axis1=1, axis2=2) / counts.sum((1, 2))
     total = float((found.predicted == found.labels).mean())
     private = clipping != "none"
@@ -53,18 +54,28 @@ def trial(found: Outcomes, clipping: str, seed: int = 0, epsilon: float = 3.0, *
             total,
             1.0 - total,
             groups=tuple(
-                PublishedGroup(name, size, float(share), counts=_counts(of_group))
-                for name, size, share, of_group in zip(NAMES, SIZES, accuracies, counts, strict=True)
+                PublishedGroup(name, size, float(share), counts=_counts(of_group, loss, error))
+                for name, size, share, of_group, loss, error in zip(
+                    NAMES,
+                    SIZES,
+                    accuracies,
+                    counts,
+                    mean_by_group(found.log_losses, found.groups, len(NAMES)),
+                    calibration_error(found.confidences, correct, found.groups, len(NAMES)),
+                    strict=True,
+                )
             ),
             fairness=fairness(counts),
-            counts=_counts(counts.sum(0)),
+            counts=_counts(
+                counts.sum(0), found.log_losses.mean(), calibration_error(found.confidences, correct, one, 1)[0]
+            ),
         ),
         tags={"baseline": f"none-{seed}" if private else ""},
     )
 
 
-def _counts(counts: npt.NDArray[np.int64]) -> Counts:
-    return Counts(tuple(map(tuple, counts.tolist())), 0.5, 0.1)
+def _counts(counts: npt.NDArray[np.int64], log_loss: float, error: float) -> Counts:
+    return Counts(tuple(map(tuple, counts.tolist())), float(log_loss), float(error))
 
 
 def sweep_of(shares: Mapping[str, Sequence[float]], seeds: int = 5) -> tuple[list[PublishedTrial], dict[str, Outcomes]]:

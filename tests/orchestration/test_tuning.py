@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
+from accounting import account_together
 from accounting.errors import InvalidInput
+from orchestration.comparison.record import rows
 from orchestration.comparison.stored import stored_record
 from orchestration.comparison.winners import best_candidates
 from orchestration.execution.environment import IN_PROCESS
@@ -64,7 +67,15 @@ def test_the_best_candidate_of_each_setting_is_trained_with_the_sweeps_seeds(out
             assert public is not None
             scores[point.candidate] = public.accuracy
         assert winner.score == max(scores.values())
-        assert winner.candidates == len(tried)
+        assert winner.candidates == len(tried) == len(winner.tried)
+        assert sorted(each.score or 0.0 for each in winner.tried) == sorted(scores.values())
+    baseline, private = (outcome.record.trial(point).tuning for point in outcome.record.points)
+    assert baseline is not None
+    assert private is not None
+    assert {place for values, _ in baseline.tried for place in values} == {"optimizer.learning_rate"}
+    assert dict(private.chosen) in [values for values, _ in private.tried]
+    page = Path(outcome.files.root, "report.html").read_text()
+    assert "accuracy, as tuned, against clipping bound" in page
 
 
 def test_it_says_wherever_a_trial_is_shown_that_no_epsilon_counts_the_choice(outcome: Outcome) -> None:
@@ -73,13 +84,34 @@ def test_it_says_wherever_a_trial_is_shown_that_no_epsilon_counts_the_choice(out
     for row, places in ((baseline, 1), (private, 2)):
         assert row["tuning"] == "unaccounted"
         for together in row.get("composed", {}).values():
-            assert together["kind"] == "estimate", "the ledger leaves out the candidates"
-            assert "counted in tuning/ alone" in together["reason"]
+            assert together["kind"] == "estimate", "what candidates showed chose what was trained"
+            assert "candidates of their tuning are counted too" in together["reason"]
+            assert together["candidates"] == 4
         (note,) = [note for note in row["notes"] if note.startswith("tuned: ")]
         assert words in note
         assert note.partition(", the best of ")[0].count(",") == places - 1
     assert words in Path(outcome.files.root, "report.html").read_text()
     assert words in Path(outcome.files.tuning, "report.html").read_text()
+
+
+def test_the_ledger_counts_the_candidates(outcome: Outcome, tmp_path: Path) -> None:
+    tuning, (_, point) = stored_record(SweepFiles(outcome.files.tuning)), outcome.record.points
+    runs = [each for key in tuning.attempts for each in tuning.attempts[key]]
+    assert len(runs) == 4
+    trace = outcome.record.attempts[point.key][0].trace
+    every = account_together([trace, *(each.trace for each in runs)], 1e-4)
+    row = json.loads(Path(outcome.files.root, "results.json").read_text())[1]
+    for scope in ("trial", "seeds", "sweep"):
+        assert row["composed"][scope]["epsilon"] == pytest.approx(every.epsilon)
+    assert row["composed"]["sweep"]["epsilon"] > 1.5 * row["epsilon"]
+    assert (
+        "The private trial, 4 candidates of their tuning included, cost ε = "
+        in Path(outcome.files.root, "report.html").read_text()
+    )
+    shutil.copytree(outcome.files.root, tmp_path / "copy", ignore=shutil.ignore_patterns("tuning"))
+    (_, alone) = rows(stored_record(SweepFiles(str(tmp_path / "copy"))))
+    assert alone["composed"]["sweep"]["kind"] == "estimate"
+    assert "are not counted: tuning/ is gone" in alone["composed"]["sweep"]["reason"]
 
 
 def test_it_continues_and_reports_again_with_what_it_chose(outcome: Outcome) -> None:
@@ -126,6 +158,33 @@ def test_public_tuning_never_trains_on_the_private_data(tmp_path: Path) -> None:
     assert (point.spec.data.name, point.spec.optimizer.params["learning_rate"]) == ("digits", 1.0)
     (note,) = [note for note in outcome.record.trial(point).notes if note.startswith("tuned: ")]
     assert note.endswith("the best of 2 by loss on the public data breast_cancer, without reading these data")
+
+
+def test_optuna_goes_on_from_what_each_setting_has_scored(tmp_path: Path) -> None:
+    tune = {
+        "parameters": {"optimizer.learning_rate": {"log_uniform": [1e-6, 1.0]}},
+        "privacy": "unaccounted",
+        "search": "optuna",
+        "samples": 8,
+    }
+    asked = request(tmp_path, tune=tune, clipping="flat")
+    outcome = run_sweep(asked)
+    tuning = stored_record(SweepFiles(outcome.files.tuning))
+    assert len(tuning.points) == 8
+    (point,) = outcome.record.points
+    found = outcome.record.trial(point).tuning
+    assert found is not None
+    rates = [float(str(values["optimizer.learning_rate"])) for values, _ in found.tried]
+    assert len(set(rates)) == 8
+    best = max(found.tried, key=lambda each: each[1] or 0.0)
+    assert point.spec.optimizer.params["learning_rate"] == best[0]["optimizer.learning_rate"]
+    assert min(rates[4:]) > min(rates[:4]), "not where nothing is learnt"
+    Path(outcome.files.manifest).unlink()  # as if it had died between the tuning and the sweep
+    again = stored_record(SweepFiles(run_sweep(asked).files.tuning))
+    assert [each.key for each in again.points] == [each.key for each in tuning.points]
+    assert {status.result and status.result.ended for status in again.statuses.values()} == {
+        status.result and status.result.ended for status in tuning.statuses.values()
+    }
 
 
 def test_a_setting_without_a_usable_candidate_is_an_error(outcome: Outcome) -> None:

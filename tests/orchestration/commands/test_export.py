@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,16 @@ from pyarrow import parquet
 from typer.testing import CliRunner
 
 import dpsweep
-from accounting.errors import InvalidInput
+from accounting.errors import DataCorruption, InvalidInput
 from orchestration.commands.main import app
 from orchestration.comparison.metrics import METRICS
+from orchestration.comparison.stored import stored_record, stored_settings
 from orchestration.comparison.table import FORMULA, as_csv, as_parquet
+from orchestration.report.writing import write_reports
 from tests.orchestration.sample_grids import keys_of, small
+from tests.orchestration.sample_outcomes import outcomes
 from tests.orchestration.sample_results import EXACT, stored_sample
+from workers.outcomes import write_outcomes
 
 KEYS = keys_of(small(clipping=["none", "flat"], noise="constant", seeds=[0, 1]))
 
@@ -130,3 +135,26 @@ def test_what_is_no_sweep_is_refused(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["export", str(tmp_path), "--to", str(tmp_path / "a.csv")])
     assert "holds no sweep" in str(done.exception)
     assert not (tmp_path / "a.csv").exists()
+
+
+def test_rows_have_the_intervals_of_their_setting(tmp_path: Path) -> None:
+    files = stored_sample(tmp_path / "sweep", compare={"worst_group": "log_loss"})
+    for name, right in (("flat-seed0", (0.8, 0.6)), ("non-private-seed0", (0.9, 0.9))):
+        write_outcomes(files.trial(KEYS[name]).outcomes, replace(outcomes(right), group_names=("a", "b")))
+    record = stored_record(files)
+    write_reports(files, record)
+    export(tmp_path / "sweep", tmp_path / "a.csv")
+    rows = read_csv(tmp_path / "a.csv")
+    private, failed = rows[KEYS["flat-seed0"]], rows[KEYS["flat-seed1"]]
+    for column in ("setting.intervals.accuracy", "setting.groups.b.log_loss", "setting.groups.b.calibration_error"):
+        low, value, high = (float(private[f"{column}.{end}"]) for end in ("low", "value", "high"))
+        assert low < value < high, column
+    assert (private["setting.name"], private["setting.runs"]) == ("flat · constant", "1")
+    assert private["setting.covers"] == "test examples"
+    assert (failed["setting.name"], private["worst_group_by"]) == ("", "log_loss")
+    stored = {row["key"]: row for row in json.loads(Path(files.results).read_text())}
+    kept = stored[KEYS["flat-seed0"]]["setting"]["intervals"]
+    assert kept["accuracy"]["low"] == pytest.approx(float(private["setting.intervals.accuracy.low"]))
+    Path(files.comparison).write_text("{}")
+    with pytest.raises(DataCorruption, match=r"comparison\.json is damaged; delete it"):
+        stored_settings(files)

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from fairlearn import metrics as fairlearn_metrics
+from sklearn import metrics as sklearn_metrics
 
 from accounting.errors import InvalidInput
 from orchestration.comparison.best import best, parse_conditions
 from orchestration.comparison.evidence import NO_EVIDENCE, gather
 from orchestration.comparison.findings import Findings, as_dict, findings, has_diverged, warnings
-from orchestration.comparison.metrics import METRICS
-from orchestration.comparison.settings import finished_settings
+from orchestration.comparison.metrics import METRICS, known
+from orchestration.comparison.rate_metrics import GROUP_METRICS, WORST_GROUP_METRICS
+from orchestration.comparison.settings import finished_settings, group_value
 from orchestration.records.published import PublishedSweep, PublishedTrial
 from orchestration.report.prose import headline
-from tests.orchestration.sample_outcomes import LABELS, of_predictions, outcomes, sweep_of, trial
+from tests.orchestration.sample_outcomes import GROUPS, LABELS, LUCK, of_predictions, outcomes, sweep_of, trial
 from workers.outcomes import Outcomes
 
 SHARES = {"none": (0.95, 0.92), "flat": (0.90, 0.80), "dpsgd_f": (0.899, 0.803), "individual": (0.85, 0.62)}
@@ -43,7 +47,7 @@ def test_every_number_that_test_examples_decide_has_an_interval_around_it(sample
     flat = setting(sample, "flat")
     for metric in METRICS:
         mean, interval = flat.over_seeds(metric.value), sample.interval(flat, metric.name)
-        if metric.measure is not None and mean is not None and metric.name not in ("log_loss", "calibration_error"):
+        if metric.measure is not None and mean is not None:
             assert interval is not None, metric.name
             assert interval.value == pytest.approx(mean.mean, abs=1e-6), metric.name
             assert interval.low < mean.mean < interval.high, metric.name
@@ -52,6 +56,13 @@ def test_every_number_that_test_examples_decide_has_an_interval_around_it(sample
 
 def test_groups_have_intervals_too_and_small_ones_wider(sample: Findings) -> None:
     flat = setting(sample, "flat")
+    for metric in GROUP_METRICS:
+        mean = flat.over_seeds(group_value("few", metric.value))
+        if metric.measure is not None and mean is not None:
+            interval = sample.evidence.interval(flat, metric.name, "few")
+            assert interval is not None, metric.name
+            assert interval.value == pytest.approx(mean.mean, abs=1e-6), metric.name
+            assert interval.low < mean.mean < interval.high, metric.name
     many, few = (sample.evidence.interval(flat, "true_positive_rate", group) for group in ("many", "few"))
     assert many is not None
     assert few is not None
@@ -193,8 +204,93 @@ def test_trials_of_older_versions_have_no_intervals_and_no_claims() -> None:
     said = " ".join(headline(published(trials), found))
     assert "Whether differences exceed chance cannot be told" in said
     assert "beats" not in said
-    assert not any(each["intervals"] for each in as_dict(found)["settings"])
+    assert not any(each["intervals"] or each["groups"] for each in as_dict(found)["settings"])
     assert best(found).interval is None
+
+
+def selective(found: float, wrong: float, seed: int) -> Outcomes:
+    """A model that finds this share of the positives of the small group and selects this share of its negatives."""
+    score, predicted = LUCK + 0.3 * np.random.default_rng(seed).random(len(GROUPS)), LABELS.copy()
+    for label, share in ((1, found), (0, 1.0 - wrong)):
+        mine = (GROUPS == 1) & (label == LABELS)
+        predicted[mine & (score > np.quantile(score[mine], share))] = 1 - label
+    return of_predictions(predicted)
+
+
+@pytest.fixture(scope="module")
+def disputed() -> tuple[list[PublishedTrial], dict[str, Outcomes]]:
+    """Of the small group, flat finds half of the positives, and dpsgd_f most of them at the price of its negatives."""
+    trials, found = sweep_of({"none": (0.95, 0.92)})
+    for clipping, shares in (("flat", (0.5, 0.02)), ("dpsgd_f", (0.8, 0.4))):
+        for seed in range(5):
+            own = selective(*shares, seed)
+            trials.append(trial(own, clipping, seed))
+            found[trials[-1].key] = own
+    return trials, found
+
+
+@pytest.mark.parametrize(
+    ("worst_group", "winner", "said"),
+    [
+        ("accuracy", "flat", "It also has the highest accuracy of a worst-served group: group few gets "),
+        ("true_positive_rate", "dpsgd_f", "The highest TPR of a worst-served group is that of dpsgd_f · constant"),
+        ("false_positive_rate", "flat", "It also has the lowest FPR of a worst-served group: group few gets "),
+    ],
+)
+def test_the_metric_of_the_worst_group_is_the_users_choice(
+    disputed: tuple[list[PublishedTrial], dict[str, Outcomes]], worst_group: str, winner: str, said: str
+) -> None:
+    trials, outcomes = disputed
+    data = replace(published(trials), worst_group=worst_group)
+    found = findings(data, gather(trials, outcomes))
+    name = f"worst_group_{worst_group}"
+    assert found.headline == ("accuracy", name)
+    chosen = best(found, "worst_group")
+    assert (chosen.setting.clipping, chosen.by) == (winner, name)
+    assert as_dict(found)["worst_group"] == name
+    assert {each["metric"] for each in as_dict(found)["differences"]} == {"accuracy", name}
+    assert said in " ".join(headline(data, found))
+    (difference,) = [each for each in as_dict(found)["differences"] if each["metric"] == name]
+    flat_first = winner == difference["one"].split(" ")[0]
+    assert difference["verdict"] == ("better" if flat_first else "worse")
+
+
+def test_every_setting_is_stored_with_all_its_intervals(sample: Findings) -> None:
+    stored = next(each for each in as_dict(sample)["settings"] if each["name"] == "flat · constant")
+    measured = {metric.name for metric in METRICS if metric.measure} - {"worst_group_accuracy_change"}
+    assert measured - {"accuracy_change", "unequal_cost"} <= stored["intervals"].keys()
+    assert stored["groups"].keys() == {"many", "few"}
+    assert {"true_positive_rate", "log_loss", "calibration_error"} <= stored["groups"]["few"].keys()
+    low, value, high = (stored["groups"]["few"]["log_loss"][name] for name in ("low", "value", "high"))
+    assert low < value < high
+
+
+def test_a_condition_on_what_is_better_when_low_is_an_upper_bound(
+    disputed: tuple[list[PublishedTrial], dict[str, Outcomes]],
+) -> None:
+    found = found_in(*disputed)
+    limit = {"worst_group_false_positive_rate": 0.1}
+    assert best(found, "worst_group_true_positive_rate", at_least=limit).setting.clipping == "flat"
+    with pytest.raises(InvalidInput, match=r"worst_group_false_positive_rate at most 0\.001; the least of"):
+        best(found, at_least={"worst_group_false_positive_rate": 0.001})
+
+
+def test_every_metric_of_the_worst_group_is_that_of_fairlearns_metric_frame() -> None:
+    own = selective(0.6, 0.1, 0)
+    table = {
+        "accuracy": sklearn_metrics.accuracy_score,
+        "balanced_accuracy": sklearn_metrics.balanced_accuracy_score,
+        "true_positive_rate": fairlearn_metrics.true_positive_rate,
+        "false_positive_rate": fairlearn_metrics.false_positive_rate,
+        "precision": sklearn_metrics.precision_score,
+    }
+    frame = fairlearn_metrics.MetricFrame(
+        metrics=table, y_true=own.labels, y_pred=own.predicted, sensitive_features=own.groups
+    )
+    found = known(trial(own, "flat"))
+    for name in table:
+        worst = frame.group_max() if WORST_GROUP_METRICS[name].better == "lower" else frame.group_min()
+        assert found[f"worst_group_{name}"] == pytest.approx(worst[name], abs=1e-12), name
 
 
 def test_one_seed_is_said_to_be_one_seed() -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from orchestration.comparison.metrics import final_metrics, known, known_of_groups
-from orchestration.comparison.rate_metrics import RATE_METRICS
+from orchestration.comparison.rate_metrics import RATE_METRICS, WORST_GROUP_METRICS
 from orchestration.comparison.statistics import Spread, spread
 from orchestration.comparison.values import worst_over_median
 from orchestration.records.published import (
@@ -44,7 +44,11 @@ TRIAL = PublishedTrial(
 )
 
 
-OF_COUNTS = {metric.name for metric in RATE_METRICS} - {"accuracy_gap"}
+OF_COUNTS = {metric.name for metric in (*RATE_METRICS, *WORST_GROUP_METRICS.values())} - {
+    "accuracy_gap",
+    "worst_group_accuracy",
+    "worst_group_accuracy_change",
+}
 
 
 def test_rates_follow_from_counts() -> None:
@@ -85,6 +89,7 @@ def test_results_json_holds_every_metric_under_its_name() -> None:
         "loss": 0.62,
         "accuracy_change": -0.07,
         "worst_group_accuracy": 0.54,
+        "worst_group_accuracy_change": -0.11,
         "unequal_cost": pytest.approx(0.09),
         "accuracy_gap": 0.36,
         "epsilon_gap": None,
@@ -101,6 +106,7 @@ def test_mlflow_holds_every_finite_one() -> None:
         "final/wall_seconds": 90.0,
         "fairness/accuracy_change": -0.07,
         "fairness/worst_group_accuracy": 0.54,
+        "fairness/worst_group_accuracy_change": -0.11,
         "fairness/unequal_cost": pytest.approx(0.09),
         "fairness/accuracy_gap": 0.36,
         "privacy/epsilon": 3.0,

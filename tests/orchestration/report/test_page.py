@@ -12,17 +12,22 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
+from importlib.resources import files
 from pathlib import Path
 
 import plotly.graph_objects as go
 import pytest
 
+from accounting import PoissonSampling, account, parse_schedule, planned_trace
+from accounting.pld import vadhan_epsilon
 from orchestration.comparison.evidence import NO_EVIDENCE
 from orchestration.comparison.findings import findings
 from orchestration.comparison.formats import number, points, seconds
+from orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
 from orchestration.comparison.settings import Setting, best_trade_offs, finished_settings, group_names
 from orchestration.comparison.statistics import pareto_front
 from orchestration.comparison.values import accuracy, median_epsilon, unequal_cost, worst_over_median
+from orchestration.records.attempts import Attempt
 from orchestration.records.published import (
     Histogram,
     Label,
@@ -30,6 +35,7 @@ from orchestration.records.published import (
     PublishedQuality,
     PublishedSweep,
     PublishedTrial,
+    PublishedTuning,
 )
 from orchestration.records.release_modes import RELEASE_MODES, Disclosure
 from orchestration.records.states import TrialState
@@ -211,9 +217,49 @@ def test_pictures_across_sweeps_share_their_looks() -> None:
 def test_every_figure_that_is_drawn_has_its_place_on_the_page_and_some_in_mlflow() -> None:
     data = sample_sweep(targets=(1.0, 3.0, 8.0))
     html, drawn = render(data), drawn_figures(data)
-    assert {each.kind for each in drawn} == {kind for kind in FIGURES if kind.section != "tuning"}
+    left_out = {"tuning: ", "tried: ", "loss"}
+    assert {each.kind for each in drawn} == {kind for kind in FIGURES if kind.name not in left_out}
     assert all(f'data-figure="{each.name}"' in html and each.title for each in drawn)
     assert list(figures_for_mlflow(data)) == ["utility-fairness", "group-accuracy", "group-epsilon"]
+
+
+def test_accuracy_loss_and_cost_are_drawn_over_the_epochs() -> None:
+    drawn = figures(sample_sweep())
+    (flat, *_) = [trace for trace in drawn["accuracy"].data if trace.name == "flat · constant"]
+    assert list(flat.y) == [epoch.metrics["test_accuracy"] for epoch in sample_trial().history]
+    assert [trace.name for trace in drawn["epsilon"].data] == [trace.name for trace in drawn["noise"].data]
+    assert "loss" not in drawn, "the sample has no losses over epochs"
+    losses = tuple(replace(epoch, metrics={"test_loss": 2.0 / (1 + epoch.epoch)}) for epoch in sample_trial().history)
+    data = replace(sample_sweep(), trials=(replace(sample_trial(), history=losses),))
+    assert figures(data)["loss"].data[0].y[1] == 1.0
+    assert "accuracy" not in figures(data)
+
+
+def test_groups_of_records_lie_between_k_times_one_and_the_generic_conversion() -> None:
+    trace = planned_trace(parse_schedule("constant", 1.5), PoissonSampling(0.02), 2, 50, 5000)
+    sizes = (1, 2, 4)
+    tight = {size: account(trace, 1e-5, "pld", size).epsilon for size in sizes}
+    trial = sample_trial()
+    assert trial.privacy is not None
+    privacy = replace(trial.privacy, epsilon=tight[1], group_epsilons=tight)
+    shown = replace(trial, privacy=privacy, attempts=(Attempt(trial.key, 1, 1e-5, trace),))
+    drawn = figures(replace(sample_sweep(), trials=(shown,)))["group-size"]
+    lines = {trace.name.rpartition(", ")[2]: list(trace.y) for trace in drawn.data}
+    assert lines["tight"] == [tight[size] for size in sizes]
+    assert lines["at least"] == [size * tight[1] for size in sizes]
+    assert all(low <= value for low, value in zip(lines["at least"], lines["tight"], strict=True))
+    generic = lines["by Vadhan’s conversion"]
+    assert generic == [vadhan_epsilon(trace, 1e-5, size) for size in sizes]
+    assert generic[2] > 1.05 * lines["tight"][2]
+
+
+def test_a_marker_tells_the_hyperparameters_that_differ() -> None:
+    def tuned(clipping: str, bound: float) -> PublishedTrial:
+        return replace(sample_trial(clipping), params={"clipping.bound": bound, "epochs": 3})
+
+    data = replace(sample_sweep(), trials=(tuned("flat", 0.5), tuned("dpsgd_f", 2.0)))
+    hovers = [trace.text for trace in figures(data)["utility-fairness"].data if trace.text]
+    assert hovers == [("<br>clipping bound: 0.5",), ("<br>clipping bound: 2",)]
 
 
 def test_privacy_gets_its_own_axis_when_it_varies() -> None:
@@ -240,10 +286,20 @@ def test_whiskers_show_the_noise_of_a_release() -> None:
     assert list(trace.error_x.array) == list(trace.error_x.arrayminus) == [errors[name] for name in trace.text]
 
 
+def test_the_page_compares_by_the_chosen_metric_of_the_worst_group() -> None:
+    data = replace(sample_sweep(), worst_group="accuracy_change")
+    drawn, text = figures(data), Page(render(data)).text
+    assert drawn["utility-fairness"].layout.yaxis.title.text == "change of the worst-served group"
+    assert "best change of a worst-served group under privacy" in text
+    assert "Worst change" in text
+    assert '<option value="worst_group_accuracy_change" selected>' in render(data)
+
+
 def test_the_pareto_front_drops_what_is_beaten() -> None:
     assert pareto_front([(1.0, 1.0), (2.0, 0.5), (2.0, 2.0), (1.0, 1.0)]) == (0, 1, 3)
     assert pareto_front([]) == ()
-    front = {setting.name for setting in best_trade_offs(finished_settings(sample_sweep().trials))}
+    worst = WORST_GROUP_METRICS["accuracy"]
+    front = {setting.name for setting in best_trade_offs(finished_settings(sample_sweep().trials), worst)}
     assert front == {"dpsgd_f · exponential"}, "epsilons that differ by a rounding are the same cost"
 
 
@@ -406,6 +462,40 @@ def test_a_reader_sorts_filters_and_chooses_axes(tmp_path: Path, width: int) -> 
     assert int(data["wide"]) <= max(width, 500), "no sideways scrolling; a window is at least 500 pixels wide"
 
 
+CHECK = """<script>
+addEventListener("error", () => document.body.dataset.failed = "yes");
+const ready = setInterval(async () => {
+  if (!document.body.dataset.drawn) return;
+  clearInterval(ready);
+  const found = await axe.run(document);
+  document.body.dataset.passes = found.passes.length;
+  document.body.dataset.found = found.violations.map(each => each.impact + " " + each.id).join(", ");
+}, 50);
+</script></body>"""
+
+
+@pytest.mark.skipif(not CHROMIUM, reason="no chromium or chrome to draw the page with")
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("spoilt", ["", '<img src="data:,">'], ids=["as it is", "with a picture without a name"])
+def test_axe_finds_nothing_that_keeps_a_reader_out(tmp_path: Path, width: int, spoilt: str) -> None:
+    axe = files("axe_core_python").joinpath("axe.min.js").read_text().replace("</script>", "<\\/script>")
+    page = tmp_path / "report.html"
+    page.write_text(render(sample_sweep()).replace("</body>", f"{spoilt}<script>{axe}</script>{CHECK}"))
+    finished = subprocess.run(
+        [
+            CHROMIUM, *FLAGS, f"--window-size={width},900", f"--user-data-dir={tmp_path / 'profile'}",
+            "--dump-dom", page.as_uri(),
+        ],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    body = re.search(r"<body ([^>]*)>", finished.stdout)
+    assert body is not None
+    data = dict(re.findall(r'data-(\w+)="([^"]*)"', body[1]))
+    assert "failed" not in data
+    assert int(data["passes"]) > 20
+    assert data["found"] == ("critical image-alt" if spoilt else "")
+
+
 def test_swept_values_have_curves_by_method() -> None:
     def swept(clipping: str, bound: float, seed: int) -> PublishedTrial:
         trial = sample_trial(clipping, "constant", seed, target=1.0 + bound, bound=bound)
@@ -420,3 +510,26 @@ def test_swept_values_have_curves_by_method() -> None:
     assert [trace.name for trace in curve.data] == ["flat · constant", "dpsgd_f · constant"]
     assert [list(trace.x) for trace in curve.data] == [[0.5, 2.0]] * 2
     assert not [name for name in figures(sample_sweep()) if name.startswith("tuning")]
+
+
+def test_what_tuning_tried_has_a_curve_for_every_setting() -> None:
+    def tuned(clipping: str, bounds: dict[float, float | None]) -> PublishedTrial:
+        tried = tuple(
+            ({"clipping.bound": bound, "optimizer.learning_rate": rate}, None if score is None else score - rate / 100)
+            for bound, score in bounds.items()
+            for rate in (1.0, 2.0)
+        )
+        chosen = {"clipping.bound": 2.0, "optimizer.learning_rate": 1.0}
+        return replace(sample_trial(clipping), tuning=PublishedTuning("accuracy", chosen, tried))
+
+    trials = tuned("flat", {0.5: 0.7, 2.0: 0.9, 8.0: None}), tuned("dpsgd_f", {0.5: 0.8, 2.0: 0.85, 8.0: 0.6})
+    data = replace(sample_sweep(), trials=trials)
+    curve = figures(data)["tried: accuracy, as tuned, against clipping bound"]
+    flat, fair = (trace for trace in curve.data if trace.mode == "lines+markers")
+    assert (list(flat.x), list(fair.x)) == ([0.5, 2.0], [0.5, 2.0, 8.0])
+    assert list(flat.y) == pytest.approx([0.69, 0.89])
+    assert list(fair.y) == pytest.approx([0.79, 0.84, 0.59])
+    assert list(fair.marker.size) == [8, 14, 8], "where it was chosen"
+    assert curve.layout.xaxis.type == "log"
+    assert "tried: accuracy, as tuned, against optimizer learning rate" in figures(data)
+    assert "asks for a wider range" in Page(render(data)).text

@@ -144,7 +144,7 @@ def test_every_trial_shows_its_own_numbers_under_their_headings() -> None:
     failed = replace(TRIALS[3], key="lost", labels={"clipping": "lost"}, state=TrialState.FAILED, error="<lost>")
     failed = replace(failed, quality=None, privacy=None, individuals=None, history=(), started=None)
     estimated = replace(TRIALS[1], privacy=PublishedPrivacy(3.0, 1e-5, "rdp", "estimate", "zero_out"))
-    found = rows(trials_table([estimated, TRIALS[2], failed]))
+    found = rows(trials_table([estimated, TRIALS[2], failed], "worst_group_accuracy"))
     heads = (
         "Status", "Accountant", "Worst-case ε", "Initial σ", "Test accuracy", "Loss", "Worst-served group", "Time",
         "Remarks",
@@ -190,7 +190,7 @@ def test_nothing_known_is_no_table() -> None:
     style = style_of(bare)
     for table in (group_sizes_table, estimates_table, losses_table, attacks_table):
         assert table(bare, style) == ""
-    assert trials_table(()) == "<p>None.</p>"
+    assert trials_table((), "worst_group_accuracy") == "<p>None.</p>"
 
 
 def test_failed_trials_are_in_no_average() -> None:

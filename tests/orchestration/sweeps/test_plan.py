@@ -261,3 +261,10 @@ def test_a_refusal_quotes_an_error_only_where_everything_is_shown(
     (reason,) = planned(clipping="flat", noise="constant", release=release).reasons()
     assert ("row 17" in reason) == quoted
     assert "RuntimeError" in reason
+
+
+def test_a_worst_group_by_a_rate_of_two_classes_needs_two_classes() -> None:
+    chosen = {"clipping": "flat", "noise": "constant", "seeds": 0, "compare": {"worst_group": "fpr"}}
+    (reason,) = plan_sweep(parse_sweep(small(**chosen))).reasons()
+    assert "compare.worst_group is false_positive_rate, which needs two classes, but digits has 10" in reason
+    assert not plan_sweep(parse_sweep(small(**chosen, data="breast_cancer"))).refusals

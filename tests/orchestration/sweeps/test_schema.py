@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from accounting.errors import InvalidInput
+from orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
+from orchestration.sweeps.compare import CompareSettings
 from orchestration.sweeps.grid import grid
 from orchestration.sweeps.identity import LONGEST_KEY
 from orchestration.sweeps.schema import parse_sweep
@@ -258,3 +261,13 @@ def test_selection_on_public_data_needs_no_acceptance() -> None:
 def test_a_grid_of_a_million_is_refused_before_it_is_made() -> None:
     with pytest.raises(InvalidInput, match=r"up to 4,000,000 trials, but a sweep at most 10,000; shorten its lists"):
         grid(parse_sweep(small(seeds=list(range(1000)), epochs=list(range(1, 1001)), clipping=["flat", "dpsgd_f"])))
+
+
+def test_the_metric_of_the_worst_group_may_be_short_and_changes_no_trial() -> None:
+    short, full = (parse_sweep(small(compare={"worst_group": name})) for name in ("tpr", "true_positive_rate"))
+    assert short.compare.worst_group == full.compare.worst_group == "true_positive_rate"
+    assert parse_sweep(SMALL).compare.worst_group == "accuracy"
+    assert [point.key for point in grid(short)] == [point.key for point in grid(parse_sweep(SMALL))]
+    assert {*get_args(CompareSettings.model_fields["worst_group"].annotation)} == {*WORST_GROUP_METRICS}
+    with pytest.raises(InvalidInput, match=r"compare\.worst_group: .*'accuracy'.* but got 'tprs'"):
+        parse_sweep(small(compare={"worst_group": "tprs"}))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 from accounting.errors import InvalidInput
 from orchestration.sweeps.grid import grid
 from orchestration.sweeps.plan import plan_sweep
 from orchestration.sweeps.schema import SweepSpec, parse_sweep
+from orchestration.sweeps.search import next_candidates
 from orchestration.sweeps.tune import (
+    Adapted,
     Winner,
     candidates_of,
     setting_of,
@@ -53,6 +57,70 @@ class TestCandidates:
         assert 40 < sum(each["clipping.bound"] < 0.1 for each in found) < 95  # a third of the decades
         assert all(1 <= each["optimizer.learning_rate"] <= 3 for each in found)
         assert {each["epochs"] for each in found} == {2, 4}
+
+
+class TestOptuna:
+    RANGES: ClassVar = {"clipping.bound": {"log_uniform": [0.01, 10]}, "optimizer.learning_rate": [0.5, 1, 2]}
+
+    def searched(self, **changes: Any) -> SweepSpec:
+        return tuned({"parameters": self.RANGES, "search": "optuna", "samples": 24, **changes})
+
+    def proposed(self, sweep: SweepSpec, best: dict[str, float]) -> tuple[Adapted, dict[str, list[float]]]:
+        """All rounds of a search in which the score falls with the distance of the bound from the best of a setting;
+        with the bounds that each setting tried."""
+        assert sweep.tune is not None
+        adapted, rounds = Adapted(candidates=candidates_of(sweep.tune)), 0
+        while True:
+            places = {name: adapted.proposed.get(name, range(len(adapted.candidates))) for name in best}
+            bounds = {name: [adapted.candidates[each]["clipping.bound"] for each in places[name]] for name in best}
+            scores = {
+                name: {each: -abs(math.log(adapted.candidates[each]["clipping.bound"] / best[name])) for each in found}
+                for name, found in places.items()
+            }
+            further = next_candidates(sweep.tune, adapted, scores)
+            if further is None:
+                assert rounds == 3
+                return adapted, bounds
+            adapted, rounds = further, rounds + 1
+
+    def test_half_are_drawn_alike_and_the_others_follow_the_scores_of_each_setting(self) -> None:
+        adapted, bounds = self.proposed(self.searched(), {"a": 0.05, "b": 5.0})
+        assert bounds["a"][:12] == bounds["b"][:12], "drawn alike"
+        assert {name: len(found) for name, found in bounds.items()} == {"a": 24, "b": 24}
+        later = {name: np.median(np.log(found[12:])) for name, found in bounds.items()}
+        assert abs(later["a"] - math.log(0.05)) < 1.0 < abs(later["a"] - math.log(5.0))
+        assert abs(later["b"] - math.log(5.0)) < 1.0 < abs(later["b"] - math.log(0.05))
+        assert all(each["optimizer.learning_rate"] in (0.5, 1, 2) for each in adapted.candidates)
+        assert all(0.01 <= bound <= 10 for found in bounds.values() for bound in found)
+
+    def test_equal_scores_give_equal_proposals(self) -> None:
+        one, again, other = (self.proposed(self.searched(seeds=[seed]), {"a": 0.05})[1] for seed in (7, 7, 8))
+        assert one == again != other
+
+    def test_each_setting_trains_what_was_proposed_for_it(self) -> None:
+        text = text_of(tune={**TUNE, "parameters": self.RANGES, "search": "optuna", "samples": 4})
+        first = grid(while_tuning(parse_sweep(text)))
+        flat, *_ = {point.setting for point in first if point.labels["clipping"] == "flat"}
+        candidates = ({"clipping.bound": 1.0 + place, "optimizer.learning_rate": 1} for place in range(4))
+        names: dict[str, tuple[int, ...]] = {point.setting: (0, 1) for point in first}
+        names[flat] = (0, 1, 3)
+        adapted = Adapted(candidates=tuple(candidates), proposed=names)
+        stage = parse_sweep(tuning_stage(parse_sweep(text), text, adapted))
+        assert stage.adapted == adapted
+        points = grid(stage)
+        assert [point.candidate for point in points if point.setting == flat] == [0, 1, 3]
+        assert {point.candidate for point in points if point.is_private and point.setting != flat} == {0, 1}
+        assert {point.baseline for point in points} - {None} <= {point.key for point in points}
+
+    def test_a_private_selection_needs_candidates_that_do_not_follow_results(self) -> None:
+        asked = {"privacy": "private_selection", "trials": 3}
+        with pytest.raises(InvalidInput, match="candidates that do not follow results; use search: grid"):
+            parse_sweep(text_of(noise_source="os_entropy", tune={**TUNE, **asked, "search": "optuna", "samples": 4}))
+
+    def test_without_the_package_it_says_what_to_install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+        with pytest.raises(InvalidInput, match=r"pip install 'dpsweep\[optuna\]', or use search: random"):
+            plan_sweep(self.searched())
 
 
 class TestStages:
@@ -167,6 +235,7 @@ def test_what_dpsweep_writes_belongs_to_tune() -> None:
         ({"parameters": {"clipping.bound": {"uniform": [1, 2]}}}, {}, "no ranges, as for clipping.bound"),
         ({"parameters": {"clipping.bound": []}}, {}, "expected a list of values"),
         ({"search": "random"}, {}, "needs samples"),
+        ({"search": "optuna"}, {}, "search optuna needs samples"),
         ({"samples": 3}, {}, "no samples"),
         ({"privacy": "public"}, {}, "belong together"),
         ({"data": "digits"}, {}, "belong together"),

@@ -16,10 +16,12 @@ from typing import Any
 
 import pytest
 
+from accounting.errors import InvalidInput
 from accounting.schedules import SCHEDULES
+from orchestration.comparison.best import best
 from orchestration.comparison.evidence import gather
 from orchestration.comparison.findings import Findings, findings
-from orchestration.comparison.rate_metrics import GROUP_METRICS
+from orchestration.comparison.rate_metrics import GROUP_METRICS, WORST_GROUP_METRICS
 from orchestration.comparison.values import accuracy
 from orchestration.records.layout import SweepFiles
 from orchestration.records.published import Label, PublishedDataset, PublishedSweep, PublishedTrial
@@ -28,7 +30,9 @@ from orchestration.records.states import TrialState
 from orchestration.report.catalogue import figures_for_mlflow
 from orchestration.tracking.embedded import embedded_tracking_uri
 from orchestration.tracking.mlflow import MlflowTracker
+from orchestration.tracking.models import shared_view
 from orchestration.tracking.protocol import TrackedSweep
+from orchestration.tracking.registry import register_best
 from tests.orchestration.sample_outcomes import sweep_of
 from tests.orchestration.sample_sweeps import EPOCHS, sample_sweep, sample_trial
 from tests.workers.trial_specs import small_trial
@@ -393,6 +397,51 @@ def test_the_best_model_is_found_by_a_search_and_loads_with_its_signature(
     assert (loaded.predict(rows) == expected).all()
 
 
+def test_the_winner_gets_a_name_and_an_alias_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tracker, found, files = compared(folder)
+    tracker.log_comparison(found, [], files)
+    winner, uri = best(found, "worst_group"), embedded_tracking_uri(folder)
+    for _ in range(2):
+        made = register_best(winner, SWEEP.sweep_id, files, "people", tracking_uri=uri)
+        assert (made.address, made.version) == ("models:/people@champion", "1")
+    again = register_best(winner, SWEEP.sweep_id, files, "people", "fairest", uri)
+    assert (again.address, again.version) == ("models:/people@fairest", "1")
+    client = client_of(folder)
+    version = client.get_model_version_by_alias("people", "champion")
+    assert version.tags["dpsweep.trial_key"] == winner.trial.key == "dpsgd_f-0"
+    assert (version.tags["by"], version.tags["epsilon"]) == ("worst_group_accuracy", "3.00")
+    assert " to " in version.tags["interval"]
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    mlflow.set_registry_uri(uri)
+    spec = small_trial(epochs=1)
+    rows = load_dataset(spec.data).test.features.numpy()
+    expected = load_trained(files.trial("dpsgd_f-0"), spec).logits(rows)
+    assert (mlflow.pyfunc.load_model(made.address).predict(rows) == expected).all()
+    with pytest.raises(InvalidInput, match="MLflow refuses the name 'people' or the alias 'latest'"):
+        register_best(winner, SWEEP.sweep_id, files, "people", "latest", uri)
+    other = best(found, "accuracy")
+    with pytest.raises(InvalidInput, match="keeps no weights of the model of flat-0; give the --tracking-uri"):
+        register_best(other, SWEEP.sweep_id, files, "people", tracking_uri=uri)
+
+
+def test_another_metric_of_the_worst_group_orders_runs_and_models(folder: Path) -> None:
+    tracker, found, files = compared(folder)
+    chosen = replace(found, worst_group=WORST_GROUP_METRICS["false_positive_rate"])
+    tracker.log_comparison(chosen, [], files)
+    client = client_of(folder)
+    experiment = client.get_experiment_by_name("dpsweep")
+    assert experiment is not None
+    view = json.loads(experiment.tags[f"mlflow.sharedViewState.{SWEEP.sweep_id}"])
+    name = "metrics.`fairness/worst_group_false_positive_rate`"
+    assert name in view["selectedColumns"]
+    assert (view["orderByKey"], view["orderByAsc"]) == (name, True), "the lowest of the highest rates first"
+    order = [{"field_name": "metrics.setting/worst_group_false_positive_rate", "ascending": True}]
+    models = client.search_logged_models([experiment.experiment_id], "metrics.`privacy/epsilon` <= 8", order_by=order)
+    fairest = chosen.best("worst_group_false_positive_rate")
+    assert fairest is not None
+    assert models[0].tags["dpsweep.setting"] == fairest.name
+
+
 def test_no_baselines_weights_and_no_pickle_are_copied(folder: Path) -> None:
     tracker, found, files = compared(folder)
     run_trial(small_trial(epochs=1), files.trial("none-0").root)
@@ -420,6 +469,21 @@ def test_the_sweeps_own_run_has_the_headline_and_its_address_opens_the_compariso
     assert experiment is not None
     view = json.loads(experiment.tags[f"mlflow.sharedViewState.{SWEEP.sweep_id}"])
     assert "metrics.`fairness/worst_group_accuracy`" in view["selectedColumns"]
+    parallel, scatter = view["compareRunCharts"]
+    assert (parallel["type"], scatter["type"]) == ("PARALLEL", "SCATTER")
+    assert parallel["selectedParams"] == ["clipping", "schedule"], "nothing else differs"
+    assert parallel["selectedMetrics"][:2] == ["privacy/epsilon", "fairness/worst_group_accuracy"]
+    assert {parallel["metricSectionId"], scatter["metricSectionId"]} == {view["compareRunSections"][0]["uuid"]}
+    bounds = {"flat": 0.5, "dpsgd_f": 2.0}
+    settings = [
+        replace(
+            each,
+            trials=tuple(replace(t, params={"spec.clipping.params.bound": bounds[each.clipping]}) for t in each.trials),
+        )
+        for each in found.private
+    ]
+    charts = json.loads(shared_view("x", replace(found, settings=tuple(settings))))["compareRunCharts"]
+    assert charts[0]["selectedParams"] == ["clipping", "schedule", "spec.clipping.params.bound"]
     assert tracker.address == (
         f"#/experiments/{experiment.experiment_id}/runs?viewStateShareKey={SWEEP.sweep_id}&compareRunsMode=TABLE"
     )

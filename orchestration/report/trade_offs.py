@@ -1,0 +1,111 @@
+"""Draw accuracy, the worst-served group and epsilon against each other: one marker per setting. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import plotly.graph_objects as go
+
+from orchestration.comparison.formats import SHARES
+from orchestration.comparison.rate_metrics import spoken_worst
+from orchestration.comparison.settings import Setting, best_trade_offs
+from orchestration.comparison.values import accuracy, epsilon
+from orchestration.report.figures import Axis, Scene, blank, meta_of, numbers, plain_text, spoken_place, whiskers
+from orchestration.report.style import INK, MUTED
+
+_TOTAL = Axis("accuracy on test data", accuracy)
+_COST = Axis("worst-case ε (log scale)", epsilon, ".3~g")
+
+
+def utility_fairness(scene: Scene) -> go.Figure:
+    """The chosen metric of the worst-served group against accuracy on all test data."""
+    return _scatter(scene, _TOTAL, worst_axis(scene))
+
+
+def privacy_utility(scene: Scene) -> go.Figure | None:
+    """Accuracy against worst-case epsilon; None if all private settings have the same epsilon."""
+    return _privacy(scene, _TOTAL)
+
+
+def privacy_fairness(scene: Scene) -> go.Figure | None:
+    """The worst group against worst-case epsilon; None if all private settings have the same epsilon."""
+    return _privacy(scene, worst_axis(scene))
+
+
+def hyperparameters(settings: Sequence[Setting]) -> dict[str, str]:
+    """By the name of a setting: its numbers that differ between settings, such as bounds and learning rates, as lines
+    of a hover."""
+    found = {setting.name: numbers(setting) for setting in settings}
+    values: dict[str, set[float]] = {}
+    for own in found.values():
+        for name, value in own.items():
+            values.setdefault(name, set()).add(value)
+    varied = [name for name, several in values.items() if len(several) > 1]
+    return {
+        setting: "".join(f"<br>{plain_text(spoken_place(name))}: {own[name]:g}" for name in varied if name in own)
+        for setting, own in found.items()
+    }
+
+
+def worst_axis(scene: Scene) -> Axis:
+    """The metric of the worst-served group that the sweep compares settings by."""
+    of = scene.worst_group
+    return Axis(f"{spoken_worst(of)} of the worst-served group", of.value, ".2~%" if of.format in SHARES else ".3~g")
+
+
+def _privacy(scene: Scene, y: Axis) -> go.Figure | None:
+    """``y`` against worst-case epsilon; None if all private settings have the same epsilon to two digits."""
+    private = [setting for setting in scene.settings if not setting.is_baseline]
+    costs = {f"{cost.mean:.2g}" for cost in (setting.over_seeds(epsilon) for setting in private) if cost}
+    if len(costs) < 2:
+        return None
+    figure = _scatter(replace(scene, settings=private), _COST, y)
+    figure.update_xaxes(type="log", dtick="D2")
+    for baseline in (setting for setting in scene.settings if setting.is_baseline):
+        level = baseline.over_seeds(y.value)
+        if level:
+            figure.add_hline(level.mean, line={"color": MUTED, "width": 1, "dash": "dot"})
+            figure.add_annotation(
+                x=0, xref="paper", xanchor="left", y=level.mean, yanchor="bottom", text=baseline.name, showarrow=False
+            )
+    return figure
+
+
+def _scatter(scene: Scene, x: Axis, y: Axis) -> go.Figure:
+    """One marker per setting at its mean over seeds, whiskers over their range, a faint dot per seed."""
+    figure = blank(height=430)
+    style, front = scene.style, best_trade_offs(scene.settings, scene.worst_group)
+    adapted = hyperparameters(scene.settings)
+    for setting in scene.settings:
+        across, up = setting.over_seeds(x.value), setting.over_seeds(y.value)
+        if across is None or up is None:
+            continue
+        seeds = [(x.value(trial), y.value(trial)) for trial in setting.trials] if len(setting.trials) > 1 else []
+        look = {"color": style.colour(setting), "symbol": style.symbol(setting)}
+        figure.add_scatter(
+            x=[point[0] for point in seeds],
+            y=[point[1] for point in seeds],
+            mode="markers",
+            marker={**look, "size": 6, "opacity": 0.35},
+            hoverinfo="skip",
+            meta=meta_of(setting),
+        )
+        ring = {"color": INK, "width": 2.5} if setting in front else {"color": "white", "width": 1}
+        figure.add_scatter(
+            x=[across.mean],
+            y=[up.mean],
+            error_x=whiskers(across.mean, across.low, across.high, style.colour(setting)),
+            error_y=whiskers(up.mean, up.low, up.high, style.colour(setting)),
+            mode="markers",
+            marker={**look, "size": 15, "line": ring if not setting.is_baseline else {"width": 2.5}},
+            name=setting.name,
+            text=[adapted.get(setting.name, "")],
+            hovertemplate=(
+                f"<b>{plain_text(setting.name)}</b><br>{x.title}: %{{x}}<br>{y.title}: %{{y}}%{{text}}<extra></extra>"
+            ),
+            meta=meta_of(setting),
+        )
+    figure.update_xaxes(title_text=x.title, tickformat=x.ticks)
+    figure.update_yaxes(title_text=y.title, tickformat=y.ticks, rangemode="nonnegative")
+    return figure

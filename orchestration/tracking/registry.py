@@ -1,0 +1,105 @@
+"""The winner of a sweep as a registered model of MLflow, on request."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from mlflow import MlflowClient
+from mlflow.entities import LoggedModel
+from mlflow.exceptions import MlflowException
+
+from accounting.errors import InvalidInput
+from orchestration.comparison.best import Best
+from orchestration.comparison.formats import number
+from orchestration.comparison.plain_text import masked
+from orchestration.comparison.values import delta, epsilon
+from orchestration.records.layout import SweepFiles
+from orchestration.tracking.addresses import probe
+from orchestration.tracking.embedded import embedded_tracking_uri
+from orchestration.tracking.models import SETTING, SWEEP, TRIAL
+from orchestration.tracking.protocol import EXPERIMENT, TrackingUnavailable
+
+_MODEL: Final = "dpsweep.logged_model"
+ALIAS: Final = "champion"
+"""The alias of a winner unless another one is given."""
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A version of a registered model. address: by which ``mlflow.pyfunc.load_model`` loads it."""
+
+    name: str
+    version: str
+    alias: str
+
+    @property
+    def address(self) -> str:
+        """``models:/NAME@ALIAS``."""
+        return f"models:/{self.name}@{self.alias}"
+
+
+def register_best(
+    found: Best, sweep_id: str, files: SweepFiles, name: str, alias: str = ALIAS, tracking_uri: str | None = None
+) -> Registered:
+    """Register the model of the winner under a name, and give that version the alias; again, it moves the alias alone.
+
+    tracking_uri: where the sweep was recorded; by default ``MLFLOW_TRACKING_URI``, else the store in its folder.
+    Raises: InvalidInput for a winner whose model MLflow does not keep, and for names that MLflow refuses;
+    TrackingUnavailable.
+    """
+    uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or embedded_tracking_uri(files.local_folder)
+    probe(uri)
+    client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+    try:
+        model = _logged(client, sweep_id, found.trial.key)
+        if model is None:
+            raise InvalidInput(
+                f"MLflow at {masked(uri, uri)} keeps no weights of the model of {found.trial.key}; give the "
+                "--tracking-uri that the sweep was run with, or register its model.pt by hand"
+            )
+        version = _version(client, model, name, _facts(found))
+        client.set_registered_model_alias(name, alias, version)
+    except MlflowException as error:
+        if error.error_code == "INVALID_PARAMETER_VALUE":
+            raise InvalidInput(f"MLflow refuses the name {name!r} or the alias {alias!r}: {error.message}") from error
+        raise TrackingUnavailable(
+            masked(f"cannot register a model in MLflow at {uri}: {error.message}", uri)
+        ) from error
+    return Registered(name, version, alias)
+
+
+def _logged(client: MlflowClient, sweep_id: str, key: str) -> LoggedModel | None:
+    """The model of a trial, if MLflow keeps its weights."""
+    experiment = client.get_experiment_by_name(EXPERIMENT)
+    if experiment is None:
+        return None
+    chosen = f"tags.`{SWEEP}` = '{sweep_id}'"
+    found = client.search_logged_models([experiment.experiment_id], f"{chosen} AND tags.`{TRIAL}` = '{key}'")
+    return next((model for model in found if client.list_logged_model_artifacts(model.model_id)), None)
+
+
+def _version(client: MlflowClient, model: LoggedModel, name: str, facts: Mapping[str, str]) -> str:
+    """The version of a logged model under a name: the one that it has, or a new one."""
+    try:
+        client.create_registered_model(name)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+    for version in client.search_model_versions(f"name = '{name}'"):
+        if version.tags.get(_MODEL) == model.model_id:
+            return str(version.version)
+    tags = {**facts, _MODEL: model.model_id, SETTING: model.tags.get(SETTING, ""), TRIAL: model.tags[TRIAL]}
+    source, run = model.artifact_location, model.source_run_id
+    return str(client.create_model_version(name, source, run, tags=tags, model_id=model.model_id).version)
+
+
+def _facts(found: Best) -> dict[str, str]:
+    """What it is the best by, and what it costs, as tags."""
+    cost, least = epsilon(found.trial), delta(found.trial)
+    facts = {"by": found.by, found.by: number(found.value, 4), "epsilon": number(cost), "delta": f"{least:g}"}
+    if found.interval is None:
+        return facts
+    return {**facts, "interval": f"{number(found.interval.low, 4)} to {number(found.interval.high, 4)}"}
