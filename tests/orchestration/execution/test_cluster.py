@@ -187,6 +187,28 @@ def test_trials_are_accounted_again_on_the_nodes(address: str, tmp_path: Path) -
     assert len(accounts) == 2
 
 
+def test_a_private_selection_trains_on_the_nodes_and_leaves_the_best_alone(address: str, tmp_path: Path) -> None:
+    text = small(
+        data={"name": "digits", "public_fraction": 0.2},
+        model="logistic",
+        epochs=1,
+        clipping="flat",
+        noise="constant",
+        seeds=0,
+        noise_source="os_entropy",
+        privacy={"target_epsilon": 5, "delta": 1e-4, "accountant": "rdp"},
+        tune={"parameters": {"clipping.bound": [0.01, 1.0]}, "privacy": "private_selection", "trials": 4},
+    )
+    done, files = run_on(address, tmp_path, text), SweepFiles(str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    (trial,) = json.loads(done.stdout)["trials"]
+    assert (trial["status"], trial["tuning"], trial["accountant"]) == ("finished", "private_selection", "selection-rdp")
+    assert 4.9 < trial["epsilon"] <= 5.0
+    assert [path.name for path in Path(files.trials).iterdir()] == [trial["key"]]
+    assert not Path(files.selection).exists()
+    assert "candidate" not in done.stderr.replace("candidates", ""), "nothing of single candidates is shown"
+
+
 @pytest.mark.long
 def test_the_quickstart_as_it_is_shipped(address: str, tmp_path: Path) -> None:
     done = run_on(address, tmp_path, QUICKSTART.read_text())
@@ -197,8 +219,12 @@ def test_the_quickstart_as_it_is_shipped(address: str, tmp_path: Path) -> None:
     assert len(private) == 12
     assert all(7.9 < trial["epsilon"] <= 8.0 for trial in private)
     assert all(trial["median_example_epsilon"] < trial["epsilon"] for trial in private)
-    fairest = max(private, key=lambda trial: trial["worst_group_accuracy"])
-    assert fairest["labels"]["clipping"] == "dpsgd_f"
+    assert {trial["tuning"] for trial in trials} == {"unaccounted"}
+    assert {trial["composed"]["sweep"]["candidates"] for trial in private} == {12}
+    served: dict[str, list[float]] = {}
+    for trial in private:
+        served.setdefault(trial["labels"]["clipping"], []).append(trial["worst_group_accuracy"])
+    assert max(served, key=lambda clipping: sum(served[clipping])) == "dpsgd_f"
 
 
 def test_another_token_is_refused_in_words(address: str, tmp_path: Path) -> None:
