@@ -45,7 +45,7 @@ from orchestration.report.catalogue import figures_for_mlflow
 from orchestration.report.prose import headline
 from orchestration.report.writing import write_reports
 from orchestration.sweeps.grid import settings_of
-from orchestration.sweeps.growth import grown, past_of
+from orchestration.sweeps.growth import begun, grown, past_of
 from orchestration.sweeps.plan import Plan, plan_sweep
 from orchestration.sweeps.schema import SweepSpec, parse_sweep
 from orchestration.sweeps.search import next_candidates
@@ -174,7 +174,7 @@ def _tuning(request: RunRequest, display: Display) -> Outcome:
     assert tune is not None, "only a sweep with tune has candidates"
     display.warn(f"tuning first, in {files.tuning}; then the best of each setting is trained in {files.root}")
     retry = tuple(word for word in request.retry if word in ("failed", "all"))  # keys name trials of the second stage
-    stage = _stage_before(request) or tuning_stage(request.sweep, request.text)
+    stage = begun(read_manifest(SweepFiles(files.tuning)), tuning_stage(request.sweep, request.text))
     while True:
         sweep = parse_sweep(stage)
         outcome = _run(replace(request, sweep=sweep, text=stage, output=files.tuning, retry=retry), display)
@@ -182,15 +182,6 @@ def _tuning(request: RunRequest, display: Display) -> Outcome:
         if outcome.stopped or further is None:
             return outcome
         stage, retry = tuning_stage(request.sweep, request.text, further), ()
-
-
-def _stage_before(request: RunRequest) -> str | None:
-    """The tuning that an earlier run of this very file has begun; None where there is none."""
-    stored = read_manifest(SweepFiles(request.files.tuning))
-    if stored is None:
-        return None
-    same = parse_sweep(tuning_stage(request.sweep, request.text)).plain() | {"adapted": None}
-    return stored.text if parse_sweep(stored.text).plain() | {"adapted": None} == same else None
 
 
 def _run_selected(request: RunRequest, display: Display) -> Outcome:

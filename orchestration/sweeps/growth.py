@@ -52,5 +52,13 @@ def grown(manifest: Manifest, sweep: SweepSpec, text: str, root: str) -> Manifes
     )
 
 
+def begun(tuning: Manifest | None, stage: str) -> str:
+    """The file of a tuning as an earlier run has left it, where it began as ``stage``; else ``stage``."""
+    if tuning is None:
+        return stage
+    before, now = parse_sweep(tuning.text), parse_sweep(stage)
+    return tuning.text if before.plain() | {"adapted": None} == now.plain() | {"adapted": None} else stage
+
+
 def _names(manifest: Manifest) -> Names:
     return names_by_labels(parse_sweep(manifest.text)) if manifest.names is None else manifest.names

@@ -47,9 +47,10 @@ def image_folder(
     """
     columns = attributes("image_folder", group)
     if groups is None and (group_names is not None or group != "group"):
+        what = "group" if group_names is None else "group_names"
         raise InvalidInput(
-            "`group_names` and `group` need `groups`, the CSV file with the attributes of each picture; name it too. "
-            "Without attributes, the groups are the classes"
+            f"`{what}` needs `groups`, the CSV file with the attributes of each picture; name it too. Without "
+            "attributes, the groups are the classes"
         )
     folder = require_path(path)
     parts = _parts(folder)
