@@ -19,6 +19,8 @@ from scipy import stats
 Array = npt.NDArray[np.float64]
 Covers = Literal["seeds and test examples", "splits, seeds and test examples", "test examples"]
 LEVEL: Final = 0.95
+_FEW: Final = 3
+"""Degrees of freedom of seeds below which their sample variance may be far too small."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ def unpaired(one: Runs, other: Runs, level: float = LEVEL) -> Interval | None:
         return None
     seeds = [_of_seeds(runs, runs.resampled[:, np.isfinite(runs.resampled).all(0)]) for runs in (one, other)]
     treated, between, spent = (sum(part) for part in zip(*seeds, strict=True))
-    variance = float(means.var(ddof=1)) + max(0.0, between - treated)
+    variance = _total(float(means.var(ddof=1)), treated, between, min(len(one.values), len(other.values)) - 1)
     half = float(stats.t.ppf(0.5 + level / 2.0, _degrees(variance, spent, len(one.values) - 1))) * math.sqrt(variance)
     centre = 2.0 * value - float(means.mean())
     count = min(len(one.values), len(other.values))
@@ -103,7 +105,7 @@ def _covers(runs: Runs) -> Covers:
 def _variance(runs: Runs, resampled: Array, of_examples: float) -> tuple[float, float]:
     """Variance of the mean over runs, and its degrees of freedom."""
     treated, between, spent = _of_seeds(runs, resampled)
-    whole = of_examples + max(0.0, between - treated)  # few seeds may agree by chance: never below the bootstrap
+    whole = _total(of_examples, treated, between, len(runs.values) - len(np.unique(runs.splits)))
     degrees = _degrees(whole, spent, len(runs.values) - len(np.unique(runs.splits)))
     names = np.unique(runs.splits)
     if len(names) < 2:
@@ -112,6 +114,12 @@ def _variance(runs: Runs, resampled: Array, of_examples: float) -> tuple[float, 
     # splits of the same data overlap: Nadeau and Bengio 2003, Section 3.2
     of_splits = float(means.var(ddof=1)) * (1.0 / len(names) + runs.overlap)
     return (of_splits, len(names) - 1.0) if of_splits > whole else (whole, degrees)
+
+
+def _total(of_examples: float, treated: float, between: float, freedom: int) -> float:
+    """The variance of a mean; of two or three seeds, which may agree by chance, never below that of the bootstrap."""
+    total = max(0.0, of_examples - treated) + between
+    return max(total, of_examples) if freedom < _FEW else total
 
 
 def _degrees(variance: float, spent: float, least: int) -> float:

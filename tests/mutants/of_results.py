@@ -76,7 +76,8 @@ RESULTS: Final[tuple[Mutant, ...]] = (
     *bugs_in(
         "orchestration/comparison/intervals.py",
         ("tests/orchestration/comparison/test_intervals.py",),
-        B("of_examples + max(0.0, between - treated)", "of_examples", "seeds leave intervals as they are"),
+        B("max(0.0, of_examples - treated) + between", "of_examples", "seeds leave intervals as they are"),
+        B("if freedom < _FEW else total", "if False else total", "two seeds that agree by chance are certain"),
         B("(1.0 / len(names) + runs.overlap)", "(1.0 / len(names))", "overlapping splits count as independent"),
         B(
             "self.values - other.values, self.resampled - other.resampled",

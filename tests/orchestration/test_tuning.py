@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import statistics
 from pathlib import Path
 
 import pytest
@@ -178,7 +179,7 @@ def test_optuna_goes_on_from_what_each_setting_has_scored(tmp_path: Path) -> Non
     assert len(set(rates)) == 8
     best = max(found.tried, key=lambda each: each[1] or 0.0)
     assert point.spec.optimizer.params["learning_rate"] == best[0]["optimizer.learning_rate"]
-    assert min(rates[4:]) > min(rates[:4]), "not where nothing is learnt"
+    assert statistics.median(rates[4:]) > max(rates[:4]), "where more is learnt"
     Path(outcome.files.manifest).unlink()  # as if it had died between the tuning and the sweep
     again = stored_record(SweepFiles(run_sweep(asked).files.tuning))
     assert [each.key for each in again.points] == [each.key for each in tuning.points]

@@ -152,7 +152,7 @@ def test_two_seeds_that_agree_by_chance_are_no_certainty() -> None:
     found = interval(runs)
     assert found is not None
     assert found.low < -0.005 < 0.003 < 0.011 < found.high
-    other = Runs(np.zeros(2), 0.01 * draws[::-1], np.zeros(2, dtype=np.int64))
+    other = Runs(np.zeros(2), 0.01 * np.random.default_rng(1).normal(size=(2, 1000)), np.zeros(2, dtype=np.int64))
     apart = unpaired(runs, other)
     assert apart is not None
     assert apart.low < 0.0 < apart.high
