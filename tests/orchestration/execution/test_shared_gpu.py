@@ -34,7 +34,7 @@ class Waits(nn.Linear):
         if self.training and len(x) > 8 and not hasattr(self, "met"):  # the planner tries it on a few examples
             self.met = MET / uuid.uuid4().hex
             self.met.touch()
-            end = time.monotonic() + 60
+            end = time.monotonic() + 300
             while len(list(MET.iterdir())) < 2 and time.monotonic() < end:
                 time.sleep(0.05)
             time.sleep(2)
