@@ -294,6 +294,7 @@ def line(
     width: float = 2.0,
     opacity: float = 1.0,
 ) -> None:
+    """Add one value per epoch of a trial, in the colour and dash of its setting; a single epoch is a marker."""
     figure.add_scatter(
         x=[epoch.epoch for epoch in history],
         y=list(values),
@@ -328,6 +329,7 @@ def blank(height: int) -> go.Figure:
 
 
 def whiskers(mean: float, low: float, high: float, colour: str) -> dict[str, Any]:
+    """Error bars from ``low`` to ``high`` around ``mean``, as plotly takes them."""
     return {
         "type": "data",
         "symmetric": False,

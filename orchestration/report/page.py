@@ -84,7 +84,6 @@ def render(data: PublishedSweep, evidence: Evidence = NO_EVIDENCE) -> str:
     )
 
 
-@functools.cache
 def renewed(page: str, period: float) -> str:
     """The page of a sweep that runs: it says so, and a browser loads it again every ``period`` seconds."""
     again = f'<meta http-equiv="refresh" content="{math.ceil(period)}">'
@@ -92,6 +91,7 @@ def renewed(page: str, period: float) -> str:
     return page.replace("<head>", f"<head>\n{again}", 1).replace("</header>", f"{said}</header>", 1)
 
 
+@functools.cache
 def _packed_plotly() -> str:
     """plotly.js, gzipped and in base64: a third of its size. The page's script unpacks it."""
     return base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode()
