@@ -5,8 +5,9 @@ Proofs: docs/group-proof.md.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -30,6 +31,7 @@ from accounting.reductions import without_cuts
 from accounting.rounds import gaussian_rounds, pure_epsilons, require_group_size
 
 _CONFIRMATIONS = 9  # epsilons tried above the saddle point's; steps of 0.05 % that double each time
+_GROWTH = 1.25  # of the epsilons tried where the saddle point is of no use
 
 
 def group_epsilons(
@@ -99,16 +101,31 @@ def vadhan_epsilon(trace: Trace, delta: float, group_size: int) -> float:
         worst = max(saddle_at_epsilon(curve, epsilon).log_delta for curve in curves)
         return worst + _log_growth(epsilon, group_size) - math.log(delta)
 
-    low, high = 1e-9, math.log(delta / MIN_DELTA) / max(group_size - 1, 1) + 1e-9
-    if log_excess(high) > 0.0:
-        return math.inf
-    epsilon = float(optimize.brentq(log_excess, low, high, xtol=1e-9)) if log_excess(low) > 0.0 else low
-    for attempt in range(_CONFIRMATIONS):
+    def holds(epsilon: float) -> bool:
         wanted = math.log(delta) - _log_growth(epsilon, group_size)
-        if wanted > math.log(MIN_DELTA) and delta_pld(trace, epsilon, tolerance=1e-3).upper <= math.exp(wanted):
-            return group_size * epsilon
-        epsilon *= 1 + 0.0005 * 2**attempt
-    return math.inf
+        return wanted > math.log(MIN_DELTA) and delta_pld(trace, epsilon, tolerance=1e-3).upper <= math.exp(wanted)
+
+    low, high = 1e-9, math.log(delta / MIN_DELTA) / max(group_size - 1, 1) + 1e-9
+    if log_excess(low) > 0.0 >= log_excess(high):
+        epsilon = float(optimize.brentq(log_excess, low, high, xtol=1e-9))
+        for attempt in range(_CONFIRMATIONS):
+            if holds(epsilon):
+                return group_size * epsilon
+            epsilon *= 1 + 0.0005 * 2**attempt
+    return group_size * _least(holds, epsilon_pld(trace, delta).upper, high)  # few steps: the saddle point is far off
+
+
+def _least(holds: Callable[[float], bool], low: float, high: float) -> float:
+    """A value from ``low`` to ``high`` that holds, the least to 0.1 %; infinite where none is found."""
+    if low == 0.0 or holds(low):
+        return low
+    steps = (float(low * _GROWTH**power) for power in range(1, 100))
+    found = next((value for value in itertools.takewhile(high.__ge__, steps) if holds(value)), math.inf)
+    low = found / _GROWTH
+    while found > 1.001 * low and math.isfinite(found):
+        middle = (low + found) / 2.0
+        low, found = (low, middle) if holds(middle) else (middle, found)
+    return found
 
 
 def _log_growth(epsilon: float, group_size: int) -> float:

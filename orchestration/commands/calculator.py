@@ -34,7 +34,6 @@ from accounting.records import TrialFiles
 from accounting.registry import one_of
 from accounting.schedules import NoiseSchedule, make_schedule, parse_schedule, split_schedule, with_initial
 from orchestration.commands import panels
-from orchestration.commands.group_comparison import COMPARISON, VADHAN, GroupComparison, compare_groups, linear_heading
 from orchestration.commands.plots import write_epsilon_plot
 from orchestration.commands.risk import RISK, curve_deltas, risk_of, risk_table, write_curve_plot
 from orchestration.commands.run_flags import RunFlags, with_run_flags
@@ -60,6 +59,7 @@ from orchestration.commands.stored_trial import (
     stored_trace,
 )
 from orchestration.commands.targets import Target
+from orchestration.comparison.group_sizes import COMPARISON, VADHAN, GroupComparison, compare_groups, linear_heading
 
 if TYPE_CHECKING:
     IndividualMethod = str

@@ -13,7 +13,7 @@ from plotly.subplots import make_subplots
 from accounting.accountants import account
 from accounting.errors import UnsupportedMechanism
 from accounting.mechanism import Trace
-from orchestration.commands.group_comparison import VADHAN, GroupComparison, linear_heading
+from orchestration.comparison.group_sizes import VADHAN, GroupComparison, linear_heading
 
 _POINTS = 20
 _GROUP_SIZES = (1, 2, 4, 8)

@@ -11,6 +11,7 @@ __all__ = [
     "evidence",
     "findings",
     "formats",
+    "group_sizes",
     "individuals",
     "intervals",
     "inventory",

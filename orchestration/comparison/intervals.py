@@ -104,10 +104,11 @@ def _covers(runs: Runs) -> Covers:
 
 def _variance(runs: Runs, resampled: Array, of_examples: float) -> tuple[float, float]:
     """Variance of the mean over runs, and its degrees of freedom."""
-    treated, between, spent = _of_seeds(runs, resampled)
-    whole = _total(of_examples, treated, between, len(runs.values) - len(np.unique(runs.splits)))
-    degrees = _degrees(whole, spent, len(runs.values) - len(np.unique(runs.splits)))
     names = np.unique(runs.splits)
+    freedom = len(runs.values) - len(names)
+    treated, between, spent = _of_seeds(runs, resampled)
+    whole = _total(of_examples, treated, between, freedom)
+    degrees = _degrees(whole, spent, freedom)
     if len(names) < 2:
         return whole, degrees
     means = np.array([runs.values[runs.splits == name].mean() for name in names])

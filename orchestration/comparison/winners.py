@@ -14,15 +14,15 @@ from orchestration.sweeps.tune import Adapted, Tried, TuneSettings, Winner, has
 from workers.evaluation import Evaluation
 
 
-def _gap(name: str) -> Callable[[Evaluation], float]:
+def _of_fairness(name: str) -> Callable[[Evaluation], float]:
     return lambda found: found.fairness.get(name, math.nan)
 
 
 _SCORES: Final[Mapping[str, Callable[[Evaluation], float]]] = {
     "accuracy": lambda found: found.accuracy,
-    "worst_group_accuracy": _gap("worst_group_accuracy"),
-    "worst_group_balanced_accuracy": _gap("worst_group_balanced_accuracy"),
-    "worst_group_true_positive_rate": _gap("worst_group_true_positive_rate"),
+    "worst_group_accuracy": _of_fairness("worst_group_accuracy"),
+    "worst_group_balanced_accuracy": _of_fairness("worst_group_balanced_accuracy"),
+    "worst_group_true_positive_rate": _of_fairness("worst_group_true_positive_rate"),
     "loss": lambda found: -found.loss,
 }
 """By ``tune.select_by``: larger is better."""

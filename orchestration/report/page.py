@@ -188,7 +188,8 @@ def _results(found: Findings, style: Style, panels: Mapping[Section, str], drawn
     if "group-size" in drawn:
         caption += (
             " Of any k records together, ε is the solid line; dotted is what the generic conversion from one record "
-            "(Vadhan 2017) would claim, and dashed k times the ε of one record, below which it cannot be."
+            "(Vadhan 2017) would claim; dashed is k times the ε of one record: a lower bound where nothing is "
+            "sampled, else only a reference, because members of a group are rarely in the same batch."
         )
     if "privacy-utility" not in drawn and any(not setting.is_baseline for setting in settings):
         caption += " All private settings cost the same worst-case ε, so privacy needs no axis."

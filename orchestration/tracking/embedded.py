@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import sqlite3
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 # MLflow reads these when it is imported: no telemetry, no log lines about migrations, no long retries (the recorder
@@ -22,6 +19,8 @@ os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
 import mlflow
 from mlflow import MlflowClient
 
+from accounting.errors import StorageError
+from accounting.records import write_bytes_atomically
 from orchestration.records.layout import DATABASE
 from workers.data import CACHE
 
@@ -47,46 +46,31 @@ def client_of(tracking_uri: str) -> MlflowClient:
     if not tracking_uri.startswith(_SCHEME) or (file.exists() and file.stat().st_size):
         return MlflowClient(tracking_uri=tracking_uri)
     empty = CACHE.expanduser() / f"mlflow-{mlflow.__version__}.db"
-    is_copied = _is_whole(empty) and _copied(empty, file)
+    if _is_copied(empty, file):
+        return MlflowClient(tracking_uri=tracking_uri)
     client = MlflowClient(tracking_uri=tracking_uri)
-    if not is_copied:
-        _keep(file, empty)
+    with contextlib.suppress(StorageError, sqlite3.Error):
+        write_bytes_atomically(str(empty), _emptied(file))
     return client
 
 
-def _is_whole(empty: Path) -> bool:
+def _is_copied(empty: Path, file: Path) -> bool:
+    """Copy the empty store, in one transaction; False where there is none, or a damaged one."""
     if not empty.is_file():
         return False
-    with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(empty)) as database:
-        return bool(database.execute("PRAGMA quick_check").fetchone() == ("ok",))
+    with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(empty)) as kept:
+        if kept.execute("PRAGMA quick_check").fetchone() == ("ok",):
+            with contextlib.closing(sqlite3.connect(file)) as store:
+                kept.backup(store)
+            return True
     return False
 
 
-def _copied(empty: Path, file: Path) -> bool:
-    with contextlib.suppress(OSError), _beside(file) as copy:
-        shutil.copyfile(empty, copy)
-        if file.exists():
-            shutil.copymode(file, copy)  # made beforehand where only its owner may read it
-        copy.replace(file)
-        return True
-    return False
-
-
-def _keep(file: Path, empty: Path) -> None:
-    """Keep the store that MLflow has just made, without the experiment that it puts into a new one."""
-    with contextlib.suppress(OSError, sqlite3.Error):
-        empty.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with _beside(empty) as copy:
-            with contextlib.closing(sqlite3.connect(file)) as database:
-                database.execute("VACUUM INTO ?", (str(copy),))
-            with contextlib.closing(sqlite3.connect(copy, isolation_level=None)) as database:
-                database.execute("DELETE FROM experiments")
-                database.execute("VACUUM")  # so that no page holds what was deleted
-            copy.replace(empty)
-
-
-@contextlib.contextmanager
-def _beside(file: Path) -> Iterator[Path]:
-    """A path in the folder of ``file`` that nobody else writes to; what is left there is deleted."""
-    with tempfile.TemporaryDirectory(dir=file.parent, prefix=".empty-") as folder:
-        yield Path(folder) / file.name
+def _emptied(file: Path) -> bytes:
+    """The store that MLflow has just made, without the experiment that it puts into a new one."""
+    with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as database:
+        with contextlib.closing(sqlite3.connect(file)) as made:
+            made.backup(database)
+        database.execute("DELETE FROM experiments")
+        database.execute("VACUUM")  # so that no page holds what was deleted
+        return database.serialize()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
+from scipy import optimize, stats
 
 from accounting.errors import InvalidInput
 from accounting.mechanism import Segment, SideQuery, Trace
@@ -238,6 +238,23 @@ def test_published_comparisons_bracket_the_group() -> None:
         assert linear_growth(trace, 1e-6, size) <= claimed.upper
         assert vadhan_epsilon(trace, 1e-6, size) >= claimed.lower
     assert vadhan_epsilon(trace, 1e-6, 64) == math.inf
+
+
+@pytest.mark.parametrize(("sigma", "rate"), [(0.5, 0.01), (0.3, 0.001), (0.7, 0.5)])
+def test_the_generic_conversion_of_a_single_step_is_that_of_its_exact_curve(sigma: float, rate: float) -> None:
+    """One sampled step is far from a Gaussian, and a saddle point's estimate of it is of no use."""
+
+    def delta(epsilon: float) -> float:  # of adding a record: P exceeds e^eps Q beyond one point
+        cut = sigma**2 * math.log((math.expm1(epsilon) + rate) / rate) + 0.5
+        above, without = stats.norm.sf((cut - 1.0) / sigma), stats.norm.sf(cut / sigma)
+        return float(rate * above + (1.0 - rate) * without - math.exp(epsilon) * without)
+
+    def excess(epsilon: float) -> float:
+        return math.log(delta(epsilon)) - math.log(1e-5 * math.expm1(epsilon) / math.expm1(2.0 * epsilon))
+
+    exact = 2.0 * optimize.brentq(excess, 0.1, 22.0)
+    found = vadhan_epsilon(Trace(50_000, (Segment(0, 1, PoissonSampling(rate), sigma),)), 1e-5, 2)
+    assert exact <= found <= 1.01 * exact
 
 
 @pytest.mark.parametrize("sigma", [0.3, 1.0, 30.0])

@@ -7,19 +7,11 @@ import gzip
 import json
 import math
 import re
-import shutil
-import subprocess
 from collections.abc import Callable
 from dataclasses import replace
-from html.parser import HTMLParser
-from importlib.resources import files
-from pathlib import Path
 
-import plotly.graph_objects as go
 import pytest
 
-from accounting import PoissonSampling, account, parse_schedule, planned_trace
-from accounting.pld import vadhan_epsilon
 from orchestration.comparison.evidence import NO_EVIDENCE
 from orchestration.comparison.findings import findings
 from orchestration.comparison.formats import number, points, seconds
@@ -27,61 +19,20 @@ from orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
 from orchestration.comparison.settings import Setting, best_trade_offs, finished_settings, group_names
 from orchestration.comparison.statistics import pareto_front
 from orchestration.comparison.values import accuracy, median_epsilon, unequal_cost, worst_over_median
-from orchestration.records.attempts import Attempt
 from orchestration.records.published import (
     Histogram,
-    Label,
     PublishedPrivacy,
     PublishedQuality,
     PublishedSweep,
     PublishedTrial,
-    PublishedTuning,
 )
-from orchestration.records.release_modes import RELEASE_MODES, Disclosure
+from orchestration.records.release_modes import RELEASE_MODES
 from orchestration.records.states import TrialState
 from orchestration.report.catalogue import FIGURES, drawn_figures, figures_for_mlflow
 from orchestration.report.page import render
 from orchestration.report.prose import headline
+from tests.orchestration.report.pages import Page, figures
 from tests.orchestration.sample_sweeps import sample_sweep, sample_trial
-
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), "")
-FLAGS = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
-    *("--disable-background-networking", "--disable-component-update", "--host-resolver-rules=MAP * ~NOTFOUND"),
-    *("--virtual-time-budget=10000", "--enable-logging=stderr"),
-)
-
-
-def figures(data: PublishedSweep) -> dict[str, go.Figure]:
-    return {drawn.name: drawn.figure for drawn in drawn_figures(data)}
-
-
-class Page(HTMLParser):
-    """The words of a page outside scripts and styles, and the addresses it would load."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.words: list[str] = []
-        self.addresses: list[str] = []
-        self.plots: list[str] = []
-        self._skipping = False
-        self.feed(html)
-
-    @property
-    def text(self) -> str:
-        return " ".join(" ".join(self.words).split())
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self._skipping = tag in ("script", "style")
-        self.addresses += [value for name, value in attrs if name in ("src", "href", "action") and value]
-        self.plots += [value for name, value in attrs if name == "data-figure" and value]
-
-    def handle_endtag(self, tag: str) -> None:
-        self._skipping = False
-
-    def handle_data(self, data: str) -> None:
-        if not self._skipping:
-            self.words.append(data)
 
 
 def test_a_page_stands_alone() -> None:
@@ -223,36 +174,6 @@ def test_every_figure_that_is_drawn_has_its_place_on_the_page_and_some_in_mlflow
     assert list(figures_for_mlflow(data)) == ["utility-fairness", "group-accuracy", "group-epsilon"]
 
 
-def test_accuracy_loss_and_cost_are_drawn_over_the_epochs() -> None:
-    drawn = figures(sample_sweep())
-    (flat, *_) = [trace for trace in drawn["accuracy"].data if trace.name == "flat · constant"]
-    assert list(flat.y) == [epoch.metrics["test_accuracy"] for epoch in sample_trial().history]
-    assert [trace.name for trace in drawn["epsilon"].data] == [trace.name for trace in drawn["noise"].data]
-    assert "loss" not in drawn, "the sample has no losses over epochs"
-    losses = tuple(replace(epoch, metrics={"test_loss": 2.0 / (1 + epoch.epoch)}) for epoch in sample_trial().history)
-    data = replace(sample_sweep(), trials=(replace(sample_trial(), history=losses),))
-    assert figures(data)["loss"].data[0].y[1] == 1.0
-    assert "accuracy" not in figures(data)
-
-
-def test_groups_of_records_lie_between_k_times_one_and_the_generic_conversion() -> None:
-    trace = planned_trace(parse_schedule("constant", 1.5), PoissonSampling(0.02), 2, 50, 5000)
-    sizes = (1, 2, 4)
-    tight = {size: account(trace, 1e-5, "pld", size).epsilon for size in sizes}
-    trial = sample_trial()
-    assert trial.privacy is not None
-    privacy = replace(trial.privacy, epsilon=tight[1], group_epsilons=tight)
-    shown = replace(trial, privacy=privacy, attempts=(Attempt(trial.key, 1, 1e-5, trace),))
-    drawn = figures(replace(sample_sweep(), trials=(shown,)))["group-size"]
-    lines = {trace.name.rpartition(", ")[2]: list(trace.y) for trace in drawn.data}
-    assert lines["tight"] == [tight[size] for size in sizes]
-    assert lines["at least"] == [size * tight[1] for size in sizes]
-    assert all(low <= value for low, value in zip(lines["at least"], lines["tight"], strict=True))
-    generic = lines["by Vadhan’s conversion"]
-    assert generic == [vadhan_epsilon(trace, 1e-5, size) for size in sizes]
-    assert generic[2] > 1.05 * lines["tight"][2]
-
-
 def test_a_marker_tells_the_hyperparameters_that_differ() -> None:
     def tuned(clipping: str, bound: float) -> PublishedTrial:
         return replace(sample_trial(clipping), params={"clipping.bound": bound, "epochs": 3})
@@ -392,144 +313,3 @@ def test_a_share_of_nobody_is_drawn_above_zero() -> None:
 )
 def test_numbers_read_well(shown: str, expected: str) -> None:
     assert shown == expected
-
-
-@pytest.mark.skipif(not CHROMIUM, reason="no chromium or chrome to draw the page with")
-@pytest.mark.parametrize("disclosure", ["raw", "none"])
-def test_a_browser_draws_every_picture_without_complaint(tmp_path: Path, disclosure: Disclosure) -> None:
-    html = render(sample_sweep(disclosure))
-    page = tmp_path / "report.html"
-    page.write_text(html)
-    finished = subprocess.run(
-        [CHROMIUM, *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", page.as_uri()],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    assert f'data-drawn="{len(Page(html).plots)}"' in finished.stdout
-    assert finished.stdout.count('class="main-svg"') >= len(Page(html).plots)
-    assert not [line for line in finished.stderr.splitlines() if "CONSOLE" in line]
-
-
-DRIVE = """
-<script>
-addEventListener("error", () => document.body.dataset.failed = "yes");
-const wait = setInterval(() => {
-  if (!document.body.dataset.drawn) return;
-  clearInterval(wait);
-  const settings = Array.from(document.querySelectorAll("h3")).find(h => h.textContent.startsWith("Settings"));
-  const table = settings.parentElement.querySelector(".scroll table");
-  const head = Array.from(table.tHead.rows[0].cells).find(cell => cell.textContent === "Test accuracy");
-  const column = head.cellIndex, shown = () => Array.from(table.tBodies[0].rows).filter(row => row.offsetParent);
-  head.querySelector("button").click();
-  document.body.dataset.sorted = shown().map(row => parseFloat(row.cells[column].innerText)).join(" ");
-  document.querySelector(".key button[data-value=flat]").click();
-  document.body.dataset.filtered = shown().map(row => row.dataset.clipping).join(" ");
-  const pick = document.getElementById("explore-x");
-  pick.value = "epsilon";
-  pick.dispatchEvent(new Event("change"));
-  const chart = document.getElementById("explore");
-  document.body.dataset.axis = chart.layout.xaxis.title.text;
-  document.body.dataset.traces = chart.data.length;
-}, 50);
-</script></body>"""
-
-
-@pytest.mark.skipif(not CHROMIUM, reason="no chromium or chrome to draw the page with")
-@pytest.mark.parametrize("width", [1280, 390])
-def test_a_reader_sorts_filters_and_chooses_axes(tmp_path: Path, width: int) -> None:
-    page = tmp_path / "report.html"
-    measure = "document.body.dataset.wide = document.documentElement.scrollWidth"
-    narrow = f"<script>addEventListener('load', () => {{ {measure} }})</script>"
-    page.write_text(render(sample_sweep("none")).replace("</body>", narrow + DRIVE))
-    finished = subprocess.run(
-        [
-            CHROMIUM, *FLAGS, f"--window-size={width},900", f"--user-data-dir={tmp_path / 'profile'}",
-            "--dump-dom", page.as_uri(),
-        ],
-        capture_output=True, text=True, timeout=120, check=True,
-    )  # fmt: skip
-    body = re.search(r"<body ([^>]*)>", finished.stdout)
-    assert body is not None
-    data = dict(re.findall(r'data-(\w+)="([^"]*)"', body[1]))
-    assert "failed" not in data
-    accuracies = [float(each) for each in data["sorted"].split()]
-    assert accuracies == sorted(accuracies)
-    assert len(accuracies) == 7
-    assert sorted(data["filtered"].split()) == ["dpsgd_f", "dpsgd_f", "individual", "individual", "non-private"]
-    assert (data["axis"], data["traces"]) == ("Worst-case ε", "4"), "the baseline has no finite ε"
-    assert int(data["wide"]) <= max(width, 500), "no sideways scrolling; a window is at least 500 pixels wide"
-
-
-CHECK = """<script>
-addEventListener("error", () => document.body.dataset.failed = "yes");
-const ready = setInterval(async () => {
-  if (!document.body.dataset.drawn) return;
-  clearInterval(ready);
-  const found = await axe.run(document);
-  document.body.dataset.passes = found.passes.length;
-  document.body.dataset.found = found.violations.map(each => each.impact + " " + each.id).join(", ");
-}, 50);
-</script></body>"""
-
-
-@pytest.mark.skipif(not CHROMIUM, reason="no chromium or chrome to draw the page with")
-@pytest.mark.parametrize("width", [1280, 390])
-@pytest.mark.parametrize("spoilt", ["", '<img src="data:,">'], ids=["as it is", "with a picture without a name"])
-def test_axe_finds_nothing_that_keeps_a_reader_out(tmp_path: Path, width: int, spoilt: str) -> None:
-    axe = files("axe_core_python").joinpath("axe.min.js").read_text().replace("</script>", "<\\/script>")
-    page = tmp_path / "report.html"
-    page.write_text(render(sample_sweep()).replace("</body>", f"{spoilt}<script>{axe}</script>{CHECK}"))
-    finished = subprocess.run(
-        [
-            CHROMIUM, *FLAGS, f"--window-size={width},900", f"--user-data-dir={tmp_path / 'profile'}",
-            "--dump-dom", page.as_uri(),
-        ],
-        capture_output=True, text=True, timeout=120, check=True,
-    )  # fmt: skip
-    body = re.search(r"<body ([^>]*)>", finished.stdout)
-    assert body is not None
-    data = dict(re.findall(r'data-(\w+)="([^"]*)"', body[1]))
-    assert "failed" not in data
-    assert int(data["passes"]) > 20
-    assert ("critical image-alt" in data["found"]) if spoilt else (data["found"] == "")
-
-
-def test_swept_values_have_curves_by_method() -> None:
-    def swept(clipping: str, bound: float, seed: int) -> PublishedTrial:
-        trial = sample_trial(clipping, "constant", seed, target=1.0 + bound, bound=bound)
-        params: dict[str, Label] = {"spec.clipping.name": clipping, "spec.clipping.params.bound": bound}
-        return replace(trial, params=params, labels={**trial.labels, "bound": f"{clipping}-{bound:g}"})
-
-    trials = [
-        swept(clipping, bound, seed) for clipping in ("flat", "dpsgd_f") for bound in (0.5, 2.0) for seed in (0, 1)
-    ]
-    drawn = figures(replace(sample_sweep(), trials=tuple(trials)))
-    curve = drawn["tuning: accuracy against clipping bound"]
-    assert [trace.name for trace in curve.data] == ["flat · constant", "dpsgd_f · constant"]
-    assert [list(trace.x) for trace in curve.data] == [[0.5, 2.0]] * 2
-    assert not [name for name in figures(sample_sweep()) if name.startswith("tuning")]
-
-
-def test_what_tuning_tried_has_a_curve_for_every_setting() -> None:
-    def tuned(clipping: str, bounds: dict[float, float | None]) -> PublishedTrial:
-        tried = tuple(
-            ({"clipping.bound": bound, "optimizer.learning_rate": rate}, None if score is None else score - rate / 100)
-            for bound, score in bounds.items()
-            for rate in (1.0, 2.0)
-        )
-        chosen = {"clipping.bound": 2.0, "optimizer.learning_rate": 1.0}
-        return replace(sample_trial(clipping), tuning=PublishedTuning("accuracy", chosen, tried))
-
-    trials = tuned("flat", {0.5: 0.7, 2.0: 0.9, 8.0: None}), tuned("dpsgd_f", {0.5: 0.8, 2.0: 0.85, 8.0: 0.6})
-    data = replace(sample_sweep(), trials=trials)
-    curve = figures(data)["tried: accuracy, as tuned, against clipping bound"]
-    flat, fair = (trace for trace in curve.data if trace.mode == "lines+markers")
-    assert (list(flat.x), list(fair.x)) == ([0.5, 2.0], [0.5, 2.0, 8.0])
-    assert list(flat.y) == pytest.approx([0.69, 0.89])
-    assert list(fair.y) == pytest.approx([0.79, 0.84, 0.59])
-    assert list(fair.marker.size) == [8, 14, 8], "where it was chosen"
-    assert curve.layout.xaxis.type == "log"
-    assert "tried: accuracy, as tuned, against optimizer learning rate" in figures(data)
-    assert "asks for a wider range" in Page(render(data)).text

@@ -1,0 +1,42 @@
+"""What the report's tests read off a page."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+
+import plotly.graph_objects as go
+
+from orchestration.records.published import PublishedSweep
+from orchestration.report.catalogue import drawn_figures
+
+
+def figures(data: PublishedSweep) -> dict[str, go.Figure]:
+    return {drawn.name: drawn.figure for drawn in drawn_figures(data)}
+
+
+class Page(HTMLParser):
+    """The words of a page outside scripts and styles, and the addresses it would load."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.words: list[str] = []
+        self.addresses: list[str] = []
+        self.plots: list[str] = []
+        self._skipping = False
+        self.feed(html)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._skipping = tag in ("script", "style")
+        self.addresses += [value for name, value in attrs if name in ("src", "href", "action") and value]
+        self.plots += [value for name, value in attrs if name == "data-figure" and value]
+
+    def handle_endtag(self, tag: str) -> None:
+        self._skipping = False
+
+    def handle_data(self, data: str) -> None:
+        if not self._skipping:
+            self.words.append(data)

@@ -1,0 +1,112 @@
+"""The report in a real browser: it draws every picture, answers a reader, and keeps nobody out."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from orchestration.records.release_modes import Disclosure
+from orchestration.report.page import render
+from tests.orchestration.report.pages import Page
+from tests.orchestration.sample_sweeps import sample_sweep
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), "")
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update", "--host-resolver-rules=MAP * ~NOTFOUND"),
+    *("--virtual-time-budget=10000", "--enable-logging=stderr"),
+)
+
+
+pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no chromium or chrome to draw the page with")
+
+
+def opened(html: str, folder: Path, width: int = 1280) -> subprocess.CompletedProcess[str]:
+    """The page after its scripts have run in a browser, as HTML."""
+    page = folder / "report.html"
+    page.write_text(html)
+    size, profile = f"--window-size={width},900", f"--user-data-dir={folder / 'profile'}"
+    command = [CHROMIUM, *FLAGS, size, profile, "--dump-dom", page.as_uri()]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+
+
+def answers(html: str, folder: Path, width: int) -> dict[str, str]:
+    """What a script in the page wrote into the data attributes of its body."""
+    body = re.search(r"<body ([^>]*)>", opened(html, folder, width).stdout)
+    assert body is not None
+    data = dict(re.findall(r'data-(\w+)="([^"]*)"', body[1]))
+    assert "failed" not in data
+    return data
+
+
+@pytest.mark.parametrize("disclosure", ["raw", "none"])
+def test_a_browser_draws_every_picture_without_complaint(tmp_path: Path, disclosure: Disclosure) -> None:
+    html = render(sample_sweep(disclosure))
+    finished = opened(html, tmp_path)
+    assert f'data-drawn="{len(Page(html).plots)}"' in finished.stdout
+    assert finished.stdout.count('class="main-svg"') >= len(Page(html).plots)
+    assert not [line for line in finished.stderr.splitlines() if "CONSOLE" in line]
+
+
+DRIVE = """
+<script>
+addEventListener("error", () => document.body.dataset.failed = "yes");
+const wait = setInterval(() => {
+  if (!document.body.dataset.drawn) return;
+  clearInterval(wait);
+  const settings = Array.from(document.querySelectorAll("h3")).find(h => h.textContent.startsWith("Settings"));
+  const table = settings.parentElement.querySelector(".scroll table");
+  const head = Array.from(table.tHead.rows[0].cells).find(cell => cell.textContent === "Test accuracy");
+  const column = head.cellIndex, shown = () => Array.from(table.tBodies[0].rows).filter(row => row.offsetParent);
+  head.querySelector("button").click();
+  document.body.dataset.sorted = shown().map(row => parseFloat(row.cells[column].innerText)).join(" ");
+  document.querySelector(".key button[data-value=flat]").click();
+  document.body.dataset.filtered = shown().map(row => row.dataset.clipping).join(" ");
+  const pick = document.getElementById("explore-x");
+  pick.value = "epsilon";
+  pick.dispatchEvent(new Event("change"));
+  const chart = document.getElementById("explore");
+  document.body.dataset.axis = chart.layout.xaxis.title.text;
+  document.body.dataset.traces = chart.data.length;
+}, 50);
+</script></body>"""
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_reader_sorts_filters_and_chooses_axes(tmp_path: Path, width: int) -> None:
+    measure = "document.body.dataset.wide = document.documentElement.scrollWidth"
+    narrow = f"<script>addEventListener('load', () => {{ {measure} }})</script>"
+    data = answers(render(sample_sweep("none")).replace("</body>", narrow + DRIVE), tmp_path, width)
+    accuracies = [float(each) for each in data["sorted"].split()]
+    assert accuracies == sorted(accuracies)
+    assert len(accuracies) == 7
+    assert sorted(data["filtered"].split()) == ["dpsgd_f", "dpsgd_f", "individual", "individual", "non-private"]
+    assert (data["axis"], data["traces"]) == ("Worst-case ε", "4"), "the baseline has no finite ε"
+    assert int(data["wide"]) <= max(width, 500), "no sideways scrolling; a window is at least 500 pixels wide"
+
+
+CHECK = """<script>
+addEventListener("error", () => document.body.dataset.failed = "yes");
+const ready = setInterval(async () => {
+  if (!document.body.dataset.drawn) return;
+  clearInterval(ready);
+  const found = await axe.run(document);
+  document.body.dataset.passes = found.passes.length;
+  document.body.dataset.found = found.violations.map(each => each.impact + " " + each.id).join(", ");
+}, 50);
+</script></body>"""
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("spoilt", ["", '<img src="data:,">'], ids=["as it is", "with a picture without a name"])
+def test_axe_finds_nothing_that_keeps_a_reader_out(tmp_path: Path, width: int, spoilt: str) -> None:
+    axe = files("axe_core_python").joinpath("axe.min.js").read_text().replace("</script>", "<\\/script>")
+    html = render(sample_sweep()).replace("</body>", f"{spoilt}<script>{axe}</script>{CHECK}")
+    data = answers(html, tmp_path, width)
+    assert int(data["passes"]) > 20
+    assert ("critical image-alt" in data["found"]) if spoilt else (data["found"] == "")

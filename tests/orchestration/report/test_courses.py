@@ -1,0 +1,95 @@
+"""Pictures of what changes: over epochs, over group sizes, over hyperparameters."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from accounting import FixedBatchSampling, PoissonSampling, account, parse_schedule, planned_trace
+from accounting.pld import vadhan_epsilon
+from accounting.samplings import Sampling
+from orchestration.records.attempts import Attempt
+from orchestration.records.published import Label, PublishedTrial, PublishedTuning
+from orchestration.report.page import render
+from tests.orchestration.report.pages import Page, figures
+from tests.orchestration.sample_sweeps import sample_sweep, sample_trial
+
+
+def test_accuracy_loss_and_cost_are_drawn_over_the_epochs() -> None:
+    drawn = figures(sample_sweep())
+    (flat, *_) = [trace for trace in drawn["accuracy"].data if trace.name == "flat · constant"]
+    assert list(flat.y) == [epoch.metrics["test_accuracy"] for epoch in sample_trial().history]
+    assert [trace.name for trace in drawn["epsilon"].data] == [trace.name for trace in drawn["noise"].data]
+    assert "loss" not in drawn, "the sample has no losses over epochs"
+    losses = tuple(replace(epoch, metrics={"test_loss": 2.0 / (1 + epoch.epoch)}) for epoch in sample_trial().history)
+    data = replace(sample_sweep(), trials=(replace(sample_trial(), history=losses),))
+    assert figures(data)["loss"].data[0].y[1] == 1.0
+    assert "accuracy" not in figures(data)
+
+
+GROUP_RUNS = {
+    "one sampled step": (0.5, PoissonSampling(0.01), 1, False),
+    "every example in every step": (20.0, FixedBatchSampling(5000, 5000), 50, True),
+}
+
+
+@pytest.mark.parametrize(("noise_multiplier", "sampling", "steps", "is_bound"), GROUP_RUNS.values(), ids=GROUP_RUNS)
+def test_linear_growth_is_a_lower_bound_for_groups_only_where_nothing_is_sampled(
+    noise_multiplier: float, sampling: Sampling, steps: int, is_bound: bool
+) -> None:
+    trace, sizes = planned_trace(parse_schedule("constant", noise_multiplier), sampling, 1, steps, 5000), (1, 2, 4)
+    tight = {size: account(trace, 1e-5, "pld", size).epsilon for size in sizes}
+    trial = sample_trial()
+    assert trial.privacy is not None
+    privacy = replace(trial.privacy, epsilon=tight[1], group_epsilons=tight)
+    shown = replace(trial, privacy=privacy, attempts=(Attempt(trial.key, 1, 1e-5, trace),))
+    data = replace(sample_sweep(), trials=(shown,))
+    lines = {line.name.rpartition(", ")[2]: list(line.y) for line in figures(data)["group-size"].data}
+    assert lines["tight"] == [tight[size] for size in sizes]
+    linear = lines["linear (lower bound)" if is_bound else "linear (no bound)"]
+    assert linear == pytest.approx([size * tight[1] for size in sizes], rel=0.01)
+    assert all(low <= value for low, value in zip(linear, lines["tight"], strict=True)) is is_bound
+    generic = lines["Vadhan (upper bound)"]
+    assert generic == [vadhan_epsilon(trace, 1e-5, size) for size in sizes], "an upper bound of the tight line"
+    assert generic[2] > 1.05 * lines["tight"][2]
+    assert "a lower bound where nothing is sampled, else only a reference" in Page(render(data)).text
+
+
+def test_swept_values_have_curves_by_method() -> None:
+    def swept(clipping: str, bound: float, seed: int) -> PublishedTrial:
+        trial = sample_trial(clipping, "constant", seed, target=1.0 + bound, bound=bound)
+        params: dict[str, Label] = {"spec.clipping.name": clipping, "spec.clipping.params.bound": bound}
+        return replace(trial, params=params, labels={**trial.labels, "bound": f"{clipping}-{bound:g}"})
+
+    trials = [
+        swept(clipping, bound, seed) for clipping in ("flat", "dpsgd_f") for bound in (0.5, 2.0) for seed in (0, 1)
+    ]
+    drawn = figures(replace(sample_sweep(), trials=tuple(trials)))
+    curve = drawn["tuning: accuracy against clipping bound"]
+    assert [trace.name for trace in curve.data] == ["flat · constant", "dpsgd_f · constant"]
+    assert [list(trace.x) for trace in curve.data] == [[0.5, 2.0]] * 2
+    assert not [name for name in figures(sample_sweep()) if name.startswith("tuning")]
+
+
+def test_what_tuning_tried_has_a_curve_for_every_setting() -> None:
+    def tuned(clipping: str, bounds: dict[float, float | None]) -> PublishedTrial:
+        tried = tuple(
+            ({"clipping.bound": bound, "optimizer.learning_rate": rate}, None if score is None else score - rate / 100)
+            for bound, score in bounds.items()
+            for rate in (1.0, 2.0)
+        )
+        chosen = {"clipping.bound": 2.0, "optimizer.learning_rate": 1.0}
+        return replace(sample_trial(clipping), tuning=PublishedTuning("accuracy", chosen, tried))
+
+    trials = tuned("flat", {0.5: 0.7, 2.0: 0.9, 8.0: None}), tuned("dpsgd_f", {0.5: 0.8, 2.0: 0.85, 8.0: 0.6})
+    data = replace(sample_sweep(), trials=trials)
+    curve = figures(data)["tried: accuracy, as tuned, against clipping bound"]
+    flat, fair = (trace for trace in curve.data if trace.mode == "lines+markers")
+    assert (list(flat.x), list(fair.x)) == ([0.5, 2.0], [0.5, 2.0, 8.0])
+    assert list(flat.y) == pytest.approx([0.69, 0.89])
+    assert list(fair.y) == pytest.approx([0.79, 0.84, 0.59])
+    assert list(fair.marker.size) == [8, 14, 8], "where it was chosen"
+    assert curve.layout.xaxis.type == "log"
+    assert "tried: accuracy, as tuned, against optimizer learning rate" in figures(data)
+    assert "asks for a wider range" in Page(render(data)).text
