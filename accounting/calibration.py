@@ -7,6 +7,7 @@ the safe side whose own cost was evaluated and meets the target.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,7 +26,7 @@ from accounting.errors import (
     require_whole,
 )
 from accounting.filters import GaussianFilter, IndividualFilter, RenyiFilter, conversion
-from accounting.mechanism import Trace, require_filterable
+from accounting.mechanism import Segment, Trace, require_filterable
 from accounting.registry import lookup
 from accounting.renyi import ORDERS
 from accounting.schedules import (
@@ -39,6 +40,8 @@ from accounting.schedules import (
 SEARCHED_NOISE_MULTIPLIERS = (1e-2, 1e6)
 """The range in which a noise multiplier is searched."""
 
+_FEW_SEGMENTS = 8
+"""Of a run that stands for one of many in the first search for a noise multiplier."""
 _TOLERANCE = 1e-6
 _ROUNDING = 1e-12
 _DIGITS = 6
@@ -237,22 +240,49 @@ def round_up(value: float, decimals: int | None = None) -> float:
 def _guess(trace_of: Callable[[float], Trace], budget: Budget) -> tuple[float, float]:
     """A starting point and a first stride for the search; they affect its speed, not its result.
 
-    The rdp accountant is cheap, and typically needs 5 % more noise than the tightest one.
+    The rdp accountant is cheap, and typically needs 5 % more noise than the tightest one. A run of many noise
+    multipliers is costly to account for; its like with few of them is solved first.
     """
     if not isinstance(budget, EpsilonBudget) or budget.accountant == "rdp":
         return 1.0, 0.5
     single = EpsilonBudget(budget.limit / budget.group_size, budget.delta, "rdp")
+
+    def solved(budget: Budget, guess: float, stride: float) -> float | None:
+        def excess(sigma: float) -> float:
+            return _excess(budget.cost(_in_few_segments(trace_of(sigma))), budget.limit)
+
+        return _smallest(excess, guess, stride, SEARCHED_NOISE_MULTIPLIERS, waste=1e-3)
+
     try:
-        found = _smallest(
-            lambda sigma: _excess(single.cost(trace_of(sigma)), single.limit),
-            1.0,
-            0.5,
-            SEARCHED_NOISE_MULTIPLIERS,
-            waste=1e-3,
-        )
+        found = solved(single, 1.0, 0.5)
     except UnsupportedMechanism:
         return 1.0, 0.5
-    return (0.95 * found, 0.02) if found else (1.0, 0.5)
+    if not found:
+        return 1.0, 0.5
+    run = trace_of(found)
+    if _in_few_segments(run) is run:
+        return 0.95 * found, 0.02
+    return solved(budget, 0.95 * found, 0.02) or found, 0.002
+
+
+def _in_few_segments(trace: Trace) -> Trace:
+    """A run of nearly the same cost: of neighbouring segments with the same sampling, one with their mean precision.
+
+    The run itself where its segments are few. An approximation, to start a search from.
+    """
+    several = -(-len(trace.segments) // _FEW_SEGMENTS)
+    if several < 2:
+        return trace
+    merged: list[Segment] = []
+    for sampling, group in itertools.groupby(trace.segments, key=lambda segment: segment.sampling):
+        alike = list(group)
+        for first in range(0, len(alike), several):
+            part = alike[first : first + several]
+            steps = sum(segment.steps for segment in part)
+            precision = math.fsum(segment.steps * segment.noise_multiplier**-2 for segment in part) / steps
+            start = merged[-1].stop_step if merged else 0
+            merged.append(Segment(start, steps, sampling, precision**-0.5, part[0].side_queries))
+    return replace(trace, segments=tuple(merged))
 
 
 def _fits(cost: float, limit: float) -> bool:

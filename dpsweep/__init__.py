@@ -12,7 +12,7 @@
 ... ''')
 >>> [trial.key for trial in plan.trials], plan.refusals
 (['flat-constant-epsilon3-seed0-c1df57c0c9'], ())
->>> round(plan.trials[0].costs.worst_case.epsilon, 1)
+>>> round(plan.trials[0].worst_case.epsilon, 1)
 3.0
 >>> dpsweep.open("no/such/folder")
 Traceback (most recent call last):

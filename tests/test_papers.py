@@ -59,4 +59,4 @@ def test_each_sweep_plans_what_the_paper_prints(name: str) -> None:
         found.add((round(planned.spec.noise.initial_noise_multiplier, 3), -(-steps // per_epoch)))
     expected, epsilon = PLANNED[name]
     assert found == expected
-    assert max(planned.costs.worst_case.epsilon for planned in private) == pytest.approx(epsilon, abs=1e-3)
+    assert max(planned.worst_case.epsilon for planned in private) == pytest.approx(epsilon, abs=1e-3)

@@ -43,7 +43,7 @@ def _planned_row(planned: PlannedTrial) -> dict[str, Any]:
         "target_epsilon": planned.point.target_epsilon,
         "noise_multiplier": planned.spec.noise.initial_noise_multiplier,
         "steps": planned.trace.steps,
-        **planned.costs.worst_case.as_dict(),
+        **planned.worst_case.as_dict(),
         "train_size": planned.dataset.train_size,
         "shard_bytes": planned.shard_bytes,
         "refused": None,
@@ -54,7 +54,7 @@ def plan_table(plan: Plan) -> Table:
     """The plan as ``dpsweep plan`` prints it."""
     shown = _table("trial", "noise multiplier", "steps", "epsilon", "accountant", "norm shards")
     for planned in plan.trials:
-        worst = planned.costs.worst_case
+        worst = planned.worst_case
         shown.add_row(
             planned.spec.key,
             f"{planned.spec.noise.initial_noise_multiplier:.4f}" if planned.spec.is_private else "none",

@@ -14,6 +14,7 @@ from accounting.records import StoredEpsilons, TrialFiles, read_trace
 from accounting.release import ReleaseSpec, release_counted
 from accounting.summaries import CountedEpsilons, Counting, EpsilonSummary
 from orchestration.comparison.individuals import exact_statistics, kind_of_capped, released_statistics
+from orchestration.execution.costs import Costs, costs, costs_as_planned
 from orchestration.execution.estimate_quality import quality_of_estimates
 from orchestration.records.integrity import note_digests
 from orchestration.records.published import IndividualStatistics, PublishedEpoch
@@ -26,7 +27,7 @@ from orchestration.records.results import (
     write_result,
     write_statistics,
 )
-from orchestration.sweeps.plan import Costs, PlannedTrial, costs
+from orchestration.sweeps.plan import PlannedTrial
 from orchestration.sweeps.schema import SweepSpec
 from workers.attacks import AttackResults, read_attacks
 from workers.checkpoint import forget_checkpoint
@@ -152,7 +153,7 @@ def epsilon_so_far(planned: PlannedTrial, trace: Trace) -> float:
     bound = bounding_trace(trace, planned.trace)
     if bound is None:
         return epsilon_after(trace, trace.steps, planned.spec.delta)
-    return min(epsilon_after(bound, bound.steps, planned.spec.delta), planned.costs.worst_case.epsilon)
+    return min(epsilon_after(bound, bound.steps, planned.spec.delta), planned.worst_case.epsilon)
 
 
 def epsilon_after(trace: Trace, step: int, delta: float) -> float:
@@ -167,8 +168,9 @@ def _costs(trace: Trace, planned: PlannedTrial, sweep: SweepSpec) -> Costs:
     """
     bound = bounding_trace(trace, planned.trace)
     if bound is not None and replace(bound, contributions=planned.trace.contributions) == planned.trace:
-        return planned.costs
-    return costs(bound, planned.spec.delta, sweep) if bound else _estimated(costs(trace, planned.spec.delta, sweep))
+        return costs_as_planned(planned, sweep)
+    delta = planned.spec.delta
+    return costs(bound, delta, sweep) if bound else costs(trace, delta, sweep).as_estimates()
 
 
 def bounding_trace(trace: Trace, plan: Trace) -> Trace | None:
@@ -203,14 +205,6 @@ def _steps(trace: Trace) -> Iterator[Segment]:
 def _is_no_dearer(step: Segment, other: Segment) -> bool:
     alike = step.sampling == other.sampling and step.side_queries == other.side_queries
     return alike and step.noise_multiplier >= other.noise_multiplier
-
-
-def _estimated(found: Costs) -> Costs:
-    def lowered(estimates: tuple[PrivacyEstimate, ...]) -> tuple[PrivacyEstimate, ...]:
-        return tuple(replace(estimate, kind="estimate") for estimate in estimates)
-
-    risks = tuple(replace(risk, kind="estimate") for risk in found.risks)
-    return Costs(lowered((found.worst_case,))[0], lowered(found.others), lowered(found.groups), risks)
 
 
 def _individuals(

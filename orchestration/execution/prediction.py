@@ -168,7 +168,8 @@ def _accounting_seconds(plan: Plan, probe: SweepProbe, capacity: Capacity) -> li
         seen[planned.trace] += 1
         is_new = seen[planned.trace] <= processes
         examples = planned.dataset.train_size * measured.example
-        found.append(examples + (measured.tables if is_new else 0.0))
+        groups = measured.groups if seen[planned.trace] == 1 else 0.0
+        found.append(examples + (measured.tables if is_new else 0.0) + groups)
     return found
 
 

@@ -16,6 +16,7 @@ import torch
 
 from accounting.errors import InvalidInput
 from accounting.individual import individual_epsilons
+from orchestration.execution.costs import costs_as_planned
 from orchestration.records.failures import shown
 from orchestration.sweeps.plan import Plan, PlannedTrial
 from orchestration.sweeps.schema import SweepSpec
@@ -38,10 +39,12 @@ _MOST_WORKERS: Final = 8
 
 @dataclass(frozen=True)
 class AccountingProbe:
-    """CPU seconds of accounting a trial: its ``tables``, once in every process, and each of its examples."""
+    """CPU seconds of accounting a trial: its ``tables``, once in every process, each of its examples, and the worst
+    cases of its ``groups`` and of attacks, once for all trials of its trace."""
 
     tables: float
     example: float
+    groups: float = 0.0
 
     def seconds(self, examples: int) -> float:
         """Of a trial in a process that has no tables of it."""
@@ -83,7 +86,7 @@ def probe_sweep(sweep: SweepSpec, plan: Plan, code: UserCode) -> SweepProbe:
         if kind(planned.spec) not in trials:
             trials[kind(planned.spec)] = _probed(planned, sweep, code)
         if planned.spec.is_private and run_kind(planned) not in accounted:
-            accounted[run_kind(planned)] = _accounting(planned, sweep.accounting.individual)
+            accounted[run_kind(planned)] = _accounting(planned, sweep)
     share = (time.thread_time() - used) / max(time.perf_counter() - began, 1e-9)
     on_gpu = any(each.gpu_memory for each in trials.values())
     worker, worker_share = _worker()
@@ -135,7 +138,7 @@ def steps_per_epoch(planned: PlannedTrial) -> int:
     return planned.trace.segments[0].sampling.steps_per_epoch
 
 
-def _accounting(planned: PlannedTrial, method: str) -> AccountingProbe:
+def _accounting(planned: PlannedTrial, sweep: SweepSpec) -> AccountingProbe:
     """Account examples with random contributions: nothing of the data is read."""
     steps, delta = snapshots(planned), planned.spec.delta
     rows = min(_ROWS, planned.dataset.train_size)
@@ -143,9 +146,11 @@ def _accounting(planned: PlannedTrial, method: str) -> AccountingProbe:
     took = []
     for half in (contributions[:rows], contributions[rows:]):
         began = time.thread_time()
-        individual_epsilons(steps, half, planned.trace, delta, method)
+        individual_epsilons(steps, half, planned.trace, delta, sweep.accounting.individual)
         took.append(time.thread_time() - began)
-    return AccountingProbe(max(0.0, took[0] - took[1]), took[1] / rows)
+    began = time.process_time()
+    costs_as_planned(planned, sweep)
+    return AccountingProbe(max(0.0, took[0] - took[1]), took[1] / rows, time.process_time() - began)
 
 
 def _worker() -> tuple[float, float]:

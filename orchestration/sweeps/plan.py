@@ -17,7 +17,6 @@ from torch import nn
 
 from accounting.accountants import account
 from accounting.calibration import calibrate_noise_multiplier
-from accounting.curves import AttackRisk, attack_risk, privacy_curve
 from accounting.errors import DpsweepError, InvalidInput, Unreachable, private_text, public_text, without_locals
 from accounting.estimates import PrivacyEstimate
 from accounting.mechanism import Release, Trace
@@ -52,30 +51,19 @@ V = TypeVar("V")
 
 
 @dataclass(frozen=True)
-class Costs:
-    """Worst-case costs of a run: by the sweep's accountant, by the ``others``, and for each group size of the sweep.
-
-    risks: what no attack exceeds, for one record and for each group size; none for a run without noise.
-    """
-
-    worst_case: PrivacyEstimate
-    others: tuple[PrivacyEstimate, ...]
-    groups: tuple[PrivacyEstimate, ...]
-    risks: tuple[AttackRisk, ...] = ()
-
-
-@dataclass(frozen=True)
 class PlannedTrial:
     """A trial that can run. The spec of ``point`` has its calibrated noise multiplier.
 
-    trace: the longest run that the trainer may make, and what it releases; the trainer may stop earlier. costs: of the
-    trace. releases: those after training, also part of the trace. shard_bytes: size of the norm shards before
-    compression. data_digest: of the data as they are now; private data themselves.
+    trace: the longest run that the trainer may make, and what it releases; the trainer may stop earlier. worst_case:
+    its epsilon by the accountant of the sweep. others: by the other accountants. releases: those after training, also
+    part of the trace. shard_bytes: size of the norm shards before compression. data_digest: of the data as they are
+    now; private data themselves.
     """
 
     point: GridPoint
     trace: Trace
-    costs: Costs
+    worst_case: PrivacyEstimate
+    others: tuple[PrivacyEstimate, ...]
     releases: tuple[Release, ...]
     shard_bytes: int
     dataset: DatasetDescription
@@ -170,8 +158,8 @@ class _Planner:
     """Why a combination cannot train, or None if it can."""
     multipliers: dict[str, float] = field(default_factory=dict)
     """Calibrated noise multipliers, by digest of mechanism, epochs, target epsilon, delta and accountant."""
-    costs: dict[tuple[Trace, float], Costs] = field(default_factory=dict)
-    """By trace and delta."""
+    costs: dict[tuple[Trace, float], tuple[PrivacyEstimate, ...]] = field(default_factory=dict)
+    """By trace and delta: `worst_cases`."""
 
     def planned(self, point: GridPoint, after_training: tuple[Release, ...]) -> PlannedTrial:
         """The plan of a trial with the given releases after training. Raises the error for which it is refused."""
@@ -204,10 +192,12 @@ class _Planner:
         if epochs == 0:
             raise Unreachable("the budget does not pay for one epoch; raise it, or the noise multiplier")
         trace = mechanism.trace(epochs)
+        spent = _once(self.costs, (trace, trial.delta), lambda: worst_cases(trace, trial.delta, self.sweep))
         return PlannedTrial(
             point=replace(point, spec=trial),
             trace=trace,
-            costs=_once(self.costs, (trace, trial.delta), lambda: costs(trace, trial.delta, self.sweep)),
+            worst_case=spent[0],
+            others=spent[1:],
             releases=after_training,
             shard_bytes=_shard_bytes(trial.norms, epochs, trace.steps, dataset.train_size),
             dataset=dataset,
@@ -290,21 +280,9 @@ def _with_noise(mechanism: TrialMechanism, initial_noise_multiplier: float) -> T
     return replace(mechanism, schedule=with_initial(mechanism.schedule, initial_noise_multiplier))
 
 
-def costs(trace: Trace, delta: float, sweep: SweepSpec) -> Costs:
-    """Worst-case costs of a run, for all accountants and group sizes of the sweep.
-
-    Groups of more than one record are accounted by privacy loss distributions; no other accountant covers them under
-    sampling. Of a selection there is no curve, and so no bound on attacks.
-    """
-    sizes = sweep.accounting.group_sizes
-    single = account(trace, delta, sweep.privacy.accountant)
-    bounded = sorted({1, *sizes}) if trace.is_private and trace.selection is None else ()
-    return Costs(
-        worst_case=single,
-        others=tuple(account(trace, delta, other) for other in sweep.accounting.also),
-        groups=tuple(account(trace, delta, "pld", size) if size > 1 else single for size in sizes),
-        risks=tuple(attack_risk(privacy_curve(trace, size)) for size in bounded),
-    )
+def worst_cases(trace: Trace, delta: float, sweep: SweepSpec) -> tuple[PrivacyEstimate, ...]:
+    """Epsilon of a run by the accountant of the sweep, then by each of its other accountants."""
+    return tuple(account(trace, delta, name) for name in (sweep.privacy.accountant, *sweep.accounting.also))
 
 
 def _check_components(trial: TrialSpec, dataset: DatasetDescription, code: UserCode) -> None:
@@ -387,7 +365,7 @@ def _naive(tuning: Plan, law: RandomTrials) -> str:
     run, number = replace(one.trace, selection=None), max(round(law.mean), 1)
     alone, every = account(run, one.spec.delta), account_together([run] * number, one.spec.delta)
     return (
-        f". For {one.key} it is {one.costs.worst_case.epsilon:.3g}; one candidate alone costs {alone.epsilon:.3g}, "
+        f". For {one.key} it is {one.worst_case.epsilon:.3g}; one candidate alone costs {alone.epsilon:.3g}, "
         f"and to release {number} of them {every.epsilon:.3g}"
     )
 

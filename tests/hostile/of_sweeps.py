@@ -119,7 +119,7 @@ def assert_plan_keeps_its_word(sweep: SweepSpec) -> None:
     targets = sweep.privacy.target_epsilon or (math.inf,)
     for trial in planned:
         if trial.trace.is_private:
-            claim = trial.costs.worst_case
+            claim = trial.worst_case
             assert claim.epsilon <= max(targets) * (1.0 + 1e-9)
             assert_pays_for_a_step(trial.trace, claim.epsilon, claim.delta)
             least = account(trial.trace, claim.delta, "pld").lower_epsilon

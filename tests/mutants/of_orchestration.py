@@ -167,8 +167,8 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
             COMPLETION,
         ),
         B(
-            "if bound else _estimated(costs(trace, planned.spec.delta, sweep))",
-            "if bound else costs(trace, planned.spec.delta, sweep)",
+            "if bound else costs(trace, delta, sweep).as_estimates()",
+            "if bound else costs(trace, delta, sweep)",
             "a run with less noise than planned has a guarantee",
             True,
             COMPLETING,
@@ -195,14 +195,18 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "orchestration/sweeps/plan.py",
-        PLAN,
+        "orchestration/execution/costs.py",
+        ("tests/orchestration/execution/test_costs.py",),
         B(
-            'account(trace, delta, "pld", size) if size > 1 else single',
-            "replace(single, epsilon=size * single.epsilon, group_size=size) if size > 1 else single",
+            "_of_group(trace, delta, size) if size > 1 else single[0]",
+            "replace(single[0], epsilon=size * single[0].epsilon, group_size=size) if size > 1 else single[0]",
             "a group of k costs k times one example",
             True,
         ),
+    ),
+    *bugs_in(
+        "orchestration/sweeps/plan.py",
+        PLAN,
         B("after_training if point.is_private else ()", "()", "what is released is no part of the target", True),
         B(
             "if trial.spec.is_private and trial.spec.delta >= 1.0 /",
@@ -213,7 +217,7 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
         B("if epochs == 0:", "if epochs < 0:", "a budget that pays for nothing is accepted"),
         B("steps * (tracked * _BYTES_PER_ROW", "(tracked * _BYTES_PER_ROW", "tracked examples take no space"),
         B(
-            "tuple(account(trace, delta, other) for",
+            "tuple(account(trace, delta, name) for",
             "tuple(account(trace, delta, sweep.privacy.accountant) for",
             "further accountants repeat the first",
         ),

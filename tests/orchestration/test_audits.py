@@ -96,7 +96,7 @@ def test_a_sweep_without_audit_is_planned_as_before_and_the_claim_is_the_same_wi
     plain = small(clipping={"name": "flat", "bound": 6.0}, noise="constant", seeds=0)
     with_audit, without = (plan_sweep(parse_sweep(text)).trials[0] for text in (audited(), plain))
     assert with_audit.trace == without.trace
-    assert with_audit.costs == without.costs
+    assert with_audit.worst_case == without.worst_case
     assert without.spec.audit is None
 
 
@@ -130,7 +130,7 @@ def test_maxima_and_adjacencies_are_planned(tmp_path: Path) -> None:
     plain, capped = plan_sweep(parse_sweep(text)).trials
     assert capped.key == keys_of(text)["flat-poisson128max160-seed0"]
     assert capped.point.labels["sampling"] == "poisson128max160"
-    assert capped.costs.worst_case.epsilon <= 5.0
+    assert capped.worst_case.epsilon <= 5.0
     assert capped.spec.noise.initial_noise_multiplier > plain.spec.noise.initial_noise_multiplier
     run_trial(capped.spec, str(tmp_path))
     assert read_trace(TrialFiles(str(tmp_path)).trace).segments == capped.trace.segments
@@ -139,6 +139,6 @@ def test_maxima_and_adjacencies_are_planned(tmp_path: Path) -> None:
         privacy={"target_epsilon": 5, "delta": 1e-5, "adjacency": "replace_one"},
     )  # fmt: skip
     (trial,) = plan_sweep(parse_sweep(replaced)).trials
-    assert trial.costs.worst_case.adjacency == trial.trace.adjacency == "replace_one"
+    assert trial.worst_case.adjacency == trial.trace.adjacency == "replace_one"
     (refused,) = plan_sweep(parse_sweep(replaced.replace("shuffle", "poisson"))).refusals
     assert "Poisson batches (PoissonSampling) have no accounting under 'replace_one'" in refused.reason

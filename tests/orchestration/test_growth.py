@@ -194,7 +194,7 @@ def test_calibrations_are_stored_reused_and_checked(files: SweepFiles, monkeypat
         searched.clear()
         (trial,) = plan_sweep(parse_sweep(small(**{**ONE, "clipping": "flat"})), past=past).trials
         assert searched == [5.0]
-        assert 4.9 < trial.costs.worst_case.epsilon <= 5.0
+        assert 4.9 < trial.worst_case.epsilon <= 5.0
 
 
 def test_finished_trials_of_another_sweep_are_taken_with_what_they_have_cost(begun: SweepFiles, tmp_path: Path) -> None:

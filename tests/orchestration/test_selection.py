@@ -259,8 +259,8 @@ def test_a_plan_shows_the_epsilon_after_selection_and_what_other_ways_cost() -> 
     private = [trial for trial in plan.trials if trial.spec.is_private]
     assert len(private) == len(candidates_of(parse_sweep(text_of()).tune or pytest.fail("no tune")))
     for trial in private:
-        assert trial.costs.worst_case.epsilon == pytest.approx(TARGET, rel=0.01)
-        assert trial.costs.worst_case.accountant == "selection-rdp"
+        assert trial.worst_case.epsilon == pytest.approx(TARGET, rel=0.01)
+        assert trial.worst_case.accountant == "selection-rdp"
     assert "and to release 14 of them" in plan.warnings[-1]
     words = plan.warnings[-1].replace(",", " ").replace(";", " ").split()
     alone, every = float(words[words.index("alone") + 2]), float(words[-1])

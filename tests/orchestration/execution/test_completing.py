@@ -155,7 +155,7 @@ def test_the_bound_of_a_release_is_public(released: Trained) -> None:
     individuals = released.completed().individuals
     assert individuals is not None
     assert individuals.histogram is not None
-    assert individuals.histogram.edges[-1] == released.planned.costs.worst_case.epsilon
+    assert individuals.histogram.edges[-1] == released.planned.worst_case.epsilon
 
 
 def test_what_is_released_are_the_upper_bounds_with_the_stated_noise(
@@ -220,4 +220,4 @@ def test_a_stopped_trial_keeps_no_key(default: Trained, tmp_path: Path) -> None:
     found = complete_stopped(default.planned, files, default.sweep, Times(0.0, 1.0), replace(seen[0], trace=dearer), ())
     assert found.worst_case.kind == "estimate", "less noise than planned, which no plan bounds"
     assert found.worst_case.epsilon == account(dearer, DELTA, "rdp").epsilon
-    assert 0.0 < result.worst_case.epsilon < default.planned.costs.worst_case.epsilon < math.inf
+    assert 0.0 < result.worst_case.epsilon < default.planned.worst_case.epsilon < math.inf

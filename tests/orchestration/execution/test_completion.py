@@ -39,10 +39,9 @@ def test_noise_that_followed_results_costs_what_was_planned(tmp_path: Path) -> N
     planned, trace, result = completed(tmp_path, epochs=3)
     assert {segment.noise_multiplier for segment in trace.segments} == {planned.spec.noise.initial_noise_multiplier}
     assert len(planned.trace.segments) == 3
-    assert result.worst_case == planned.costs.worst_case
+    assert result.worst_case == planned.worst_case
     assert result.worst_case.kind == "guarantee"
     assert result.worst_case.epsilon == pytest.approx(5.0, rel=1e-3)
-    assert result.risks == planned.costs.risks
     assert result.risks[0] == attack_risk(privacy_curve(planned.trace))
     stored = read_result(SweepFiles(str(tmp_path)).trial(planned.spec.key).result)
     assert isinstance(stored, TrialResult)

@@ -201,7 +201,7 @@ def test_a_trial_that_was_stopped_costs_what_it_ran(bench: Bench, plan: Plan) ->
     stopped = record.status(planned.key).result
     assert isinstance(stopped, StoppedTrial)
     assert stopped.epoch == 1
-    assert stopped.worst_case.epsilon < planned.costs.worst_case.epsilon
+    assert stopped.worst_case.epsilon < planned.worst_case.epsilon
     assert record.status(SECOND).state is TrialState.PENDING
 
 

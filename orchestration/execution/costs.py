@@ -1,0 +1,69 @@
+"""Worst-case costs of a run: by every accountant and group size of its sweep, and what they mean for attacks."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+
+from accounting.accountants import account
+from accounting.curves import AttackRisk, attack_risk, privacy_curve
+from accounting.estimates import PrivacyEstimate
+from accounting.mechanism import Trace
+from orchestration.sweeps.plan import PlannedTrial, worst_cases
+from orchestration.sweeps.schema import SweepSpec
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Worst-case costs of a run: by the sweep's accountant, by the ``others``, and for each group size of the sweep.
+
+    risks: what no attack exceeds, for one record and for each group size; none for a run without noise.
+    """
+
+    worst_case: PrivacyEstimate
+    others: tuple[PrivacyEstimate, ...]
+    groups: tuple[PrivacyEstimate, ...]
+    risks: tuple[AttackRisk, ...] = ()
+
+    def as_estimates(self) -> Costs:
+        """The same numbers, claimed as estimates."""
+
+        def lowered(estimates: tuple[PrivacyEstimate, ...]) -> tuple[PrivacyEstimate, ...]:
+            return tuple(replace(estimate, kind="estimate") for estimate in estimates)
+
+        risks = tuple(replace(risk, kind="estimate") for risk in self.risks)
+        return Costs(lowered((self.worst_case,))[0], lowered(self.others), lowered(self.groups), risks)
+
+
+def costs_as_planned(planned: PlannedTrial, sweep: SweepSpec) -> Costs:
+    """Costs of a run that went as planned."""
+    return _with_groups(planned.trace, planned.spec.delta, sweep, (planned.worst_case, *planned.others))
+
+
+def costs(trace: Trace, delta: float, sweep: SweepSpec) -> Costs:
+    """Costs of any run. Raises: UnsupportedMechanism where an accountant of the sweep does not cover it."""
+    return _with_groups(trace, delta, sweep, worst_cases(trace, delta, sweep))
+
+
+def _with_groups(trace: Trace, delta: float, sweep: SweepSpec, single: tuple[PrivacyEstimate, ...]) -> Costs:
+    """Groups of more than one record are accounted by privacy loss distributions; no other accountant covers them
+    under sampling. Of a selection there is no curve, and so no bound on attacks."""
+    sizes = sweep.accounting.group_sizes
+    bounded = sorted({1, *sizes}) if trace.is_private and trace.selection is None else ()
+    return Costs(
+        worst_case=single[0],
+        others=single[1:],
+        groups=tuple(_of_group(trace, delta, size) if size > 1 else single[0] for size in sizes),
+        risks=tuple(_risk(trace, size) for size in bounded),
+    )
+
+
+# Trials that differ only in the seed have the same trace.
+@functools.lru_cache(maxsize=256)
+def _of_group(trace: Trace, delta: float, size: int) -> PrivacyEstimate:
+    return account(trace, delta, "pld", size)
+
+
+@functools.lru_cache(maxsize=256)
+def _risk(trace: Trace, size: int) -> AttackRisk:
+    return attack_risk(privacy_curve(trace, size))
