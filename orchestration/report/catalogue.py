@@ -5,7 +5,7 @@ To add a figure, add a function to `orchestration.report.figures` and one entry 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -107,17 +107,21 @@ class Drawn:
 
 def drawn_figures(data: PublishedSweep) -> tuple[Drawn, ...]:
     """Every figure for which there is data, in the order of `FIGURES`."""
+    return _drawn(data, FIGURES)
+
+
+def figures_for_mlflow(data: PublishedSweep) -> dict[str, go.Figure]:
+    """The figures to attach to the sweep's MLflow run, by name."""
+    return {drawn.name: drawn.figure for drawn in _drawn(data, [kind for kind in FIGURES if kind.in_mlflow])}
+
+
+def _drawn(data: PublishedSweep, kinds: Sequence[Figure]) -> tuple[Drawn, ...]:
     settings = finished_settings(data.trials)
     worst = WORST_GROUP_METRICS[data.worst_group]
     scene = Scene(settings, style_of(settings), group_names(data.trials), worst)
     return tuple(
         Drawn(kind, kind.name + which, kind.title + which, figure)
-        for kind in FIGURES
+        for kind in kinds
         for which, figure in kind.draw(scene).items()
         if figure is not None and figure.data
     )
-
-
-def figures_for_mlflow(data: PublishedSweep) -> dict[str, go.Figure]:
-    """The figures to attach to the sweep's MLflow run, by name."""
-    return {drawn.name: drawn.figure for drawn in drawn_figures(data) if drawn.kind.in_mlflow}

@@ -94,7 +94,7 @@ def renewed(page: str, period: float) -> str:
 @functools.cache
 def _packed_plotly() -> str:
     """plotly.js, gzipped and in base64: a third of its size. The page's script unpacks it."""
-    return base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode()
+    return base64.b64encode(gzip.compress(get_plotlyjs().encode(), compresslevel=6, mtime=0)).decode()
 
 
 def _plain(drawn: Drawn) -> dict[str, Any]:
