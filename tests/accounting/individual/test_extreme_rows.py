@@ -11,7 +11,7 @@ import pytest
 
 from accounting.accountants import account
 from accounting.gaussian import gaussian_epsilon
-from accounting.individual import individual_epsilons
+from accounting.individual import individual_epsilons, pld
 from accounting.mechanism import GaussianRelease, PureRelease, Segment, Trace
 from accounting.renyi import sampled_gaussian_rdp
 from accounting.samplings import PoissonSampling
@@ -90,6 +90,17 @@ def test_an_example_that_hardly_any_batch_draws_is_bracketed_within_a_hundredth(
     assert exact.lower_epsilon is not None
     assert 0.99 * exact.lower_epsilon <= found.lower[0] <= exact.epsilon * (1 + 1e-9)
     assert exact.lower_epsilon * (1 - 1e-9) <= found.upper[0] <= 1.01 * exact.epsilon
+
+
+def test_examples_that_cost_next_to_nothing_take_no_lattice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their bounds are far apart relative to each other, but by less than 0.01. On lattices each took 0.2 s."""
+    monkeypatch.setattr(pld, "_alone", lambda *_: pytest.fail("an example was accounted on a lattice"))
+    trace = Trace(65_536, (Segment(0, 1000, PoissonSampling(0.01), 1.2),))
+    rows = np.random.default_rng(0).uniform(1e-4, 2e-3, (300, 1))
+    found = individual_epsilons([0], rows, trace, 1e-8, "pld")
+    assert (found.lower <= found.upper).all()
+    assert (found.upper - found.lower).max() < 0.01
+    assert (found.upper - found.lower > 0.01 * found.upper).any()
 
 
 def test_a_small_contribution_is_tight_after_any_number_of_steps() -> None:
