@@ -68,12 +68,12 @@ def test_every_process_computes_the_same_bits() -> None:
     code = (
         "from tests.orchestration.comparison.test_ledger import *\n"
         "runs = [replace(RUN, segments=(replace(RUN.segments[0], noise_multiplier=noise),)) for noise in "
-        "(0.9, 1.1, 1.3, 1.7, 2.3)]\n"
+        "(0.9, 1.1, 1.3, 1.7)]\n"
         "print(composed(trial(str(seed), attempt(str(seed), trace=run)) for seed, run in enumerate(runs)).epsilon)"
     )
     printed = {
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True).stdout
-        for env in ({**os.environ, "PYTHONHASHSEED": seed} for seed in "123")
+        for env in ({**os.environ, "PYTHONHASHSEED": seed} for seed in "12")
     }
     assert len(printed) == 1
 
