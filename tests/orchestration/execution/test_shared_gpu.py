@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.orchestration.execution.test_cluster import CLOSED
-from tests.orchestration.processes import dpsweep, environment
+from tests.orchestration.processes import dpsweep, script
 from tests.orchestration.sample_grids import small
 
 NODE = """
@@ -48,22 +46,10 @@ def build(feature_shape, num_classes):
 
 
 @pytest.fixture
-def address() -> Iterator[str]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", NODE],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env=environment(**CLOSED),
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
+def address(tmp_path: Path) -> Iterator[str]:
+    with script(NODE, errors=tmp_path / "stderr", **CLOSED) as process:
+        assert process.stdout is not None
         yield next(line.strip() for line in process.stdout if ":" in line)
-    finally:
-        process.stdin.close()
-        process.wait(60)
 
 
 def test_two_trials_share_a_gpu_and_a_third_waits(address: str, tmp_path: Path) -> None:
