@@ -268,6 +268,12 @@ class NormRecorder:
     def restore(self, state: Mapping[str, Any] | None) -> None:
         self._interval = None if state is None else Interval.restored(state, self._data.device)
 
+    @property
+    def measured(self) -> Measurement:
+        """Norms and losses as the open interval found them."""
+        assert self._interval is not None, "norms are measured at step 0"
+        return self._interval.measured
+
     def keep_rule(self, rule: ClipRule) -> None:
         """After `restore`: the last step of the open interval was taken under ``rule``."""
         if self._interval is not None:

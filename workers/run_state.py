@@ -14,6 +14,7 @@ from accounting.errors import DataCorruption
 from accounting.estimates import Claim
 from accounting.records import read_private
 from workers.clipping import ClippingState
+from workers.courses import GroupCourse
 from workers.gradients import modes_of, set_modes
 from workers.history import EpochRecord
 
@@ -41,14 +42,15 @@ class GroupDepartures:
 
 @dataclass
 class Counters:
-    """Exact counts over training batches and examples: private data.
+    """Exact counts and means over training batches and examples: private data.
 
-    departures: of groups with examples, where a filter limits them.
+    departures: of groups with examples, where a filter limits them. courses: of groups with examples.
     """
 
     non_finite_gradients: int = 0
     empty_batches: int = 0
     departures: list[GroupDepartures] = field(default_factory=list)
+    courses: list[GroupCourse] = field(default_factory=list)
 
 
 @dataclass
@@ -85,12 +87,12 @@ _READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
 """Readers of the fields that are dataclasses."""
 
 
-def read_departures(uri: str) -> tuple[GroupDepartures, ...]:
-    """Those in the stored counters of a trial, if it has any left. Raises `DataCorruption` when they are damaged."""
+def read_counters(uri: str) -> Counters:
+    """The stored counters of a trial, empty where there are none. Raises `DataCorruption` when they are damaged."""
     try:
-        return tuple(_COUNTERS.validate_json(read_private(uri)).departures)
+        return _COUNTERS.validate_json(read_private(uri))
     except FileNotFoundError:
-        return ()
+        return Counters()
     except ValidationError as error:
         raise DataCorruption(f"{uri} is damaged; restore it from a backup, or run the trial again") from error
 

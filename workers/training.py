@@ -29,6 +29,7 @@ from workers.clipping import (
     make_clipping,
     released_bound,
 )
+from workers.courses import new_courses, note_epoch
 from workers.data import Dataset
 from workers.devices import choose_device
 from workers.evaluation import Evaluation, evaluate
@@ -360,6 +361,8 @@ class Trainer:
         )
         self._run.history = (*self.history, record)
         self._note_departures(record.noise_multiplier)
+        self.counters.courses = self.counters.courses or new_courses(self._dataset.train.groups)
+        note_epoch(self.counters.courses, self._everyone.measured, self._rule)
         return record
 
     def evaluations(self) -> tuple[Evaluation, Evaluation | None]:

@@ -7,6 +7,7 @@ __all__ = [
     "across",
     "best",
     "claims",
+    "densities",
     "entries",
     "evidence",
     "findings",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from accounting.estimates import Claim, Kind, PrivacyEstimate, weakest
 from accounting.release import ReleasedStatistics
 from accounting.summaries import CountedEpsilons, Members, Moments
+from orchestration.comparison.densities import loss_density
 from orchestration.records.published import GroupEpsilon, Histogram, IndividualStatistics
 from orchestration.records.release_modes import EXACT, RELEASED
 
@@ -43,6 +44,7 @@ def exact_statistics(
         ),
         histogram=Histogram(tuple(summary.counting.edges.tolist()), tuple(summary.shown.astype(float).tolist())),
         loss_correlation=loss_correlation(summary.everyone.with_loss),
+        loss_density=loss_density(counted),
     )
 
 

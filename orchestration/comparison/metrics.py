@@ -34,12 +34,14 @@ from orchestration.comparison.values import (
     epsilon_by_group_size,
     epsilon_gap,
     epsilon_quantiles,
+    gap_in_training,
     gaps,
     initial_noise_multiplier,
     loss,
     loss_correlation,
     mean_epsilon,
     median_epsilon,
+    recall_by_class,
     release_epsilon,
     risk_by_group_size,
     tpr_at_fpr_1pct,
@@ -179,6 +181,33 @@ METRICS = (
         better="lower",
     ),
     Metric(
+        "clipping_bias_gap",
+        "fairness/clipping_bias_gap",
+        "Gap of clipping bias",
+        gap_in_training("biases"),
+        NUMBER,
+        "Clipping bias is the mean norm of what clipping takes off the gradients of a group’s training examples, in "
+        "the last epoch; the gap is the largest minus the smallest of a group (Xu et al. 2021, Section 4.2). Groups "
+        "with large gradients are clipped most.",
+        of_model=True,
+        exact=True,
+        better="lower",
+    ),
+    Metric(
+        "noise_error_gap",
+        "fairness/noise_error_gap",
+        "Gap of noise",
+        gap_in_training("noises"),
+        NUMBER,
+        "Noise of a group is σ S √d over the number of its examples expected in a batch, with sensitivity S and d "
+        "parameters: the root mean square norm of the noise in the mean gradient of the group, in the last epoch. "
+        "Clipping bias and noise together bound the error of that mean (Xu et al. 2021, Section 4.2). Small groups "
+        "have the most noise.",
+        of_model=True,
+        exact=True,
+        better="lower",
+    ),
+    Metric(
         "seconds",
         "final/wall_seconds",
         "Time",
@@ -189,6 +218,7 @@ METRICS = (
 )
 FAMILIES = (
     Family(gaps, of_model=True),
+    Family(recall_by_class, of_model=True),
     Family(epsilon_by_group_size),
     Family(risk_by_group_size),
     Family(epsilon_quantiles),

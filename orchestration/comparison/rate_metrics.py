@@ -27,6 +27,7 @@ from orchestration.comparison.tested import of_counts as rate_of
 from orchestration.comparison.values import (
     counted,
     fairness,
+    in_training,
     majority_rate,
     of_counts,
     of_two_classes,
@@ -207,6 +208,10 @@ GROUP_METRICS = (
         "lower",
         by_group(calibration_error),
     ),
+    GroupMetric("training_loss", "Training loss", in_training("losses"), NUMBER),
+    GroupMetric("gradient_norm", "Gradient norm", in_training("norms"), NUMBER),
+    GroupMetric("clipping_bias", "Clipping bias", in_training("biases"), NUMBER),
+    GroupMetric("noise_error", "Noise", in_training("noises"), NUMBER),
 )
 """What is known of each group of the test data that is large enough to be shown."""
 

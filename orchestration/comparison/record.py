@@ -29,11 +29,11 @@ from orchestration.sweeps.grid import GridPoint
 from orchestration.sweeps.schema import SweepSpec
 from workers.attacks import read_attacks
 from workers.noise import noise_source_kind
-from workers.run_state import read_departures
+from workers.run_state import read_counters
 
 NO_LONGER_ASKED = "kept, though the sweep file no longer asks for it"
 View = Callable[[TrialResult], TrialResult]
-"""Replaces ``individuals``, ``attacks`` and ``departures`` of a result by those that the reader may see."""
+"""Replaces ``individuals``, ``attacks``, ``departures`` and ``courses`` of a result by what the reader may see."""
 
 
 def disclosed(result: TrialResult) -> TrialResult:
@@ -42,7 +42,7 @@ def disclosed(result: TrialResult) -> TrialResult:
 
 
 def exact(files: SweepFiles) -> View:
-    """The view with exact statistics, attacks and departures, for the owner of the data.
+    """The view with exact statistics, attacks, departures and courses, for the owner of the data.
 
     It raises `DataCorruption` for damage.
     """
@@ -51,8 +51,14 @@ def exact(files: SweepFiles) -> View:
         trial = files.trial(result.key)
         next_step = f"delete {trial.result} and resume, which rebuilds both"
         statistics = read_exact_statistics(trial.private_summary, next_step)
-        departures = read_departures(trial.private_training)
-        return replace(result, individuals=statistics, attacks=read_attacks(trial.attacks), departures=departures)
+        counters = read_counters(trial.private_training)
+        return replace(
+            result,
+            individuals=statistics,
+            attacks=read_attacks(trial.attacks),
+            departures=tuple(counters.departures),
+            courses=tuple(counters.courses),
+        )
 
     return view
 

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from orchestration.records.published import (
     PublishedAttack,
     PublishedAudit,
+    PublishedCourse,
     PublishedDepartures,
     PublishedEpoch,
     PublishedGroup,
@@ -35,7 +36,9 @@ def finished(point: GridPoint, result: TrialResult, baseline: TrialResult | None
         labels=point.labels,
         state=TrialState.FINISHED,
         privacy=_privacy(result),
-        quality=_quality(result.training.evaluation, baseline.training.evaluation if baseline else None),
+        quality=_quality(
+            result.training.evaluation, baseline.training.evaluation if baseline else None, _courses(result)
+        ),
         individuals=result.individuals,
         attacks=tuple(
             PublishedAttack(group.name, group.examples, group.success_rate, group.standard_error)
@@ -63,7 +66,7 @@ def stopped(point: GridPoint, result: StoppedTrial) -> PublishedTrial:
         state=TrialState.STOPPED,
         error=f"by the scheduler after epoch {result.epoch} of {result.spec.epochs}; its {found} of that moment",
         privacy=_privacy(result),
-        quality=_quality(result.evaluation, None),
+        quality=_quality(result.evaluation, None, {}),
         history=result.history,
         started=result.started,
         ended=result.ended,
@@ -106,7 +109,27 @@ def _audit(result: TrialResult) -> PublishedAudit | None:
     return PublishedAudit(found.confidence, everyone.epsilon, everyone.guesses, everyone.correct, groups)
 
 
-def _quality(evaluation: Evaluation, baseline: Evaluation | None) -> PublishedQuality:
+def _courses(result: TrialResult) -> dict[str, PublishedCourse]:
+    """By the name of the group."""
+    training, batch_size = result.training, result.spec.sampling.batch_size
+    found = {}
+    for course in result.courses:
+        history = training.history[len(training.history) - len(course.norms) :]
+        expected = batch_size * course.examples / training.train_size
+        noises = [record.noise_multiplier * (record.sensitivity or 0.0) for record in history]
+        found[training.group_names[course.group]] = PublishedCourse(
+            course.examples,
+            tuple(course.losses),
+            tuple(course.norms),
+            tuple(course.biases),
+            tuple(std * math.sqrt(training.parameters) / expected for std in noises),
+        )
+    return found
+
+
+def _quality(
+    evaluation: Evaluation, baseline: Evaluation | None, courses: Mapping[str, PublishedCourse]
+) -> PublishedQuality:
     changes: Mapping[str, float] = cost_of_privacy(evaluation, baseline) if baseline else {}
     return PublishedQuality(
         accuracy=evaluation.accuracy,
@@ -114,7 +137,13 @@ def _quality(evaluation: Evaluation, baseline: Evaluation | None) -> PublishedQu
         accuracy_change=evaluation.accuracy - baseline.accuracy if baseline else None,
         groups=tuple(
             PublishedGroup(
-                group.name, group.examples, group.accuracy, group.loss, changes.get(group.name), group.counts
+                group.name,
+                group.examples,
+                group.accuracy,
+                group.loss,
+                changes.get(group.name),
+                group.counts,
+                courses.get(group.name),
             )
             for group in evaluation.groups
         ),

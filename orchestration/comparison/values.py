@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from accounting.curves import FALSE_POSITIVE_RATES
-from orchestration.records.published import Histogram, PublishedTrial
+from orchestration.records.published import Histogram, PublishedGroup, PublishedTrial
 from workers import rates
 from workers.rates import Counts, Rate
 
@@ -200,6 +200,34 @@ def epsilon_gap(trial: PublishedTrial) -> float | None:
     """Largest minus smallest mean epsilon_i over groups of training examples (paper A), as published."""
     paid = [group.mean for group in trial.individuals.groups] if trial.individuals else []
     return max(paid) - min(paid) if len(paid) > 1 else None
+
+
+def in_training(name: str) -> Callable[[PublishedGroup], float | None]:
+    """The last of the means called ``name`` in `PublishedCourse` of a group."""
+
+    def last(group: PublishedGroup) -> float | None:
+        found = getattr(group.training, name) if group.training else ()
+        return found[-1] if found else None
+
+    return last
+
+
+def gap_in_training(name: str) -> Value:
+    """Largest minus smallest of `in_training` over the groups of the test data."""
+
+    def of_trial(trial: PublishedTrial) -> float | None:
+        groups = trial.quality.groups if trial.quality else ()
+        known = [value for group in groups if (value := in_training(name)(group)) is not None]
+        return max(known) - min(known) if len(known) > 1 else None
+
+    return of_trial
+
+
+def recall_by_class(trial: PublishedTrial) -> Mapping[str, float | None]:
+    """Share of the test examples of each class that is predicted right, by its name in MLflow."""
+    counts = trial.quality.counts if trial.quality else None
+    found = rates.recalls(counts.matrix).tolist() if counts else []
+    return {f"final/recall_of_class_{label}": None if math.isnan(value) else value for label, value in enumerate(found)}
 
 
 def accounted_again(trial: PublishedTrial) -> Mapping[str, float | None]:

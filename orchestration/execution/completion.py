@@ -32,7 +32,7 @@ from orchestration.sweeps.schema import SweepSpec
 from workers.attacks import AttackResults, read_attacks
 from workers.checkpoint import forget_checkpoint
 from workers.history import Progress, TrainingResult, read_training_result
-from workers.run_state import read_departures
+from workers.run_state import Counters, read_counters
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,8 @@ def _completed(
     if trace.selection is not None:
         times = Times(0.0, 0.0)  # when the best candidate was trained says how many others were
     bound = bounding_trace(trace, planned.trace) or trace
+    shows_exact = release_mode(sweep.release.name).statistics == "exact"
+    counters = read_counters(files.private_training) if shows_exact else Counters()
     result = TrialResult(
         key=planned.key,
         spec=planned.spec,
@@ -99,8 +101,9 @@ def _completed(
         individuals=individuals,
         started=times.started,
         ended=times.ended,
-        attacks=read_attacks(files.attacks) if sweep.release.name == "raw" else AttackResults(),
-        departures=read_departures(files.private_training) if sweep.release.name == "raw" else (),
+        attacks=read_attacks(files.attacks) if shows_exact else AttackResults(),
+        departures=tuple(counters.departures),
+        courses=tuple(counters.courses),
         digests=note_digests(files),
     )
     write_result(files.result, result)

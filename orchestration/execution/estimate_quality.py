@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from accounting.individual import individual_epsilons
 from accounting.mechanism import Trace
 from accounting.records import Epsilons, NormShards, TrialFiles
+from orchestration.comparison.densities import density
 from orchestration.comparison.statistics import pearson
 from orchestration.records.published import EstimateQuality
 
@@ -38,6 +39,7 @@ def quality_of_estimates(
         correlation=pearson(actual, estimated),
         mean_error=float(errors.mean()),
         largest_error=float(errors.max()),
+        density=density(actual, estimated),
     )
 
 

@@ -2,9 +2,9 @@
 
 No type here can hold a value of a single training example. Statistics of the training examples' epsilons are held only
 by `IndividualStatistics`, which says whether they were released with differential privacy or are exact; where it is
-None they are withheld. `PublishedAccount`, `PublishedAttack` and `PublishedAudit` are exact, and present only where
-exact statistics are shown. Everything else is public by construction: configuration, the mechanism's own noise and
-post-processed bounds, worst-case guarantees, and evaluations on held-out test data.
+None they are withheld. `PublishedAccount`, `PublishedAttack`, `PublishedAudit` and `PublishedCourse` are exact, and
+present only where exact statistics are shown. Everything else is public by construction: configuration, the
+mechanism's own noise and post-processed bounds, worst-case guarantees, and evaluations on held-out test data.
 
 Epsilons are plain floats: ``math.inf`` means not private, None means not computed.
 """
@@ -53,11 +53,29 @@ class PublishedPrivacy:
 
 
 @dataclass(frozen=True)
+class PublishedCourse:
+    """How training went for the training examples of one group: exact, so whatever shows it is sensitive.
+
+    Means over ``examples``, one for each of the last epochs; None where no gradient was finite. losses, norms: the
+    loss, and the norm of the gradient before clipping. biases, noises: the two terms by which the mean gradient of the
+    group errs (paper D, Section 4.2): the norm of what clipping takes off, and the root mean square norm of the noise
+    over the number of the group's examples expected in a batch.
+    """
+
+    examples: int
+    losses: tuple[float | None, ...]
+    norms: tuple[float | None, ...]
+    biases: tuple[float | None, ...]
+    noises: tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
 class PublishedGroup:
     """Accuracy and loss on one group of the test data.
 
     accuracy_change: accuracy minus that of the non-private baseline with the same data, model and seed, in [-1, 1]
-    (negative: accuracy lost to privacy); None without a baseline. counts: None for trials of older versions.
+    (negative: accuracy lost to privacy); None without a baseline. counts: None for trials of older versions. training:
+    of the group's training examples; None where exact statistics are not shown.
     """
 
     name: str
@@ -66,6 +84,7 @@ class PublishedGroup:
     loss: float | None = None
     accuracy_change: float | None = None
     counts: Counts | None = None
+    training: PublishedCourse | None = None
 
 
 @dataclass(frozen=True)
@@ -104,16 +123,27 @@ class Histogram:
 
 
 @dataclass(frozen=True)
+class Density:
+    """``counts[i][j]`` examples have x in [x_edges[i], x_edges[i + 1]) and y in [y_edges[j], y_edges[j + 1])."""
+
+    x_edges: tuple[float, ...]
+    y_edges: tuple[float, ...]
+    counts: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
 class EstimateQuality:
     """Estimated epsilon_i compared with those of ``examples`` random examples whose norms are taken at every step.
 
-    correlation: Pearson's r; None if either side is constant. Errors: absolute differences of epsilons.
+    correlation: Pearson's r; None if either side is constant. Errors: absolute differences of epsilons. density: of the
+    exact epsilon_i (x) and the estimated ones (y); None for trials of older versions.
     """
 
     examples: int
     correlation: float | None
     mean_error: float
     largest_error: float
+    density: Density | None = None
 
 
 @dataclass(frozen=True)
@@ -125,7 +155,8 @@ class IndividualStatistics:
     their accounting, ``filter`` if a filter enforced them, "" if an older version wrote the file.
     release_epsilon (``private`` only): epsilon of the release alone. estimates (``raw`` only): present if the sweep
     sets ``norms.exact_examples``. loss_correlation (``raw`` only): Pearson's r of epsilon_i and the log of the
-    example's loss when norms were last taken; None where it is undefined.
+    example's loss when norms were last taken; None where it is undefined. loss_density (``raw`` only): of the log of
+    that loss (x) and epsilon_i (y), over the examples whose loss is positive and finite.
     """
 
     disclosure: Disclosure
@@ -139,6 +170,7 @@ class IndividualStatistics:
     release_epsilon: float | None = None
     estimates: EstimateQuality | None = None
     loss_correlation: float | None = None
+    loss_density: Density | None = None
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from orchestration.records.published import IndividualStatistics, PublishedEpoch
 from orchestration.records.release_modes import release_mode
 from orchestration.records.stored_trace import StoredTrace
 from workers.attacks import AttackResults
+from workers.courses import GroupCourse
 from workers.evaluation import Evaluation
 from workers.history import TrainingResult
 from workers.run_state import GroupDepartures
@@ -57,6 +58,8 @@ class TrialResult:
     risks: tuple[AttackRisk, ...] = ()
     departures: tuple[GroupDepartures, ...] = ()
     """Of examples that spent the budget of a filter; disclosed as attacks are."""
+    courses: tuple[GroupCourse, ...] = ()
+    """Of the training examples of each group; disclosed as attacks are."""
     digests: dict[str, str] = field(default_factory=dict)
     """sha256 of the trial's other public files, by name; those of private files are in `TrialFiles.private_digests`."""
 
@@ -111,6 +114,7 @@ def write_result(uri: str, result: StoredResult) -> None:
     """
     exact = isinstance(result, TrialResult) and (
         result.attacks != AttackResults()
+        or bool(result.courses)
         or (result.individuals is not None and release_mode(result.individuals.disclosure).is_sensitive)
     )
     write_sealed(uri, _RESULT.dump_json(result), exact)

@@ -15,7 +15,7 @@ from orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
 from orchestration.comparison.settings import finished_settings, group_names
 from orchestration.records.published import PublishedSweep
 from orchestration.records.release_modes import release_mode
-from orchestration.report import courses, trade_offs
+from orchestration.report import courses, of_training, trade_offs
 from orchestration.report import figures as draw
 from orchestration.report.curves import searched_curves, tuning_curves
 from orchestration.report.figures import Scene
@@ -84,13 +84,21 @@ FIGURES: Final = (
         in_mlflow=True,
     ),
     Figure("group-loss", "Loss on test data", "groups", _one(draw.group_loss)),
+    Figure("group-norm", "Gradient norm of its training examples", "groups", _one(of_training.gradient_norms)),
+    Figure("group-bias", "Clipping bias: taken off its gradients", "groups", _one(of_training.clipping_biases)),
+    Figure("group-noise", "Noise in its mean gradient", "groups", _one(of_training.noise_errors)),
     Figure("who-pays", "Accuracy of a group against its mean εᵢ", "who pays", _one(draw.who_pays)),
     Figure("histogram of ", "", "single examples", draw.histograms),
+    Figure("loss of ", "εᵢ and loss: ", "single examples", of_training.loss_densities),
+    Figure("estimates of ", "Estimated and exact εᵢ: ", "single examples", of_training.estimate_densities),
     Figure("accuracy", "Accuracy on test data", "over time", _one(courses.accuracy_over_epochs)),
     Figure("loss", "Loss on test data", "over time", _one(courses.loss_over_epochs)),
     Figure("epsilon", "Cost of the steps so far", "over time", _one(courses.epsilon_over_epochs)),
+    Figure("accountants: ", "By every accountant: ", "over time", courses.accountants_over_epochs),
+    Figure("rho", "ρ of the steps so far", "over time", _one(courses.rho_over_epochs)),
     Figure("noise", "Noise multiplier", "over time", _one(draw.noise)),
     Figure("clipping", "Clipping bounds", "over time", _one(draw.clipping_bounds)),
+    Figure("norms", "Gradient norms of groups", "over time", _one(of_training.norms_over_epochs)),
     Figure("departures", "Training examples that have spent their budget", "over time", _one(draw.departures)),
 )
 

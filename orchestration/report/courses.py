@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Mapping
+from typing import Final
 
 import plotly.graph_objects as go
 
+from accounting.accountants import account, total_rho
+from accounting.errors import UnsupportedMechanism
+from accounting.estimates import PrivacyEstimate
 from accounting.mechanism import Trace
 from orchestration.comparison.group_sizes import VADHAN, GroupComparison, compare_groups, linear_heading
 from orchestration.comparison.settings import Setting
 from orchestration.records.published import PublishedTrial
-from orchestration.report.figures import Scene, blank, line, meta_of, plain_text
+from orchestration.report.figures import Scene, blank, label_end, line, meta_of, plain_text
+from orchestration.report.style import PALETTE
+
+_OVERLAID: Final = ("pld", "gdp", "rdp", "rdp-classic", "zcdp", "zcdp-sampled", "strong")
+"""Accountants that are compared over epochs; those of dp-accounting are too slow for a page."""
 
 
 def accuracy_over_epochs(scene: Scene) -> go.Figure:
@@ -28,6 +37,67 @@ def loss_over_epochs(scene: Scene) -> go.Figure:
 def epsilon_over_epochs(scene: Scene) -> go.Figure:
     """What the steps so far cost (paper C, Figure 2): one line per setting, for its first seed."""
     return _over_epochs(scene, "epsilon", "worst-case ε so far", ".3~g")
+
+
+def accountants_over_epochs(scene: Scene) -> dict[str, go.Figure | None]:
+    """Every accountant that covers the run over epochs (paper C, Figure 2): a figure for each schedule, of the first
+    seed of its first setting. What is an estimate is dotted."""
+    drawn: dict[str, go.Figure | None] = {}
+    for setting in scene.settings:
+        found = None if setting.is_baseline or setting.schedule in drawn else _last_trace(setting.trials[0])
+        history = setting.trials[0].history
+        if found is not None and history:
+            trace, delta = found
+            places = sorted({round(share * (len(history) - 1)) for share in (0.0, 0.15, 0.4, 0.7, 1.0)})
+            steps = tuple(min(history[place].step, trace.steps) for place in places)
+            epochs = [history[place].epoch for place in places]
+            drawn[setting.schedule] = _accountants(_by_accountant(trace, delta, steps), epochs, delta)
+    return drawn
+
+
+def _accountants(costs: Mapping[str, tuple[PrivacyEstimate, ...]], epochs: list[int], delta: float) -> go.Figure | None:
+    figure = blank(height=360)
+    finite = {name: found for name, found in costs.items() if all(0.0 < each.epsilon < math.inf for each in found)}
+    for place, (name, estimates) in enumerate(finite.items()):
+        is_estimate = any(each.kind == "estimate" for each in estimates)
+        said, colour = f"{name}{' (estimate)' if is_estimate else ''}", PALETTE[place % len(PALETTE)]
+        figure.add_scatter(
+            x=epochs,
+            y=[each.epsilon for each in estimates],
+            mode="lines+markers",
+            line={"dash": "dot" if is_estimate else "solid", "width": 2, "color": colour},
+            name=said,
+            hovertemplate=f"<b>{said}</b><br>epoch %{{x}}: ε = %{{y:.4~g}}<extra></extra>",
+        )
+        label_end(figure, name, epochs[-1], math.log10(estimates[-1].epsilon), colour)
+    figure.update_xaxes(title_text="epoch", range=[-0.5, epochs[-1] * 1.3 + 0.5])
+    figure.update_yaxes(title_text=f"ε at δ = {delta:g} (log scale)", type="log", tickformat=".3~g", dtick="D2")
+    return figure if figure.data else None
+
+
+@functools.lru_cache(maxsize=64)
+def _by_accountant(trace: Trace, delta: float, steps: tuple[int, ...]) -> dict[str, tuple[PrivacyEstimate, ...]]:
+    """Worst-case costs of the first ``steps``, by each accountant that covers them."""
+    found = {}
+    for name in _OVERLAID:
+        with contextlib.suppress(UnsupportedMechanism):
+            found[name] = tuple(account(trace.until(step), delta, name) for step in steps)
+    return found
+
+
+def rho_over_epochs(scene: Scene) -> go.Figure:
+    """rho of the steps so far (paper C), where nothing is sampled: one line per setting, of its first seed."""
+    figure = blank(height=360)
+    for setting in scene.settings:
+        found, history = _last_trace(setting.trials[0]), setting.trials[0].history
+        if found is None or setting.is_baseline:
+            continue
+        with contextlib.suppress(UnsupportedMechanism):
+            rhos = [total_rho(found[0].until(min(epoch.step, found[0].steps))) for epoch in history]
+            line(figure, setting, scene.style, history, rhos, setting.name)
+    figure.update_xaxes(title_text="epoch")
+    figure.update_yaxes(title_text="ρ so far", tickformat=".3~g", rangemode="tozero")
+    return figure
 
 
 def _over_epochs(scene: Scene, name: str, title: str, ticks: str) -> go.Figure:
@@ -64,8 +134,14 @@ def epsilon_over_group_size(scene: Scene) -> go.Figure | None:
 
 def _compared(trial: PublishedTrial, sizes: tuple[int, ...]) -> dict[int, GroupComparison]:
     """By group size, where the trace is known."""
-    traces = [attempt.trace for attempt in trial.attempts if attempt.trace.segments]
-    return _of_trace(traces[-1], trial.privacy.delta, sizes) if traces and trial.privacy else {}
+    found = _last_trace(trial)
+    return _of_trace(*found, sizes) if found else {}
+
+
+def _last_trace(trial: PublishedTrial) -> tuple[Trace, float] | None:
+    """What the last start of the trial ran, and its delta; None where it is unknown or was selected among others."""
+    traces = [each.trace for each in trial.attempts if each.trace.segments and each.trace.selection is None]
+    return (traces[-1], trial.privacy.delta) if traces and trial.privacy else None
 
 
 @functools.lru_cache(maxsize=256)

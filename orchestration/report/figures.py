@@ -50,25 +50,25 @@ class Scene:
 
 def group_accuracy(scene: Scene) -> go.Figure:
     """Accuracy of each group on test data."""
-    return _by_group(scene, lambda name: group_value(name, lambda group: group.accuracy), ".2~%")
+    return by_group(scene, lambda name: group_value(name, lambda group: group.accuracy), ".2~%")
 
 
 def group_change(scene: Scene) -> go.Figure:
     """Change of each group's accuracy against the non-private baseline, in percentage points."""
-    return _by_group(scene, lambda name: group_value(name, _change_in_points), "~g")
+    return by_group(scene, lambda name: group_value(name, _change_in_points), "~g")
 
 
 def group_loss(scene: Scene) -> go.Figure:
     """Mean loss of each group on test data (paper D)."""
-    return _by_group(scene, lambda name: group_value(name, lambda group: group.loss), ".3~g")
+    return by_group(scene, lambda name: group_value(name, lambda group: group.loss), ".3~g")
 
 
 def mean_group_epsilon(scene: Scene) -> go.Figure:
     """Mean epsilon_i of each group's training examples; whiskers are at least the standard error."""
-    return _by_group(scene, group_epsilon, ".3~g", group_epsilon_error, limits=_possible(scene.settings))
+    return by_group(scene, group_epsilon, ".3~g", group_epsilon_error, limits=_possible(scene.settings))
 
 
-def _by_group(
+def by_group(
     scene: Scene,
     value: Callable[[str], Value],
     tickformat: str,
@@ -171,7 +171,7 @@ def histograms(scene: Scene) -> dict[str, go.Figure]:
                 mode="lines",
                 line={"color": style.colour(setting), "width": 2, "dash": style.dash(setting), "shape": "hv"},
                 fill="tozeroy",
-                fillcolor=_faded(style.colour(setting), 0.12),
+                fillcolor=faded(style.colour(setting), 0.12),
                 name=setting.name,
                 hovertemplate=f"<b>{plain_text(setting.name)}</b><br>ε from %{{x:.3~g}}: %{{y:.1%}}<extra></extra>",
                 meta=meta_of(setting),
@@ -255,7 +255,7 @@ def clipping_bounds(scene: Scene) -> go.Figure:
                 opacity=1.0 if bold else 0.25,
             )
             if bold and len(bounds) > 1:
-                _label_end(figure, name, history[-1].epoch, means[name], style.colour(setting))
+                label_end(figure, name, history[-1].epoch, means[name], style.colour(setting))
     figure.update_xaxes(title_text="epoch")
     figure.update_yaxes(title_text="clipping bound C", rangemode="tozero")
     return figure
@@ -271,13 +271,14 @@ def departures(scene: Scene) -> go.Figure:
             values, whose = [left / group.examples for left in group.left], f"{setting.name}: {group.name}"
             line(figure, setting, scene.style, trial.history, values, whose)
             if values and values[-1] in (min(ends), max(ends)):
-                _label_end(figure, group.name, trial.history[-1].epoch, values[-1], scene.style.colour(setting))
+                label_end(figure, group.name, trial.history[-1].epoch, values[-1], scene.style.colour(setting))
     figure.update_xaxes(title_text="epoch")
     figure.update_yaxes(title_text="share that has left", tickformat=".0%", rangemode="tozero")
     return figure
 
 
-def _label_end(figure: go.Figure, text: str, x: float, y: float, colour: str) -> None:
+def label_end(figure: go.Figure, text: str, x: float, y: float, colour: str) -> None:
+    """Write ``text`` to the right of a point."""
     figure.add_annotation(
         x=x, y=y, text=plain_text(text), xanchor="left", xshift=4, showarrow=False, font={"size": 12, "color": colour}
     )
@@ -376,7 +377,8 @@ def plain_text(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("%{", "% {")
 
 
-def _faded(colour: str, opacity: float) -> str:
+def faded(colour: str, opacity: float) -> str:
+    """A colour ``#rrggbb`` with an opacity, as CSS writes it."""
     red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return f"rgba({red},{green},{blue},{opacity})"
 

@@ -43,6 +43,7 @@ from orchestration.report.tables import (
     attacks_table,
     audits_table,
     by_group_table,
+    classes_table,
     comparison_table,
     estimates_table,
     fairness_table,
@@ -240,6 +241,7 @@ def _groups(
         panels["who pays"],
         fairness_table(found, style),
         by_group_table(found, style),
+        classes_table(settings, style),
     )
 
 
@@ -252,7 +254,9 @@ def _individuals(data: PublishedSweep, settings: Sequence[Setting], style: Style
     return section(
         "What single examples paid",
         "<p>Histograms of εᵢ over all training examples, one line per setting. The vertical line is the worst case, "
-        "which the guarantee claims for everybody.</p>",
+        "which the guarantee claims for everybody. Where exact statistics are shown, εᵢ against the loss of the "
+        "example, and as estimated against exact: the darker a cell, the more examples of the first seed are in "
+        "it.</p>",
         key([setting for setting in settings if not setting.is_baseline], style),
         f'<figure><div class="panels">{panels["single examples"]}</div>{caption}</figure>',
         losses_table(settings, style),
@@ -337,7 +341,8 @@ def _over_time(settings: Sequence[Setting], style: Style, panels: Mapping[Sectio
         key(settings, style),
         f'<figure><div class="panels wide">{panels["over time"]}</div><figcaption>First seed of each setting. '
         "Bounds are shown where they are public: configured, or derived from noisy counts. Methods that clip groups "
-        "apart have a line per group; individual thresholds are private.</figcaption></figure>",
+        "apart have a line per group; individual thresholds are private. Accountants are compared on the first setting "
+        "of each schedule.</figcaption></figure>",
     )
 
 

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from accounting.accountants import account
+from accounting.mechanism import Trace
+from accounting.release import ReleaseSpec
 from orchestration.comparison.findings import Findings, warnings
 from orchestration.comparison.formats import correlation, listed, number
 from orchestration.comparison.ledger import composed
@@ -124,7 +127,7 @@ def _individuals(data: PublishedSweep, settings: Sequence[Setting]) -> list[str]
     private = [setting for setting in settings if not setting.is_baseline]
     ratios = [(found.mean, setting) for setting in private if (found := setting.over_seeds(worst_over_median))]
     if not ratios:
-        return ["What single training examples paid is withheld; see below for why."] if private else []
+        return [_withheld(data)] if private else []
     ratio, setting = max(ratios, key=lambda pair: pair[0])
     median, cost = setting.over_seeds(median_epsilon), setting.over_seeds(epsilon)
     low = min(ratio for ratio, _ in ratios)
@@ -135,6 +138,22 @@ def _individuals(data: PublishedSweep, settings: Sequence[Setting]) -> list[str]
         f"{ratio:.1f} times less{span}."
     )
     return [sentence, *_correlations(private)]
+
+
+def _withheld(data: PublishedSweep) -> str:
+    """Under ``release: none`` also what ``private`` would show by default, and what that costs."""
+    said = "What single training examples paid is withheld; see below for why."
+    traces = [attempt.trace for trial in data.trials for attempt in trial.attempts if attempt.trace.is_private]
+    if data.disclosure != "none" or not traces or any(trace.selection for trace in traces):
+        return said
+    release = ReleaseSpec()
+    alone = Trace(traces[-1].dataset_size, releases=release.releases(), adjacency=traces[-1].adjacency)
+    cost = account(alone, data.delta)
+    return (
+        "What single training examples paid is withheld (release: none); release: private would show a histogram of "
+        f"their εᵢ, its median, their mean and that of each group, with noise: alone ε = {number(cost.epsilon)} at "
+        f"δ = {data.delta:g} per trial, taken from its target, which training then meets with a little more noise."
+    )
 
 
 def _correlations(private: Sequence[Setting]) -> list[str]:

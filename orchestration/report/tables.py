@@ -9,7 +9,7 @@ from html import escape
 
 from orchestration.comparison.entries import GroupMetric, Metric, Place
 from orchestration.comparison.findings import Difference, Findings
-from orchestration.comparison.formats import CORRELATION, MISSING, SHARES, at_most_share, difference, number
+from orchestration.comparison.formats import CORRELATION, MISSING, PERCENT, SHARES, at_most_share, difference, number
 from orchestration.comparison.intervals import Interval
 from orchestration.comparison.metrics import columns, metric
 from orchestration.comparison.rate_metrics import GROUP_METRICS
@@ -36,6 +36,10 @@ from orchestration.records.published import (
 from orchestration.report.figures import meta_of
 from orchestration.report.html import Cell, named, table
 from orchestration.report.style import Style
+from workers.rates import recalls
+
+_MOST_CLASSES = 20
+"""A larger confusion matrix is in results.json alone."""
 
 
 def settings_table(found: Findings, style: Style) -> str:
@@ -130,6 +134,26 @@ def _of_group(found: Findings, setting: Setting, name: str, metric: GroupMetric)
     mean = setting.over_seeds(group_value(name, metric.value))
     interval = found.evidence.interval(setting, metric.name, name) if metric.measure else None
     return (metric.format.over_seeds(mean) if mean else MISSING) + _range(interval, metric.format.one)
+
+
+def classes_table(settings: Sequence[Setting], style: Style) -> str:
+    """Recall and row of the confusion matrix of every class by setting, summed over its trials; "" where no trial has
+    counts, and for more than `_MOST_CLASSES` classes."""
+    rows: list[list[Cell]] = []
+    marks = []
+    sizes = set()
+    for setting in settings:
+        counts = [trial.quality.counts.matrix for trial in setting.trials if trial.quality and trial.quality.counts]
+        if counts and len(counts[0]) <= _MOST_CLASSES:
+            matrix = sum(counts[1:], counts[0])
+            sizes.add(len(matrix))
+            for label, (recall, row) in enumerate(zip(recalls(matrix), matrix, strict=True)):
+                cells = [PERCENT.one(None if math.isnan(recall) else float(recall)), *(f"{each:.0f}" for each in row)]
+                rows.append([(str(label), ""), (named(setting, style), ""), *((cell, "n") for cell in cells)])
+                marks.append(meta_of(setting))
+    predicted = [(f"as {label}", "n") for label in range(max(sizes, default=0))]
+    heads = [("Class", ""), ("Setting", ""), ("Recall", "n"), *predicted]
+    return "<h3>What each class is taken for, on test data</h3>" + table(heads, rows, marks=marks) if rows else ""
 
 
 def _composed(setting: Setting) -> str:

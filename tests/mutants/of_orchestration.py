@@ -130,9 +130,15 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
             True,
         ),
         B(
-            'read_attacks(files.attacks) if sweep.release.name == "raw" else AttackResults()',
+            "read_attacks(files.attacks) if shows_exact else AttackResults()",
             "read_attacks(files.attacks)",
             "attacks are disclosed in every mode",
+            True,
+        ),
+        B(
+            "read_counters(files.private_training) if shows_exact else Counters()",
+            "read_counters(files.private_training)",
+            "means of groups in training are disclosed in every mode",
             True,
         ),
         B(

@@ -6,15 +6,18 @@ import functools
 import math
 import random
 import statistics
+from dataclasses import replace
 
 from accounting import AttackRisk, PoissonSampling, attack_risk, parse_schedule, planned_trace, privacy_curve
 from orchestration.records.published import (
+    Density,
     EstimateQuality,
     GroupEpsilon,
     Histogram,
     IndividualStatistics,
     Label,
     PublishedAttack,
+    PublishedCourse,
     PublishedDepartures,
     PublishedEpoch,
     PublishedGroup,
@@ -81,9 +84,29 @@ def _individuals(
             tuple(width * j for j in range(21)), tuple(c + noise.gauss(0.0, 4.0) * noisy for c in counts)
         ),
         release_epsilon=0.1 if noisy else None,
-        estimates=None if noisy else EstimateQuality(100, 0.9912, 0.0123, 0.0789),
+        estimates=None if noisy else EstimateQuality(100, 0.9912, 0.0123, 0.0789, _density(0.5, worst)),
         loss_correlation=None if noisy else 0.87,
+        loss_density=None if noisy else _density(0.1, worst),
     )
+
+
+def _course(group: PublishedGroup, private: bool, noise: random.Random) -> PublishedCourse:
+    """Gradients of groups that are served badly stay large; small groups have more noise."""
+    norms = tuple(4.0 - 3.0 * group.accuracy * (epoch + 1) / EPOCHS + noise.random() / 9 for epoch in range(EPOCHS))
+    examples = 20 if group.name == "digit 8" else 130
+    return PublishedCourse(
+        examples,
+        losses=tuple(norm / 5 for norm in norms),
+        norms=norms,
+        biases=tuple(norm - 1.0 if private else 0.0 for norm in norms),
+        noises=(60.0 / examples if private else 0.0,) * EPOCHS,
+    )
+
+
+def _density(low: float, high: float) -> Density:
+    """Four cells on a diagonal, and one beside it."""
+    edges = tuple(low + (high - low) * place / 4 for place in range(5))
+    return Density(edges, edges, ((40, 0, 0, 0), (2, 30, 0, 0), (0, 0, 20, 0), (0, 0, 0, 10)))
 
 
 def _history(clipping: str, schedule: str, sigma: float) -> tuple[PublishedEpoch, ...]:
@@ -126,6 +149,9 @@ def sample_trial(
     private = clipping != "none"
     quality = _quality(clipping, 0.015 * (schedule == "exponential") + 0.02 * math.log(target), noise, baseline)
     spent = target - 0.004 * noise.random()
+    if disclosure == "raw":
+        groups = (replace(group, training=_course(group, private, noise)) for group in quality.groups)
+        quality = replace(quality, groups=tuple(groups))
     return PublishedTrial(
         key="-".join(str(part) for part in (clipping, schedule, seed, *labels.values())),
         labels={"clipping": clipping, "schedule": schedule if private else "none", "seed": seed, **labels},

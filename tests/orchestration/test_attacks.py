@@ -11,7 +11,7 @@ import pytest
 
 from accounting.records.layout import TrialFiles
 from accounting.records.sealed import write_sealed
-from orchestration.comparison.metrics import final_metrics
+from orchestration.comparison.metrics import final_metrics, known_of_groups
 from orchestration.execution.completion import Times, complete_trial
 from orchestration.pipeline import render_again
 from orchestration.records.layout import SweepFiles
@@ -24,6 +24,7 @@ from tests.orchestration.public_values import is_public
 from tests.orchestration.sample_grids import small, trial_in
 from workers.attacks import AttackResults, read_attacks, write_attacks
 from workers.membership import MembershipAttack
+from workers.run_state import read_counters
 from workers.trial import run_trial
 
 CANARY = 0.7319
@@ -71,7 +72,10 @@ def test_attacks_and_correlations_stay_private(tmp_path: Path, release: str) -> 
     exact = read_exact_statistics(private.private_summary, "")
     assert exact is not None
     correlations = [exact.loss_correlation, *(group.loss_correlation for group in exact.groups)]
-    secrets = [str(CANARY), f"{SHOWN} ±", *(repr(r) for r in correlations if r is not None)]
+    courses = read_counters(private.private_training).courses
+    means = [repr(value) for course in courses for value in (course.norms[-1], course.losses[-1])]
+    assert len(means) == 20, "of ten groups"
+    secrets = [str(CANARY), f"{SHOWN} ±", *(repr(r) for r in correlations if r is not None), *means]
     assert len(secrets) > 10
     thresholds = [
         repr(group.threshold)
@@ -94,6 +98,12 @@ def test_attacks_and_correlations_stay_private(tmp_path: Path, release: str) -> 
         trial = record.trial(point)
         assert "attack_success_rate" not in group_table(trial)
         assert "privacy/loss_correlation" not in final_metrics(trial)
+        assert "fairness/clipping_bias_gap" not in final_metrics(trial)
+        assert set(group_table(trial)["gradient_norm"]) == {None}
+    owner = Path(files.private_report).read_text()
+    for name in ("group-norm", "group-bias", "group-noise", "norms", "loss of flat · constant"):
+        assert f'data-figure="{name}' in owner
+        assert f'data-figure="{name}' not in Path(files.report).read_text()
 
 
 def test_exact_results_are_disclosed_by_raw_alone(tmp_path: Path) -> None:
@@ -109,6 +119,16 @@ def test_exact_results_are_disclosed_by_raw_alone(tmp_path: Path) -> None:
     assert exact is not None
     assert final_metrics(record.trial(record.points[1]))["privacy/loss_correlation"] == exact.loss_correlation
     assert exact.loss_correlation is not None
+    shown = record.trial(record.points[1])
+    assert shown.quality is not None
+    result = read_result(trial_in(files.root, "flat-seed0").result)
+    assert isinstance(result, TrialResult)
+    noise = result.training.history[-1].noise_multiplier * 6.0 * result.training.parameters**0.5
+    for group, course in zip(shown.quality.groups, result.courses, strict=True):
+        in_batch = result.spec.sampling.batch_size * course.examples / result.training.train_size
+        assert known_of_groups(shown)[group.name]["noise_error"] == pytest.approx(noise / in_batch, rel=1e-9)
+        assert known_of_groups(shown)[group.name]["clipping_bias"] == course.biases[-1]
+    assert final_metrics(shown)["fairness/noise_error_gap"] > 0.0
     assert 0.0 < exact.loss_correlation < 1.0, "digits fitted badly have longer gradients"
 
 

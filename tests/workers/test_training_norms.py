@@ -12,13 +12,19 @@ import pytest
 import torch
 
 from accounting.errors import InvalidInput
+from accounting.records import TrialFiles
 from accounting.records.shards import NormShards
 from tests.workers.trial_runs import TRAIN_SIZE, norms_of, train
 from tests.workers.trial_specs import DROPOUT_NET, TUMOURS, clipping_by, small_trial
 from workers import clipping
+from workers.clipping import ClippingState, ClipRule, Examples, Setting
+from workers.clipping.per_layer import PerLayerClipping
+from workers.clipping.protocol import clip_factor
+from workers.courses import new_courses, note_epoch
 from workers.mechanism import TrialMechanism
-from workers.run_state import read_departures
-from workers.spec import Component, ExecutionSpec, NormSpec, SamplingSpec
+from workers.recording import Measurement
+from workers.run_state import read_counters
+from workers.spec import Component, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec
 
 
 @pytest.mark.parametrize(
@@ -137,7 +143,7 @@ def test_who_has_left_under_a_filter_is_counted_in_private_and_contributes_nothi
         epochs=6, norms=NormSpec("every_step"), clipping=Component("filter", {"bound": 2.0, "epsilon": 5.0})
     )
     _, trace, files = train(spec, tmp_path)
-    departures = read_departures(files.private_training)
+    departures = read_counters(files.private_training).departures
     assert sum(group.examples for group in departures) == TRAIN_SIZE
     for group in departures:
         assert len(group.left) == 6
@@ -152,3 +158,50 @@ def test_who_has_left_under_a_filter_is_counted_in_private_and_contributes_nothi
     costs = prices.cost(contributions * (1.0 - 2e-5)).sum(axis=1)  # recorded contributions are rounded up by 1e-5
     assert costs.max() <= trace.filter.budget
     assert costs.max() > 0.99 * trace.filter.budget
+
+
+def course_by_hand(files: TrialFiles, group: int, bound: float) -> list[float]:
+    """Mean loss, norm and what flat clipping takes off, of a group at the last snapshot, from the stored norms."""
+    found = norms_of(files)
+    mine, norms = found.groups == group, found.norms.astype(np.float64)[:, -1]
+    removed = np.maximum(0.0, norms - bound)
+    return [float(values[mine].mean()) for values in (found.losses[:, -1].astype(np.float64), norms, removed)]
+
+
+def test_what_clipping_takes_off_the_gradients_of_each_group_is_counted_in_private(tmp_path: Path) -> None:
+    """The bias term of paper D, Section 4.2: the mean of max(0, norm - C) over the examples of the group."""
+    spec = small_trial(epochs=3, clipping=Component("flat", {"bound": 0.5}))
+    _, _, files = train(spec, tmp_path)
+    courses = read_counters(files.private_training).courses
+    assert sum(course.examples for course in courses) == TRAIN_SIZE
+    for course in courses:
+        assert len(course.losses) == len(course.norms) == len(course.biases) == 3
+        by_hand = course_by_hand(files, course.group, 0.5)
+        assert [course.losses[-1], course.norms[-1], course.biases[-1]] == pytest.approx(by_hand, rel=1e-6)
+        assert 0.0 < by_hand[2] < by_hand[1]
+
+
+def test_without_clipping_nothing_is_taken_off(tmp_path: Path) -> None:
+    _, _, files = train(small_trial(clipping=Component("none"), noise=NoiseSpec(0.0)), tmp_path)
+    courses = read_counters(files.private_training).courses
+    assert courses
+    assert all(course.norms[-1] and course.biases[-1] == 0.0 for course in courses)
+
+
+def test_clipping_by_layer_takes_off_the_norm_over_all_layers() -> None:
+    """Layers of norms 3 and 4 at a bound of 1 each lose 2 and 3."""
+    layers = torch.tensor([[3.0, 4.0]])
+    examples = Examples(layers.norm(dim=1), torch.zeros(1, dtype=torch.int64), torch.arange(1), layers)
+    rule = PerLayerClipping(2.0**0.5).decide(
+        ClippingState(2.0**0.5), torch.zeros(0), Setting(("all",), ("a", "b"), 1, 1)
+    )
+    assert rule.removed(examples).tolist() == [pytest.approx(13.0**0.5)]
+
+
+def test_a_group_without_a_finite_gradient_has_no_mean() -> None:
+    examples = Examples(torch.tensor([1.0, torch.inf, 3.0]), groups=torch.tensor([0, 1, 2]), rows=torch.arange(3))
+    measured = Measurement(examples, torch.tensor([0.5, 0.5, 0.25]))
+    courses = new_courses(examples.groups)
+    note_epoch(courses, measured, ClipRule(2.0, lambda each: clip_factor(each.norms, 2.0)))
+    assert [course.norms for course in courses] == [[1.0], [None], [3.0]]
+    assert [course.biases for course in courses] == [[0.0], [None], [pytest.approx(1.0)]]

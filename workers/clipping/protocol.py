@@ -137,6 +137,14 @@ class ClipRule:
         finite = examples.norms.isfinite() & largest.isfinite()
         return torch.where(finite, contributions, torch.ones_like(contributions))
 
+    def removed(self, examples: Examples) -> Tensor:
+        """[B] float64: the norm of the difference that clipping makes to each gradient; of finite gradients only."""
+        lost = 1.0 - self.weights(examples).double()
+        if lost.ndim == 1:
+            return lost.abs() * examples.norms.double()
+        removed: Tensor = (lost * require_layer_norms(examples).double()).norm(dim=1)
+        return removed
+
     def _added(self, examples: Examples) -> Tensor:
         """[B] float64: the norm of what each example adds; NaN (0 times infinity) if its norm is infinite."""
         weights = self.weights(examples).double()

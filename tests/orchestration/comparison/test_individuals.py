@@ -16,6 +16,7 @@ from accounting.records.epsilons import Epsilons
 from accounting.records.sealed import write_sealed
 from accounting.release import GroupStatistics, ReleasedStatistics
 from accounting.summaries import CountedEpsilons, Counting, Members, summarise
+from orchestration.comparison.densities import density, loss_density
 from orchestration.comparison.individuals import exact_statistics, kind_of_capped, loss_correlation, released_statistics
 from orchestration.comparison.metrics import known
 from orchestration.comparison.statistics import pearson
@@ -157,3 +158,31 @@ def test_released_numbers_stay_what_they_are() -> None:
     assert (found.mean, found.median, found.quantiles) == (0.5, 0.375, {0.5: 0.375, 0.9: 1.5})
     assert found.groups == (GroupEpsilon("b", 0.75, 0.125, 41.0),)
     assert found.histogram == Histogram((0.0, 1.0, 2.0), (31.0, 9.0))
+
+
+def test_a_density_counts_every_example_with_a_usable_loss_once() -> None:
+    """In parts or at once; the cells along the diagonal hold all points of a line."""
+    losses, values = LOSSES.copy(), 1.0 + np.log(LOSSES.astype(np.float64)) - math.log(1e-4)
+    losses[0], losses[1] = 0.0, np.inf
+    whole = individual_epsilons_of(values, losses)
+    parts = [whole.of(np.arange(50) < 20), whole.of(np.arange(50) >= 20)]
+    summary = summarise(parts[0], Counting(99.0)).merged(summarise(parts[1], Counting(99.0)))
+    found = loss_density(CountedEpsilons(summary, parts))
+    assert found == loss_density(counted(whole, 99.0))
+    assert found is not None
+    counts = np.array(found.counts)
+    assert counts.sum() == 48
+    assert np.trace(counts) >= 40, "epsilon grows with the log of the loss"
+    assert (found.x_edges[0], found.x_edges[-1]) == pytest.approx((math.log(losses[2]), math.log(10.0)))
+
+
+def individual_epsilons_of(values: NDArray[np.float64], losses: NDArray[np.float32]) -> Epsilons:
+    rows = np.arange(len(values))
+    return Epsilons(rows, np.zeros(len(values), np.int32), values, values, losses, 1e-5, "rdp", "estimate")
+
+
+def test_points_that_are_all_alike_have_a_density_and_none_have_none() -> None:
+    found = density(np.ones(3), np.ones(3))
+    assert found is not None
+    assert np.array(found.counts).sum() == 3
+    assert density(np.zeros(0), np.zeros(0)) is None

@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from orchestration.comparison.metrics import final_metrics, known, known_of_groups
+from orchestration.comparison.metrics import families, final_metrics, known, known_of_groups
 from orchestration.comparison.rate_metrics import RATE_METRICS, WORST_GROUP_METRICS
 from orchestration.comparison.statistics import Spread, spread
 from orchestration.comparison.values import worst_over_median
 from orchestration.records.published import (
     Histogram,
     IndividualStatistics,
+    PublishedCourse,
     PublishedEpoch,
     PublishedGroup,
     PublishedPrivacy,
@@ -32,7 +33,10 @@ TRIAL = PublishedTrial(
         0.81,
         0.62,
         -0.07,
-        (PublishedGroup("a", 30, 0.9, 0.3, -0.02), PublishedGroup("b", 10, 0.54, 1.1, -0.11)),
+        (
+            PublishedGroup("a", 30, 0.9, 0.3, -0.02, training=PublishedCourse(90, (0.1,), (1.5,), (0.5,), (3.0,))),
+            PublishedGroup("b", 10, 0.54, 1.1, -0.11, training=PublishedCourse(30, (0.9,), (3.25,), (2.25,), (9.0,))),
+        ),
         {"accuracy_gap": 0.36},
     ),
     individuals=IndividualStatistics(
@@ -71,6 +75,20 @@ def test_rates_follow_from_counts() -> None:
     assert found["majority_class_rate"] == 0.5
     assert (group["test_examples"], group["loss"], group["accuracy_change"]) == (100, 0.3, -0.02)
     assert known_of_groups(trial)["b"]["precision"] is None
+    assert families(trial)["final/recall_of_class_0"] == 0.8
+    assert families(trial)["final/recall_of_class_1"] == 0.6
+
+
+def test_what_training_did_to_a_group_is_that_of_its_last_epoch_and_missing_where_it_is_withheld() -> None:
+    names = ("training_loss", "gradient_norm", "clipping_bias", "noise_error")
+    found = known_of_groups(TRIAL)
+    assert [found["b"][name] for name in names] == [0.9, 3.25, 2.25, 9.0]
+    assert TRIAL.quality is not None
+    withheld = tuple(replace(group, training=None) for group in TRIAL.quality.groups)
+    trial = replace(TRIAL, quality=replace(TRIAL.quality, groups=withheld))
+    assert [known_of_groups(trial)["b"][name] for name in names] == [None] * 4
+    assert (known(trial)["clipping_bias_gap"], known(trial)["noise_error_gap"]) == (None, None)
+    assert not [name for name in final_metrics(trial) if "bias" in name or "noise" in name]
 
 
 def test_results_json_holds_every_metric_under_its_name() -> None:
@@ -93,6 +111,8 @@ def test_results_json_holds_every_metric_under_its_name() -> None:
         "unequal_cost": pytest.approx(0.09),
         "accuracy_gap": 0.36,
         "epsilon_gap": None,
+        "clipping_bias_gap": 1.75,
+        "noise_error_gap": 6.0,
         "seconds": 90.0,
     }
     assert not any(known(TRIAL)[name] for name in OF_COUNTS), "an older version stored no counts"
@@ -109,6 +129,8 @@ def test_mlflow_holds_every_finite_one() -> None:
         "fairness/worst_group_accuracy_change": -0.11,
         "fairness/unequal_cost": pytest.approx(0.09),
         "fairness/accuracy_gap": 0.36,
+        "fairness/clipping_bias_gap": 1.75,
+        "fairness/noise_error_gap": 6.0,
         "privacy/epsilon": 3.0,
         "privacy/composed_epsilon": 3.0,
         "privacy/delta": 1e-5,

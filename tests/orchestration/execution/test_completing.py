@@ -27,6 +27,7 @@ from orchestration.sweeps.schema import SweepSpec, parse_sweep
 from tests.orchestration.sample_grids import small
 from workers.attacks import read_attacks
 from workers.history import Progress
+from workers.run_state import read_counters
 from workers.trial import run_trial
 
 DELTA = 1e-4
@@ -104,6 +105,7 @@ def test_the_default_mode_discloses_nothing_of_training_examples(default: Traine
     assert default.sweep.disclosure == "none"
     assert result.individuals is None
     assert result.attacks.loss_threshold == ()
+    assert result.courses == ()
     assert default.exact.mean is not None
     assert read_attacks(default.files.attacks).loss_threshold, "both are there, in private"
     stored = Path(default.files.result).read_text()
@@ -116,6 +118,8 @@ def test_the_raw_mode_discloses_what_is_exact(default: Trained) -> None:
     result = raw.completed()
     assert result.individuals == raw.exact
     assert result.attacks == read_attacks(raw.files.attacks)
+    assert result.courses == tuple(read_counters(raw.files.private_training).courses)
+    assert result.courses
     assert result.attacks.loss_threshold
 
 

@@ -6,11 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from accounting import FixedBatchSampling, PoissonSampling, account, parse_schedule, planned_trace
+from accounting import FixedBatchSampling, PoissonSampling, ShuffledSampling, account, parse_schedule, planned_trace
+from accounting.mechanism import Trace
 from accounting.pld import vadhan_epsilon
+from accounting.release import ReleaseSpec
 from accounting.samplings import Sampling
+from orchestration.comparison.formats import number
 from orchestration.records.attempts import Attempt
-from orchestration.records.published import Label, PublishedTrial, PublishedTuning
+from orchestration.records.published import Label, PublishedSweep, PublishedTrial, PublishedTuning
 from orchestration.report.page import render
 from tests.orchestration.report.pages import Page, figures
 from tests.orchestration.sample_sweeps import sample_sweep, sample_trial
@@ -26,6 +29,72 @@ def test_accuracy_loss_and_cost_are_drawn_over_the_epochs() -> None:
     data = replace(sample_sweep(), trials=(replace(sample_trial(), history=losses),))
     assert figures(data)["loss"].data[0].y[1] == 1.0
     assert "accuracy" not in figures(data)
+
+
+RUN = planned_trace(parse_schedule("exponential:decay=0.05", 1.5), PoissonSampling(0.02), 30, 23, 5000)
+SHUFFLED = planned_trace(parse_schedule("constant", 8.0), ShuffledSampling(23), 30, 23, 5000)
+
+
+def with_trace(trace: Trace) -> PublishedSweep:
+    trial = sample_trial()
+    return replace(sample_sweep(), trials=(replace(trial, attempts=(Attempt(trial.key, 1, 1e-5, trace),)),))
+
+
+def test_accountants_are_overlaid_over_epochs() -> None:
+    """Each at the cost of the steps so far; what covers no sampled batches is not drawn."""
+    lines = {line.name: line for line in figures(with_trace(RUN))["accountants: constant"].data}
+    assert list(lines) == ["pld", "rdp", "rdp-classic", "zcdp-sampled (estimate)", "strong"]
+    for name, line in lines.items():
+        steps = [23 * (epoch + 1) for epoch in line.x]
+        assert list(line.y) == [account(RUN.until(step), 1e-5, name.partition(" ")[0]).epsilon for step in steps]
+        assert (line.x[0], line.x[-1]) == (0, 29)
+        assert list(line.y) == sorted(line.y)
+    assert all(tight <= loose for tight, loose in zip(lines["pld"].y, lines["rdp-classic"].y, strict=True))
+    assert "rho" not in figures(with_trace(RUN)), "sampling does not reduce rho"
+
+
+def test_rho_is_drawn_over_epochs_where_nothing_is_sampled() -> None:
+    (line,) = figures(with_trace(SHUFFLED))["rho"].data
+    assert list(line.y) == pytest.approx([(epoch + 1) / (2 * 8.0**2) for epoch in range(30)])
+    assert "zcdp" in [line.name for line in figures(with_trace(SHUFFLED))["accountants: constant"].data]
+
+
+def test_the_owner_sees_examples_as_densities_and_others_nothing() -> None:
+    drawn = figures(sample_sweep())
+    found = drawn["loss of flat · constant, r = 0.87"].data[0]
+    assert [[count or 0 for count in row] for row in found.customdata] == [
+        [40, 2, 0, 0],
+        [0, 30, 0, 0],
+        [0, 0, 20, 0],
+        [0, 0, 0, 10],
+    ], "a row for each bin of epsilon, a column for each of the loss"
+    estimates = drawn["estimates of flat · constant, r = 0.99"]
+    assert list(estimates.data[1].x) == list(estimates.data[1].y), "the line where both agree"
+    for disclosure in ("none", "private"):
+        shown = figures(sample_sweep(disclosure))
+        assert not [name for name in shown if name.startswith(("loss of", "estimates of", "norms", "group-noise"))]
+
+
+def test_norms_bias_and_noise_are_drawn_by_group_and_norms_over_epochs() -> None:
+    trial = sample_trial()
+    drawn = figures(replace(sample_sweep(), trials=(trial,)))
+    assert trial.quality is not None
+    last = {group.name: group.training.norms[-1] for group in trial.quality.groups if group.training}
+    marks = drawn["group-norm"].data[0]
+    assert dict(zip(marks.text, marks.x, strict=True)) == last
+    noises = drawn["group-noise"].data[0]
+    assert max(zip(noises.x, noises.text, strict=True))[1] == "digit 8", "the smallest group"
+    assert [len(line.x) for line in drawn["norms"].data] == [30] * 10
+    assert drawn["norms"].layout.annotations[0].text == max((norm or 0.0, name) for name, norm in last.items())[1]
+
+
+def test_under_release_none_one_line_says_what_private_would_show_and_cost() -> None:
+    data = replace(with_trace(RUN), disclosure="none")
+    trial = replace(data.trials[0], individuals=None)
+    text = Page(render(replace(data, trials=(trial,)))).text
+    cost = account(Trace(5000, releases=ReleaseSpec().releases(), adjacency="add_remove"), 1e-5).epsilon
+    assert f"alone ε = {number(cost)} at δ = 1e-05 per trial, taken from its target" in text
+    assert "release: private would show" not in Page(render(with_trace(RUN))).text
 
 
 GROUP_RUNS = {

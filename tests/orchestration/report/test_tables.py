@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from html.parser import HTMLParser
+
+import numpy as np
 
 from orchestration.comparison.evidence import NO_EVIDENCE
 from orchestration.comparison.findings import Findings
@@ -23,12 +26,15 @@ from orchestration.records.states import TrialState
 from orchestration.report.style import style_of
 from orchestration.report.tables import (
     attacks_table,
+    classes_table,
     estimates_table,
     group_sizes_table,
     losses_table,
     settings_table,
     trials_table,
 )
+from tests.orchestration.sample_outcomes import sweep_of
+from tests.orchestration.sample_sweeps import sample_sweep
 
 Row = dict[str, str]
 
@@ -197,3 +203,18 @@ def test_failed_trials_are_in_no_average() -> None:
     lost = replace(TRIALS[2], state=TrialState.FAILED)
     (setting,) = finished_settings((TRIALS[1], lost))
     assert [each.key for each in setting.trials] == ["flat-0"]
+
+
+def test_every_class_shows_what_it_is_taken_for_summed_over_seeds() -> None:
+    data, _ = sweep_of({"none": (0.9, 0.8), "flat": (0.8, 0.6)}, seeds=2)
+    settings = finished_settings(data)
+    html = classes_table(settings, style_of(settings))
+    rows = re.findall(r"<tr[^>]*>(.*?)</tr>", html)[1:]
+    cells = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in rows]
+    flat = [cell for cell in cells if "flat" in cell[1]]
+    of_flat = [trial.quality.counts for trial in data if trial.labels["clipping"] == "flat" and trial.quality]
+    matrix = np.sum([counts.matrix for counts in of_flat if counts], axis=0)
+    for label, found in enumerate(flat):
+        assert [int(each) for each in found[3:]] == matrix[label].astype(int).tolist()
+        assert found[2] == f"{100 * matrix[label][label] / matrix[label].sum():.1f}%"
+    assert classes_table(finished_settings(sample_sweep().trials), style_of(settings)) == "", "no counts"

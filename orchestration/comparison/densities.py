@@ -1,0 +1,54 @@
+"""Two numbers of each training example against each other, as counts in a grid: private data."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accounting.summaries import CountedEpsilons
+from orchestration.records.published import Density
+
+Array = NDArray[np.float64]
+_BINS: Final = 40
+"""Along each axis."""
+
+
+def density(x: Array, y: Array) -> Density | None:
+    """How many of the points (x, y), both [examples], lie in each cell between their extremes; None without points."""
+    if len(x) == 0:
+        return None
+    across, up = _edges(x.min(), x.max()), _edges(y.min(), y.max())
+    return _made(_count(x, y, across, up), across, up)
+
+
+def loss_density(counted: CountedEpsilons) -> Density | None:
+    """How many examples have which log loss (x) and epsilon_i (y); None where no loss is positive and finite.
+
+    The stored parts are read again, one after the other.
+    """
+    paired = counted.summary.everyone.with_loss
+    if paired.count == 0:
+        return None
+    across, up = _edges(paired.low[1], paired.high[1]), _edges(paired.low[0], paired.high[0])
+    counts = np.zeros((_BINS, _BINS))
+    for part, values in zip(counted.parts, counted.values(), strict=True):
+        usable = (part.losses > 0.0) & np.isfinite(part.losses)
+        counts += _count(np.log(part.losses[usable].astype(np.float64)), values[usable], across, up)
+    return _made(counts, across, up)
+
+
+def _edges(low: float, high: float) -> Array:
+    """Edges of equal bins that hold all values from ``low`` to ``high``."""
+    margin = 1e-9 * max(abs(low), abs(high), 1.0)
+    return np.linspace(low - margin, high + margin, _BINS + 1)
+
+
+def _count(x: Array, y: Array, across: Array, up: Array) -> Array:
+    return np.asarray(np.histogram2d(x, y, bins=(across, up))[0])
+
+
+def _made(counts: Array, across: Array, up: Array) -> Density:
+    rows = counts.astype(np.int64).tolist()
+    return Density(tuple(across.tolist()), tuple(up.tolist()), tuple(map(tuple, rows)))

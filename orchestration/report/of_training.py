@@ -1,0 +1,115 @@
+"""Draw what only the owner of the training data sees: single examples as densities, gradient norms by group. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import plotly.graph_objects as go
+
+from orchestration.comparison.formats import correlation
+from orchestration.comparison.rate_metrics import group_metric
+from orchestration.comparison.settings import Setting, first_seed, group_value
+from orchestration.records.published import Density, PublishedTrial
+from orchestration.report.figures import Scene, blank, by_group, faded, label_end, line, meta_of, plain_text
+from orchestration.report.style import INK
+
+
+def gradient_norms(scene: Scene) -> go.Figure:
+    """Mean gradient norm of the training examples of each group, before clipping (papers A and D)."""
+    return _in_training(scene, "gradient_norm")
+
+
+def clipping_biases(scene: Scene) -> go.Figure:
+    """Mean norm of what clipping takes off the gradients of each group (paper D, Section 4.2)."""
+    return _in_training(scene, "clipping_bias")
+
+
+def noise_errors(scene: Scene) -> go.Figure:
+    """Norm of the noise in the mean gradient of each group (paper D, Section 4.2)."""
+    return _in_training(scene, "noise_error")
+
+
+def _in_training(scene: Scene, name: str) -> go.Figure:
+    return by_group(scene, lambda group: group_value(group, group_metric(name).value), ".3~g")
+
+
+def norms_over_epochs(scene: Scene) -> go.Figure:
+    """Mean gradient norm of each group over the epochs of the first seed; the largest at the end is labelled."""
+    figure = blank(height=360)
+    for setting in scene.settings:
+        trial = first_seed(setting)
+        groups = (
+            {group.name: group.training for group in trial.quality.groups if group.training} if trial.quality else {}
+        )
+        ends = {name: course.norms[-1] or 0.0 for name, course in groups.items() if course.norms}
+        for name, course in groups.items():
+            history = trial.history[len(trial.history) - len(course.norms) :]
+            bold = ends.get(name) == max(ends.values(), default=None)
+            whose = f"{setting.name}: {name}"
+            width, opacity = (2.0, 1.0) if bold else (1.0, 0.25)
+            line(figure, setting, scene.style, history, course.norms, whose, width=width, opacity=opacity)
+            if bold and history:
+                label_end(figure, name, history[-1].epoch, ends[name], scene.style.colour(setting))
+    figure.update_xaxes(title_text="epoch")
+    figure.update_yaxes(title_text="mean gradient norm", rangemode="tozero")
+    return figure
+
+
+def loss_densities(scene: Scene) -> dict[str, go.Figure | None]:
+    """epsilon_i of every training example against its log loss (paper A, Figure 5), of the first seed."""
+
+    def found(trial: PublishedTrial) -> tuple[Density | None, float | None]:
+        shown = trial.individuals
+        return (shown.loss_density, shown.loss_correlation) if shown else (None, None)
+
+    return _densities(scene, found, "ln loss when norms were last taken", "ε<sub>i</sub>")
+
+
+def estimate_densities(scene: Scene) -> dict[str, go.Figure | None]:
+    """Estimated epsilon_i against those from norms of every step (paper A, Figure 2), of the first seed."""
+
+    def found(trial: PublishedTrial) -> tuple[Density | None, float | None]:
+        quality = trial.individuals.estimates if trial.individuals else None
+        return (quality.density, quality.correlation) if quality else (None, None)
+
+    drawn = _densities(scene, found, "ε<sub>i</sub> from norms of every step", "ε<sub>i</sub> as estimated")
+    for figure in drawn.values():
+        if figure is not None:
+            ends = [min(*figure.data[0].x, *figure.data[0].y), max(*figure.data[0].x, *figure.data[0].y)]
+            figure.add_scatter(x=ends, y=ends, mode="lines", line={"color": INK, "width": 1, "dash": "dot"})
+            figure.data[1].update(hoverinfo="skip", meta=figure.data[0].meta)
+    return drawn
+
+
+def _densities(
+    scene: Scene, found: Callable[[PublishedTrial], tuple[Density | None, float | None]], across: str, up: str
+) -> dict[str, go.Figure | None]:
+    """One figure for each setting whose first seed has a density, by its name and Pearson's r."""
+    drawn: dict[str, go.Figure | None] = {}
+    for setting in scene.settings:
+        density, r = found(first_seed(setting))
+        if density is not None:
+            said = f"{setting.name}, r = {correlation(r)}" if r is not None else setting.name
+            drawn[said] = _heatmap(scene, setting, density, across, up)
+    return drawn
+
+
+def _heatmap(scene: Scene, setting: Setting, density: Density, across: str, up: str) -> go.Figure:
+    """Counts as depth of the setting's colour, on a logarithmic scale; empty cells have none."""
+    figure, colour = blank(height=300), scene.style.colour(setting)
+    counts = [[count or None for count in column] for column in zip(*density.counts, strict=True)]
+    figure.add_heatmap(
+        x=density.x_edges,
+        y=density.y_edges,
+        z=[[None if count is None else math.log10(count) for count in row] for row in counts],
+        customdata=counts,
+        colorscale=[[0.0, faded(colour, 0.2)], [1.0, colour]],
+        showscale=False,
+        hovertemplate=f"<b>{plain_text(setting.name)}</b><br>%{{x:.3~g}}, %{{y:.3~g}}: %{{customdata}} examples"
+        "<extra></extra>",
+        meta=meta_of(setting),
+    )
+    figure.update_xaxes(title_text=across, showgrid=False)
+    figure.update_yaxes(title_text=up, showgrid=False)
+    return figure
