@@ -27,11 +27,14 @@ def open_filesystem(uri: str) -> tuple[fs.FileSystem, str]:
 
     Connecting is slow, so one file system object per scheme and host is cached for the life of the process.
 
-    Raises: InvalidInput for a scheme that pyarrow does not know.
+    Raises: InvalidInput for a scheme that pyarrow does not know, and for what is no address.
     """
     if "://" not in uri:
         return fs.LocalFileSystem(), os.path.abspath(uri)
-    parts = urlsplit(uri)
+    try:
+        parts = urlsplit(uri)
+    except ValueError as error:  # such as a bracket that is not closed
+        raise InvalidInput(f"{uri!r} is not an address: {error}; use a local path, s3:// or gs://") from error
     if parts.scheme == "file":
         return fs.LocalFileSystem(), unquote(parts.path)
     filesystem, base = _connect(f"{parts.scheme}://{parts.netloc}/")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
-from urllib.parse import urlsplit
 
 from accounting.errors import InvalidInput
 
@@ -21,7 +20,7 @@ def require_client(uri: str) -> None:
 
     Raises: InvalidInput with the missing package and the command that installs it.
     """
-    scheme = urlsplit(uri).scheme if "://" in uri else ""
+    scheme = uri.partition("://")[0] if "://" in uri else ""
     module, extra = _CLIENTS.get(scheme, ("", ""))
     if module and not _is_installed(module):
         raise InvalidInput(

@@ -36,4 +36,4 @@ def probe(tracking_uri: str) -> None:
 
 def is_server(tracking_uri: str) -> bool:
     """Whether MLflow is a server, which stores artifacts by itself, rather than a database that this process opens."""
-    return urlsplit(tracking_uri).scheme.split("+")[0] not in ("sqlite", "postgresql", "mysql", "mssql")
+    return tracking_uri.partition(":")[0].split("+")[0] not in ("sqlite", "postgresql", "mysql", "mssql")

@@ -351,6 +351,8 @@ def test_atomic_writes_replace_whole_files(root: str) -> None:
 def test_unknown_stores_and_forbidden_places_are_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="cannot open 'ftp://host/'"):
         open_filesystem("ftp://host/path")
+    with pytest.raises(InvalidInput, match="'s3://\\[bucket/key' is not an address"):
+        open_filesystem("s3://[bucket/key")
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(StorageError, match="Not a directory"):
         write_bytes_atomically(str(tmp_path / "file" / "below"), b"data")

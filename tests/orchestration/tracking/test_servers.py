@@ -31,6 +31,11 @@ def test_an_unreachable_server_is_one_clear_error_before_anything_starts(uri: st
     assert "\n" not in str(caught.value)
 
 
+def test_what_is_no_address_is_one_clear_error() -> None:
+    with pytest.raises(TrackingUnavailable, match="cannot use MLflow at .*Invalid IPv6 URL"):
+        MlflowTracker("http://[::1")
+
+
 def test_a_store_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(TrackingUnavailable, match="cannot use MLflow at sqlite"):
