@@ -51,8 +51,8 @@ _DAMPING = 20.0
 
 _NEWTON_STEPS = 40
 
-_NEARLY = 1e-6
-"""After a step of Newton's method that is so short, relative to the largest epsilon, the next one would not matter."""
+_CLOSE = 1e-7
+"""The search ends this close to where delta(eps) is delta, relative to the largest epsilon."""
 
 LARGEST_EPSILON = 1e3
 """Above it the Renyi bound is returned: it is nearly tight there, and the contour would need too much memory."""
@@ -196,13 +196,15 @@ def certified_bounds(
     if len(rest) == 0:
         return upper, lower
     own = renyi.of(rest)
-    found = _certified_upper(curve.of(rest), own.epsilons)
+    curve = curve.of(rest)
+    found = curve.search(curve.estimate(own.epsilons), own.epsilons, _ABOVE)
     nearly = 0.9 * found
     added = _aliasing(contour, own.rdp + 0.5 * v * FEW_ORDERS, nearly) / delta
     terms, error = below
     curve = _Curve(contour, terms[:, rest], -error[rest], scale - np.log1p(added))
     upper[rest] = np.maximum(upper[rest], found)
-    lower[rest] = np.maximum(lower[rest], _certified_lower(curve, np.minimum(found, own.epsilons), nearly))
+    least = curve.search(found, own.epsilons, _BELOW)
+    lower[rest] = np.maximum(lower[rest], np.where(least >= nearly, least, 0.0))
     return upper, lower
 
 
@@ -230,29 +232,62 @@ class _Curve:
         slope = (derivative * turn).imag * self.contour.spacing / value + 1.0 - self.contour.tilt
         return self.scale + np.log(value) + (1.0 - self.contour.tilt) * epsilons, slope
 
-    def root(self, stop: Array) -> Array:
-        """Where the curve falls below zero on [0, stop], by Newton's method inside a shrinking bracket; shape [rows].
+    def estimate(self, stop: Array) -> Array:
+        """About where the curve falls below zero on [0, stop], shape [rows], as if losses under the tilt were normal.
 
-        0 if the curve is already below zero at 0; ``stop`` if it is still above zero there.
+        Their mean and variance are read off the first two terms. What is no number or far away is ``stop``.
         """
-        left, right = np.zeros_like(stop), stop.copy()
-        epsilons, settled = stop.copy(), np.zeros(len(stop), np.bool_)
+        peak, turned = 2.0 * self.columns[0].real, self.columns[1]
+        ratio, spacing, slope = turned / peak, self.contour.spacing, self.contour.tilt - 1.0
+        mean = np.angle(ratio) % (2.0 * np.pi) / spacing
+        variance = -2.0 * np.log(np.abs(ratio)) / spacing**2
+        height = self.scale + np.log(peak / spacing) + 0.5 * np.log(0.5 * np.pi / variance)
+        found = mean - variance * slope + np.sqrt((variance * slope) ** 2 - 2.0 * variance * (slope * mean - height))
+        return np.where((found >= 0.3 * stop) & (found <= stop), found, stop)
+
+    def search(self, start: Array, stop: Array, side: _Side) -> Array:
+        """Epsilons [rows] in [0, stop] at which the curve was found to lie on ``side``, close to where it is zero.
+
+        ``side.nowhere`` where none was found. Newton's method inside a shrinking bracket, each step of which aims a
+        little beyond zero, so that the last of them lands on the wanted side.
+        """
+        left, right = np.zeros_like(stop), np.full_like(stop, np.inf)
+        certified, epsilons = np.full_like(stop, side.nowhere), np.minimum(start, stop)
         at, curve = np.arange(len(stop)), self
         for _ in range(_NEWTON_STEPS):
-            value, slope = curve(epsilons[at])
-            above = value > 0.0
-            left[at] = np.where(above, epsilons[at], left[at])
-            right[at] = np.where(above, right[at], epsilons[at])
-            newton = epsilons[at] - value / slope
-            inside = (newton >= left[at]) & (newton <= right[at])
-            moved = np.where(inside, newton, 0.5 * (left[at] + right[at]))
-            settled[at] = np.abs(moved - epsilons[at]) <= np.where(inside, _NEARLY, 1e-10) * stop[at]
-            epsilons[at] = moved
-            at = np.flatnonzero(~settled)
-            if len(at) == 0:
+            here, end = epsilons[at], stop[at]
+            value, slope = curve(here)
+            above, wanted = value > 0.0, side.wanted(value)
+            certified[at] = np.where(wanted, here, certified[at])
+            left[at], right[at] = np.where(above, here, left[at]), np.where(above, right[at], here)
+            low, high, step = left[at], right[at], value / slope
+            newton = here - step + side.sign * 0.5 * _CLOSE * end
+            inside = (newton >= low) & (newton <= high)
+            middle = np.where(np.isinf(high), end, 0.5 * (low + high))
+            epsilons[at] = np.minimum(np.where(inside, newton, middle), end)
+            settled = wanted & (np.abs(step) <= _CLOSE * end)
+            settled |= (above & (here >= end)) | (high - low <= 1e-10 * end)
+            if settled.all():
                 break
-            curve = self.of(at)
-        return epsilons
+            if settled.any():
+                at = at[~settled]
+                curve = self.of(at)
+        return certified
+
+
+@dataclass(frozen=True)
+class _Side:
+    """Epsilons above (sign 1) or below (sign -1) the one where a curve is zero; the worst of them is ``nowhere``."""
+
+    sign: float
+    nowhere: float
+
+    def wanted(self, values: Array) -> NDArray[np.bool_]:
+        """Whether epsilons at which the curve has these values lie on this side; never for NaN."""
+        return np.asarray(self.sign * values <= 0.0)
+
+
+_ABOVE, _BELOW = _Side(1.0, np.inf), _Side(-1.0, 0.0)
 
 
 def _log_series(rate: Array) -> Array:
@@ -265,15 +300,3 @@ def _log_pure_moment(epsilon: float, z: Complex) -> Complex:
     share = 1.0 / (1.0 + np.exp(-epsilon))
     log_moment = np.log(share * np.exp((z - 1.0) * epsilon) + (1.0 - share) * np.exp(-(z - 1.0) * epsilon))
     return np.asarray(log_moment.real + 1j * log_moment.imag)
-
-
-def _certified_upper(curve: _Curve, stop: Array) -> Array:
-    """Epsilons [rows] at which the curve was evaluated and is at most zero; infinity where none was found."""
-    upper = curve.root(stop) * (1.0 + 1e-9) + 1e-12
-    return np.where(curve(upper)[0] <= 0.0, upper, np.inf)
-
-
-def _certified_lower(curve: _Curve, stop: Array, least: Array) -> Array:
-    """Epsilons [rows], at least ``least``, at which the curve was evaluated and is at least zero; else 0."""
-    lower = curve.root(stop) * (1.0 - 1e-9) - 1e-12
-    return np.where((curve(lower)[0] >= 0.0) & (lower >= least), np.maximum(lower, 0.0), 0.0)

@@ -67,7 +67,7 @@ from accounting.individual.kept import kept
 from accounting.individual.rdp import RenyiCosts, renyi_costs
 from accounting.pld import MIN_DELTA, CertifiedEpsilon, epsilon_of_rounds, rounds_of_examples
 
-_SIZES = (16, 32, 64, 128, 256)
+_SIZES = (16, 32, 48, 64, 80, 96, 128, 160, 192, 256)
 """Points of a contour, tried in this order; the longest is damped where even it ends too early."""
 
 _LONGEST = 512

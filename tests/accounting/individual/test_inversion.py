@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from dp_accounting import get_epsilon_gaussian
+from numpy.typing import NDArray
 
+from accounting.individual import inversion
 from accounting.individual.contour import Contour
 from accounting.individual.contributions import StepWeights
 from accounting.individual.inversion import certified_bounds, unsampled_exponent, upper_kernel
@@ -45,6 +47,19 @@ def test_without_errors_they_meet_at_the_exact_epsilon() -> None:
     assert lower <= exact <= upper
     assert upper == pytest.approx(exact, rel=1e-5)
     assert lower == pytest.approx(exact, rel=1e-3)
+
+
+def test_few_evaluations_find_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most of the time of accounting by pld is spent in these."""
+    curve, evaluated = inversion._Curve.__call__, []
+
+    def counted(self: inversion._Curve, epsilons: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
+        evaluated.append(len(epsilons))
+        return curve(self, epsilons)
+
+    monkeypatch.setattr(inversion._Curve, "__call__", counted)
+    bounds(30.0, 64)
+    assert 2 < len(evaluated) <= 7
 
 
 def test_errors_widen_them() -> None:

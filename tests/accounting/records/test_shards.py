@@ -127,6 +127,13 @@ def test_a_truncated_part_is_noticed(norms: Path, cut: int) -> None:
         NormShards(str(norms)).read(0)
 
 
+def test_a_part_that_the_manifest_lists_twice_is_noticed(norms: Path) -> None:
+    manifest = norms / "manifest.jsonl"
+    manifest.write_bytes(manifest.read_bytes() + manifest.read_bytes().splitlines(keepends=True)[0])
+    with pytest.raises(DataCorruption, match=r"manifest\.jsonl: it lists a part twice"):
+        _read_all(str(norms))
+
+
 def test_a_missing_part_is_noticed(norms: Path) -> None:
     (norms / "step=00000080" / "part-00002.arrow").unlink()
     with pytest.raises(DataCorruption, match="missing"):
