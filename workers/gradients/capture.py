@@ -180,21 +180,36 @@ def _rewritten(layer: Layer, capture: Capture, original: Callable[..., Any], *ar
     """Run a layer without a rule as linear maps if its rewrite covers the call, else row by row."""
     with _patched(layer.module, original):
         if layer.rewrite is not None:
-            output = layer.rewrite(layer.module, partial(_linear_of, layer, capture), *args, **kwargs)
+            args, kwargs = pytree.tree_map(plain, (args, kwargs))
+            output = layer.rewrite(layer.module, _Recorder(layer, capture), *args, **kwargs)
             if output is not None:
                 return output
+            layer.uncovered.add(layer.form)
         return _expanded(layer, capture, args, kwargs)
 
 
-def _linear_of(layer: Layer, capture: Capture, activation: Tensor, weight: str, bias: str) -> Tensor:
-    activation = plain(activation)
-    _require_rows(layer, activation, capture.rows)
-    parameters = dict(layer.module.named_parameters())
-    output = functional.linear(activation, parameters[weight], parameters.get(bias))
-    if output.requires_grad:
-        differentiate = affine(activation, capture.examples, weight, bias)
-        capture.uses.append(Use(layer, [get_gradient_edge(output)], differentiate, Input.now(layer, activation)))
-    return output
+@dataclass(frozen=True)
+class _Recorder:
+    """Captures what the rewrite of a layer computes."""
+
+    layer: Layer
+    capture: Capture
+
+    @property
+    def examples(self) -> int:
+        return self.capture.examples
+
+    def linear(self, activation: Tensor, weight: str, bias: str) -> Tensor:
+        _require_rows(self.layer, activation, self.capture.rows)
+        parameters = dict(self.layer.module.named_parameters())
+        output = functional.linear(activation, parameters[weight], parameters.get(bias))
+        if output.requires_grad:
+            self.record([output], affine(activation, self.examples, weight, bias), activation)
+        return output
+
+    def record(self, outputs: Sequence[Tensor], differentiate: Differentiate, activation: Tensor) -> None:
+        edges = [get_gradient_edge(output) for output in outputs]
+        self.capture.uses.append(Use(self.layer, edges, differentiate, Input.now(self.layer, activation)))
 
 
 def _expanded(layer: Layer, capture: Capture, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

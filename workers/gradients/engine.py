@@ -117,7 +117,7 @@ class GradientEngine:
     @property
     def forms(self) -> Mapping[str, Form]:
         """How the per-example gradients of each layer are computed, by its name; final after the first batch."""
-        return {layer.name: layer.form for layer in self._layers}
+        return {layer.name: "per example" if layer.uncovered else layer.form for layer in self._layers}
 
     @torch.no_grad()
     def norms(self, x: Tensor, y: Tensor) -> BatchNorms:

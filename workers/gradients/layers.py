@@ -9,7 +9,7 @@ from typing import Final, Literal
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from workers.gradients import attention, convolution, embedding, linear, normalization, standardized
+from workers.gradients import attention, convolution, embedding, linear, normalization, recurrent, standardized
 from workers.gradients.rules import Rewrite, Rule
 from workers.models import WeightStandardizedConv2d
 
@@ -41,7 +41,11 @@ NAMED_RULES: Mapping[str, Rule] = {"transformers.pytorch_utils.Conv1D": linear.t
 OUTERMOST: Final = "model"
 """Name of the outermost module as a layer."""
 
-REWRITES: Mapping[type[nn.Module], Rewrite] = {nn.MultiheadAttention: attention.self_attention}
+REWRITES: Mapping[type[nn.Module], Rewrite] = {
+    nn.GRU: recurrent.gru,
+    nn.LSTM: recurrent.lstm,
+    nn.MultiheadAttention: attention.self_attention,
+}
 
 
 Form = Literal["rule", "rewrite", "parameters per row", "per example"]
@@ -59,7 +63,8 @@ class Layer:
     """A module, and how its per-example gradients are computed.
 
     parameters: trainable ones, local name -> name in the model. rule, rewrite: given for forms that use one.
-    without_batch: positions of arguments that were seen not to hold the batch.
+    without_batch: positions of arguments that were seen not to hold the batch. uncovered: filled by calls that the
+    rewrite did not cover.
     """
 
     name: str
@@ -69,6 +74,7 @@ class Layer:
     rule: Rule | None = None
     rewrite: Rewrite | None = None
     without_batch: set[tuple[str, int]] = field(default_factory=set)
+    uncovered: set[Form] = field(default_factory=set)
 
     @property
     def described(self) -> str:
