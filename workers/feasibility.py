@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from accounting.errors import DpsweepError, InvalidInput, public_text
 from workers.augmentation import make_augmentation
 from workers.data import Dataset
-from workers.gradients import GradientEngine
+from workers.gradients import OUTERMOST, GradientEngine
 from workers.imports import UserCode, blamed_on
 from workers.losses import build_loss
 from workers.models import build_model
@@ -48,10 +48,13 @@ def excerpt(dataset: Dataset) -> Dataset:
     return replace(dataset, train=train, test=test, public=None)
 
 
-def check_feasible(combination: Combination, dataset: Dataset, code: UserCode) -> None:
+def check_feasible(combination: Combination, dataset: Dataset, code: UserCode) -> tuple[str, ...]:
     """Compute per-example gradients of ``dataset`` (an `excerpt`) on the CPU, as a training step does.
 
-    Raises: InvalidInput naming the component that does not fit the others.
+    Returns a sentence for what one should know of the model: which of its parameters train if not all do, and which
+    layers run once per example.
+
+    Raises: InvalidInput naming the component that does not fit the others, or parameters that noise alone would move.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -59,13 +62,68 @@ def check_feasible(combination: Combination, dataset: Dataset, code: UserCode) -
             with _blamed_on("preprocessing", combination.preprocessing, dataset.train.features):
                 dataset = make_preprocessing(combination.preprocessing).rehearse(dataset)
         x, y, copies = _batch(combination.augmentation, dataset)
-        model, loss = build_model(combination.model, dataset, 0, code), build_loss(combination.loss)
+        model, loss = build_model(combination.model, dataset, 0, code), build_loss(combination.loss, code)
         with _blamed_on("model", combination.model, x):
             logits = _checked_logits(model.cpu(), x, dataset.num_classes)
         with _blamed_on("loss", combination.loss, logits):
-            loss(logits, y)
+            losses = loss(logits, y)
         with _blamed_on("model", combination.model, x):
-            GradientEngine(model, loss, multiplicity=copies).norms(x, y)
+            engine = GradientEngine(model, loss, multiplicity=copies)
+            engine.norms(x, y)
+            _require_trained(model, losses)
+        return tuple(
+            f"model {combination.model.name!r} {fact}" for fact in (*_trained_share(model), *_per_example(engine))
+        )
+
+
+_ADAPTERS: Final = ("adapter", "ia3_", "lora_", "prompt_encoder")
+"""What names of adapters' parameters contain."""
+_SHOWN: Final = 6
+"""Names in one sentence."""
+
+
+def _require_trained(model: nn.Module, losses: Tensor) -> None:
+    """Refuse parameters that the losses do not depend on, and adapters that are all frozen."""
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    gradients = torch.autograd.grad(losses.sum(), list(trained.values()), allow_unused=True)
+    unused = [name for name, gradient in zip(trained, gradients, strict=True) if gradient is None]
+    if unused:
+        raise InvalidInput(
+            f"its parameters {_listed(unused)} do not change the loss: noise alone would move them. Use them, or set "
+            "requires_grad_(False) on them"
+        )
+    adapters = [name for name, _ in model.named_parameters() if any(part in name for part in _ADAPTERS)]
+    if adapters and not trained.keys() & set(adapters):
+        raise InvalidInput(
+            f"its adapters {_listed(adapters)} are all frozen, so that only {_listed(list(trained))} would train; set "
+            "requires_grad_(True) on them, as peft does with is_trainable=True and without inference_mode"
+        )
+
+
+def _trained_share(model: nn.Module) -> tuple[str, ...]:
+    parameters = dict(model.named_parameters())
+    trained = [name for name, parameter in parameters.items() if parameter.requires_grad]
+    if len(trained) == len(parameters):
+        return ()
+    numbers = sum(parameters[name].numel() for name in trained)
+    total = sum(parameter.numel() for parameter in parameters.values())
+    return (f"trains {numbers:,} of its {total:,} parameters: {_listed(trained)}",)
+
+
+def _per_example(engine: GradientEngine) -> tuple[str, ...]:
+    slow = [name for name, form in engine.forms.items() if form == "per example"]
+    kinds = {type(engine.model if name == OUTERMOST else engine.model.get_submodule(name)).__name__ for name in slow}
+    if not slow:
+        return ()
+    return (
+        f"runs {_listed(slow)} ({', '.join(sorted(kinds))}) once per example, as no rule covers them, which may take "
+        "several times a plain step and memory for a copy of their gradients per example; see docs/performance.md",
+    )
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 @contextlib.contextmanager

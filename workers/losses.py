@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from accounting.errors import InvalidInput, require_finite
 from accounting.registry import build
+from workers.imports import NO_CODE, UserCode, import_function, is_import_path
 from workers.spec import Component
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -59,11 +60,24 @@ LOSSES: Mapping[str, Callable[..., Loss]] = {
 }
 
 
-def build_loss(component: Component) -> Loss:
-    """The per-example loss called ``component.name``. Raises: InvalidInput for unknown names, keys and values.
+def build_loss(component: Component, code: UserCode = NO_CODE) -> Loss:
+    """The per-example loss called ``component.name``.
+
+    The user's own is ``module:function(**params)`` with a module in ``code``, and returns a `Loss`.
+
+    Raises: InvalidInput for unknown names, keys and values, or the user's own loss whose module is not in ``code``.
 
     >>> hinge = build_loss(Component("hinge", {"margin": 1.0}))
     >>> hinge(torch.tensor([[2.0, 0.5], [0.0, 0.0]]), torch.tensor([0, 1]))
     tensor([0.0000, 0.5000])
     """
-    return build(LOSSES, component.name, component.params, "loss")
+    name = component.name
+    if not is_import_path(name):
+        return build(LOSSES, name, component.params, "loss")
+    loss: object = build({name: import_function(name, "loss", code)}, name, component.params, "loss")
+    if not callable(loss):
+        raise InvalidInput(
+            f"loss {name!r} returned {type(loss).__name__}, but must return a function of logits [b, classes] and "
+            "labels [b] that returns a loss for each row [b]"
+        )
+    return loss

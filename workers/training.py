@@ -79,7 +79,7 @@ class Trainer:
         self.total_steps = spec.epochs * mechanism.steps_per_epoch
         self._paid_epochs = 0
 
-        self._loss = build_loss(spec.loss)
+        self._loss = build_loss(spec.loss, code)
         self._model = build_model(spec.model, dataset, spec.seed, code).to(device)
         self._modes = modes_of(self._model)
         self._parameters = {name: p for name, p in self._model.named_parameters() if p.requires_grad}

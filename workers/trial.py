@@ -274,7 +274,7 @@ def _finish(
     write_private(files.private_training, json.dumps(asdict(trainer.counters)).encode())
     if spec.attacks != AttackSpec() or spec.audit is not None:
         write_attacks(files.attacks, _attacked(spec, trainer, dataset, files, code))
-    predictions = predict(model, dataset.test, dataset, build_loss(spec.loss))
+    predictions = predict(model, dataset.test, dataset, build_loss(spec.loss, code))
     write_outcomes(files.outcomes, Outcomes.of(predictions, dataset.test, dataset))
     result = TrainingResult(
         key=spec.key,
@@ -298,7 +298,7 @@ def _finish(
 
 def _attacked(spec: TrialSpec, trainer: Trainer, dataset: Dataset, files: TrialFiles, code: UserCode) -> AttackResults:
     """The attacks and the audit that the trial asks for. Canaries that were left out are no members to attack."""
-    model, loss, canaries = trainer.released_model(), build_loss(spec.loss), trainer.canaries
+    model, loss, canaries = trainer.released_model(), build_loss(spec.loss, code), trainer.canaries
     trained, audited = dataset, None
     if spec.audit is not None and canaries is not None:
         members = np.setdiff1d(np.arange(len(dataset.train)), canaries.absent)

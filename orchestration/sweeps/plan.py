@@ -136,6 +136,7 @@ def plan_sweep(sweep: SweepSpec, code: UserCode | None = NO_CODE, past: Past = N
             refused.append(Refusal(point.key, shown(error, sweep.disclosure), private_text(error)))
     untried = _untried(planned) if code is None else ()
     warnings = (*_repeated(sweep), *unopposed(sweep, [trial.point for trial in planned]), *_warnings(planned), *untried)
+    warnings += planner.notes()
     return Plan(tuple(planned), tuple(refused), warnings, planner.multipliers)
 
 
@@ -154,8 +155,8 @@ class _Planner:
     """Of an earlier plan."""
     datasets: dict[DataSpec, tuple[DatasetDescription, Dataset, str]] = field(default_factory=dict)
     """Description of each data set, a few of its rows, and its digest."""
-    misfits: dict[tuple[DataSpec, Combination], DpsweepError | None] = field(default_factory=dict)
-    """Why a combination cannot train, or None if it can."""
+    tried: dict[tuple[DataSpec, Combination], DpsweepError | tuple[str, ...]] = field(default_factory=dict)
+    """Why a combination cannot train, or what one should know of its model."""
     multipliers: dict[str, float] = field(default_factory=dict)
     """Calibrated noise multipliers, by digest of mechanism, epochs, target epsilon, delta and accountant."""
     costs: dict[tuple[Trace, float], tuple[PrivacyEstimate, ...]] = field(default_factory=dict)
@@ -178,7 +179,7 @@ class _Planner:
         with _named("data"):
             dataset, _, digest = self._loaded(trial.data)
         require_defined(self.sweep.compare, dataset.name, len(dataset.class_names))
-        if self.code is not None or not is_import_path(trial.model.name):
+        if self.code is not None or not _own_parts(trial):
             self._check_combination(trial)
         _check_components(trial, dataset, self.code or NO_CODE)
         mechanism = TrialMechanism.of(trial, dataset.train_size, after_training, self.code or NO_CODE)
@@ -215,17 +216,20 @@ class _Planner:
         """Try data, preprocessing, model, loss and augmentation together."""
         combination = Combination(trial.model, trial.loss, trial.preprocessing, trial.augmentation)
 
-        def misfit() -> DpsweepError | None:
+        def attempt() -> DpsweepError | tuple[str, ...]:
             _, rows, _ = self._loaded(trial.data)
             try:
-                check_feasible(combination, rows, self.code or NO_CODE)
+                return check_feasible(combination, rows, self.code or NO_CODE)
             except DpsweepError as error:
                 return without_locals(error)
-            return None
 
-        reason = _once(self.misfits, (trial.data, combination), misfit)
-        if reason is not None:
-            raise reason.with_traceback(None)
+        outcome = _once(self.tried, (trial.data, combination), attempt)
+        if isinstance(outcome, DpsweepError):
+            raise outcome.with_traceback(None)
+
+    def notes(self) -> tuple[str, ...]:
+        """What one should know of the models that can train."""
+        return tuple(dict.fromkeys(note for known in self.tried.values() if isinstance(known, tuple) for note in known))
 
     def _calibrated(self, mechanism: TrialMechanism, epochs: int, target_epsilon: float, delta: float) -> float:
         accountant = self.sweep.privacy.accountant
@@ -370,10 +374,16 @@ def _naive(tuning: Plan, law: RandomTrials) -> str:
     )
 
 
+def _own_parts(trial: TrialSpec) -> list[str]:
+    """The user's own model and loss, described."""
+    parts = {"model": trial.model.name, "loss": trial.loss.name}
+    return [f"{what} {name!r}" for what, name in parts.items() if is_import_path(name)]
+
+
 def _untried(trials: list[PlannedTrial]) -> tuple[str, ...]:
-    names = sorted({trial.spec.model.name for trial in trials if is_import_path(trial.spec.model.name)})
+    names = sorted({part for trial in trials for part in _own_parts(trial.spec)})
     return tuple(
-        f"model {name!r} is the user's own code, which is not run here: it was not tried on rows of the data, nor the "
+        f"{name} is the user's own code, which is not run here: it was not tried on rows of the data, nor the model, "
         "preprocessing, loss and augmentation that it is combined with"
         for name in names
     )

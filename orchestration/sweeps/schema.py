@@ -240,6 +240,7 @@ class SweepSpec(Settings):
             *(("data source", data.name) for data in self.data),
             *((("data source", self.tune.data.name),) if self.tune and self.tune.data else ()),
             *(("model", model.name) for model in self.model),
+            *(("loss", loss.name) for loss in self.loss),
             *(("clipping method", clipping.name) for clipping in self.clipping),
         ]
         return tuple(sorted({(what, name) for what, name in named if is_import_path(name)}))

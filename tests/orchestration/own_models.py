@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -113,3 +114,62 @@ class Elsewhere(Linear):
     def __init__(self, feature_shape: tuple[int, ...], num_classes: int) -> None:
         super().__init__(feature_shape, num_classes)
         self.to(torch.device("meta"))
+
+
+class FrozenTrunk(nn.Module):
+    """Two layers, of which ``trained`` names those that train; an adapter may lie between them."""
+
+    def __init__(
+        self, feature_shape: tuple[int, ...], num_classes: int, trained: Sequence[str] = ("head",), adapter: str = ""
+    ) -> None:
+        super().__init__()
+        self.trunk = nn.Linear(math.prod(feature_shape), 8)
+        self.adapter = nn.ModuleDict({adapter: nn.Linear(8, 8)} if adapter else {})
+        self.head = nn.Linear(8, num_classes)
+        for name, child in self.named_children():
+            child.requires_grad_(name in trained)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.trunk(x.flatten(1)))
+        for layer in self.adapter.values():
+            h = h + layer(h)
+        out: Tensor = self.head(h)
+        return out
+
+
+class Unused(Linear):
+    """Has a layer that it does not use."""
+
+    def __init__(self, feature_shape: tuple[int, ...], num_classes: int) -> None:
+        super().__init__(feature_shape, num_classes)
+        self.pooler = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> object:
+        return self.logits(x)
+
+
+class Slow(nn.Module):
+    """Has a layer without a rule."""
+
+    def __init__(self, feature_shape: tuple[int, ...], num_classes: int) -> None:
+        super().__init__()
+        self.cell = nn.RNN(feature_shape[-1], 4, batch_first=True)
+        self.head = nn.Linear(4, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.cell(x.flatten(1, 2))[0][:, -1])
+        return out
+
+
+def smoothed(smoothing: float = 0.1) -> Callable[[Tensor, Tensor], Tensor]:
+    """Cross-entropy with smoothed labels."""
+    return lambda logits, y: nn.functional.cross_entropy(logits, y, reduction="none", label_smoothing=smoothing)
+
+
+def coupled() -> Callable[[Tensor, Tensor], Tensor]:
+    """A loss that mixes rows."""
+    return lambda logits, y: smoothed()(logits, y) / len(y)
+
+
+def no_loss() -> str:
+    return "cross_entropy"

@@ -26,7 +26,7 @@ def gradients_one_by_one(model: nn.Module, x: Tensor, y: Tensor, multiplicity: i
 
 
 def norms_of(gradients: dict[str, Tensor]) -> Tensor:
-    return torch.stack([g.flatten(1).square().sum(1) for g in gradients.values()]).sum(0).sqrt()
+    return torch.stack([g.reshape(len(g), -1).square().sum(1) for g in gradients.values()]).sum(0).sqrt()
 
 
 def relative_error(ours: Tensor, theirs: Tensor) -> float:

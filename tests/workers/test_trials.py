@@ -21,7 +21,7 @@ from tests.workers.trial_specs import TUMOURS, small_trial
 from workers.losses import LOSSES
 from workers.models import MODELS
 from workers.optimizers import OPTIMIZERS
-from workers.spec import Component, DataSpec, ExecutionSpec, NormSpec, SamplingSpec, TrialSpec
+from workers.spec import Component, DataSpec, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec, TrialSpec
 from workers.trial import run_trial
 
 ONE_OF_EACH_CLASS: dict[str, float | int] = dict.fromkeys(
@@ -138,3 +138,22 @@ def test_too_little_memory_names_the_size_of_micro_batches(tmp_path: Path) -> No
     spec = small_trial(model=Component(f"{__file__}:Expansion"), epochs=1)
     with pytest.raises(InvalidInput, match=r"execution.micro_batch_size: null .* set it lower"):
         run_trial(spec, str(tmp_path), code=code_of(spec))
+
+
+def halved() -> Callable[[Tensor, Tensor], Tensor]:
+    """A loss of the user's own: half the cross-entropy, which is what half the learning rate makes of it."""
+    return lambda logits, y: functional.cross_entropy(logits, y, reduction="none") / 2
+
+
+def test_a_loss_of_the_users_own_trains_and_is_evaluated(tmp_path: Path) -> None:
+    spec = small_trial(
+        loss=Component(f"{__file__}:halved"), clipping=Component("none"), noise=NoiseSpec(0.0), noise_source="seeded"
+    )
+    twice = Component("sgd", {"learning_rate": 2 * spec.optimizer.params["learning_rate"], "momentum": 0.9})
+    plain = replace(spec, loss=Component("cross_entropy"))
+    ours = run_trial(replace(spec, optimizer=twice), str(tmp_path / "ours"), code=code_of(spec))
+    theirs = run_trial(plain, str(tmp_path / "theirs"))
+    assert ours.evaluation.accuracy == theirs.evaluation.accuracy
+    assert ours.evaluation.loss == pytest.approx(theirs.evaluation.loss / 2, rel=1e-4)
+    with pytest.raises(InvalidInput, match="not among the code that may be run"):
+        run_trial(spec, str(tmp_path / "refused"))

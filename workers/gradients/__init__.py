@@ -2,12 +2,14 @@
 
 from workers.gradients.checks import check_model
 from workers.gradients.engine import GradientEngine
+from workers.gradients.layers import OUTERMOST
 from workers.gradients.modes import modes_kept, modes_of, set_modes
 from workers.gradients.planning import Planner, ShapePlanner, TimingPlanner
 from workers.gradients.randomness import RandomState
 from workers.gradients.results import BatchNorms, WeightedSum
 
 __all__ = [
+    "OUTERMOST",
     "BatchNorms",
     "GradientEngine",
     "Planner",

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from workers.gradients.rules import LinearOf
+from workers.gradients.rules import Recorder
 
 
 def self_attention(
     module: nn.MultiheadAttention,
-    linear_of: LinearOf,
+    record: Recorder,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -30,7 +30,7 @@ def self_attention(
         return None
     rows, length, width = query.shape
     heads = (rows, length, 3, module.num_heads, module.head_dim)
-    q, k, v = linear_of(query, "in_proj_weight", "in_proj_bias").view(heads).permute(2, 0, 3, 1, 4)
+    q, k, v = record.linear(query, "in_proj_weight", "in_proj_bias").view(heads).permute(2, 0, 3, 1, 4)
     bias = _bias(rows, module.num_heads, key_padding_mask, attn_mask, query.dtype)
     dropout = module.dropout if module.training else 0.0
     if need_weights:
@@ -39,7 +39,7 @@ def self_attention(
         attended = functional.dropout(weights, dropout) @ v
     else:
         attended = functional.scaled_dot_product_attention(q, k, v, bias, dropout)
-    output = linear_of(attended.transpose(1, 2).reshape(rows, length, width), "out_proj.weight", "out_proj.bias")
+    output = record.linear(attended.transpose(1, 2).reshape(rows, length, width), "out_proj.weight", "out_proj.bias")
     if not need_weights:
         return output, None
     return output, weights.mean(1) if average_attn_weights else weights

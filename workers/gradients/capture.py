@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional
+from torch.utils import _pytree as pytree
 
 from accounting.errors import InvalidInput
 from workers.gradients.factors import ExampleGradients, Instantiated, Summed
 from workers.gradients.fallback import run_per_row
-from workers.gradients.layers import Layer
+from workers.gradients.layers import ON_LAST_AXES, Form, Layer
 from workers.gradients.linear import affine
+from workers.gradients.per_row import NotCovered, PerRow, Reading, plain, reading_per_row
 from workers.gradients.rules import Differentiate
 
 
@@ -61,14 +64,15 @@ class Use:
 class Capture:
     """The uses of all layers in one forward pass.
 
-    rows: leading dimension of every activation. examples: rows / K, with K rows per example. layers: the layers without
-    a rule, which ran rewritten or row by row.
+    rows: leading dimension of every activation. examples: rows / K, with K rows per example. layers: those whose
+    forward pass is replaced by another form. calls: how often each layer with a rule was called, by its name.
     """
 
     rows: int
     examples: int
     layers: Sequence[Layer] = ()
     uses: list[Use] = field(default_factory=list)
+    calls: Counter[str] = field(default_factory=Counter)
 
     def backward(self, losses: Tensor, scale: float) -> dict[str, ExampleGradients]:
         """Per-example gradients of ``scale * losses`` [rows] by parameter name; unused parameters have none.
@@ -104,32 +108,64 @@ def capturing(layers: Sequence[Layer], rows: int, examples: int) -> Iterator[Cap
     Forwards are replaced rather than hooked. A replaced forward sees exactly the layer's own input and output, whatever
     hooks the user has registered, and is faster.
     """
-    capture = Capture(rows, examples, [layer for layer in layers if layer.rule is None])
+    capture = Capture(rows, examples, [layer for layer in layers if layer.form != "rule" or layer.without_batch])
     replaced: list[tuple[dict[str, Any], Callable[..., Any] | None]] = []
     try:
         for layer in layers:
             attributes = layer.module.__dict__
             replaced.append((attributes, attributes.get("forward")))
-            run = _rewritten if layer.rule is None else _remembered
-            attributes["forward"] = partial(run, layer, capture, layer.module.forward)
+            attributes["forward"] = partial(_RUN[layer.form], layer, capture, layer.module.forward)
         yield capture
     finally:
         for attributes, before in reversed(replaced):
             _put_back(attributes, before)
 
 
-def _remembered(layer: Layer, capture: Capture, original: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
-    """Run a layer that has a rule unchanged, and record its input and output."""
-    output = original(*args, **kwargs)
+def _remembered(layer: Layer, capture: Capture, original: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Any:
+    """Run a layer that has a rule, and record its input and output."""
+    name, activation = ("input", kwargs["input"]) if "input" in kwargs else (None, args[0])
+
+    def run(on: Tensor) -> Tensor:
+        return original(on, *args[1:], **kwargs) if name is None else original(*args, **{**kwargs, name: on})
+
+    if isinstance(activation, PerRow) or _is_without_batch(layer, capture, activation):
+        return _without_batch(layer, capture, activation, run)
+    return _recorded(layer, capture, activation, run)
+
+
+def _recorded(layer: Layer, capture: Capture, activation: Tensor, run: Callable[[Tensor], Tensor]) -> Tensor:
+    output = run(activation)
     if output.requires_grad:
         if output._is_view():  # an in-place change of a view would remove its edge from the graph
             output = output.clone()
-        activation = args[0] if args else kwargs["input"]
-        _require_rows(layer, activation, capture.rows)
         assert layer.rule is not None
         differentiate = layer.rule(layer.module, activation, output, capture.examples)
         capture.uses.append(Use(layer, [get_gradient_edge(output)], differentiate, Input.now(layer, activation)))
     return output
+
+
+def _is_without_batch(layer: Layer, capture: Capture, activation: Tensor) -> bool:
+    """Whether this call of the layer, in this or an earlier pass, had another first axis than the batch."""
+    position = ("input of call", capture.calls[layer.name])
+    capture.calls[layer.name] += 1
+    if activation.shape[:1] != (capture.rows,):
+        layer.without_batch.add(position)
+    return position in layer.without_batch
+
+
+def _without_batch(layer: Layer, capture: Capture, activation: Tensor, run: Callable[[Tensor], Tensor]) -> Any:
+    """Run a layer on an input without the batch, such as the positions of tokens: the same in every row, but for what
+    other parameters per row made of it. So is the output."""
+    reading, rows = Reading(layer, capture.rows), capture.rows
+    by_row = activation.by_row if isinstance(activation, PerRow) else activation.expand(rows, *activation.shape)
+    if activation.shape[:1] == (1,):
+        return PerRow.of(_recorded(layer, capture, by_row.flatten(0, 1), run).unsqueeze(1), reading)
+    if isinstance(layer.module, ON_LAST_AXES):
+        return PerRow.of(_recorded(layer, capture, by_row, run), reading)
+    if isinstance(activation, PerRow):
+        raise NotCovered(f"{layer.described} was given a parameter of shape {list(activation.shape)}")
+    with reading_per_row(layer, _copies(layer, capture), rows):
+        return run(activation)
 
 
 def _require_rows(layer: Layer, activation: Tensor, rows: int) -> None:
@@ -144,37 +180,72 @@ def _rewritten(layer: Layer, capture: Capture, original: Callable[..., Any], *ar
     """Run a layer without a rule as linear maps if its rewrite covers the call, else row by row."""
     with _patched(layer.module, original):
         if layer.rewrite is not None:
-            output = layer.rewrite(layer.module, partial(_linear_of, layer, capture), *args, **kwargs)
+            args, kwargs = pytree.tree_map(plain, (args, kwargs))
+            output = layer.rewrite(layer.module, _Recorder(layer, capture), *args, **kwargs)
             if output is not None:
                 return output
+            layer.uncovered.add(layer.form)
         return _expanded(layer, capture, args, kwargs)
 
 
-def _linear_of(layer: Layer, capture: Capture, activation: Tensor, weight: str, bias: str) -> Tensor:
-    _require_rows(layer, activation, capture.rows)
-    parameters = dict(layer.module.named_parameters())
-    output = functional.linear(activation, parameters[weight], parameters.get(bias))
-    if output.requires_grad:
-        differentiate = affine(activation, capture.examples, weight, bias)
-        capture.uses.append(Use(layer, [get_gradient_edge(output)], differentiate, Input.now(layer, activation)))
-    return output
+@dataclass(frozen=True)
+class _Recorder:
+    """Captures what the rewrite of a layer computes."""
+
+    layer: Layer
+    capture: Capture
+
+    @property
+    def examples(self) -> int:
+        return self.capture.examples
+
+    def linear(self, activation: Tensor, weight: str, bias: str) -> Tensor:
+        _require_rows(self.layer, activation, self.capture.rows)
+        parameters = dict(self.layer.module.named_parameters())
+        output = functional.linear(activation, parameters[weight], parameters.get(bias))
+        if output.requires_grad:
+            self.record([output], affine(activation, self.examples, weight, bias), activation)
+        return output
+
+    def record(self, outputs: Sequence[Tensor], differentiate: Differentiate, activation: Tensor) -> None:
+        edges = [get_gradient_edge(output) for output in outputs]
+        self.capture.uses.append(Use(self.layer, edges, differentiate, Input.now(self.layer, activation)))
 
 
 def _expanded(layer: Layer, capture: Capture, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Generic fallback: every example runs with its own copy of the parameters, so its gradients stay separate."""
+    args, kwargs = pytree.tree_map(plain, (args, kwargs))
+    return run_per_row(layer, _copies(layer, capture), capture.rows, args, kwargs)
+
+
+def _per_row(layer: Layer, capture: Capture, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run a module on the whole batch, but what reads its own parameters once per row."""
+    with reading_per_row(layer, _copies(layer, capture), capture.rows):
+        return original(*args, **kwargs)
+
+
+def _copies(layer: Layer, capture: Capture) -> dict[str, Tensor]:
+    """The layer's parameters, with a copy for every example, whose gradients are captured: [rows, *shape]."""
     owned = dict(layer.module.named_parameters())
     leaves = {
         local: owned[local].detach().expand(capture.examples, *owned[local].shape).requires_grad_()
         for local in layer.parameters
     }
-    per_row = {local: leaf.repeat_interleave(capture.rows // capture.examples, 0) for local, leaf in leaves.items()}
-    output = run_per_row(layer, per_row, capture.rows, args, kwargs)
 
     def differentiate(*grads: Tensor | None) -> dict[str, ExampleGradients]:
         return {local: Instantiated(grad) for local, grad in zip(leaves, grads, strict=True) if grad is not None}
 
     capture.uses.append(Use(layer, [get_gradient_edge(leaf) for leaf in leaves.values()], differentiate))
-    return output
+    copies = capture.rows // capture.examples
+    return leaves if copies == 1 else {local: leaf.repeat_interleave(copies, 0) for local, leaf in leaves.items()}
+
+
+_RUN: Final[Mapping[Form, Callable[..., Any]]] = {
+    "rule": _remembered,
+    "rewrite": _rewritten,
+    "parameters per row": _per_row,
+    "per example": _rewritten,
+}
 
 
 @contextmanager

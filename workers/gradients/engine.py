@@ -20,8 +20,9 @@ from workers.gradients.capture import capturing
 from workers.gradients.checks import check_model
 from workers.gradients.draws import draws
 from workers.gradients.factors import HALF_PRECISION, ExampleGradients, widen
-from workers.gradients.layers import find_layers
+from workers.gradients.layers import Form, find_layers
 from workers.gradients.modes import modes_of
+from workers.gradients.per_row import NotCovered
 from workers.gradients.planning import Planner, ShapePlanner
 from workers.gradients.randomness import RandomState
 from workers.gradients.results import BatchNorms, WeightedSum
@@ -100,18 +101,23 @@ class GradientEngine:
         self._layerwise = layerwise
         self._planner = planner or ShapePlanner()
         self._autocast = autocast
-        self._layers = find_layers(model)
+        self._layers = self._named_layers = find_layers(model)
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._verified = set[tuple[tuple[str, bool], ...]]()
         self._layer_of: dict[str, int] = {}
-        for index, layer in enumerate(self._layers):
+        for index, layer in enumerate(self._named_layers):
             for name in layer.parameters.values():
                 self._layer_of.setdefault(name, index)
 
     @property
     def layer_names(self) -> tuple[str, ...]:
         """The L layers with trainable parameters, in the order of ``layer_norms``."""
-        return tuple(layer.name for layer in self._layers)
+        return tuple(layer.name for layer in self._named_layers)
+
+    @property
+    def forms(self) -> Mapping[str, Form]:
+        """How the per-example gradients of each layer are computed, by its name; final after the first batch."""
+        return {layer.name: "per example" if layer.uncovered else layer.form for layer in self._layers}
 
     @torch.no_grad()
     def norms(self, x: Tensor, y: Tensor) -> BatchNorms:
@@ -206,7 +212,22 @@ class GradientEngine:
         return [(x[start : start + size], y[start : start + size]) for start in range(0, rows, max(1, size))]
 
     def _verify(self, x: Tensor, y: Tensor) -> bool:
-        """Verify a few examples of a micro-batch; whether that is conclusive, which a batch of one never is."""
+        """Verify a few examples of a micro-batch; whether that is conclusive, which a batch of one never is.
+
+        If modules whose own parameters are read per row do not pass, they run per example, and are verified so.
+        """
+        per_row = {layer.name for layer in self._layers if layer.form == "parameters per row"}
+        try:
+            return self._compare(x, y)
+        except Exception as error:  # code of the model may fail on a parameter per row with any error
+            per_row |= {layer.name for layer in self._layers if layer.rule is not None and layer.without_batch}
+            if not per_row or isinstance(error, torch.OutOfMemoryError):
+                raise
+            self._layers = find_layers(self.model, per_row)
+        return self._compare(x, y)
+
+    def _compare(self, x: Tensor, y: Tensor) -> bool:
+        """Verify the current forms of layers on a few examples."""
         rows, scale = self._multiplicity, 1.0 / self._multiplicity
         examples = len(x) // rows
         compared = min(3, examples)
@@ -242,7 +263,7 @@ class GradientEngine:
 
     def _pass(self, x: Tensor, y: Tensor, *, keep: bool) -> Pass:
         losses, gradients = self._differentiate(x, y)
-        by_layer: list[list[Tensor]] = [[] for _ in self._layers]
+        by_layer: list[list[Tensor]] = [[] for _ in self._named_layers]
         prepared: dict[str, ExampleGradients] = {}
         for name, factors in gradients.items():
             if keep:
@@ -264,8 +285,13 @@ class GradientEngine:
     def _differentiate(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, ExampleGradients]]:
         """Losses [B], and the per-example gradients of every parameter in factored form."""
         rows = x.shape[0]
-        with torch.enable_grad(), capturing(self._layers, rows, rows // self._multiplicity) as capture:
-            losses = self._losses(x, y)
+        try:
+            with torch.enable_grad(), capturing(self._layers, rows, rows // self._multiplicity) as capture:
+                losses = self._losses(x, y)
+        except NotCovered as error:
+            raise InvalidInput(
+                f"the model reads its parameters in another way than in the batch that was verified: {error}"
+            ) from error
         gradients = capture.backward(losses, 1.0 / self._multiplicity)
         losses = widen(losses.detach())
         return losses if self._multiplicity == 1 else losses.view(-1, self._multiplicity).mean(1), gradients
@@ -311,7 +337,7 @@ class GradientEngine:
     def _joined(self, parts: list[BatchNorms], x: Tensor) -> BatchNorms:
         if not parts:
             empty = torch.zeros(0, device=x.device)
-            return BatchNorms(empty, empty.new_zeros(0, len(self._layers)) if self._layerwise else None, empty)
+            return BatchNorms(empty, empty.new_zeros(0, len(self._named_layers)) if self._layerwise else None, empty)
         if len(parts) == 1:
             return parts[0]
         layer_norms = [part.layer_norms for part in parts if part.layer_norms is not None]

@@ -75,7 +75,7 @@ def widen(tensor: Tensor) -> Tensor:
 
 def sum_of_squares(gradients: Tensor) -> Tensor:
     """[B, ...] -> [B], summed in blocks: a running float32 sum of n squares has a relative error up to n / 2^24."""
-    flat = gradients if gradients.dim() == 2 else gradients.flatten(1)
+    flat = gradients if gradients.dim() == 2 else gradients.reshape(len(gradients), -1)
     whole = flat.shape[1] - flat.shape[1] % _BLOCK
     if whole <= _BLOCK:
         return _squared_norms(flat)
@@ -136,7 +136,8 @@ class Instantiated:
     def weighted_sum(self, weights: Tensor) -> Tensor:
         if self.gradients.dim() == 2:
             return torch.mv(self.gradients.mT, weights)
-        return (weights @ self.gradients.flatten(1)).view(self.gradients.shape[1:])
+        flat = self.gradients.reshape(len(weights), -1)
+        return (weights @ flat).view(self.gradients.shape[1:])
 
     def instantiate(self) -> Tensor:
         return self.gradients

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Final, Literal
 
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from workers.gradients import attention, convolution, embedding, linear, normalization, standardized
+from workers.gradients import attention, convolution, embedding, linear, normalization, recurrent, standardized
 from workers.gradients.rules import Rewrite, Rule
 from workers.models import WeightStandardizedConv2d
 
@@ -31,24 +32,49 @@ RULES: Mapping[type[nn.Module], Rule] = {
 }
 
 
-REWRITES: Mapping[type[nn.Module], Rewrite] = {nn.MultiheadAttention: attention.self_attention}
+ON_LAST_AXES: Final = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm)
+"""Layers with a rule that take any number of axes before those that they read."""
+
+NAMED_RULES: Mapping[str, Rule] = {"transformers.pytorch_utils.Conv1D": linear.transposed_linear}
+"""Rules of classes of libraries that are not loaded for them."""
+
+OUTERMOST: Final = "model"
+"""Name of the outermost module as a layer."""
+
+REWRITES: Mapping[type[nn.Module], Rewrite] = {
+    nn.GRU: recurrent.gru,
+    nn.LSTM: recurrent.lstm,
+    nn.MultiheadAttention: attention.self_attention,
+}
+
+
+Form = Literal["rule", "rewrite", "parameters per row", "per example"]
+"""How per-example gradients of a layer are computed.
+
+rule: from its input and the gradient of its output, by the formula of its class. rewrite: its call is expressed in
+linear maps; if the rewrite does not cover the call, as per example. parameters per row: only what reads the module's
+own parameters runs per row, and its children are layers of their own. per example: the module runs once per example,
+with its children.
+"""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A module, and how its per-example gradients are computed: by a rule, a rewrite, or the generic fallback.
+    """A module, and how its per-example gradients are computed.
 
-    parameters: trainable ones, local name -> name in the model. rule: None if there is none for this class; then
-    ``rewrite`` expresses the call in linear maps. If it is None or does not cover the call, the fallback runs the
-    module row by row. without_batch: positions of arguments that the fallback has seen not to hold the batch.
+    parameters: trainable ones, local name -> name in the model. rule, rewrite: given for forms that use one.
+    without_batch: positions of arguments that were seen not to hold the batch. uncovered: filled by calls that the
+    rewrite did not cover.
     """
 
     name: str
     module: nn.Module
     parameters: Mapping[str, str]
-    rule: Rule | None
-    rewrite: Rewrite | None
+    form: Form
+    rule: Rule | None = None
+    rewrite: Rewrite | None = None
     without_batch: set[tuple[str, int]] = field(default_factory=set)
+    uncovered: set[Form] = field(default_factory=set)
 
     @property
     def described(self) -> str:
@@ -63,34 +89,61 @@ def find_rule(module: nn.Module) -> Rule | None:
     for kind, rule in RULES.items():
         if type(module).forward is kind.forward and isinstance(module, kind):
             return rule
+    for kind in type(module).__mro__:
+        named = NAMED_RULES.get(f"{kind.__module__}.{kind.__qualname__}")
+        if named is not None and type(module).forward is kind.__dict__.get("forward"):
+            return named
     return None
 
 
-def find_layers(model: nn.Module) -> tuple[Layer, ...]:
-    """The modules that own trainable parameters, outermost first. Each trainable parameter is in at least one layer."""
+def find_layers(model: nn.Module, whole: Collection[str] = ()) -> tuple[Layer, ...]:
+    """The modules that own trainable parameters, outermost first. Each trainable parameter is in at least one layer.
+
+    whole: names of modules that run per example.
+    """
     names = {id(parameter): name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    return tuple(_walk(model, "", names, set()))
+    return tuple(_walk(model, "", names, set(), whole))
 
 
-def _walk(module: nn.Module, name: str, names: Mapping[int, str], seen: set[int]) -> Iterator[Layer]:
+def _walk(
+    module: nn.Module, name: str, names: Mapping[int, str], seen: set[int], whole: Collection[str]
+) -> Iterator[Layer]:
     if id(module) in seen:
         return
     seen.add(id(module))
-    rule = find_rule(module)
-    owns = is_parametrized(module) or any(id(parameter) in names for parameter in _own_parameters(module))
-    if rule is None and not owns:
-        for child_name, child in module.named_children():
-            yield from _walk(child, f"{name}.{child_name}" if name else child_name, names, seen)
+    called = name or OUTERMOST
+    rule = None if called in whole else find_rule(module)
+    own = {local: names[id(p)] for local, p in _own_parameters(module) if id(p) in names}
+    if rule is not None or is_parametrized(module) or called in whole or (own and _runs_as_one(module)):
+        parameters = {local: names[id(p)] for local, p in module.named_parameters() if id(p) in names}
+        if parameters:
+            yield _as_one(called, module, parameters, rule)
         return
-    parameters = {local: names[id(p)] for local, p in module.named_parameters() if id(p) in names}
-    if parameters:
-        plain = not any(is_parametrized(part) for part in module.modules())
-        yield Layer(name or "model", module, parameters, rule, REWRITES.get(type(module)) if plain else None)
+    if own:
+        yield Layer(called, module, own, "parameters per row")
+    for child_name, child in module.named_children():
+        if not isinstance(child, nn.ParameterList | nn.ParameterDict):
+            yield from _walk(child, f"{name}.{child_name}" if name else child_name, names, seen, whole)
 
 
-def _own_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
+def _as_one(name: str, module: nn.Module, parameters: Mapping[str, str], rule: Rule | None) -> Layer:
+    """The layer of a module whose parameters are differentiated together with those of its children."""
+    if rule is not None:
+        return Layer(name, module, parameters, "rule", rule=rule)
+    plain = not any(is_parametrized(part) for part in module.modules())
+    rewrite = REWRITES.get(type(module)) if plain else None
+    return Layer(name, module, parameters, "per example" if rewrite is None else "rewrite", rewrite=rewrite)
+
+
+def _runs_as_one(module: nn.Module) -> bool:
+    """Whether the module reads parameters of its children, or hands its own to a kernel that has no rule of vmap."""
+    return isinstance(module, nn.MultiheadAttention | nn.RNNBase)
+
+
+def _own_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """Parameters that the module's own forward reads, including those in its ParameterLists and ParameterDicts."""
-    yield from module.parameters(recurse=False)
-    for child in module.children():
+    yield from module.named_parameters(recurse=False)
+    for name, child in module.named_children():
         if isinstance(child, nn.ParameterList | nn.ParameterDict):
-            yield from child.parameters()
+            for local, parameter in child.named_parameters():
+                yield f"{name}.{local}", parameter

@@ -122,3 +122,14 @@ def affine(activation: Tensor, examples: int, weight: str = "weight", bias: str 
 def linear(module: nn.Linear, activation: Tensor, output: Tensor | None, examples: int) -> Differentiate:
     """The rule of nn.Linear."""
     return affine(activation, examples)
+
+
+def transposed_linear(module: nn.Module, activation: Tensor, output: Tensor | None, examples: int) -> Differentiate:
+    """The rule of transformers.pytorch_utils.Conv1D, which is nn.Linear with its weight stored as [in, out]."""
+
+    def differentiate(grad: Tensor) -> dict[str, ExampleGradients]:
+        activations = widen(activation).reshape(examples, -1, activation.shape[-1])
+        grads = widen(grad).reshape(examples, -1, grad.shape[-1])
+        return {"weight": OuterProducts(grads, activations), "bias": Instantiated(grads.sum(1))}
+
+    return differentiate

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -19,8 +19,24 @@ Activation and output have K consecutive rows per example, whose gradients are s
 available; a rule that uses it must also work without it.
 """
 
-LinearOf = Callable[[Tensor, str, str], Tensor]
-"""(activation, name of a weight, name of a bias) -> output of this linear map; its gradients are captured."""
+
+class Recorder(Protocol):
+    """What a rewrite tells about the linear maps that it computes; the batch is on the first axis of tensors."""
+
+    @property
+    def examples(self) -> int:
+        """Number of examples, each of K consecutive rows."""
+        ...
+
+    def linear(self, activation: Tensor, weight: str, bias: str) -> Tensor:
+        """The output of the linear map with the parameters of those names; its gradients are captured."""
+        ...
+
+    def record(self, outputs: Sequence[Tensor], differentiate: Differentiate, activation: Tensor) -> None:
+        """Capture gradients: ``differentiate`` is given those of ``outputs``, which require them, and may read
+        ``activation``."""
+        ...
+
 
 Rewrite = Callable[..., Any]
-"""(module, linear_of, *args, **kwargs) -> the output of the module, or None if the rewrite does not cover the call."""
+"""(module, recorder, *args, **kwargs) -> the output of the module, or None if the rewrite does not cover the call."""

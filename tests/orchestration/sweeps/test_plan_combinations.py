@@ -48,6 +48,8 @@ def reason(**changes: object) -> str:
         {"data": TOKENS, "model": "own_models:Embedded"},
         {"data": TOKENS, "preprocessing": PCA},
         {"preprocessing": PCA, "model": "pca_mlp"},
+        {"loss": "own_models:smoothed"},
+        {"loss": {"name": "own_models:smoothed", "smoothing": 0.2}},
         {"model": {"name": "wrn16_4"}, "augmentation": {"name": "flip_and_crop", "multiplicity": 16}},
         {
             "data": {"name": "own_models:tokens", "examples": 2, "test_fraction": 0.5},
@@ -60,7 +62,35 @@ def test_what_can_run_is_planned(changes: dict[str, object]) -> None:
     assert planned(**changes).refusals == ()
 
 
+def test_a_plan_says_which_parameters_train_and_what_runs_once_per_example() -> None:
+    assert planned().warnings == ()
+    (frozen,) = planned(model="own_models:FrozenTrunk").warnings
+    assert frozen == ("model 'own_models:FrozenTrunk' trains 90 of its 610 parameters: head.weight, head.bias")
+    (slow,) = planned(model="own_models:Slow").warnings
+    assert slow.startswith("model 'own_models:Slow' runs cell (RNN) once per example, as no rule covers them")
+
+
 COMBINATIONS = {
+    "a loss that mixes rows": (
+        {"loss": "own_models:coupled"},
+        r"gradients of .* are not those of each example alone",
+    ),
+    "what is no loss": (
+        {"loss": "own_models:no_loss"},
+        r"loss 'own_models:no_loss' returned str, but must return a function of logits",
+    ),
+    "an unknown parameter of a loss": (
+        {"loss": {"name": "own_models:smoothed", "smoothness": 0.1}},
+        r"unknown key 'smoothness' of loss 'own_models:smoothed'",
+    ),
+    "a layer that is not used": (
+        {"model": "own_models:Unused"},
+        r"model 'own_models:Unused': its parameters pooler.weight, pooler.bias do not change the loss: noise alone",
+    ),
+    "a frozen adapter": (
+        {"model": {"name": "own_models:FrozenTrunk", "adapter": "lora_A"}},
+        r"its adapters adapter.lora_A.weight, .* are all frozen, so that only head.weight, head.bias would train",
+    ),
     "tokens without an embedding": ({"data": TOKENS}, r"model 'mlp' cannot .*torch.int64.*embeds them"),
     "loss of two classes": ({"loss": "binary_logistic"}, r"loss 'binary_logistic': .*there are 10; use cross_entropy"),
     "augmented rows": (

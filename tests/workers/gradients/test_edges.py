@@ -317,10 +317,21 @@ class PositionsWithoutBatch(nn.Module):
 
 
 @pytest.mark.parametrize("rows", [1, 3, 4, 5, 6])
-def test_a_layer_that_does_not_see_the_batch_is_refused_by_name(rows: int) -> None:
-    engine = GradientEngine(PositionsWithoutBatch(), per_example_loss)
-    with pytest.raises(InvalidInput, match=r"'positions'.*batch on its first axis"):
-        engine.norms(torch.randn(rows, 4, 3), torch.zeros(rows, dtype=torch.long))
+@pytest.mark.parametrize("first", [1, 3, 4, 6])
+def test_a_layer_without_the_batch_is_told_from_one_with_it_whatever_the_number_of_rows(rows: int, first: int) -> None:
+    """With four rows the positions are as many."""
+    model = PositionsWithoutBatch()
+    engine = GradientEngine(model, per_example_loss)
+    for count in (first, rows):
+        x, y = torch.randn(count, 4, 3), torch.zeros(count, dtype=torch.long)
+        found = engine.norms(x, y).norms
+        torch.testing.assert_close(found, norms_of(gradients_one_by_one(model, x, y)), rtol=1e-5, atol=0)
+
+
+def test_rows_and_positions_on_one_axis_are_refused_by_name() -> None:
+    model = nn.Sequential(nn.Flatten(0, 1), nn.Linear(3, 2), nn.Unflatten(0, (-1, 4)))
+    with pytest.raises(InvalidInput, match=r"'1' \(Linear\) was given no tensor with the batch"):
+        GradientEngine(model, per_example_loss).norms(torch.randn(6, 4, 3), torch.zeros(6, dtype=torch.long))
 
 
 @pytest.mark.parametrize(

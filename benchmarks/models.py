@@ -1,0 +1,216 @@
+"""Private steps of models that people bring, beside plain ones: time, form of their layers, and error of their norms.
+
+Run `python benchmarks/models.py [--json]` with the extras `models` and `bench`. A private step is norms and clipped
+sum; a plain one is forward and backward pass. Steps take turns in one process, and the median of their ratios is
+printed. Opacus is timed with hooks, where it takes the model; ghost clipping is in benchmarks/training.py.
+"""
+
+# ruff: noqa: E402
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import statistics
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path[0] = str(Path(__file__).resolve().parents[1])  # this file's own folder would shadow the package accounting
+
+import peft
+import torch
+import transformers
+from opacus import GradSampleModule
+from torch import Tensor, nn
+from torch.nn import functional
+from torchvision.models import VisionTransformer
+
+from workers.gradients import GradientEngine
+
+VOCABULARY, ROWS, CHECKED, TURNS = 500, 32, 4, 5
+Make = Callable[[], nn.Module]
+
+
+class Logits(nn.Module):
+    """The logits of a model of Hugging Face."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(input_ids=x).logits
+
+
+class Recurrent(nn.Module):
+    """Reads a sequence of vectors."""
+
+    def __init__(self, cell: nn.RNNBase) -> None:
+        super().__init__()
+        self.cell, self.head = cell, nn.Linear(cell.hidden_size, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.cell(x)[0][:, -1])
+
+
+SIZES = {
+    "vocab_size": VOCABULARY, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "intermediate_size": 512, "max_position_embeddings": 64, "pad_token_id": 0, "num_labels": 3,
+}  # fmt: skip
+
+
+def bert() -> nn.Module:
+    options = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    return transformers.BertForSequenceClassification(transformers.BertConfig(**SIZES, **options))
+
+
+def gpt2() -> nn.Module:
+    config = transformers.GPT2Config(
+        vocab_size=VOCABULARY, n_positions=64, n_embd=128, n_layer=2, n_head=4, num_labels=3, pad_token_id=0,
+        bos_token_id=1, eos_token_id=2, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+    )  # fmt: skip
+    return transformers.GPT2ForSequenceClassification(config)
+
+
+def llama() -> nn.Module:
+    return transformers.LlamaForSequenceClassification(transformers.LlamaConfig(**SIZES))
+
+
+def adapted(config: Any) -> nn.Module:
+    model = peft.get_peft_model(bert(), config)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = torch.randn_like(parameter) * 0.1 + 0.1
+    return Logits(model)
+
+
+def tokens() -> Tensor:
+    return torch.randint(1, VOCABULARY, (ROWS, 32))
+
+
+PROJECTIONS = {"task_type": "SEQ_CLS", "target_modules": ["query", "value"]}
+MODELS: dict[str, tuple[Make, Callable[[], Tensor]]] = {
+    "BERT": (lambda: Logits(bert()), tokens),
+    "GPT-2": (lambda: Logits(gpt2()), tokens),
+    "Llama": (lambda: Logits(llama()), tokens),
+    "LoRA of BERT": (lambda: adapted(peft.LoraConfig(**PROJECTIONS, r=8)), tokens),
+    "DoRA of BERT": (lambda: adapted(peft.LoraConfig(**PROJECTIONS, r=8, use_dora=True)), tokens),
+    "IA3 of BERT": (lambda: adapted(peft.IA3Config(**PROJECTIONS, feedforward_modules=[])), tokens),
+    "prompts of BERT": (
+        lambda: adapted(peft.PromptTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=8)),
+        tokens,
+    ),
+    "ViT of torchvision": (
+        lambda: VisionTransformer(32, 4, 2, 4, 128, 256, num_classes=3),
+        lambda: torch.randn(ROWS, 3, 32, 32),
+    ),
+    "LSTM": (lambda: Recurrent(nn.LSTM(64, 64, batch_first=True)), lambda: torch.randn(ROWS, 50, 64)),
+    "GRU": (lambda: Recurrent(nn.GRU(64, 64, batch_first=True)), lambda: torch.randn(ROWS, 50, 64)),
+    "transposed convolution": (
+        lambda: nn.Sequential(nn.ConvTranspose2d(8, 8, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 33 * 33, 3)),
+        lambda: torch.randn(ROWS, 8, 16, 16),
+    ),
+}
+
+
+def losses(output: Tensor, y: Tensor) -> Tensor:
+    return functional.cross_entropy(output, y, reduction="none")
+
+
+def seconds(step: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start
+
+
+def norm_error(model: nn.Module, engine: GradientEngine, x: Tensor, y: Tensor) -> float:
+    """Largest relative error of the norms of a few examples, against autograd on each alone."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    found = engine.norms(x, y).norms
+    worst = 0.0
+    for row in range(CHECKED):
+        loss = losses(model(x[row : row + 1]), y[row : row + 1]).sum()
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+        norm = torch.stack([gradient.norm() for gradient in gradients if gradient is not None]).norm()
+        worst = max(worst, float((found[row] - norm).abs() / norm))
+    return worst
+
+
+def hooks_of_opacus(make: Make, x: Tensor, y: Tensor) -> Callable[[], object]:
+    """A step of Opacus with per-example gradients by hooks. Raises whatever Opacus refuses the model with."""
+    torch.manual_seed(0)
+    model = GradSampleModule(make().train(), loss_reduction="sum", strict=True)
+
+    def step() -> None:
+        model.zero_grad()
+        losses(model(x), y).sum().backward()
+        squares = [p.grad_sample.flatten(1).square().sum(1) for p in model.parameters() if p.requires_grad]
+        weights = (1.0 / torch.stack(squares).sum(0).sqrt()).clamp(max=1.0)
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.grad = torch.tensordot(weights, parameter.grad_sample, 1)
+
+    step()
+    return step
+
+
+def measured(name: str) -> dict[str, object]:
+    make, inputs = MODELS[name]
+    torch.manual_seed(0)
+    model, x, y = make().train(), inputs(), torch.arange(ROWS) % 3
+    engine = GradientEngine(model, losses)
+    error = norm_error(model, engine, x, y)
+
+    def plain() -> None:
+        model.zero_grad()
+        losses(model(x), y).sum().backward()
+
+    def private() -> None:
+        engine.weighted_sum_rowwise(x, y, lambda norms, rows: (1.0 / norms.norms).clamp(max=1.0))
+
+    methods: dict[str, Callable[[], object]] = {"dpsweep": private}
+    refused = None
+    try:
+        methods["opacus"] = hooks_of_opacus(make, x, y)
+    except Exception as reason:  # of any kind, as models differ in what Opacus refuses
+        refused = type(reason).__name__
+    for step in (plain, *methods.values()):
+        step()
+    ratios: dict[str, list[float]] = {method: [] for method in methods}
+    plain_seconds = []
+    for _ in range(TURNS):
+        plain_seconds.append(seconds(plain))
+        for method, step in methods.items():
+            ratios[method].append(seconds(step) / plain_seconds[-1])
+    return {
+        "model": name,
+        "plain_ms": round(1e3 * statistics.median(plain_seconds), 2),
+        **{method: round(statistics.median(found), 2) for method, found in ratios.items()},
+        **({"opacus": refused} if refused else {}),
+        "norm_error": float(f"{error:.1e}"),
+        "forms": dict(Counter(engine.forms.values())),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one object per model")
+    parser.add_argument("--model", choices=MODELS, action="append", help="only this one")
+    options = parser.parse_args()
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")
+    for name in options.model or MODELS:
+        row = measured(name)
+        print(
+            json.dumps(row) if options.json else "  ".join(f"{key} {value}" for key, value in row.items()), flush=True
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""Parameters that a module reads itself, as class tokens and scales are: only what reads them runs per row.
+
+During a forward pass such a parameter is replaced by a `PerRow`, which has the parameter's shape but a value of its own
+in every row of the batch. Operations on it alone run per row and give another; operations with a tensor of the batch
+give an ordinary tensor of the batch. The module's children run as ever, each by its own rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils import _pytree as pytree
+
+from workers.gradients.layers import Layer
+
+
+class NotCovered(Exception):
+    """What a module does with its parameter cannot be told apart by rows; the module runs per example instead."""
+
+
+@dataclass
+class Reading:
+    """One call of a layer that reads its parameters per row.
+
+    Which arguments hold the batch is told by their first axis; a position that once had another length there never
+    does, although it may have as many entries as a later batch has rows.
+    """
+
+    layer: Layer
+    rows: int
+    operations: int = 0
+
+    def holds_batch(self, argument: int, length: int | None) -> bool:
+        """Whether an argument of the current operation, with that length on its first axis, holds the batch."""
+        position = (f"operation {self.operations}", argument)
+        if length != self.rows:
+            self.layer.without_batch.add(position)
+        return length == self.rows and position not in self.layer.without_batch
+
+
+class PerRow(Tensor):
+    """A tensor of ``shape`` with its own value in every row of the batch: ``by_row`` [rows, *shape].
+
+    Raises: NotCovered where an operation mixes rows, needs a value, or leaves no batch on the first axis.
+    """
+
+    by_row: Tensor
+    reading: Reading
+
+    @staticmethod
+    def of(values: Tensor, reading: Reading) -> PerRow:
+        """The tensor with those values."""
+        made: PerRow = Tensor._make_wrapper_subclass(
+            PerRow, values.shape[1:], dtype=values.dtype, device=values.device, requires_grad=values.requires_grad
+        )
+        made.by_row, made.reading = values, reading
+        return made
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func in _METADATA:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        if func in _SIZED:
+            return _sized(func, args, kwargs or {})
+        return _applied(func, args, kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # torch declares it as a function, not as a class method
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        raise NotCovered(f"{func} was called on the parameter itself")
+
+
+_PROPERTIES = ("shape", "dtype", "device", "ndim", "requires_grad", "is_leaf", "layout", "is_cuda", "is_cpu", "is_meta")
+
+_METADATA: Final = frozenset(
+    {getattr(Tensor, name).__get__ for name in (*_PROPERTIES, "is_sparse", "is_quantized")}
+    | {Tensor.size, Tensor.dim, Tensor.ndimension, Tensor.numel, Tensor.nelement, Tensor.__len__, Tensor.stride}
+    | {Tensor.is_floating_point, torch.is_floating_point, Tensor.is_complex, torch.is_complex, torch.numel}
+    | {Tensor.is_contiguous, Tensor.get_device, Tensor.element_size}
+)
+"""What is the same for the values of all rows."""
+
+_SIZED: Final = frozenset({Tensor.expand, Tensor.repeat, Tensor.tile, torch.broadcast_to, Tensor.broadcast_to})
+"""Operations that may be told the length of the batch."""
+
+_BROADCAST: Final = frozenset(
+    {torch.add, torch.mul, torch.sub, torch.div, Tensor.add, Tensor.mul, Tensor.sub, Tensor.div}
+    | {Tensor.__add__, Tensor.__radd__, Tensor.__mul__, Tensor.__rmul__, Tensor.__sub__, Tensor.__rsub__}
+    | {Tensor.__truediv__, Tensor.__iadd__, Tensor.__imul__, Tensor.add_, Tensor.mul_}
+)
+"""Operations on two tensors whose entries do not depend on each other; they need no vmap."""
+
+
+def plain(value: Any) -> Any:
+    """The tensor of the batch that a `PerRow` with a first axis of length 1 stands for; any other value unchanged."""
+    if not isinstance(value, PerRow):
+        return value
+    if value.dim() == 0 or value.shape[0] != 1:
+        raise NotCovered(f"a layer was given a parameter of shape {list(value.shape)} without the batch")
+    return value.by_row.flatten(0, 1)
+
+
+@contextmanager
+def reading_per_row(layer: Layer, values: Mapping[str, Tensor], rows: int) -> Iterator[None]:
+    """Within this context the parameters of the layer are ``values`` [rows, *shape], by local name."""
+    reading = Reading(layer, rows)
+    replaced = []
+    try:
+        for local, value in values.items():
+            path, _, name = local.rpartition(".")
+            owner = layer.module.get_submodule(path)._parameters
+            replaced.append((owner, name, owner[name]))
+            owner[name] = PerRow.of(value, reading)  # type: ignore[assignment]  # no nn.Parameter, but read as one
+        yield
+    finally:
+        for owner, name, parameter in replaced:
+            owner[name] = parameter
+
+
+def _sized(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Expand or repeat a parameter, perhaps to the length of the batch, which for one row is 1."""
+    tensor, *rest = args
+    if kwargs or not isinstance(tensor, PerRow):
+        raise NotCovered(f"{func.__name__} was called with {sorted(kwargs) or 'another tensor'}")
+    sizes = list(rest[0]) if len(rest) == 1 and isinstance(rest[0], Sequence) else rest
+    reading = tensor.reading
+    reading.operations += 1
+    to_batch = len(sizes) >= max(1, tensor.dim()) and reading.holds_batch(0, sizes[0])
+    if to_batch:
+        sizes = [1, *sizes[1:]]
+    values = _each_row(lambda value: func(value, sizes), [tensor.by_row])
+    return _of_batch(values, reading) if to_batch else PerRow.of(values, reading)
+
+
+def _applied(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Apply an operation to every row."""
+    leaves, structure = pytree.tree_flatten((args, dict(kwargs)))
+    reading: Reading = next(leaf.reading for leaf in leaves if isinstance(leaf, PerRow))
+    reading.operations += 1
+    of_rows: dict[int, Tensor] = {}
+    with_batch = False
+    for index, leaf in enumerate(leaves):
+        if isinstance(leaf, PerRow):
+            of_rows[index] = leaf.by_row
+        elif isinstance(leaf, Tensor) and reading.holds_batch(index, leaf.shape[0] if leaf.dim() else None):
+            of_rows[index], with_batch = leaf.unsqueeze(1), True
+    if with_batch and func in _BROADCAST and len(leaves) == len(of_rows) == 2:
+        return _broadcast(func, leaves, structure, reading)
+
+    def one(*values: Tensor) -> Any:
+        row = list(leaves)
+        for index, value in zip(of_rows, values, strict=True):
+            row[index] = value
+        row_args, row_kwargs = pytree.tree_unflatten(row, structure)
+        return func(*row_args, **row_kwargs)
+
+    joined = _each_row(one, list(of_rows.values()))
+    if with_batch:
+        return pytree.tree_map(lambda values: _of_batch(values, reading), joined)
+    return pytree.tree_map(lambda values: PerRow.of(values, reading), joined)
+
+
+def _broadcast(func: Callable[..., Any], leaves: list[Any], structure: pytree.TreeSpec, reading: Reading) -> Any:
+    """An operation by broadcasting between a parameter, aligned at the last axis, and a tensor of the batch."""
+    (axes,) = (leaf.dim() for leaf in leaves if not isinstance(leaf, PerRow))
+    aligned = [_aligned(leaf, axes) if isinstance(leaf, PerRow) else leaf for leaf in leaves]
+    broadcast_args, broadcast_kwargs = pytree.tree_unflatten(aligned, structure)
+    return func(*broadcast_args, **broadcast_kwargs)
+
+
+def _aligned(parameter: PerRow, axes: int) -> Tensor:
+    """The values of a parameter as a tensor of the batch with that many axes."""
+    values = parameter.by_row
+    if parameter.dim() == axes and parameter.shape[0] == 1:
+        return values.flatten(0, 1)
+    if parameter.dim() >= axes:
+        raise NotCovered(f"a parameter of shape {list(parameter.shape)} has an axis where the batch is")
+    return values.reshape(len(values), *[1] * (axes - 1 - parameter.dim()), *parameter.shape)
+
+
+def _each_row(one: Callable[..., Any], tensors: list[Tensor]) -> Any:
+    try:
+        with sdpa_kernel(SDPBackend.MATH):  # under vmap torch would choose a kernel without a gradient of the mask
+            return vmap(one, randomness="different")(*tensors)
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise NotCovered(str(error)) from error
+
+
+def _of_batch(values: Any, reading: Reading) -> Any:
+    """[rows, 1, ...], computed from a batch of one in every row -> a tensor of the batch."""
+    if not isinstance(values, Tensor) or values.dim() < 2 or values.shape[1] != 1:
+        raise NotCovered(f"an operation in {reading.layer.described} leaves no batch on the first axis")
+    return values.flatten(0, 1)

@@ -1,0 +1,217 @@
+"""nn.LSTM and nn.GRU, rewritten as linear maps around a recurrence that is differentiated by hand.
+
+The gradients of the gates before their activations, at all positions at once, give the per-example gradients of every
+weight: those of a linear map of the inputs, and of one of the states before each position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+from torch.nn.utils.rnn import PackedSequence
+
+from accounting.errors import InvalidInput
+from workers.gradients.factors import ExampleGradients, Instantiated, widen
+from workers.gradients.linear import OuterProducts
+from workers.gradients.rules import Recorder
+
+Run = tuple[Tensor, tuple[Tensor, ...]]
+"""Of one layer and direction: outputs [b, t, H], and the last states [b, H]."""
+
+
+def lstm(module: nn.LSTM, record: Recorder, input: Tensor, hx: tuple[Tensor, Tensor] | None = None) -> Any:
+    """The output of ``module.forward`` for inputs [b, t, width], or None if the call is not covered (projections)."""
+    if module.proj_size > 0 or not _covered(module, input):
+        return None
+    starts = _starts(module, input, 2) if hx is None else hx
+    output, states = _stacked(module, record, input, tuple(starts), _lstm_layer)
+    return output, cast("tuple[Tensor, Tensor]", states)
+
+
+def gru(module: nn.GRU, record: Recorder, input: Tensor, hx: Tensor | None = None) -> Any:
+    """The output of ``module.forward`` for inputs [b, t, width], or None if the call is not covered."""
+    if not _covered(module, input):
+        return None
+    starts = _starts(module, input, 1) if hx is None else (hx,)
+    output, (state,) = _stacked(module, record, input, starts, _gru_layer)
+    return output, state
+
+
+def _covered(module: nn.RNNBase, input: Any) -> bool:
+    """Raises: InvalidInput for packed sequences."""
+    if isinstance(input, PackedSequence):
+        raise InvalidInput(
+            f"{type(module).__name__} was given a PackedSequence, which has the positions of all examples on one axis; "
+            "give it the padded tensor, and read the output of each example at its length"
+        )
+    return isinstance(input, Tensor) and input.dim() == 3 and input.shape[1] > 0
+
+
+def _starts(module: nn.RNNBase, input: Tensor, states: int) -> tuple[Tensor, ...]:
+    layers = module.num_layers * (2 if module.bidirectional else 1)
+    dtype = next(module.parameters()).dtype
+    return (torch.zeros(layers, len(input), module.hidden_size, dtype=dtype, device=input.device),) * states
+
+
+def _stacked(
+    module: nn.RNNBase, record: Recorder, input: Tensor, starts: tuple[Tensor, ...], run: Callable[..., Run]
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Outputs [b, t, directions H] of the last layer, and the last states [layers directions, b, H]."""
+    suffixes = ("", "_reverse") if module.bidirectional else ("",)
+    lasts: list[tuple[Tensor, ...]] = []
+    for layer in range(module.num_layers):
+        if layer > 0:
+            input = functional.dropout(input, module.dropout, module.training)
+        outputs = []
+        for suffix in suffixes:
+            inputs = input.flip(1) if suffix else input
+            start = tuple(widen(state[len(lasts)]) for state in starts)
+            found, last = run(module, record, f"l{layer}{suffix}", inputs, start)
+            outputs.append(found.flip(1) if suffix else found)
+            lasts.append(last)
+        input = outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2)
+    return input, tuple(torch.stack(states) for states in zip(*lasts, strict=True))
+
+
+def _lstm_layer(module: nn.LSTM, record: Recorder, suffix: str, inputs: Tensor, start: tuple[Tensor, ...]) -> Run:
+    weights = _weights(module, suffix)
+    bias = weights[2] + weights[3] if module.bias else None
+    gates = _requiring_grad(widen(functional.linear(inputs, weights[0], bias)))
+    outputs, last = _Lstm.apply(gates, *start, widen(weights[1].detach()))
+    before = _before(start[0], outputs)
+    record.record([gates], partial(_of_weights, suffix, inputs, before, record.examples), inputs)
+    return outputs, (outputs[:, -1], last)
+
+
+def _gru_layer(module: nn.GRU, record: Recorder, suffix: str, inputs: Tensor, start: tuple[Tensor, ...]) -> Run:
+    weights = _weights(module, suffix)
+    gates = _requiring_grad(widen(functional.linear(inputs, weights[0], weights[2] if module.bias else None)))
+    shift = weights[3].detach() if module.bias else gates.new_zeros(gates.shape[2])
+    shifts = widen(shift).expand(gates.shape).requires_grad_()
+    outputs = _Gru.apply(gates, shifts, start[0], widen(weights[1].detach()))
+    before = _before(start[0], outputs)
+    record.record([gates, shifts], partial(_of_weights, suffix, inputs, before, record.examples), inputs)
+    return outputs, (outputs[:, -1],)
+
+
+def _weights(module: nn.RNNBase, suffix: str) -> tuple[nn.Parameter, ...]:
+    """weight_ih, weight_hh and, if there are any, bias_ih and bias_hh."""
+    kinds = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")[: 4 if module.bias else 2]
+    return tuple(module.get_parameter(f"{kind}_{suffix}") for kind in kinds)
+
+
+def _requiring_grad(gates: Tensor) -> Tensor:
+    return gates if gates.requires_grad else gates.requires_grad_()
+
+
+def _before(start: Tensor, outputs: Tensor) -> Tensor:
+    """The state before each position."""
+    return torch.cat([start.detach()[:, None], outputs.detach()[:, :-1]], 1)
+
+
+def _of_weights(
+    suffix: str, inputs: Tensor, before: Tensor, examples: int, of_inputs: Tensor, of_states: Tensor | None = None
+) -> dict[str, ExampleGradients]:
+    """Per-example gradients from those of the two linear maps before each position, which are equal in an LSTM."""
+    found: dict[str, ExampleGradients] = {}
+    maps = {"ih": (inputs, of_inputs), "hh": (before, of_inputs if of_states is None else of_states)}
+    for kind, (activations, grads) in maps.items():
+        rows = widen(grads).reshape(examples, -1, grads.shape[-1])
+        activations = widen(activations.detach()).reshape(examples, -1, activations.shape[-1])
+        found[f"weight_{kind}_{suffix}"] = OuterProducts(activations, rows)
+        found[f"bias_{kind}_{suffix}"] = Instantiated(rows.sum(1))
+    return found
+
+
+class _Lstm(torch.autograd.Function):
+    """(gates [b, t, 4H] without the part of the state, h_0 [b, H], c_0 [b, H], weight_hh) -> (h [b, t, H], c_t [b, H]).
+
+    With sigmoid gates i, f, o and the tanh gate g: c_t = f c_{t-1} + i g and h_t = o tanh(c_t).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, gates: Tensor, h: Tensor, c: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        width = h.shape[1]
+        activated = gates.transpose(0, 1).clone(memory_format=torch.contiguous_format)
+        states, cells = (activated.new_empty(*activated.shape[:2], width) for _ in range(2))
+        first, transposed = c, weight.mT
+        for gate, state, cell in zip(activated, states, cells, strict=True):
+            gate.addmm_(h, transposed)
+            gate[:, : 2 * width].sigmoid_()
+            gate[:, 2 * width : 3 * width].tanh_()
+            gate[:, 3 * width :].sigmoid_()
+            i, f, g, o = gate.split(width, 1)
+            c = torch.mul(i, g, out=cell).addcmul_(f, c)
+            h = torch.tanh(c, out=state).mul_(o)
+        ctx.save_for_backward(activated, cells, first, weight)
+        return states.transpose(0, 1), c.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_states: Tensor, of_last: Tensor) -> tuple[Tensor | None, ...]:
+        activated, cells, first, weight = ctx.saved_tensors
+        i, f, g, o = activated.split(cells.shape[2], 2)
+        tanh = cells.tanh()
+        earlier = torch.cat([first[None], cells[:-1]])
+        to_gates = torch.cat([g * i * (1 - i), earlier * f * (1 - f), i * (1 - g * g)], 2)
+        to_output, to_cell = tanh * o * (1 - o), o * (1 - tanh * tanh)
+        grads = torch.empty_like(activated)
+        of_h, of_c = torch.zeros_like(first), of_last
+        remaining = of_states.transpose(0, 1)
+        width = cells.shape[2]
+        for t in range(len(cells) - 1, -1, -1):
+            of_h = of_h + remaining[t]
+            of_c = torch.addcmul(of_c, of_h, to_cell[t])
+            torch.mul(of_c.repeat(1, 3), to_gates[t], out=grads[t][:, : 3 * width])
+            torch.mul(of_h, to_output[t], out=grads[t][:, 3 * width :])
+            of_h, of_c = grads[t] @ weight, of_c * f[t]
+        return grads.transpose(0, 1), of_h, of_c, None
+
+
+class _Gru(torch.autograd.Function):
+    """(gates [b, t, 3H] of the inputs, shifts [b, t, 3H] of those of the state, h_0 [b, H], weight_hh) -> h [b, t, H].
+
+    With sigmoid gates r, z, and u the part of the state in the tanh gate: n = tanh(. + r u), h_t = (1-z) n + z h_{t-1}.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, gates: Tensor, shifts: Tensor, h: Tensor, weight: Tensor) -> Tensor:
+        width, first, transposed = h.shape[1], h, weight.mT
+        activated = gates.transpose(0, 1).clone(memory_format=torch.contiguous_format)
+        states, inner = (activated.new_empty(*activated.shape[:2], width) for _ in range(2))
+        for t, (gate, shift) in enumerate(zip(activated, shifts.transpose(0, 1), strict=True)):
+            of_state = torch.addmm(shift, h, transposed)
+            gate[:, : 2 * width].add_(of_state[:, : 2 * width]).sigmoid_()
+            r, z, n = gate.split(width, 1)
+            inner[t] = of_state[:, 2 * width :]
+            n.addcmul_(r, inner[t]).tanh_()
+            h = torch.lerp(n, h, z, out=states[t])
+        ctx.save_for_backward(activated, states, inner, first, weight)
+        return states.transpose(0, 1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_states: Tensor) -> tuple[Tensor | None, ...]:
+        activated, states, inner, first, weight = ctx.saved_tensors
+        width = states.shape[2]
+        r, z, n = activated.split(width, 2)
+        earlier = torch.cat([first[None], states[:-1]])
+        to_n, to_z, to_r = (1 - z) * (1 - n * n), (earlier - n) * z * (1 - z), inner * r * (1 - r)
+        of_gates, of_shifts = torch.empty_like(activated), torch.empty_like(activated)
+        of_h, remaining = torch.zeros_like(first), of_states.transpose(0, 1)
+        for t in range(len(states) - 1, -1, -1):
+            of_h = of_h + remaining[t]
+            before_r, before_z, before_n = of_gates[t].split(width, 1)
+            torch.mul(of_h, to_n[t], out=before_n)
+            torch.mul(of_h, to_z[t], out=before_z)
+            torch.mul(before_n, to_r[t], out=before_r)
+            of_shifts[t].copy_(of_gates[t])
+            of_shifts[t][:, 2 * width :].mul_(r[t])
+            of_h = torch.addmm(of_h * z[t], of_shifts[t], weight)
+        return of_gates.transpose(0, 1), of_shifts.transpose(0, 1), of_h, None
