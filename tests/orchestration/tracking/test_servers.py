@@ -32,7 +32,7 @@ def test_an_unreachable_server_is_one_clear_error_before_anything_starts(uri: st
 
 
 def test_what_is_no_address_is_one_clear_error() -> None:
-    with pytest.raises(TrackingUnavailable, match="cannot use MLflow at .*Invalid IPv6 URL"):
+    with pytest.raises(TrackingUnavailable, match=r"cannot use MLflow at .*Invalid IPv6 URL"):
         MlflowTracker("http://[::1")
 
 
