@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -473,7 +473,7 @@ def requests_of(folder: Path, settings: int) -> Counter[str]:
     """Those of recording a whole sweep of ``settings`` bounds at two seeds each."""
     tracker = MlflowTracker(embedded_tracking_uri(folder), artifact_root=str(folder / "artifacts"))
     counting = CountingClient(tracker._client)
-    tracker._client = counting
+    tracker._client = cast(MlflowClient, counting)
     tracker.open_sweep(SWEEP)
     places = [(0.1 * place, seed) for place in range(1, settings + 1) for seed in (0, 1)]
     trials = [tracked(sample_trial("flat", "constant", seed, disclosure="none", bound=bound)) for bound, seed in places]
