@@ -32,6 +32,15 @@ from workers.trained import input_of
 SWEEP, TRIAL, SETTING = "dpsweep.sweep", "dpsweep.trial_key", "dpsweep.setting"
 _LONGEST_NAME: Final = 250
 _SECTION: Final = "dpsweep"
+_WIDE_SECTION: Final = {
+    "uuid": _SECTION,
+    "name": "Comparison",
+    "display": True,
+    "isReordered": True,
+    "columns": 2,
+    "cardHeight": 420,
+}
+"""Two charts side by side: parallel coordinates in MLflow's narrow cards cannot be read."""
 _CHOSEN: Final = ("spec.clipping.", "spec.optimizer.", "spec.sampling.", "spec.epochs")
 _AXES: Final = 6
 MAX_CHARTED: Final = 1000
@@ -69,16 +78,26 @@ def shared_view(sweep_id: str, found: Findings) -> str:
             "datasetsFilter": [],
             "modelVersionFilter": "All Runs",
             "selectedColumns": ["attributes.`Created`", *columns(worst_group)],
-            "compareRunSections": [{"uuid": _SECTION, "name": "Comparison", "display": True, "isReordered": False}],
+            "compareRunSections": [_WIDE_SECTION],
+            "isAccordionReordered": True,  # else MLflow sorts sections by name, and this one is not the first
+            "runsVisibilityMode": "SHOW_ALL",
             "compareRunCharts": _charts(_chosen(found.private), worst_group),
         }
     )
 
 
 def _chosen(settings: Sequence[Setting]) -> list[str]:
-    """The parameters of parallel coordinates: clipping, schedule, and the numbers that differ, such as a bound."""
+    """The parameters of parallel coordinates: clipping, schedule, and the numbers that differ, such as a bound.
+
+    Every setting has them all: MLflow draws no run that lacks one.
+    """
     differing = varying([setting.trials[0].params for setting in settings])
-    names = dict.fromkeys(name for each in differing for name, value in each.items() if isinstance(value, int | float))
+    names = dict.fromkeys(
+        name
+        for each in differing
+        for name in each
+        if all(isinstance(setting.trials[0].params.get(name), int | float) for setting in settings)
+    )
     return ["clipping", "schedule", *(valid_name(name) for name in names if name.startswith(_CHOSEN))][:_AXES]
 
 

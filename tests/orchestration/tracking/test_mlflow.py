@@ -12,14 +12,14 @@ import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from accounting.errors import InvalidInput
 from accounting.schedules import SCHEDULES
 from orchestration.comparison.best import best
-from orchestration.comparison.evidence import gather
+from orchestration.comparison.evidence import NO_EVIDENCE, gather
 from orchestration.comparison.findings import Findings, findings
 from orchestration.comparison.rate_metrics import GROUP_METRICS, WORST_GROUP_METRICS
 from orchestration.comparison.values import accuracy
@@ -452,6 +452,48 @@ def test_no_baselines_weights_and_no_pickle_are_copied(folder: Path) -> None:
     assert not [name for name in stored if name.endswith((".pkl", ".pickle", ".cloudpickle"))]
 
 
+class CountingClient:
+    """MLflow's client, and how often it was asked for something."""
+
+    def __init__(self, client: MlflowClient) -> None:
+        self.requests: Counter[str] = Counter()
+        self._client = client
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._client, name)
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self.requests[name] += 1
+            return method(*args, **kwargs)
+
+        return counted
+
+
+def requests_of(folder: Path, settings: int) -> Counter[str]:
+    """Those of recording a whole sweep of ``settings`` bounds at two seeds each."""
+    tracker = MlflowTracker(embedded_tracking_uri(folder), artifact_root=str(folder / "artifacts"))
+    counting = CountingClient(tracker._client)
+    tracker._client = cast(MlflowClient, counting)
+    tracker.open_sweep(SWEEP)
+    places = [(0.1 * place, seed) for place in range(1, settings + 1) for seed in (0, 1)]
+    trials = [tracked(sample_trial("flat", "constant", seed, disclosure="none", bound=bound)) for bound, seed in places]
+    data = replace(NOTHING, trials=tuple(trials))
+    for trial in trials:
+        tracker.log_trial(trial)
+    tracker.log_comparison(findings(data, NO_EVIDENCE), ["said"], SweepFiles(str(folder)))
+    tracker.close()
+    return counting.requests
+
+
+def test_each_further_trial_takes_a_bounded_number_of_requests(folder: Path, tmp_path: Path) -> None:
+    """So a thousand trials take a thousand times that: nothing asks for all trials again and again."""
+    few, more = requests_of(folder, 2), requests_of(tmp_path / "more", 8)
+    per_trial = (more.total() - few.total()) / (2 * 8 - 2 * 2)
+    assert per_trial <= 25
+    assert few["search_runs"] == more["search_runs"] == 1
+    assert few["search_logged_models"] == more["search_logged_models"] == 1
+
+
 def test_the_sweeps_own_run_has_the_headline_and_its_address_opens_the_comparison(folder: Path) -> None:
     tracker, found, files = compared(folder)
     tracker.log_comparison(found, ["flat and <b>others</b> cannot be told apart."], files)
@@ -484,6 +526,13 @@ def test_the_sweeps_own_run_has_the_headline_and_its_address_opens_the_compariso
     ]
     charts = json.loads(shared_view("x", replace(found, settings=tuple(settings))))["compareRunCharts"]
     assert charts[0]["selectedParams"] == ["clipping", "schedule", "spec.clipping.params.bound"]
+    memory = {"spec.clipping.params.bound": 4.0, "spec.clipping.params.count_memory": 0.9}
+    first, *others = settings
+    with_memory = replace(first, trials=tuple(replace(t, params=memory) for t in first.trials))
+    charts = json.loads(shared_view("x", replace(found, settings=(with_memory, *others))))["compareRunCharts"]
+    assert charts[0]["selectedParams"] == ["clipping", "schedule", "spec.clipping.params.bound"], "all have these"
+    assert view["runsVisibilityMode"] == "SHOW_ALL", "not only the first ten"
+    assert view["isAccordionReordered"], "the charts of the comparison come before those that MLflow adds"
     assert tracker.address == (
         f"#/experiments/{experiment.experiment_id}/runs?viewStateShareKey={SWEEP.sweep_id}&compareRunsMode=TABLE"
     )
