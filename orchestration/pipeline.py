@@ -34,7 +34,6 @@ from orchestration.execution.removal import start_anew
 from orchestration.execution.status_file import StatusFile, earlier_driver
 from orchestration.execution.taking import take_finished
 from orchestration.execution.upkeep import damaged_files
-from orchestration.records.failures import record_refusals
 from orchestration.records.layout import SweepFiles, absolute, default_output
 from orchestration.records.limits import NO_LIMITS, NOTHING_SPENT, Limits
 from orchestration.records.manifest import open_manifest, read_manifest, write_manifest
@@ -46,7 +45,7 @@ from orchestration.report.prose import headline
 from orchestration.report.writing import write_reports
 from orchestration.sweeps.grid import settings_of
 from orchestration.sweeps.growth import begun, grown, past_of
-from orchestration.sweeps.plan import Plan, plan_sweep
+from orchestration.sweeps.plan import Plan, accept, plan_sweep
 from orchestration.sweeps.schema import SweepSpec, parse_sweep
 from orchestration.sweeps.search import next_candidates
 from orchestration.sweeps.selection import draw_runs, selection_stage
@@ -355,14 +354,6 @@ def _tracker(uri: str, files: SweepFiles) -> MlflowTracker:
         return MlflowTracker(uri, artifact_root=files.artifacts)
     except TrackingUnavailable as error:
         raise InvalidInput(f"{error}; nothing was started") from error
-
-
-def accept(plan: Plan, files: SweepFiles) -> Plan:
-    """Return the plan if every trial can run. Raises: InvalidInput with one line per reason of refusal."""
-    where = record_refusals(plan.refusals, files)
-    if plan.refusals:
-        raise InvalidInput("\n".join(filter(None, (*plan.reasons(), where))))
-    return plan
 
 
 def forget_keys(folder: str) -> tuple[str, ...]:

@@ -151,9 +151,8 @@ def _follow(jobs: Jobs, job: Job) -> NoReturn:
 
 def _planned(spec: SweepSpec, code: UserCode) -> int:
     """The number of trials, all of which can run. Raises: InvalidInput with one line per reason of refusal."""
-    from orchestration.pipeline import accept
     from orchestration.records.layout import SweepFiles, absolute, default_output
-    from orchestration.sweeps.plan import plan_sweep
+    from orchestration.sweeps.plan import accept, plan_sweep
 
     plan = accept(plan_sweep(spec, code), SweepFiles(absolute(default_output(spec.name))))
     for warning in plan.warnings:

@@ -23,7 +23,8 @@ from accounting.mechanism import Release, Trace
 from accounting.random_trials import RandomTrials
 from accounting.schedules import with_initial
 from accounting.together import account_together
-from orchestration.records.failures import shown
+from orchestration.records.failures import record_refusals, shown
+from orchestration.records.layout import SweepFiles
 from orchestration.records.release_modes import release_spec
 from orchestration.sweeps.compare import require_defined
 from orchestration.sweeps.grid import NO_PAST, GridPoint, Past, grid, repeated
@@ -138,6 +139,14 @@ def plan_sweep(sweep: SweepSpec, code: UserCode | None = NO_CODE, past: Past = N
     warnings = (*_repeated(sweep), *unopposed(sweep, [trial.point for trial in planned]), *_warnings(planned), *untried)
     warnings += planner.notes()
     return Plan(tuple(planned), tuple(refused), warnings, planner.multipliers)
+
+
+def accept(plan: Plan, files: SweepFiles) -> Plan:
+    """Return the plan if every trial can run. Raises: InvalidInput with one line per reason of refusal."""
+    where = record_refusals(plan.refusals, files)
+    if plan.refusals:
+        raise InvalidInput("\n".join(filter(None, (*plan.reasons(), where))))
+    return plan
 
 
 @dataclass(frozen=True)
