@@ -83,14 +83,20 @@ class Evidence:
         comparisons: how many differences are looked at; all intervals together cover 95% (Bonferroni). Settings without
         common seeds are compared on their common test examples. None where that is not possible.
         """
-        level = 1.0 - (1.0 - LEVEL) / comparisons
+        found = self._difference(one, other, (group, name), 1.0 - (1.0 - LEVEL) / comparisons)
+        least, most = _range((group, name))
+        return found and found.within(least - most, most - least)
+
+    def _difference(self, one: Setting, other: Setting, name: Name, level: float) -> Interval | None:
         ours, theirs = ({_run(trial): trial for trial in setting.trials} for setting in (one, other))
         common = [run for run in ours if run in theirs and self._same_test(ours[run], theirs[run])]
         if common:
-            mine = self._runs([ours[run] for run in common], (group, name))
-            its = self._runs([theirs[run] for run in common], (group, name))
+            mine, its = (
+                self._runs([ours[run] for run in common], name),
+                self._runs([theirs[run] for run in common], name),
+            )
             return None if mine is None or its is None else interval(mine.minus(its), level)
-        mine, its = (self._runs(setting.trials, (group, name)) for setting in (one, other))
+        mine, its = (self._runs(setting.trials, name) for setting in (one, other))
         if mine is None or its is None:
             return None
         sets = {self._numbers[trial.key].test_set for trial in (*one.trials, *other.trials)}

@@ -99,6 +99,14 @@ def test_more_comparisons_widen_every_interval(sample: Findings) -> None:
     assert sample.comparisons == 6, "three pairs of private settings by two metrics"
 
 
+def test_shares_differ_by_at_most_everything(sample: Findings) -> None:
+    """At a level that a thousand comparisons share, two seeds alone would allow for more."""
+    flat, own = setting(sample, "flat"), setting(sample, "individual")
+    found = sample.evidence.difference(flat, own, "accuracy", comparisons=10**12)
+    assert found is not None
+    assert (found.low, found.high) == (-1.0, 1.0)
+
+
 def test_the_headline_says_what_can_be_told_apart(sample: Findings) -> None:
     trials, _ = sweep_of(SHARES)
     said = " ".join(headline(published(trials), sample))
