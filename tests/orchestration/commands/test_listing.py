@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,21 +35,28 @@ def found(folder: object) -> dict[str, Any]:
     return {Path(each["folder"]).name: each for each in json.loads(listed(folder, "--json").stdout)["sweeps"]}
 
 
-def test_sweeps_are_found_at_any_depth_with_trials_by_state_and_last_change(tmp_path: Path) -> None:
-    stored_sample(tmp_path / "runs" / "deep" / "old")
-    running = stored_sample(tmp_path / "runs" / "new", name="digits")
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder of a short path, so that no line of a table with paths is broken."""
+    with tempfile.TemporaryDirectory() as path:
+        yield Path(path)
+
+
+def test_sweeps_are_found_at_any_depth_with_trials_by_state_and_last_change(folder: Path) -> None:
+    stored_sample(folder / "runs" / "deep" / "old")
+    running = stored_sample(folder / "runs" / "new", name="digits")
     beat = time.time() - 2.0
     write_snapshot(
         running.status, SweepSnapshot("digits", "id", "running", beat, 9.0, 9.0, "h", 1, None, TRIALS), False
     )
-    (tmp_path / "runs" / "empty").mkdir()
-    sweeps = found(tmp_path)
+    (folder / "runs" / "empty").mkdir()
+    sweeps = found(folder)
     assert sweeps.keys() == {"old", "new"}
     assert sweeps["old"]["trials"] == {"finished": 2, "failed": 2}
     assert (sweeps["old"]["name"], sweeps["old"]["state"], sweeps["old"]["problem"]) == ("small", "unknown", None)
     assert sweeps["new"]["trials"] == {"pending": 1, "running": 2, "finished": 1}
     assert (sweeps["new"]["state"], sweeps["new"]["changed"]) == ("running", beat)
-    lines = listed(tmp_path).stdout.splitlines()
+    lines = listed(folder).stdout.splitlines()
     assert len(lines) == 3
     minute = time.strftime("%Y-%m-%d %H:%M", time.gmtime(beat))
     row = next(line for line in lines if line.startswith("digits"))
