@@ -156,7 +156,7 @@ def _applied(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[st
         elif isinstance(leaf, Tensor) and reading.holds_batch(index, leaf.shape[0] if leaf.dim() else None):
             of_rows[index], with_batch = leaf.unsqueeze(1), True
     if with_batch and func in _BROADCAST and len(leaves) == len(of_rows) == 2:
-        return _broadcast(func, leaves, structure, reading)
+        return _broadcast(func, leaves, structure)
 
     def one(*values: Tensor) -> Any:
         row = list(leaves)
@@ -171,7 +171,7 @@ def _applied(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[st
     return pytree.tree_map(lambda values: PerRow.of(values, reading), joined)
 
 
-def _broadcast(func: Callable[..., Any], leaves: list[Any], structure: pytree.TreeSpec, reading: Reading) -> Any:
+def _broadcast(func: Callable[..., Any], leaves: list[Any], structure: pytree.TreeSpec) -> Any:
     """An operation by broadcasting between a parameter, aligned at the last axis, and a tensor of the batch."""
     (axes,) = (leaf.dim() for leaf in leaves if not isinstance(leaf, PerRow))
     aligned = [_aligned(leaf, axes) if isinstance(leaf, PerRow) else leaf for leaf in leaves]

@@ -17,8 +17,8 @@ from torch.nn import functional
 from torch.nn.utils.rnn import PackedSequence
 
 from accounting.errors import InvalidInput
-from workers.gradients.factors import ExampleGradients, Instantiated, widen
-from workers.gradients.linear import OuterProducts
+from workers.gradients.factors import ExampleGradients, widen
+from workers.gradients.linear import affine
 from workers.gradients.rules import Recorder
 
 Run = tuple[Tensor, tuple[Tensor, ...]]
@@ -119,14 +119,11 @@ def _of_weights(
     suffix: str, inputs: Tensor, before: Tensor, examples: int, of_inputs: Tensor, of_states: Tensor | None = None
 ) -> dict[str, ExampleGradients]:
     """Per-example gradients from those of the two linear maps before each position, which are equal in an LSTM."""
-    found: dict[str, ExampleGradients] = {}
-    maps = {"ih": (inputs, of_inputs), "hh": (before, of_inputs if of_states is None else of_states)}
-    for kind, (activations, grads) in maps.items():
-        rows = widen(grads).reshape(examples, -1, grads.shape[-1])
-        activations = widen(activations.detach()).reshape(examples, -1, activations.shape[-1])
-        found[f"weight_{kind}_{suffix}"] = OuterProducts(activations, rows)
-        found[f"bias_{kind}_{suffix}"] = Instantiated(rows.sum(1))
-    return found
+    of_states = of_inputs if of_states is None else of_states
+    return {
+        **affine(inputs.detach(), examples, f"weight_ih_{suffix}", f"bias_ih_{suffix}")(of_inputs),
+        **affine(before, examples, f"weight_hh_{suffix}", f"bias_hh_{suffix}")(of_states),
+    }
 
 
 class _Lstm(torch.autograd.Function):
