@@ -96,10 +96,10 @@ FIGURES: Final = (
     Figure("epsilon", "Cost of the steps so far", "over time", _one(courses.epsilon_over_epochs)),
     Figure("accountants: ", "By every accountant: ", "over time", courses.accountants_over_epochs),
     Figure("rho", "ρ of the steps so far", "over time", _one(courses.rho_over_epochs)),
-    Figure("noise", "Noise multiplier", "over time", _one(draw.noise)),
-    Figure("clipping", "Clipping bounds", "over time", _one(draw.clipping_bounds)),
+    Figure("noise", "Noise multiplier", "over time", _one(courses.noise)),
+    Figure("clipping", "Clipping bounds", "over time", _one(courses.clipping_bounds)),
     Figure("norms", "Gradient norms of groups", "over time", _one(of_training.norms_over_epochs)),
-    Figure("departures", "Training examples that have spent their budget", "over time", _one(draw.departures)),
+    Figure("departures", "Training examples that have spent their budget", "over time", _one(courses.departures)),
 )
 
 

@@ -18,7 +18,6 @@ from orchestration.comparison.settings import (
     group_epsilon_error,
     group_value,
 )
-from orchestration.comparison.statistics import spread
 from orchestration.comparison.values import epsilon
 from orchestration.records.published import PublishedEpoch, PublishedGroup, PublishedTrial
 from orchestration.report.style import BAND, FONT, INK, MUTED, RULE, Style
@@ -211,70 +210,6 @@ def _mark_worst_case(figure: go.Figure, worst: float) -> None:
         x=worst, y=1, yref="paper", xanchor="right", yanchor="bottom", text=f"worst case {worst:#.3g}"
     )
     figure.update_annotations(showarrow=False, font={"size": 12, "color": INK})
-
-
-def noise(scene: Scene) -> go.Figure:
-    """Noise multiplier per epoch: one line per setting, for its first seed."""
-    figure = blank(height=360)
-    for setting in scene.settings:
-        history = setting.trials[0].history
-        if setting.is_baseline or not history:
-            continue
-        line(figure, setting, scene.style, history, [epoch.noise_multiplier for epoch in history], setting.name)
-    figure.update_xaxes(title_text="epoch")
-    figure.update_yaxes(title_text="noise multiplier σ", rangemode="tozero")
-    return figure
-
-
-def clipping_bounds(scene: Scene) -> go.Figure:
-    """Clipping bounds per epoch: one line per setting, or per group if the method has a bound per group.
-
-    Bounds per group follow noisy counts and fluctuate; the largest and the smallest are drawn bold and labelled.
-    """
-    settings, style = scene.settings, scene.style
-    figure = blank(height=360)
-    for setting in settings:
-        history = setting.trials[0].history
-        bounds = {
-            name: [epoch.clipping_bounds.get(name) for epoch in history]
-            for name in dict.fromkeys(name for epoch in history for name in epoch.clipping_bounds)
-        }
-        means = {name: found.mean for name, values in bounds.items() if (found := spread(values))}
-        extremes = {max(means, key=means.__getitem__), min(means, key=means.__getitem__)} if means else set()
-        for name, values in bounds.items():
-            whose = setting.name if len(bounds) == 1 else f"{setting.name}: {name}"
-            bold = name in extremes
-            line(
-                figure,
-                setting,
-                style,
-                history,
-                values,
-                whose,
-                width=2.0 if bold else 1.0,
-                opacity=1.0 if bold else 0.25,
-            )
-            if bold and len(bounds) > 1:
-                label_end(figure, name, history[-1].epoch, means[name], style.colour(setting))
-    figure.update_xaxes(title_text="epoch")
-    figure.update_yaxes(title_text="clipping bound C", rangemode="tozero")
-    return figure
-
-
-def departures(scene: Scene) -> go.Figure:
-    """The share of each group that has spent the budget of a filter, per epoch, of the first seed."""
-    figure = blank(height=360)
-    for setting in scene.settings:
-        trial = setting.trials[0]
-        ends = [group.left[-1] / group.examples for group in trial.departures if group.left]
-        for group in trial.departures:
-            values, whose = [left / group.examples for left in group.left], f"{setting.name}: {group.name}"
-            line(figure, setting, scene.style, trial.history, values, whose)
-            if values and values[-1] in (min(ends), max(ends)):
-                label_end(figure, group.name, trial.history[-1].epoch, values[-1], scene.style.colour(setting))
-    figure.update_xaxes(title_text="epoch")
-    figure.update_yaxes(title_text="share that has left", tickformat=".0%", rangemode="tozero")
-    return figure
 
 
 def label_end(figure: go.Figure, text: str, x: float, y: float, colour: str) -> None:
