@@ -28,6 +28,7 @@ from accounting.errors import (
     UnsupportedMechanism,
 )
 from accounting.estimates import PrivacyEstimate
+from accounting.exponential_choice import ExponentialChoice
 from accounting.individual import INDIVIDUAL_ACCOUNTANTS, IndividualEpsilons, individual_epsilons
 from accounting.mechanism import GaussianRelease, PureRelease, Release, Segment, SideQuery, Trace
 from accounting.pld import CertifiedEpsilon, epsilon_of_examples, group_epsilons
@@ -42,7 +43,7 @@ from accounting.samplings import (
     TruncatedPoissonSampling,
 )
 from accounting.schedules import SCHEDULES, NoiseSchedule, make_schedule, parse_schedule, planned_trace
-from accounting.selection import account_selection
+from accounting.selection import account_choice, account_selection
 from accounting.together import account_together
 
 __all__ = [
@@ -56,6 +57,7 @@ __all__ = [
     "DataCorruption",
     "DpsweepError",
     "EpsilonBudget",
+    "ExponentialChoice",
     "FixedBatchSampling",
     "GaussianRelease",
     "IndividualEpsilons",
@@ -80,6 +82,7 @@ __all__ = [
     "Unreachable",
     "UnsupportedMechanism",
     "account",
+    "account_choice",
     "account_selection",
     "account_together",
     "attack_risk",

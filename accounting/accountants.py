@@ -285,9 +285,9 @@ def account(trace: Trace, delta: float, accountant: str = "auto", group_size: in
     """
     delta, group_size = require_finite("delta", delta, above=0.0, below=1.0), require_group_size(group_size)
     if trace.selection is not None:
-        from accounting.selection import account_selection  # late: it rests on this module
+        from accounting.selection import account_selected  # late: it rests on this module
 
-        return account_selection(replace(trace, selection=None), trace.selection, delta, accountant, group_size)
+        return account_selected(replace(trace, selection=None), trace.selection, delta, accountant, group_size)
     parts = rare_cuts_apart(trace, delta, group_size)
     method = lookup(ACCOUNTANTS, accountant, "accountant")
     found = max((method(part, left, group_size) for part, left in parts), key=lambda estimate: estimate.epsilon)

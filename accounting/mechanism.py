@@ -10,9 +10,9 @@ batch_size B, steps T, sensitivity S, contribution c / S.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import get_args
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, get_args
 
 from accounting.errors import (
     InvalidInput,
@@ -24,6 +24,7 @@ from accounting.errors import (
     require_whole,
 )
 from accounting.estimates import Claim, weakest
+from accounting.exponential_choice import ExponentialChoice
 from accounting.filters import IndividualFilter
 from accounting.random_trials import RandomTrials
 from accounting.registry import one_of
@@ -169,6 +170,8 @@ class PureRelease:
 
 
 Release = GaussianRelease | PureRelease
+Selection = RandomTrials | ExponentialChoice
+"""How the released run was chosen among several."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +185,7 @@ class Trace:
     cost of the noise that was used is then not a proven bound, and accountants report an estimate.
     filter: the filter that limited the total cost of every example. Its budget is a guarantee even if the noise
     followed results.
-    selection: the run is the best of so many, drawn at random, and the only one that is released (private selection,
+    selection: the run was chosen so among several, and is the only one that is released (private selection,
     docs/accounting.md); everything else describes each of these runs. Epsilons are then those after the selection.
 
     Raises: InvalidInput for an impossible run: segments with gaps, batches from a data set of another size, epochs of
@@ -198,7 +201,7 @@ class Trace:
     contributions: Claim = "estimate"
     noise_follows_results: bool = False
     filter: IndividualFilter | None = None
-    selection: RandomTrials | None = None
+    selection: Selection | None = None
 
     def __post_init__(self) -> None:
         keep_whole(self, "dataset_size", "dataset_size of a trace", at_least=1)
@@ -268,13 +271,19 @@ class Trace:
         return replace(self, segments=tuple(kept))
 
 
+def selection_of(stored: Mapping[str, Any]) -> Selection:
+    """A selection from its `dataclasses.asdict` form; no two kinds have equal fields. Raises: KeyError for another."""
+    kinds = {frozenset(field.name for field in fields(kind)): kind for kind in get_args(Selection)}
+    found: Selection = kinds[frozenset(stored)](**stored)
+    return found
+
+
 def require_one_run(trace: Trace) -> None:
     """Raises: UnsupportedMechanism for the trace of a selection, whose cost is more than that of its run."""
     if trace.selection is not None:
         raise UnsupportedMechanism(
-            "this is the best of a random number of runs, whose selection costs privacy too: only the epsilon of the "
-            "worst case and of groups of any records is known, by the accountants auto, pld and rdp; no curve, and no "
-            "epsilon of given examples"
+            f"this is {trace.selection.words}, whose selection costs privacy too: only the epsilon of the worst case "
+            "is known; no curve, and no epsilon of given examples"
         )
 
 

@@ -34,6 +34,11 @@ class RandomTrials:
         keep_finite(self, "mean", "the expected number of trials", at_least=1.0, at_most=MOST_TRIALS)
         keep_finite(self, "shape", "the shape of the number of trials", at_least=0.0, at_most=100.0)
 
+    @property
+    def words(self) -> str:
+        """What the released run is, for messages."""
+        return "the best of a random number of runs"
+
     @cached_property
     def gamma(self) -> float:
         """The law's parameter in (0, 1], 1 for exactly one trial. The law is defined by this very number."""

@@ -1,8 +1,9 @@
-"""Private selection: train a random number of candidates, release the best one only, and account for that.
+"""Private selection: train several candidates, release one of them only, and account for that.
 
 If the best of a fixed number of runs is released, the cost may be that of all of them. If their number K is drawn from
 a truncated negative binomial law and kept secret, it is a small multiple of one run's (Liu and Talwar 2019, where K is
-geometric; Papernot and Steinke 2022). docs/accounting.md has the proof of the bound by privacy profiles.
+geometric; Papernot and Steinke 2022). If candidates train on disjoint parts of the data, it is the larger of the cost
+of one run and that of choosing among them (paper C, Sec. IV-A3). docs/accounting.md has the proofs.
 """
 
 from __future__ import annotations
@@ -17,16 +18,72 @@ from accounting.accountants import account, total_rdp
 from accounting.curves import privacy_curve
 from accounting.errors import InvalidInput, UnsupportedMechanism, require_finite
 from accounting.estimates import PrivacyEstimate
-from accounting.mechanism import Trace
+from accounting.exponential_choice import ExponentialChoice
+from accounting.mechanism import Selection, Trace
 from accounting.random_trials import RandomTrials
 from accounting.registry import lookup
-from accounting.renyi import ORDERS, Array, epsilon_improved
+from accounting.renyi import ORDERS, Array, epsilon_improved, pure_rdp
 from accounting.rounds import require_group_size
 
 _ROUND_UP = 1.0 + 1e-9  # far above the rounding error of a closed form or of a bisection
 _HALVINGS = 60
 _COARSE = 0.3  # deltas above this are resolved by every curve
 _FAR = 1e6  # an epsilon that says nothing
+
+
+def account_selected(
+    trace: Trace, selection: Selection, delta: float, accountant: str = "auto", group_size: int = 1
+) -> PrivacyEstimate:
+    """(epsilon, delta) of releasing only the run that ``selection`` chose among several runs of ``trace``.
+
+    Guarantee and errors: as `account_selection` or `account_choice`, by the kind of selection.
+    """
+    match selection:
+        case RandomTrials():
+            return account_selection(trace, selection, delta, accountant, group_size)
+        case ExponentialChoice():
+            return account_choice(trace, selection, delta, accountant, group_size)
+
+
+def account_choice(
+    trace: Trace, choice: ExponentialChoice, delta: float, accountant: str = "auto", group_size: int = 1
+) -> PrivacyEstimate:
+    """(epsilon, delta) of releasing only the run that ``choice`` took, with all its outputs, of runs of ``trace``.
+
+    Guarantee, where the trace's kind is one, under the trace's adjacency: the larger of one run's epsilon and the
+    choice's. An example lies in one part of the data, which no other example moves it out of. In the part of candidate
+    i, it changes run i alone, and everything else follows from run i's outputs and from other examples; in the last
+    part it changes the counts of errors alone, by at most 1 each. Every candidate must lead to ``trace``, or to one
+    that costs no more.
+
+    Raises: UnsupportedMechanism for groups of several examples, which may lie in several parts, and where the
+    accountant does not cover the trace.
+    """
+    if require_group_size(group_size) > 1:
+        raise UnsupportedMechanism(
+            f"the {group_size} examples of a group may lie in several parts of the data that candidates were trained "
+            "on, and no bound for that is proven here; account for single examples, group size 1"
+        )
+    run = account(replace(trace, selection=None), delta, accountant)
+    return replace(
+        run, epsilon=max(run.epsilon, choice.epsilon), accountant=f"choice-{run.accountant}", lower_epsilon=None
+    )
+
+
+def selected_rdp(trace: Trace) -> Array:
+    """RDP of ``trace`` at every order, its selection included: it adds up over adaptive composition."""
+    match trace.selection:
+        case None:
+            return total_rdp(trace)
+        case RandomTrials():
+            return selection_rdp(trace, trace.selection)
+        case ExponentialChoice():
+            return np.maximum(total_rdp(replace(trace, selection=None)), pure_rdp(trace.selection.epsilon))
+
+
+def before_choice(trace: Trace) -> Trace:
+    """The run of which noise decides the cost: an `ExponentialChoice` costs what it costs, whatever the noise is."""
+    return replace(trace, selection=None) if isinstance(trace.selection, ExponentialChoice) else trace
 
 
 def account_selection(

@@ -14,9 +14,9 @@ from accounting.errors import InvalidInput, UnsupportedMechanism, require_finite
 from accounting.estimates import Claim, PrivacyEstimate
 from accounting.mechanism import Trace
 from accounting.pld import GroupRounds, epsilon_of_rounds, rounds_of_group
-from accounting.renyi import ORDERS, Array, epsilon_improved
+from accounting.renyi import ORDERS, epsilon_improved
 from accounting.samplings import Adjacency, Sampling
-from accounting.selection import selection_rdp
+from accounting.selection import selected_rdp
 
 _MOST_MIXTURES = 2_000
 """Distinct sampled rounds up to which privacy loss distributions are composed, in seconds; beyond, Renyi DP alone."""
@@ -59,7 +59,7 @@ def account_together(traces: Iterable[Trace], delta: float) -> PrivacyEstimate:
 
 def _with_selections(counts: Mapping[Trace, int], delta: float) -> PrivacyEstimate:
     """The lower of Renyi DP and of the sum of epsilons, each at an equal share of delta; all under one adjacency."""
-    rdp = sum((count * _rdp(trace) for trace, count in counts.items()), np.zeros_like(ORDERS))
+    rdp = sum((count * selected_rdp(trace) for trace, count in counts.items()), np.zeros_like(ORDERS))
     best = PrivacyEstimate(float(epsilon_improved(rdp, delta)), delta, next(iter(counts)).adjacency, "selection-rdp")
     selected = {trace: count for trace, count in counts.items() if trace.selection is not None}
     plain = [trace for trace, count in counts.items() if trace.selection is None for _ in range(count)]
@@ -67,10 +67,6 @@ def _with_selections(counts: Mapping[Trace, int], delta: float) -> PrivacyEstima
     added = sum(count * account(trace, share).epsilon for trace, count in selected.items())
     added = (added + (account_together(plain, share).epsilon if plain else 0.0)) * _ROUND_UP
     return replace(best, epsilon=added, accountant="selection-sum") if added < best.epsilon else best
-
-
-def _rdp(trace: Trace) -> Array:
-    return total_rdp(trace) if trace.selection is None else selection_rdp(trace, trace.selection)
 
 
 def _shared_adjacency(traces: Iterable[Trace]) -> Adjacency:

@@ -13,6 +13,7 @@ from typing import Any
 
 from orchestration.sweeps import resources, schema, tune
 from orchestration.sweeps.components import COMPONENTS, parameters_of
+from orchestration.sweeps.fields import NO_KEY
 from orchestration.sweeps.schema import SweepSpec
 from workers import spec
 
@@ -80,6 +81,8 @@ def _sections(whole: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     while waiting:
         prefix, found = waiting.pop(0)
         for key, property_schema in found["properties"].items():
+            if key == NO_KEY:
+                continue
             for name in re.findall(r"#/\$defs/(\w+)", json.dumps(property_schema)):
                 if name != "Component" and name not in seen:
                     seen.add(name)
@@ -99,7 +102,7 @@ def _table(title: str, about: str, found: Mapping[str, Any], sections: Mapping[s
     rows = [
         f"| `{key}` | {_values(key, value, sections)} | {_default(key, value, found)} | {_words(described[key])} |"
         for key, value in found["properties"].items()
-        if key != "params"
+        if key not in ("params", NO_KEY)
     ]
     if "params" in found["properties"]:
         rows.append("| any other | | | parameters of the component, [below](#components) |")

@@ -23,8 +23,9 @@ from accounting.records import (
     make_private_folder,
 )
 from orchestration.comparison.record import SweepRecord
+from orchestration.comparison.selected import selected_runs
 from orchestration.comparison.stored import owned_record, stored_record
-from orchestration.comparison.winners import best_candidates, best_runs, scores_of
+from orchestration.comparison.winners import best_candidates, scores_of
 from orchestration.execution.backend import Opening, backend, opening
 from orchestration.execution.coordinator import Coordinator, initial_status
 from orchestration.execution.disk_space import require_space
@@ -204,7 +205,7 @@ def _run_selected(request: RunRequest, display: Display) -> Outcome:
         stage_request = replace(
             request, sweep=parse_sweep(stage), text=stage, output=files.selection, tracking_uri=None
         )
-        winners = best_runs(_run(stage_request, NO_DISPLAY).record)
+        winners = selected_runs(_run(stage_request, NO_DISPLAY).record, SweepFiles(files.selection))
     text = tuned_stage(request.text, winners)
     sources = (files.selection,) if exists(SweepFiles(files.selection).manifest) else ()
     selected = replace(request, sweep=parse_sweep(text), text=text, address=IN_PROCESS, sources=sources)
@@ -224,7 +225,7 @@ def _require_plain(request: RunRequest) -> None:
     }
     for what, given in refused.items():
         if given:
-            raise InvalidInput(f"tune.privacy private_selection goes without {what}")
+            raise InvalidInput(f"a private selection goes without {what}; leave it out")
 
 
 def _drawn_stage(request: RunRequest) -> str:
@@ -233,9 +234,8 @@ def _drawn_stage(request: RunRequest) -> str:
     Raises: InvalidInput where those that were drawn are of another version of the sweep.
     """
     files, sweep, tune = request.files, request.sweep, request.sweep.tune
-    law = tune.law if tune else None
     assert tune is not None, "only a sweep with tune has candidates"
-    assert law is not None, "private_selection has a law"
+    assert tune.selection is not None, "only a private selection draws candidates"
     before = read_manifest(SweepFiles(files.selection))
     if before is not None:
         stored = parse_sweep(before.text)
@@ -248,7 +248,9 @@ def _drawn_stage(request: RunRequest) -> str:
         return before.text
     accept(plan_sweep(sweep, request.code), files)
     make_private_folder(Path(files.private))
-    return selection_stage(sweep, request.text, draw_runs(settings_of(sweep, tune), law, len(candidates_of(tune))))
+    return selection_stage(
+        sweep, request.text, draw_runs(settings_of(sweep, tune), tune.selection, len(candidates_of(tune)))
+    )
 
 
 def _require_selected(sweep: SweepSpec, plan: Plan, files: SweepFiles) -> None:

@@ -9,8 +9,7 @@ from accounting.budgets import Budget, EpsilonBudget, RhoBudget
 from accounting.calibration import calibrate_filter, count_within_budget
 from accounting.estimates import Claim
 from accounting.filters import IndividualFilter, StepPrices
-from accounting.mechanism import Release, SideQuery, Trace
-from accounting.random_trials import RandomTrials
+from accounting.mechanism import Release, Selection, SideQuery, Trace
 from accounting.samplings import Adjacency, Sampling
 from accounting.schedules import NoiseSchedule, make_schedule, planned_trace
 from workers import clipping
@@ -33,8 +32,8 @@ class TrialMechanism:
     filter: IndividualFilter | None = field(default=None, repr=False)
     """What the clipping method enforces for every example; a function of the spec and of the other fields."""
     adjacency: Adjacency | None = None
-    selection: RandomTrials | None = None
-    """Of which this is the best."""
+    selection: Selection | None = None
+    """How it was chosen among others."""
 
     @staticmethod
     def of(

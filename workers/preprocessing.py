@@ -353,6 +353,7 @@ def _with_features(dataset: Dataset, change: Change, note: str) -> Dataset:
         public=None if dataset.public is None else changed(dataset.public),
         preparation=Scaling(),
         notes=(*dataset.notes, note),
+        held_out=None if dataset.held_out is None else changed(dataset.held_out),
     )
 
 

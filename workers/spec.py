@@ -18,7 +18,7 @@ from pydantic import AfterValidator, Field, GetPydanticSchema, TypeAdapter, Vali
 from pydantic_core import PydanticSerializationError, core_schema
 
 from accounting.errors import InvalidInput
-from accounting.random_trials import RandomTrials
+from accounting.mechanism import Selection
 from accounting.samplings import SAMPLINGS, Adjacency
 from workers.bounds import check_bounds
 
@@ -46,12 +46,30 @@ NoiseSourceName = Annotated[str, AfterValidator(known_noise_source)]
 MAX_THREADS = 1024
 
 
+def _is_none(value: object) -> bool:
+    return value is None
+
+
 @dataclass(frozen=True)
 class Component:
     """Name and parameters of a component; both are checked where the component is built."""
 
     name: str
     params: Params = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True)
+class DataPart:
+    """One of ``of`` disjoint parts of the training examples, and the last of them held out: for a candidate of an
+    `accounting.exponential_choice.ExponentialChoice`. place: counted from 0; never the last part's."""
+
+    place: Annotated[int, Field(ge=0)]
+    of: Annotated[int, Field(ge=2)]
+
+    def __post_init__(self) -> None:
+        check_bounds(self, "data.part")
+        if self.place >= self.of - 1:
+            raise InvalidInput(f"data.part {self.place} of {self.of}: candidates train on parts 0 to {self.of - 2}")
 
 
 @dataclass(frozen=True)
@@ -69,6 +87,8 @@ class DataSpec:
     test_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.2
     public_fraction: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     split_seed: Annotated[int, Field(ge=0)] = 0
+    part: Annotated[DataPart | None, Field(exclude_if=_is_none)] = None
+    """What a candidate is trained on, where candidates share the data; no key of a sweep file."""
 
     def __post_init__(self) -> None:
         check_bounds(self, "data")
@@ -152,10 +172,6 @@ class NormSpec:
 
 
 MinGroupSize = Annotated[int, Field(ge=1)]
-
-
-def _is_none(value: object) -> bool:
-    return value is None
 
 
 @dataclass(frozen=True)
@@ -263,8 +279,8 @@ class TrialSpec:
     execution: ExecutionSpec = field(default_factory=ExecutionSpec)
     adjacency: Adjacency | None = None
     """Adjacency of the claim; None for the first of the sampling's own."""
-    selection: Annotated[RandomTrials | None, Field(exclude_if=_is_none)] = None
-    """The trial is the best of so many candidates, drawn at random, and the only one that is released."""
+    selection: Annotated[Selection | None, Field(exclude_if=_is_none)] = None
+    """The trial was chosen so among several candidates, and is the only one that is released."""
 
     def __post_init__(self) -> None:
         check_bounds(self)

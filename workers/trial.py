@@ -34,6 +34,7 @@ from workers.clipping import claims
 from workers.data import Dataset, load_dataset
 from workers.devices import choose_device
 from workers.evaluation import counted, predict
+from workers.held_out import write_wrong
 from workers.history import Progress, TrainingResult, read_training_result
 from workers.imports import NO_CODE, UserCode
 from workers.losses import build_loss
@@ -274,7 +275,10 @@ def _finish(
     write_private(files.private_training, json.dumps(asdict(trainer.counters)).encode())
     if spec.attacks != AttackSpec() or spec.audit is not None:
         write_attacks(files.attacks, _attacked(spec, trainer, dataset, files, code))
-    predictions = predict(model, dataset.test, dataset, build_loss(spec.loss, code))
+    loss = build_loss(spec.loss, code)
+    if dataset.held_out is not None:
+        write_wrong(files.held_out, predict(model, dataset.held_out, dataset, loss), dataset.held_out)
+    predictions = predict(model, dataset.test, dataset, loss)
     write_outcomes(files.outcomes, Outcomes.of(predictions, dataset.test, dataset))
     result = TrainingResult(
         key=spec.key,

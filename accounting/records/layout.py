@@ -92,6 +92,11 @@ class TrialFiles:
         return self._below("private", "attacks.json")
 
     @property
+    def held_out(self) -> str:
+        """Wrong predictions of examples held out of training (JSON), of a candidate that is chosen by their number."""
+        return self._below("private", "held-out.json")
+
+    @property
     def outcomes(self) -> str:
         """What the final model predicts of each test example (Arrow), for intervals and paired comparisons."""
         return self._below("private", "outcomes.ipc")

@@ -13,8 +13,7 @@ import pyarrow as pa
 from accounting.errors import DataCorruption, DpsweepError
 from accounting.estimates import without_guarantee
 from accounting.filters import FILTERS, IndividualFilter
-from accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
-from accounting.random_trials import RandomTrials
+from accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace, selection_of
 from accounting.records.files import read_bytes, write_bytes_atomically
 from accounting.records.tables import read_table
 from accounting.samplings import stored_kinds
@@ -104,7 +103,7 @@ def _trace(rows: list[dict[str, Any]], run: dict[str, Any]) -> Trace:
         releases=tuple(_RELEASES[release.pop("release")](**release) for release in releases),
         contributions=contributions,
         filter=None if limit is None else FILTERS[limit.pop("kind")](**limit),
-        selection=None if selection is None else RandomTrials(**selection),
+        selection=None if selection is None else selection_of(selection),
         **run,
     )
 

@@ -22,6 +22,7 @@ __all__ = [
     "plain_text",
     "rate_metrics",
     "record",
+    "selected",
     "settings",
     "shown",
     "statistics",

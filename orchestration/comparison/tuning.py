@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from accounting.exponential_choice import ExponentialChoice
+from accounting.random_trials import RandomTrials
 from orchestration.records.published import PublishedTuning
 from orchestration.sweeps.grid import GridPoint
 from orchestration.sweeps.schema import SweepSpec
@@ -22,16 +24,22 @@ def tuning_note(sweep: SweepSpec, point: GridPoint) -> str | None:
     if winner is None:
         return f"tuned for an earlier version of the sweep{f'; {_UNACCOUNTED}' if sweep.tune.data is None else ''}"
     chosen = ", ".join(f"{place} {value}" for place, value in winner.values.items() if has(point.spec, place))
-    if not chosen and sweep.tune.law is None:
+    epsilon = "ε is that after the selection" if point.is_private else "it is not private"
+    match sweep.tune.selection:
+        case RandomTrials() as law:
+            return (
+                f"private selection: {chosen}, the best of a random number of candidates ({law.mean:g} expected, drawn "
+                f"from {winner.candidates}) by {sweep.tune.select_by.replace('_', ' ')} on the public part of the "
+                f"data; {epsilon}; neither their number nor the others are released"
+            )
+        case ExponentialChoice() as choice:
+            return (
+                f"private selection: {chosen}, one of {choice.candidates} candidates, each trained on 1/{choice.parts} "
+                "of the training examples, chosen by the exponential mechanism from their errors on a further part "
+                f"(ε {choice.epsilon:g}); {epsilon}; the other candidates are not released"
+            )
+    if not chosen:
         return None  # a baseline has no clipping bound to tune
-    if (law := sweep.tune.law) is not None:
-        epsilon = "ε is that after the selection" if point.is_private else "it is not private"
-        kept = f"{epsilon}; neither their number nor the others are released"
-        return (
-            f"private selection: {chosen}, the best of a random number of candidates ({law.mean:g} expected, drawn "
-            f"from {winner.candidates}) by {sweep.tune.select_by.replace('_', ' ')} on the public part of the data; "
-            f"{kept}"
-        )
     by = f"tuned: {chosen}, the best of {winner.candidates} by {sweep.tune.select_by.replace('_', ' ')}"
     if sweep.tune.data is not None:
         return f"{by} on the public data {sweep.tune.data.name}, without reading these data"

@@ -34,7 +34,7 @@ def best_candidates(record: SweepRecord) -> dict[str, Winner]:
     A candidate of which a trial failed, or whose score is not finite, is none. Raises: InvalidInput for a setting
     without a candidate, and for a record that is not of a tuning.
     """
-    tune, adapted = _of_tuning(record)
+    tune, adapted = of_tuning(record)
     specs = {point.setting: point.spec for point in record.points if point.is_asked}
     winners = {}
     for setting, means in scores_of(record).items():
@@ -80,7 +80,7 @@ def best_runs(record: SweepRecord) -> dict[str, Winner]:
     Guarantee: the score reads the run's own model and public data alone, as `accounting.selection` needs. Raises:
     InvalidInput for a selection of which every run failed, and for a record that is not of selections.
     """
-    tune, adapted = _of_tuning(record)
+    tune, adapted = of_tuning(record)
     runs: dict[str, list[tuple[float, GridPoint]]] = {}
     for point in record.points:
         runs.setdefault(point.setting, []).append((_score(record, point), point))
@@ -101,7 +101,8 @@ def best_runs(record: SweepRecord) -> dict[str, Winner]:
     return winners
 
 
-def _of_tuning(record: SweepRecord) -> tuple[TuneSettings, Adapted]:
+def of_tuning(record: SweepRecord) -> tuple[TuneSettings, Adapted]:
+    """The settings of a tuning, and its candidates. Raises: InvalidInput for another sweep."""
     sweep = record.sweep
     if sweep.tune is None or sweep.adapted is None or not sweep.adapted.candidates:
         raise InvalidInput(f"the sweep {sweep.name} is no tuning")

@@ -11,8 +11,7 @@ from pydantic import PlainSerializer, PlainValidator
 from accounting.errors import DpsweepError
 from accounting.estimates import without_guarantee
 from accounting.filters import FILTERS
-from accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
-from accounting.random_trials import RandomTrials
+from accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace, selection_of
 from accounting.samplings import stored_kinds
 
 
@@ -40,7 +39,7 @@ def _trace(plain: Trace | Mapping[str, Any]) -> Trace:
             **plain,
             "contributions": without_guarantee(plain["contributions"]),
             "filter": None if limit is None else _with_fields(FILTERS.values(), limit),
-            "selection": None if selection is None else RandomTrials(**selection),
+            "selection": None if selection is None else selection_of(selection),
         }
         return Trace(**{**kept, "segments": tuple(segments), "releases": tuple(releases)})
     except (LookupError, TypeError, RuntimeError, DpsweepError) as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -15,6 +15,9 @@ from orchestration.sweeps.text import shortly
 from workers.spec import AttackSpec, AuditSpec, BudgetSpec, Component, DataSpec, ExecutionSpec, NormSpec, SamplingSpec
 
 T = TypeVar("T")
+
+NO_KEY: Final = "part"
+"""The field of `DataSpec` that tuning sets, and no sweep file: there it is a parameter of the source."""
 
 
 def _check_keys(mapping: Mapping[Any, Any], valid: Collection[str]) -> None:
@@ -38,7 +41,7 @@ def _component(value: object) -> Component:
 def _data(value: object) -> object:
     """Read a data source: keys that are no field of `DataSpec` are parameters of the source."""
     component = _component(value)
-    cuts = {field.name for field in fields(DataSpec)} - {"name", "params"}
+    cuts = {field.name for field in fields(DataSpec)} - {"name", "params", NO_KEY}
     for key in component.params:
         if key not in cuts and difflib.get_close_matches(key, cuts, n=1, cutoff=0.8):
             raise InvalidInput(f"unknown key {key!r}; {nearest(key, cuts)}, and the parameters of the source")

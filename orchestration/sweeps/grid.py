@@ -22,7 +22,7 @@ from orchestration.records.release_modes import release_spec
 from orchestration.sweeps.identity import content, short_name, trial_key
 from orchestration.sweeps.labels import Choice, labels_by_axis, labels_of, shown_choice
 from orchestration.sweeps.schema import OWN_NOISE, SweepSpec
-from orchestration.sweeps.tune import Adapted, TuneSettings, adapt, setting_of
+from orchestration.sweeps.tune import Adapted, TuneSettings, adapt, on_its_part, setting_of
 from workers.evaluation import MIN_GROUP_SIZE
 from workers.spec import AttackSpec, Component, NoiseSpec, TrialSpec
 
@@ -151,18 +151,22 @@ def drafts(sweep: SweepSpec, names: Names = NO_PAST.names) -> tuple[Draft, ...]:
     return _proposed(sweep, (*reversed(baselines.values()), *private))
 
 
-Runs = Mapping[str, Sequence[tuple[Mapping[str, Any], int]]]
-"""By setting: what each run of a private selection adapts, and its seed."""
+Runs = Mapping[str, Sequence[tuple[int, Mapping[str, Any], int]]]
+"""By setting: the place of each run of a private selection among the candidates, what it adapts, and its seed."""
 
 
 def _runs(adapted: Adapted) -> Runs:
     """Those that were drawn, or, once they are over, the best of each setting; empty without private selection."""
     if adapted.drawn:
         return {
-            name: [(adapted.candidates[each.candidate], each.seed) for each in drawn]
+            name: [(each.candidate, adapted.candidates[each.candidate], each.seed) for each in drawn]
             for name, drawn in adapted.drawn.items()
         }
-    return {name: [(best.values, best.seed)] for name, best in adapted.winners.items() if best.seed is not None}
+    return {
+        name: [(best.candidate or 0, best.values, best.seed)]
+        for name, best in adapted.winners.items()
+        if best.seed is not None
+    }
 
 
 def settings_of(sweep: SweepSpec, tune: TuneSettings) -> tuple[str, ...]:
@@ -182,8 +186,8 @@ def _selected(sweep: SweepSpec, tune: TuneSettings, runs: Runs, names: Names) ->
         if setting not in runs:
             raise InvalidInput("the sweep asks for a trial that was not selected with the others; use another folder")
         drawn = sweep.adapted is not None and bool(sweep.adapted.drawn)
-        for place, (values, seed) in enumerate(runs[setting]):
-            spec = replace(adapt(point.spec, values), seed=seed)
+        for place, (candidate, values, seed) in enumerate(runs[setting]):
+            spec = on_its_part(replace(adapt(point.spec, values), seed=seed), tune, candidate)
             canonical = content(spec, point.target_epsilon, sweep.privacy.accountant)
             key = trial_key((point.key.rpartition("-")[0],), canonical)
             selected[point.key] = key
@@ -224,7 +228,7 @@ def _adapted(
         return trial, ""
     setting = setting_of(trial, target_epsilon, sweep.privacy.accountant, sweep.tune)
     if candidate is not None:
-        return adapt(trial, sweep.adapted.candidates[candidate]), setting
+        return on_its_part(adapt(trial, sweep.adapted.candidates[candidate]), sweep.tune, candidate), setting
     if setting not in sweep.adapted.winners:
         raise InvalidInput("the sweep asks for a setting that was not tuned with the others; run it in another folder")
     return adapt(trial, sweep.adapted.winners[setting].values), setting
@@ -379,7 +383,7 @@ def _private(
         clipping=clipping,
         noise=NoiseSpec(choice["sigma"] if target is None else 1.0, schedule),
         budget=sweep.privacy.budget,
-        selection=sweep.tune.law if sweep.tune else None,
+        selection=sweep.tune.selection if sweep.tune else None,
     )
     trial, setting = _adapted(sweep, trial, target, candidate)
     canonical = content(trial, target, sweep.privacy.accountant, release)

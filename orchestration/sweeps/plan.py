@@ -19,9 +19,11 @@ from accounting.accountants import account
 from accounting.calibration import calibrate_noise_multiplier
 from accounting.errors import DpsweepError, InvalidInput, Unreachable, private_text, public_text, without_locals
 from accounting.estimates import PrivacyEstimate
+from accounting.exponential_choice import ExponentialChoice
 from accounting.mechanism import Release, Trace
 from accounting.random_trials import RandomTrials
 from accounting.schedules import with_initial
+from accounting.selection import before_choice
 from accounting.together import account_together
 from orchestration.records.failures import record_refusals, shown
 from orchestration.records.layout import SweepFiles
@@ -245,7 +247,7 @@ class _Planner:
         asked = fingerprint(mechanism, mechanism.filter, epochs, target_epsilon, delta, accountant)
 
         def run(sigma: float) -> Trace:
-            return _with_noise(mechanism, sigma).trace(epochs)
+            return before_choice(_with_noise(mechanism, sigma).trace(epochs))
 
         def calibrate() -> float:
             stored = self.calibrations.get(asked)
@@ -354,13 +356,19 @@ def _alike(sweep: SweepSpec, tuning: Plan) -> Plan:
 
 
 def _then(sweep: SweepSpec, tuning: Plan) -> str:
-    law = sweep.tune.law if sweep.tune else None
-    if law is not None:
-        return (
-            f"these are the candidates of the private selection, {len(tuning.trials)} in all; each trial of the sweep "
-            f"is the best of a random number of them, {law.mean:g} expected, and every ε is that after the selection"
-            f"{_naive(tuning, law)}"
-        )
+    match sweep.tune.selection if sweep.tune else None:
+        case RandomTrials() as law:
+            return (
+                f"these are the candidates of the private selection, {len(tuning.trials)} in all; each trial of the "
+                f"sweep is the best of a random number of them, {law.mean:g} expected, and every ε is that after the "
+                f"selection{_naive(tuning, round(law.mean))}"
+            )
+        case ExponentialChoice() as choice:
+            return (
+                f"these are the candidates of the exponential mechanism, {len(tuning.trials)} in all, each on a part "
+                f"of the data of its own, 1/{choice.parts} of the training examples; each trial of the sweep is one "
+                f"of {choice.candidates}, and every ε is that after the choice{_naive(tuning, choice.candidates)}"
+            )
     settings = len({trial.point.setting for trial in tuning.trials})
     is_first = sweep.tune is not None and sweep.tune.search == "optuna"
     later = " to begin with, half of them all; Optuna proposes the others" if is_first else " in all"
@@ -370,12 +378,12 @@ def _then(sweep: SweepSpec, tuning: Plan) -> str:
     )
 
 
-def _naive(tuning: Plan, law: RandomTrials) -> str:
+def _naive(tuning: Plan, number: int) -> str:
     """What the selection saves, at the first private candidate."""
     one = next((trial for trial in tuning.trials if trial.spec.is_private and trial.trace.is_private), None)
     if one is None:
         return ""
-    run, number = replace(one.trace, selection=None), max(round(law.mean), 1)
+    run = replace(one.trace, selection=None)
     alone, every = account(run, one.spec.delta), account_together([run] * number, one.spec.delta)
     return (
         f". For {one.key} it is {one.worst_case.epsilon:.3g}; one candidate alone costs {alone.epsilon:.3g}, "

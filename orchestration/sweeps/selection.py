@@ -1,4 +1,4 @@
-"""Private selection: each trial is the best of a random number of candidates, and its epsilon counts that. Pure.
+"""Private selection: each trial is chosen among candidates of its own, and its epsilon counts that. Pure.
 
 The candidates of all trials are a sweep of their own in the private folder. Their number, their scores and all but the
 best of each trial are never shown: docs/accounting.md, Private selection.
@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from accounting.errors import InvalidInput
-from accounting.mechanism import Trace
+from accounting.exponential_choice import ExponentialChoice
+from accounting.mechanism import Selection, Trace
 from accounting.random_trials import RandomTrials
 from orchestration.sweeps.text import parse_text
 from orchestration.sweeps.tune import Adapted, Drawn, TuneSettings, candidates_of
@@ -33,15 +34,10 @@ def check_selection(tune: TuneSettings, sweep: SweepSpec) -> None:
     from workers.noise import noise_source_kind  # late: it imports torch
 
     def refuse(what: str, instead: str) -> None:
-        raise InvalidInput(f"tune.privacy private_selection: {what}; {instead}")
+        raise InvalidInput(f"tune.privacy {tune.privacy}: {what}; {instead}")
 
     if tune.search == "optuna":
         refuse("the proof needs candidates that do not follow results", "use search: grid or random")
-    if not all(data.public_fraction > 0.0 for data in sweep.data):
-        refuse(
-            "candidates are scored on public data, because an exact score on private data would release them",
-            "set data.public_fraction",
-        )
     if not noise_source_kind(sweep.noise_source).is_secret:
         refuse(f"noise_source {sweep.noise_source} lets whoever knows a seed subtract the noise", "use os_entropy")
     if sweep.release.name != "none":
@@ -52,12 +48,40 @@ def check_selection(tune: TuneSettings, sweep: SweepSpec) -> None:
         refuse("a budget ends runs at different steps", "give privacy.target_epsilon or noise_multiplier")
     if any(schedule.name == "validation" for schedule in sweep.noise):
         refuse("a validation schedule follows results", "use another schedule")
-    for accountant in (sweep.privacy.accountant, *sweep.accounting.also):
-        if accountant not in _ACCOUNTANTS:
-            refuse(f"the accountant {accountant} covers no selection", f"choose {', '.join(_ACCOUNTANTS)}")
+    match tune.selection:
+        case RandomTrials():
+            _check_random(sweep, refuse)
+        case ExponentialChoice():
+            _check_choice(tune, tune.selection, sweep, refuse)
     for place in tune.parameters:
         if place.partition(".")[0] in ("epochs", "sampling", "noise"):
             refuse(f"candidates of another {place} cost differently", "tune only what leaves the noise as it is")
+
+
+def _check_random(sweep: SweepSpec, refuse: Callable[[str, str], None]) -> None:
+    if not all(data.public_fraction > 0.0 for data in sweep.data):
+        refuse(
+            "candidates are scored on public data, because an exact score on private data would release them",
+            "set data.public_fraction",
+        )
+    for accountant in (sweep.privacy.accountant, *sweep.accounting.also):
+        if accountant not in _ACCOUNTANTS:
+            refuse(f"the accountant {accountant} covers no selection", f"choose {', '.join(_ACCOUNTANTS)}")
+
+
+def _check_choice(
+    tune: TuneSettings, choice: ExponentialChoice, sweep: SweepSpec, refuse: Callable[[str, str], None]
+) -> None:
+    if tune.select_by != "accuracy":
+        refuse(f"the choice counts wrong predictions, not {tune.select_by}", "leave select_by out")
+    for target in sweep.privacy.target_epsilon or ():
+        if choice.epsilon > target:
+            refuse(
+                f"the choice alone costs epsilon {choice.epsilon:g}, more than the target {target:g}",
+                f"give tune.epsilon at most {target:g}, which costs nothing more",
+            )
+    if any(size > 1 for size in sweep.accounting.group_sizes):
+        refuse("records of a group may lie in several parts, for which no bound is proven here", "use group_sizes: [1]")
 
 
 def unlike(trials: Iterable[PlannedTrial]) -> str | None:
@@ -68,25 +92,30 @@ def unlike(trials: Iterable[PlannedTrial]) -> str | None:
             trace = replace(trial.trace, contributions="estimate")
             if first.setdefault(trial.point.setting, trace) != trace:
                 return (
-                    f"tune.privacy private_selection: candidate {trial.key} is another mechanism than others of its "
-                    "setting, so that no bound on its selection is proven here; tune only what leaves noise and "
-                    "queries as they are"
+                    f"no bound on this selection is proven: candidate {trial.key} is another mechanism than others of "
+                    "its setting; tune only what leaves noise and queries as they are"
                 )
             if trace.kind != "guarantee":
-                return (
-                    f"tune.privacy private_selection: the epsilon of {trial.key} is no guarantee; use another schedule"
-                )
+                return f"a selection needs a guarantee, but that of {trial.key} is none; use another schedule"
     return None
 
 
-def draw_runs(settings: Iterable[str], law: RandomTrials, candidates: int) -> dict[str, tuple[Drawn, ...]]:
-    """For every setting a secret number of runs, each of a candidate drawn uniformly, all with different seeds."""
+def draw_runs(settings: Iterable[str], selection: Selection, candidates: int) -> dict[str, tuple[Drawn, ...]]:
+    """The runs of every setting, all with different seeds: a secret number of runs, each of a candidate drawn
+    uniformly, or, for a choice, each candidate once."""
     source = secrets.SystemRandom()
-    numbers = {setting: law.number_at(source.random()) for setting in settings}
-    seeds = iter(source.sample(range(_SEEDS), sum(numbers.values())))
+
+    def places() -> list[int]:
+        match selection:
+            case RandomTrials():
+                return [source.randrange(candidates) for _ in range(selection.number_at(source.random()))]
+            case ExponentialChoice():
+                return list(range(selection.candidates))
+
+    drawn = {setting: places() for setting in settings}
+    seeds = iter(source.sample(range(_SEEDS), sum(map(len, drawn.values()))))
     return {
-        setting: tuple(Drawn(candidate=source.randrange(candidates), seed=next(seeds)) for _ in range(number))
-        for setting, number in numbers.items()
+        setting: tuple(Drawn(candidate=place, seed=next(seeds)) for place in found) for setting, found in drawn.items()
     }
 
 

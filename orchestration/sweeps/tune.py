@@ -19,13 +19,15 @@ import numpy as np
 from pydantic import BeforeValidator, Field, model_validator
 
 from accounting.errors import InvalidInput
+from accounting.exponential_choice import ExponentialChoice
+from accounting.mechanism import Selection
 from accounting.random_trials import RandomTrials
 from accounting.registry import nearest
 from orchestration.sweeps.fields import Data, Settings, Several
 from orchestration.sweeps.identity import content
 from orchestration.sweeps.text import parse_text, shortly
 from workers.imports import is_import_path
-from workers.spec import AttackSpec, Component, DataSpec, Seed, TrialSpec
+from workers.spec import AttackSpec, Component, DataPart, DataSpec, Seed, TrialSpec
 
 if TYPE_CHECKING:
     from orchestration.sweeps.schema import SweepSpec
@@ -73,15 +75,20 @@ class TuneSettings(Settings):
         "accuracy", "worst_group_accuracy", "worst_group_balanced_accuracy", "worst_group_true_positive_rate", "loss"
     ] = "accuracy"
     """What makes a candidate the best, on the public part of the data or, with ``data``, on their test data."""
-    privacy: Literal["public", "private_selection", "unaccounted"]
+    privacy: Literal["public", "private_selection", "exponential_mechanism", "unaccounted"]
     """``public``: tuning trains on ``data`` alone; ``private_selection``: a random number of candidates trains on the
-    private data, the best is the trial itself, and the target epsilon counts that; ``unaccounted``: no epsilon does."""
+    private data, the best is the trial itself, and the target epsilon counts that; ``exponential_mechanism``: every
+    candidate trains on a part of the data of its own, one is chosen by its errors on one more part, and the target
+    epsilon counts that; ``unaccounted``: no epsilon does."""
     data: Data | None = None
     """The public data set of ``privacy: public``, none of whose records may be private."""
     trials: Annotated[float, Field(gt=1.0, le=_MOST_CANDIDATES)] | None = None
     """Of ``private_selection``: the expected number of candidates that each trial is the best of."""
     shape: Annotated[float, Field(ge=0.0, le=10.0)] | None = None
     """Of ``private_selection``: shape of that number's law; 1, the default, is geometric, 0 logarithmic."""
+    epsilon: Annotated[float, Field(gt=0.0, le=100.0)] | None = None
+    """Of ``exponential_mechanism``: epsilon of the choice among the candidates. A trial costs the larger of it and of
+    one candidate's epsilon, so that up to the target it costs nothing more."""
 
     @model_validator(mode="after")
     def _belong_together(self) -> Self:
@@ -95,21 +102,29 @@ class TuneSettings(Settings):
             raise InvalidInput(
                 "privacy public and data belong together: a tuning is public if it trains on public data alone"
             )
-        if self.is_selection != (self.trials is not None) or (self.shape is not None and not self.is_selection):
+        is_random = self.privacy == "private_selection"
+        if is_random != (self.trials is not None) or (self.shape is not None and not is_random):
             raise InvalidInput(
                 "privacy private_selection needs trials, the expected number of candidates, and only there are trials "
                 "and shape of use"
+            )
+        if (self.privacy == "exponential_mechanism") != (self.epsilon is not None):
+            raise InvalidInput(
+                "privacy exponential_mechanism needs epsilon, that of the choice among the candidates, and only there "
+                "is it of use"
             )
         return self
 
     @property
     def is_selection(self) -> bool:
-        """Whether each trial is the best of a random number of candidates, accounted for."""
-        return self.privacy == "private_selection"
+        """Whether each trial is chosen among candidates of its own, which its epsilon counts."""
+        return self.selection is not None
 
     @property
-    def law(self) -> RandomTrials | None:
-        """Of the number of candidates of a private selection."""
+    def selection(self) -> Selection | None:
+        """How each trial is chosen among candidates of its own; None where its epsilon does not count that."""
+        if self.epsilon is not None:
+            return ExponentialChoice(len(candidates_of(self)), self.epsilon)
         if self.trials is None:
             return None
         return RandomTrials(self.trials) if self.shape is None else RandomTrials(self.trials, self.shape)
@@ -124,13 +139,14 @@ class Tried(Settings):
 
 
 class Winner(Settings):
-    """The best candidate of a setting. values: by place. score: of select_by. candidates: how many were tried, or, by
-    private selection, were offered. seed: of its run, where that run is the trial. tried: all candidates; of private
-    selection they are private."""
+    """The candidate that was chosen for a setting. values: by place. score: of select_by; None where it is private.
+    candidates: how many were tried, or, by private selection, were offered. candidate: its place among them, and seed:
+    of its run, where that run is the trial. tried: all candidates; of private selection they are private."""
 
     values: dict[str, Any]
-    score: float
+    score: float | None
     candidates: int
+    candidate: Annotated[int, Field(ge=0)] | None = None
     seed: int | None = None
     tried: Several[Tried] = ()
 
@@ -235,6 +251,13 @@ def adapt(trial: TrialSpec, values: Mapping[str, Any]) -> TrialSpec:
     return trial
 
 
+def on_its_part(trial: TrialSpec, tune: TuneSettings, candidate: int) -> TrialSpec:
+    """The trial of a candidate on the data that it may see: all, or a part of its own."""
+    if not isinstance(tune.selection, ExponentialChoice):
+        return trial
+    return replace(trial, data=replace(trial.data, part=DataPart(candidate, tune.selection.parts)))
+
+
 def has(trial: TrialSpec, place: str) -> bool:
     """Whether the trial has a place: a baseline has no clipping and no noise, and a component only its parameters."""
     section, _, key = place.partition(".")
@@ -281,10 +304,11 @@ def check_tuning(tune: TuneSettings, sweep: SweepSpec) -> None:
     candidates_of(tune)
     if shared := set(tune.seeds) & set(sweep.seeds):
         raise InvalidInput(f"tune.seeds: {min(shared)} is a seed of the sweep too; tune with seeds of its own")
-    if tune.data is None and not all(data.public_fraction > 0.0 for data in sweep.data):
+    needs_public = tune.data is None and tune.privacy != "exponential_mechanism"
+    if needs_public and not all(data.public_fraction > 0.0 for data in sweep.data):
         raise InvalidInput(
             "tune selects by public data, never by the test data that are reported; set data.public_fraction, or "
-            "tune.privacy: public with tune.data"
+            "tune.privacy: public with tune.data, or tune.privacy: exponential_mechanism"
         )
     if sweep.scheduler.name != "fifo":
         raise InvalidInput(f"tune compares trained candidates, but {sweep.scheduler.name} stops some; use fifo")

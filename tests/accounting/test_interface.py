@@ -19,11 +19,12 @@ from orchestration.sweeps.schema import AccountingSettings
 
 EXPORTED = {
     "accounting": """ACCOUNTANTS INDIVIDUAL_ACCOUNTANTS SAMPLINGS SCHEDULES AdvantageBudget AttackRisk
-        CertifiedEpsilon DataCorruption DpsweepError EpsilonBudget FixedBatchSampling GaussianRelease IndividualEpsilons
+        CertifiedEpsilon DataCorruption DpsweepError EpsilonBudget ExponentialChoice FixedBatchSampling GaussianRelease
+        IndividualEpsilons
         Interval InvalidInput NoiseSchedule PoissonSampling PrivacyCurve PrivacyEstimate PureRelease RandomTrials
         Release RhoBudget Sampling Segment ShuffledSampling SideQuery StorageError Trace TruePositiveRateBudget
         TruncatedPoissonSampling Unreachable
-        UnsupportedMechanism account account_selection account_together attack_risk
+        UnsupportedMechanism account account_choice account_selection account_together attack_risk
         calibrate_decay calibrate_noise_multiplier
         count_within_budget curve_of_examples epsilon_of_examples group_epsilons individual_epsilons
         length_within_budget make_schedule noise_multiplier_within_budget parse_schedule planned_trace privacy_curve

@@ -40,6 +40,24 @@ SELECTION: Final = (
 
 ACCOUNTING: Final[tuple[Mutant, ...]] = (
     *bugs_in(
+        "accounting/exponential_choice.py",
+        ("tests/accounting/test_exponential_choice.py",),
+        B("Fraction(self.epsilon) / 2", "Fraction(self.epsilon)", "a choice costs twice what it claims", privacy=True),
+        B("return count % 2 == 1", "return count % 2 == 0", "a choice accepts with the wrong chance", privacy=True),
+    ),
+    *bugs_in(
+        "accounting/selection.py",
+        ("tests/accounting/test_exponential_choice.py",),
+        B("epsilon=max(run.epsilon, choice.epsilon)", "epsilon=run.epsilon", "a choice costs nothing", privacy=True),
+        B("if require_group_size(group_size) > 1:", "if False:", "a choice covers groups over several parts", True),
+        B(
+            "return np.maximum(total_rdp(replace(trace, selection=None)), pure_rdp(trace.selection.epsilon))",
+            "return total_rdp(replace(trace, selection=None))",
+            "the total of a sweep forgets its choices",
+            privacy=True,
+        ),
+    ),
+    *bugs_in(
         "accounting/selection.py",
         SELECTION,
         B(

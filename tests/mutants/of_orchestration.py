@@ -45,7 +45,7 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
             privacy=True,
         ),
         B(
-            "if tune.data is None and not all(data.public_fraction > 0.0 for data in sweep.data):",
+            "if needs_public and not all(data.public_fraction > 0.0 for data in sweep.data):",
             "if False:",
             "candidates are chosen without public data",
             privacy=True,
@@ -53,12 +53,23 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
         B("trial.seed if tune.is_selection else 0", "trial.seed", "each seed of a setting is tuned for itself"),
     ),
     *bugs_in(
+        "orchestration/comparison/selected.py",
+        ("tests/orchestration/test_exponential_mechanism.py",),
+        B("score=None,", "score=float(wrong[runs[setting][place].key]),", "a count of errors leaves the choice", True),
+    ),
+    *bugs_in(
+        "workers/data/cuts.py",
+        ("tests/orchestration/test_exponential_mechanism.py",),
+        B("order[(part.of - 1) * size :]", "order[part.place * size :]", "a candidate is judged on its own part", True),
+        B("(seed, _PART)", "(seed, _PART, part.place)", "parts of candidates overlap", privacy=True),
+    ),
+    *bugs_in(
         "orchestration/pipeline.py",
         ("tests/orchestration/test_selection.py",),
         B("    delete_folder(files.selection)\n", "", "the candidates of a private selection stay", privacy=True),
         B(
             "    if before is not None:\n        stored",
-            "    if before is not None and law is None:\n        stored",
+            "    if before is not None and tune.trials is None:\n        stored",
             "runs are drawn again",
             True,
         ),

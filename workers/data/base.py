@@ -178,7 +178,10 @@ def not_private(what: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Data of one trial, in disjoint splits. The split ``public`` is treated as public: no guarantee covers it."""
+    """Data of one trial, in disjoint splits. The split ``public`` is treated as public: no guarantee covers it.
+
+    held_out: private examples that the trial is not trained on, by which it is chosen among candidates.
+    """
 
     name: str
     train: Split
@@ -188,6 +191,7 @@ class Dataset:
     class_names: tuple[str, ...]
     preparation: Preparation = Scaling()
     notes: tuple[str, ...] = ()
+    held_out: Split | None = None
 
     def prepare(self, features: Tensor) -> Tensor:
         """Stored features [b, ...] as the model's input: float32, or int64 for tokens."""
@@ -209,7 +213,7 @@ class Dataset:
     def digest(self) -> str:
         """sha256 of all examples of all splits: private data, as guesses of a row can be tested against it."""
         digest = hashlib.sha256()
-        for split in (self.train, self.test, self.public):
+        for split in (self.train, self.test, self.public, self.held_out):
             if split is not None:
                 for column in (split.features, split.labels, split.groups, split.example_ids):
                     digest.update(column.contiguous().view(torch.uint8).numpy().data)

@@ -1,4 +1,4 @@
-"""Splits a source into a data set: test split, public split, reduced groups. The splits depend only on the spec."""
+"""Splits a source into a data set: test, public part, reduced groups, disjoint parts. They depend only on the spec."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ import numpy.typing as npt
 from accounting.errors import InvalidInput, PrivateDetail, require_finite
 from accounting.registry import nearest
 from workers.data.base import Dataset, Indices, Source, Split
-from workers.spec import DataSpec
+from workers.spec import DataPart, DataSpec
 
-_TEST, _PUBLIC, _KEEP = 0, 1, 2
+_TEST, _PUBLIC, _KEEP, _PART = 0, 1, 2, 3
 """Random streams, one per kind of split, so that changing one split leaves the others unchanged."""
 
 
 def cut(source: Source, spec: DataSpec) -> Dataset:
     """Hold out a test set if the source has none, then split off the public part, then apply ``keep`` to the rest.
 
+    Last the examples are split into disjoint parts, where the trial is a candidate that has one of them.
     A count in ``keep`` is therefore the size of the group in the training set. Examples keep the order of the source.
     With the same seed, a larger ``keep`` contains a smaller one. The parts that are split here share no user.
 
@@ -29,9 +30,34 @@ def cut(source: Source, spec: DataSpec) -> Dataset:
     if spec.public_fraction > 0.0:
         train, public = _split_off(train, spec.public_fraction, (spec.split_seed, _PUBLIC), "public_fraction")
     train = _keep(train, source.group_names, spec)
+    train, held_out = _parted(train, spec.part, spec.split_seed) if spec.part else (train, None)
     return Dataset(
-        source.name, train, test, public, source.group_names, source.class_names, source.preparation, source.notes
+        source.name,
+        train,
+        test,
+        public,
+        source.group_names,
+        source.class_names,
+        source.preparation,
+        source.notes,
+        held_out,
     )
+
+
+def _parted(train: Split, part: DataPart, seed: int) -> tuple[Split, Split]:
+    """Its part of the examples, and the last part. An example's part depends on its position and the seed alone.
+
+    Parts but the last have equally many examples, so that all candidates cost the same.
+    """
+    size = len(train) // part.of
+    if size == 0:
+        raise InvalidInput(
+            f"{part.of - 1} candidates need {part.of} disjoint parts of the training examples, but there are "
+            f"{len(train)}; offer fewer candidates"
+        )
+    order = np.random.default_rng((seed, _PART)).permutation(len(train))
+    ours, last = order[part.place * size : (part.place + 1) * size], order[(part.of - 1) * size :]
+    return train.select(np.sort(ours)), train.select(np.sort(last))
 
 
 def _split_off(split: Split, fraction: float, seed: tuple[int, ...], name: str) -> tuple[Split, Split]:

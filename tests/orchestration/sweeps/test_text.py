@@ -14,6 +14,7 @@ import yaml
 from pydantic import BaseModel
 
 from accounting.errors import InvalidInput
+from orchestration.sweeps.fields import NO_KEY
 from orchestration.sweeps.schema import SweepSpec, parse_sweep
 from tests.orchestration.sample_grids import SMALL
 
@@ -50,7 +51,7 @@ def leaves(annotation: Any, kinds: tuple[type, ...], path: Path = ()) -> Iterato
         return
     elif issubclass(annotation, BaseModel) or is_dataclass(annotation):
         for name, inner in get_type_hints(annotation, include_extras=True).items():
-            if not name.startswith("_") and name != "model_config":
+            if not name.startswith("_") and name not in ("model_config", NO_KEY):
                 yield from leaves(inner, kinds, (*path, name))
     elif annotation in kinds:
         yield path

@@ -1,0 +1,55 @@
+"""What a private selection has chosen among the candidates in a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from accounting.errors import InvalidInput
+from accounting.exponential_choice import ExponentialChoice
+from orchestration.comparison.record import SweepRecord
+from orchestration.comparison.winners import best_runs, of_tuning
+from orchestration.records.layout import SweepFiles
+from orchestration.sweeps.grid import GridPoint
+from orchestration.sweeps.tune import Winner
+from workers.held_out import read_wrong
+
+
+def selected_runs(record: SweepRecord, files: SweepFiles) -> dict[str, Winner]:
+    """The run of each setting that becomes a trial, by the rule of the sweep; a choice is drawn anew at every call.
+
+    Guarantee: `best_runs` or `ExponentialChoice`. Raises: as `best_runs`; DataCorruption for a damaged count.
+    """
+    choice = record.sweep.tune.selection if record.sweep.tune else None
+    if not isinstance(choice, ExponentialChoice):
+        return best_runs(record)
+    trained = [point.key for point in record.points if record.finished(point.key) is not None]
+    return _chosen_runs(record, choice, {key: read_wrong(files.trial(key).held_out) for key in trained})
+
+
+def _chosen_runs(record: SweepRecord, choice: ExponentialChoice, wrong: Mapping[str, int]) -> dict[str, Winner]:
+    """The run of each setting that the exponential mechanism chooses. wrong: predictions on the part of the data that
+    no candidate was trained on, by key of the run; a run that failed has none.
+
+    Guarantee: `ExponentialChoice`. Raises: InvalidInput for a setting of which every run failed, and for a record that
+    is not of selections.
+    """
+    _, adapted = of_tuning(record)
+    runs: dict[str, dict[int, GridPoint]] = {}
+    for point in record.points:
+        runs.setdefault(point.setting, {})[point.candidate or 0] = point
+    winners = {}
+    for setting, drawn in adapted.drawn.items():
+        if not any(point.key in wrong for point in runs[setting].values()):
+            raise InvalidInput(
+                "every candidate of an exponential mechanism failed; the errors are private, in the folder "
+                "private/selection: offer other values, and choose another folder"
+            )
+        place = choice.draw([wrong.get(runs[setting][each].key) for each in range(len(drawn))])
+        winners[setting] = Winner(
+            values=adapted.candidates[place],
+            score=None,
+            candidates=len(adapted.candidates),
+            candidate=place,
+            seed=runs[setting][place].spec.seed,
+        )
+    return winners

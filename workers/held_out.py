@@ -1,0 +1,29 @@
+"""How often a candidate is wrong on examples that it was not trained on: what it is chosen by, and private."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+
+from accounting.errors import DataCorruption
+from accounting.records import read_private, write_private
+from workers.data import Split
+from workers.evaluation import Predictions
+
+
+def write_wrong(uri: str, predictions: Predictions, held_out: Split) -> None:
+    """Store the number of wrong predictions. Raises: StorageError."""
+    wrong = int(np.count_nonzero(predictions.classes != held_out.labels.numpy()))
+    write_private(uri, json.dumps({"wrong": wrong}).encode())
+
+
+def read_wrong(uri: str) -> int:
+    """The stored number of wrong predictions. Raises: FileNotFoundError, DataCorruption."""
+    try:
+        found = json.loads(read_private(uri))["wrong"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataCorruption(f"{uri} is damaged; run the sweep in another folder") from error
+    if not isinstance(found, int) or found < 0:
+        raise DataCorruption(f"{uri} is damaged; run the sweep in another folder")
+    return found
