@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Final
+
 import plotly.graph_objects as go
 
 from orchestration.comparison.settings import Setting
@@ -9,6 +14,9 @@ from orchestration.comparison.values import accuracy
 from orchestration.records.published import PublishedTuning
 from orchestration.report.figures import Axis, Scene, blank, is_number, meta_of, numbers, plain_text, spoken_place
 from orchestration.report.trade_offs import worst_axis
+
+_ROOM: Final = 0.08
+"""Share of an axis that the label of a tick takes."""
 
 
 def tuning_curves(scene: Scene) -> dict[str, go.Figure]:
@@ -67,9 +75,7 @@ def _curve(scene: Scene, name: str, up: Axis) -> go.Figure:
             name=f"{clipping} · {schedule}",
             meta=meta_of(first),
         )
-    positive = all(at > 0 for members in methods.values() for at, _ in members)
-    scale = "log" if positive else "linear"
-    figure.update_xaxes(title_text=plain_text(spoken_place(name)), type=scale, tickformat=".3~g")
+    _label_values(figure, name)
     figure.update_yaxes(title_text=up.title, tickformat=up.ticks, rangemode="nonnegative")
     return figure
 
@@ -85,7 +91,7 @@ def searched_curves(scene: Scene) -> dict[str, go.Figure]:
             _add_search(figure, scene, setting, found, place)
         if figure.data:
             by = tuned[0][1].by.replace("_", " ")
-            figure.update_xaxes(title_text=plain_text(spoken_place(place)), type=_scale(figure), tickformat=".3~g")
+            _label_values(figure, place)
             figure.update_yaxes(title_text=f"{by}, as tuned", tickformat=".3~g" if by == "loss" else ".2~%")
             drawn[f"{by}, as tuned, against {spoken_place(place)}"] = figure
     return drawn
@@ -126,5 +132,17 @@ def _add_search(figure: go.Figure, scene: Scene, setting: Setting, found: Publis
     )
 
 
-def _scale(figure: go.Figure) -> str:
-    return "log" if all(at > 0 for trace in figure.data for at in trace.x) else "linear"
+def _label_values(figure: go.Figure, place: str) -> None:
+    """An axis of a swept number, logarithmic where it is positive. Its ticks are the values, where labels have room."""
+    values = sorted({float(at) for trace in figure.data for at in trace.x})
+    scale = "log" if all(at > 0 for at in values) else "linear"
+    figure.update_xaxes(title_text=plain_text(spoken_place(place)), type=scale, tickformat=".3~g")
+    if _are_apart([math.log(at) for at in values] if scale == "log" else values):
+        figure.update_xaxes(tickvals=values, ticktext=[f"{at:.3g}" for at in values])
+    elif scale == "log":
+        figure.update_xaxes(dtick="D2")
+
+
+def _are_apart(places: Sequence[float]) -> bool:
+    """Whether labels at increasing places of an axis leave each other room."""
+    return all(b - a >= _ROOM * (places[-1] - places[0]) for a, b in itertools.pairwise(places))

@@ -77,7 +77,7 @@ def table(
 
 def named(setting: Setting, style: Style) -> str:
     """The setting's marker and name."""
-    return _marker(style.colour(setting), style.symbol(setting)) + escape(setting.name)
+    return f'<span class="name">{_marker(style.colour(setting), style.symbol(setting))}{escape(setting.name)}</span>'
 
 
 def key(settings: Iterable[Setting], style: Style) -> str:

@@ -168,7 +168,7 @@ def _composed(setting: Setting) -> str:
 def _over_seeds(metric: Metric, setting: Setting) -> str:
     """The metric over the seeds of the setting; the groups that it belongs to are set smaller."""
     groups, text = ", ".join(whose(metric, setting)), shown_over_seeds(metric, setting)
-    return f"<small>{escape(groups)}</small>{text[len(groups) :]}" if groups else text
+    return f'<small class="whose">{escape(groups)}</small>{text[len(groups) :]}' if groups else text
 
 
 def group_sizes_table(settings: Sequence[Setting], style: Style) -> str:

@@ -159,6 +159,10 @@ def test_what_tuning_tried_has_a_curve_for_every_setting() -> None:
     assert list(flat.y) == pytest.approx([0.69, 0.89])
     assert list(fair.y) == pytest.approx([0.79, 0.84, 0.59])
     assert list(fair.marker.size) == [8, 14, 8], "where it was chosen"
-    assert curve.layout.xaxis.type == "log"
+    assert (curve.layout.xaxis.type, list(curve.layout.xaxis.tickvals)) == ("log", [0.5, 2.0, 8.0])
+    assert list(curve.layout.xaxis.ticktext) == ["0.5", "2", "8"]
+    near = tuned("flat", {1.0: 0.7, 1.01: 0.8, 1.02: 0.9, 8.0: 0.6})
+    crowded = figures(replace(data, trials=(near,)))["tried: accuracy, as tuned, against clipping bound"].layout.xaxis
+    assert (crowded.tickvals, crowded.dtick) == (None, "D2"), "labels that would overlap"
     assert "tried: accuracy, as tuned, against optimizer learning rate" in figures(data)
     assert "asks for a wider range" in Page(render(data)).text
