@@ -30,14 +30,14 @@ def test_import_contracts_hold() -> None:
 @pytest.mark.parametrize(
     ("module", "unwanted"),
     [
-        ("accounting", {"torch", "ray", "mlflow"}),
+        ("accounting", {"torch", "ray", "mlflow", "numba"}),
         ("accounting.accountants", {"torch", "ray", "mlflow"}),
-        ("accounting.individual.epsilons", {"torch", "ray", "mlflow"}),
+        ("accounting.individual.epsilons", {"torch", "ray", "mlflow", "numba"}),
         ("accounting.calibration", {"torch", "ray", "mlflow"}),
         ("workers.trial", {"ray", "mlflow"}),
-        ("orchestration.commands.main", {"torch", "ray", "mlflow"}),
-        ("orchestration.library", {"torch", "ray", "mlflow"}),
-        ("dpsweep", {"torch", "ray", "mlflow"}),
+        ("orchestration.commands.main", {"torch", "ray", "mlflow", "numba"}),
+        ("orchestration.library", {"torch", "ray", "mlflow", "numba"}),
+        ("dpsweep", {"torch", "ray", "mlflow", "numba"}),
         ("dpsweep.command", {"torch", "ray", "mlflow", "accounting"}),
     ],
 )

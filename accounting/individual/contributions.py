@@ -29,14 +29,13 @@ A'^2 <= (E sqrt(g L L g))^2 <= A A''.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import sparse
 
 from accounting.mechanism import GaussianRelease, PureRelease, Trace
 from accounting.reductions import with_displacement
@@ -44,21 +43,6 @@ from accounting.samplings import Sampling
 from accounting.snapshots import checked_snapshots
 
 Array = NDArray[np.float64]
-
-NODES = 256
-"""Nodes per sampling rate, uniform in sqrt(u). Above a largest sqrt(u) of 1 the number grows in proportion, to 4x."""
-
-_BLOCK_ENTRIES = 1 << 15
-"""Rows times stretches that are spread at once, so that they stay in the processor's cache."""
-
-_DENSE_ENTRIES = 1 << 16
-"""Rows times nodes that are merged at once."""
-
-_BESIDE = 2
-"""Neighbours on either side that what tables say of a node depends on."""
-
-_FEW = 4
-"""Nodes are left out where less than one in so many is needed; else tables are worth keeping for other rows."""
 
 
 @dataclass(frozen=True)
@@ -87,86 +71,69 @@ class Stretch:
 
 
 @dataclass(frozen=True)
-class SampledSteps:
-    """Steps with one sampling rate; weights [rows, nodes] are the numbers of steps assigned to each node.
-
-    precisions [nodes] are increasing; the first may be 0. The weights of a row sum to the number of steps. Rows are
-    sparse, because the product of a sparse row with a table is one sum in the order of the row's entries, of which
-    several may belong to one node. Unlike those of a dense product, its bits depend neither on the other rows nor on
-    the number of threads.
-    """
+class SampledNodes:
+    """Nodes of the steps with one sampling rate: precisions [nodes] increase; the first may be 0."""
 
     sample_rate: float
     precisions: Array
-    weights: sparse.csr_array
+
+
+@dataclass(frozen=True)
+class SparseRows:
+    """The entries of a sparse matrix: those of row r are weights and nodes from ends[r] to ends[r + 1].
+
+    In each row nodes increase and weights are positive. A sum over a row in this order has the same bits whichever rows
+    and threads there are besides.
+    """
+
+    weights: Array
+    nodes: NDArray[np.int32]
+    ends: NDArray[np.int64]
+
+    def of(self, rows: NDArray[np.intp]) -> SparseRows:
+        """Some of the rows."""
+        starts, lengths = self.ends[rows], np.diff(self.ends)[rows]
+        ends = np.append(0, np.cumsum(lengths))
+        entries = np.arange(ends[-1]) + np.repeat(starts - ends[:-1], lengths)
+        return SparseRows(self.weights[entries], self.nodes[entries], ends)
 
 
 @dataclass(frozen=True)
 class StepWeights:
     """Sufficient statistic of a block of examples.
 
-    precision [rows] is the summed u of unsampled Gaussians (full batches, shuffled epochs, releases); pure are the
-    epsilons of pure releases.
+    steps are the numbers of sampled steps assigned to each node, where the nodes of all sampling rates are counted one
+    after the other; with each rate a row's weights sum to the number of steps. precision [rows] is the summed u of
+    unsampled Gaussians (full batches, shuffled epochs, releases); pure are the epsilons of pure releases.
     """
 
-    sampled: tuple[SampledSteps, ...]
+    sampled: tuple[SampledNodes, ...]
+    steps: SparseRows
     precision: Array
     pure: tuple[float, ...]
 
+    @property
+    def starts(self) -> list[int]:
+        """Number of the first node of each sampling rate, and of all nodes."""
+        return [0, *accumulate(len(part.precisions) for part in self.sampled)]
 
-def merged(costs: StepWeights) -> StepWeights:
-    """The same with one entry per node in each row, in the order of the nodes: worth its time for many tables."""
-    sampled = tuple(SampledSteps(p.sample_rate, p.precisions, _merged(p.weights)) for p in costs.sampled)
-    return StepWeights(sampled, costs.precision, costs.pure)
+    def of(self, rows: NDArray[np.intp]) -> StepWeights:
+        """The costs of some rows."""
+        return replace(self, steps=self.steps.of(rows), precision=self.precision[rows])
 
-
-def _merged(weights: sparse.csr_array) -> sparse.csr_array:
-    """By way of a dense block at a time, which takes a quarter of the time of sorting the entries."""
-    rows, size = weights.shape
-    nodes, columns, values = np.arange(size, dtype=np.int32), [np.empty(0, np.int32)], [np.empty(0)]
-    counts, block = np.zeros(rows + 1, np.int64), max(1, _DENSE_ENTRIES // size)
-    for start in range(0, rows, block):
-        ends = weights.indptr[start : start + block + 1]
-        at = slice(int(ends[0]), int(ends[-1]))
-        row = np.repeat(np.arange(len(ends) - 1) * size, np.diff(ends))
-        row += weights.indices[at]
-        dense = np.bincount(row, weights.data[at], minlength=(len(ends) - 1) * size).reshape(-1, size)
-        filled = dense != 0.0
-        values.append(dense[filled])
-        columns.append(np.broadcast_to(nodes, dense.shape)[filled])
-        counts[start + 1 : start + len(ends)] = filled.sum(axis=1)
-    return sparse.csr_array((np.concatenate(values), np.concatenate(columns), np.cumsum(counts)), (rows, size))
+    def on_nodes(self, kept: Sequence[NDArray[np.intp]]) -> StepWeights:
+        """The same on the ``kept`` nodes of each sampling rate, in ascending order, beyond which no row has weights."""
+        if all(len(own) == len(part.precisions) for own, part in zip(kept, self.sampled, strict=True)):
+            return self
+        places = np.zeros(self.starts[-1], np.int32)
+        all_kept = np.concatenate([start + own for start, own in zip(self.starts, kept, strict=False)])
+        places[all_kept] = np.arange(len(all_kept))
+        sampled = tuple(replace(p, precisions=p.precisions[own]) for p, own in zip(self.sampled, kept, strict=True))
+        return replace(self, sampled=sampled, steps=replace(self.steps, nodes=places[self.steps.nodes]))
 
 
-def select(costs: StepWeights, rows: NDArray[np.intp]) -> StepWeights:
-    """The costs of some rows."""
-    sampled = tuple(SampledSteps(p.sample_rate, p.precisions, p.weights[rows]) for p in costs.sampled)
-    return StepWeights(sampled, costs.precision[rows], costs.pure)
-
-
-def near_reached(costs: StepWeights) -> StepWeights:
-    """The same without the nodes that no row comes near, where these are most: few rows need little of a table.
-
-    What tables say of a node follows from its own u, those of `_BESIDE` nodes on either side, and the largest u. All of
-    these stay, so that no bit of what rows cost depends on which nodes are left out.
-    """
-    return replace(costs, sampled=tuple(map(_near_reached, costs.sampled)))
-
-
-def _near_reached(part: SampledSteps) -> SampledSteps:
-    matrix, size = part.weights, len(part.precisions)
-    reached = np.flatnonzero(np.bincount(matrix.indices, minlength=size))
-    around = reached[:, None] + np.arange(-_BESIDE, _BESIDE + 1)
-    near = np.union1d(around[(around >= 0) & (around < size)], [size - 2, size - 1])
-    if len(near) * _FEW > size:
-        return part
-    places = np.searchsorted(near, matrix.indices).astype(matrix.indices.dtype)
-    weights = sparse.csr_array((matrix.data, places, matrix.indptr), (matrix.shape[0], len(near)))
-    return SampledSteps(part.sample_rate, part.precisions[near], weights)
-
-
-Spread = Callable[[float, tuple[Stretch, ...], Array], SampledSteps]
-"""Reduces the stretches with one sampling rate, given contributions [snapshots, rows]."""
+Spread = Callable[[Mapping[float, tuple[Stretch, ...]], Array], tuple[tuple[SampledNodes, ...], SparseRows]]
+"""Reduces the stretches with each sampling rate, given contributions [snapshots, rows]."""
 
 
 @dataclass(frozen=True)
@@ -203,7 +170,7 @@ class RecordedContributions:
 
     def costs(self, spread: Spread) -> StepWeights:
         """The step weights of each example; ``spread`` reduces the sampled steps."""
-        values = np.minimum(np.ascontiguousarray(self.values.T), 1.0)
+        values = np.ascontiguousarray(np.minimum(self.values.T, 1.0, dtype=np.float64))
         trace = self.trace
         releases = [release.noise_multiplier**-2 for release in trace.releases if isinstance(release, GaussianRelease)]
         precision = np.full(len(self.values), float(sum(releases)))
@@ -216,8 +183,7 @@ class RecordedContributions:
             else:
                 sampled[sampling.sample_rate] = sampled.get(sampling.sample_rate, ()) + stretches
         pure = tuple(release.epsilon for release in trace.releases if isinstance(release, PureRelease))
-        parts = tuple(spread(sample_rate, stretches, values) for sample_rate, stretches in sampled.items())
-        return StepWeights(parts, precision, pure)
+        return StepWeights(*spread(sampled, values), precision, pure)
 
 
 @functools.lru_cache(maxsize=16)
@@ -251,63 +217,3 @@ def _shuffled_precision(stretches: Sequence[Stretch], values: Array, steps_per_e
             worst, total = precisions, total + worst + (last - first - 1) * precisions
         current = last
     return total + worst
-
-
-def spread_linearly(sample_rate: float, stretches: tuple[Stretch, ...], values: Array) -> SampledSteps:
-    """Weights of the stretches on nodes; each step is split linearly between the two nodes beside its u.
-
-    Nodes are (x_0 + k h)^2, so a u with root x_0 + (k + t) h lies at t (2 (k + x_0 / h) + t) / (2 (k + x_0 / h) + 1) of
-    the way from node k to the next. Rounding moves u by 1e-14 of itself, far below `renyi._ROUNDING`.
-    """
-    nodes = _nodes(stretches)
-    column, steps, slope, offset, side = _fields(stretches)
-    rows, count, size = values.shape[1], len(stretches), len(nodes)
-    spacing = (np.sqrt(nodes[-1]) - np.sqrt(nodes[0])) / (size - 1)
-    origin = np.sqrt(nodes[0]) / spacing
-    weights, indices = np.empty((rows, count, 2)), np.empty((rows, count, 2), np.int32)
-    block = max(1, _BLOCK_ENTRIES // max(count, 1))
-    for start in range(0, rows, block):
-        at = slice(start, start + block)
-        root = np.ascontiguousarray(values[column, at].T, np.float64)
-        root += offset
-        root *= slope
-        if side.any():
-            root = np.sqrt(np.square(root) + side)
-        root *= 1.0 / spacing
-        root -= origin
-        cells = np.clip(root.astype(np.int32), 0, size - 2, out=indices[at, :, 0])
-        root -= cells
-        np.clip(root, 0.0, 1.0, out=root)
-        twice = 2.0 * cells + 2.0 * origin
-        above = (twice + root) * root
-        above /= twice + 1.0
-        above *= steps
-        weights[at, :, 1] = above
-        np.subtract(steps, above, out=weights[at, :, 0])
-        np.add(cells, 1, out=indices[at, :, 1])
-    starts = np.arange(rows + 1) * (2 * count)
-    return SampledSteps(sample_rate, nodes, sparse.csr_array((weights.ravel(), indices.ravel(), starts), (rows, size)))
-
-
-@functools.lru_cache(maxsize=16)
-def _fields(stretches: tuple[Stretch, ...]) -> tuple[NDArray[Any], ...]:
-    names = ("column", "steps", "slope", "offset", "side")
-    return tuple(np.array([getattr(part, name) for part in stretches]) for name in names)
-
-
-@functools.lru_cache(maxsize=16)
-def _nodes(stretches: tuple[Stretch, ...]) -> Array:
-    """Nodes that cover u for all contributions in [0, 1], so that they do not depend on the block of rows."""
-    lowest, highest = _ends(stretches)
-    if not highest > lowest * (1.0 + 1e-9):  # nodes in between would coincide
-        highest = lowest * (1.0 + 1e-6) + 1e-12
-    size = int(NODES * min(max(1.0, np.sqrt(highest)), 4.0))
-    nodes = np.square(np.linspace(np.sqrt(lowest), np.sqrt(highest), size))
-    nodes[0], nodes[-1] = lowest, highest
-    return nodes
-
-
-def _ends(stretches: Sequence[Stretch]) -> tuple[float, float]:
-    """The least and the largest u of these stretches over contributions in [0, 1]."""
-    ends = np.array([part.precisions(np.array([0.0, 1.0])) for part in stretches])
-    return float(ends[:, 0].min()), float(ends[:, 1].max())

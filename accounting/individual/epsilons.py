@@ -19,15 +19,26 @@ from accounting.accountants import enforced_epsilon
 from accounting.errors import require_finite
 from accounting.estimates import Claim
 from accounting.individual.contributions import Array, RecordedContributions
-from accounting.individual.pld import pld_epsilons
-from accounting.individual.rdp import rdp_epsilons
 from accounting.mechanism import Trace
 from accounting.reductions import without_cuts
 from accounting.registry import lookup
 
+
+def _by_rdp(recorded: RecordedContributions, delta: float) -> tuple[Array, Array]:
+    from accounting.individual.rdp import rdp_epsilons  # loads numba and compiled code, which takes half a second
+
+    return rdp_epsilons(recorded, delta)
+
+
+def _by_pld(recorded: RecordedContributions, delta: float) -> tuple[Array, Array]:
+    from accounting.individual.pld import pld_epsilons
+
+    return pld_epsilons(recorded, delta)
+
+
 INDIVIDUAL_ACCOUNTANTS: Mapping[str, Callable[[RecordedContributions, float], tuple[Array, Array]]] = {
-    "rdp": rdp_epsilons,
-    "pld": pld_epsilons,
+    "rdp": _by_rdp,
+    "pld": _by_pld,
 }
 """Methods by name: recorded contributions, delta -> (upper, lower). Both are certified; ``pld`` is tight."""
 

@@ -25,11 +25,12 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse
 
 from accounting.individual.contour import Complex, Contour
-from accounting.individual.contributions import Array, SampledSteps, StepWeights
+from accounting.individual.contributions import Array, StepWeights
+from accounting.individual.kernels import reach
 from accounting.individual.rdp import FEW_ORDERS, RenyiCosts
+from accounting.individual.spectrum_kernels import certified_bounds, spectrum
 
 _TILT_STEP, _PERIOD_STEP, _REACH_STEP = 1.25, 2.0, 2.0**0.5
 """Examples share a contour if their tilt - 1, period and largest sqrt(u) agree within these factors."""
@@ -40,19 +41,11 @@ _RETREAT = 0.7
 NEGLIGIBLE = 1e-6
 """Target size of aliasing and truncation, relative to delta."""
 
-LOOSE = 1e-2
-"""Relative gap between the bounds above which they are computed again by a slower method."""
-
 FLOAT_ERROR = 1e-11
 """Bound on the relative rounding error of a term, without that of the moments."""
 
 _DAMPING = 20.0
 """Terms beyond the contour are damped by at least exp(-20) = 2e-9."""
-
-_NEWTON_STEPS = 40
-
-_CLOSE = 1e-7
-"""The search ends this close to where delta(eps) is delta, relative to the largest epsilon."""
 
 LARGEST_EPSILON = 1e3
 """Above it the Renyi bound is returned: it is nearly tight there, and the contour would need too much memory."""
@@ -77,10 +70,19 @@ def buckets(costs: StepWeights, renyi: RenyiCosts, delta: float) -> Iterator[Buc
         at = tilts == tilt
         periods[at] = _periods(renyi.of(active[at]), delta, tilt)
     periods = _PERIOD_STEP**0.5 * _rounded(periods, _PERIOD_STEP)
-    stops = [_stops(part)[active] for part in costs.sampled]
-    keys, inverse = np.unique(np.column_stack([tilts, periods, *stops]), axis=0, return_inverse=True)
-    for number, (tilt, period, *last) in enumerate(keys.tolist()):
-        yield Bucket(active[inverse.ravel() == number], tilt, period, tuple(map(int, last)))
+    stops = [own[active] for own in _stops(costs)]
+    for rows in _alike(tilts, periods, *stops):
+        at = rows[0]
+        yield Bucket(active[rows], float(tilts[at]), float(periods[at]), tuple(int(own[at]) for own in stops))
+
+
+def _alike(*columns: Array | NDArray[np.intp]) -> list[NDArray[np.intp]]:
+    """Rows with equal entries in all columns; as fast as sorting each column, which `np.unique` of rows is not."""
+    key = np.zeros(len(columns[0]), np.intp)
+    for column in columns:
+        values, inverse = np.unique(column, return_inverse=True)
+        key = np.unique(key * len(values) + inverse, return_inverse=True)[1]
+    return np.split(np.argsort(key, kind="stable"), np.cumsum(np.bincount(key))[:-1]) if len(key) else []
 
 
 def _rounded(values: Array, factor: float) -> Array:
@@ -100,45 +102,27 @@ def _periods(renyi: RenyiCosts, delta: float, tilt: float) -> Array:
     return np.asarray(np.maximum(wanted / (tilt - 1.0), right.min(axis=1, initial=np.inf)))
 
 
-def _stops(part: SampledSteps) -> NDArray[np.intp]:
-    """Number of nodes, at least 2, beyond which a row has no weight, rounded up to one of few levels; shape [rows]."""
-    weights, roots = part.weights, np.sqrt(part.precisions)
-    reach = np.zeros(weights.shape[0], np.intp)
-    reached = np.diff(weights.indptr) > 0
-    if reached.any():
-        reach[reached] = np.maximum.reduceat(weights.indices, weights.indptr[:-1][reached])
+def _stops(costs: StepWeights) -> list[NDArray[np.intp]]:
+    """Of each rate the number of nodes, at least 2, beyond which a row has none, rounded up to one of few; [rows]."""
+    reached = np.empty((len(costs.sampled), len(costs.precision)), np.int64)
+    reach(costs.steps.nodes, costs.steps.ends, np.array(costs.starts), reached)
+    return [_rounded_stops(np.sqrt(part.precisions), own) for part, own in zip(costs.sampled, reached, strict=True)]
+
+
+def _rounded_stops(roots: Array, reached: NDArray[np.int64]) -> NDArray[np.intp]:
     levels = roots[-1] * _REACH_STEP ** -np.arange(40.0)[::-1]
     stops = np.append(np.searchsorted(roots, levels[:-1], side="right"), len(roots))
-    return np.asarray(np.maximum(stops[np.searchsorted(stops, reach, side="right")], 2))
+    return np.asarray(np.maximum(stops[np.searchsorted(stops, reached, side="right")], 2))
 
 
-def without_nodes_from(stops: tuple[int, ...], costs: StepWeights) -> StepWeights:
-    """The same costs without the nodes from ``stops`` on, which no row reaches."""
-    sampled = []
-    for part, stop in zip(costs.sampled, stops, strict=True):
-        matrix = part.weights
-        weights = sparse.csr_array((matrix.data, matrix.indices, matrix.indptr), (matrix.shape[0], stop))
-        sampled.append(SampledSteps(part.sample_rate, part.precisions[:stop], weights))
-    return StepWeights(tuple(sampled), costs.precision, costs.pure)
-
-
-def _aliasing(contour: Contour, rdp: Array, epsilons: Array) -> Array:
-    """Bound [rows] on what the trapezoidal rule adds to delta at or above ``epsilons``: see `_periods`."""
-    period = 2.0 * np.pi / contour.spacing
-    higher = FEW_ORDERS[1.001 * contour.tilt < FEW_ORDERS]
-    log_tails = (higher - 1.0) * (rdp[:, 1.001 * contour.tilt < FEW_ORDERS] - epsilons[:, None])
-    right = log_tails + _log_series((higher - contour.tilt) * period)
-    left = _log_series(np.array((contour.tilt - 1.0) * period))
-    return np.asarray(np.exp(left) + np.exp(right.min(axis=1, initial=np.inf)))
-
-
-def unsampled_exponent(costs: StepWeights, contour: Contour, v: float) -> Complex:
-    """K [rows, points] of Gaussians, pure releases and the damping v: all but the sampled steps."""
+def plain_exponent(costs: StepWeights, contour: Contour, v: float) -> tuple[Complex, Complex]:
+    """K [points] of pure releases and the damping v, and of each unit of precision of Gaussians."""
     z = contour.points
-    exponent = np.asarray((costs.precision[:, None] + v) * (0.5 * z * (z - 1.0)))
+    gaussian = np.asarray(0.5 * z * (z - 1.0))
+    exponent = v * gaussian
     for epsilon in costs.pure:
         exponent = exponent + _log_pure_moment(epsilon, z)
-    return exponent
+    return exponent, gaussian
 
 
 def damping(contour: Contour) -> float:
@@ -169,125 +153,50 @@ def left_out(contour: Contour, size: int, v: float) -> float:
     return float(np.exp(-0.5 * v * end**2) * (plain + (bump if v > 0.0 else 0.0)))
 
 
-Terms = tuple[Complex, Array]
-"""Terms [points, rows] of the trapezoidal rule without e^(eps (1-z)), and a bound [rows] on the error of their sum."""
+@dataclass(frozen=True)
+class Terms:
+    """Terms of the trapezoidal rule without e^(eps (1-z)), of a few rows.
 
-
-Bounds = tuple[Array, Array]
-"""Upper and lower epsilons [rows]."""
-
-
-def certified_bounds(
-    contour: Contour, v: float, above: Terms, below: Terms, renyi: RenyiCosts, delta: float, known: Bounds
-) -> Bounds:
-    """The larger of ``known`` bounds and those of these terms; infinity and 0 where nothing can be certified.
-
-    ``above`` and ``below`` are the terms with `upper_kernel` and `lower_kernel`, damped by v. ``known`` are the bounds
-    of the other direction, 0 where there are none yet. Where these are tight, and delta at the upper one is small
-    enough in this direction too, they stay.
+    values [rows, 2 points] are their real and imaginary parts; ends [2, rows] how many are kept, and a bound on the
+    error of their sum.
     """
-    scale = np.log(contour.spacing / np.pi) - np.log(delta)
-    curve = _Curve(contour, *above, np.full(len(renyi.epsilons), scale))
-    upper, lower = (bound.copy() for bound in known)
-    tight = np.flatnonzero((upper > 0.0) & (lower >= (1.0 - LOOSE) * upper))
-    stay = np.zeros(len(upper), np.bool_)
-    stay[tight] = curve.of(tight)(upper[tight])[0] <= 0.0
-    rest = np.flatnonzero(~stay)
-    if len(rest) == 0:
-        return upper, lower
-    own = renyi.of(rest)
-    curve = curve.of(rest)
-    found = curve.search(curve.estimate(own.epsilons), own.epsilons, _ABOVE)
-    nearly = 0.9 * found
-    added = _aliasing(contour, own.rdp + 0.5 * v * FEW_ORDERS, nearly) / delta
-    terms, error = below
-    curve = _Curve(contour, terms[:, rest], -error[rest], scale - np.log1p(added))
-    upper[rest] = np.maximum(upper[rest], found)
-    least = curve.search(found, own.epsilons, _BELOW)
-    lower[rest] = np.maximum(lower[rest], np.where(least >= nearly, least, 0.0))
-    return upper, lower
+
+    values: Array
+    ends: Array
 
 
-@dataclass(frozen=True)
-class _Curve:
-    """eps -> log(delta(eps) / delta), the sum of columns [points, rows] with an error [rows] added."""
-
-    contour: Contour
-    columns: Complex
-    error: Array
-    scale: Array
-
-    def of(self, rows: NDArray[np.intp]) -> _Curve:
-        """The curves of some rows."""
-        return _Curve(self.contour, self.columns[:, rows], self.error[rows], self.scale[rows])
-
-    def __call__(self, epsilons: Array) -> tuple[Array, Array]:
-        """Values and slopes, both [rows], by Horner's rule in exp(-i spacing eps)."""
-        turn = np.exp(-1j * self.contour.spacing * epsilons)  # not in place below: bits would depend on the row
-        total, derivative = np.zeros_like(turn), np.zeros_like(turn)
-        for column in self.columns[::-1]:
-            derivative = derivative * turn + total
-            total = total * turn + column
-        value = total.real + self.error
-        slope = (derivative * turn).imag * self.contour.spacing / value + 1.0 - self.contour.tilt
-        return self.scale + np.log(value) + (1.0 - self.contour.tilt) * epsilons, slope
-
-    def estimate(self, stop: Array) -> Array:
-        """About where the curve falls below zero on [0, stop], shape [rows], as if losses under the tilt were normal.
-
-        Their mean and variance are read off the first two terms. What is no number or far away is ``stop``.
-        """
-        peak, turned = 2.0 * self.columns[0].real, self.columns[1]
-        ratio, spacing, slope = turned / peak, self.contour.spacing, self.contour.tilt - 1.0
-        mean = np.angle(ratio) % (2.0 * np.pi) / spacing
-        variance = -2.0 * np.log(np.abs(ratio)) / spacing**2
-        height = self.scale + np.log(peak / spacing) + 0.5 * np.log(0.5 * np.pi / variance)
-        found = mean - variance * slope + np.sqrt((variance * slope) ** 2 - 2.0 * variance * (slope * mean - height))
-        return np.where((found >= 0.3 * stop) & (found <= stop), found, stop)
-
-    def search(self, start: Array, stop: Array, side: _Side) -> Array:
-        """Epsilons [rows] in [0, stop] at which the curve was found to lie on ``side``, close to where it is zero.
-
-        ``side.nowhere`` where none was found. Newton's method inside a shrinking bracket, each step of which aims a
-        little beyond zero, so that the last of them lands on the wanted side.
-        """
-        left, right = np.zeros_like(stop), np.full_like(stop, np.inf)
-        certified, epsilons = np.full_like(stop, side.nowhere), np.minimum(start, stop)
-        at, curve = np.arange(len(stop)), self
-        for _ in range(_NEWTON_STEPS):
-            here, end = epsilons[at], stop[at]
-            value, slope = curve(here)
-            above, wanted = value > 0.0, side.wanted(value)
-            certified[at] = np.where(wanted, here, certified[at])
-            left[at], right[at] = np.where(above, here, left[at]), np.where(above, right[at], here)
-            low, high, step = left[at], right[at], value / slope
-            newton = here - step + side.sign * 0.5 * _CLOSE * end
-            inside = (newton >= low) & (newton <= high)
-            middle = np.where(np.isinf(high), end, 0.5 * (low + high))
-            epsilons[at] = np.minimum(np.where(inside, newton, middle), end)
-            settled = wanted & (np.abs(step) <= _CLOSE * end)
-            settled |= (above & (here >= end)) | (high - low <= 1e-10 * end)
-            if settled.all():
-                break
-            if settled.any():
-                at = at[~settled]
-                curve = self.of(at)
-        return certified
+def terms_of(exponents: Array, contour: Contour, factors: Complex, cuts: Array) -> Terms:
+    """The terms of exp(K) times ``factors`` [points]; exponents and cuts as in `spectrum_kernels.spectrum`."""
+    terms = Terms(np.empty((len(exponents), 2 * contour.size)), np.empty((2, len(exponents))))
+    spectrum(exponents, np.array([factors.real, factors.imag, np.abs(factors)]), cuts, terms.values, *terms.ends)
+    return terms
 
 
-@dataclass(frozen=True)
-class _Side:
-    """Epsilons above (sign 1) or below (sign -1) the one where a curve is zero; the worst of them is ``nowhere``."""
+def raise_bounds(
+    bounds: Array, rows: NDArray[np.intp], contour: Contour, v: float, above: Terms, below: Terms, renyi: RenyiCosts
+) -> None:
+    """Raise ``bounds`` [2, all rows] of ``rows`` to those of their terms; see `spectrum_kernels.certified_bounds`.
 
-    sign: float
-    nowhere: float
-
-    def wanted(self, values: Array) -> NDArray[np.bool_]:
-        """Whether epsilons at which the curve has these values lie on this side; never for NaN."""
-        return np.asarray(self.sign * values <= 0.0)
-
-
-_ABOVE, _BELOW = _Side(1.0, np.inf), _Side(-1.0, 0.0)
+    ``above`` and ``below`` are the terms with `upper_kernel` and `lower_kernel`, damped by v; ``renyi`` is of all rows.
+    """
+    period, tilt = 2.0 * np.pi / contour.spacing, contour.tilt
+    orders = FEW_ORDERS[1.001 * tilt < FEW_ORDERS]
+    aliases = 0.5 * v * orders * (orders - 1.0) + _log_series((orders - tilt) * period)
+    left = float(np.exp(_log_series(np.array((tilt - 1.0) * period))))
+    certified_bounds(
+        above.values,
+        above.ends,
+        below.values,
+        below.ends,
+        np.array([tilt, contour.spacing, left]),
+        renyi.delta,
+        np.array([orders - 1.0, aliases]),
+        renyi.rdp,
+        len(FEW_ORDERS) - len(orders),
+        rows,
+        renyi.epsilons,
+        bounds,
+    )
 
 
 def _log_series(rate: Array) -> Array:

@@ -24,15 +24,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from accounting.individual.contour import (
     EXPONENTS,
-    Complex,
     Contour,
     DecayBound,
     decay_bound,
@@ -42,29 +41,24 @@ from accounting.individual.contributions import (
     Array,
     RecordedContributions,
     StepWeights,
-    merged,
-    near_reached,
-    select,
-    spread_linearly,
 )
 from accounting.individual.inversion import (
     FLOAT_ERROR,
     LARGEST_EPSILON,
-    LOOSE,
     NEGLIGIBLE,
-    Bounds,
-    Terms,
     buckets,
-    certified_bounds,
     damping,
     left_out,
     lower_kernel,
-    unsampled_exponent,
+    plain_exponent,
+    raise_bounds,
+    terms_of,
     upper_kernel,
-    without_nodes_from,
 )
 from accounting.individual.kept import kept
 from accounting.individual.rdp import RenyiCosts, renyi_costs
+from accounting.individual.spectrum_kernels import LOOSE
+from accounting.individual.spreading import near_reached, spread_linearly, weighted_sums
 from accounting.pld import MIN_DELTA, CertifiedEpsilon, epsilon_of_rounds, rounds_of_examples
 
 _SIZES = (16, 32, 48, 64, 80, 96, 128, 160, 192, 256)
@@ -78,6 +72,9 @@ _CUTS = (3, 4, 5, 6, 7, 8)
 
 _PIECES = 16
 """Pieces of a contour, in each of which one bound on the error of K holds for all points."""
+
+_BLOCK = 1 << 10
+"""Rows whose terms are held at once."""
 
 _STEP_ERROR = 1e-14
 """Bound on the rounding error that each step adds to K."""
@@ -97,7 +94,7 @@ _TOLERANCES = (0.5 * LOOSE, 0.05 * LOOSE)
 
 def pld_epsilons(contributions: RecordedContributions, delta: float) -> tuple[Array, Array]:
     """Upper and lower epsilon [rows] at ``delta``, the worse of removing and adding the example."""
-    costs = merged(contributions.costs(spread_linearly))
+    costs = contributions.costs(spread_linearly)
     renyi = renyi_costs(costs, delta)
     upper, lower = _interpolated_epsilons(costs, renyi, delta)
     upper = np.minimum(upper, _of_one_gaussian(costs, delta))
@@ -114,7 +111,8 @@ def _of_one_gaussian(costs: StepWeights, delta: float) -> Array:
 
     With mean shift m the loss is N(m^2 / 2, m^2), and Pr[N(0, 1) > z] <= exp(-z^2 / 2). Pure releases add to epsilon.
     """
-    precision = costs.precision + sum(part.weights @ part.precisions for part in costs.sampled)
+    precisions = np.concatenate([np.empty(0), *(part.precisions for part in costs.sampled)])
+    precision = weighted_sums(costs, precisions[:, None], np.array([[0.0], [1.0]]))[:, 0]
     mean = np.sqrt(precision)
     return np.asarray(
         mean * (0.5 * mean + np.sqrt(-2.0 * np.log(delta))) * _ROUND_UP + math.fsum(costs.pure) * _ROUND_UP
@@ -136,35 +134,25 @@ def _interpolated_epsilons(costs: StepWeights, renyi: RenyiCosts, delta: float) 
     bound = renyi.epsilons
     above, below = np.where(bound > 0.0, np.inf, 0.0), np.zeros_like(bound)
     for bucket in buckets(costs, renyi, delta):
-        rows = bucket.rows
-        own = near_reached(without_nodes_from(bucket.stops, select(costs, rows)))
-        upper, lower = np.zeros(len(rows)), np.zeros(len(rows))
+        own = near_reached(costs.of(bucket.rows), bucket.stops)
+        bounds = np.zeros((2, len(bucket.rows)))
         for direction in EXPONENTS:
-            group = _Group(own, renyi.of(rows), delta, bucket.tilt, bucket.period, direction)
-            before, upper, lower = (upper, lower), np.full(len(rows), np.inf), np.zeros(len(rows))
-            for members, contour, v in group.contours():
-                known = before[0][members], before[1][members]
-                one, other = group.of(members).worse(known, contour, v)
-                upper[members] = np.minimum(upper[members], one)
-                lower[members] = np.maximum(lower[members], other)
-        above[rows], below[rows] = upper, lower
+            _Group(own, renyi.of(bucket.rows), bucket.tilt, bucket.period, direction).raise_all(bounds)
+        above[bucket.rows], below[bucket.rows] = bounds
     return np.minimum(above, bound), below
-
-
-def _log_decay(costs: StepWeights, exponent: float, frequency: float) -> Array:
-    """Proven decay [rows] of log |exp(K)|, relative to the real point, at every frequency from the given one on."""
-    decay = 0.5 * costs.precision * frequency**2
-    for part in costs.sampled:
-        decay = decay + part.weights @ _node_decay(part.sample_rate, part.precisions.tobytes(), exponent, frequency)
-    return np.asarray(decay)
 
 
 @kept(256 * 2**20)
 def _moment_columns(sample_rate: float, nodes: bytes, contour: Contour, direction: str) -> Array:
-    """`moment_table` as [nodes, 2 points + pieces]: real and imaginary parts, and the largest error of each piece."""
+    """`moment_table` and the decay at `_cut_sizes` as [nodes, 2 points + pieces + cuts].
+
+    Real and imaginary parts, then the largest error of each piece of the contour, with that of rounding a step.
+    """
     table = moment_table(sample_rate, np.frombuffer(nodes), contour, direction)
-    errors = table.errors.reshape(len(table.errors), _PIECES, -1).max(axis=2)
-    return np.hstack([table.log_moments.real, table.log_moments.imag, errors])
+    errors = table.errors.reshape(len(table.errors), _PIECES, -1).max(axis=2) + _STEP_ERROR
+    exponent = _real_exponent(contour.tilt, direction)
+    decays = [_node_decay(sample_rate, nodes, exponent, contour.spacing * size) for size in _cut_sizes(contour)]
+    return np.hstack([table.log_moments.real, table.log_moments.imag, errors, np.transpose(decays)])
 
 
 @kept(16 * 2**20)
@@ -179,83 +167,92 @@ def _decay_bound(sample_rate: float, nodes: bytes, exponent: float) -> DecayBoun
     return decay_bound(sample_rate, np.frombuffer(nodes), exponent)
 
 
+def _real_exponent(tilt: float, direction: str) -> float:
+    """The exponent of P/Q at the first point of a contour."""
+    return float(EXPONENTS[direction](np.array([tilt + 0j]))[0].real)
+
+
+def _cut_sizes(contour: Contour) -> list[int]:
+    """Numbers of points after which a row may end."""
+    return [contour.size * eighths // 8 for eighths in _CUTS]
+
+
 @dataclass(frozen=True)
 class _Group:
-    """Rows that share a contour, in one direction."""
+    """Rows with one tilt and period, in one direction."""
 
     costs: StepWeights
     renyi: RenyiCosts
-    delta: float
     tilt: float
     period: float
     direction: str
 
-    def of(self, rows: NDArray[np.intp]) -> _Group:
-        """Some of the rows."""
-        return replace(self, costs=select(self.costs, rows), renyi=self.renyi.of(rows))
+    def raise_all(self, bounds: Array) -> None:
+        """Raise ``bounds`` [2, rows], upper and lower, to those of this direction where they are larger.
 
-    @property
-    def _exponent_at_the_tilt(self) -> float:
-        return float(EXPONENTS[self.direction](np.array([self.tilt + 0j]))[0].real)
+        A row with two contours has the tighter of their bounds.
+        """
+        seen, found = np.zeros(bounds.shape[1], np.bool_), bounds.copy()
+        for rows, contour, v in self.contours():
+            again = rows[seen[rows]]
+            first = found[:, again]
+            found[:, again] = bounds[:, again]
+            self._raise(found, rows, contour, v)
+            found[0, again] = np.minimum(found[0, again], first[0])
+            found[1, again] = np.maximum(found[1, again], first[1])
+            seen[rows] = True
+        bounds[:] = found
 
     def contours(self) -> Iterator[tuple[NDArray[np.intp], Contour, float]]:
         """Rows that need the same number of points, their contour and its damping; some rows have two contours."""
-        rows = np.arange(len(self.renyi.epsilons))
-        for size in _SIZES:
-            contour = Contour(self.tilt, 2.0 * np.pi / self.period, size)
-            enough = self._reach(contour)[rows]
-            if enough.any():
-                yield rows[enough], contour, 0.0
-            rows = rows[~enough]
-            if len(rows) == 0:
-                return
-        yield rows, contour, damping(contour)
-        longest = replace(contour, size=_LONGEST)
-        enough = self._reach(longest)[rows]
-        if enough.any():
-            yield rows[enough], longest, 0.0
+        sizes = (*_SIZES, _LONGEST)
+        enough = self._reach(sizes)
+        first = np.where(enough[:, :-1].any(axis=1), enough.argmax(axis=1), len(_SIZES))
+        for number in np.unique(first).tolist():
+            rows, contour = np.flatnonzero(first == number), self._contour(sizes[min(number, len(_SIZES) - 1)])
+            yield rows, contour, 0.0 if number < len(_SIZES) else damping(contour)
+            if number == len(_SIZES) and enough[rows, -1].any():
+                yield rows[enough[rows, -1]], self._contour(_LONGEST), 0.0
 
-    def _reach(self, contour: Contour) -> NDArray[np.bool_]:
-        """Whether exp(K) is negligible beyond the contour; shape [rows]."""
-        decay = _log_decay(self.costs, self._exponent_at_the_tilt, contour.end)
+    def _contour(self, size: int) -> Contour:
+        return Contour(self.tilt, 2.0 * np.pi / self.period, size)
+
+    def _reach(self, sizes: Sequence[int]) -> NDArray[np.bool_]:
+        """Whether exp(K) is negligible beyond contours of these sizes; shape [rows, sizes]."""
+        ends = np.array([self._contour(size).end for size in sizes])
+        exponent = _real_exponent(self.tilt, self.direction)
+        decays = [
+            np.transpose([_node_decay(p.sample_rate, p.precisions.tobytes(), exponent, end) for end in ends.tolist()])
+            for p in self.costs.sampled
+        ]
+        table = np.concatenate([np.empty((0, len(ends))), *decays])
+        decay = weighted_sums(self.costs, table, np.array([0.0 * ends, 0.5 * ends**2]))
         return np.asarray(decay >= -np.log(NEGLIGIBLE))
 
-    def worse(self, known: Bounds, contour: Contour, v: float) -> Bounds:
-        """Certified bounds of the worse of this direction and of another one, given those of the other one."""
-        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-            exponent, slack = self._exponent(contour, v)
-            above = self._terms(contour, v, exponent, slack, upper_kernel(contour))
-            below = self._terms(contour, v, exponent, slack, lower_kernel(contour, v)) if v > 0.0 else above
-            return certified_bounds(contour, v, above, below, self.renyi, self.delta, known)
+    def _raise(self, bounds: Array, rows: NDArray[np.intp], contour: Contour, v: float) -> None:
+        """Raise ``bounds`` [2, all rows] of some rows, given those of the other direction."""
+        table, plain = self._columns(contour, v)
+        cuts = np.array([(size, left_out(contour, size, v)) for size in _cut_sizes(contour)]).T.copy()
+        for start in range(0, len(rows), _BLOCK):
+            some = rows[start : start + _BLOCK]
+            exponents = weighted_sums(self.costs, table, plain, some)
+            above = terms_of(exponents, contour, upper_kernel(contour), cuts)
+            below = terms_of(exponents, contour, lower_kernel(contour, v), cuts) if v > 0.0 else above
+            raise_bounds(bounds, some, contour, v, above, below, self.renyi)
 
-    def _exponent(self, contour: Contour, v: float) -> tuple[Complex, Array]:
-        """K [rows, points], damped by v, and a bound on its error in each of `_PIECES` of the contour."""
-        exponent, size = unsampled_exponent(self.costs, contour, v), contour.size
-        slack = np.full((len(exponent), _PIECES), FLOAT_ERROR)
-        for part in self.costs.sampled:
-            columns = _moment_columns(part.sample_rate, part.precisions.tobytes(), contour, self.direction)
-            found = part.weights @ columns
-            exponent.real += found[:, :size]
-            exponent.imag += found[:, size : 2 * size]
-            slack += found[:, 2 * size :] + _STEP_ERROR * part.weights.sum(axis=1)[:, None]
-        return exponent, slack
-
-    def _terms(self, contour: Contour, v: float, exponent: Complex, slack: Array, kernel: Complex) -> Terms:
-        """The terms of exp(K) times ``kernel``.
-
-        Each row ends where the errors of kept and dropped terms together are least: at high frequencies the terms
-        are negligible, but the error of K may not be.
-        """
-        terms = kernel * np.exp(exponent)
-        pieces = np.abs(terms).reshape(len(terms), _PIECES, -1).sum(axis=2)
-        errors = np.cumsum(pieces * np.expm1(np.minimum(slack, 700.0)), axis=1)
-        peak = exponent[:, 0].real
-        sizes = np.array([contour.size * eighths // 8 for eighths in _CUTS])
-        totals = np.empty((len(sizes), len(peak)))
-        for total, size in zip(totals, sizes.tolist(), strict=True):
-            decay = _log_decay(self.costs, self._exponent_at_the_tilt, contour.spacing * size)
-            total[:] = errors[:, size * _PIECES // contour.size - 1] + np.exp(peak - decay) * left_out(contour, size, v)
-        best = np.argmin(np.where(np.isnan(totals), np.inf, totals), axis=0)
-        kept = np.arange(contour.size)[:, None] < sizes[best]
-        error = np.take_along_axis(totals, best[None, :], axis=0)[0]
-        return np.where(kept, np.ascontiguousarray(terms.T), 0.0), error
+    def _columns(self, contour: Contour, v: float) -> tuple[Array, Array]:
+        """What `weighted_sums` needs for the first argument of `spectrum_kernels.spectrum`: K, its error, its decay."""
+        tables = [
+            _moment_columns(part.sample_rate, part.precisions.tobytes(), contour, self.direction)
+            for part in self.costs.sampled
+        ]
+        with np.errstate(over="ignore", invalid="ignore"):  # what is no number certifies nothing
+            fixed, gaussian = plain_exponent(self.costs, contour, v)
+        frequencies = contour.spacing * np.array(_cut_sizes(contour))
+        plain = np.array(
+            [
+                np.concatenate([fixed.real, fixed.imag, np.full(_PIECES, FLOAT_ERROR), 0.0 * frequencies]),
+                np.concatenate([gaussian.real, gaussian.imag, np.zeros(_PIECES), 0.5 * frequencies**2]),
+            ]
+        )
+        return np.concatenate([np.empty((0, plain.shape[1])), *tables]), plain

@@ -8,8 +8,8 @@ best of these. Any order gives an upper bound. The lower bound is proven for all
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,21 +17,22 @@ from numpy.typing import NDArray
 from accounting.individual.contributions import (
     Array,
     RecordedContributions,
-    SampledSteps,
+    SampledNodes,
     StepWeights,
-    near_reached,
-    select,
-    spread_linearly,
 )
+from accounting.individual.kernels import best_orders, least_sums
+from accounting.individual.spreading import near_reached, spread_linearly, weighted_sums
 from accounting.renyi import ORDERS, improved_terms, pure_rdp, sampled_gaussian_rdp, zero_where_free
 
 _TABLE_ERROR = 4e-9
 """Relative error allowed for a table entry, above that of `accounting.renyi`; subtracted for the lower bound."""
 
-_STRIDE = 8
 _LAST = len(ORDERS) - 1
-_PLACES = np.unique([*range(0, len(ORDERS), _STRIDE), _LAST])
-"""Places in `ORDERS` at which every example is evaluated."""
+_STRIDE = 8
+"""Every example is evaluated at every order so far apart, and then around the best of these."""
+
+_WINDOW = 4
+"""Orders that are evaluated at once for a lower bound."""
 
 _FEW_PLACES = np.unique(np.searchsorted(ORDERS - 1.0, 0.02 * 1.15 ** np.arange(88.0)).clip(0, _LAST))
 FEW_ORDERS: Array = ORDERS[_FEW_PLACES]
@@ -43,15 +44,16 @@ _STEEP = 100.0
 
 @dataclass(frozen=True)
 class RenyiCosts:
-    """Upper bounds of examples: rdp [rows, orders] at `FEW_ORDERS`, epsilons [rows], and the order [rows] of each."""
+    """Upper bounds of examples: rdp [rows, orders] at `FEW_ORDERS`; epsilons [rows] at delta, and their orders."""
 
     rdp: Array
     epsilons: Array
     orders: Array
+    delta: float
 
     def of(self, rows: NDArray[np.intp]) -> RenyiCosts:
         """Those of some rows."""
-        return RenyiCosts(self.rdp[rows], self.epsilons[rows], self.orders[rows])
+        return replace(self, rdp=self.rdp[rows], epsilons=self.epsilons[rows], orders=self.orders[rows])
 
 
 def rdp_epsilons(contributions: RecordedContributions, delta: float) -> tuple[Array, Array]:
@@ -60,77 +62,99 @@ def rdp_epsilons(contributions: RecordedContributions, delta: float) -> tuple[Ar
     Spreading steps over nodes can only increase upper, because RDP is convex in a step's precision
     (`accounting.individual.contributions`).
     """
-    costs = near_reached(contributions.costs(spread_linearly))
-    (coarse,) = _rdp(costs, _PLACES, _table)
-    upper, lower = np.empty(len(coarse)), np.empty(len(coarse))
-    for rows, own, window in _windows(costs, coarse, _PLACES, delta):
-        rdp, below = _rdp(own, np.append(0, window), _table, _lower_table)
-        upper[rows] = (rdp[:, 1:] + improved_terms(ORDERS[window], delta)).min(axis=1)
-        lower[rows] = _lower(own, window, below, upper[rows], delta)
-    return zero_where_free(upper, coarse[:, 0], delta), lower
+    costs = _on_few_nodes(contributions.costs(spread_linearly))
+    best = _best_orders(costs, delta)
+    return best.epsilons(delta), _lower(costs, best, delta)
 
 
-def _lower(costs: StepWeights, window: NDArray[np.intp], rdp: Array, upper: Array, delta: float) -> Array:
-    """Lower bound [rows] on the Renyi bound in exact arithmetic, given ``upper``, its upper bound in the window.
+@dataclass(frozen=True)
+class _Best:
+    """The least sum of RDP and `improved_terms`, its place in `ORDERS`, and RDP at the first order; all [rows]."""
 
-    rdp: lower bounds [rows, 1 + places] at the first order, where RDP is least, and in the window. Beyond an end of the
-    window that costs more than ``upper``, everything does. Where an end may not, all orders are evaluated.
+    least: Array
+    places: NDArray[np.int64]
+    first: Array
+
+    def epsilons(self, delta: float) -> Array:
+        """Upper bounds [rows]."""
+        return zero_where_free(self.least, self.first, delta)
+
+
+def _best_orders(costs: StepWeights, delta: float) -> _Best:
+    """The least sums over `ORDERS`, found at few of them, because a sum falls, then rises."""
+    table, plain = _stacked(costs, _table), _plain(costs)
+    stride = 1 if _steep(costs) else _STRIDE
+    coarse = np.unique([*range(0, len(ORDERS), stride), _LAST])
+    found = np.empty((3, len(costs.precision)))
+    best_orders(
+        *_entries(costs),
+        np.ascontiguousarray(table[:, coarse]),
+        np.ascontiguousarray(plain[:, coarse]),
+        table,
+        plain,
+        improved_terms(ORDERS, delta),
+        stride,
+        found,
+    )
+    return _Best(found[0], found[1].astype(np.int64), found[2])
+
+
+def _lower(costs: StepWeights, best: _Best, delta: float) -> Array:
+    """Lower bound [rows] on the Renyi bound in exact arithmetic, over all orders.
+
+    Beyond an order that costs more than the upper bound, everything does, because the sum falls, then rises. So the
+    least lower bound is sought from the best order to the first one on either side that is proven to cost more.
     """
-    values = rdp[:, 1:] + improved_terms(ORDERS[window], delta)
-    lower = values.min(axis=1)
-    open_ended = np.zeros(len(lower), np.bool_)
-    for place, column in ((window[0], values[:, 0]), (window[-1], values[:, -1])):
-        open_ended |= (place not in (0, _LAST)) & ~(column > upper)
-    if open_ended.any():
-        everywhere = np.arange(len(ORDERS))
-        (again,) = _rdp(select(costs, np.flatnonzero(open_ended)), everywhere, _lower_table)
-        lower[open_ended] = (again + improved_terms(ORDERS, delta)).min(axis=1)
-    return zero_where_free(lower, rdp[:, 0], delta)
+    ceiling = np.full(len(best.places), np.inf) if _steep(costs) else best.least
+    found = np.empty((2, len(best.places)))
+    table, plain = _stacked(costs, _lower_table), _plain(costs)
+    least_sums(*_entries(costs), table, plain, improved_terms(ORDERS, delta), best.places, ceiling, _WINDOW, found)
+    return zero_where_free(found[0], found[1], delta)
 
 
 def renyi_costs(costs: StepWeights, delta: float) -> RenyiCosts:
     """The upper bounds of `rdp_epsilons`."""
-    costs = near_reached(costs)
-    (coarse,) = _rdp(costs, _FEW_PLACES, _table)
-    epsilons, orders = np.empty(len(coarse)), np.empty(len(coarse))
-    for rows, own, window in _windows(costs, coarse, _FEW_PLACES, delta):
-        values = _rdp(own, window, _table)[0] + improved_terms(ORDERS[window], delta)
-        epsilons[rows], orders[rows] = values.min(axis=1), ORDERS[window][values.argmin(axis=1)]
-    return RenyiCosts(coarse, zero_where_free(epsilons, coarse[:, 0], delta), orders)
+    costs = _on_few_nodes(costs)
+    best = _best_orders(costs, delta)
+    few = np.ascontiguousarray(_stacked(costs, _table)[:, _FEW_PLACES])
+    rdp = weighted_sums(costs, few, np.ascontiguousarray(_plain(costs)[:, _FEW_PLACES]))
+    return RenyiCosts(rdp, best.epsilons(delta), ORDERS[best.places], delta)
 
 
-def _windows(
-    costs: StepWeights, coarse: Array, places: NDArray[np.intp], delta: float
-) -> Iterator[tuple[NDArray[np.intp], StepWeights, NDArray[np.intp]]]:
-    """Rows, their costs, and the places in `ORDERS` among which their best order is, given RDP in some ``places``."""
-    if any(part.precisions[-1] > _STEEP for part in costs.sampled):
-        yield np.arange(len(coarse)), costs, np.arange(len(ORDERS))
-        return
-    nearest = np.argmin(coarse + improved_terms(ORDERS[places], delta), axis=1)
-    for place in np.unique(nearest).tolist():
-        rows = np.flatnonzero(nearest == place)
-        first, last = places[max(place - 1, 0)], places[min(place + 1, len(places) - 1)]
-        yield rows, select(costs, rows), np.arange(first, last + 1)
+def _on_few_nodes(costs: StepWeights) -> StepWeights:
+    return near_reached(costs, [len(part.precisions) for part in costs.sampled])
 
 
-def _rdp(costs: StepWeights, places: NDArray[np.intp], *tables: Callable[[SampledSteps], Array]) -> list[Array]:
-    """By each kind of table, RDP [rows, places] at the orders in these places of `ORDERS`."""
-    orders = ORDERS[places]
-    plain = costs.precision[:, None] * (0.5 * orders)
+def _steep(costs: StepWeights) -> bool:
+    """Whether every order is to be evaluated: see `_STEEP`."""
+    return any(part.precisions[-1] > _STEEP for part in costs.sampled)
+
+
+def _plain(costs: StepWeights) -> Array:
+    """RDP of pure releases, and of one unit of precision of unsampled Gaussians; shape [2, orders]."""
+    plain = np.array([np.zeros_like(ORDERS), 0.5 * ORDERS])
     for epsilon in costs.pure:
-        plain += pure_rdp(epsilon, orders)
-    total = np.hstack([plain] * len(tables))
-    for part in costs.sampled:
-        total += part.weights @ np.hstack([table(part)[:, places] for table in tables])
-    return np.split(total, len(tables), axis=1)
+        plain[0] += pure_rdp(epsilon, ORDERS)
+    return plain
 
 
-def _table(part: SampledSteps) -> Array:
+def _stacked(costs: StepWeights, table: Callable[[SampledNodes], Array]) -> Array:
+    """The tables of all sampling rates as one; shape [nodes, orders]."""
+    tables = [table(part) for part in costs.sampled]
+    return tables[0] if len(tables) == 1 else np.concatenate([np.empty((0, len(ORDERS))), *tables])
+
+
+def _entries(costs: StepWeights) -> tuple[Array, NDArray[np.int32], NDArray[np.int64], Array]:
+    """What kernels take of each example."""
+    return costs.steps.weights, costs.steps.nodes, costs.steps.ends, costs.precision
+
+
+def _table(part: SampledNodes) -> Array:
     """RDP of one step at each node; shape [nodes, orders]."""
     return _tables(part.sample_rate, part.precisions.tobytes())[0]
 
 
-def _lower_table(part: SampledSteps) -> Array:
+def _lower_table(part: SampledNodes) -> Array:
     """`_table` minus the largest overshoot of linear spreading beside each node; shape [nodes, orders]."""
     return _tables(part.sample_rate, part.precisions.tobytes())[1]
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from dp_accounting import get_epsilon_gaussian
-from numpy.typing import NDArray
 
-from accounting.individual import inversion
+from accounting.individual import inversion, spectrum_kernels
 from accounting.individual.contour import Contour
-from accounting.individual.contributions import StepWeights
-from accounting.individual.inversion import certified_bounds, unsampled_exponent, upper_kernel
+from accounting.individual.inversion import Terms, raise_bounds, upper_kernel
 from accounting.individual.rdp import FEW_ORDERS, RenyiCosts
 from accounting.renyi import ORDERS, epsilon_improved
+from tests.accounting.individual.test_kernels import python_of
 
 DELTA = 1e-5
-COSTS = StepWeights((), np.ones(1), ())
-"""One example that paid a Gaussian of noise multiplier 1."""
 
 
 def bounds(
@@ -26,19 +25,24 @@ def bounds(
     share_below: float = 0.0,
     known: tuple[float, float] = (0.0, 0.0),
 ) -> tuple[float, float]:
-    """Upper and lower epsilon from a contour of this period, with errors that are shares of the sum of terms.
+    """Upper and lower epsilon of an example that paid a Gaussian of noise multiplier 1.
 
-    known: bounds of the other direction.
+    From a contour of this period, with errors that are shares of the sum of terms. known: bounds of the other
+    direction.
     """
     contour = Contour(4.4, 2.0 * np.pi / period, size)
-    terms = np.ascontiguousarray((upper_kernel(contour) * np.exp(unsampled_exponent(COSTS, contour, 0.0))).T)
-    size_of_sum = np.abs(terms).sum(axis=0)
-    epsilons = epsilon_improved(0.5 * ORDERS[None, :], DELTA)
-    renyi = RenyiCosts(0.5 * FEW_ORDERS[None, :], epsilons, np.array([5.0]))
-    above, below = (terms, share_above * size_of_sum), (terms, share_below * size_of_sum)
-    others = np.array([known[0]]), np.array([known[1]])
-    upper, lower = certified_bounds(contour, 0.0, above, below, renyi, DELTA, others)
-    return float(upper[0]), float(lower[0])
+    z = contour.points
+    terms = upper_kernel(contour) * np.exp(0.5 * z * (z - 1.0))
+    values, size_of_sum = np.concatenate([terms.real, terms.imag])[None, :], float(np.abs(terms).sum())
+    above, below = (
+        Terms(values, np.array([[float(size)], [share * size_of_sum]])) for share in (share_above, share_below)
+    )
+    renyi = RenyiCosts(
+        0.5 * FEW_ORDERS[None, :], epsilon_improved(0.5 * ORDERS[None, :], DELTA), np.array([5.0]), DELTA
+    )
+    found = np.array([[known[0]], [known[1]]])
+    raise_bounds(found, np.array([0]), contour, 0.0, above, below, renyi)
+    return float(found[0, 0]), float(found[1, 0])
 
 
 def test_without_errors_they_meet_at_the_exact_epsilon() -> None:
@@ -51,13 +55,16 @@ def test_without_errors_they_meet_at_the_exact_epsilon() -> None:
 
 def test_few_evaluations_find_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Most of the time of accounting by pld is spent in these."""
-    curve, evaluated = inversion._Curve.__call__, []
+    curve, evaluated = python_of(spectrum_kernels._curve), []
 
-    def counted(self: inversion._Curve, epsilons: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
-        evaluated.append(len(epsilons))
-        return curve(self, epsilons)
+    def counted(*arguments: Any) -> tuple[float, float]:
+        evaluated.append(arguments[-1])
+        found: tuple[float, float] = curve(*arguments)
+        return found
 
-    monkeypatch.setattr(inversion._Curve, "__call__", counted)
+    monkeypatch.setattr(spectrum_kernels, "_curve", counted)
+    monkeypatch.setattr(spectrum_kernels, "_search", python_of(spectrum_kernels._search))
+    monkeypatch.setattr(inversion, "certified_bounds", python_of(spectrum_kernels.certified_bounds))
     bounds(30.0, 64)
     assert 2 < len(evaluated) <= 7
 

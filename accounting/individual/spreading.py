@@ -1,0 +1,103 @@
+"""Steps of single examples, spread over a few nodes of effective precision.
+
+That this can only increase their Renyi divergence is proven in `accounting.individual.contributions`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accounting.individual.contributions import Array, SampledNodes, SparseRows, StepWeights, Stretch
+from accounting.individual.kernels import mark, spread, sums
+
+NODES = 256
+"""Nodes per sampling rate, uniform in sqrt(u). Above a largest sqrt(u) of 1 the number grows in proportion, to 4x."""
+
+_BESIDE = 2
+"""Neighbours on either side that what tables say of a node depends on."""
+
+_FEW = 4
+"""Nodes are left out where less than one in so many is needed; else tables are worth keeping for other rows."""
+
+
+def spread_linearly(
+    sampled: Mapping[float, tuple[Stretch, ...]], values: Array
+) -> tuple[tuple[SampledNodes, ...], SparseRows]:
+    """Nodes of each sampling rate, and the weights of its stretches on them: two for each step, beside its u.
+
+    values [snapshots, rows] are contributions. Nodes are (x_0 + k h)^2, so a u with root x_0 + (k + t) h lies at
+    t (2 (k + x_0 / h) + t) / (2 (k + x_0 / h) + 1) of the way from node k to the next. Rounding moves u by 1e-14 of
+    itself, far below `renyi._ROUNDING`.
+    """
+    parts = tuple(SampledNodes(sample_rate, _nodes(stretches)) for sample_rate, stretches in sampled.items())
+    first, fields = 0, [np.empty((0, 9))]
+    for part, stretches in zip(parts, sampled.values(), strict=True):
+        fields.append(_fields(stretches, first))
+        first += len(part.precisions)
+    stretches_of_all = np.concatenate(fields)
+    rows = values.shape[1]
+    entries = rows * min(2 * len(stretches_of_all), first) + 1
+    weights, nodes, ends = np.empty(entries), np.empty(entries, np.int32), np.zeros(rows + 1, np.int64)
+    spread(values, stretches_of_all, first, weights, nodes, ends)
+    return parts, SparseRows(weights[: ends[-1]], nodes[: ends[-1]], ends)
+
+
+@functools.lru_cache(maxsize=16)
+def _fields(stretches: tuple[Stretch, ...], first: int) -> Array:
+    """What `kernels.spread` takes of each stretch, whose nodes start at number ``first``; shape [stretches, 9]."""
+    roots = np.sqrt(_nodes(stretches))
+    spacing = (roots[-1] - roots[0]) / (len(roots) - 1)
+    grid = (1.0 / spacing, roots[0] / spacing, len(roots), first)
+    return np.array([(part.column, part.steps, part.slope, part.offset, part.side, *grid) for part in stretches])
+
+
+def weighted_sums(costs: StepWeights, table: Array, plain: Array, rows: NDArray[np.intp] | None = None) -> Array:
+    """Sums [rows, columns] of a table [nodes, columns] over the steps of each example, or of some ``rows``.
+
+    plain [2, columns] is added: the first row once, the second for each unit of precision of unsampled Gaussians.
+    """
+    chosen = np.arange(len(costs.precision)) if rows is None else rows
+    found = np.empty((len(chosen), table.shape[1]))
+    sums(costs.steps.weights, costs.steps.nodes, costs.steps.ends, costs.precision, table, plain, chosen, found)
+    return found
+
+
+@functools.lru_cache(maxsize=16)
+def _nodes(stretches: tuple[Stretch, ...]) -> Array:
+    """Nodes that cover u for all contributions in [0, 1], so that they do not depend on the block of rows."""
+    lowest, highest = _ends(stretches)
+    if not highest > lowest * (1.0 + 1e-9):  # nodes in between would coincide
+        highest = lowest * (1.0 + 1e-6) + 1e-12
+    size = int(NODES * min(max(1.0, np.sqrt(highest)), 4.0))
+    nodes = np.square(np.linspace(np.sqrt(lowest), np.sqrt(highest), size))
+    nodes[0], nodes[-1] = lowest, highest
+    return nodes
+
+
+def _ends(stretches: Sequence[Stretch]) -> tuple[float, float]:
+    """The least and the largest u of these stretches over contributions in [0, 1]."""
+    ends = np.array([part.precisions(np.array([0.0, 1.0])) for part in stretches])
+    return float(ends[:, 0].min()), float(ends[:, 1].max())
+
+
+def near_reached(costs: StepWeights, stops: Sequence[int]) -> StepWeights:
+    """The same without nodes that no row reaches: of each rate those from its stop on, and more where rows are few.
+
+    What tables say of a node follows from its own u, those of `_BESIDE` nodes on either side, and the largest u. All of
+    these stay, so that no bit of what rows cost depends on which nodes are left out.
+    """
+    if not costs.sampled:
+        return costs
+    reached, parts = np.zeros(costs.starts[-1], np.bool_), zip(costs.starts, stops, strict=False)
+    mark(costs.steps.nodes, reached)
+    return costs.on_nodes([_near(np.flatnonzero(reached[start : start + stop]), stop) for start, stop in parts])
+
+
+def _near(reached: NDArray[np.intp], size: int) -> NDArray[np.intp]:
+    around = reached[:, None] + np.arange(-_BESIDE, _BESIDE + 1)
+    near = np.union1d(around[(around >= 0) & (around < size)], [size - 2, size - 1])
+    return near if len(near) * _FEW <= size else np.arange(size)

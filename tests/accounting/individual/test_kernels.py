@@ -1,0 +1,115 @@
+"""Compiled loops do what the same lines do in Python, wherever their machine code may be stored."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from accounting.individual import inversion, kernels, rdp, spectrum_kernels, spreading
+from accounting.individual.epsilons import individual_epsilons
+from accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
+from accounting.samplings import PoissonSampling
+
+ROOT = Path(__file__).resolve().parents[3]
+USED_IN = {
+    spreading: ("spread", "mark", "sums"),
+    rdp: ("best_orders", "least_sums"),
+    inversion: ("reach", "spectrum", "certified_bounds"),
+    kernels: ("_sums",),
+    spectrum_kernels: ("_curve", "_estimate", "_search", "_aliasing"),
+}
+ROWS = np.array([[0.4, 0.9, 0.0], [1.0, 0.2, 0.7], [0.05, 1e-3, 0.0]])
+TRACES = {
+    "two rates": Trace(
+        60_000,
+        (
+            Segment(0, 300, PoissonSampling(0.05), 1.0, (SideQuery("counts", 6.0),)),
+            Segment(300, 300, PoissonSampling(0.01), 0.9),
+        ),
+        (PureRelease("size", 0.01), GaussianRelease("histogram", 20.0)),
+    ),
+    "steep": Trace(60_000, (Segment(0, 900, PoissonSampling(0.003), 0.09),)),
+    "slow": Trace(60_000, (Segment(0, 30, PoissonSampling(0.001), 0.6),)),
+    "full batches": Trace(60_000, (Segment(0, 900, PoissonSampling(1.0), 30.0),)),
+}
+
+MODULE = """
+import numpy as np
+from accounting.individual.kernels import FOUND, GIVEN, kernel
+
+@kernel(GIVEN, FOUND)
+def squares(values, found):
+    for i in range(len(values)):
+        found[i] = values[i] * values[i]
+
+found = np.empty(4)
+squares(np.arange(4.0), found)
+print(found.tolist(), len(squares.stats.cache_path or ""))
+"""
+
+
+def python_of(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """The function that was compiled."""
+    return cast(Callable[..., Any], cast(Any, compiled).py_func)
+
+
+@pytest.mark.parametrize("method", ["rdp", "pld"])
+@pytest.mark.parametrize("trace", TRACES.values(), ids=TRACES)
+def test_python_finds_what_compiled_code_finds(trace: Trace, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Machine code checks no index: Python does."""
+    compiled = individual_epsilons([0, 10, 20], ROWS, trace, 1e-6, method)
+    for module, names in USED_IN.items():
+        for name in names:
+            monkeypatch.setattr(module, name, python_of(getattr(module, name)))
+    with np.errstate(all="ignore"):
+        plain = individual_epsilons([0, 10, 20], ROWS, trace, 1e-6, method)
+    np.testing.assert_allclose(plain.upper, compiled.upper, rtol=1e-9)
+    np.testing.assert_allclose(plain.lower, compiled.lower, rtol=1e-9, atol=1e-12)
+
+
+def _started(folder: Path, home: Path) -> subprocess.Popen[str]:
+    names = {"NUMBA_CACHE_DIR", "XDG_CACHE_HOME"}
+    environment = {name: value for name, value in os.environ.items() if name not in names}
+    environment |= {"PYTHONPATH": f"{ROOT}{os.pathsep}{folder}", "HOME": str(home)}
+    return subprocess.Popen(
+        [sys.executable, "-c", "import squaring"], env=environment, stdout=subprocess.PIPE, text=True
+    )
+
+
+def _answers(folder: Path, home: Path, processes: int = 1) -> list[str]:
+    """What processes that start at once print."""
+    (folder / "squaring.py").write_text(MODULE)
+    started = [_started(folder, home) for _ in range(processes)]
+    answers = [process.communicate(timeout=240)[0].strip() for process in started]
+    assert [process.returncode for process in started] == [0] * processes
+    return answers
+
+
+def _stored(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("squaring.*") if path.suffix in (".nbi", ".nbc")]
+
+
+def test_processes_that_compile_at_once_store_the_same_code(tmp_path: Path) -> None:
+    answers = _answers(tmp_path, tmp_path / "home", processes=4)
+    assert {answer.partition("]")[0] for answer in answers} == {"[0.0, 1.0, 4.0, 9.0"}
+    assert sorted(path.suffix for path in _stored(tmp_path / "__pycache__")) == [".nbc", ".nbi"]
+    assert _answers(tmp_path, tmp_path / "home") == answers[:1]
+
+
+def test_an_installation_that_cannot_be_written_stores_code_in_the_users_cache_or_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "__pycache__").write_text("not a folder")
+    home, nowhere = tmp_path / "home", tmp_path / "nowhere"
+    home.mkdir()
+    nowhere.write_text("not a folder")
+    for place in (home, nowhere):
+        (answer,) = _answers(tmp_path, place)
+        assert answer.startswith("[0.0, 1.0, 4.0, 9.0]")
+    assert len(_stored(home)) == 2
+    assert answer.endswith(" 0")
