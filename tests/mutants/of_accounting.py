@@ -43,7 +43,6 @@ ACCOUNTING: Final[tuple[Mutant, ...]] = (
         "accounting/exponential_choice.py",
         ("tests/accounting/test_exponential_choice.py",),
         B("Fraction(self.epsilon) / 2", "Fraction(self.epsilon)", "a choice costs twice what it claims", privacy=True),
-        B("return count % 2 == 1", "return count % 2 == 0", "a choice accepts with the wrong chance", privacy=True),
     ),
     *bugs_in(
         "accounting/selection.py",
