@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from string import Template
-from typing import Any
+from typing import Any, Final
 
 from plotly.offline import get_plotlyjs
 
@@ -54,6 +54,9 @@ from orchestration.report.tables import (
     trials_table,
 )
 
+_LARGE: Final = 500_000
+"""Characters of data above which they are packed, so that a page of many trials stays small."""
+
 
 def render(data: PublishedSweep, evidence: Evidence = NO_EVIDENCE) -> str:
     """The page as one HTML document without references to other files. evidence: for intervals."""
@@ -79,9 +82,9 @@ def render(data: PublishedSweep, evidence: Evidence = NO_EVIDENCE) -> str:
     return template.substitute(
         title=escape(f"{data.name} – dpsweep report"),
         body=_subscripts("\n".join(part for part in sections if part)),
-        plotly=_packed_plotly(),
-        settings=_script_safe(explorer_data(found, style)),
-        figures=_script_safe({each.name: _plain(each) for each in drawn}),
+        plotly=_packed("plotly", _packed_plotly()),
+        settings=_embedded("settings", explorer_data(found, style)),
+        figures=_embedded("figures", {each.name: _plain(each) for each in drawn}),
     )
 
 
@@ -94,8 +97,24 @@ def renewed(page: str, period: float) -> str:
 
 @functools.cache
 def _packed_plotly() -> str:
-    """plotly.js, gzipped and in base64: a third of its size. The page's script unpacks it."""
-    return base64.b64encode(gzip.compress(get_plotlyjs().encode(), compresslevel=6, mtime=0)).decode()
+    return _pack(get_plotlyjs())
+
+
+def _pack(text: str) -> str:
+    """Gzipped and in base64: of scripts a third of their size. The page's script unpacks it."""
+    return base64.b64encode(gzip.compress(text.encode(), compresslevel=6, mtime=0)).decode()
+
+
+def _packed(name: str, content: str) -> str:
+    return f'<script id="{name}" type="text/plain">{content}</script>'
+
+
+def _embedded(name: str, value: Any) -> str:
+    """Data for the page's script: as text, or packed where they are large, as of a thousand trials."""
+    text = _script_safe(value)
+    if len(text) > _LARGE:
+        return _packed(name, _pack(text))
+    return f'<script id="{name}" type="application/json">{text}</script>'
 
 
 def _plain(drawn: Drawn) -> dict[str, Any]:

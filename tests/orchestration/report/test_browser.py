@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from orchestration.records.release_modes import Disclosure
+from orchestration.report import page
 from orchestration.report.page import render
 from tests.orchestration.report.pages import Page
 from tests.orchestration.sample_sweeps import sample_sweep
@@ -28,10 +29,10 @@ pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no chromium or chrome to d
 
 def opened(html: str, folder: Path, width: int = 1280) -> subprocess.CompletedProcess[str]:
     """The page after its scripts have run in a browser, as HTML."""
-    page = folder / "report.html"
-    page.write_text(html)
+    written = folder / "report.html"
+    written.write_text(html)
     size, profile = f"--window-size={width},900", f"--user-data-dir={folder / 'profile'}"
-    command = [CHROMIUM, *FLAGS, size, profile, "--dump-dom", page.as_uri()]
+    command = [CHROMIUM, *FLAGS, size, profile, "--dump-dom", written.as_uri()]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
 
 
@@ -47,6 +48,18 @@ def answers(html: str, folder: Path, width: int) -> dict[str, str]:
 @pytest.mark.parametrize("disclosure", ["raw", "none"])
 def test_a_browser_draws_every_picture_without_complaint(tmp_path: Path, disclosure: Disclosure) -> None:
     html = render(sample_sweep(disclosure))
+    finished = opened(html, tmp_path)
+    assert f'data-drawn="{len(Page(html).plots)}"' in finished.stdout
+    assert finished.stdout.count('class="main-svg"') >= len(Page(html).plots)
+    assert not [line for line in finished.stderr.splitlines() if "CONSOLE" in line]
+
+
+def test_a_browser_unpacks_the_data_of_a_large_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = render(sample_sweep())
+    monkeypatch.setattr(page, "_LARGE", 1000)
+    html = render(sample_sweep())
+    assert 'type="application/json"' not in html
+    assert len(html) < len(plain)
     finished = opened(html, tmp_path)
     assert f'data-drawn="{len(Page(html).plots)}"' in finished.stdout
     assert finished.stdout.count('class="main-svg"') >= len(Page(html).plots)
