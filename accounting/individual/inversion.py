@@ -68,7 +68,7 @@ def buckets(costs: StepWeights, renyi: RenyiCosts, delta: float) -> Iterator[Buc
     periods = np.empty(len(active))
     for tilt in np.unique(tilts):
         at = tilts == tilt
-        periods[at] = _periods(renyi.of(active[at]), delta, tilt)
+        periods[at] = _periods(renyi, active[at], delta, tilt)
     periods = _PERIOD_STEP**0.5 * _rounded(periods, _PERIOD_STEP)
     stops = [own[active] for own in _stops(costs)]
     for rows in _alike(tilts, periods, *stops):
@@ -90,14 +90,15 @@ def _rounded(values: Array, factor: float) -> Array:
     return np.asarray(factor ** np.round(np.log(values) / np.log(factor)))
 
 
-def _periods(renyi: RenyiCosts, delta: float, tilt: float) -> Array:
+def _periods(renyi: RenyiCosts, rows: NDArray[np.intp], delta: float, tilt: float) -> Array:
     """Periods P [rows] so long that the weighted aliases delta(eps + m P) are negligible relative to delta(eps).
 
     To the left delta(eps - m P) <= 1; to the right delta(eps + m P) <= exp((b-1) (rdp_b - eps - m P)) for b > tilt.
     """
     wanted = -np.log(delta * NEGLIGIBLE)
-    higher = FEW_ORDERS[1.1 * tilt < FEW_ORDERS]
-    log_tails = (higher - 1.0) * (renyi.rdp[:, 1.1 * tilt < FEW_ORDERS] - 0.8 * renyi.epsilons[:, None])
+    places = np.flatnonzero(1.1 * tilt < FEW_ORDERS)
+    higher = FEW_ORDERS[places]
+    log_tails = (higher - 1.0) * (renyi.rdp[np.ix_(rows, places)] - 0.8 * renyi.epsilons[rows, None])
     right = (log_tails + wanted) / (higher - tilt)
     return np.asarray(np.maximum(wanted / (tilt - 1.0), right.min(axis=1, initial=np.inf)))
 

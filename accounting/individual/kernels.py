@@ -9,7 +9,7 @@ another module, because numba would not notice that these changed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numba
 import numpy as np
@@ -32,8 +32,7 @@ _LANES = 16
 
 def helper(function: Function) -> Function:
     """Compiled into each of its callers. Division by zero gives infinities and NaN, as numpy does."""
-    compiled: Function = numba.njit(error_model="numpy", nogil=True)(function)
-    return compiled
+    return cast(Function, numba.njit(error_model="numpy", nogil=True)(function))
 
 
 def kernel(*arguments: types.Type) -> Callable[[Function], Function]:
@@ -46,12 +45,11 @@ def kernel(*arguments: types.Type) -> Callable[[Function], Function]:
     def compiled(function: Function) -> Function:
         signature = [types.void(*arguments)]
         try:
-            stored: Function = numba.njit(signature, error_model="numpy", nogil=True, cache=True)(function)
+            return cast(Function, numba.njit(signature, error_model="numpy", nogil=True, cache=True)(function))
         except RuntimeError as error:
             if "no locator" not in str(error):
                 raise
-            stored = numba.njit(signature, error_model="numpy", nogil=True)(function)
-        return stored
+            return cast(Function, numba.njit(signature, error_model="numpy", nogil=True)(function))
 
     return compiled
 

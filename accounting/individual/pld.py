@@ -46,6 +46,7 @@ from accounting.individual.inversion import (
     FLOAT_ERROR,
     LARGEST_EPSILON,
     NEGLIGIBLE,
+    Bucket,
     buckets,
     damping,
     left_out,
@@ -133,12 +134,12 @@ def _interpolated_epsilons(costs: StepWeights, renyi: RenyiCosts, delta: float) 
     """Upper and lower epsilon [rows] with K interpolated between nodes."""
     bound = renyi.epsilons
     above, below = np.where(bound > 0.0, np.inf, 0.0), np.zeros_like(bound)
+    bounds = np.zeros((2, len(bound)))
     for bucket in buckets(costs, renyi, delta):
         own = near_reached(costs.of(bucket.rows), bucket.stops)
-        bounds = np.zeros((2, len(bucket.rows)))
         for direction in EXPONENTS:
-            _Group(own, renyi.of(bucket.rows), bucket.tilt, bucket.period, direction).raise_all(bounds)
-        above[bucket.rows], below[bucket.rows] = bounds
+            _Group(own, bucket, renyi, direction).raise_all(bounds)
+        above[bucket.rows], below[bucket.rows] = bounds[:, bucket.rows]
     return np.minimum(above, bound), below
 
 
@@ -179,29 +180,27 @@ def _cut_sizes(contour: Contour) -> list[int]:
 
 @dataclass(frozen=True)
 class _Group:
-    """Rows with one tilt and period, in one direction."""
+    """The rows of a bucket, in one direction. costs are of these rows, renyi of all."""
 
     costs: StepWeights
+    bucket: Bucket
     renyi: RenyiCosts
-    tilt: float
-    period: float
     direction: str
 
     def raise_all(self, bounds: Array) -> None:
-        """Raise ``bounds`` [2, rows], upper and lower, to those of this direction where they are larger.
+        """Raise ``bounds`` [2, all rows], upper and lower, to those of this direction where they are larger.
 
         A row with two contours has the tighter of their bounds.
         """
-        seen, found = np.zeros(bounds.shape[1], np.bool_), bounds.copy()
+        known = bounds[:, self.bucket.rows]
+        tightest = np.array([np.full(known.shape[1], np.inf), np.zeros(known.shape[1])])
         for rows, contour, v in self.contours():
-            again = rows[seen[rows]]
-            first = found[:, again]
-            found[:, again] = bounds[:, again]
-            self._raise(found, rows, contour, v)
-            found[0, again] = np.minimum(found[0, again], first[0])
-            found[1, again] = np.maximum(found[1, again], first[1])
-            seen[rows] = True
-        bounds[:] = found
+            own = self.bucket.rows[rows]
+            bounds[:, own] = known[:, rows]
+            self._raise(bounds, rows, contour, v)
+            tightest[0, rows] = np.minimum(tightest[0, rows], bounds[0, own])
+            tightest[1, rows] = np.maximum(tightest[1, rows], bounds[1, own])
+        bounds[:, self.bucket.rows] = tightest
 
     def contours(self) -> Iterator[tuple[NDArray[np.intp], Contour, float]]:
         """Rows that need the same number of points, their contour and its damping; some rows have two contours."""
@@ -215,12 +214,12 @@ class _Group:
                 yield rows[enough[rows, -1]], self._contour(_LONGEST), 0.0
 
     def _contour(self, size: int) -> Contour:
-        return Contour(self.tilt, 2.0 * np.pi / self.period, size)
+        return Contour(self.bucket.tilt, 2.0 * np.pi / self.bucket.period, size)
 
     def _reach(self, sizes: Sequence[int]) -> NDArray[np.bool_]:
         """Whether exp(K) is negligible beyond contours of these sizes; shape [rows, sizes]."""
         ends = np.array([self._contour(size).end for size in sizes])
-        exponent = _real_exponent(self.tilt, self.direction)
+        exponent = _real_exponent(self.bucket.tilt, self.direction)
         decays = [
             np.transpose([_node_decay(p.sample_rate, p.precisions.tobytes(), exponent, end) for end in ends.tolist()])
             for p in self.costs.sampled
@@ -230,7 +229,7 @@ class _Group:
         return np.asarray(decay >= -np.log(NEGLIGIBLE))
 
     def _raise(self, bounds: Array, rows: NDArray[np.intp], contour: Contour, v: float) -> None:
-        """Raise ``bounds`` [2, all rows] of some rows, given those of the other direction."""
+        """Raise ``bounds`` [2, all rows] of some rows of the bucket, given those of the other direction."""
         table, plain = self._columns(contour, v)
         cuts = np.array([(size, left_out(contour, size, v)) for size in _cut_sizes(contour)]).T.copy()
         for start in range(0, len(rows), _BLOCK):
@@ -238,7 +237,7 @@ class _Group:
             exponents = weighted_sums(self.costs, table, plain, some)
             above = terms_of(exponents, contour, upper_kernel(contour), cuts)
             below = terms_of(exponents, contour, lower_kernel(contour, v), cuts) if v > 0.0 else above
-            raise_bounds(bounds, some, contour, v, above, below, self.renyi)
+            raise_bounds(bounds, self.bucket.rows[some], contour, v, above, below, self.renyi)
 
     def _columns(self, contour: Contour, v: float) -> tuple[Array, Array]:
         """What `weighted_sums` needs for the first argument of `spectrum_kernels.spectrum`: K, its error, its decay."""

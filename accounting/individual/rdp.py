@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,10 +50,6 @@ class RenyiCosts:
     epsilons: Array
     orders: Array
     delta: float
-
-    def of(self, rows: NDArray[np.intp]) -> RenyiCosts:
-        """Those of some rows."""
-        return replace(self, rdp=self.rdp[rows], epsilons=self.epsilons[rows], orders=self.orders[rows])
 
 
 def rdp_epsilons(contributions: RecordedContributions, delta: float) -> tuple[Array, Array]:

@@ -187,8 +187,8 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
         "accounting/individual/pld.py",
         INDIVIDUAL,
         B(
-            "np.zeros(bounds.shape[1], np.bool_), bounds.copy()",
-            "np.zeros(bounds.shape[1], np.bool_), np.zeros_like(bounds)",
+            "known = bounds[:, self.bucket.rows]",
+            "known = 0.0 * bounds[:, self.bucket.rows]",
             "the epsilon of the last direction",
             True,
         ),
@@ -200,8 +200,8 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
             ("tests/accounting/individual/test_extreme_rows.py",),
         ),
         B(
-            "above[bucket.rows], below[bucket.rows] = bounds",
-            "above[bucket.rows], below[bucket.rows] = bounds[1], bounds[1]",
+            "above[bucket.rows], below[bucket.rows] = bounds[:, bucket.rows]",
+            "above[bucket.rows], below[bucket.rows] = bounds[[1, 1]][:, bucket.rows]",
             "the lower bound is shown as the upper",
             True,
         ),
@@ -209,7 +209,7 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
     *bugs_in(
         "accounting/individual/spectrum_kernels.py",
         INDIVIDUAL,
-        B("value = x + error", "value = x", "errors are not added to delta", True),
+        B("- oy * s + error", "- oy * s", "errors are not added to delta", True),
         B("falls = scale - np.log1p(", "falls = scale - 0.0 * np.log1p(", "a lower bound forgets aliases"),
         B("wanted, here, step = side * value <= 0.0,", "wanted, here, step = True,", "any epsilon is certified", True),
         B(

@@ -113,3 +113,25 @@ def test_an_installation_that_cannot_be_written_stores_code_in_the_users_cache_o
         assert answer.startswith("[0.0, 1.0, 4.0, 9.0]")
     assert len(_stored(home)) == 2
     assert answer.endswith(" 0")
+
+
+def test_exponentials_and_turns_are_those_of_numpy_to_the_last_bits() -> None:
+    rng = np.random.default_rng(0)
+    x = np.concatenate([rng.uniform(-708.0, 709.0, 3000), rng.uniform(-1.0, 1.0, 3000), [-708.0, 0.0, 709.0]])
+    found, cosines, sines = np.empty_like(x), np.empty_like(x), np.empty_like(x)
+    spectrum_kernels._exponentials(x, found)
+    np.testing.assert_allclose(found, np.exp(x), rtol=4e-16)
+    for reach in (1.0, 100.0, 1e6):
+        y = np.append(rng.uniform(-reach, reach, len(x) - 1), reach)
+        spectrum_kernels._turns(y, cosines, sines)
+        np.testing.assert_allclose(cosines, np.cos(y), rtol=0.0, atol=3e-16)
+        np.testing.assert_allclose(sines, np.sin(y), rtol=0.0, atol=3e-16)
+
+
+def test_exponentials_and_turns_of_what_they_are_not_made_for_certify_nothing() -> None:
+    x = np.array([-709.0, -np.inf, 710.0, np.inf, np.nan])
+    found, cosines, sines = np.empty_like(x), np.empty_like(x), np.empty_like(x)
+    spectrum_kernels._exponentials(x, found)
+    np.testing.assert_array_equal(found, [0.0, 0.0, np.inf, np.inf, np.nan])
+    spectrum_kernels._turns(np.array([1.1e6, -1.1e6, np.inf, -np.inf, np.nan]), cosines, sines)
+    assert np.isnan([cosines, sines]).all()
