@@ -57,6 +57,17 @@ def read_bytes(uri: str) -> bytes:
         return bytes(stream.read())
 
 
+def read_range(uri: str, start: int, size: int) -> tuple[bytes, int]:
+    """``size`` bytes from ``start`` on, or none where the file ends before; and the bytes of the whole file.
+
+    Raises: as `read_bytes`.
+    """
+    filesystem, path = open_filesystem(uri)
+    with _named_errors("read", uri), filesystem.open_input_file(path) as stream:
+        whole = stream.size()
+        return bytes(stream.read_at(size, start)) if start + size <= whole else b"", whole
+
+
 def write_bytes_atomically(uri: str, data: bytes, private: bool = False) -> None:
     """Replace the content of ``uri``: whatever fails, it holds either the old bytes or the new ones.
 
