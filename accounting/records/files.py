@@ -37,8 +37,12 @@ def open_filesystem(uri: str) -> tuple[fs.FileSystem, str]:
         raise InvalidInput(f"{uri!r} is not an address: {error}; use a local path, s3:// or gs://") from error
     if parts.scheme == "file":
         return fs.LocalFileSystem(), unquote(parts.path)
-    filesystem, base = _connect(f"{parts.scheme}://{parts.netloc}/")
+    filesystem, base = _connect(f"{parts.scheme}://{parts.netloc}/{_OPTIONS.get(parts.scheme, '')}")
     return filesystem, "/".join(piece for piece in (base.strip("/"), parts.path.strip("/")) if piece)
+
+
+_OPTIONS = {"s3": "?allow_delayed_open=true"}
+"""By scheme. What is smaller than a part of an upload (10 MB) is then one request, in place of three."""
 
 
 @functools.lru_cache(maxsize=32)

@@ -1,9 +1,10 @@
 """Objects: many parts of one snapshot in one immutable file, from which each part is read by its range of bytes.
 
-An object is an Arrow IPC file with a batch of rows for each part, compressed by zstd. It is stored as pieces, one after
-the other: what precedes the batches, each batch, and what follows them. Every piece has a sha256 of its own and, where
-there is a key, is encrypted on its own, under a name of its own. Every byte belongs to one piece, so that damage is
-found and named. Without a key the pieces together are an Arrow file that other tools read.
+An object is an Arrow IPC file with a batch of rows for each part, compressed by zstd. It is stored as pieces, one for
+each part, one after the other: its batch, with what precedes all batches for the first part, and with what follows them
+for the last. Every piece has a sha256 of its own and, where there is a key, is encrypted on its own, under a name of
+its own. Every byte belongs to one part, so that damage is found by whoever reads it, and named. Without a key the
+pieces together are an Arrow file that other tools read.
 
 Lengths and hashes depend on the rows without noise: they are private, and messages omit them.
 """
@@ -14,6 +15,7 @@ import contextlib
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import pyarrow as pa
 
@@ -36,7 +38,7 @@ class ObjectRecord:
     @property
     def parts(self) -> int:
         """Batches of the object."""
-        return len(self.sizes) - 2
+        return len(self.sizes)
 
     def digest(self, piece: int) -> bytes:
         """sha256 of a piece."""
@@ -70,12 +72,6 @@ def read_batch(
 
     Raises: DataCorruption when the object is missing, cut or altered there.
     """
-    batch = decrypted(place.uri, read_piece(place))
-    return decoded(f"{place.uri}: {place.name}", _MAGIC + schema.serialize().to_pybytes() + batch, schema, columns, ids)
-
-
-def read_piece(place: Place) -> bytes:
-    """A piece as it is stored. Raises: DataCorruption when it is missing or others than it should be."""
     try:
         data, whole = read_range(place.uri, place.start, place.size)
     except FileNotFoundError:
@@ -84,16 +80,9 @@ def read_piece(place: Place) -> bytes:
         raise corrupt(place.uri, "its length differs from the manifest")
     if hashlib.sha256(data).digest() != place.digest:
         raise corrupt(f"{place.uri}: {place.name}", "its sha256 differs from the manifest")
-    return data
-
-
-def frame(uri: str, record: ObjectRecord) -> tuple[Place, Place]:
-    """What precedes the batches of an object, and what follows them."""
-    whole, last = sum(record.sizes), len(record.sizes) - 1
-    return (
-        Place(uri, "its beginning", 0, record.sizes[0], whole, record.digest(0)),
-        Place(uri, "its end", whole - record.sizes[last], record.sizes[last], whole, record.digest(last)),
-    )
+    content = decrypted(place.uri, data)
+    file = content if content.startswith(_MAGIC) else _MAGIC + schema.serialize().to_pybytes() + content
+    return decoded(f"{place.uri}: {place.name}", file, schema, columns, ids)
 
 
 def _arrow_file(batches: Sequence[pa.RecordBatch]) -> pa.Buffer:
@@ -106,11 +95,11 @@ def _arrow_file(batches: Sequence[pa.RecordBatch]) -> pa.Buffer:
 
 
 def _pieces(content: pa.Buffer) -> Iterator[bytes]:
-    """The pieces of an Arrow file, which begins with a message for its schema and one for each batch."""
-    reader, start = pa.BufferReader(content), 0
+    """The pieces of an Arrow file: a message for its schema, one for each batch, and its footer."""
+    reader, ends = pa.BufferReader(content), list[int]()
     reader.seek(len(_MAGIC))
     with contextlib.suppress(EOFError):
         while pa.ipc.read_message(reader):
-            yield content[start : reader.tell()].to_pybytes()
-            start = reader.tell()
-    yield content[start:].to_pybytes()
+            ends.append(reader.tell())
+    for start, end in pairwise((0, *ends[1:-1], content.size)):
+        yield content[start:end].to_pybytes()

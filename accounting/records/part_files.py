@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from accounting.errors import START_ANEW, DataCorruption
 from accounting.records.files import list_files
-from accounting.records.objects import DIGEST, Place, frame, read_batch, read_piece
+from accounting.records.objects import DIGEST, Place, read_batch
 from accounting.records.parts import MANIFEST, PartRecord, PartStore, RepeatedIds, corrupt, read_part
 from accounting.records.snapshots import COMPLETE, Snapshot, object_uri, read_snapshots, uncommitted
 
@@ -134,10 +134,6 @@ class StoredNorms(ABC):
     def files(self, part: int) -> PartFiles:
         """Where a part is stored, which is one of ``parts``."""
 
-    @abstractmethod
-    def verify_the_rest(self) -> None:
-        """Read what belongs to no part. Raises: DataCorruption where it is damaged."""
-
 
 class NormsInFiles(StoredNorms):
     """A file for each part of each snapshot."""
@@ -163,9 +159,6 @@ class NormsInFiles(StoredNorms):
         records = tuple(self._records[part][step] for step in self.steps)
         return PartInFiles(self.directory, part, self.rows(part), self.steps, records)
 
-    def verify_the_rest(self) -> None:
-        return None
-
 
 class NormsInObjects(StoredNorms):
     """A few objects for each snapshot, and a manifest of its own."""
@@ -188,12 +181,6 @@ class NormsInObjects(StoredNorms):
 
     def files(self, part: int) -> PartFiles:
         return PartInObjects.of(self.directory, self._snapshots, part)
-
-    def verify_the_rest(self) -> None:
-        for snapshot in self._snapshots:
-            for number, record in enumerate(snapshot.objects):
-                for place in frame(object_uri(self.directory, snapshot.step, number), record):
-                    read_piece(place)
 
 
 def open_norms(directory: str) -> StoredNorms:

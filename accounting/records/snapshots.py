@@ -101,7 +101,7 @@ class Snapshot:
         """The object that holds a part, and which of its pieces the part is."""
         for number, each in enumerate(self.objects):
             if part < each.parts:
-                return number, part + 1
+                return number, part
             part -= each.parts
         raise IndexError(part)
 

@@ -95,7 +95,7 @@ def test_a_part_reads_its_own_batches_and_the_manifests_are_read_once(
     part = read_contributions(shards.files(1))
     np.testing.assert_array_equal(part.example_ids, np.asarray(snapshot(0, 20).example_ids)[8:16])
     assert [name for name, _ in read] == sorted(sizes)
-    assert all(size < 0.6 * sizes[name] for name, size in read)
+    assert all(size < 0.75 * sizes[name] for name, size in read)
 
 
 def test_a_replay_writes_nothing_and_other_rows_are_refused(root: str, key: str) -> None:
@@ -153,7 +153,7 @@ def test_a_snapshot_of_another_run_is_noticed(tmp_path: Path) -> None:
     NormShards(str(tmp_path / "one")).verify()
 
 
-def test_every_byte_of_an_object_belongs_to_a_part_or_its_frame(tmp_path: Path, key: str) -> None:
+def test_every_byte_of_an_object_belongs_to_a_part(tmp_path: Path, key: str) -> None:
     write_all(str(tmp_path), (0,))
     path = tmp_path / "step=00000000" / "object-00000.arrow"
     intact, named = path.read_bytes(), list[str]()
@@ -164,7 +164,7 @@ def test_every_byte_of_an_object_belongs_to_a_part_or_its_frame(tmp_path: Path, 
         found = re.search(r"object-00000\.arrow: (.*): its sha256 differs", str(damage.value))
         assert found is not None
         named.append(found[1])
-    assert [name for name, _ in itertools.groupby(named)] == ["its beginning", "part 0", "part 1", "its end"]
+    assert [name for name, _ in itertools.groupby(named)] == ["part 0", "part 1"]
 
 
 @settings(max_examples=40, deadline=None)
