@@ -49,7 +49,7 @@ _POLL = 0.1
 
 def main() -> int:
     options = _parser().parse_args()
-    address = "in-process" if options.in_process else "embedded"
+    address = "in-process" if options.in_process else "local"
     with tempfile.TemporaryDirectory(prefix="start-up-") as folder:
         found = {"local": _run(Path(folder), options.trials, address)}
     if options.s3_trials:
