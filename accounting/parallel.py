@@ -76,7 +76,7 @@ class Work:
     """One part of a job: the norms that its epsilons depend on, and how they follow from the trace."""
 
     job: AccountingJob
-    norms: tuple[object, ...]
+    norms: object
     epsilons: Callable[[Trace], Epsilons]
 
     def inputs(self, trace: Trace) -> str:
@@ -133,13 +133,13 @@ def epsilons_of_part(job: AccountingJob, part: PartFiles, trace: Trace) -> Epsil
 
 def _of_examples(job: AccountingJob, part: PartFiles) -> Work:
     """The epsilons of the examples of one part."""
-    return Work(job, part.records, lambda trace: epsilons_of_part(job, part, trace))
+    return Work(job, part.identity, lambda trace: epsilons_of_part(job, part, trace))
 
 
 def _of_users(job: AccountingJob, part: PartFiles) -> Work:
     """The epsilons of one share of the users, of which there are as many as parts: they depend on all norms."""
     shards, users = NormShards(TrialFiles(job.root).norms), StoredUsers(TrialFiles(job.root).users)
-    norms = (tuple(shards.files(each).records for each in shards.parts), users.digests())
+    norms = (tuple(shards.files(each).identity for each in shards.parts), users.digests())
     return Work(job, norms, lambda trace: epsilons_of_users(shards, users, trace, job.delta, part.part))
 
 

@@ -51,6 +51,7 @@ from accounting.records import (
     PartFiles,
     StoredEpsilons,
     TrialFiles,
+    list_files,
     read_bytes,
     write_trace,
 )
@@ -108,11 +109,12 @@ def write_trial(root: str, size: Size, seed: int = 0) -> None:
     write_trace(files.trace, Trace(size.examples, (Segment(0, steps, PoissonSampling(0.01), 1.2),)))
     typical = generator.beta(1.0, 1.5, size.examples).astype(np.float32)
     ids, groups = np.arange(size.examples), generator.integers(0, 4, size.examples)
-    writer = NormShardWriter(files.norms)
-    for number, drift in enumerate(np.linspace(1.2, 0.6, size.snapshots, dtype=np.float32)):
-        norms = typical * drift * generator.uniform(0.7, 1.3, size.examples).astype(np.float32)
-        losses = generator.random(size.examples, dtype=np.float32) + np.float32(0.01)
-        writer.write(NormSnapshot(number * STEPS_EACH, ids, groups, norms, np.minimum(norms, 1.0), losses))
+    with NormShardWriter(files.norms) as writer:
+        for number, drift in enumerate(np.linspace(1.2, 0.6, size.snapshots, dtype=np.float32)):
+            norms = typical * drift * generator.uniform(0.7, 1.3, size.examples).astype(np.float32)
+            losses = generator.random(size.examples, dtype=np.float32) + np.float32(0.01)
+            writer.write(NormSnapshot(number * STEPS_EACH, ids, groups, norms, np.minimum(norms, 1.0), losses))
+        writer.complete()
 
 
 def peak_megabytes() -> float:
@@ -122,12 +124,10 @@ def peak_megabytes() -> float:
 
 def hashing_seconds(root: str) -> float:
     """CPU seconds to read and hash all norm files of a trial, which the page cache holds by then."""
-    shards = NormShards(TrialFiles(root).norms)
-    files = [shards.files(part) for part in shards.parts]
+    norms = TrialFiles(root).norms
     begun = time.process_time()
-    for each in files:
-        for record in each.records:
-            hashlib.sha256(read_bytes(f"{each.directory}/{record.path}")).hexdigest()
+    for name in list_files(norms):
+        hashlib.sha256(read_bytes(f"{norms}/{name}")).hexdigest()
     return time.process_time() - begun
 
 

@@ -40,7 +40,7 @@ FOUND: dict[str, tuple[Target, object, str]] = {
     "a part without number": (SHARDS, shards.ForgedManifest(0.0, "part", None), "its line 1 is damaged"),
     "ids that are missing": (SHARDS, shards.ForgedRows(0.0, "example_id", [None]), "or lack values"),
     "contributions that are missing": (SHARDS, shards.ForgedRows(0.0, "contribution", [None]), "or lack values"),
-    "ids of another name": (SHARDS, shards.ForgedBytes(0.0, [Edit("flip", 0.23046875, b"\x01")]), "columns are others"),
+    "ids of another name": (SHARDS, shards.ForgedBytes(0.0, [Edit("flip", 0.2357, b"\x01")]), "columns are others"),
     "no Arrow file": (SHARDS, shards.ForgedBytes(0.0, [Edit("cut", 0.5, b"")]), "it is no Arrow file"),
 }
 """What earlier runs have found: input that ended in a traceback, and what is said of it now."""

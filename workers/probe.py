@@ -21,6 +21,7 @@ from accounting.mechanism import Release
 from accounting.records import TrialFiles, closed_to_strangers
 from workers.devices import choose_device
 from workers.imports import NO_CODE, UserCode
+from workers.recording import closed_afterwards
 from workers.spec import TrialSpec
 from workers.training import Trainer
 from workers.trial import begin, reproducible
@@ -40,9 +41,9 @@ class TrialProbe:
     """Seconds that pieces of a trial take, and its memory.
 
     begin: to load the data, build the model and write the first checkpoint. step: without a norm pass. refresh: a norm
-    pass over all examples, with storing its snapshot. evaluation, checkpoint: one of each. memory: most bytes of the
-    process, the libraries included; gpu_memory: most bytes allocated on the GPU. cores: CPU seconds per second of a
-    step. steps: how many were taken.
+    pass over all examples; another thread stores its snapshot. evaluation, checkpoint: one of each. memory: most bytes
+    of the process, the libraries included; gpu_memory: most bytes allocated on the GPU. cores: CPU seconds per second
+    of a step. steps: how many were taken.
     """
 
     begin: float
@@ -79,18 +80,19 @@ def _measured(
     started = took()
     begun = begin(spec, files, code, releases)
     beginning, trainer = took() - started, begun.trainer
-    whole = len(begun.dataset.train)
-    trainer.measure(_SAMPLE)  # the first pass also compiles and allocates
-    refresh = _seconds(took, lambda: trainer.measure(_SAMPLE)) * max(1.0, whole / _SAMPLE)
-    if refresh < _SHORT or trainer.needs_norms:
-        refresh = _seconds(took, trainer.refresh)
-    first = _seconds(took, trainer.advance)
-    used = time.process_time()
-    steps = _steps(trainer, took)
-    cores = (time.process_time() - used) / max(sum(steps), 1e-9) if steps else 1.0
-    trainer.evaluations()
-    evaluation = _seconds(took, trainer.evaluations)
-    checkpoint = _seconds(took, begun.save)
+    with closed_afterwards(trainer.recorders):
+        whole = len(begun.dataset.train)
+        trainer.measure(_SAMPLE)  # the first pass also compiles and allocates
+        refresh = _seconds(took, lambda: trainer.measure(_SAMPLE)) * max(1.0, whole / _SAMPLE)
+        if refresh < _SHORT or trainer.needs_norms:
+            refresh = _seconds(took, trainer.refresh)
+        first = _seconds(took, trainer.advance)
+        used = time.process_time()
+        steps = _steps(trainer, took)
+        cores = (time.process_time() - used) / max(sum(steps), 1e-9) if steps else 1.0
+        trainer.evaluations()
+        evaluation = _seconds(took, trainer.evaluations)
+        checkpoint = _seconds(took, begun.save)
     return TrialProbe(
         begin=beginning,
         step=statistics.median(steps or [first]),

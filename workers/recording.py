@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -258,9 +259,21 @@ class NormRecorder:
             self._interval.extend(rule)
 
     def store(self) -> None:
-        """Store the snapshot of the open interval, if there is one."""
+        """Have the snapshot of the open interval stored, if there is one."""
         if self._interval is not None:
             self.write(self._interval)
+
+    def wait(self) -> None:
+        """Return when every snapshot is stored. Raises: StorageError where one could not be."""
+        self._writer.wait()
+
+    def complete(self) -> None:
+        """Store that no further snapshot follows. Raises: StorageError."""
+        self._writer.complete()
+
+    def close(self) -> None:
+        """Begin to store nothing more, and wait for what has begun."""
+        self._writer.close()
 
     def state(self) -> dict[str, Any] | None:
         return None if self._interval is None else self._interval.state()
@@ -292,7 +305,7 @@ class NormRecorder:
         return Measurement(self._data.examples(measured, norms), norms.losses)
 
     def write(self, interval: Interval) -> None:
-        """Store the snapshot of ``interval``. A resumed run may store it again, but only with equal bytes."""
+        """Have the snapshot of ``interval`` stored. A resumed run may store it again, but only with equal bytes."""
         examples = interval.measured.examples
         self._writer.write(
             NormSnapshot(
@@ -304,6 +317,16 @@ class NormRecorder:
                 losses=interval.measured.losses.cpu().numpy(),
             )
         )
+
+
+@contextlib.contextmanager
+def closed_afterwards(recorders: Sequence[NormRecorder]) -> Iterator[None]:
+    """Whatever ends a ``with`` block, the recorders store nothing more: nobody writes beside the next attempt."""
+    try:
+        yield
+    finally:
+        for recorder in recorders:
+            recorder.close()
 
 
 def is_due(step: int, times_per_epoch: float, steps_per_epoch: int) -> bool:

@@ -142,7 +142,8 @@ class NormSpec:
     """How often the gradient norms of all examples are computed.
 
     refreshes_per_epoch: times per epoch (gamma of paper A), at every step, or when sampled: once, at step 0, and then
-    each example's whenever it is in a batch, where its norm is computed anyway. rows_per_part: rows of one shard file.
+    each example's whenever it is in a batch, where its norm is computed anyway. rows_per_part: rows
+    of one part, which is accounted on its own.
     """
 
     refreshes_per_epoch: Annotated[float, Field(gt=0.0)] | Literal["every_step", "when_sampled"] = 1.0

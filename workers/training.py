@@ -298,8 +298,13 @@ class Trainer:
             self._run.contributions = "estimate"
 
     def store_norms(self) -> None:
-        """Store the last snapshot of all norms. Call it before the next refresh and at the end of training."""
+        """Have the last snapshot of all norms stored. Call it before the next refresh and at the end of training."""
         self._everyone.store()
+
+    @property
+    def recorders(self) -> tuple[NormRecorder, ...]:
+        """What stores norms: wait for it before a checkpoint, complete it after training, and close it in any case."""
+        return (self._everyone,) if self._exact is None else (self._everyone, self._exact)
 
     def _batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         x, y = self._data.inputs(rows)

@@ -44,7 +44,7 @@ from workers.micro_batches import LackOfMemory
 from workers.noise import make_noise_source, noise_source_kind
 from workers.outcomes import Outcomes, write_outcomes
 from workers.preprocessing import make_preprocessing
-from workers.recording import is_due
+from workers.recording import closed_afterwards, is_due
 from workers.spec import AttackSpec, ExecutionSpec, TrialSpec, at_speed_of
 from workers.trained import describe_inputs
 from workers.training import Trainer
@@ -201,6 +201,8 @@ def begin(spec: TrialSpec, files: TrialFiles, code: UserCode, releases: tuple[Re
     trainer = Trainer(spec, mechanism, dataset, noise, files, code)
 
     def save() -> None:
+        for recorder in trainer.recorders:
+            recorder.wait()
         save_checkpoint(files.checkpoint, owner, {"preprocessing": fitted, "trainer": trainer.state()})
 
     if stored is None:
@@ -219,9 +221,12 @@ def _train(
 ) -> TrainingResult:
     begun = begin(spec, files, code, releases)
     trainer = begun.trainer
-    _train_to_the_end(spec, trainer, begun.save, report)
-    trainer.store_norms()
-    begun.save()
+    with closed_afterwards(trainer.recorders):
+        _train_to_the_end(spec, trainer, begun.save, report)
+        trainer.store_norms()
+        for recorder in trainer.recorders:
+            recorder.complete()
+        begun.save()
     inputs = describe_inputs(spec, begun.source, begun.dataset, begun.fitted)
     result = _finish(spec, files, trainer, begun.dataset, inputs, code)
     forget_checkpoint(files.checkpoint)

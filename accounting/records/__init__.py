@@ -28,6 +28,7 @@ from accounting.records.files import (
 )
 from accounting.records.group_files import read_groups
 from accounting.records.layout import TrialFiles
+from accounting.records.part_files import PartFiles
 from accounting.records.parts import MANIFEST, PartRecord
 from accounting.records.private_files import read_private, write_private
 from accounting.records.sealed import read_private_sealed, read_sealed, write_private_sealed, write_sealed
@@ -35,9 +36,10 @@ from accounting.records.shards import (
     NormShards,
     NormShardWriter,
     NormSnapshot,
-    PartFiles,
     PartNorms,
     check_contributions,
+    delete_norms,
+    has_norms,
     read_contributions,
 )
 from accounting.records.tables import read_table
@@ -64,8 +66,10 @@ __all__ = [
     "delete",
     "delete_folder",
     "delete_if_empty",
+    "delete_norms",
     "exists",
     "forget_notes",
+    "has_norms",
     "is_encrypting",
     "list_files",
     "list_folders",

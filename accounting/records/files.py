@@ -37,8 +37,12 @@ def open_filesystem(uri: str) -> tuple[fs.FileSystem, str]:
         raise InvalidInput(f"{uri!r} is not an address: {error}; use a local path, s3:// or gs://") from error
     if parts.scheme == "file":
         return fs.LocalFileSystem(), unquote(parts.path)
-    filesystem, base = _connect(f"{parts.scheme}://{parts.netloc}/")
+    filesystem, base = _connect(f"{parts.scheme}://{parts.netloc}/{_OPTIONS.get(parts.scheme, '')}")
     return filesystem, "/".join(piece for piece in (base.strip("/"), parts.path.strip("/")) if piece)
+
+
+_OPTIONS = {"s3": "?allow_delayed_open=true"}
+"""By scheme. What is smaller than a part of an upload (10 MB) is then one request, in place of three."""
 
 
 @functools.lru_cache(maxsize=32)
@@ -55,6 +59,17 @@ def read_bytes(uri: str) -> bytes:
     filesystem, path = open_filesystem(uri)
     with _named_errors("read", uri), filesystem.open_input_file(path) as stream:
         return bytes(stream.read())
+
+
+def read_range(uri: str, start: int, size: int) -> tuple[bytes, int]:
+    """``size`` bytes from ``start`` on, or none where the file ends before; and the bytes of the whole file.
+
+    Raises: as `read_bytes`.
+    """
+    filesystem, path = open_filesystem(uri)
+    with _named_errors("read", uri), filesystem.open_input_file(path) as stream:
+        whole = stream.size()
+        return bytes(stream.read_at(size, start)) if start + size <= whole else b"", whole
 
 
 def write_bytes_atomically(uri: str, data: bytes, private: bool = False) -> None:

@@ -111,15 +111,15 @@ class PartStore:
         if tail and _is_cut(tail):
             self._torn = tail
         elif tail:
-            raise _corrupt(uri, "its last line is damaged")
+            raise corrupt(uri, "its last line is damaged")
         if len({record.path for record in records}) != len(records):
-            raise _corrupt(uri, "it lists a part twice")
+            raise corrupt(uri, "it lists a part twice")
         return records
 
     def _parse(self, line: bytes, place: str, uri: str) -> PartRecord:
         record = PartRecord(**json.loads(line)) if _LINE.fullmatch(line) else None
         if record is None or record.to_line() != line + b"\n":
-            raise _corrupt(uri, f"its {place} is damaged") from PrivateDetail(f"{line[:80]!r}")
+            raise corrupt(uri, f"its {place} is damaged") from PrivateDetail(f"{line[:80]!r}")
         return record
 
 
@@ -175,30 +175,41 @@ def read_part(
     try:
         data = read_bytes(uri)
     except FileNotFoundError:
-        raise _corrupt(uri, "the manifest lists it, but it is missing") from None
+        raise corrupt(uri, "the manifest lists it, but it is missing") from None
     if len(data) != record.num_bytes:
-        raise _corrupt(uri, "its length differs from the manifest")
+        raise corrupt(uri, "its length differs from the manifest")
     if hashlib.sha256(data).hexdigest() != record.sha256:
-        raise _corrupt(uri, "its sha256 differs from the manifest")
-    content = decrypted(uri, data)
+        raise corrupt(uri, "its sha256 differs from the manifest")
+    table = decoded(uri, decrypted(uri, data), schema, columns, ids)
+    if (table.num_rows, *_ends(table)) != (record.rows, record.first, record.last):
+        raise corrupt(uri, "its rows differ from what the manifest says")
+    return table
+
+
+def decoded(
+    name: str, content: bytes, schema: pa.Schema, columns: Sequence[str] | None = None, ids: RepeatedIds | None = None
+) -> pa.Table:
+    """The rows of an Arrow file that ``name`` names in messages; columns and ids as for `read_part`.
+
+    Raises: DataCorruption for what is no such file, expands to far too much, or has other columns than the schema.
+    """
     try:
         table = (
             read_table(content, columns) if ids is None else ids.read_table(content, schema, columns or schema.names)
         )
         table.validate(full=True)  # altered lengths must not make decoding read outside the buffers
     except Oversized as error:
-        raise _corrupt(uri, "it would expand to far more than its rows need") from PrivateDetail(str(error))
+        raise corrupt(name, "it would expand to far more than its rows need") from PrivateDetail(str(error))
     except (pa.ArrowException, OSError, ValueError):
-        raise _corrupt(uri, "it is no Arrow file") from None
+        raise corrupt(name, "it is no Arrow file") from None
     wanted = pa.schema([field for field in schema if columns is None or field.name in columns])
     if not table.schema.equals(wanted) or any(column.null_count for column in table.columns):
-        raise _corrupt(uri, "its columns are others than they should be, or lack values")
-    if (table.num_rows, *_ends(table)) != (record.rows, record.first, record.last):
-        raise _corrupt(uri, "its rows differ from what the manifest says")
+        raise corrupt(name, "its columns are others than they should be, or lack values")
     return table
 
 
-def _corrupt(uri: str, reason: str) -> DataCorruption:
+def corrupt(uri: str, reason: str) -> DataCorruption:
+    """The error for a file, or a place in it, that is damaged."""
     return DataCorruption(f"{uri}: {reason}; restore the file from a backup, or {START_ANEW}")
 
 

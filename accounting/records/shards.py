@@ -1,4 +1,4 @@
-"""Norm shards as Arrow files; their columns are defined only here.
+"""Norms of a run, snapshot by snapshot.
 
 A norm snapshot at step s holds, for every training example, the contribution of its gradient from step s up to the next
 snapshot. Part p holds the same examples in every snapshot, so that each part can be accounted for on its own.
@@ -9,27 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from accounting.errors import START_ANEW, DataCorruption, InvalidInput, PrivateDetail, keep_whole, require_whole
-from accounting.records.parts import PartRecord, PartStore, RepeatedIds, read_part
+from accounting.errors import DataCorruption, InvalidInput, PrivateDetail, keep_whole, require_whole
+from accounting.records.background import Background
+from accounting.records.files import delete, exists, list_files
+from accounting.records.part_files import COMMITS, NORM_SCHEMA, PartFiles, mismatch, open_norms
+from accounting.records.parts import MANIFEST, PartStore, RepeatedIds
+from accounting.records.snapshots import SnapshotWriter
 
 Floats = npt.NDArray[np.floating[Any]]
 Integers = npt.NDArray[np.integer[Any]]
-
-NORM_SCHEMA = pa.schema(
-    [
-        ("example_id", pa.int64()),
-        ("group", pa.int32()),
-        ("norm", pa.float32()),
-        ("contribution", pa.float32()),
-        ("loss", pa.float32()),
-    ]
-)
 
 ROUNDING = 1e-6
 """Rounding in 32-bit arithmetic may raise a contribution above 1 by up to this much; it is then stored as 1."""
@@ -83,33 +77,63 @@ def check_contributions(contributions: Floats, where: str) -> None:
 
 
 class NormShardWriter:
-    """Writes snapshots into ``directory``, ``rows_per_part`` examples per file; there is one writer per directory."""
+    """Writes the snapshots of a run into ``directory``, in a thread of its own; there is one writer per directory.
+
+    A snapshot is stored as parts of ``rows_per_part`` examples, each with its own sha256. What was written is certain
+    after `wait`, and complete after `complete`. Every method raises what went wrong in the thread: `StorageError`, with
+    the snapshot not committed, or `DataCorruption` for the replay of a committed snapshot with other rows.
+    """
 
     def __init__(self, directory: str, rows_per_part: int = 65_536) -> None:
-        rows_per_part = require_whole("rows_per_part", rows_per_part, at_least=1)
-        self._rows_per_part = rows_per_part
-        self._store = PartStore(directory, NORM_SCHEMA)
+        self._rows_per_part = require_whole("rows_per_part", rows_per_part, at_least=1)
+        names = list_files(directory)
+        self._store = PartStore(directory, NORM_SCHEMA) if MANIFEST in names else None
+        self._snapshots = SnapshotWriter(directory.rstrip("/"), rows_per_part, names)
+        self._background = Background()
 
     def write(self, snapshot: NormSnapshot) -> None:
-        """Store and commit a snapshot.
+        """Have a snapshot stored; its arrays must not change from now on. Waits only for the one before the last."""
+        self._background.do(lambda: self._write(snapshot))
 
-        Replaying a committed snapshot writes nothing when its bytes are equal and raises `DataCorruption` when they
-        are not. Raises `StorageError`, with nothing committed, when the storage refuses.
-        """
-        table = pa.table(
-            {
-                "example_id": np.asarray(snapshot.example_ids, np.int64),
-                "group": np.asarray(snapshot.groups, np.int32),
-                "norm": np.asarray(snapshot.norms, np.float32),
-                "contribution": _round_up_to_float32(snapshot.contributions),
-                "loss": np.asarray(snapshot.losses, np.float32),
-            },
-            schema=NORM_SCHEMA,
-        )
-        starts = range(0, max(table.num_rows, 1), self._rows_per_part)
-        self._store.write(
-            (snapshot.step, part, table.slice(start, self._rows_per_part)) for part, start in enumerate(starts)
-        )
+    def wait(self) -> None:
+        """Return when everything is committed."""
+        self._background.wait()
+
+    def complete(self) -> None:
+        """Commit the run: nothing is written after the last snapshot. Readers take no run that is not complete."""
+        self.wait()
+        if self._store is None:
+            self._snapshots.complete()
+
+    def close(self) -> None:
+        """End the thread: what it has begun is finished, and nothing else is begun."""
+        self._background.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _write(self, snapshot: NormSnapshot) -> None:
+        batch, size = _batch(snapshot), self._rows_per_part
+        if self._store is None:
+            self._snapshots.write(snapshot.step, batch)
+        else:
+            starts = range(0, max(batch.num_rows, 1), size)
+            tables = (pa.Table.from_batches([batch.slice(start, size)]) for start in starts)
+            self._store.write((snapshot.step, part, table) for part, table in enumerate(tables))
+
+
+def _batch(snapshot: NormSnapshot) -> pa.RecordBatch:
+    columns = (
+        np.asarray(snapshot.example_ids, np.int64),
+        np.asarray(snapshot.groups, np.int32),
+        np.asarray(snapshot.norms, np.float32),
+        _round_up_to_float32(snapshot.contributions),
+        np.asarray(snapshot.losses, np.float32),
+    )
+    return pa.record_batch([pa.array(column) for column in columns], schema=NORM_SCHEMA)
 
 
 def _round_up_to_float32(contributions: Floats) -> npt.NDArray[np.float32]:
@@ -136,19 +160,6 @@ class PartNorms:
 
 
 @dataclass(frozen=True)
-class PartFiles:
-    """What the manifest says of one range of examples: its records, one per snapshot, in the order of the steps."""
-
-    directory: str
-    records: tuple[PartRecord, ...]
-
-    @property
-    def part(self) -> int:
-        """Number of the part."""
-        return self.records[0].part
-
-
-@dataclass(frozen=True)
 class PartContributions:
     """What accounting needs of one range of examples.
 
@@ -167,86 +178,81 @@ def read_contributions(files: PartFiles) -> PartContributions:
 
     Raises: DataCorruption for missing, cut, altered or mismatched files.
     """
-    first, last = files.records[0], files.records[-1]
-    contributions, repeated = np.empty((len(files.records), first.rows), np.float32), RepeatedIds()
-    for number, record in enumerate(files.records):
-        wanted = ["example_id", "contribution", *(["group"] if record is first else ())]
-        wanted += ["loss"] if record is last else []
-        table = read_part(files.directory, NORM_SCHEMA, record, wanted, repeated)
+    last = len(files.steps) - 1
+    contributions, repeated = np.empty((len(files.steps), files.rows), np.float32), RepeatedIds()
+    for number, step in enumerate(files.steps):
+        wanted = ["example_id", "contribution", *(["group"] if number == 0 else [])]
+        wanted += ["loss"] if number == last else []
+        table = files.read(number, wanted, repeated)
         found = table.column("example_id").to_numpy()
-        if record is first:
+        if number == 0:
             ids, groups = found, table.column("group").to_numpy()
         if not np.array_equal(found, ids):
-            raise _mismatch(files.directory, record.step or 0, record.part)
+            raise mismatch(files.directory, step, files.part)
         contributions[number] = table.column("contribution").to_numpy()
-    steps = np.array([record.step for record in files.records])
-    return PartContributions(ids, groups, steps, contributions.T, table.column("loss").to_numpy())
+    return PartContributions(ids, groups, np.array(files.steps), contributions.T, table.column("loss").to_numpy())
 
 
 class NormShards:
-    """The committed norm shards of a trial. Every read is verified; damage is a `DataCorruption` naming the file."""
+    """The norms of a run that ended. Every read is verified; damage is a `DataCorruption` naming the file."""
 
     def __init__(self, directory: str) -> None:
-        """Read the manifest. Raises `DataCorruption` unless there is a snapshot at step 0 and all are complete."""
-        self._store = PartStore(directory, NORM_SCHEMA)
-        self._records: dict[int, dict[int, PartRecord]] = {}
-        for record in self._store.records.values():
-            self._records.setdefault(record.part, {})[record.step or 0] = record
-        self.steps = tuple(sorted({step for records in self._records.values() for step in records}))
-        self.parts = tuple(sorted(self._records))
+        """Read the manifests. Raises `DataCorruption` unless there is a snapshot at step 0 and all are complete."""
+        self._stored = open_norms(directory.rstrip("/"))
+        self.steps, self.parts = self._stored.steps, self._stored.parts
         self._require_complete(directory)
 
     @property
     def uncommitted(self) -> tuple[str, ...]:
-        """Part files without a manifest line: training was interrupted, and a resume writes them again."""
-        return self._store.uncommitted
+        """Files that no manifest lists: training was interrupted, and a resume writes them again."""
+        return self._stored.uncommitted
 
     @property
     def examples(self) -> int:
         """Number of training examples."""
-        return sum(records[self.steps[0]].rows for records in self._records.values())
+        return sum(map(self._stored.rows, self.parts))
 
     def require_complete(self, examples: int) -> None:
         """Raise `DataCorruption` if a write was interrupted, or if there are not exactly ``examples`` examples."""
         if self.uncommitted:
             raise DataCorruption(
-                f"{self._store.directory} holds shards that were never committed, such as {self.uncommitted[0]}: "
+                f"{self._stored.directory} holds shards that were never committed, such as {self.uncommitted[0]}: "
                 "training was interrupted; resume the trial before accounting for it"
             )
         if self.examples != examples:
             raise DataCorruption(
-                f"{self._store.directory} holds {self.examples} examples, but the trace says {examples}; restore the "
+                f"{self._stored.directory} holds {self.examples} examples, but the trace says {examples}; restore the "
                 "missing shards or run the trial again"
             )
 
     def read(self, part: int) -> PartNorms:
         """One part across all snapshots. Raises `DataCorruption` for missing, cut, altered or mismatched files."""
-        self._require_part(part)
-        rows = self._records[part][self.steps[0]].rows
-        norms, contributions, losses = (np.empty((rows, len(self.steps)), np.float32) for _ in range(3))
+        files = self.files(part)
+        norms, contributions, losses = (np.empty((files.rows, len(self.steps)), np.float32) for _ in range(3))
         ids, groups = np.empty(0, np.int64), np.empty(0, np.int32)
-        for column, (step, table) in enumerate(self._snapshots(part)):
+        for number, step in enumerate(files.steps):
+            table = files.read(number)
             found = table.column("example_id").to_numpy()
-            if column == 0:
+            if number == 0:
                 ids, groups = found, table.column("group").to_numpy()
             if not np.array_equal(found, ids):
-                raise _mismatch(self._store.directory, step, part)
+                raise mismatch(files.directory, step, part)
             for target, name in ((norms, "norm"), (contributions, "contribution"), (losses, "loss")):
-                target[:, column] = table.column(name).to_numpy()
+                target[:, number] = table.column(name).to_numpy()
         return PartNorms(part, ids, groups, np.array(self.steps), norms, contributions, losses)
 
     def files(self, part: int) -> PartFiles:
-        """What the manifest says of one part. Raises `DataCorruption` if there is no such part."""
-        self._require_part(part)
-        return PartFiles(self._store.directory, tuple(self._records[part][step] for step in self.steps))
+        """Where one part is stored. Raises `DataCorruption` if there is no such part."""
+        if part not in self.parts:
+            raise DataCorruption(
+                f"{self._stored.directory} has no part {part}; it has parts 0 to {len(self.parts) - 1}"
+            )
+        return self._stored.files(part)
 
-    def _require_part(self, part: int) -> None:
-        if part not in self._records:
-            raise DataCorruption(f"{self._store.directory} has no part {part}; it has parts {self.parts}")
-
-    def _snapshots(self, part: int) -> Iterator[tuple[int, pa.Table]]:
-        for step in self.steps:
-            yield step, self._store.read(self._records[part][step])
+    def verify(self) -> None:
+        """Read every byte that is stored. Raises: `DataCorruption` for what is missing, cut, altered or mismatched."""
+        for part in self.parts:
+            self.read(part)
 
     def _require_complete(self, directory: str) -> None:
         if not self.parts:
@@ -258,14 +264,18 @@ class NormShards:
             )
         if self.parts != tuple(range(len(self.parts))):
             raise DataCorruption(f"{directory}: parts are {self.parts}, so one is missing; resume the trial")
-        for part, records in self._records.items():
-            for step in self.steps:
-                if step not in records or records[step].rows != records[0].rows:
-                    raise _mismatch(directory, step, part)
 
 
-def _mismatch(directory: str, step: int, part: int) -> DataCorruption:
-    return DataCorruption(
-        f"{directory}: the snapshot at step {step} lacks part {part} or holds other examples there than the first "
-        f"snapshot; resume the trial, or {START_ANEW}"
-    )
+def has_norms(directory: str) -> bool:
+    """Whether a folder holds the norms of a run that ended."""
+    return any(exists(f"{directory}/{commit}") for commit in COMMITS)
+
+
+def delete_norms(directory: str) -> Iterator[str]:
+    """Delete the norms in a folder; yields the name of each file that was deleted.
+
+    What commits them goes first: what an interrupted deletion leaves is then no longer part of the trial.
+    """
+    for name in sorted(list_files(directory), key=lambda name: name not in COMMITS):
+        delete(f"{directory}/{name}")
+        yield name

@@ -12,7 +12,7 @@ import typer
 
 from accounting.curves import AttackRisk, attack_risk, curve_of_examples
 from accounting.errors import DataCorruption, InvalidInput
-from accounting.records import MANIFEST, TrialFiles, exists, read_epsilons, read_trace
+from accounting.records import MANIFEST, TrialFiles, exists, has_norms, read_epsilons, read_trace
 from accounting.release import OwnerReport, owner_report
 from orchestration.commands import panels
 from orchestration.commands.output_files import write_file
@@ -77,7 +77,7 @@ def owner_risk(files: TrialFiles, example_id: int) -> AttackRisk | None:
 
     Raises: InvalidInput for an unknown example, DataCorruption for missing or damaged norm shards.
     """
-    if not exists(f"{files.norms}/{MANIFEST}"):
+    if not has_norms(files.norms):
         return None
     trace = read_trace(files.trace)
     own = contributions_of(files, trace, [example_id])

@@ -14,13 +14,12 @@ from accounting.errors import InvalidInput
 from accounting.estimates import PrivacyEstimate
 from accounting.parallel import AccountingJob, PartResult, Scatter, account_all
 from accounting.records import (
-    MANIFEST,
     PartFiles,
     StoredEpsilons,
     StoredUsers,
     TrialFiles,
     closed_to_strangers,
-    exists,
+    has_norms,
     read_groups,
     read_trace,
 )
@@ -130,7 +129,7 @@ def _asked(files: SweepFiles, record: SweepRecord, question: Question) -> list[T
         keys = ", ".join(result.key for result in finished[:5]) or "none"
         wanted = f"no finished private trial {question.trial!r}" if question.trial else "no finished private trial"
         raise InvalidInput(f"{files.root} has {wanted}; it has: {keys}")
-    pruned = [result.key for result in found if not exists(f"{files.trial(result.key).norms}/{MANIFEST}")]
+    pruned = [result.key for result in found if not has_norms(files.trial(result.key).norms)]
     if pruned:
         raise InvalidInput(
             f"the norms of {', '.join(pruned)} were deleted, and without them nothing can be accounted again; restore "

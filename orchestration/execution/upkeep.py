@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from accounting.records import MANIFEST, TrialFiles, delete, exists, list_files, read_trace, verify_epsilons
+from accounting.records import MANIFEST, TrialFiles, delete_norms, exists, read_trace, verify_epsilons
 from orchestration.comparison.claims import unfounded
 from orchestration.comparison.record import SweepRecord
 from orchestration.comparison.stored import owned_record
@@ -49,16 +49,10 @@ def prune_norms(files: SweepFiles, older_than: float) -> list[str]:
 
 
 def _deleted(trial: TrialFiles) -> Iterator[str]:
-    """Delete the norms of one trial if its epsilons are there; yields what was deleted.
-
-    The manifest goes first: what an interrupted deletion leaves is then no longer part of the trial.
-    """
+    """Delete the norms of one trial if its epsilons are there; yields what was deleted."""
     if read_trace(trial.trace).selection is None:
         if not exists(f"{trial.epsilons}/{MANIFEST}"):
             return
         verify_epsilons(trial.epsilons)
     for folder in (trial.norms, trial.exact_norms):
-        names = list_files(folder)
-        for name in sorted(names, key=lambda name: name != MANIFEST):
-            delete(f"{folder}/{name}")
-            yield name
+        yield from delete_norms(folder)

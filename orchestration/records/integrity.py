@@ -18,6 +18,7 @@ from accounting.records import (
     NormShards,
     TrialFiles,
     exists,
+    has_norms,
     list_files,
     read_bytes,
     read_private_sealed,
@@ -27,19 +28,20 @@ from accounting.records import (
 from orchestration.records.results import StoredResult, TrialResult, read_result, write_result
 
 _PRIVATE = "private/"
+_STEP = "/step="
 
 
 def note_digests(files: TrialFiles) -> dict[str, str]:
     """Store the sha256 of a trained trial's private files in ``private/``; return those of its public files by name.
 
-    Not included: ``result.json`` and what `dpsweep account` writes later, which carry their own checksums, and shards,
-    whose checksums are in their manifests.
+    Not included: ``result.json`` and what `dpsweep account` writes later, which carry their own checksums, and shards
+    and the manifests of snapshots, whose checksums are in the manifests of their folders.
     """
     later = files.accounted_again("").removeprefix(f"{files.root}/")
     names = [
         name
         for name in list_files(files.root)
-        if not name.startswith(later) and not (name.startswith(_PRIVATE) and name.endswith(".arrow"))
+        if not name.startswith(later) and not (name.startswith(_PRIVATE) and (name.endswith(".arrow") or _STEP in name))
     ]
     digests = {name: _digest(uri) for name in names if (uri := f"{files.root}/{name}") != files.result}
     return _keep_private(digests, files)
@@ -82,16 +84,15 @@ def damages(files: TrialFiles, result: TrialResult) -> Iterator[str]:
     ]
     for name in altered:
         yield _altered(f"{files.root}/{name}")
-    for directory, read in (
-        (files.norms, _read_norms),
-        (files.exact_norms, _read_norms),
-        (files.epsilons, verify_epsilons),
-        *((f"{files.root}/{name.removesuffix(f'/{MANIFEST}')}", verify_epsilons) for name in _accounts(files)),
+    accounts = [f"{files.root}/{name.removesuffix(f'/{MANIFEST}')}" for name in _accounts(files)]
+    for directory, is_there, verify in (
+        *((norms, has_norms, _verify_norms) for norms in (files.norms, files.exact_norms)),
+        *((epsilons, _has_epsilons, verify_epsilons) for epsilons in (files.epsilons, *accounts)),
     ):
-        manifest = f"{directory}/{MANIFEST}"
-        if exists(manifest) and manifest.removeprefix(f"{files.root}/") not in altered:
+        folder = f"{directory}/".removeprefix(f"{files.root}/")
+        if is_there(directory) and not any(name.rpartition("/")[0] + "/" == folder for name in altered):
             try:
-                read(directory)
+                verify(directory)
             except DataCorruption as error:
                 yield str(error)
 
@@ -135,10 +136,12 @@ def _accounts(files: TrialFiles) -> list[str]:
     return [f"{inside}{name}" for name in list_files(folder) if name.endswith(MANIFEST)]
 
 
-def _read_norms(directory: str) -> None:
-    shards = NormShards(directory)
-    for part in shards.parts:
-        shards.read(part)
+def _has_epsilons(directory: str) -> bool:
+    return exists(f"{directory}/{MANIFEST}")
+
+
+def _verify_norms(directory: str) -> None:
+    NormShards(directory).verify()
 
 
 def _is_altered(uri: str, digest: str) -> bool:

@@ -36,10 +36,16 @@ def write_trial(root: str, examples: int = 50, rows_per_part: int = 8, steps: tu
     )
     files = TrialFiles(root)
     write_trace(files.trace, trace)
-    writer = NormShardWriter(files.norms, rows_per_part)
-    for step in steps:
-        writer.write(snapshot(step, examples))
+    write_norms(files.norms, rows_per_part, *(snapshot(step, examples) for step in steps))
     return trace
+
+
+def write_norms(directory: str, rows_per_part: int, *snapshots: NormSnapshot) -> None:
+    """The norms of a run that ended."""
+    with NormShardWriter(directory, rows_per_part) as writer:
+        for each in snapshots:
+            writer.write(each)
+        writer.complete()
 
 
 def job_of(root: str, delta: float, method: str = "rdp") -> AccountingJob:

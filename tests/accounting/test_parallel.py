@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import threading
 import time
@@ -28,7 +29,7 @@ from accounting.parallel import (
 from accounting.records.epsilons import read_epsilons
 from accounting.records.layout import TrialFiles
 from accounting.records.shards import NormShards, NormShardWriter
-from accounting.records.traces import read_trace
+from accounting.records.traces import read_trace, write_trace
 from tests.accounting.stored_trial import account_trial, job_of, snapshot, write_trial
 from tests.orchestration.processes import command_line, descendants
 
@@ -186,8 +187,8 @@ def test_forty_trials_survive_kills_every_four_seconds(tmp_path: Path, cluster: 
 
 
 def test_errors_of_a_part_arrive_as_they_are(job: AccountingJob, cluster: None) -> None:
-    next(Path(TrialFiles(job.root).norms).glob("step=00000040/part-00002.arrow")).unlink()
-    with AccountingQueue(1) as queue, pytest.raises(DataCorruption, match=r"part-00002\.arrow.*missing"):
+    next(Path(TrialFiles(job.root).norms).glob("step=00000040/object-00000.arrow")).unlink()
+    with AccountingQueue(1) as queue, pytest.raises(DataCorruption, match=r"object-00000\.arrow.*missing"):
         account_trial(job, queue.scatter)
 
 
@@ -195,7 +196,7 @@ def test_a_part_that_is_always_lost_fails_its_trial_and_no_other(
     job: AccountingJob, cluster: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("accounting.parallel.ATTEMPTS", 2)
-    shard = next(Path(TrialFiles(job.root).norms).glob("step=00000040/part-00002.arrow"))
+    shard = next(Path(TrialFiles(job.root).norms).glob("step=00000040/object-00000.arrow"))
     content = shard.read_bytes()
     shard.unlink()
     os.mkfifo(shard)  # whoever reads it waits until it is killed
@@ -216,7 +217,7 @@ def test_lack_of_memory_is_named_and_halves_what_runs_at_once(
 ) -> None:
     monkeypatch.setattr("accounting.parallel.ATTEMPTS", 2)
     files = NormShards(TrialFiles(job.root).norms).files(0)
-    huge = replace(files, records=tuple(replace(record, rows=2**44) for record in files.records))
+    huge = replace(files, rows=2**44)
     with AccountingQueue(1) as queue:
         with pytest.raises(
             AccountingFailed, match=r"part 0 was lost 2 times, at last by lack of memory; give .* more memory"
@@ -246,26 +247,30 @@ def test_a_part_that_is_not_returned_is_an_error(job: AccountingJob) -> None:
 
 
 def test_examples_without_shards_are_an_error(tmp_path: Path) -> None:
-    write_trial(str(tmp_path), examples=50)
     files = TrialFiles(str(tmp_path))
-    manifest = Path(files.norms) / "manifest.jsonl"
-    lines = manifest.read_text().splitlines(keepends=True)
-    manifest.write_text("".join(line for line in lines if '"part":6' not in line))
-    with pytest.raises(DataCorruption, match="never committed"):
-        account_trial(job_of(str(tmp_path), DELTA))
-    for path in Path(files.norms).glob("*/part-00006.arrow"):
-        path.unlink()
+    trace = write_trial(str(tmp_path), examples=48)
+    write_trace(files.trace, replace(trace, dataset_size=50))
     with pytest.raises(DataCorruption, match="48 examples, but the trace says 50"):
         account_trial(job_of(str(tmp_path), DELTA))
 
 
-def test_an_interrupted_snapshot_must_be_replayed_first(job: AccountingJob) -> None:
-    manifest = Path(TrialFiles(job.root).norms) / "manifest.jsonl"
-    manifest.write_bytes(manifest.read_bytes()[:-20])
-    with pytest.raises(DataCorruption):
+def test_an_interrupted_run_must_be_resumed_first(job: AccountingJob) -> None:
+    """Whatever of the last snapshot is there: without it, the steps after it would cost what those before it did."""
+    norms = Path(TrialFiles(job.root).norms)
+    last, complete = norms / "step=00000080", norms / "complete.json"
+    complete.unlink()
+    with pytest.raises(DataCorruption, match="training was interrupted; resume the trial"):
         account_trial(job)
-    NormShardWriter(TrialFiles(job.root).norms, 8).write(snapshot(80, 50))
+    (last / "manifest.json").unlink()
+    with pytest.raises(DataCorruption, match="training was interrupted; resume the trial"):
+        account_trial(job)
+    with NormShardWriter(str(norms), 8) as writer:
+        writer.write(snapshot(80, 50))
+        writer.complete()
     assert len(account_trial(job).upper) == 50
+    shutil.rmtree(last)
+    with pytest.raises(DataCorruption, match="the snapshots end before or after what"):
+        account_trial(job)
 
 
 def test_unknown_method_names_the_nearest(job: AccountingJob) -> None:

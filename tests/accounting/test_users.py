@@ -94,8 +94,8 @@ def test_users_of_other_examples_and_damage_are_refused(job: AccountingJob) -> N
         StoredUsers(str(users))
 
 
-def test_a_share_reads_the_manifest_once(job: AccountingJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has a line for every part of every snapshot: at 1e8 examples, 75 MB."""
+def test_a_share_reads_each_manifest_once(job: AccountingJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have a hash for every part: at 1e8 examples and 300 snapshots, 45 MB."""
     read: list[str] = []
 
     def noted(uri: str) -> bytes:
@@ -103,6 +103,7 @@ def test_a_share_reads_the_manifest_once(job: AccountingJob, monkeypatch: pytest
         return read_private(uri)
 
     part = NormShards(TrialFiles(job.root).norms).files(0)
-    monkeypatch.setattr("accounting.records.parts.read_private", noted)
+    monkeypatch.setattr("accounting.records.sealed.read_private", noted)
     account_part(job, part)
-    assert [uri for uri in read if uri.endswith("norms/manifest.jsonl")] == [f"{part.directory}/manifest.jsonl"]
+    found = sorted(uri.removeprefix(part.directory) for uri in read if uri.startswith(part.directory))
+    assert found == ["/complete.json", *(f"/step={step:08d}/manifest.json" for step in STEPS)]

@@ -1,4 +1,5 @@
-"""Norm shards: damaged ones are refused; forged ones with a right manifest are refused or cost what they hold."""
+"""Norm shards of earlier versions: damaged ones are refused; forged ones with a right manifest are refused or cost what
+they hold."""
 
 from __future__ import annotations
 
@@ -22,12 +23,13 @@ from accounting.records.epsilons import Epsilons
 from accounting.records.layout import TrialFiles
 from accounting.records.shards import NormShards
 from accounting.records.traces import read_trace
-from tests.accounting.stored_trial import job_of, write_trial
+from tests.accounting.old_layout import write_old_norms
+from tests.accounting.stored_trial import job_of, snapshot, write_trial
 from tests.hostile.odd import Edit, edited, edits, odd_values
 from tests.hostile.target import Target
 
 DELTA = 1e-5
-EXAMPLES = 12
+EXAMPLES, STEPS = 12, (0, 60)
 _MANIFEST = "manifest.jsonl"
 
 
@@ -87,16 +89,20 @@ def inputs() -> st.SearchStrategy[Input]:
 
 
 def feed(given: Input, folder: Path) -> None:
-    trial = folder / "trial"
+    check(_changed(given), folder / "trial", holds_other_rows=isinstance(given, ForgedRows | ForgedBytes))
+
+
+def check(files: Mapping[str, bytes], trial: Path, *, holds_other_rows: bool) -> None:
+    """Account the trial that these files make. Fails where an epsilon is none, or smaller than for the right files."""
     shutil.rmtree(trial, ignore_errors=True)
-    for name, content in _changed(given).items():
+    for name, content in files.items():
         (trial / name).parent.mkdir(parents=True, exist_ok=True)
         (trial / name).write_bytes(content)
     found = accounted(str(trial))
     for epsilons in found:
         assert not np.isnan(epsilons.upper).any(), "an epsilon is a number"
         assert (epsilons.upper >= epsilons.lower).all()
-    if not isinstance(given, ForgedRows | ForgedBytes):
+    if not holds_other_rows:
         for each, right in zip(found, untouched(), strict=True):
             np.testing.assert_array_equal(each.example_ids, right.example_ids)
             assert (each.upper >= right.upper).all(), "no example costs less than before"
@@ -115,7 +121,7 @@ def accounted(root: str) -> list[Epsilons]:
 @functools.cache
 def untouched() -> list[Epsilons]:
     with tempfile.TemporaryDirectory() as folder:
-        write_trial(folder, EXAMPLES, rows_per_part=8, steps=(0, 60))
+        write_trial(folder, EXAMPLES, rows_per_part=8, steps=STEPS)
         return accounted(folder)
 
 
@@ -123,7 +129,9 @@ def untouched() -> list[Epsilons]:
 def _stored() -> Mapping[str, bytes]:
     """The files of the trial, by their path in its folder."""
     with tempfile.TemporaryDirectory() as folder:
-        write_trial(folder, EXAMPLES, rows_per_part=8, steps=(0, 60))
+        write_trial(folder, EXAMPLES, rows_per_part=8, steps=STEPS)
+        shutil.rmtree(TrialFiles(folder).norms)
+        write_old_norms(TrialFiles(folder).norms, 8, *(snapshot(step, EXAMPLES) for step in STEPS))
         return {str(file.relative_to(folder)): file.read_bytes() for file in Path(folder).rglob("*") if file.is_file()}
 
 
@@ -166,17 +174,21 @@ def _line(record: dict[str, Any]) -> bytes:
 def _with_column(data: bytes, name: str, values: list[Any]) -> tuple[bytes, list[Any]]:
     """The file with ``values`` repeated down a column, as texts where they do not fit; and its example ids."""
     table = pa.ipc.open_file(data).read_all()
-    place, kind = table.schema.names.index(name), table.schema.field(name).type
-    column = [values[row % len(values)] for row in range(len(table))]
-    try:
-        array = pa.array(column, kind)
-    except (TypeError, ValueError, OverflowError, pa.ArrowException):
-        array = pa.array([repr(value) for value in column])
-    table = table.set_column(place, name, array)
+    place = table.schema.names.index(name)
+    table = table.set_column(place, name, repeated(values, len(table), table.schema.field(name).type))
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)
     return bytes(sink.getvalue().to_pybytes()), table.column("example_id").to_pylist()
+
+
+def repeated(values: list[Any], rows: int, kind: pa.DataType) -> pa.Array:
+    """``values`` again and again, as texts where they do not fit."""
+    column = [values[row % len(values)] for row in range(rows)]
+    try:
+        return pa.array(column, kind)
+    except (TypeError, ValueError, OverflowError, pa.ArrowException):
+        return pa.array([repr(value) for value in column])
 
 
 SHARDS = Target("shards", inputs(), feed)

@@ -103,8 +103,8 @@ WORKERS: Final[tuple[Mutant, ...]] = (
             TRAINING,
         ),
         B(
-            '    def store_norms(self) -> None:\n        """Store',
-            '    def store_norms(self) -> None:\n        return\n        """Store',
+            '    def store_norms(self) -> None:\n        """Have',
+            '    def store_norms(self) -> None:\n        return\n        """Have',
             "no norms are stored",
             False,
             NORMS,

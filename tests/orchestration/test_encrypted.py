@@ -79,7 +79,7 @@ def test_all_that_is_private_is_encrypted_and_nothing_else(files: SweepFiles) ->
     names = {str(path.relative_to(files.root)) for path in private}
     assert {name.rpartition("/")[2] for name in names} >= {
         *("report.html", "summary.json", "digests.json", "training.json", "attacks.json", "manifest.jsonl"),
-        "part-00000.arrow",
+        *("part-00000.arrow", "object-00000.arrow", "manifest.json", "complete.json"),
     }
     assert {path for path in paths if path.read_bytes().startswith(ENCRYPTED)} == set(private)
     assert not [path for path in paths if KEY.encode() in path.read_bytes()]
@@ -106,7 +106,7 @@ def test_every_command_works_with_the_key(files: SweepFiles, tmp_path: Path) -> 
         assert KEY not in done.output
     assert page.read_text().startswith("<!")
     assert page.stat().st_mode & 0o077 == 0
-    assert not Path(trial.norms, "manifest.jsonl").exists()
+    assert not Path(trial.norms, "complete.json").exists()
     kept = {path: content for path, content in before.items() if "norms" not in path.parts}
     assert {path: path.read_bytes() for path in kept} == kept, "nothing was written anew"
     assert all(path.read_bytes().startswith(ENCRYPTED) for path in Path(trial.private).rglob("*") if path.is_file())

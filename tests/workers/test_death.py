@@ -23,6 +23,7 @@ import pytest
 from accounting.errors import DataCorruption, InvalidInput
 from accounting.mechanism import GaussianRelease
 from accounting.records.layout import TrialFiles
+from accounting.records.sealed import read_private_sealed, write_private_sealed
 from tests.workers.own_code import code_of
 from tests.workers.resumption import (
     Killed,
@@ -229,9 +230,11 @@ def test_a_trial_does_not_go_on_with_other_data(tmp_path: Path, monkeypatch: pyt
 def test_an_altered_shard_is_found_by_the_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The manifest says that other bytes were committed than those that the resumed run produces."""
     spec = interrupted(tmp_path, monkeypatch, at_step=3)
-    manifest = Path(TrialFiles(str(tmp_path)).norms) / "manifest.jsonl"
-    altered = re.sub(r'"sha256":"(.)', lambda digit: '"sha256":"' + "01"[digit[1] == "0"], manifest.read_text())
-    manifest.write_text(altered)
+    manifest = f"{TrialFiles(str(tmp_path)).norms}/step=00000001/manifest.json"
+    content = read_private_sealed(manifest, "") or b""
+    altered = re.sub(rb'"digests": "(.)', lambda digit: b'"digests": "' + b"10"[digit[1] != b"0" :][:1], content)
+    assert altered != content
+    write_private_sealed(manifest, altered)
     with pytest.raises(DataCorruption, match="does not repeat itself"):
         run_trial(spec, str(tmp_path))
 

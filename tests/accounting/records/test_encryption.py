@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import secrets
 import stat
@@ -23,8 +24,8 @@ from accounting.records.layout import TrialFiles
 from accounting.records.parts import MANIFEST
 from accounting.records.private_files import append_private, read_private, write_private
 from accounting.records.sealed import read_private_sealed, write_private_sealed
-from accounting.records.shards import NormShards, NormShardWriter
-from tests.accounting.stored_trial import account_trial, job_of, snapshot, write_trial
+from accounting.records.shards import NormShards
+from tests.accounting.stored_trial import account_trial, job_of, snapshot, write_norms, write_trial
 
 KEY, OTHER = "5a" * 32, "a5" * 32
 MIB = 2**20
@@ -170,18 +171,25 @@ def test_the_epsilons_of_a_trial_are_those_without_a_key(tmp_path: Path, monkeyp
     for name in ("example_ids", "groups", "upper", "lower", "losses"):
         np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
     files = TrialFiles(hidden)
-    for folder in (files.norms, files.epsilons):
-        for line in read_private(f"{folder}/{MANIFEST}").decode().splitlines():
-            digest = re.search('"sha256":"([0-9a-f]{64})"', line)
-            stored = {hashlib.sha256(Path(folder, name).read_bytes()).hexdigest() for name in list_files(folder)}
-            assert digest is not None
-            assert digest[1] in stored
+    for line in read_private(f"{files.epsilons}/{MANIFEST}").decode().splitlines():
+        digest = re.search('"sha256":"([0-9a-f]{64})"', line)
+        stored = {hashlib.sha256(path.read_bytes()).hexdigest() for path in Path(files.epsilons).iterdir()}
+        assert digest is not None
+        assert digest[1] in stored
+    for part in Path(files.norms).glob("*/*.arrow"):
+        (listed,) = json.loads(read_private(str(part.with_name("manifest.json"))))["objects"]
+        pieces, start = list[str](), 0
+        for size in listed["sizes"]:
+            pieces.append(hashlib.sha256(part.read_bytes()[start : start + size]).hexdigest())
+            start += size
+        assert "".join(pieces) == listed["digests"]
+        assert start == part.stat().st_size
     held = [path.read_bytes() for path in Path(files.private).rglob("*") if path.is_file()]
-    assert len(held) > 20
+    assert len(held) > 12
     assert all(each.startswith(b"dpsweep-encrypted-1\n") for each in held)
     assert not [each for each in held if b"ARROW" in each or b"sha256" in each]
     monkeypatch.delenv(KEY_VARIABLE)
-    with pytest.raises(InvalidInput, match=r"norms/manifest.jsonl is encrypted; set DPSWEEP_KEY to its key$"):
+    with pytest.raises(InvalidInput, match=r"norms/complete.json is encrypted; set DPSWEEP_KEY to its key$"):
         NormShards(files.norms)
     monkeypatch.setenv(KEY_VARIABLE, KEY)
     with pytest.raises(InvalidInput, match="was begun without encryption"):
@@ -193,12 +201,12 @@ def test_a_replay_stores_the_same_bytes_and_goes_on(tmp_path: Path, key: str) ->
     write_trial(root)
     norms = TrialFiles(root).norms
     before = {name: Path(norms, name).read_bytes() for name in list_files(norms)}
-    writer = NormShardWriter(norms, 8)
-    writer.write(snapshot(40, 50))
+    write_norms(norms, 8, *(snapshot(step, 50) for step in (40, 80)))
     assert {name: Path(norms, name).read_bytes() for name in list_files(norms)} == before
     with pytest.raises(DataCorruption, match="with other rows than a replay produced"):
-        writer.write(snapshot(40, 50, seed=1))
-    writer.write(snapshot(100, 50))
+        write_norms(norms, 8, snapshot(40, 50, seed=1))
+    Path(norms, "complete.json").unlink()
+    write_norms(norms, 8, snapshot(80, 50), snapshot(100, 50))
     assert NormShards(norms).steps == (0, 40, 80, 100)
 
 
@@ -214,3 +222,9 @@ def test_damage_to_an_encrypted_part_is_named(tmp_path: Path, key: str) -> None:
             read_epsilons(job.folder)
         path.write_bytes(stored)
     assert noted_epsilons(job.folder, 0, "") is None
+    part, other = (Path(TrialFiles(root).norms, f"step=000000{step}/object-00000.arrow") for step in ("40", "80"))
+    stored = part.read_bytes()
+    for damaged in (stored[:-1] + bytes([stored[-1] ^ 1]), other.read_bytes()):
+        part.write_bytes(damaged)
+        with pytest.raises(DataCorruption, match=r"step=00000040/object-00000\.arrow"):
+            NormShards(TrialFiles(root).norms).verify()

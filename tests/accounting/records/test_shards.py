@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import json
-import os
-import re
-import stat
 import uuid
 from dataclasses import replace
 from pathlib import Path
@@ -27,10 +22,10 @@ from accounting.records.epsilons import (
 )
 from accounting.records.files import list_files, open_filesystem, read_bytes, write_bytes_atomically
 from accounting.records.layout import TrialFiles
-from accounting.records.shards import NormShards, NormShardWriter, NormSnapshot, read_contributions
+from accounting.records.shards import NormShards, NormSnapshot, read_contributions
 from accounting.records.traces import read_trace, write_trace
 from accounting.samplings import Adjacency, FixedBatchSampling, PoissonSampling, Sampling, ShuffledSampling
-from tests.accounting.stored_trial import snapshot, write_trial
+from tests.accounting.stored_trial import snapshot, write_norms, write_trial
 
 STEPS = (0, 40, 80)
 
@@ -38,17 +33,6 @@ STEPS = (0, 40, 80)
 @pytest.fixture(params=["local", "object store"])
 def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(tmp_path / "trial") if request.param == "local" else f"mock://{uuid.uuid4()}/trial"
-
-
-@pytest.fixture
-def norms(tmp_path: Path) -> Path:
-    write_trial(str(tmp_path), examples=20)
-    return Path(TrialFiles(str(tmp_path)).norms)
-
-
-def _read_all(directory: str) -> int:
-    shards = NormShards(directory)
-    return sum(len(shards.read(part).example_ids) for part in shards.parts)
 
 
 def test_what_is_written_is_read_back(root: str) -> None:
@@ -67,142 +51,14 @@ def test_what_is_written_is_read_back(root: str) -> None:
 
 def test_contributions_are_never_stored_smaller(tmp_path: Path) -> None:
     exact = np.random.default_rng(0).uniform(0.0, 1.0, 20)
-    NormShardWriter(str(tmp_path)).write(replace(snapshot(0, 20), contributions=exact))
+    write_norms(str(tmp_path), 65_536, replace(snapshot(0, 20), contributions=exact))
     stored = NormShards(str(tmp_path)).read(0).contributions[:, 0]
     assert (stored >= exact).all()
     np.testing.assert_allclose(stored, exact, rtol=2e-7)
 
 
-def test_replay_of_equal_bytes_writes_nothing_and_unequal_bytes_are_refused(root: str) -> None:
-    write_trial(root, examples=20)
-    directory = TrialFiles(root).norms
-    manifest = read_bytes(f"{directory}/manifest.jsonl")
-    NormShardWriter(directory, 8).write(snapshot(40, 20))
-    assert read_bytes(f"{directory}/manifest.jsonl") == manifest
-    with pytest.raises(DataCorruption, match=r"step=00000040/part-00000\.arrow") as refusal:
-        NormShardWriter(directory, 8).write(snapshot(40, 20, seed=1))
-    assert re.search("[0-9a-f]{9}", str(refusal.value).removeprefix(directory)) is None, "a digest of private rows"
-    assert read_bytes(f"{directory}/manifest.jsonl") == manifest
-
-
-def test_layout_and_modes_are_private(norms: Path) -> None:
-    names = sorted(str(path.relative_to(norms)) for path in norms.rglob("*") if path.is_file())
-    assert names[0] == "manifest.jsonl"
-    assert names[1:4] == [f"step=00000000/part-0000{part}.arrow" for part in range(3)]
-    for path in (norms.parent, norms, *norms.rglob("*")):
-        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600)
-
-
-def test_every_flipped_byte_of_a_part_is_noticed(norms: Path) -> None:
-    part = norms / "step=00000040" / "part-00001.arrow"
-    intact = part.read_bytes()
-    for position in [*range(0, len(intact), 97), len(intact) - 1]:
-        part.write_bytes(intact[:position] + bytes([intact[position] ^ 0x10]) + intact[position + 1 :])
-        with pytest.raises(
-            DataCorruption,
-            match=r"step=00000040/part-00001\.arrow.*sha256.*which costs privacy again",
-        ):
-            NormShards(str(norms)).read(1)
-    part.write_bytes(intact)
-    assert _read_all(str(norms)) == 20
-
-
-def test_every_flipped_byte_of_the_manifest_is_noticed_or_leaves_parts_uncommitted(norms: Path) -> None:
-    manifest = norms / "manifest.jsonl"
-    intact = manifest.read_bytes()
-    private = [str(json.loads(line)[name])[:5] for line in intact.splitlines() for name in ("num_bytes", "sha256")]
-    newlines = [position for position, byte in enumerate(intact) if byte == ord("\n")]
-    for position in [*range(0, len(intact), 4), *newlines]:
-        manifest.write_bytes(intact[:position] + bytes([intact[position] ^ 0x01]) + intact[position + 1 :])
-        with pytest.raises(DataCorruption, match=r"manifest\.jsonl|norms") as refusal:
-            _read_all(str(norms))
-        assert not any(value in str(refusal.value).replace(str(norms), "") for value in private)
-
-
-@pytest.mark.parametrize("cut", [1, 100, 1000])
-def test_a_truncated_part_is_noticed(norms: Path, cut: int) -> None:
-    part = norms / "step=00000000" / "part-00000.arrow"
-    part.write_bytes(part.read_bytes()[:-cut])
-    with pytest.raises(DataCorruption, match="its length differs from the manifest"):
-        NormShards(str(norms)).read(0)
-
-
-def test_a_part_that_the_manifest_lists_twice_is_noticed(norms: Path) -> None:
-    manifest = norms / "manifest.jsonl"
-    manifest.write_bytes(manifest.read_bytes() + manifest.read_bytes().splitlines(keepends=True)[0])
-    with pytest.raises(DataCorruption, match=r"manifest\.jsonl: it lists a part twice"):
-        _read_all(str(norms))
-
-
-def test_a_missing_part_is_noticed(norms: Path) -> None:
-    (norms / "step=00000080" / "part-00002.arrow").unlink()
-    with pytest.raises(DataCorruption, match="missing"):
-        NormShards(str(norms)).read(2)
-    with pytest.raises(DataCorruption, match="no part 9"):
-        NormShards(str(norms)).read(9)
-
-
-@pytest.mark.parametrize("kept", [1, 30, 80, -1])
-def test_a_torn_last_line_leaves_the_part_uncommitted_until_it_is_replayed(tmp_path: Path, kept: int) -> None:
-    writer = NormShardWriter(str(tmp_path), 100)
-    writer.write(snapshot(0, 20))
-    manifest = tmp_path / "manifest.jsonl"
-    committed = manifest.read_bytes()
-    writer.write(snapshot(40, 20))
-    line = manifest.read_bytes()[len(committed) :]
-    manifest.write_bytes(committed + line[:kept])
-    shards = NormShards(str(tmp_path))
-    assert shards.steps == (0,)
-    assert shards.uncommitted == ("step=00000040/part-00000.arrow",)
-    resumed = NormShardWriter(str(tmp_path), 100)
-    resumed.write(snapshot(40, 20))
-    resumed.write(snapshot(80, 20))
-    assert manifest.read_bytes().startswith(committed + line)
-    assert NormShards(str(tmp_path)).steps == STEPS
-
-
-def test_a_crash_between_part_and_manifest_commits_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = NormShardWriter(str(tmp_path), 8)
-    writer.write(snapshot(0, 20))
-
-    def full(*arguments: object) -> int:
-        raise OSError(errno.ENOSPC, "no space")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "write", full)
-        with pytest.raises(StorageError, match=r"step=00000040.*No space left on device; nothing was committed"):
-            writer.write(snapshot(40, 20))
-    assert NormShards(str(tmp_path)).steps == (0,)
-    assert not list(tmp_path.rglob("*.partial"))
-    writer.write(snapshot(40, 20))
-    assert NormShards(str(tmp_path)).steps == (0, 40)
-
-
-def test_a_full_disk_while_appending_leaves_the_manifest_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    writer = NormShardWriter(str(tmp_path), 8)
-    writer.write(snapshot(0, 20))
-    before = (tmp_path / "manifest.jsonl").read_bytes()
-    write = os.write
-
-    def nearly_full(handle: int, data: memoryview) -> int:
-        if bytes(data[:7]) == b'{"step"':
-            write(handle, data[:9])
-            raise OSError(errno.ENOSPC, "no space")
-        return write(handle, data)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "write", nearly_full)
-        with pytest.raises(StorageError, match="No space left"):
-            writer.write(snapshot(40, 20))
-    assert (tmp_path / "manifest.jsonl").read_bytes() == before
-    writer.write(snapshot(40, 20))
-    assert NormShards(str(tmp_path)).steps == (0, 40)
-
-
 def test_an_empty_data_set_has_one_empty_part(root: str) -> None:
-    NormShardWriter(root).write(snapshot(0, 0))
+    write_norms(root, 8, snapshot(0, 0))
     shards = NormShards(root)
     assert (shards.parts, shards.examples, shards.read(0).norms.shape) == ((0,), 0, (0, 1))
 
@@ -210,7 +66,7 @@ def test_an_empty_data_set_has_one_empty_part(root: str) -> None:
 def test_norms_may_be_infinite_but_contributions_may_not(tmp_path: Path) -> None:
     good = snapshot(0, 3)
     strange = replace(good, norms=np.array([np.inf, np.nan, 1.0]), contributions=np.array([0.0, 0.0, 1.0 + 1e-7]))
-    NormShardWriter(str(tmp_path)).write(strange)
+    write_norms(str(tmp_path), 8, strange)
     part = NormShards(str(tmp_path)).read(0)
     np.testing.assert_array_equal(part.norms[:, 0], np.array([np.inf, np.nan, 1.0], np.float32))
     np.testing.assert_array_equal(part.contributions[:, 0], [0.0, 0.0, 1.0])
@@ -236,21 +92,20 @@ def test_impossible_snapshots_are_refused() -> None:
 def test_snapshots_must_begin_at_step_0_and_cover_every_part(tmp_path: Path) -> None:
     with pytest.raises(DataCorruption, match="no committed norm shards"):
         NormShards(str(tmp_path / "nothing"))
-    NormShardWriter(str(tmp_path / "late"), 8).write(snapshot(40, 20))
+    write_norms(str(tmp_path / "late"), 8, snapshot(40, 20))
     with pytest.raises(DataCorruption, match="first snapshot is at step 40"):
         NormShards(str(tmp_path / "late"))
-    writer = NormShardWriter(str(tmp_path / "short"), 8)
-    writer.write(snapshot(0, 20))
-    writer.write(snapshot(40, 10))
-    with pytest.raises(DataCorruption, match="step 40 lacks part"):
+    write_norms(str(tmp_path / "short"), 8, snapshot(0, 20), snapshot(40, 10))
+    with pytest.raises(DataCorruption, match="step 40 has other parts than the first"):
         NormShards(str(tmp_path / "short"))
-    writer = NormShardWriter(str(tmp_path / "others"), 8)
-    writer.write(snapshot(0, 4))
-    writer.write(replace(snapshot(40, 4), example_ids=np.arange(4) + 100))
+    others = replace(snapshot(40, 4), example_ids=np.arange(4) + 100)
+    write_norms(str(tmp_path / "others"), 8, snapshot(0, 4), others)
     with pytest.raises(DataCorruption, match="other examples"):
         NormShards(str(tmp_path / "others")).read(0)
     with pytest.raises(DataCorruption, match="other examples"):
         read_contributions(NormShards(str(tmp_path / "others")).files(0))
+    with pytest.raises(DataCorruption, match="no part 9; it has parts 0 to 0"):
+        NormShards(str(tmp_path / "others")).files(9)
 
 
 def store(directory: str, *parts: Epsilons) -> None:

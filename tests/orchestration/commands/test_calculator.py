@@ -16,12 +16,13 @@ from accounting.individual.epsilons import individual_epsilons
 from accounting.mechanism import GaussianRelease, Segment, SideQuery, Trace
 from accounting.pld.groups import epsilon_of_examples
 from accounting.records.layout import TrialFiles
-from accounting.records.shards import NormShardWriter, NormSnapshot
+from accounting.records.shards import NormSnapshot
 from accounting.records.traces import write_trace
 from accounting.samplings import FixedBatchSampling, PoissonSampling, Sampling, ShuffledSampling
 from accounting.schedules import make_schedule
 from orchestration.commands import main as cli
 from orchestration.commands.run_shape import RunShape
+from tests.accounting.stored_trial import write_norms
 
 Command = Callable[[str], tuple[int, str, str]]
 Answer = Callable[[str], Any]
@@ -259,10 +260,10 @@ def trial(tmp_path: Path) -> Trial:
     root = tmp_path / "trial"
     contributions = np.random.default_rng(0).uniform(0.1, 1.0, (3, 50))
     write_trace(TrialFiles(str(root)).trace, TRACE)
-    writer = NormShardWriter(TrialFiles(str(root)).norms, 16)
-    for step, values in zip((0, 40, 80), contributions, strict=True):
-        ids = np.arange(50) * 3 + 1
-        writer.write(NormSnapshot(step, ids, np.zeros(50, int), values, values, values))
+    ids, groups = np.arange(50) * 3 + 1, np.zeros(50, int)
+    rows = zip((0, 40, 80), contributions, strict=True)
+    snapshots = (NormSnapshot(step, ids, groups, values, values, values) for step, values in rows)
+    write_norms(TrialFiles(str(root)).norms, 16, *snapshots)
     return root, contributions.T
 
 

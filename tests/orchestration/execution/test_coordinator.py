@@ -10,7 +10,7 @@ from plotly.graph_objects import Figure
 
 from accounting.errors import StorageError
 from accounting.parallel import AccountingJob, PartResult, Scatter, account_in_process
-from accounting.records.shards import PartFiles
+from accounting.records.part_files import PartFiles
 from orchestration.comparison.findings import Findings
 from orchestration.comparison.record import SweepRecord
 from orchestration.execution.backend import TrialContext

@@ -70,7 +70,7 @@ def test_digests_of_private_files_are_private(trial: TrialFiles, tmp_path: Path)
     assert set(private) == {
         f"private/{name}"
         for name in (
-            *("data.json", "norms/manifest.jsonl", "epsilons/manifest.jsonl"),
+            *("data.json", "norms/complete.json", "epsilons/manifest.jsonl"),
             *("summary.json", "training.json", "outcomes.ipc"),
         )
     }
@@ -80,7 +80,7 @@ def test_digests_of_private_files_are_private(trial: TrialFiles, tmp_path: Path)
 
 def test_report_notices_damage_to_private_and_public_files(trial: TrialFiles, tmp_path: Path) -> None:
     render_again(str(tmp_path))
-    for uri in (trial.model, trial.training, trial.private_training, f"{trial.norms}/manifest.jsonl"):
+    for uri in (trial.model, trial.training, trial.private_training, f"{trial.norms}/complete.json"):
         intact = Path(uri).read_bytes()
         Path(uri).write_bytes(intact[:-1])
         with pytest.raises(DataCorruption, match=rf"{uri}: its sha256 differs .*; restore .* or delete"):

@@ -1,0 +1,201 @@
+"""One range of examples across all snapshots, however it is stored: in objects, or in the files of earlier versions.
+
+Earlier versions wrote a file for each part of each snapshot, and one manifest of them all, to which every snapshot
+added its lines. A trial that began so goes on so.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from accounting.errors import START_ANEW, DataCorruption
+from accounting.records.files import list_files
+from accounting.records.objects import DIGEST, Place, read_batch
+from accounting.records.parts import MANIFEST, PartRecord, PartStore, RepeatedIds, corrupt, read_part
+from accounting.records.snapshots import COMPLETE, Snapshot, object_uri, read_snapshots, uncommitted
+
+NORM_SCHEMA = pa.schema(
+    [
+        ("example_id", pa.int64()),
+        ("group", pa.int32()),
+        ("norm", pa.float32()),
+        ("contribution", pa.float32()),
+        ("loss", pa.float32()),
+    ]
+)
+COMMITS = (MANIFEST, COMPLETE)
+"""What says that a folder holds the norms of a run: of earlier versions, and of this one."""
+
+
+@dataclass(frozen=True)
+class PartFiles(ABC):
+    """Where one range of examples is stored: ``rows`` examples, at each of ``steps``."""
+
+    directory: str
+    part: int
+    rows: int
+    steps: tuple[int, ...]
+
+    @property
+    @abstractmethod
+    def identity(self) -> object:
+        """Determines the stored rows; its repr is the same in every process."""
+
+    @abstractmethod
+    def read(self, number: int, columns: Sequence[str] | None = None, ids: RepeatedIds | None = None) -> pa.Table:
+        """The rows at one of the steps, verified. columns, ids: as for `parts.read_part`.
+
+        Raises: DataCorruption for what is missing, cut or altered.
+        """
+
+
+@dataclass(frozen=True)
+class PartInFiles(PartFiles):
+    """records: of the file for each step."""
+
+    records: tuple[PartRecord, ...]
+
+    @property
+    def identity(self) -> object:
+        return self.records
+
+    def read(self, number: int, columns: Sequence[str] | None = None, ids: RepeatedIds | None = None) -> pa.Table:
+        return read_part(self.directory, NORM_SCHEMA, self.records[number], columns, ids)
+
+
+@dataclass(frozen=True)
+class PartInObjects(PartFiles):
+    """A batch of the same number in the same object of every snapshot; bytes, as a trial has many of these.
+
+    extents: int64 [steps, 3], of each batch its first byte, its bytes, and those of its object. digests: their sha256.
+    """
+
+    object_number: int
+    extents: bytes
+    digests: bytes
+
+    @staticmethod
+    def of(directory: str, snapshots: Sequence[Snapshot], part: int) -> PartInObjects:
+        """One part of snapshots that have the same parts."""
+        number, piece = snapshots[0].find(part)
+        objects = [snapshot.objects[number] for snapshot in snapshots]
+        extents = [(sum(each.sizes[:piece]), each.sizes[piece], sum(each.sizes)) for each in objects]
+        return PartInObjects(
+            directory=directory,
+            part=part,
+            rows=snapshots[0].rows_of(part),
+            steps=tuple(snapshot.step for snapshot in snapshots),
+            object_number=number,
+            extents=np.array(extents, np.int64).tobytes(),
+            digests=b"".join(each.digest(piece) for each in objects),
+        )
+
+    @property
+    def identity(self) -> object:
+        return self.steps, self.digests
+
+    def read(self, number: int, columns: Sequence[str] | None = None, ids: RepeatedIds | None = None) -> pa.Table:
+        place = self._place(number)
+        table = read_batch(place, NORM_SCHEMA, columns, ids)
+        if table.num_rows != self.rows:
+            raise corrupt(place.uri, f"part {self.part} has other rows than the manifest says")
+        return table
+
+    def _place(self, number: int) -> Place:
+        start, size, whole = np.frombuffer(self.extents, np.int64)[3 * number : 3 * number + 3].tolist()
+        return Place(
+            uri=object_uri(self.directory, self.steps[number], self.object_number),
+            name=f"part {self.part}",
+            start=start,
+            size=size,
+            whole=whole,
+            digest=self.digests[DIGEST * number : DIGEST * (number + 1)],
+        )
+
+
+class StoredNorms(ABC):
+    """What a folder of norms holds, by its manifests. steps and parts: ascending; uncommitted: names of files."""
+
+    directory: str
+    steps: tuple[int, ...]
+    parts: tuple[int, ...]
+    uncommitted: tuple[str, ...]
+
+    @abstractmethod
+    def rows(self, part: int) -> int:
+        """Examples of a part."""
+
+    @abstractmethod
+    def files(self, part: int) -> PartFiles:
+        """Where a part is stored, which is one of ``parts``."""
+
+
+class NormsInFiles(StoredNorms):
+    """A file for each part of each snapshot."""
+
+    def __init__(self, directory: str) -> None:
+        """Raises: DataCorruption when the manifest is damaged, or the snapshots have different parts."""
+        store = PartStore(directory, NORM_SCHEMA)
+        self._records: dict[int, dict[int, PartRecord]] = {}
+        for record in store.records.values():
+            self._records.setdefault(record.part, {})[record.step or 0] = record
+        self.directory, self.uncommitted = directory, store.uncommitted
+        self.steps = tuple(sorted({step for records in self._records.values() for step in records}))
+        self.parts = tuple(sorted(self._records))
+        for part, records in self._records.items():
+            for step in self.steps:
+                if step not in records or records[step].rows != records[self.steps[0]].rows:
+                    raise mismatch(directory, step, part)
+
+    def rows(self, part: int) -> int:
+        return self._records[part][self.steps[0]].rows
+
+    def files(self, part: int) -> PartFiles:
+        records = tuple(self._records[part][step] for step in self.steps)
+        return PartInFiles(self.directory, part, self.rows(part), self.steps, records)
+
+
+class NormsInObjects(StoredNorms):
+    """A few objects for each snapshot, and a manifest of its own."""
+
+    def __init__(self, directory: str, names: Sequence[str]) -> None:
+        """names: the files in the folder. Raises: DataCorruption as `read_snapshots`, or for different parts."""
+        self._snapshots = read_snapshots(directory, names)
+        self.directory, self.uncommitted = directory, uncommitted(names)
+        self.steps = tuple(snapshot.step for snapshot in self._snapshots)
+        self.parts = tuple(range(self._snapshots[0].parts)) if self._snapshots else ()
+        for snapshot in self._snapshots:
+            if _shape(snapshot) != _shape(self._snapshots[0]):
+                raise DataCorruption(
+                    f"{directory}: the snapshot at step {snapshot.step} has other parts than the first one; restore it "
+                    f"from a backup, or {START_ANEW}"
+                )
+
+    def rows(self, part: int) -> int:
+        return self._snapshots[0].rows_of(part)
+
+    def files(self, part: int) -> PartFiles:
+        return PartInObjects.of(self.directory, self._snapshots, part)
+
+
+def open_norms(directory: str) -> StoredNorms:
+    """The norms in a folder. Raises: DataCorruption when the run was interrupted, and for damaged manifests."""
+    names = list_files(directory)
+    return NormsInFiles(directory) if MANIFEST in names else NormsInObjects(directory, names)
+
+
+def mismatch(directory: str, step: int, part: int) -> DataCorruption:
+    """The error for a snapshot that does not fit the first one."""
+    return DataCorruption(
+        f"{directory}: the snapshot at step {step} lacks part {part} or holds other examples there than the first "
+        f"snapshot; resume the trial, or {START_ANEW}"
+    )
+
+
+def _shape(snapshot: Snapshot) -> tuple[object, ...]:
+    return snapshot.rows, snapshot.rows_per_part, [each.parts for each in snapshot.objects]

@@ -1,0 +1,236 @@
+"""The snapshots of a run: for each a folder of objects and a manifest, which commits it; and what completes them all.
+
+``step=00000400/manifest.json`` is written after the objects beside it, once: nothing is read and written anew. It holds
+its number and the digest of the manifest before it, and ``complete.json``, written when the run ends, how many there
+are and the digest of the last. A snapshot that is lost, even the last one, is therefore noticed: without it the steps
+after it would be accounted with the contributions of the one before.
+
+Lengths and hashes depend on the rows without noise, so manifests are private, and error messages omit them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from accounting.errors import START_ANEW, DataCorruption
+from accounting.records.files import write_bytes_atomically
+from accounting.records.objects import DIGEST, ObjectRecord, make_object
+from accounting.records.sealed import read_private_sealed, write_private_sealed
+
+COMPLETE = "complete.json"
+ROWS_PER_OBJECT = 2**23
+"""Rows of an object, unless a single part has more: about 94 MB."""
+_MANIFEST = re.compile(r"step=(\d{8,18})/manifest\.json")
+_OBJECT = re.compile(r"step=(\d{8,18})/object-\d{5,}\.arrow")
+_NEXT = f"restore it from a backup, or {START_ANEW}"
+_READERS = 8
+"""Manifests read at the same time."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What the manifest of a snapshot says.
+
+    number: of snapshots before it. previous: `digest` of the one before, or "" for the first. rows: examples, in parts
+    of ``rows_per_part``, the last of which may have fewer.
+    """
+
+    step: int
+    number: int
+    previous: str
+    rows: int
+    rows_per_part: int
+    objects: tuple[ObjectRecord, ...]
+
+    @property
+    def digest(self) -> str:
+        """sha256 of the content."""
+        return hashlib.sha256(self.to_json()).hexdigest()
+
+    @property
+    def parts(self) -> int:
+        """How many there are; an empty data set has an empty one."""
+        return max(1, -(-self.rows // self.rows_per_part))
+
+    def rows_of(self, part: int) -> int:
+        """Rows of one part."""
+        return min(self.rows_per_part, self.rows - part * self.rows_per_part)
+
+    def to_json(self) -> bytes:
+        """The manifest without its checksum."""
+        objects = [{"sizes": each.sizes, "digests": each.digests.hex()} for each in self.objects]
+        return json.dumps({**vars(self), "objects": objects}).encode()
+
+    @staticmethod
+    def from_json(content: bytes, step: int, uri: str) -> Snapshot:
+        """The snapshot at ``step`` whose manifest this is. Raises: DataCorruption for any other content."""
+        try:
+            values: dict[str, Any] = json.loads(content)
+            objects = tuple(
+                ObjectRecord(tuple(each["sizes"]), bytes.fromhex(each["digests"])) for each in values.pop("objects")
+            )
+            found = Snapshot(**values, objects=objects)
+            whole = found.to_json() == content and found._is_whole(step)
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError):
+            whole = False
+        if not whole:
+            raise DataCorruption(f"{uri} is damaged: it is not the manifest of a snapshot at step {step}; {_NEXT}")
+        return found
+
+    def _is_whole(self, step: int) -> bool:
+        """Whether the fields fit together."""
+        numbers = (self.step, self.number, self.rows, self.rows_per_part, *(n for o in self.objects for n in o.sizes))
+        return (
+            all(type(each) is int and 0 <= each < 2**62 for each in numbers)
+            and isinstance(self.previous, str)
+            and self.step == step
+            and self.rows_per_part > 0
+            and sum(each.parts for each in self.objects) == self.parts
+            and all(each.parts > 0 and len(each.digests) == DIGEST * len(each.sizes) for each in self.objects)
+        )
+
+    def find(self, part: int) -> tuple[int, int]:
+        """The object that holds a part, and which of its pieces the part is."""
+        for number, each in enumerate(self.objects):
+            if part < each.parts:
+                return number, part
+            part -= each.parts
+        raise IndexError(part)
+
+
+class SnapshotWriter:
+    """Writes the snapshots of one run into a folder, in the order of their steps; there is one writer per folder."""
+
+    def __init__(self, directory: str, rows_per_part: int, names: Sequence[str]) -> None:
+        """names: the files that are in the folder."""
+        self.directory, self._rows_per_part = directory, rows_per_part
+        self._committed = _steps(names)
+        self._last: Snapshot | None = None
+
+    def write(self, step: int, batch: pa.RecordBatch) -> None:
+        """Store and commit the rows of a snapshot.
+
+        Replaying a committed snapshot with equal bytes does nothing. Raises: DataCorruption for unequal bytes;
+        StorageError, with nothing committed.
+        """
+        committed, before, records = step in self._committed, self._before(step), []
+        for uri, batches in self._objects(step, batch):
+            record, data = make_object(uri, batches)
+            if not committed:
+                write_bytes_atomically(uri, data, private=True)
+            records.append(record)
+        snapshot = Snapshot(
+            step=step,
+            number=0 if before is None else before.number + 1,
+            previous="" if before is None else before.digest,
+            rows=batch.num_rows,
+            rows_per_part=self._rows_per_part,
+            objects=tuple(records),
+        )
+        if not committed:
+            write_private_sealed(_manifest(self.directory, step), snapshot.to_json())
+            self._committed.add(step)
+        elif read_snapshot(self.directory, step) != snapshot:
+            raise _unrepeated(_manifest(self.directory, step))
+        self._last = snapshot
+
+    def complete(self) -> None:
+        """Store that the snapshots written so far are all of the run. Raises: DataCorruption where there are others.
+
+        A run that goes on from its end writes none; it is then complete with what was committed before.
+        """
+        if not self._committed:
+            return
+        last = self._last or read_snapshot(self.directory, max(self._committed))
+        uri = f"{self.directory}/{COMPLETE}"
+        content = json.dumps({"snapshots": last.number + 1, "last": last.digest}).encode()
+        stored = read_private_sealed(uri, _NEXT)
+        if max(self._committed) != last.step or stored not in (None, content):
+            raise _unrepeated(uri)
+        if stored is None:
+            write_private_sealed(uri, content)
+
+    def _before(self, step: int) -> Snapshot | None:
+        """The committed snapshot before the one at ``step``."""
+        if self._last is not None and self._last.step < step:
+            return self._last
+        earlier = max((each for each in self._committed if each < step), default=None)
+        return None if earlier is None else read_snapshot(self.directory, earlier)
+
+    def _objects(self, step: int, batch: pa.RecordBatch) -> Iterator[tuple[str, list[pa.RecordBatch]]]:
+        """The name of each object, and its parts."""
+        size = self._rows_per_part
+        parts = [batch.slice(start, size) for start in range(0, max(batch.num_rows, 1), size)]
+        together = max(1, ROWS_PER_OBJECT // size)
+        for number, start in enumerate(range(0, len(parts), together)):
+            yield object_uri(self.directory, step, number), parts[start : start + together]
+
+
+def read_snapshot(directory: str, step: int) -> Snapshot:
+    """A committed snapshot. Raises: DataCorruption when its manifest is missing or damaged."""
+    uri = _manifest(directory, step)
+    content = read_private_sealed(uri, _NEXT)
+    if content is None:
+        raise DataCorruption(f"{uri} is missing; {_NEXT}")
+    return Snapshot.from_json(content, step, uri)
+
+
+def read_snapshots(directory: str, names: Sequence[str]) -> tuple[Snapshot, ...]:
+    """All snapshots of a run that ended, in the order of their steps. names: the files that are in the folder.
+
+    Raises: DataCorruption when the run did not end, and for manifests that are missing or damaged.
+    """
+    uri, steps = f"{directory}/{COMPLETE}", sorted(_steps(names))
+    content = read_private_sealed(uri, _NEXT)
+    if not names:
+        raise DataCorruption(f"{directory} holds no committed norm shards; run or resume the trial first")
+    if content is None:
+        raise DataCorruption(f"{directory} holds no {COMPLETE}: training was interrupted; resume the trial")
+    with ThreadPoolExecutor(_READERS) as readers:
+        found = tuple(readers.map(lambda step: read_snapshot(directory, step), steps))
+    previous = ""
+    for number, each in enumerate(found):
+        if (each.number, each.previous) != (number, previous):
+            raise DataCorruption(
+                f"{_manifest(directory, each.step)} does not follow the snapshot before it, of which one is missing or "
+                f"of another run; {_NEXT}"
+            )
+        previous = each.digest
+    if json.loads(content) != {"snapshots": len(found), "last": previous}:
+        raise DataCorruption(f"{directory}: the snapshots end before or after what {uri} says; {_NEXT}")
+    return found
+
+
+def uncommitted(names: Sequence[str]) -> tuple[str, ...]:
+    """Objects of snapshots without a manifest, among the files of a folder."""
+    committed = _steps(names)
+    found = ((name, _OBJECT.fullmatch(name)) for name in names)
+    return tuple(name for name, match in found if match and int(match[1]) not in committed)
+
+
+def _steps(names: Sequence[str]) -> set[int]:
+    """Steps of the committed snapshots."""
+    return {int(match[1]) for name in names if (match := _MANIFEST.fullmatch(name))}
+
+
+def _manifest(directory: str, step: int) -> str:
+    return f"{directory}/step={step:08d}/manifest.json"
+
+
+def object_uri(directory: str, step: int, number: int) -> str:
+    """The name of an object of a snapshot."""
+    return f"{directory}/step={step:08d}/object-{number:05d}.arrow"
+
+
+def _unrepeated(uri: str) -> DataCorruption:
+    return DataCorruption(
+        f"{uri} was committed with other rows than a replay produced: the run does not repeat itself; {START_ANEW}"
+    )

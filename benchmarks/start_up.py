@@ -1,0 +1,167 @@
+"""What a sweep of many short trials pays besides training: until the first trial, for each trial, and in requests.
+
+    python benchmarks/start_up.py [--trials 200] [--s3-trials 10] [--in-process] [--json]
+
+Runs `dpsweep run` on a sweep of --trials private trials of 11 steps each, in ten settings with a calibration of their
+own, on a Ray cluster that it starts (--in-process: without Ray). With --s3-trials, runs as many trials again whose
+results go to an S3 server on this machine (moto, of `pip install 'dpsweep[test]'`), and counts the requests.
+
+- first_s: from the start of the command to the first file of a trial. plan_s: the part of it until the plan is stored.
+- driver_cpu_s: CPU of the driver's process for each trial, after the first has begun, until the command ends.
+- wall_s: seconds for each trial, likewise.
+- requests: for each trial, by what they are about.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = str(Path(__file__).resolve().parents[1])
+SWEEP = """
+name: start-up
+data: {name: breast_cancer}
+model: logistic
+sampling: {method: poisson, batch_size: 41}
+epochs: 1
+clipping: [%(clipping)s]
+noise: constant
+seeds: [%(seeds)s]
+privacy: {target_epsilon: [%(targets)s], delta: 1e-4}
+"""
+"""11 steps of 41 of 455 examples."""
+_COMMAND = "from dpsweep.command import main; main()"
+_POLL = 0.1
+
+
+def main() -> int:
+    options = _parser().parse_args()
+    address = "in-process" if options.in_process else "local"
+    with tempfile.TemporaryDirectory(prefix="start-up-") as folder:
+        found = {"local": _run(Path(folder), options.trials, address)}
+    if options.s3_trials:
+        with tempfile.TemporaryDirectory(prefix="start-up-") as folder, _s3(Path(folder)) as (environment, requests):
+            found["s3"] = _run(Path(folder), options.s3_trials, address, environment)
+            counts = collections.Counter(map(_about, requests()))
+            found["s3"]["requests"] = {
+                what: round(count / options.s3_trials, 1) for what, count in counts.most_common()
+            } | {"all": round(sum(counts.values()) / options.s3_trials, 1)}
+    print(json.dumps(found) if options.json else "\n".join(f"{where}: {each}" for where, each in found.items()))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--trials", type=int, default=200, help="of the local run; ten settings")
+    parser.add_argument("--s3-trials", type=int, default=0, help="of the run whose results go to S3")
+    parser.add_argument("--in-process", action="store_true", help="without Ray")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser
+
+
+def _run(folder: Path, trials: int, address: str, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
+    settings = min(10, trials)
+    targets = ", ".join(f"{4 + 0.5 * number}" for number in range(settings))
+    seeds = ", ".join(map(str, range(-(-trials // settings))))
+    file, output = folder / "sweep.yaml", "s3://bucket/out" if environment else str(folder / "out")
+    file.write_text(SWEEP % {"clipping": "flat", "seeds": seeds, "targets": targets})
+    variables = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, (ROOT, os.environ.get("PYTHONPATH")))),
+        "OMP_NUM_THREADS": "1",
+        **(environment or {}),
+    }
+    if environment:
+        variables["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"
+    command = [sys.executable, "-c", _COMMAND, "run", str(file), "--output", output, "--address", address]
+    began, first, planned, cpu_then, cpu = time.monotonic(), 0.0, 0.0, 0.0, 0.0
+    with (folder / "log.txt").open("w") as log, subprocess.Popen(command, env=variables, stdout=log, stderr=log) as run:
+        while run.poll() is None:
+            cpu = _cpu(run.pid) or cpu
+            if not planned and (folder / "out" / "sweep.json").exists():
+                planned = time.monotonic() - began
+            if not first and any((folder / "out" / "trials").glob("*/*")):
+                first, cpu_then = time.monotonic() - began, cpu
+            time.sleep(_POLL)
+    if run.returncode:
+        raise SystemExit((folder / "log.txt").read_text())
+    wall = time.monotonic() - began
+    return {
+        "trials": trials,
+        "plan_s": round(planned, 1),
+        "first_s": round(first, 1),
+        "wall_s": round((wall - first) / trials, 3),
+        "driver_cpu_s": round((cpu - cpu_then) / trials, 3),
+    }
+
+
+def _cpu(pid: int) -> float:
+    """CPU seconds of a process, without its children."""
+    with contextlib.suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
+
+
+@contextlib.contextmanager
+def _s3(folder: Path) -> Iterator[tuple[dict[str, str], Callable[[], list[str]]]]:
+    """An S3 server with one bucket: what processes need to find it, and the requests that it has answered so far."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    address, log = f"http://127.0.0.1:{port}", folder / "requests.txt"
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    environment = {
+        "AWS_ENDPOINT_URL": address,
+        "MLFLOW_S3_ENDPOINT_URL": address,
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    with log.open("wb") as sink, subprocess.Popen(command, stdout=sink, stderr=sink) as server:
+        try:
+            _make_bucket(f"{address}/bucket")
+            yield environment, lambda: _requests(log)
+        finally:
+            server.terminate()
+
+
+def _make_bucket(url: str) -> None:
+    for _ in range(300):
+        with contextlib.suppress(OSError):
+            urllib.request.urlopen(urllib.request.Request(url, method="PUT")).close()
+            return
+        time.sleep(0.1)
+    raise SystemExit("the S3 server does not answer")
+
+
+def _requests(log: Path) -> list[str]:
+    text = re.sub(r"\x1b\[[0-9;]*m", "", log.read_bytes().decode(errors="replace"))
+    return re.findall(r'"((?:GET|PUT|POST|HEAD|DELETE) [^"]*) HTTP', text)
+
+
+def _about(request: str) -> str:
+    """What a request is about, without the names of trials."""
+    method, _, path = request.partition(" ")
+    listed = re.search(r"[?&]prefix=([^&]*)", path)
+    name = listed[1].replace("%2F", "/") if listed else path.partition("?")[0].removeprefix("/bucket/")
+    name = re.sub(r"(trials|attempts|tune/[^/]+)/[^/]+", r"\1/*", name.removeprefix("out/"))
+    name = re.sub(r"\d{6,}|[0-9a-f]{8,}", "N", name)
+    return f"{'LIST' if listed else method} {name}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
