@@ -80,7 +80,7 @@ def shared_view(sweep_id: str, found: Findings) -> str:
             "selectedColumns": ["attributes.`Created`", *columns(worst_group)],
             "compareRunSections": [_WIDE_SECTION],
             "isAccordionReordered": True,  # else MLflow sorts sections by name, and this one is not the first
-            "runsVisibilityMode": "SHOW_ALL",
+            "runsHiddenMode": "SHOW_ALL",
             "compareRunCharts": _charts(_chosen(found.private), worst_group),
         }
     )

@@ -531,7 +531,7 @@ def test_the_sweeps_own_run_has_the_headline_and_its_address_opens_the_compariso
     with_memory = replace(first, trials=tuple(replace(t, params=memory) for t in first.trials))
     charts = json.loads(shared_view("x", replace(found, settings=(with_memory, *others))))["compareRunCharts"]
     assert charts[0]["selectedParams"] == ["clipping", "schedule", "spec.clipping.params.bound"], "all have these"
-    assert view["runsVisibilityMode"] == "SHOW_ALL", "not only the first ten"
+    assert view["runsHiddenMode"] == "SHOW_ALL", "not only the first ten"
     assert view["isAccordionReordered"], "the charts of the comparison come before those that MLflow adds"
     assert tracker.address == (
         f"#/experiments/{experiment.experiment_id}/runs?viewStateShareKey={SWEEP.sweep_id}&compareRunsMode=TABLE"
