@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -33,8 +32,11 @@ def spread(values: Iterable[float | None]) -> Spread | None:
     finite = [value for value in values if value is not None and math.isfinite(value)]
     if not finite:
         return None
-    deviation = statistics.stdev(finite) if len(finite) > 1 else 0.0
-    return Spread(statistics.fmean(finite), deviation, min(finite), max(finite), len(finite))
+    mean, low, high = math.fsum(finite) / len(finite), min(finite), max(finite)
+    if low == high:
+        return Spread(mean, 0.0, low, high, len(finite))
+    squares = math.fsum((value - mean) ** 2 for value in finite)
+    return Spread(mean, math.sqrt(squares / (len(finite) - 1)), low, high, len(finite))
 
 
 def pearson(one: Numbers, other: Numbers) -> float | None:
