@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -86,6 +89,14 @@ UNMEASURED = frozenset(
 )
 """Files of tests that compute for long: Python below 3.12 takes half as long again while lines are counted. What they
 execute, other files of tests execute too."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """In a fresh checkout, compile what tests import once, before several processes do it at the same time."""
+    if config.getoption("numprocesses", None) and not (ROOT / "workers" / "__pycache__").exists():
+        environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
+        collect = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
+        subprocess.run(collect, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, check=False)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -32,11 +33,12 @@ def spread(values: Iterable[float | None]) -> Spread | None:
     finite = [value for value in values if value is not None and math.isfinite(value)]
     if not finite:
         return None
-    mean, low, high = math.fsum(finite) / len(finite), min(finite), max(finite)
+    low, high = min(finite), max(finite)
     if low == high:
-        return Spread(mean, 0.0, low, high, len(finite))
-    squares = math.fsum((value - mean) ** 2 for value in finite)
-    return Spread(mean, math.sqrt(squares / (len(finite) - 1)), low, high, len(finite))
+        return Spread(low, 0.0, low, high, len(finite))
+    mean = statistics.fmean(finite)
+    deviation = math.hypot(*(value - mean for value in finite)) / math.sqrt(len(finite) - 1)
+    return Spread(mean, deviation, low, high, len(finite))
 
 
 def pearson(one: Numbers, other: Numbers) -> float | None:
