@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import yaml
+
+from tests.conftest import UNMEASURED, WAITING
 
 ROOT = Path(__file__).parent.parent
 
 
 def _static_checks() -> list[str]:
-    """The commands of .ci/run after the README's test command, in order."""
+    """The commands that .ci/run runs beside the README's test command, in order."""
     script = (ROOT / ".ci" / "run").read_text()
-    checks = re.findall(r"^\.venv/bin/.*$", script, re.MULTILINE)
+    checks = re.findall(r"^ *(\.venv/bin/.*)$", script, re.MULTILINE)
     assert len(checks) == 4, script
     return checks
 
@@ -30,3 +33,13 @@ def test_contributing_names_the_static_checks_of_the_gate() -> None:
     (block,) = re.findall(r"```sh\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
     commands = [command.strip() for line in block.splitlines() for command in line.split("&&")]
     assert commands[-4:] == _static_checks()
+
+
+def test_coverage_below_its_floor_fails_the_gate() -> None:
+    """The floor is the one of pyproject.toml, as no option replaces it."""
+    assert ' --cov"' in (ROOT / ".ci" / "run").read_text()
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["coverage"]["report"]["fail_under"] >= 85
+
+
+def test_the_files_whose_order_and_coverage_are_special_are_there() -> None:
+    assert [file for file in (*WAITING, *UNMEASURED) if not (ROOT / file).is_file()] == []

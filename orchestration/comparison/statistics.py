@@ -33,8 +33,12 @@ def spread(values: Iterable[float | None]) -> Spread | None:
     finite = [value for value in values if value is not None and math.isfinite(value)]
     if not finite:
         return None
-    deviation = statistics.stdev(finite) if len(finite) > 1 else 0.0
-    return Spread(statistics.fmean(finite), deviation, min(finite), max(finite), len(finite))
+    low, high = min(finite), max(finite)
+    if low == high:
+        return Spread(low, 0.0, low, high, len(finite))
+    mean = statistics.fmean(finite)
+    deviation = math.hypot(*(value - mean for value in finite)) / math.sqrt(len(finite) - 1)
+    return Spread(mean, deviation, low, high, len(finite))
 
 
 def pearson(one: Numbers, other: Numbers) -> float | None:

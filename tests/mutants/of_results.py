@@ -134,10 +134,10 @@ RESULTS: Final[tuple[Mutant, ...]] = (
     *bugs_in(
         "orchestration/comparison/statistics.py",
         METRICS,
-        B("statistics.fmean(finite), deviation", "min(finite), deviation", "the mean over seeds is the minimum"),
+        B("mean = statistics.fmean(finite)", "mean = min(finite)", "the mean over seeds is the minimum"),
         B(
-            "statistics.stdev(finite)",
-            "statistics.pstdev(finite)",
+            "math.sqrt(len(finite) - 1)",
+            "math.sqrt(len(finite))",
             "the deviation is that of a population",
             False,
             ("tests/orchestration/report/test_page.py::test_seeds_are_averaged_into_settings",),

@@ -12,8 +12,11 @@ import pytest
 
 from orchestration.commands.main import main
 from orchestration.records.layout import SweepFiles
+from tests.orchestration.execution.test_session import shared, temporary
 from tests.orchestration.processes import dpsweep
 from tests.orchestration.sample_grids import small
+
+__all__ = ["shared"]
 
 CANARY = "kanarienvogel"
 """A value of the data."""
@@ -56,7 +59,10 @@ def exits():
 def interrupts():
     raise KeyboardInterrupt(f"bad row {WORD}")
 
-HOW = {f.__name__: f for f in (raises, raises_ours, raises_storage, exits, interrupts)}
+def does_nothing():
+    pass
+
+HOW = {f.__name__: f for f in (raises, raises_ours, raises_storage, exits, interrupts, does_nothing)}
 
 def rows(how):
     HOW[how]()
@@ -123,10 +129,19 @@ def raising(*functions: str) -> list[dict[str, str]]:
     ids=["under Ray", "in process"],
 )
 def test_errors_in_training_show_type_and_place_until_they_are_mended(
-    tmp_path: Path, functions: tuple[str, ...], options: tuple[str, ...]
+    tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch, functions: tuple[str, ...], options: tuple[str, ...]
 ) -> None:
-    files, models = SweepFiles(str(tmp_path / "out")), raising(*functions)
+    """Beside a trial that finishes; and nothing is left outside the output."""
+    (home := tmp_path / "home").mkdir()
+    for name, value in {"HOME": str(home), **temporary(shared, tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    files, models = SweepFiles(str(tmp_path / "out")), raising(*functions, "does_nothing")
     trials, printed = run(tmp_path, *options, model=models)
+    states = [trial["status"] for trial in trials.values()]
+    assert sorted(states) == ["failed"] * len(functions) + ["finished"]
+    assert (tmp_path / "out" / "report.html").is_file()
+    assert not list(shared.iterdir())
+    assert not (home / "ray_results").exists()
     assert CANARY not in printed
     assert leaks(tmp_path / "out") == []
     for how in functions:
@@ -138,7 +153,7 @@ def test_errors_in_training_show_type_and_place_until_they_are_mended(
         assert shown in printed
         assert_private(Path(files.trial(key).error))
     (tmp_path / "mended").touch()
-    trials, _ = run(tmp_path, "--resume", *options, model=models)
+    trials, _ = run(tmp_path, "--resume", *IN_THIS_PROCESS, model=models)
     assert {trial["status"] for trial in trials.values()} == {"finished"}
     assert not any(Path(files.trial(key).error).exists() for key in trials)
     assert leaks(tmp_path / "out") == []

@@ -22,7 +22,7 @@ def test_mnist_with_few_examples_of_class_8(tmp_path: Path) -> None:
     sweep["resources"]["cpus"] = sweep["execution"]["threads"] = 1
     file = tmp_path / "sweep.yaml"
     file.write_text(yaml.safe_dump(sweep))
-    done = dpsweep("run", file, "--output", tmp_path / "out", "--json")
+    done = dpsweep("run", file, "--output", tmp_path / "out", "--json", "--address", "in-process")
     assert done.returncode == 0, done.stderr
     baseline, private = json.loads(done.stdout)["trials"]
     assert baseline["accuracy"] > 0.15

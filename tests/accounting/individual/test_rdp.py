@@ -49,13 +49,14 @@ def at_every_order(recorded: RecordedContributions) -> NDArray[np.float64]:
     costs = recorded.costs(spread_linearly)
     total = costs.precision[:, None] * (0.5 * ORDERS) + sum(pure_rdp(epsilon, ORDERS) for epsilon in costs.pure)
     for part, weights in zip(costs.sampled, weights_of(costs), strict=True):
-        noise = (np.inf if u == 0.0 else u**-0.5 for u in part.precisions)
+        reached = weights.any(axis=0)
+        noise = (np.inf if u == 0.0 else u**-0.5 for u in part.precisions[reached])
         table = [0.0 * ORDERS if np.isinf(each) else sampled_gaussian_rdp(part.sample_rate, each) for each in noise]
-        total = total + weights @ np.array(table)
+        total = total + weights[:, reached] @ np.array(table)
     return np.asarray(total)
 
 
-def contributions(rows: int = 60) -> NDArray[np.float64]:
+def contributions(rows: int = 16) -> NDArray[np.float64]:
     """Of examples that hardly contribute and of such that always contribute most, too."""
     rng = np.random.default_rng(0)
     values = np.minimum(rng.lognormal(-1.0, 1.5, (rows, 1)) * rng.lognormal(0.0, 0.3, (rows, len(STEPS))), 1.0)

@@ -24,7 +24,7 @@ def test_tune_ends_its_trials_and_none_counts_as_stopped_by_a_scheduler(
     with monkeypatch.context() as patched:
         patched.setenv("RAY_AUTH_MODE", "disabled")  # this process has used Ray without a token before the second run
         patched.setattr(SweepStatus, "must_stop", property(enough))
-        outcome = run(tmp_path, address=EMBEDDED, epochs=60, resources={"max_concurrent": 1})
+        outcome = run(tmp_path, address=EMBEDDED, epochs=20, resources={"max_concurrent": 1})
     assert states(outcome) == [TrialState.PENDING] * 3
     first = outcome.files.trial(outcome.record.points[0].key)
     assert exists(first.checkpoint)
@@ -33,4 +33,4 @@ def test_tune_ends_its_trials_and_none_counts_as_stopped_by_a_scheduler(
     last = outcome.files.trial(outcome.record.points[2].key)
     assert not exists(last.spec), "it was never started"
     shutil.rmtree(outcome.files.trial(outcome.record.points[1].key).root, ignore_errors=True)
-    assert states(run(tmp_path, address=EMBEDDED, epochs=60)) == [TrialState.FINISHED] * 3
+    assert states(run(tmp_path, address=EMBEDDED, epochs=20)) == [TrialState.FINISHED] * 3

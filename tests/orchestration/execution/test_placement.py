@@ -1,4 +1,7 @@
-"""Resources by setting and nodes by label, on a simulated cluster of two nodes."""
+"""Resources by setting, nodes by label and fractions of a GPU, on a simulated cluster of two nodes.
+
+Ray counts the GPU that its node claims to have.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ NODES = """
 import sys
 from ray.cluster_utils import Cluster
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
-cluster.add_node(num_cpus=2, num_gpus=1, labels={"pool": "train", "ray.io/accelerator-type": "A100"})
+cluster.add_node(num_cpus=8, num_gpus=1, labels={"pool": "train", "ray.io/accelerator-type": "A100"})
 cluster.wait_for_nodes()
 print(cluster.address, flush=True)
 sys.stdin.read()
@@ -43,6 +46,28 @@ def build(feature_shape, num_classes):
     return nn.Sequential(nn.Flatten(), Notes(math.prod(feature_shape), num_classes))
 """
 """A model that notes, when it is trained by Ray, on which node and with what."""
+WAITS = """
+import math, os, pathlib, time
+import ray
+from torch import nn
+
+MET = pathlib.Path({met!r})
+
+
+class Waits(nn.Linear):
+    def forward(self, x):
+        if self.training and ray.is_initialized() and not (met := MET / str(os.getpid())).exists():
+            met.touch()
+            end = time.monotonic() + 300
+            while len(list(MET.iterdir())) < 2 and time.monotonic() < end:
+                time.sleep(0.05)
+        return super().forward(x)
+
+
+def build(feature_shape, num_classes):
+    return nn.Sequential(nn.Flatten(), Waits(math.prod(feature_shape), num_classes))
+"""
+"""A model whose training under Ray goes on when another process trains too."""
 ON_A100 = {"when": {"clipping": "flat"}, "gpus": 0.5, "labels": {"pool": "train", "ray.io/accelerator-type": "A100"}}
 
 
@@ -85,3 +110,28 @@ def test_a_label_that_no_node_has_is_refused_in_words(address: str, tmp_path: Pa
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert "a trial with clipping flat reserves 1 CPU and 0.5 GPU and 1 label ray.io/accelerator-type=H100" in line
     assert json.loads(done.stdout or "{}") == {}
+
+
+def test_two_trials_share_a_gpu_and_a_third_waits(address: str, tmp_path: Path) -> None:
+    met = tmp_path / "met"
+    met.mkdir()
+    (tmp_path / "waits.py").write_text(WAITS.replace("{met!r}", repr(str(met))))
+    text = small(
+        model="waits:build",
+        clipping="flat",
+        noise="constant",
+        seeds=[0, 1, 2],
+        epochs=1,
+        resources={"cpus": 1, "gpus": 0.5},
+        execution={"device": "cpu"},
+    )
+    (tmp_path / "sweep.yaml").write_text(text)
+    done = dpsweep(
+        "run", tmp_path / "sweep.yaml", "--output", tmp_path / "out", "--address", address, "--json", **CLOSED
+    )
+    assert done.returncode == 0, done.stderr
+    keys = [trial["key"] for trial in json.loads(done.stdout)["trials"]]
+    results = [json.loads((tmp_path / "out" / "trials" / key / "result.json").read_text()) for key in keys]
+    first, second, third = sorted((result["started"], result["ended"]) for result in results)
+    assert second[0] < first[1], "two train at once"
+    assert third[0] >= min(first[1], second[1]), "the third waits for half of the GPU"

@@ -21,7 +21,16 @@ from orchestration.sweeps.schema import parse_sweep
 from tests.orchestration.sample_grids import keys_of, small
 from workers.trial import run_trial
 
-TEXT = small(clipping={"name": "flat", "bound": 1.0}, noise="constant", seeds=[0, 1], model="logistic", epochs=1)
+TEXT = small(
+    data={"name": "digits", "keep": dict.fromkeys(range(10), 0.1)},
+    sampling={"method": "poisson", "batch_size": 16},
+    clipping={"name": "flat", "bound": 1.0},
+    noise="constant",
+    seeds=[0, 1],
+    model="logistic",
+    epochs=1,
+)
+"""Of few steps, where `pld` takes long for each example, and few examples."""
 KEYS = list(keys_of(TEXT).values())
 
 
