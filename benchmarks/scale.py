@@ -154,8 +154,13 @@ def cluster(nodes: int) -> Iterator[None]:
 
 
 def _warm() -> None:
-    """Start a worker and load what parts need, long enough that every node starts one."""
-    from accounting import individual  # noqa: F401
+    """Start a worker and load what parts need, long enough that every node starts one.
+
+    That is compiled code, and pandas, which pyarrow loads with its first table.
+    """
+    import pandas  # noqa: F401
+
+    from accounting.individual import pld  # noqa: F401
 
     time.sleep(2.0)
 

@@ -65,8 +65,8 @@ class Stretch:
         return self.stop - self.start
 
     def precisions(self, contributions: Array) -> Array:
-        """u at each contribution c, in 64 bits; shape of ``contributions``."""
-        moved = self.offset + np.asarray(contributions, np.float64)
+        """u at each contribution c, in 64 bits; shape of ``contributions``. Rounding may raise c above 1: that is 1."""
+        moved = self.offset + np.minimum(np.asarray(contributions, np.float64), 1.0)
         return np.asarray(np.square(self.slope * moved) + self.side)
 
 
@@ -170,7 +170,7 @@ class RecordedContributions:
 
     def costs(self, spread: Spread) -> StepWeights:
         """The step weights of each example; ``spread`` reduces the sampled steps."""
-        values = np.ascontiguousarray(np.minimum(self.values.T, 1.0, dtype=np.float64))
+        values = np.ascontiguousarray(self.values.T, np.float64)
         trace = self.trace
         releases = [release.noise_multiplier**-2 for release in trace.releases if isinstance(release, GaussianRelease)]
         precision = np.full(len(self.values), float(sum(releases)))

@@ -76,7 +76,7 @@ def spread(
             side, per_spacing, origin = fields[4], fields[5], fields[6]
             top, first = int(fields[7]) - 2, int(fields[8])
             for lane in range(lanes):
-                root = (own[lane] + offset) * slope
+                root = (min(own[lane], 1.0) + offset) * slope
                 if side > 0.0:
                     root = np.sqrt(root * root + side)
                 root = root * per_spacing - origin
@@ -176,13 +176,14 @@ def best_orders(
     stride: int,
     found: Array,
 ) -> None:
-    """Write found [3, rows]: the least of sum + terms, its place, and the sum at the first order.
+    """Write found [4, rows]: the least of sum + terms, its place, and the first and the last of the coarse sums.
 
     Sums as in `sums`, over orders: table [nodes, orders], plain [2, orders], terms [orders]. coarse and coarse_plain
-    are their columns 0, stride, 2 stride, ..., and the last one. Searched are these and those around the best of them.
+    are their columns 0, stride, 2 stride, ..., and the last one, and then one that is not searched. Searched are these
+    orders and those around the best of them.
     """
-    last, few = table.shape[1] - 1, coarse.shape[1]
-    several, window = np.empty(few), np.empty(2 * stride + 1)
+    last, few = table.shape[1] - 1, coarse.shape[1] - 1
+    several, window = np.empty(few + 1), np.empty(2 * stride + 1)
     for row in range(len(ends) - 1):
         at = slice(ends[row], ends[row + 1])
         _sums(weights[at], nodes[at], precision[row], coarse, coarse_plain, 0, several)
@@ -199,10 +200,23 @@ def best_orders(
             value = total[k] + terms[start + k]
             if value < best:
                 best, place = value, start + k
-        found[0, row], found[1, row], found[2, row] = best, place, several[0]
+        found[0, row], found[1, row], found[2, row], found[3, row] = best, place, several[0], several[few]
 
 
-@kernel(GIVEN, NODES, PLACES, GIVEN, TABLE, TABLE, GIVEN, PLACES, GIVEN, int64, FOUND_TABLE)
+@helper
+def _least_until(total: Array, terms: Array, first: int, step: int, ceiling: float) -> tuple[float, bool]:
+    """The least of total + terms from the ``first`` place on until one exceeds the ceiling, and whether one did."""
+    least, k = np.inf, first
+    while 0 <= k < len(total):
+        value = total[k] + terms[k]
+        least = min(least, value)
+        if value > ceiling:
+            return least, True
+        k += step
+    return least, False
+
+
+@kernel(GIVEN, NODES, PLACES, GIVEN, TABLE, TABLE, GIVEN, PLACES, GIVEN, int64, FOUND)
 def least_sums(
     weights: Array,
     nodes: NDArray[np.int32],
@@ -216,34 +230,30 @@ def least_sums(
     width: int,
     found: Array,
 ) -> None:
-    """Write found [2, rows]: the least of sum + terms in a window of orders, and the sum at the first order.
+    """Write found [rows]: the least of sum + terms in a window of orders.
 
     The window of a row reaches from its ``place`` to the first order on either side where sum + terms exceeds the row's
-    ``ceiling``, or to the outermost order. ``width`` orders are evaluated at once.
+    ``ceiling``, or to the outermost order. ``width`` orders are evaluated on either side, and then as many at once.
     """
-    last, total = table.shape[1] - 1, np.empty(width)
+    orders, total = table.shape[1], np.empty(2 * width)
     for row in range(len(ends) - 1):
-        at = slice(ends[row], ends[row + 1])
-        least, value, start = np.inf, -np.inf, place[row]
-        while start <= last and not value > ceiling[row]:
-            own = total[: min(width, last + 1 - start)]
+        at, most = slice(ends[row], ends[row + 1]), ceiling[row]
+        left, right = max(place[row] - width, 0), min(place[row] + width, orders)
+        own = total[: right - left]
+        _sums(weights[at], nodes[at], precision[row], table, plain, left, own)
+        least, above = _least_until(own, terms[left:], place[row] - left, 1, most)
+        more, below = _least_until(own, terms[left:], place[row] - left - 1, -1, most)
+        least = min(least, more)
+        while right < orders and not above:
+            start, right = right, min(right + width, orders)
+            own = total[: right - start]
             _sums(weights[at], nodes[at], precision[row], table, plain, start, own)
-            for k in range(len(own)):
-                value = own[k] + terms[start + k]
-                least = min(least, value)
-                if value > ceiling[row]:
-                    break
-            start += width
-        value, stop = -np.inf, place[row]
-        while stop > 0 and not value > ceiling[row]:
-            start = max(stop - width, 0)
-            own = total[: stop - start]
-            _sums(weights[at], nodes[at], precision[row], table, plain, start, own)
-            for k in range(len(own) - 1, -1, -1):
-                value = own[k] + terms[start + k]
-                least = min(least, value)
-                if value > ceiling[row]:
-                    break
-            stop = start
-        _sums(weights[at], nodes[at], precision[row], table, plain, 0, total[:1])
-        found[0, row], found[1, row] = least, total[0]
+            more, above = _least_until(own, terms[start:], 0, 1, most)
+            least = min(least, more)
+        while left > 0 and not below:
+            stop, left = left, max(left - width, 0)
+            own = total[: stop - left]
+            _sums(weights[at], nodes[at], precision[row], table, plain, left, own)
+            more, below = _least_until(own, terms[left:], len(own) - 1, -1, most)
+            least = min(least, more)
+        found[row] = least

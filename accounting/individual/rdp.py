@@ -65,11 +65,15 @@ def rdp_epsilons(contributions: RecordedContributions, delta: float) -> tuple[Ar
 
 @dataclass(frozen=True)
 class _Best:
-    """The least sum of RDP and `improved_terms`, its place in `ORDERS`, and RDP at the first order; all [rows]."""
+    """The least sum of RDP and `improved_terms`, its place in `ORDERS`, and RDP at the first order; all [rows].
+
+    first_below is the same as first, from the table of lower bounds.
+    """
 
     least: Array
     places: NDArray[np.int64]
     first: Array
+    first_below: Array
 
     def epsilons(self, delta: float) -> Array:
         """Upper bounds [rows]."""
@@ -78,21 +82,21 @@ class _Best:
 
 def _best_orders(costs: StepWeights, delta: float) -> _Best:
     """The least sums over `ORDERS`, found at few of them, because a sum falls, then rises."""
-    table, plain = _stacked(costs, _table), _plain(costs)
+    table, below, plain = _stacked(costs, _table), _stacked(costs, _lower_table), _plain(costs)
     stride = 1 if _steep(costs) else _STRIDE
     coarse = np.unique([*range(0, len(ORDERS), stride), _LAST])
-    found = np.empty((3, len(costs.precision)))
+    found = np.empty((4, len(costs.precision)))
     best_orders(
         *_entries(costs),
-        np.ascontiguousarray(table[:, coarse]),
-        np.ascontiguousarray(plain[:, coarse]),
+        np.ascontiguousarray(np.hstack([table[:, coarse], below[:, :1]])),
+        np.ascontiguousarray(np.hstack([plain[:, coarse], plain[:, :1]])),
         table,
         plain,
         improved_terms(ORDERS, delta),
         stride,
         found,
     )
-    return _Best(found[0], found[1].astype(np.int64), found[2])
+    return _Best(found[0], found[1].astype(np.int64), found[2], found[3])
 
 
 def _lower(costs: StepWeights, best: _Best, delta: float) -> Array:
@@ -102,10 +106,10 @@ def _lower(costs: StepWeights, best: _Best, delta: float) -> Array:
     least lower bound is sought from the best order to the first one on either side that is proven to cost more.
     """
     ceiling = np.full(len(best.places), np.inf) if _steep(costs) else best.least
-    found = np.empty((2, len(best.places)))
+    found = np.empty(len(best.places))
     table, plain = _stacked(costs, _lower_table), _plain(costs)
     least_sums(*_entries(costs), table, plain, improved_terms(ORDERS, delta), best.places, ceiling, _WINDOW, found)
-    return zero_where_free(found[0], found[1], delta)
+    return zero_where_free(found, best.first_below, delta)
 
 
 def renyi_costs(costs: StepWeights, delta: float) -> RenyiCosts:

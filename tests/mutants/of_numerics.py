@@ -122,8 +122,8 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
         "accounting/individual/contributions.py",
         INDIVIDUAL,
         B(
-            "moved = self.offset + np.asarray(",
-            "moved = np.asarray(",
+            "moved = self.offset + np.minimum(",
+            "moved = np.minimum(",
             "a displaced record costs nothing",
             True,
         ),
@@ -179,8 +179,8 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
             True,
         ),
         B(
-            "found[0, row], found[1, row] = least, total[0]",
-            "found[0, row], found[1, row] = value, total[0]",
+            "        found[row] = least\n",
+            "        found[row] = more\n",
             "a lower bound is the sum at an order that costs more",
             False,
             ("tests/accounting/individual/test_rdp.py",),
