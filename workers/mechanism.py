@@ -10,8 +10,9 @@ from accounting.calibration import calibrate_filter, count_within_budget
 from accounting.estimates import Claim
 from accounting.filters import IndividualFilter, StepPrices
 from accounting.mechanism import Release, Selection, SideQuery, Trace
+from accounting.planning import PlannedRun
 from accounting.samplings import Adjacency, Sampling
-from accounting.schedules import NoiseSchedule, make_schedule, planned_trace
+from accounting.schedules import NoiseSchedule, make_schedule
 from workers import clipping
 from workers.imports import NO_CODE, UserCode
 from workers.preprocessing import planned_releases
@@ -21,7 +22,7 @@ from workers.spec import BudgetSpec, TrialSpec
 
 @dataclass(frozen=True)
 class TrialMechanism:
-    """Everything that the privacy cost of a trial depends on; `trace` is the same `planned_trace` as a planner's."""
+    """Everything that the privacy cost of a trial depends on; `trace` is the same `PlannedRun.trace` as a planner's."""
 
     schedule: NoiseSchedule
     sampling: Sampling
@@ -68,24 +69,17 @@ class TrialMechanism:
         return replace(unfiltered, filter=limit)
 
     @property
+    def run(self) -> PlannedRun:
+        """The same, without what only training needs to import."""
+        return PlannedRun(**vars(self))
+
+    @property
     def steps_per_epoch(self) -> int:
         return self.sampling.steps_per_epoch
 
     def trace(self, epochs: int, public_accuracies: Sequence[float] = ()) -> Trace:
         """Trace of the first ``epochs`` epochs, given the public accuracies after each completed epoch."""
-        planned = planned_trace(
-            self.schedule,
-            self.sampling,
-            epochs,
-            self.steps_per_epoch,
-            self.dataset_size,
-            self.side_queries,
-            self.releases,
-            public_accuracies,
-            self.adjacency,
-        )
-        contributions = "estimate" if planned.noise_follows_results else self.contributions
-        return replace(planned, contributions=contributions, filter=self.filter, selection=self.selection)
+        return self.run.trace(epochs, public_accuracies)
 
     def prices(self, noise_multiplier: float) -> StepPrices | None:
         """What a step with that noise costs an example, where a filter limits it."""

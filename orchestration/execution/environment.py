@@ -22,6 +22,7 @@ _QUIET = {
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
+    "TUNE_GLOBAL_CHECKPOINT_S": "inf",
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
 }
 """Turns off Ray's usage reports, warnings and progress output, and features of Tune that are not used here."""

@@ -32,7 +32,8 @@ def delete_sweep(files: SweepFiles) -> tuple[str, ...]:
         delete_folder(files.selection)
         for uri in _files(files):
             delete(uri)
-        for uri in (*(files.trial(point.key).root for point in record.points), files.tune, files.artifacts):
+        trials = [files.trial(point.key).root for point in record.points]
+        for uri in (*trials, files.tune, files.earlier_tune, files.artifacts):
             delete_folder(uri)
         for uri in (files.trials, files.private, str(files.local_folder / "private")):
             delete_if_empty(uri)

@@ -99,7 +99,12 @@ class SweepFiles:
 
     @property
     def tune(self) -> str:
-        """Ray Tune's own state; nothing in it is needed to resume."""
+        """Local folder of Ray Tune's own state; nothing in it is needed to resume, and only the driver writes there."""
+        return str(self.local_folder / "tune")
+
+    @property
+    def earlier_tune(self) -> str:
+        """Where earlier versions kept it: beside the trials, also in an object store."""
         return self._below("tune")
 
     @property

@@ -7,23 +7,21 @@ one that will be accounted. A trial that cannot run is refused with a reason; if
 from __future__ import annotations
 
 import contextlib
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeVar
 
 import torch
 from torch import nn
 
 from accounting.accountants import account
-from accounting.calibration import calibrate_noise_multiplier
 from accounting.errors import DpsweepError, InvalidInput, Unreachable, private_text, public_text, without_locals
 from accounting.estimates import PrivacyEstimate
 from accounting.exponential_choice import ExponentialChoice
 from accounting.mechanism import Release, Trace
+from accounting.planning import Calibration, solve_all
 from accounting.random_trials import RandomTrials
-from accounting.schedules import with_initial
-from accounting.selection import before_choice
 from accounting.together import account_together
 from orchestration.records.failures import record_refusals, shown
 from orchestration.records.layout import SweepFiles
@@ -130,17 +128,27 @@ def plan_sweep(sweep: SweepSpec, code: UserCode | None = NO_CODE, past: Past = N
         return replace(_alike(sweep, tuning), warnings=(*tuning.warnings, _then(sweep, tuning)))
     planner, release = _Planner(sweep, code, past.calibrations), release_spec(sweep.release.name, sweep.release.params)
     after_training = release.releases() if release else ()
-    planned: list[PlannedTrial] = []
-    refused: list[Refusal] = []
-    for point in filter(lambda point: point.is_asked, grid(sweep, past)):
+
+    def attempted(point: GridPoint, step: Callable[[], V]) -> V | Refusal:
         try:
-            planned.append(planner.planned(point, after_training if point.is_private else ()))
+            return step()
         except (Exception, SystemExit) as error:  # user code raises what it likes, and its text may quote the data
-            refused.append(Refusal(point.key, shown(error, sweep.disclosure), private_text(error)))
+            return Refusal(point.key, shown(error, sweep.disclosure), private_text(error))
+
+    checked = [
+        attempted(point, partial(planner.checked, point, after_training if point.is_private else ()))
+        for point in grid(sweep, past)
+        if point.is_asked
+    ]
+    planner.calibrate([each for each in checked if isinstance(each, _Checked)])
+    outcomes = [
+        each if isinstance(each, Refusal) else attempted(each.point, partial(planner.planned, each)) for each in checked
+    ]
+    planned = [each for each in outcomes if isinstance(each, PlannedTrial)]
     untried = _untried(planned) if code is None else ()
     warnings = (*_repeated(sweep), *unopposed(sweep, [trial.point for trial in planned]), *_warnings(planned), *untried)
-    warnings += planner.notes()
-    return Plan(tuple(planned), tuple(refused), warnings, planner.multipliers)
+    refused = tuple(each for each in outcomes if isinstance(each, Refusal))
+    return Plan(tuple(planned), refused, warnings + planner.notes(), planner.multipliers)
 
 
 def accept(plan: Plan, files: SweepFiles) -> Plan:
@@ -149,6 +157,17 @@ def accept(plan: Plan, files: SweepFiles) -> Plan:
     if plan.refusals:
         raise InvalidInput("\n".join(filter(None, (*plan.reasons(), where))))
     return plan
+
+
+@dataclass(frozen=True)
+class _Checked:
+    """A trial whose components can run, before its noise is known. digest: of its data. releases: after training."""
+
+    point: GridPoint
+    releases: tuple[Release, ...]
+    dataset: DatasetDescription
+    digest: str
+    mechanism: TrialMechanism
 
 
 @dataclass(frozen=True)
@@ -173,8 +192,8 @@ class _Planner:
     costs: dict[tuple[Trace, float], tuple[PrivacyEstimate, ...]] = field(default_factory=dict)
     """By trace and delta: `worst_cases`."""
 
-    def planned(self, point: GridPoint, after_training: tuple[Release, ...]) -> PlannedTrial:
-        """The plan of a trial with the given releases after training. Raises the error for which it is refused."""
+    def checked(self, point: GridPoint, after_training: tuple[Release, ...]) -> _Checked:
+        """A trial whose components can run, with the given releases after training. Raises why it is refused."""
         trial = point.spec
         if self.code is None and is_import_path(trial.data.name):
             raise InvalidInput(
@@ -194,11 +213,28 @@ class _Planner:
             self._check_combination(trial)
         _check_components(trial, dataset, self.code or NO_CODE)
         mechanism = TrialMechanism.of(trial, dataset.train_size, after_training, self.code or NO_CODE)
+        return _Checked(point, after_training, dataset, digest, mechanism)
+
+    def calibrate(self, trials: Sequence[_Checked]) -> None:
+        """Find the noise of every distinct target of these trials, where there is one and no earlier plan found it."""
+        asked = dict(filter(None, map(self._asked, trials)))
+        for key, each in asked.items():
+            stored = self.calibrations.get(key)
+            if stored is not None and each.is_solved_by(stored):
+                self.multipliers[key] = stored
+        missing = {key: each for key, each in asked.items() if key not in self.multipliers}
+        found = zip(missing, solve_all(list(missing.values())), strict=True)
+        self.multipliers.update({key: sigma for key, sigma in found if sigma is not None})
+
+    def planned(self, checked: _Checked) -> PlannedTrial:
+        """The plan of a trial after `calibrate`. Raises the error for which it is refused."""
+        point, trial, dataset, mechanism = checked.point, checked.point.spec, checked.dataset, checked.mechanism
         method = clipping.make_clipping(trial.clipping, self.code or NO_CODE)
-        if point.target_epsilon is not None:
-            sigma = self._calibrated(mechanism, trial.epochs, point.target_epsilon, trial.delta)
+        asked = self._asked(checked)
+        if point.target_epsilon is not None and asked is not None:
+            sigma = _once(self.multipliers, asked[0], asked[1].solve)
             trial = _with_noise_and_budget(trial, method.example_budget, sigma, point.target_epsilon)
-            mechanism = TrialMechanism.of(trial, dataset.train_size, after_training, self.code or NO_CODE)
+            mechanism = TrialMechanism.of(trial, dataset.train_size, checked.releases, self.code or NO_CODE)
         check_spec(trial, mechanism, method, dataset.public_size)
         epochs = affordable_epochs(trial, mechanism, ())
         if epochs == 0:
@@ -210,10 +246,10 @@ class _Planner:
             trace=trace,
             worst_case=spent[0],
             others=spent[1:],
-            releases=after_training,
+            releases=checked.releases,
             shard_bytes=_shard_bytes(trial.norms, epochs, trace.steps, dataset.train_size),
             dataset=dataset,
-            data_digest=digest,
+            data_digest=checked.digest,
         )
 
     def _loaded(self, data: DataSpec) -> tuple[DatasetDescription, Dataset, str]:
@@ -242,31 +278,13 @@ class _Planner:
         """What one should know of the models that can train."""
         return tuple(dict.fromkeys(note for known in self.tried.values() if isinstance(known, tuple) for note in known))
 
-    def _calibrated(self, mechanism: TrialMechanism, epochs: int, target_epsilon: float, delta: float) -> float:
-        accountant = self.sweep.privacy.accountant
-        asked = fingerprint(mechanism, mechanism.filter, epochs, target_epsilon, delta, accountant)
-
-        def run(sigma: float) -> Trace:
-            return before_choice(_with_noise(mechanism, sigma).trace(epochs))
-
-        def calibrate() -> float:
-            stored = self.calibrations.get(asked)
-            if stored is not None and _meets(stored, run, target_epsilon, delta, accountant):
-                return stored
-            return calibrate_noise_multiplier(run, target_epsilon, delta, accountant)
-
-        return _once(self.multipliers, asked, calibrate)
-
-
-_CLOSE = 0.99
-"""Share of its target that a calibration reaches: less is noise for nothing, so that it is searched again."""
-
-
-def _meets(sigma: float, run: Callable[[float], Trace], target_epsilon: float, delta: float, accountant: str) -> bool:
-    """Whether a noise multiplier that was read from a file meets its target, and not by too much noise."""
-    if not 0.0 < sigma < math.inf:
-        return False
-    return _CLOSE * target_epsilon <= account(run(sigma), delta, accountant).epsilon <= target_epsilon
+    def _asked(self, checked: _Checked) -> tuple[str, Calibration] | None:
+        """The calibration that a trial needs, with a digest of all that it depends on; None for a trial without."""
+        mechanism, trial, target = checked.mechanism, checked.point.spec, checked.point.target_epsilon
+        if target is None:
+            return None
+        run = (trial.epochs, target, trial.delta, self.sweep.privacy.accountant)
+        return fingerprint(mechanism, mechanism.filter, *run), Calibration(mechanism.run, *run)
 
 
 def _once(table: dict[K, V], key: K, compute: Callable[[], V]) -> V:
@@ -289,10 +307,6 @@ def _with_noise_and_budget(
     sigma = float(f"{budget.noise_factor * noise_multiplier:.6g}")
     limited = Component(trial.clipping.name, {**trial.clipping.params, "epsilon": target_epsilon})
     return replace(trial, noise=replace(trial.noise, initial_noise_multiplier=sigma), clipping=limited)
-
-
-def _with_noise(mechanism: TrialMechanism, initial_noise_multiplier: float) -> TrialMechanism:
-    return replace(mechanism, schedule=with_initial(mechanism.schedule, initial_noise_multiplier))
 
 
 def worst_cases(trace: Trace, delta: float, sweep: SweepSpec) -> tuple[PrivacyEstimate, ...]:

@@ -239,12 +239,12 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
             "further accountants repeat the first",
         ),
         B(
-            "calibrate_noise_multiplier(run, target_epsilon, delta, accountant)",
-            'calibrate_noise_multiplier(run, target_epsilon, delta, "rdp")',
+            "Calibration(mechanism.run, *run)",
+            'Calibration(mechanism.run, *run[:-1], "rdp")',
             "calibrated by another accountant than accounted",
         ),
         B(
-            "if stored is not None and _meets(stored, run, target_epsilon, delta, accountant):",
+            "if stored is not None and each.is_solved_by(stored):",
             "if stored is not None:",
             "a calibration that was forged is believed",
             True,

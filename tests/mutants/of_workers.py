@@ -199,6 +199,24 @@ WORKERS: Final[tuple[Mutant, ...]] = (
         B("joins[ties] = self._stream.words(len(ties)) < rest", "joins[ties] = True", "ties all join"),
     ),
     *bugs_in(
+        "accounting/planning.py",
+        PRIVACY,
+        B(
+            'contributions = "estimate" if planned.noise_follows_results else self.contributions',
+            "contributions = self.contributions",
+            "contributions under reacting noise are guarantees",
+            True,
+            PRIVACY,
+        ),
+        B(
+            "replace(self.run, schedule=with_initial(self.run.schedule, noise_multiplier))",
+            "self.run",
+            "the noise that is searched is not in the run",
+            True,
+            ("tests/accounting/test_planning.py",),
+        ),
+    ),
+    *bugs_in(
         "workers/mechanism.py",
         NORMS,
         B(
@@ -222,13 +240,6 @@ WORKERS: Final[tuple[Mutant, ...]] = (
             ("tests/orchestration/execution/test_completing.py",),
         ),
         B("clipping.side_queries(spec.clipping, code)", "()", "queries are not in the trace", True, PRIVACY),
-        B(
-            'contributions = "estimate" if planned.noise_follows_results else self.contributions',
-            "contributions = self.contributions",
-            "contributions under reacting noise are guarantees",
-            True,
-            PRIVACY,
-        ),
         B(
             "EpsilonBudget(spec.epsilon, delta)",
             "EpsilonBudget(spec.epsilon, 0.5)",

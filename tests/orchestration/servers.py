@@ -105,6 +105,12 @@ def objects_in(bucket: str, store: Mapping[str, str]) -> dict[str, bytes]:
     return {name: client.get_object(Bucket=bucket, Key=name)["Body"].read() for name in names}
 
 
+def sent_in_pieces(bucket: str, store: Mapping[str, str]) -> list[str]:
+    """The objects of a bucket of `s3` that took more than one request: S3 shows by their tag of how many pieces."""
+    pages = _client(store).get_paginator("list_objects_v2").paginate(Bucket=bucket)
+    return [item["Key"] for page in pages for item in page.get("Contents", ()) if "-" in item["ETag"]]
+
+
 def _client(store: Mapping[str, str]) -> Any:
     import boto3  # an extra of dpsweep
 

@@ -22,7 +22,6 @@ from orchestration.records.attempts import read_attempts
 from orchestration.records.layout import SweepFiles
 from orchestration.records.manifest import read_manifest
 from orchestration.records.status import TrialStatus
-from orchestration.sweeps import plan
 from orchestration.sweeps.grid import Past
 from orchestration.sweeps.plan import plan_sweep
 from orchestration.sweeps.schema import parse_sweep
@@ -181,7 +180,7 @@ def test_calibrations_are_stored_reused_and_checked(files: SweepFiles, monkeypat
         searched.append(target)
         return calibrate_noise_multiplier(run, target, *asked)
 
-    monkeypatch.setattr(plan, "calibrate_noise_multiplier", search)
+    monkeypatch.setattr("accounting.planning.calibrate_noise_multiplier", search)
     run(Path(files.root), seeds=[0, 1])
     assert searched == [], "a further seed has the same mechanism"
     run(Path(files.root), **MORE)

@@ -12,7 +12,7 @@ from orchestration.sweeps.schema import parse_sweep
 from tests.orchestration.processes import dpsweep
 from tests.orchestration.reference import run_undisturbed
 from tests.orchestration.sample_grids import keys_of, small
-from tests.orchestration.servers import has_s3, objects_in, s3
+from tests.orchestration.servers import has_s3, objects_in, s3, sent_in_pieces
 
 TEXT = small(model="logistic", clipping=["none", "flat"], noise="constant", seeds=0)
 MORE = small(model="logistic", clipping=["none", "flat"], noise="constant", seeds=[0, 1])
@@ -35,6 +35,7 @@ def test_a_sweep_runs_grows_and_is_watched_and_deleted_in_an_object_store(tmp_pa
         status = json.loads(ends_well("status", out, "--json"))
         assert (status["state"], status["counts"]["finished"]) == ("finished", 2)
         before = objects_in("bucket", store)
+        assert sent_in_pieces("bucket", store) == [], "small objects are one request each"
         alone = run_undisturbed(parse_sweep(TEXT), tmp_path / "alone")
         for key in keys_of(TEXT).values():
             mine = Path(SweepFiles(alone.root).trial(key).model).read_bytes()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 from torch import nn
 
+from accounting import planning
 from accounting.accountants import account
 from accounting.errors import InvalidInput
 from orchestration.sweeps import plan as plan_module
@@ -122,17 +124,18 @@ def test_every_plan_reads_the_data_anew(tmp_path: Path) -> None:
 def test_trials_of_equal_mechanism_are_calibrated_and_accounted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
 
-    def counted(name: str) -> None:
-        function = getattr(plan_module, name)
+    def counted(module: ModuleType, name: str) -> None:
+        function = getattr(module, name)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             calls.append(name)
             return function(*args, **kwargs)
 
-        monkeypatch.setattr(plan_module, name, call)
+        monkeypatch.setattr(module, name, call)
 
-    for name in ("calibrate_noise_multiplier", "worst_cases", "load_dataset", "check_feasible"):
-        counted(name)
+    counted(planning, "calibrate_noise_multiplier")
+    for name in ("worst_cases", "load_dataset", "check_feasible"):
+        counted(plan_module, name)
     plan = planned(seeds=[0, 1, 2], clipping="flat", noise="constant")
     assert len(plan.trials) == 3
     assert sorted(calls) == ["calibrate_noise_multiplier", "check_feasible", "load_dataset", "worst_cases"]

@@ -1,0 +1,154 @@
+"""Runs that are planned, and the noise with which each meets its target: many searches at once, in several processes.
+
+A process that searches imports this package alone, so that it starts in the time of a few searches.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from accounting.accountants import account
+from accounting.calibration import calibrate_noise_multiplier
+from accounting.errors import DpsweepError
+from accounting.estimates import Claim
+from accounting.filters import IndividualFilter
+from accounting.mechanism import Release, Selection, SideQuery, Trace
+from accounting.samplings import Adjacency, Sampling
+from accounting.schedules import NoiseSchedule, planned_trace, with_initial
+from accounting.selection import before_choice
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """Everything that the privacy cost of a run depends on, but for its length; see `Trace` for the fields."""
+
+    schedule: NoiseSchedule
+    sampling: Sampling
+    dataset_size: int
+    side_queries: tuple[SideQuery, ...]
+    releases: tuple[Release, ...]
+    contributions: Claim
+    filter: IndividualFilter | None = field(default=None, repr=False)
+    adjacency: Adjacency | None = None
+    selection: Selection | None = None
+
+    def trace(self, epochs: int, public_accuracies: Sequence[float] = ()) -> Trace:
+        """Trace of the first ``epochs`` epochs, given the public accuracies after each completed epoch."""
+        planned = planned_trace(
+            self.schedule,
+            self.sampling,
+            epochs,
+            self.sampling.steps_per_epoch,
+            self.dataset_size,
+            self.side_queries,
+            self.releases,
+            public_accuracies,
+            self.adjacency,
+        )
+        contributions = "estimate" if planned.noise_follows_results else self.contributions
+        return replace(planned, contributions=contributions, filter=self.filter, selection=self.selection)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The search for the initial noise multiplier with which a run of ``epochs`` epochs meets a target."""
+
+    run: PlannedRun
+    epochs: int
+    target_epsilon: float
+    delta: float
+    accountant: str
+
+    def trace(self, noise_multiplier: float) -> Trace:
+        """The run with that noise; what an `ExponentialChoice` among runs costs does not depend on it."""
+        run = replace(self.run, schedule=with_initial(self.run.schedule, noise_multiplier))
+        return before_choice(run.trace(self.epochs))
+
+    def solve(self) -> float:
+        """The noise multiplier, as of `calibrate_noise_multiplier`. Raises: Unreachable, as that does."""
+        return calibrate_noise_multiplier(self.trace, self.target_epsilon, self.delta, self.accountant)
+
+    def is_solved_by(self, noise_multiplier: float) -> bool:
+        """Whether a noise multiplier that was read from a file meets the target, and not by too much noise."""
+        if not 0.0 < noise_multiplier < math.inf:
+            return False
+        found = account(self.trace(noise_multiplier), self.delta, self.accountant).epsilon
+        return _CLOSE * self.target_epsilon <= found <= self.target_epsilon
+
+
+_CLOSE: Final = 0.99
+"""Share of its target that a calibration reaches: less is noise for nothing, so that it is searched again."""
+_TRIED: Final = 3
+"""Searches by which the time of the others is judged. The first is not: it also builds tables."""
+_WORTH: Final = 6.0
+"""Seconds that processes must save: each takes 1 to 3 to start, on each of the cores."""
+_MOST_PROCESSES: Final = 16
+_CODE: Final = "from accounting.planning import _serve; _serve()"
+
+
+def solve_all(asked: Sequence[Calibration]) -> list[float | None]:
+    """The noise multiplier of each calibration, in order; None for one that has no solution, whose `solve` says why.
+
+    One after the other in this process or, where that takes much longer than to start them, in one process per core.
+    """
+    found, took = list[float | None](), list[float]()
+    while len(found) < len(asked):
+        begun = time.perf_counter()
+        found.append(_solved(asked[len(found)]))
+        took.append(time.perf_counter() - begun)
+        left = asked[len(found) :]
+        processes = min(len(os.sched_getaffinity(0)), len(left), _MOST_PROCESSES)
+        mean = sum(took[1:_TRIED]) / (_TRIED - 1)
+        if len(found) == _TRIED and processes > 1 and mean * len(left) * (1.0 - 1.0 / processes) > _WORTH:
+            return [*found, *_in_processes(left, processes)]
+    return found
+
+
+def _in_processes(asked: Sequence[Calibration], processes: int) -> list[float | None]:
+    """What `_solved` finds for each. What a process that ends early leaves is solved in this one."""
+    found = list[float | None]([None] * len(asked))
+    with ThreadPoolExecutor(processes) as threads:
+        shares = [asked[first::processes] for first in range(processes)]
+        for first, solved in enumerate(threads.map(_in_process, shares)):
+            found[first::processes] = solved
+    return found
+
+
+def _in_process(asked: Sequence[Calibration]) -> list[float | None]:
+    path = os.pathsep.join(filter(None, (str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH"))))
+    one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    worker = subprocess.run(
+        [sys.executable, "-c", _CODE],
+        input=pickle.dumps(list(asked)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, **one_thread, "PYTHONPATH": path},
+        check=False,
+    )
+    if worker.returncode == 0:
+        solved: list[float | None] = pickle.loads(worker.stdout)
+        return solved
+    return [_solved(each) for each in asked]
+
+
+def _serve() -> None:
+    """Solve the calibrations that come by standard input, and write what was found to standard output."""
+    asked: list[Calibration] = pickle.load(sys.stdin.buffer)
+    sys.stdout.buffer.write(pickle.dumps([_solved(each) for each in asked]))
+
+
+def _solved(asked: Calibration) -> float | None:
+    try:
+        return asked.solve()
+    except DpsweepError:
+        return None
