@@ -68,7 +68,6 @@ def test_a_server_on_postgresql_and_the_database_itself_are_the_same_store(tmp_p
 SMALLEST = small(model="logistic", clipping="flat", noise="constant", seeds=0)
 
 
-@pytest.mark.long
 @pytest.mark.skipif(POSTGRES is None or not has_s3(), reason="no PostgreSQL binaries, or no moto for an S3 server")
 def test_a_server_with_accounts_on_postgresql_keeps_artifacts_in_an_object_store(tmp_path: Path) -> None:
     """All three are real; the sweep knows the server's address and its user's password, and no key of the bucket."""
