@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from accounting.records.layout import TrialFiles
+from accounting.records.snapshots import SnapshotWriter
 from tests.workers.trial_specs import small_trial
 from workers.checkpoint import load_checkpoint, save_checkpoint
 from workers.data import load_dataset
@@ -61,6 +63,10 @@ def picture(value: Any, seen: dict[int, Any] | None = None) -> Any:
             return {repr(key): picture(each, seen) for key, each in value.items()}
         case list() | tuple():
             return [picture(each, seen) for each in value]
+        case ThreadPoolExecutor():
+            return "threads"
+        case SnapshotWriter():  # what it does not remember of them, it reads from the folder
+            return [value.directory, sorted(value._committed)]
         case FunctionType():
             return [value.__qualname__, [picture(cell.cell_contents, seen) for cell in value.__closure__ or ()]]
     return [type(value).__name__, {name: picture(each, seen) for name, each in getattr(value, "__dict__", {}).items()}]
@@ -78,6 +84,8 @@ def differences(one: Any, other: Any, at: str = "") -> list[str]:
 
 
 def attributes(trainer: Trainer) -> dict[str, Any]:
+    for recorder in trainer.recorders:  # they write beside the training
+        recorder.wait()
     return {
         **{name: picture(value) for name, value in vars(trainer).items()},
         "torch": picture(torch.default_generator),
