@@ -55,6 +55,8 @@ def _command(command: list[str], environment: dict[str, str], folder: str, out: 
     set_by_imports = {name: value for name, value in os.environ.items() if name.startswith("MLFLOW_")}
     os.environ.clear()
     os.environ.update({**set_by_imports, **environment})
+    known = environment.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:0] = [path for path in known if path and path not in sys.path]  # what an interpreter does at its start
     random.seed()  # forked processes share the state of their parent
     sys.argv = command
     try:
