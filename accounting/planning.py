@@ -21,7 +21,7 @@ from accounting.accountants import account
 from accounting.calibration import calibrate_noise_multiplier
 from accounting.errors import DpsweepError
 from accounting.estimates import Claim
-from accounting.filters import IndividualFilter
+from accounting.filters import IndividualFilter, StepPrices
 from accounting.mechanism import Release, Selection, SideQuery, Trace
 from accounting.samplings import Adjacency, Sampling
 from accounting.schedules import NoiseSchedule, planned_trace, with_initial
@@ -29,8 +29,11 @@ from accounting.selection import before_choice
 
 
 @dataclass(frozen=True)
-class PlannedRun:
-    """Everything that the privacy cost of a run depends on, but for its length; see `Trace` for the fields."""
+class TrialMechanism:
+    """Everything that the privacy cost of a trial depends on, but for its length; see `Trace` for the fields.
+
+    Planner and trainer share it. Checkpoints and stored calibrations are recognised by its representation.
+    """
 
     schedule: NoiseSchedule
     sampling: Sampling
@@ -39,8 +42,13 @@ class PlannedRun:
     releases: tuple[Release, ...]
     contributions: Claim
     filter: IndividualFilter | None = field(default=None, repr=False)
+    """What the clipping method enforces for every example; a function of the trial and of the other fields."""
     adjacency: Adjacency | None = None
     selection: Selection | None = None
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.sampling.steps_per_epoch
 
     def trace(self, epochs: int, public_accuracies: Sequence[float] = ()) -> Trace:
         """Trace of the first ``epochs`` epochs, given the public accuracies after each completed epoch."""
@@ -48,7 +56,7 @@ class PlannedRun:
             self.schedule,
             self.sampling,
             epochs,
-            self.sampling.steps_per_epoch,
+            self.steps_per_epoch,
             self.dataset_size,
             self.side_queries,
             self.releases,
@@ -58,12 +66,16 @@ class PlannedRun:
         contributions = "estimate" if planned.noise_follows_results else self.contributions
         return replace(planned, contributions=contributions, filter=self.filter, selection=self.selection)
 
+    def prices(self, noise_multiplier: float) -> StepPrices | None:
+        """What a step with that noise costs an example, where a filter limits it."""
+        return self.filter.prices(self.sampling.sample_rate, noise_multiplier) if self.filter else None
+
 
 @dataclass(frozen=True)
 class Calibration:
     """The search for the initial noise multiplier with which a run of ``epochs`` epochs meets a target."""
 
-    run: PlannedRun
+    run: TrialMechanism
     epochs: int
     target_epsilon: float
     delta: float

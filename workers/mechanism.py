@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from accounting.budgets import Budget, EpsilonBudget, RhoBudget
 from accounting.calibration import calibrate_filter, count_within_budget
-from accounting.estimates import Claim
-from accounting.filters import IndividualFilter, StepPrices
-from accounting.mechanism import Release, Selection, SideQuery, Trace
-from accounting.planning import PlannedRun
-from accounting.samplings import Adjacency, Sampling
-from accounting.schedules import NoiseSchedule, make_schedule
+from accounting.mechanism import Release
+from accounting.planning import TrialMechanism
+from accounting.schedules import make_schedule
 from workers import clipping
 from workers.imports import NO_CODE, UserCode
 from workers.preprocessing import planned_releases
@@ -20,70 +17,36 @@ from workers.sampling import planned_sampling
 from workers.spec import BudgetSpec, TrialSpec
 
 
-@dataclass(frozen=True)
-class TrialMechanism:
-    """Everything that the privacy cost of a trial depends on; `trace` is the same `PlannedRun.trace` as a planner's."""
+def mechanism_of(
+    spec: TrialSpec, dataset_size: int, releases: tuple[Release, ...] = (), code: UserCode = NO_CODE
+) -> TrialMechanism:
+    """The mechanism of ``spec`` on ``dataset_size`` examples; ``releases`` are made in addition to training.
 
-    schedule: NoiseSchedule
-    sampling: Sampling
-    dataset_size: int
-    side_queries: tuple[SideQuery, ...]
-    releases: tuple[Release, ...]
-    contributions: Claim
-    filter: IndividualFilter | None = field(default=None, repr=False)
-    """What the clipping method enforces for every example; a function of the spec and of the other fields."""
-    adjacency: Adjacency | None = None
-    selection: Selection | None = None
-    """How it was chosen among others."""
+    code: the user's modules that may be imported, for their own clipping method.
 
-    @staticmethod
-    def of(
-        spec: TrialSpec, dataset_size: int, releases: tuple[Release, ...] = (), code: UserCode = NO_CODE
-    ) -> TrialMechanism:
-        """The mechanism of ``spec`` on ``dataset_size`` examples; ``releases`` are made in addition to training.
-
-        code: the user's modules that may be imported, for their own clipping method.
-
-        Contributions are output-specific if norms are computed at every step for exactly the gradients that are summed,
-        or if clipping enforces the recorded contributions. Under augmentation the summed gradients are of other inputs,
-        and under autocast their rounding depends on the batch size, so norms at every step are then estimates. A filter
-        is calibrated here, from all epochs of the spec, so planner and trainer have the same one.
-        """
-        schedule, method = spec.noise.schedule, clipping.make_clipping(spec.clipping, code)
-        budget = method.example_budget
-        repeatable = spec.augmentation is None and not spec.execution.autocast
-        exact = spec.norms.refreshes_per_epoch == "every_step" and repeatable
-        unfiltered = TrialMechanism(
-            schedule=make_schedule(schedule.name, spec.noise.initial_noise_multiplier, **schedule.params),
-            sampling=planned_sampling(spec.sampling, dataset_size),
-            dataset_size=dataset_size,
-            side_queries=clipping.side_queries(spec.clipping, code),
-            releases=(*planned_releases(spec.preprocessing), *clipping.releases(spec.clipping, code), *releases),
-            contributions="output_specific" if exact or method.keeps_to_contributions else "estimate",
-            adjacency=spec.adjacency,
-            selection=spec.selection,
-        )
-        if budget is None or budget.epsilon is None:
-            return unfiltered
-        limit = calibrate_filter(unfiltered.trace(spec.epochs), budget.epsilon, spec.delta)
-        return replace(unfiltered, filter=limit)
-
-    @property
-    def run(self) -> PlannedRun:
-        """The same, without what only training needs to import."""
-        return PlannedRun(**vars(self))
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return self.sampling.steps_per_epoch
-
-    def trace(self, epochs: int, public_accuracies: Sequence[float] = ()) -> Trace:
-        """Trace of the first ``epochs`` epochs, given the public accuracies after each completed epoch."""
-        return self.run.trace(epochs, public_accuracies)
-
-    def prices(self, noise_multiplier: float) -> StepPrices | None:
-        """What a step with that noise costs an example, where a filter limits it."""
-        return self.filter.prices(self.sampling.sample_rate, noise_multiplier) if self.filter else None
+    Contributions are output-specific if norms are computed at every step for exactly the gradients that are summed,
+    or if clipping enforces the recorded contributions. Under augmentation the summed gradients are of other inputs,
+    and under autocast their rounding depends on the batch size, so norms at every step are then estimates. A filter
+    is calibrated here, from all epochs of the spec, so planner and trainer have the same one.
+    """
+    schedule, method = spec.noise.schedule, clipping.make_clipping(spec.clipping, code)
+    budget = method.example_budget
+    repeatable = spec.augmentation is None and not spec.execution.autocast
+    exact = spec.norms.refreshes_per_epoch == "every_step" and repeatable
+    unfiltered = TrialMechanism(
+        schedule=make_schedule(schedule.name, spec.noise.initial_noise_multiplier, **schedule.params),
+        sampling=planned_sampling(spec.sampling, dataset_size),
+        dataset_size=dataset_size,
+        side_queries=clipping.side_queries(spec.clipping, code),
+        releases=(*planned_releases(spec.preprocessing), *clipping.releases(spec.clipping, code), *releases),
+        contributions="output_specific" if exact or method.keeps_to_contributions else "estimate",
+        adjacency=spec.adjacency,
+        selection=spec.selection,
+    )
+    if budget is None or budget.epsilon is None:
+        return unfiltered
+    limit = calibrate_filter(unfiltered.trace(spec.epochs), budget.epsilon, spec.delta)
+    return replace(unfiltered, filter=limit)
 
 
 def affordable_epochs(spec: TrialSpec, mechanism: TrialMechanism, public_accuracies: Sequence[float]) -> int:

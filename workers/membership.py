@@ -28,7 +28,7 @@ from workers.devices import choose_device
 from workers.evaluation import predict
 from workers.imports import UserCode
 from workers.losses import Loss
-from workers.mechanism import TrialMechanism
+from workers.mechanism import mechanism_of
 from workers.noise import derive_seed, make_noise_source
 from workers.spec import AttackSpec, NormSpec, TrialSpec
 from workers.training import Trainer
@@ -163,7 +163,7 @@ def _reference_models(
             audit=None,
             noise_source="seeded",
         )
-        mechanism = TrialMechanism.of(reference, len(rows), (), code)
+        mechanism = mechanism_of(reference, len(rows), (), code)
         noise = make_noise_source("seeded", reference.seed, choose_device(spec.execution.device))
         trainer = Trainer(reference, mechanism, replace(dataset, train=pool.select(rows)), noise, files, code)
         yield _trained(trainer)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from accounting.errors import InvalidInput
+from accounting.planning import TrialMechanism
 from workers.audit import check_audit
 from workers.clipping import ClippingMethod
 from workers.devices import known_device
-from workers.mechanism import TrialMechanism
 from workers.spec import TrialSpec
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from accounting.errors import START_ANEW, InvalidInput
 from accounting.mechanism import Trace
+from accounting.planning import TrialMechanism
 from accounting.records import NormShardWriter, TrialFiles
 from workers.audit import Canaries
 from workers.augmentation import make_augmentation
@@ -37,7 +38,7 @@ from workers.gradients import GradientEngine, RandomState, ShapePlanner, TimingP
 from workers.history import EpochRecord
 from workers.imports import NO_CODE, UserCode
 from workers.losses import build_loss
-from workers.mechanism import TrialMechanism, affordable_epochs
+from workers.mechanism import affordable_epochs
 from workers.models import build_model
 from workers.noise import NoiseSource, derive_seed, seed_torch, start_generator
 from workers.optimizers import make_average, make_learning_rate_schedule, make_optimizer

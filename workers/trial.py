@@ -38,7 +38,7 @@ from workers.held_out import write_wrong
 from workers.history import Progress, TrainingResult, read_training_result
 from workers.imports import NO_CODE, UserCode
 from workers.losses import build_loss
-from workers.mechanism import TrialMechanism
+from workers.mechanism import mechanism_of
 from workers.membership import likelihood_ratio_attack
 from workers.micro_batches import LackOfMemory
 from workers.noise import make_noise_source, noise_source_kind
@@ -188,7 +188,7 @@ def begin(spec: TrialSpec, files: TrialFiles, code: UserCode, releases: tuple[Re
     Call it within `reproducible`. Raises: as `run_trial`.
     """
     dataset = source = load_dataset(spec.data, code)
-    mechanism = TrialMechanism.of(spec, len(dataset.train), releases, code)
+    mechanism = mechanism_of(spec, len(dataset.train), releases, code)
     digest = dataset.digest()
     owner = fingerprint(spec.to_json(), mechanism, digest)
     stored = load_checkpoint(files.checkpoint, owner)

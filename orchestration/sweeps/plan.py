@@ -20,7 +20,7 @@ from accounting.errors import DpsweepError, InvalidInput, Unreachable, private_t
 from accounting.estimates import PrivacyEstimate
 from accounting.exponential_choice import ExponentialChoice
 from accounting.mechanism import Release, Trace
-from accounting.planning import Calibration, solve_all
+from accounting.planning import Calibration, TrialMechanism, solve_all
 from accounting.random_trials import RandomTrials
 from accounting.together import account_together
 from orchestration.records.failures import record_refusals, shown
@@ -38,7 +38,7 @@ from workers.checkpoint import fingerprint
 from workers.data import Dataset, DatasetDescription, describe, load_dataset
 from workers.feasibility import Combination, check_feasible, excerpt
 from workers.imports import NO_CODE, UserCode, is_import_path
-from workers.mechanism import TrialMechanism, affordable_epochs
+from workers.mechanism import affordable_epochs, mechanism_of
 from workers.optimizers import make_average, make_learning_rate_schedule, make_optimizer
 from workers.requirements import check_spec
 from workers.spec import Component, DataSpec, NormSpec, TrialSpec
@@ -212,7 +212,7 @@ class _Planner:
         if self.code is not None or not _own_parts(trial):
             self._check_combination(trial)
         _check_components(trial, dataset, self.code or NO_CODE)
-        mechanism = TrialMechanism.of(trial, dataset.train_size, after_training, self.code or NO_CODE)
+        mechanism = mechanism_of(trial, dataset.train_size, after_training, self.code or NO_CODE)
         return _Checked(point, after_training, dataset, digest, mechanism)
 
     def calibrate(self, trials: Sequence[_Checked]) -> None:
@@ -234,7 +234,7 @@ class _Planner:
         if point.target_epsilon is not None and asked is not None:
             sigma = _once(self.multipliers, asked[0], asked[1].solve)
             trial = _with_noise_and_budget(trial, method.example_budget, sigma, point.target_epsilon)
-            mechanism = TrialMechanism.of(trial, dataset.train_size, checked.releases, self.code or NO_CODE)
+            mechanism = mechanism_of(trial, dataset.train_size, checked.releases, self.code or NO_CODE)
         check_spec(trial, mechanism, method, dataset.public_size)
         epochs = affordable_epochs(trial, mechanism, ())
         if epochs == 0:
@@ -284,7 +284,7 @@ class _Planner:
         if target is None:
             return None
         run = (trial.epochs, target, trial.delta, self.sweep.privacy.accountant)
-        return fingerprint(mechanism, mechanism.filter, *run), Calibration(mechanism.run, *run)
+        return fingerprint(mechanism, mechanism.filter, *run), Calibration(mechanism, *run)
 
 
 def _once(table: dict[K, V], key: K, compute: Callable[[], V]) -> V:

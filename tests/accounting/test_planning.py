@@ -13,11 +13,11 @@ from accounting import planning
 from accounting.calibration import calibrate_noise_multiplier
 from accounting.errors import Unreachable
 from accounting.mechanism import PureRelease
-from accounting.planning import Calibration, PlannedRun, solve_all
+from accounting.planning import Calibration, TrialMechanism, solve_all
 from accounting.samplings import PoissonSampling
 from accounting.schedules import make_schedule, planned_trace
 
-RUN = PlannedRun(make_schedule("exponential", 1.0, decay=0.05), PoissonSampling(0.05), 2_000, (), (), "estimate")
+RUN = TrialMechanism(make_schedule("exponential", 1.0, decay=0.05), PoissonSampling(0.05), 2_000, (), (), "estimate")
 
 
 def asked(count: int) -> list[Calibration]:

@@ -239,8 +239,8 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
             "further accountants repeat the first",
         ),
         B(
-            "Calibration(mechanism.run, *run)",
-            'Calibration(mechanism.run, *run[:-1], "rdp")',
+            "Calibration(mechanism, *run)",
+            'Calibration(mechanism, *run[:-1], "rdp")',
             "calibrated by another accountant than accounted",
         ),
         B(

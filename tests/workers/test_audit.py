@@ -28,7 +28,7 @@ from accounting.pld.composition import delta_pld
 from accounting.records.layout import TrialFiles
 from tests.workers.own_code import code_of
 from workers.data.base import Dataset, make_split
-from workers.mechanism import TrialMechanism
+from workers.mechanism import mechanism_of
 from workers.noise import SeededNoise
 from workers.sampling import PoissonSampler, Rows, SeededRows
 from workers.spec import Component, DataSpec, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec, TrialSpec
@@ -106,7 +106,7 @@ class Audit:
 
     def trace(self) -> Trace:
         """One step, as the trainer states it."""
-        return TrialMechanism.of(self.spec(), ROWS).trace(1).until(1)
+        return mechanism_of(self.spec(), ROWS).trace(1).until(1)
 
     def delta(self, root: Path, noise: Callable[[int, torch.device], SeededNoise] = SeededNoise) -> float:
         """Lower bound on delta at `EPSILON`: each of its two halves is wrong with probability 1e-3."""
@@ -119,7 +119,7 @@ class Audit:
         """[STEPS, ROWS]: log likelihood ratio of each example in the batch against out of it."""
         spec = self.spec()
         dataset = everyone_apart(20.0 if self.contribution == 1.0 else self.contribution * math.sqrt(2.0))
-        mechanism, device = TrialMechanism.of(spec, ROWS), torch.device("cpu")
+        mechanism, device = mechanism_of(spec, ROWS), torch.device("cpu")
         trainer = Trainer(spec, mechanism, dataset, noise(1, device), TrialFiles(str(root)), code_of(spec))
         weight = trainer._parameters["0.weight"]
         weight.data.zero_()

@@ -23,7 +23,7 @@ from workers.evaluation import evaluate
 from workers.gradients import GradientEngine
 from workers.gradients.modes import modes_of
 from workers.losses import build_loss
-from workers.mechanism import TrialMechanism
+from workers.mechanism import mechanism_of
 from workers.noise import make_noise_source
 from workers.spec import Component, NormSpec
 from workers.training import Trainer
@@ -47,7 +47,7 @@ def trainer_of(model: Component, folder: Path) -> Trainer:
     spec = replace(EVERY_STEP, model=model)
     dataset = load_dataset(spec.data)
     noise = make_noise_source(spec.noise_source, spec.seed, torch.device("cpu"))
-    mechanism = TrialMechanism.of(spec, len(dataset.train))
+    mechanism = mechanism_of(spec, len(dataset.train))
     trainer = Trainer(spec, mechanism, dataset, noise, TrialFiles(str(folder)), code_of(spec))
     trainer.begin()
     return trainer

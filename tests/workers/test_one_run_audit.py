@@ -25,7 +25,7 @@ from workers.clipping import ClipRule
 from workers.clipping.flat import FlatClipping
 from workers.data.base import Dataset, make_split
 from workers.losses import build_loss
-from workers.mechanism import TrialMechanism
+from workers.mechanism import mechanism_of
 from workers.noise import SeededNoise
 from workers.sampling import PartialSampler, PoissonSampler, SeededRows, make_sampler
 from workers.spec import (
@@ -77,7 +77,7 @@ def trainer_of(
     trial: TrialSpec, root: Path, noise: Callable[[int, torch.device], SeededNoise] = SeededNoise
 ) -> Trainer:
     device = torch.device("cpu")
-    mechanism = TrialMechanism.of(trial, ROWS)
+    mechanism = mechanism_of(trial, ROWS)
     files = TrialFiles(str(root))
     return Trainer(trial, mechanism, everyone_apart(), noise(trial.seed, device), files, code_of(trial))
 
@@ -93,7 +93,7 @@ def audited(trial: TrialSpec, trainer: Trainer) -> AuditResult:
 
 
 def claimed(trial: TrialSpec) -> float:
-    return account(TrialMechanism.of(trial, ROWS).trace(trial.epochs), trial.delta).epsilon
+    return account(mechanism_of(trial, ROWS).trace(trial.epochs), trial.delta).epsilon
 
 
 def contradicts(result: AuditResult, claim: float) -> bool:

@@ -17,7 +17,7 @@ from accounting.records.snapshots import SnapshotWriter
 from tests.workers.trial_specs import small_trial
 from workers.checkpoint import load_checkpoint, save_checkpoint
 from workers.data import load_dataset
-from workers.mechanism import TrialMechanism
+from workers.mechanism import mechanism_of
 from workers.noise import make_noise_source
 from workers.run_state import RunState
 from workers.spec import Component, NormSpec, SamplingSpec, TrialSpec
@@ -40,7 +40,7 @@ SPECS = {
 def trainer_of(spec: TrialSpec, folder: Path) -> Trainer:
     dataset = load_dataset(spec.data)
     noise = make_noise_source(spec.noise_source, spec.seed, torch.device("cpu"))
-    return Trainer(spec, TrialMechanism.of(spec, len(dataset.train)), dataset, noise, TrialFiles(str(folder)))
+    return Trainer(spec, mechanism_of(spec, len(dataset.train)), dataset, noise, TrialFiles(str(folder)))
 
 
 def picture(value: Any, seen: dict[int, Any] | None = None) -> Any:

@@ -19,7 +19,7 @@ from tests.workers.trial_runs import TRAIN_SIZE, norms_of, train
 from tests.workers.trial_specs import TUMOURS, small_trial
 from workers.data import load_dataset
 from workers.history import Progress, read_training_result
-from workers.mechanism import TrialMechanism
+from workers.mechanism import mechanism_of
 from workers.noise import SeededNoise, make_noise_source
 from workers.spec import BudgetSpec, Component, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec, TrialSpec
 from workers.training import Trainer
@@ -29,7 +29,7 @@ from workers.trial import run_trial
 def new_trainer(spec: TrialSpec, root: Path) -> Trainer:
     dataset = load_dataset(spec.data)
     noise = make_noise_source(spec.noise_source, spec.seed, torch.device("cpu"))
-    mechanism = TrialMechanism.of(spec, len(dataset.train))
+    mechanism = mechanism_of(spec, len(dataset.train))
     trainer = Trainer(spec, mechanism, dataset, noise, TrialFiles(str(root)), code_of(spec))
     trainer.begin()
     return trainer

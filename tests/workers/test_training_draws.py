@@ -17,7 +17,7 @@ from tests.workers.own_code import code_of
 from tests.workers.trial_runs import train
 from tests.workers.trial_specs import DROPOUT_NET, TUMOURS, small_trial
 from workers.data import load_dataset
-from workers.mechanism import TrialMechanism
+from workers.mechanism import mechanism_of
 from workers.noise import make_noise_source
 from workers.spec import Component, DataSpec, NormSpec, TrialSpec
 from workers.training import Trainer
@@ -33,7 +33,7 @@ def trainer_of(spec: TrialSpec, folder: Path) -> Trainer:
     torch.manual_seed(spec.seed)
     dataset = load_dataset(spec.data)
     noise = make_noise_source(spec.noise_source, spec.seed, torch.device("cpu"))
-    mechanism = TrialMechanism.of(spec, len(dataset.train))
+    mechanism = mechanism_of(spec, len(dataset.train))
     return Trainer(spec, mechanism, dataset, noise, TrialFiles(str(folder)), code_of(spec))
 
 
@@ -83,7 +83,7 @@ def test_the_first_weights_come_from_the_seed_alone(noise_source: str, tmp_path:
     models = []
     for _ in range(2):
         noise = make_noise_source(noise_source, spec.seed, torch.device("cpu"))
-        mechanism = TrialMechanism.of(spec, len(dataset.train))
+        mechanism = mechanism_of(spec, len(dataset.train))
         models.append(Trainer(spec, mechanism, dataset, noise, TrialFiles(str(tmp_path))).released_model())
     for first, second in zip(models[0].parameters(), models[1].parameters(), strict=True):
         assert torch.equal(first, second)

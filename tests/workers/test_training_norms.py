@@ -21,7 +21,7 @@ from workers.clipping import ClippingState, ClipRule, Examples, Setting
 from workers.clipping.per_layer import PerLayerClipping
 from workers.clipping.protocol import clip_factor
 from workers.courses import new_courses, note_epoch
-from workers.mechanism import TrialMechanism
+from workers.mechanism import mechanism_of
 from workers.recording import Measurement
 from workers.run_state import read_counters
 from workers.spec import Component, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec
@@ -39,7 +39,7 @@ from workers.spec import Component, ExecutionSpec, NoiseSpec, NormSpec, Sampling
     ],
 )
 def test_contributions_claim_no_more_than_they_hold(changes: dict[str, Any], kind: str) -> None:
-    assert TrialMechanism.of(small_trial(**changes), TRAIN_SIZE).contributions == kind
+    assert mechanism_of(small_trial(**changes), TRAIN_SIZE).contributions == kind
 
 
 def test_norms_under_dropout_are_estimates(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_who_has_left_under_a_filter_is_counted_in_private_and_contributes_nothi
     assert 0 < left < TRAIN_SIZE
     contributions = norms_of(files).contributions
     assert (contributions[:, -1] == 0.0).sum() >= sum(group.left[-2] for group in departures)
-    prices = TrialMechanism.of(spec, TRAIN_SIZE).prices(1.0)
+    prices = mechanism_of(spec, TRAIN_SIZE).prices(1.0)
     assert prices is not None
     assert trace.filter is not None
     costs = prices.cost(contributions * (1.0 - 2e-5)).sum(axis=1)  # recorded contributions are rounded up by 1e-5
