@@ -10,9 +10,9 @@ batch_size B, steps T, sensitivity S, contribution c / S.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, get_args
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import get_args
 
 from accounting.errors import (
     InvalidInput,
@@ -269,13 +269,6 @@ class Trace:
             if segment.start_step < step
         )
         return replace(self, segments=tuple(kept))
-
-
-def selection_of(stored: Mapping[str, Any]) -> Selection:
-    """A selection from its `dataclasses.asdict` form; no two kinds have equal fields. Raises: KeyError for another."""
-    kinds = {frozenset(field.name for field in fields(kind)): kind for kind in get_args(Selection)}
-    found: Selection = kinds[frozenset(stored)](**stored)
-    return found
 
 
 def require_one_run(trace: Trace) -> None:

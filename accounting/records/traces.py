@@ -6,16 +6,17 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import pyarrow as pa
 
 from accounting.errors import DataCorruption, DpsweepError
 from accounting.estimates import without_guarantee
 from accounting.filters import FILTERS, IndividualFilter
-from accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace, selection_of
+from accounting.mechanism import GaussianRelease, PureRelease, Segment, Selection, SideQuery, Trace
 from accounting.records.files import read_bytes, write_bytes_atomically
 from accounting.records.tables import read_table
+from accounting.registry import with_fields
 from accounting.samplings import stored_kinds
 
 _RELEASES: Mapping[str, Callable[..., GaussianRelease | PureRelease]] = {
@@ -103,7 +104,7 @@ def _trace(rows: list[dict[str, Any]], run: dict[str, Any]) -> Trace:
         releases=tuple(_RELEASES[release.pop("release")](**release) for release in releases),
         contributions=contributions,
         filter=None if limit is None else FILTERS[limit.pop("kind")](**limit),
-        selection=None if selection is None else selection_of(selection),
+        selection=None if selection is None else with_fields(get_args(Selection), selection),
         **run,
     )
 

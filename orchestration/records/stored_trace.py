@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, fields
-from typing import Annotated, Any
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Annotated, Any, get_args
 
 from pydantic import PlainSerializer, PlainValidator
 
 from accounting.errors import DpsweepError
 from accounting.estimates import without_guarantee
 from accounting.filters import FILTERS
-from accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace, selection_of
+from accounting.mechanism import GaussianRelease, PureRelease, Segment, Selection, SideQuery, Trace
+from accounting.registry import with_fields
 from accounting.samplings import stored_kinds
 
 
@@ -27,28 +28,23 @@ def _trace(plain: Trace | Mapping[str, Any]) -> Trace:
             Segment(
                 **{
                     **row,
-                    "sampling": _with_fields(stored_kinds(), row["sampling"]),
+                    "sampling": with_fields(stored_kinds(), row["sampling"]),
                     "side_queries": tuple(SideQuery(**query) for query in row["side_queries"]),
                 }
             )
             for row in plain["segments"]
         )
-        releases = (_with_fields((GaussianRelease, PureRelease), row) for row in plain["releases"])
+        releases = (with_fields((GaussianRelease, PureRelease), row) for row in plain["releases"])
         limit, selection = plain.get("filter"), plain.get("selection")
         kept = {
             **plain,
             "contributions": without_guarantee(plain["contributions"]),
-            "filter": None if limit is None else _with_fields(FILTERS.values(), limit),
-            "selection": None if selection is None else selection_of(selection),
+            "filter": None if limit is None else with_fields(FILTERS.values(), limit),
+            "selection": None if selection is None else with_fields(get_args(Selection), selection),
         }
         return Trace(**{**kept, "segments": tuple(segments), "releases": tuple(releases)})
     except (LookupError, TypeError, RuntimeError, DpsweepError) as error:
         raise ValueError(f"no trace of a run ({error})") from error
-
-
-def _with_fields(kinds: Iterable[type[Any]], row: Mapping[str, Any]) -> Any:
-    """Build the class among ``kinds`` whose field names equal the keys of ``row``; no two classes have equal fields."""
-    return next(kind(**row) for kind in kinds if {each.name for each in fields(kind)} == row.keys())
 
 
 StoredTrace = Annotated[Trace, PlainSerializer(asdict), PlainValidator(_trace)]
