@@ -1,4 +1,4 @@
-"""Runs that are planned, and the noise with which each meets its target: many searches at once, in several processes.
+"""Runs that are planned, and the noise with which each meets its target: many searches at once, in other processes.
 
 A process that searches imports this package alone, so that it starts in the time of a few searches.
 """
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol, final
 
 from accounting.accountants import account
 from accounting.calibration import calibrate_noise_multiplier
@@ -103,36 +103,66 @@ _CLOSE: Final = 0.99
 _TRIED: Final = 3
 """Searches by which the time of the others is judged. The first is not: it also builds tables."""
 _WORTH: Final = 6.0
-"""Seconds that processes must save: each takes 1 to 3 to start, on each of the cores."""
+"""Seconds that other processes must save: each takes 1 to 3 to start, on each of the cores."""
 _MOST_PROCESSES: Final = 16
 _CODE: Final = "from accounting.planning import _serve; _serve()"
 
 
-def solve_all(asked: Sequence[Calibration]) -> list[float | None]:
-    """The noise multiplier of each calibration, in order; None for one that has no solution, whose `solve` says why.
+class Solver(Protocol):
+    """Solves calibrations elsewhere than in this process."""
 
-    One after the other in this process or, where that takes much longer than to start them, in one process per core.
+    @property
+    def at_once(self) -> int:
+        """How many it solves at the same time, at most."""
+
+    def __call__(self, asked: Sequence[Calibration]) -> list[float | None]:
+        """What `solved` finds for each, in order."""
+
+
+def solved(asked: Calibration) -> float | None:
+    """The noise multiplier that a calibration asks for; None where there is none, and its `solve` says why."""
+    try:
+        return asked.solve()
+    except DpsweepError:
+        return None
+
+
+@final
+class Processes:
+    """A `Solver` with one process per core of this machine."""
+
+    @property
+    def at_once(self) -> int:
+        return min(len(os.sched_getaffinity(0)), _MOST_PROCESSES)
+
+    def __call__(self, asked: Sequence[Calibration]) -> list[float | None]:
+        """What a process that ends early leaves is solved in this one."""
+        found, processes = list[float | None]([None] * len(asked)), min(self.at_once, len(asked))
+        with ThreadPoolExecutor(processes) as threads:
+            shares = [asked[first::processes] for first in range(processes)]
+            for first, share in enumerate(threads.map(_in_process, shares)):
+                found[first::processes] = share
+        return found
+
+
+PROCESSES: Final = Processes()
+
+
+def solve_all(asked: Sequence[Calibration], solver: Solver = PROCESSES) -> list[float | None]:
+    """What `solved` finds for each calibration, in order.
+
+    One after the other in this process or, where that takes much longer than to start others, by ``solver``.
     """
     found, took = list[float | None](), list[float]()
     while len(found) < len(asked):
         begun = time.perf_counter()
-        found.append(_solved(asked[len(found)]))
+        found.append(solved(asked[len(found)]))
         took.append(time.perf_counter() - begun)
         left = asked[len(found) :]
-        processes = min(len(os.sched_getaffinity(0)), len(left), _MOST_PROCESSES)
+        at_once = min(solver.at_once, len(left))
         mean = sum(took[1:_TRIED]) / (_TRIED - 1)
-        if len(found) == _TRIED and processes > 1 and mean * len(left) * (1.0 - 1.0 / processes) > _WORTH:
-            return [*found, *_in_processes(left, processes)]
-    return found
-
-
-def _in_processes(asked: Sequence[Calibration], processes: int) -> list[float | None]:
-    """What `_solved` finds for each. What a process that ends early leaves is solved in this one."""
-    found = list[float | None]([None] * len(asked))
-    with ThreadPoolExecutor(processes) as threads:
-        shares = [asked[first::processes] for first in range(processes)]
-        for first, solved in enumerate(threads.map(_in_process, shares)):
-            found[first::processes] = solved
+        if len(found) == _TRIED and at_once > 1 and mean * len(left) * (1.0 - 1.0 / at_once) > _WORTH:
+            return [*found, *solver(left)]
     return found
 
 
@@ -148,19 +178,12 @@ def _in_process(asked: Sequence[Calibration]) -> list[float | None]:
         check=False,
     )
     if worker.returncode == 0:
-        solved: list[float | None] = pickle.loads(worker.stdout)
-        return solved
-    return [_solved(each) for each in asked]
+        found: list[float | None] = pickle.loads(worker.stdout)
+        return found
+    return [solved(each) for each in asked]
 
 
 def _serve() -> None:
     """Solve the calibrations that come by standard input, and write what was found to standard output."""
     asked: list[Calibration] = pickle.load(sys.stdin.buffer)
-    sys.stdout.buffer.write(pickle.dumps([_solved(each) for each in asked]))
-
-
-def _solved(asked: Calibration) -> float | None:
-    try:
-        return asked.solve()
-    except DpsweepError:
-        return None
+    sys.stdout.buffer.write(pickle.dumps([solved(each) for each in asked]))

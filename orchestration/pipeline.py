@@ -26,7 +26,7 @@ from orchestration.comparison.record import SweepRecord
 from orchestration.comparison.selected import selected_runs
 from orchestration.comparison.stored import owned_record, stored_record
 from orchestration.comparison.winners import best_candidates, scores_of
-from orchestration.execution.backend import Opening, backend, opening
+from orchestration.execution.backend import Opening, backend, opening, solver
 from orchestration.execution.coordinator import Coordinator, initial_status
 from orchestration.execution.disk_space import require_space
 from orchestration.execution.environment import EMBEDDED, IN_PROCESS, open_cluster
@@ -246,7 +246,7 @@ def _drawn_stage(request: RunRequest) -> str:
                 "file, or choose another folder with --output"
             )
         return before.text
-    accept(plan_sweep(sweep, request.code), files)
+    accept(plan_sweep(sweep, request.code, solver=solver(request.address, files)), files)
     make_private_folder(Path(files.private))
     return selection_stage(
         sweep, request.text, draw_runs(settings_of(sweep, tune), tune.selection, len(candidates_of(tune)))
@@ -272,7 +272,7 @@ def _run(request: RunRequest, display: Display) -> Outcome:
         require_client(files.artifacts)
     is_continued = exists(files.manifest)
     manifest = grown(open_manifest(files, sweep.plain(), request.text), sweep, request.text, files.root)
-    plan = accept(plan_sweep(sweep, request.code, past_of(manifest)), files)
+    plan = accept(plan_sweep(sweep, request.code, past_of(manifest), solver(request.address, files)), files)
     manifest = replace(manifest, calibrations={**manifest.calibrations, **plan.calibrations})
     require_space(files, plan)
     for warning in filter(None, (*plan.warnings, open_cluster(request.address))):

@@ -14,7 +14,7 @@ from accounting.errors import START_ANEW, DataCorruption, InvalidInput
 from accounting.records import open_filesystem, read_private, write_private
 
 _KIND: Final = b"dpsweep-checkpoint-"
-_MAGIC: Final = _KIND + b"2\n"
+_MAGIC: Final = _KIND + b"3\n"
 _DIGEST_BYTES: Final = 32
 
 

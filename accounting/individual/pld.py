@@ -59,7 +59,7 @@ from accounting.individual.inversion import (
 from accounting.individual.kept import kept
 from accounting.individual.rdp import RenyiCosts, renyi_costs
 from accounting.individual.spectrum_kernels import LOOSE
-from accounting.individual.spreading import near_reached, spread_linearly, weighted_sums
+from accounting.individual.spreading import NODES, near_reached, spread_linearly, weighted_sums
 from accounting.pld import MIN_DELTA, CertifiedEpsilon, epsilon_of_rounds, rounds_of_examples
 
 _SIZES = (16, 32, 48, 64, 80, 96, 128, 160, 192, 256)
@@ -81,7 +81,14 @@ _STEP_ERROR = 1e-14
 """Bound on the rounding error that each step adds to K."""
 
 _FEW_STEPS = 1000
-"""Up to this many steps, examples with loose bounds are accounted again, at 20 to 200 ms each."""
+"""Up to this many steps, exp(K) reaches high frequencies, where K is less linear in the step weights."""
+
+_MORE_NODES = 2
+"""Then there are so many times more nodes, which divides the error of K by the square of that."""
+
+_FEW_EXAMPLES = 100_000
+"""Examples of a data set up to which those whose bounds stay loose then are accounted again, at 20 to 200 ms each: of
+all or of none, because groups are compared."""
 
 _NOTICEABLE = 0.01
 """Smaller gaps between the bounds stay. A fiftieth of the examples of a large data set may have one, at epsilons of
@@ -95,11 +102,15 @@ _TOLERANCES = (0.5 * LOOSE, 0.05 * LOOSE)
 
 def pld_epsilons(contributions: RecordedContributions, delta: float) -> tuple[Array, Array]:
     """Upper and lower epsilon [rows] at ``delta``, the worse of removing and adding the example."""
-    costs = contributions.costs(spread_linearly)
+    trace, spread = contributions.trace, spread_linearly
+    is_short = trace.steps <= _FEW_STEPS
+    if is_short:
+        spread = functools.partial(spread_linearly, nodes=_MORE_NODES * NODES)
+    costs = contributions.costs(spread)
     renyi = renyi_costs(costs, delta)
     upper, lower = _interpolated_epsilons(costs, renyi, delta)
     upper = np.minimum(upper, _of_one_gaussian(costs, delta))
-    if contributions.trace.steps <= _FEW_STEPS and delta >= MIN_DELTA:
+    if is_short and trace.dataset_size <= _FEW_EXAMPLES and delta >= MIN_DELTA:
         loose = (upper - lower > np.maximum(LOOSE * upper, _NOTICEABLE)) & (renyi.epsilons <= LARGEST_EPSILON)
         for row in np.flatnonzero(loose).tolist():
             alone = _alone(contributions.of(slice(row, row + 1)), delta)

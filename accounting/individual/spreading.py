@@ -25,31 +25,31 @@ _FEW = 4
 
 
 def spread_linearly(
-    sampled: Mapping[float, tuple[Stretch, ...]], values: Array
+    sampled: Mapping[float, tuple[Stretch, ...]], values: Array, nodes: int = NODES
 ) -> tuple[tuple[SampledNodes, ...], SparseRows]:
     """Nodes of each sampling rate, and the weights of its stretches on them: two for each step, beside its u.
 
-    values [snapshots, rows] are contributions. Nodes are (x_0 + k h)^2, so a u with root x_0 + (k + t) h lies at
-    t (2 (k + x_0 / h) + t) / (2 (k + x_0 / h) + 1) of the way from node k to the next. Rounding moves u by 1e-14 of
-    itself, far below `renyi._ROUNDING`.
+    values [snapshots, rows] are contributions; nodes: as `NODES`. Nodes are (x_0 + k h)^2, so a u with root
+    x_0 + (k + t) h lies at t (2 (k + x_0 / h) + t) / (2 (k + x_0 / h) + 1) of the way from node k to the next. Rounding
+    moves u by 1e-14 of itself, far below `renyi._ROUNDING`.
     """
-    parts = tuple(SampledNodes(sample_rate, _nodes(stretches)) for sample_rate, stretches in sampled.items())
+    parts = tuple(SampledNodes(sample_rate, _nodes(stretches, nodes)) for sample_rate, stretches in sampled.items())
     first, fields = 0, [np.empty((0, 9))]
     for part, stretches in zip(parts, sampled.values(), strict=True):
-        fields.append(_fields(stretches, first))
+        fields.append(_fields(stretches, nodes, first))
         first += len(part.precisions)
     stretches_of_all = np.concatenate(fields)
     rows = values.shape[1]
     entries = rows * min(2 * len(stretches_of_all), first) + 1
-    weights, nodes, ends = np.empty(entries), np.empty(entries, np.int32), np.zeros(rows + 1, np.int64)
-    spread(values, stretches_of_all, first, weights, nodes, ends)
-    return parts, SparseRows(weights[: ends[-1]], nodes[: ends[-1]], ends)
+    weights, places, ends = np.empty(entries), np.empty(entries, np.int32), np.zeros(rows + 1, np.int64)
+    spread(values, stretches_of_all, first, weights, places, ends)
+    return parts, SparseRows(weights[: ends[-1]], places[: ends[-1]], ends)
 
 
 @functools.lru_cache(maxsize=16)
-def _fields(stretches: tuple[Stretch, ...], first: int) -> Array:
+def _fields(stretches: tuple[Stretch, ...], nodes: int, first: int) -> Array:
     """What `kernels.spread` takes of each stretch, whose nodes start at number ``first``; shape [stretches, 9]."""
-    roots = np.sqrt(_nodes(stretches))
+    roots = np.sqrt(_nodes(stretches, nodes))
     spacing = (roots[-1] - roots[0]) / (len(roots) - 1)
     grid = (1.0 / spacing, roots[0] / spacing, len(roots), first)
     return np.array([(part.column, part.steps, part.slope, part.offset, part.side, *grid) for part in stretches])
@@ -67,15 +67,15 @@ def weighted_sums(costs: StepWeights, table: Array, plain: Array, rows: NDArray[
 
 
 @functools.lru_cache(maxsize=16)
-def _nodes(stretches: tuple[Stretch, ...]) -> Array:
+def _nodes(stretches: tuple[Stretch, ...], nodes: int) -> Array:
     """Nodes that cover u for all contributions in [0, 1], so that they do not depend on the block of rows."""
     lowest, highest = _ends(stretches)
     if not highest > lowest * (1.0 + 1e-9):  # nodes in between would coincide
         highest = lowest * (1.0 + 1e-6) + 1e-12
-    size = int(NODES * min(max(1.0, np.sqrt(highest)), 4.0))
-    nodes = np.square(np.linspace(np.sqrt(lowest), np.sqrt(highest), size))
-    nodes[0], nodes[-1] = lowest, highest
-    return nodes
+    size = int(nodes * min(max(1.0, np.sqrt(highest)), 4.0))
+    found = np.square(np.linspace(np.sqrt(lowest), np.sqrt(highest), size))
+    found[0], found[-1] = lowest, highest
+    return found
 
 
 def _ends(stretches: Sequence[Stretch]) -> tuple[float, float]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from accounting.parallel import AccountingJob, PartResult
+from accounting.planning import PROCESSES, Solver
 from accounting.records import KeyCheck, PartFiles, exists, new_key_check, require_key
 from orchestration.execution.environment import EMBEDDED, IN_PROCESS
 from orchestration.records.failures import record_failure
@@ -125,6 +126,15 @@ def backend(address: str, plan: Plan, files: SweepFiles) -> Opening:
 def opening(address: str) -> Opening:
     """`backend` of a sweep that has work left, such as accounting alone."""
     return _OPENINGS.get(address, _on_cluster)()
+
+
+def solver(address: str, files: SweepFiles) -> Solver:
+    """Where many calibrations are searched: on the nodes of a running cluster, or else on this machine."""
+    if address in _OPENINGS:
+        return PROCESSES
+    from orchestration.execution.calibrations import OnCluster
+
+    return OnCluster(address, files.log)
 
 
 def _nothing_left() -> Opening:

@@ -20,7 +20,7 @@ from accounting.errors import DpsweepError, InvalidInput, Unreachable, private_t
 from accounting.estimates import PrivacyEstimate
 from accounting.exponential_choice import ExponentialChoice
 from accounting.mechanism import Release, Trace
-from accounting.planning import Calibration, TrialMechanism, solve_all
+from accounting.planning import PROCESSES, Calibration, Solver, TrialMechanism, solve_all
 from accounting.random_trials import RandomTrials
 from accounting.together import account_together
 from orchestration.records.failures import record_refusals, shown
@@ -114,17 +114,20 @@ class Plan:
         return [f"{' '.join(reason.split())} (trials: {', '.join(refused)})" for reason, refused in keys.items()]
 
 
-def plan_sweep(sweep: SweepSpec, code: UserCode | None = NO_CODE, past: Past = NO_PAST) -> Plan:
+def plan_sweep(
+    sweep: SweepSpec, code: UserCode | None = NO_CODE, past: Past = NO_PAST, solver: Solver = PROCESSES
+) -> Plan:
     """Plan every trial. Reads the data (for its size and groups) and runs each model on a few rows; trains nothing.
 
     code: the user's own modules that may be imported. If None, no user code runs: the user's models are not tried
     (with a warning), and trials with the user's data sources or clipping methods are refused, because their cost cannot
-    be computed. past: of the stored sweep that is continued. Of a sweep with ``tune`` it plans the tuning.
+    be computed. past: of the stored sweep that is continued. solver: where many calibrations are searched. Of a sweep
+    with ``tune`` it plans the tuning.
     Raises: InvalidInput for a grid that `grid` refuses.
     """
     if sweep.tune is not None and sweep.adapted is None:
         require_optuna(sweep.tune)
-        tuning = plan_sweep(while_tuning(sweep), code, past)
+        tuning = plan_sweep(while_tuning(sweep), code, past, solver)
         return replace(_alike(sweep, tuning), warnings=(*tuning.warnings, _then(sweep, tuning)))
     planner, release = _Planner(sweep, code, past.calibrations), release_spec(sweep.release.name, sweep.release.params)
     after_training = release.releases() if release else ()
@@ -140,7 +143,7 @@ def plan_sweep(sweep: SweepSpec, code: UserCode | None = NO_CODE, past: Past = N
         for point in grid(sweep, past)
         if point.is_asked
     ]
-    planner.calibrate([each for each in checked if isinstance(each, _Checked)])
+    planner.calibrate([each for each in checked if isinstance(each, _Checked)], solver)
     outcomes = [
         each if isinstance(each, Refusal) else attempted(each.point, partial(planner.planned, each)) for each in checked
     ]
@@ -215,7 +218,7 @@ class _Planner:
         mechanism = mechanism_of(trial, dataset.train_size, after_training, self.code or NO_CODE)
         return _Checked(point, after_training, dataset, digest, mechanism)
 
-    def calibrate(self, trials: Sequence[_Checked]) -> None:
+    def calibrate(self, trials: Sequence[_Checked], solver: Solver) -> None:
         """Find the noise of every distinct target of these trials, where there is one and no earlier plan found it."""
         asked = dict(filter(None, map(self._asked, trials)))
         for key, each in asked.items():
@@ -223,7 +226,7 @@ class _Planner:
             if stored is not None and each.is_solved_by(stored):
                 self.multipliers[key] = stored
         missing = {key: each for key, each in asked.items() if key not in self.multipliers}
-        found = zip(missing, solve_all(list(missing.values())), strict=True)
+        found = zip(missing, solve_all(list(missing.values()), solver), strict=True)
         self.multipliers.update({key: sigma for key, sigma in found if sigma is not None})
 
     def planned(self, checked: _Checked) -> PlannedTrial:

@@ -37,6 +37,33 @@ print(json.dumps([found.upper.tolist(), found.lower.tolist(), spent, peak]))
 """
 
 
+def test_large_data_of_few_steps_are_tight_without_a_lattice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twelve snapshots of 240 steps; examples of a data set of ten million take no composition each."""
+    monkeypatch.setattr(pld, "_alone", None)
+    trace = Trace(10**7, (Segment(0, 240, PoissonSampling(0.01), 1.2),))
+    rows = np.random.default_rng(0).beta(1.0, 1.5, (2000, 1)) * np.linspace(1.2, 0.6, 12)
+    found = individual_epsilons(range(0, 240, 20), np.minimum(rows, 1.0), trace, 1e-8, "pld")
+    assert np.all(found.upper - found.lower <= np.maximum(0.01 * found.upper, 0.01))
+
+
+@pytest.mark.parametrize(("examples", "refined"), [(100_000, True), (100_001, False)])
+def test_after_two_epochs_examples_are_accounted_alone_where_there_are_few(
+    examples: int, refined: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Either way the upper bound is above the exact epsilon of a run at this contribution, and the lower one below."""
+    alone, count = pld._alone, list[int]()
+    monkeypatch.setattr(pld, "_alone", lambda *arguments: (count.append(1), alone(*arguments))[1])
+    trace, rows = Trace(examples, (Segment(0, 20, PoissonSampling(0.1), 1.0),)), np.array([[0.5], [0.7], [1.0]])
+    found = individual_epsilons([0], rows, trace, 1e-6, "pld")
+    assert bool(count) == refined
+    for row, contribution in enumerate(rows[:, 0]):
+        alike = Trace(examples, (Segment(0, 20, PoissonSampling(0.1), 1.0 / contribution),))
+        exact = account(alike, 1e-6, "pld")
+        assert found.lower[row] <= exact.epsilon
+        assert found.upper[row] >= (exact.lower_epsilon or 0.0)
+        assert not refined or found.upper[row] <= 1.01 * exact.epsilon
+
+
 @pytest.mark.parametrize(
     ("segments", "delta"),
     [

@@ -140,6 +140,31 @@ LONGER = small(
 """Long enough for a node to be lost in the middle of a trial."""
 
 
+SEARCH = """
+import sys
+from pathlib import Path
+import ray
+from accounting.planning import Calibration, TrialMechanism, solved
+from accounting.samplings import PoissonSampling
+from accounting.schedules import make_schedule
+from orchestration.execution import calibrations
+
+run = TrialMechanism(make_schedule("constant", 1.0), PoissonSampling(0.05), 2_000, (), (), "estimate")
+asked = [Calibration(run, 4 + number, 2.0, 1e-5, "rdp") for number in range(6)]
+found = calibrations.OnCluster(sys.argv[1], Path(sys.argv[2]))(asked)
+assert found == [solved(each) for each in asked], found
+calibrations.solved = lambda each: ray.get_runtime_context().get_node_id()
+print(len(set(calibrations.OnCluster(sys.argv[1], Path(sys.argv[2]))(asked))))
+"""
+
+
+def test_calibrations_are_searched_on_the_nodes(address: str, tmp_path: Path) -> None:
+    said = tmp_path / "stderr"
+    with script(SEARCH, address, tmp_path / "ray.log", errors=said, **CLOSED) as process:
+        answer, _ = process.communicate(timeout=PATIENCE)
+    assert answer == "2\n", said.read_text()
+
+
 @pytest.mark.long
 def test_a_node_that_trains_is_lost(nodes: Nodes, tmp_path: Path) -> None:
     """Its trial goes on elsewhere from its checkpoint: none fails, and all have the bits of an undisturbed run."""
