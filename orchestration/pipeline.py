@@ -30,6 +30,7 @@ from orchestration.execution.backend import Opening, backend, opening, solver
 from orchestration.execution.coordinator import Coordinator, initial_status
 from orchestration.execution.disk_space import require_space
 from orchestration.execution.environment import EMBEDDED, IN_PROCESS, open_cluster
+from orchestration.execution.keeping import kept_open
 from orchestration.execution.object_stores import require_client
 from orchestration.execution.removal import start_anew
 from orchestration.execution.status_file import StatusFile, earlier_driver
@@ -146,11 +147,15 @@ def run_sweep(request: RunRequest, display: Display = NO_DISPLAY) -> Outcome:
     if request.sweep.tune.is_selection:
         return _run_selected(request, display)
     winners = _chosen_before(request)
-    if winners is None:
+    if winners is not None:
+        return _run_tuned(request, display, winners)
+    with closed_to_strangers(), kept_open():
         tuning = _tuning(request, display)
-        if tuning.stopped:
-            return tuning
-        winners = best_candidates(tuning.record)
+        return tuning if tuning.stopped else _run_tuned(request, display, best_candidates(tuning.record))
+
+
+def _run_tuned(request: RunRequest, display: Display, winners: Mapping[str, Winner]) -> Outcome:
+    """Train the best candidate of each setting with each of the sweep's seeds."""
     text = tuned_stage(request.text, winners)
     return _run(replace(request, sweep=parse_sweep(text), text=text), display)
 

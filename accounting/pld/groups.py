@@ -95,6 +95,8 @@ def vadhan_epsilon(trace: Trace, delta: float, group_size: int) -> float:
     rounds = rounds_of_group(trace)
     if not rounds.is_private:
         return math.inf
+    if group_size == 1:
+        return epsilon_pld(trace, delta).upper
     curves = [cumulants(rounds, direction, 1e-280) for direction in DIRECTIONS]
 
     def log_excess(epsilon: float) -> float:

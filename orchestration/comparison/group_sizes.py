@@ -39,11 +39,8 @@ class GroupComparison:
 
 def compare_groups(trace: Trace, delta: float, sizes: Sequence[int]) -> dict[int, GroupComparison]:
     """The comparisons by group size, computed from certified privacy loss distributions."""
-    is_bound = grows_at_least_linearly(trace)
-    return {
-        size: GroupComparison(vadhan_epsilon(trace, delta, size), linear_growth(trace, delta, size), is_bound)
-        for size in sizes
-    }
+    is_bound, of_one = grows_at_least_linearly(trace), linear_growth(trace, delta, 1)
+    return {size: GroupComparison(vadhan_epsilon(trace, delta, size), size * of_one, is_bound) for size in sizes}
 
 
 def linear_heading(is_bound: bool) -> str:

@@ -8,6 +8,7 @@ version, and the storage is checked to be shared before any trial starts.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import logging
 import os
@@ -31,6 +32,7 @@ from accounting.errors import InvalidInput, StorageError
 from accounting.parallel import fitting
 from accounting.records import KEY_VARIABLE, KeyCheck, read_bytes, require_key, write_bytes_atomically
 from orchestration.execution.environment import EMBEDDED, reread_environment
+from orchestration.execution.keeping import kept
 from orchestration.execution.nodes import amounts_of
 from orchestration.execution.session import private_session
 from orchestration.sweeps.user_code import packed
@@ -49,10 +51,17 @@ def connected(address: str, log: Path, code: UserCode = NO_CODE) -> Iterator[Use
     """Connect to Ray for the duration of a ``with`` block; an embedded cluster and its files are removed afterwards.
 
     log: file for what Ray would print. code: the user's own modules; a running cluster gets a copy of them, and the
-    block receives ``code`` with their locations on the workers. Raises: InvalidInput when no cluster answers at
-    ``address``, when the cluster requires another token, and when this process is already connected to Ray, because
-    leaving the block would end that connection.
+    block receives ``code`` with their locations on the workers. Within `kept_open` a block uses the connection of the
+    one before it, for the same address and code. Raises: InvalidInput when no cluster answers at ``address``, when the
+    cluster requires another token, and when this process was connected to Ray by others, because leaving the block
+    would end that connection.
     """
+    with kept(functools.partial(_connection, address, code)) as shipped, logged_to(log):
+        yield shipped
+
+
+@contextlib.contextmanager
+def _connection(address: str, code: UserCode) -> Iterator[UserCode]:
     if ray.is_initialized():
         raise InvalidInput("this process is connected to Ray already; call ray.shutdown(), or use another process")
     with nodes_told_to_the_log(), private_session() if address == EMBEDDED else contextlib.nullcontext():
@@ -63,8 +72,7 @@ def connected(address: str, log: Path, code: UserCode = NO_CODE) -> Iterator[Use
                     _start_embedded()
                 else:
                     code = _join(address, code)
-            with logged_to(log):
-                yield code
+            yield code
         finally:
             ray.shutdown()
 

@@ -212,8 +212,14 @@ def _mark_worst_case(figure: go.Figure, worst: float) -> None:
     figure.update_annotations(showarrow=False, font={"size": 12, "color": INK})
 
 
+_MOST_LABELS: Final = 40
+"""Labels of a figure: more would cover each other, and each takes plotly longer than the one before."""
+
+
 def label_end(figure: go.Figure, text: str, x: float, y: float, colour: str) -> None:
-    """Write ``text`` to the right of a point."""
+    """Write ``text`` to the right of a point, unless the figure has enough labels."""
+    if len(figure.layout.annotations) >= _MOST_LABELS:
+        return
     figure.add_annotation(
         x=x, y=y, text=plain_text(text), xanchor="left", xshift=4, showarrow=False, font={"size": 12, "color": colour}
     )

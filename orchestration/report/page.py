@@ -78,10 +78,12 @@ def render(data: PublishedSweep, evidence: Evidence = NO_EVIDENCE) -> str:
         _accounts(data.trials),
         _meanings(data),
     )
+    body, rows = _without_rows(_subscripts("\n".join(part for part in sections if part)))
     template = Template(files("orchestration.report").joinpath("template.html").read_text(encoding="utf-8"))
     return template.substitute(
         title=escape(f"{data.name} – dpsweep report"),
-        body=_subscripts("\n".join(part for part in sections if part)),
+        body=body,
+        rows=_embedded("rows", rows),
         plotly=_packed("plotly", _packed_plotly()),
         settings=_embedded("settings", explorer_data(found, style)),
         figures=_embedded("figures", {each.name: _plain(each) for each in drawn}),
@@ -109,6 +111,17 @@ def _packed(name: str, content: str) -> str:
     return f'<script id="{name}" type="text/plain">{content}</script>'
 
 
+def _without_rows(body: str) -> tuple[str, list[str]]:
+    """The body of a large page without the rows of its long tables, and these rows: the page puts them back."""
+    rows: list[str] = []
+
+    def cut(found: re.Match[str]) -> str:
+        rows.append(found[1])
+        return f'<tbody data-rows="{len(rows) - 1}"></tbody>'
+
+    return (re.sub(f"<tbody>(.{{{_LARGE // 10},}}?)</tbody>", cut, body) if len(body) > _LARGE else body), rows
+
+
 def _embedded(name: str, value: Any) -> str:
     """Data for the page's script: as text, or packed where they are large, as of a thousand trials."""
     text = _script_safe(value)
@@ -118,8 +131,8 @@ def _embedded(name: str, value: Any) -> str:
 
 
 def _plain(drawn: Drawn) -> dict[str, Any]:
-    """A figure as plain data for the page's script."""
-    made = json.loads(drawn.figure.to_json())
+    """A figure as plain data for the page's script, in seven digits, of which at most four are shown."""
+    made = json.loads(drawn.figure.to_json(), parse_float=lambda written: float(f"{float(written):.7g}"))
     return {"data": made["data"], "layout": made["layout"]}
 
 

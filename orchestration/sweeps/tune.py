@@ -182,6 +182,11 @@ class Adapted(Settings):
             )
         return self
 
+    @property
+    def is_tuning(self) -> bool:
+        """Whether these are trials of the tuning, of which nothing but a score is asked."""
+        return bool(self.candidates) and not self.drawn
+
     def tries(self, setting: str, candidate: int | None) -> bool:
         """Whether a setting tries the candidate at a place."""
         return setting not in self.proposed or candidate in self.proposed[setting]
@@ -329,6 +334,7 @@ def while_tuning(sweep: SweepSpec, adapted: Adapted | None = None) -> SweepSpec:
             "attacks": None,
             "audit": None,
             "release": Component("none"),
+            "accounting": sweep.accounting.model_copy(update={"group_sizes": (1,)}),
             "adapted": adapted or Adapted(candidates=candidates_of(tune)),
         }
     )
@@ -350,6 +356,7 @@ def tuning_stage(sweep: SweepSpec, text: str, adapted: Adapted | None = None) ->
     for key in ("attacks", "audit", "release"):
         content.pop(key, None)
     content |= {"name": f"{sweep.name}-tuning", "seeds": list(tune.seeds)}
+    content |= {"accounting": {**content.get("accounting", {}), "group_sizes": [1]}}
     content |= {"data": content["tune"]["data"]} if tune.data is not None else {}
     tried = adapted or Adapted(candidates=candidates_of(tune))
     content |= {"adapted": tried.model_dump(mode="json", exclude_defaults=True)}

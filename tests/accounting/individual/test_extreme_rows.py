@@ -12,7 +12,9 @@ import pytest
 from accounting.accountants import account
 from accounting.gaussian import gaussian_epsilon
 from accounting.individual import individual_epsilons, pld
+from accounting.individual.contributions import RecordedContributions
 from accounting.mechanism import GaussianRelease, PureRelease, Segment, Trace
+from accounting.pld import CertifiedEpsilon
 from accounting.renyi import sampled_gaussian_rdp
 from accounting.samplings import PoissonSampling
 
@@ -51,11 +53,16 @@ def test_after_two_epochs_examples_are_accounted_alone_where_there_are_few(
     examples: int, refined: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Either way the upper bound is above the exact epsilon of a run at this contribution, and the lower one below."""
-    alone, count = pld._alone, list[int]()
-    monkeypatch.setattr(pld, "_alone", lambda *arguments: (count.append(1), alone(*arguments))[1])
+    alone, tried = pld._alone, list[int]()
+
+    def counted(contributions: RecordedContributions, delta: float) -> CertifiedEpsilon:
+        tried.append(1)
+        return alone(contributions, delta)
+
+    monkeypatch.setattr(pld, "_alone", counted)
     trace, rows = Trace(examples, (Segment(0, 20, PoissonSampling(0.1), 1.0),)), np.array([[0.5], [0.7], [1.0]])
     found = individual_epsilons([0], rows, trace, 1e-6, "pld")
-    assert bool(count) == refined
+    assert bool(tried) == refined
     for row, contribution in enumerate(rows[:, 0]):
         alike = Trace(examples, (Segment(0, 20, PoissonSampling(0.1), 1.0 / contribution),))
         exact = account(alike, 1e-6, "pld")
