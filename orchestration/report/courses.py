@@ -18,7 +18,7 @@ from orchestration.comparison.group_sizes import VADHAN, GroupComparison, compar
 from orchestration.comparison.settings import Setting
 from orchestration.comparison.statistics import spread
 from orchestration.records.published import PublishedTrial
-from orchestration.report.figures import Scene, blank, label_end, line, meta_of, plain_text
+from orchestration.report.figures import Scene, apart, blank, label_end, line, meta_of, plain_text
 from orchestration.report.style import PALETTE
 
 _OVERLAID: Final = ("pld", "gdp", "rdp", "rdp-classic", "zcdp", "zcdp-sampled", "strong")
@@ -56,9 +56,16 @@ def accountants_over_epochs(scene: Scene) -> dict[str, go.Figure | None]:
     return drawn
 
 
+_PLOTTED: Final = 240.0
+"""Pixels from the lowest to the highest point of a figure, about."""
+
+
 def _accountants(costs: Mapping[str, tuple[PrivacyEstimate, ...]], epochs: list[int], delta: float) -> go.Figure | None:
     figure = blank(height=360)
     finite = {name: found for name, found in costs.items() if all(0.0 < each.epsilon < math.inf for each in found)}
+    ends = [math.log10(estimates[-1].epsilon) for estimates in finite.values()]
+    span = max(ends, default=0.0) - min((math.log10(each[0].epsilon) for each in finite.values()), default=0.0)
+    raised = apart([end * _PLOTTED / max(span, 1e-9) for end in ends])
     for place, (name, estimates) in enumerate(finite.items()):
         is_estimate = any(each.kind == "estimate" for each in estimates)
         said, colour = f"{name}{' (estimate)' if is_estimate else ''}", PALETTE[place % len(PALETTE)]
@@ -70,7 +77,7 @@ def _accountants(costs: Mapping[str, tuple[PrivacyEstimate, ...]], epochs: list[
             name=said,
             hovertemplate=f"<b>{said}</b><br>epoch %{{x}}: ε = %{{y:.4~g}}<extra></extra>",
         )
-        label_end(figure, name, epochs[-1], math.log10(estimates[-1].epsilon), colour)
+        label_end(figure, name, epochs[-1], ends[place], colour, raised[place])
     figure.update_xaxes(title_text="epoch", range=[-0.5, epochs[-1] * 1.3 + 0.5])
     figure.update_yaxes(title_text=f"ε at δ = {delta:g} (log scale)", type="log", tickformat=".3~g", dtick="D2")
     return figure if figure.data else None
@@ -143,7 +150,8 @@ def clipping_bounds(scene: Scene) -> go.Figure:
                 opacity=1.0 if bold else 0.25,
             )
             if bold and len(bounds) > 1:
-                label_end(figure, name, history[-1].epoch, means[name], style.colour(setting))
+                last = next(value for value in reversed(values) if value is not None)
+                label_end(figure, name, history[-1].epoch, last, style.colour(setting))
     figure.update_xaxes(title_text="epoch")
     figure.update_yaxes(title_text="clipping bound C", rangemode="tozero")
     return figure

@@ -212,16 +212,40 @@ def _mark_worst_case(figure: go.Figure, worst: float) -> None:
     figure.update_annotations(showarrow=False, font={"size": 12, "color": INK})
 
 
+_LINE_HEIGHT: Final = 13.0
+"""Pixels between two labels that do not touch."""
+
+
+def apart(heights: Sequence[float]) -> list[float]:
+    """How many pixels to raise labels at these ``heights``, in pixels, so that none covers another.
+
+    >>> apart([100.0, 20.0, 24.0])
+    [0.0, 0.0, 9.0]
+    """
+    raised, below = [0.0] * len(heights), -math.inf
+    for place in sorted(range(len(heights)), key=heights.__getitem__):
+        below = max(heights[place], below + _LINE_HEIGHT)
+        raised[place] = below - heights[place]
+    return raised
+
+
 _MOST_LABELS: Final = 40
 """Labels of a figure: more would cover each other, and each takes plotly longer than the one before."""
 
 
-def label_end(figure: go.Figure, text: str, x: float, y: float, colour: str) -> None:
-    """Write ``text`` to the right of a point, unless the figure has enough labels."""
+def label_end(figure: go.Figure, text: str, x: float, y: float, colour: str, raised: float = 0.0) -> None:
+    """Write ``text`` to the right of a point, ``raised`` pixels above it, unless the figure has enough labels."""
     if len(figure.layout.annotations) >= _MOST_LABELS:
         return
     figure.add_annotation(
-        x=x, y=y, text=plain_text(text), xanchor="left", xshift=4, showarrow=False, font={"size": 12, "color": colour}
+        x=x,
+        y=y,
+        text=plain_text(text),
+        xanchor="left",
+        xshift=4,
+        yshift=raised,
+        showarrow=False,
+        font={"size": 12, "color": colour},
     )
 
 
