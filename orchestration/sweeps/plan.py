@@ -18,16 +18,14 @@ from torch import nn
 from accounting.accountants import account
 from accounting.errors import DpsweepError, InvalidInput, Unreachable, private_text, public_text, without_locals
 from accounting.estimates import PrivacyEstimate
-from accounting.exponential_choice import ExponentialChoice
 from accounting.mechanism import Release, Trace
 from accounting.planning import PROCESSES, Calibration, Solver, TrialMechanism, solve_all
-from accounting.random_trials import RandomTrials
-from accounting.together import account_together
 from orchestration.records.failures import record_refusals, shown
 from orchestration.records.layout import SweepFiles
 from orchestration.records.release_modes import release_spec
 from orchestration.sweeps.compare import require_defined
-from orchestration.sweeps.grid import NO_PAST, GridPoint, Past, grid, repeated
+from orchestration.sweeps.grid import NO_PAST, GridPoint, Past, grid
+from orchestration.sweeps.remarks import of_candidates, of_sweep, of_trials, own_parts
 from orchestration.sweeps.rivals import unopposed
 from orchestration.sweeps.schema import SweepSpec
 from orchestration.sweeps.search import require_optuna
@@ -128,7 +126,7 @@ def plan_sweep(
     if sweep.tune is not None and sweep.adapted is None:
         require_optuna(sweep.tune)
         tuning = plan_sweep(while_tuning(sweep), code, past, solver)
-        return replace(_alike(sweep, tuning), warnings=(*tuning.warnings, _then(sweep, tuning)))
+        return replace(_alike(sweep, tuning), warnings=(*tuning.warnings, of_candidates(sweep, tuning.trials)))
     planner, release = _Planner(sweep, code, past.calibrations), release_spec(sweep.release.name, sweep.release.params)
     after_training = release.releases() if release else ()
 
@@ -148,8 +146,7 @@ def plan_sweep(
         each if isinstance(each, Refusal) else attempted(each.point, partial(planner.planned, each)) for each in checked
     ]
     planned = [each for each in outcomes if isinstance(each, PlannedTrial)]
-    untried = _untried(planned) if code is None else ()
-    warnings = (*_repeated(sweep), *unopposed(sweep, [trial.point for trial in planned]), *_warnings(planned), *untried)
+    warnings = (*of_sweep(sweep), *unopposed(sweep, [trial.point for trial in planned]), *of_trials(planned, code))
     refused = tuple(each for each in outcomes if isinstance(each, Refusal))
     return Plan(tuple(planned), refused, warnings + planner.notes(), planner.multipliers)
 
@@ -212,7 +209,7 @@ class _Planner:
         with _named("data"):
             dataset, _, digest = self._loaded(trial.data)
         require_defined(self.sweep.compare, dataset.name, len(dataset.class_names))
-        if self.code is not None or not _own_parts(trial):
+        if self.code is not None or not own_parts(trial):
             self._check_combination(trial)
         _check_components(trial, dataset, self.code or NO_CODE)
         mechanism = mechanism_of(trial, dataset.train_size, after_training, self.code or NO_CODE)
@@ -348,76 +345,7 @@ def _shard_bytes(norms: NormSpec, epochs: int, steps: int, examples: int) -> int
     return everyone + (steps * (tracked * _BYTES_PER_ROW + _BYTES_PER_SNAPSHOT) if tracked else 0)
 
 
-def _repeated(sweep: SweepSpec) -> tuple[str, ...]:
-    axes = ", ".join(repeated(sweep))
-    return (f"the sweep lists a value of {axes} twice; trials that are the same run once",) if axes else ()
-
-
-def _warnings(trials: list[PlannedTrial]) -> tuple[str, ...]:
-    worst = {
-        trial.dataset.train_size: trial.spec.delta
-        for trial in trials
-        if trial.spec.is_private and trial.spec.delta >= 1.0 / trial.dataset.train_size
-    }
-    return tuple(
-        f"delta is {delta:g}, but with {size} training examples it should be well below 1/n = {1.0 / size:.2g}: "
-        "a mechanism that publishes one random example meets it"
-        for size, delta in worst.items()
-    )
-
-
 def _alike(sweep: SweepSpec, tuning: Plan) -> Plan:
     """The plan, which is refused where a private selection is not proven for it."""
     reason = unlike(tuning.trials) if sweep.tune and sweep.tune.is_selection else None
     return replace(tuning, refusals=(*tuning.refusals, Refusal("all", reason))) if reason else tuning
-
-
-def _then(sweep: SweepSpec, tuning: Plan) -> str:
-    match sweep.tune.selection if sweep.tune else None:
-        case RandomTrials() as law:
-            return (
-                f"these are the candidates of the private selection, {len(tuning.trials)} in all; each trial of the "
-                f"sweep is the best of a random number of them, {law.mean:g} expected, and every ε is that after the "
-                f"selection{_naive(tuning, round(law.mean))}"
-            )
-        case ExponentialChoice() as choice:
-            return (
-                f"these are the candidates of the exponential mechanism, {len(tuning.trials)} in all, each on a part "
-                f"of the data of its own, 1/{choice.parts} of the training examples; each trial of the sweep is one "
-                f"of {choice.candidates}, and every ε is that after the choice{_naive(tuning, choice.candidates)}"
-            )
-    settings = len({trial.point.setting for trial in tuning.trials})
-    is_first = sweep.tune is not None and sweep.tune.search == "optuna"
-    later = " to begin with, half of them all; Optuna proposes the others" if is_first else " in all"
-    return (
-        f"these are the trials of the tuning, {len(tuning.trials)}{later}; then the best candidate of each of "
-        f"{settings} settings is trained with each of the sweep's seeds ({len(sweep.seeds)})"
-    )
-
-
-def _naive(tuning: Plan, number: int) -> str:
-    """What the selection saves, at the first private candidate."""
-    one = next((trial for trial in tuning.trials if trial.spec.is_private and trial.trace.is_private), None)
-    if one is None:
-        return ""
-    run = replace(one.trace, selection=None)
-    alone, every = account(run, one.spec.delta), account_together([run] * number, one.spec.delta)
-    return (
-        f". For {one.key} it is {one.worst_case.epsilon:.3g}; one candidate alone costs {alone.epsilon:.3g}, "
-        f"and to release {number} of them {every.epsilon:.3g}"
-    )
-
-
-def _own_parts(trial: TrialSpec) -> list[str]:
-    """The user's own model and loss, described."""
-    parts = {"model": trial.model.name, "loss": trial.loss.name}
-    return [f"{what} {name!r}" for what, name in parts.items() if is_import_path(name)]
-
-
-def _untried(trials: list[PlannedTrial]) -> tuple[str, ...]:
-    names = sorted({part for trial in trials for part in _own_parts(trial.spec)})
-    return tuple(
-        f"{name} is the user's own code, which is not run here: it was not tried on rows of the data, nor the model, "
-        "preprocessing, loss and augmentation that it is combined with"
-        for name in names
-    )

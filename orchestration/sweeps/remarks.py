@@ -1,0 +1,95 @@
+"""What is said of a plan besides its trials: one sentence each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from accounting.accountants import account
+from accounting.exponential_choice import ExponentialChoice
+from accounting.random_trials import RandomTrials
+from accounting.together import account_together
+from orchestration.sweeps.grid import repeated
+from orchestration.sweeps.schema import SweepSpec
+from workers.imports import UserCode, is_import_path
+from workers.spec import TrialSpec
+
+if TYPE_CHECKING:
+    from orchestration.sweeps.plan import PlannedTrial
+
+
+def of_sweep(sweep: SweepSpec) -> tuple[str, ...]:
+    """What is odd about the file."""
+    axes = ", ".join(repeated(sweep))
+    return (f"the sweep lists a value of {axes} twice; trials that are the same run once",) if axes else ()
+
+
+def of_trials(trials: Sequence[PlannedTrial], code: UserCode | None) -> tuple[str, ...]:
+    """What is odd about trials that can run. code: None if the user's own code was not run."""
+    return (*_large_deltas(trials), *(_untried(trials) if code is None else ()))
+
+
+def _large_deltas(trials: Sequence[PlannedTrial]) -> tuple[str, ...]:
+    worst = {
+        trial.dataset.train_size: trial.spec.delta
+        for trial in trials
+        if trial.spec.is_private and trial.spec.delta >= 1.0 / trial.dataset.train_size
+    }
+    return tuple(
+        f"delta is {delta:g}, but with {size} training examples it should be well below 1/n = {1.0 / size:.2g}: "
+        "a mechanism that publishes one random example meets it"
+        for size, delta in worst.items()
+    )
+
+
+def of_candidates(sweep: SweepSpec, trials: Sequence[PlannedTrial]) -> str:
+    """What the trials of the tuning of ``sweep`` are, and what follows them."""
+    match sweep.tune.selection if sweep.tune else None:
+        case RandomTrials() as law:
+            return (
+                f"these are the candidates of the private selection, {len(trials)} in all; each trial of the "
+                f"sweep is the best of a random number of them, {law.mean:g} expected, and every ε is that after the "
+                f"selection{_naive(trials, round(law.mean))}"
+            )
+        case ExponentialChoice() as choice:
+            return (
+                f"these are the candidates of the exponential mechanism, {len(trials)} in all, each on a part "
+                f"of the data of its own, 1/{choice.parts} of the training examples; each trial of the sweep is one "
+                f"of {choice.candidates}, and every ε is that after the choice{_naive(trials, choice.candidates)}"
+            )
+    settings = len({trial.point.setting for trial in trials})
+    is_first = sweep.tune is not None and sweep.tune.search == "optuna"
+    later = " to begin with, half of them all; Optuna proposes the others" if is_first else " in all"
+    return (
+        f"these are the trials of the tuning, {len(trials)}{later}; then the best candidate of each of "
+        f"{settings} settings is trained with each of the sweep's seeds ({len(sweep.seeds)})"
+    )
+
+
+def _naive(trials: Sequence[PlannedTrial], number: int) -> str:
+    """What the selection saves, at the first private candidate."""
+    one = next((trial for trial in trials if trial.spec.is_private and trial.trace.is_private), None)
+    if one is None:
+        return ""
+    run = replace(one.trace, selection=None)
+    alone, every = account(run, one.spec.delta), account_together([run] * number, one.spec.delta)
+    return (
+        f". For {one.key} it is {one.worst_case.epsilon:.3g}; one candidate alone costs {alone.epsilon:.3g}, "
+        f"and to release {number} of them {every.epsilon:.3g}"
+    )
+
+
+def own_parts(trial: TrialSpec) -> list[str]:
+    """The user's own model and loss, described."""
+    parts = {"model": trial.model.name, "loss": trial.loss.name}
+    return [f"{what} {name!r}" for what, name in parts.items() if is_import_path(name)]
+
+
+def _untried(trials: Sequence[PlannedTrial]) -> tuple[str, ...]:
+    names = sorted({part for trial in trials for part in own_parts(trial.spec)})
+    return tuple(
+        f"{name} is the user's own code, which is not run here: it was not tried on rows of the data, nor the model, "
+        "preprocessing, loss and augmentation that it is combined with"
+        for name in names
+    )
