@@ -21,7 +21,7 @@ from accounting.records import TrialFiles, read_bytes
 from workers.data import Dataset, Preparation, Scaling, Split, Tokens, load_source
 from workers.evaluation import in_batches
 from workers.imports import NO_CODE, UserCode, is_import_path
-from workers.models import build_for_shape
+from workers.models import build_for_shape, offered
 from workers.preprocessing import State, make_preprocessing
 from workers.spec import TrialSpec
 
@@ -101,6 +101,7 @@ def describe_inputs(spec: TrialSpec, source: Dataset, dataset: Dataset, fitted: 
         "example_type": str(source.train.features.dtype).removeprefix("torch."),
         "feature_shape": list(dataset.feature_shape),
         "num_classes": dataset.num_classes,
+        "offered": offered(source.preparation),
         "preparation": _kept_preparation(spec, source.preparation),
         "fitted": {name: value.cpu() for name, value in fitted.items()},
     }
@@ -112,8 +113,12 @@ def _kept_preparation(spec: TrialSpec, preparation: Preparation) -> dict[str, An
         return None
     for name, kind in _PREPARATIONS.items():
         if type(preparation) is kind:
-            return {"name": name, **{key: list(value) for key, value in asdict(preparation).items()}}
+            return {"name": name, **{key: _plain(value) for key, value in asdict(preparation).items()}}
     return None
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
 
 
 def input_of(files: TrialFiles) -> tuple[tuple[int, ...], str]:
@@ -152,7 +157,8 @@ def load_trained(files: TrialFiles, spec: TrialSpec, code: UserCode = NO_CODE) -
 
 def _build(files: TrialFiles, spec: TrialSpec, inputs: Mapping[str, Any], code: UserCode) -> nn.Module:
     weights = _read(files.model)
-    model = build_for_shape(spec.model, tuple(inputs["feature_shape"]), inputs["num_classes"], spec.seed, code)
+    shape, offers = tuple(inputs["feature_shape"]), inputs.get("offered", {})  # earlier versions offered nothing
+    model = build_for_shape(spec.model, shape, inputs["num_classes"], spec.seed, code, offers)
     try:
         model.load_state_dict(weights)
     except (RuntimeError, TypeError, AttributeError) as error:
@@ -166,7 +172,7 @@ def _build(files: TrialFiles, spec: TrialSpec, inputs: Mapping[str, Any], code: 
 def _preparation(spec: TrialSpec, kept: Mapping[str, Any] | None, code: UserCode) -> Preparation:
     if kept is None:
         return load_source(spec.data, code).preparation
-    fields = {key: tuple(value) for key, value in kept.items() if key != "name"}
+    fields = {key: tuple(value) if isinstance(value, list) else value for key, value in kept.items() if key != "name"}
     return _PREPARATIONS[kept["name"]](**fields)
 
 
