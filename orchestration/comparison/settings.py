@@ -174,7 +174,7 @@ def group_names(trials: Iterable[PublishedTrial]) -> tuple[str, ...]:
     for trial in trials:
         for group in trial.quality.groups if trial.quality else ():
             served = group.main
-            accuracies.setdefault(group.name, []).append(served if served and math.isfinite(served) else 0.0)
+            accuracies.setdefault(group.name, []).append(served if served is not None and math.isfinite(served) else 0.0)
     return tuple(sorted(accuracies, key=lambda name: statistics.fmean(accuracies[name])))
 
 

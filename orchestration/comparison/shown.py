@@ -136,7 +136,7 @@ def _quality(
     return PublishedQuality(
         accuracy=evaluation.accuracy,
         loss=evaluation.loss,
-        accuracy_change=_change(evaluation.accuracy, baseline and baseline.accuracy),
+        accuracy_change=_change(evaluation.accuracy, baseline.accuracy if baseline else None),
         groups=tuple(
             PublishedGroup(
                 group.name,
@@ -153,7 +153,7 @@ def _quality(
         fairness=evaluation.fairness,
         counts=evaluation.counts,
         task=evaluation.task,
-        scores=_with_change(evaluation.task, evaluation.scores, _change(evaluation.main, baseline and baseline.main)),
+        scores=_with_change(evaluation.task, evaluation.scores, _change(evaluation.main, baseline.main if baseline else None)),
         parts=evaluation.parts,
     )
 

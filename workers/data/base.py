@@ -39,6 +39,11 @@ class Split:
     user_ids: Tensor | None = None
 
     def __post_init__(self) -> None:
+        if len(self.labels) != len(self.features) or self.labels.dtype not in (torch.int64, torch.float32):
+            raise InvalidInput(
+                f"labels has shape {tuple(self.labels.shape)} and type {self.labels.dtype}, but must be int64 or "
+                f"float32 with one entry for each of the {len(self.features)} examples"
+            )
         columns = {"groups": self.groups, "example_ids": self.example_ids}
         if self.user_ids is not None:
             columns["user_ids"] = self.user_ids
@@ -48,11 +53,6 @@ class Split:
                     f"{name} has shape {tuple(column.shape)} and type {column.dtype}, "
                     f"but must be int64 with one entry for each of the {len(self.features)} examples"
                 )
-        if len(self.labels) != len(self.features) or self.labels.dtype not in (torch.int64, torch.float32):
-            raise InvalidInput(
-                f"labels has shape {tuple(self.labels.shape)} and type {self.labels.dtype}, but must be int64 or "
-                f"float32 with one entry for each of the {len(self.features)} examples"
-            )
 
     def __len__(self) -> int:
         return len(self.features)
