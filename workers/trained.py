@@ -172,7 +172,8 @@ def _build(files: TrialFiles, spec: TrialSpec, inputs: Mapping[str, Any], code: 
 def _preparation(spec: TrialSpec, kept: Mapping[str, Any] | None, code: UserCode) -> Preparation:
     if kept is None:
         return load_source(spec.data, code).preparation
-    fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in kept.items() if key != "name"}
+    given = ((key, value) for key, value in kept.items() if key != "name")
+    fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in given}
     return _PREPARATIONS[kept["name"]](**fields)
 
 

@@ -173,8 +173,8 @@ def group_names(trials: Iterable[PublishedTrial]) -> tuple[str, ...]:
     accuracies: dict[str, list[float]] = {}
     for trial in trials:
         for group in trial.quality.groups if trial.quality else ():
-            served = group.main
-            accuracies.setdefault(group.name, []).append(served if served is not None and math.isfinite(served) else 0.0)
+            served = math.nan if group.main is None else group.main
+            accuracies.setdefault(group.name, []).append(served if math.isfinite(served) else 0.0)
     return tuple(sorted(accuracies, key=lambda name: statistics.fmean(accuracies[name])))
 
 

@@ -133,6 +133,7 @@ def _quality(
     evaluation: Evaluation, baseline: Evaluation | None, courses: Mapping[str, PublishedCourse]
 ) -> PublishedQuality:
     changes: Mapping[str, float] = cost_of_privacy(evaluation, baseline) if baseline else {}
+    change = _change(evaluation.main, baseline.main if baseline else None)
     return PublishedQuality(
         accuracy=evaluation.accuracy,
         loss=evaluation.loss,
@@ -153,7 +154,7 @@ def _quality(
         fairness=evaluation.fairness,
         counts=evaluation.counts,
         task=evaluation.task,
-        scores=_with_change(evaluation.task, evaluation.scores, _change(evaluation.main, baseline.main if baseline else None)),
+        scores=_with_change(evaluation.task, evaluation.scores, change),
         parts=evaluation.parts,
     )
 

@@ -92,7 +92,9 @@ def _individuals(
 
 def _course(group: PublishedGroup, private: bool, noise: random.Random) -> PublishedCourse:
     """Gradients of groups that are served badly stay large; small groups have more noise."""
-    norms = tuple(4.0 - 3.0 * (group.main or 0.0) * (epoch + 1) / EPOCHS + noise.random() / 9 for epoch in range(EPOCHS))
+    norms = tuple(
+        4.0 - 3.0 * (group.main or 0.0) * (epoch + 1) / EPOCHS + noise.random() / 9 for epoch in range(EPOCHS)
+    )
     examples = 20 if group.name == "digit 8" else 130
     return PublishedCourse(
         examples,
