@@ -24,6 +24,7 @@ from workers.imports import NO_CODE, UserCode, is_import_path
 from workers.models import build_for_shape, offered
 from workers.preprocessing import State, make_preprocessing
 from workers.spec import TrialSpec
+from workers.tasks import task_called
 
 _PREPARATIONS: Final[Mapping[str, type[Scaling] | type[Tokens]]] = {"scaling": Scaling, "tokens": Tokens}
 _INPUTS: Final = {"example_shape", "example_type", "feature_shape", "num_classes", "preparation", "fitted"}
@@ -47,7 +48,7 @@ class TrainedModel:
     fitted: State
 
     def logits(self, features: npt.ArrayLike | Tensor) -> npt.NDArray[np.float32]:
-        """Logits [n, classes] of examples [n, ...], given as the data source stores them.
+        """Outputs [n, classes], or as the task has them, of examples [n, ...], given as the data source stores them.
 
         Preprocessing and preparation are applied as in the trial's evaluation. The model runs on batches of
         `workers.evaluation.BATCH_SIZE`; memory holds the preprocessed features of all examples and their logits.
@@ -102,6 +103,7 @@ def describe_inputs(spec: TrialSpec, source: Dataset, dataset: Dataset, fitted: 
         "feature_shape": list(dataset.feature_shape),
         "num_classes": dataset.num_classes,
         "offered": offered(source.preparation),
+        "output_axes": len(task_called(dataset.task).output_shape(dataset.train.labels, dataset.class_names)),
         "preparation": _kept_preparation(spec, source.preparation),
         "fitted": {name: value.cpu() for name, value in fitted.items()},
     }
@@ -125,6 +127,11 @@ def input_of(files: TrialFiles) -> tuple[tuple[int, ...], str]:
     """Shape and type of one example as the data source of a trained trial stores it. Raises: see `load_model`."""
     inputs = _read(files.inputs, _INPUTS)
     return tuple(inputs["example_shape"]), str(inputs["example_type"])
+
+
+def output_axes(files: TrialFiles) -> int:
+    """Number of axes of what a trained model returns for one example. Raises: see `load_model`."""
+    return int(_read(files.inputs, _INPUTS).get("output_axes", 1))  # earlier versions had classes alone
 
 
 def load_model(files: TrialFiles, spec: TrialSpec, code: UserCode = NO_CODE) -> nn.Module:

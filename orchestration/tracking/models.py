@@ -27,7 +27,7 @@ from orchestration.comparison.parameters import varying
 from orchestration.comparison.settings import Setting, first_seed
 from orchestration.records.layout import SweepFiles
 from orchestration.records.published import PublishedTrial
-from workers.trained import input_of
+from workers.trained import input_of, output_axes
 
 SWEEP, TRIAL, SETTING = "dpsweep.sweep", "dpsweep.trial_key", "dpsweep.setting"
 _LONGEST_NAME: Final = 250
@@ -174,7 +174,8 @@ class ModelLog:
             return
         shape, kind = input_of(files)
         signature = ModelSignature(
-            Schema([TensorSpec(np.dtype(kind), (-1, *shape))]), Schema([TensorSpec(np.dtype(np.float32), (-1, -1))])
+            Schema([TensorSpec(np.dtype(kind), (-1, *shape))]),
+            Schema([TensorSpec(np.dtype(np.float32), (-1,) * (1 + output_axes(files)))]),
         )
         with tempfile.TemporaryDirectory() as folder:
             inner = Path(folder, "trial")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,6 @@ from orchestration.comparison.metrics import METRICS, known, main_metric
 from orchestration.comparison.settings import finished_settings
 from orchestration.records.published import PublishedGroup, PublishedPrivacy, PublishedQuality, PublishedTrial
 from orchestration.records.states import TrialState
-from orchestration.sweeps.schema import parse_sweep
 from orchestration.tracking.embedded import client_of, embedded_tracking_uri
 from tests.orchestration.report.pages import Page
 from tests.workers.data_folders import make_numbers, make_texts, make_tokenizer
@@ -138,7 +138,7 @@ def test_the_best_and_the_table_go_by_its_main_number(ran: tuple[str, Path]) -> 
         (
             "regression",
             "compare: {worst_group: tpr}",
-            "compare.worst_group is true_positive_rate, which regression does",
+            "worst_group is true_positive_rate, which regression does not",
         ),
         ("multi_label", "compare: {worst_group: mse}", "which multi_label does not have; choose micro_f1, macro_f1"),
         ("regression", "loss: cross_entropy", "loss 'cross_entropy' is for classification, but the data are for regr"),
@@ -158,26 +158,19 @@ def test_what_a_task_does_not_have_is_refused_when_planned(task: str, more: str,
     file = written(task, tmp_path)
     name, _, _ = more.partition(":")
     lines = [line for line in file.read_text().splitlines() if not line.startswith(f"{name}:")]
-    text = "\n".join([*lines, more]).replace("sex, groups", "sex, groups")
+    text = "\n".join([*lines, more])
     if name == "tune":
         text = text.replace("task: regression}", "task: regression, public_fraction: 0.2}")
     file.write_text(text)
-    plan = dpsweep.plan(file)
-    with pytest.raises(InvalidInput, match=message):
-        raise InvalidInput(
-            "\n".join(each.reason if isinstance(each.reason, str) else str(each.reason) for each in plan.refusals)
-        )
+    reasons = "\n".join(each.reason for each in dpsweep.plan(file).refusals)
+    assert re.search(message, reasons), reasons
 
 
 def test_a_sweep_has_one_task(tmp_path: Path) -> None:
     file = written("regression", tmp_path)
-    text = (
-        file.read_text()
-        .replace("data: {", "data: [{name: digits}, {")
-        .replace("task: regression}", "task: regression}]")
-    )
-    file.write_text(text)
-    reasons = " ".join(str(each.reason) for each in dpsweep.plan(file).refusals)
+    text = file.read_text().replace("data: {", "data: [{name: digits}, {")
+    file.write_text(text.replace("task: regression}", "task: regression}]"))
+    reasons = " ".join(each.reason for each in dpsweep.plan(file).refusals)
     assert "for classification, but" in reasons or "is for regression, but the data are for classification" in reasons
 
 
@@ -216,7 +209,7 @@ def evidence_of(trial: PublishedTrial, outcomes: ScoredOutcomes) -> Evidence:
 
 
 def test_intervals_of_means_cover_them() -> None:
-    """Of 200 test sets of skewed errors, the interval of the mean squared error holds the true one in about 95 of 100."""
+    """Of 200 test sets of skewed errors, the interval of their mean holds the true one in about 95 of 100."""
     draw, held = np.random.default_rng(0), 0
     for _ in range(200):
         trial, outcomes = scored(draw, 0, 1.0)
@@ -251,10 +244,3 @@ def test_numbers_without_anything_to_count_are_left_out() -> None:
     trial, _ = scored(np.random.default_rng(2), 0, 1.0)
     assert known(trial)["r2_change"] is None
     assert "accuracy" not in known(trial)
-    assert (
-        parse_sweep(
-            "name: a\ndata: {name: digits}\nmodel: mlp\nsampling: {method: poisson, batch_size: 8}\nepochs: 1\n"
-            "clipping: flat\nprivacy: {delta: 1e-5, noise_multiplier: 1}"
-        ).compare.worst_group
-        is None
-    )

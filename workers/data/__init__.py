@@ -21,7 +21,7 @@ from workers.data.idx import fashion_mnist, mnist
 from workers.data.images import IMAGENET_SCALING, image_folder
 from workers.data.profile import ColumnProfile, TableProfile, profile_table
 from workers.data.table import table
-from workers.data.text import text
+from workers.data.texts import text
 from workers.data.utkface import utkface
 from workers.imports import NO_CODE, UserCode, blamed_on, import_function, is_import_path, with_checked_types
 from workers.spec import DataSpec

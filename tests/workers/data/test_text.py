@@ -67,7 +67,7 @@ def test_texts_are_cut_and_rows_without_one_are_left_out(tmp_path: Path) -> None
 @pytest.mark.parametrize("suffix", ["csv", "parquet", "jsonl"])
 def test_blocks_do_not_change_what_is_read(folder: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = load(folder, f"texts.{suffix}", objective="masked_lm", group="lang")
-    monkeypatch.setattr("workers.data.text._ROWS_AT_ONCE", 7)
+    monkeypatch.setattr("workers.data.texts._ROWS_AT_ONCE", 7)
     monkeypatch.setattr(drawn, "_ROWS_AT_ONCE", 3)
     again = load(folder, f"texts.{suffix}", objective="masked_lm", group="lang")
     assert torch.equal(whole.train.features, again.train.features)
