@@ -268,7 +268,10 @@ def test_labels_of_another_task_are_refused(task: str, labels: Any, names: tuple
         ({"label": ["y", "y"], "task": "regression"}, "must be one column or several different ones"),
         ({"label": "red", "task": "regression", "group": "red", "groups": [0, 1]}, "regression takes numbers"),
         ({"label": ["red", "y"], "task": "multi_label"}, "'y' has a value besides 0 and 1"),
-        ({"label": "y", "task": "regression", "classes": [0, 1]}, "`classes` are of classification, but task is regr"),
+        (
+            {"label": "y", "task": "regression", "classes": [0, 1]},
+            "`classes` are of classification, but the task is re",
+        ),
         ({"label": "y", "task": "regression", "group": None}, "`groups` declares values of groups, but no column"),
         ({"label": "y", "task": "multilabel"}, "task is 'multilabel': Input should be 'classification', 'regr"),
     ],

@@ -68,6 +68,10 @@ class Declared:
     classes: Values | None
     groups: Mapping[str, Values]
 
+    def __post_init__(self) -> None:
+        if self.classes is not None and self.task != "classification":
+            raise InvalidInput(f"`classes` are of classification, but the task is {self.task}; leave them out")
+
     def texts(self, labels: Sequence[str], groups: Sequence[str], user: str | None) -> dict[str, list[Value]]:
         """The columns to read as text, even if they hold numbers, each with its declared values."""
         columns: dict[str, list[Value]] = {} if user is None else {user: []}
@@ -147,16 +151,13 @@ def table(
     """
     labels = label_columns(label, task)
     by = () if group is None and task != "classification" else attributes("table", labels if group is None else group)
-    if classes is not None and task != "classification":
-        raise InvalidInput(f"`classes` are of classification, but task is {task}; leave them out")
     declared = Declared(task, ranges or {}, categories or {}, classes, declared_groups(by, groups))
     texts = declared.texts(labels, by, user)
     rows = read_table(path, texts)
     roles = _roles(rows.column_names, labels, by, user, features)
     tables = [used_columns(rows, roles, texts, path)]
     if test_path is not None:
-        if Path(test_path).expanduser().resolve() == Path(path).expanduser().resolve():
-            raise InvalidInput(f"test_path is the training table {path} itself; give other rows, or leave it out")
+        require_other(test_path, path)
         tables.append(used_columns(read_table(test_path, texts), roles, texts, test_path))
     encoding = encoding_of(tables[0], roles, declared)
     users = user_names(tables, user)
@@ -171,6 +172,12 @@ def table(
         task=task,
         notes=encoding.notes if is_complete else (*encoding.notes, "rows with a missing value are left out"),
     )
+
+
+def require_other(test_path: str, path: str) -> None:
+    """Raises: InvalidInput when both are the same file."""
+    if Path(test_path).expanduser().resolve() == Path(path).expanduser().resolve():
+        raise InvalidInput(f"test_path is the training table {path} itself; give other rows, or leave it out")
 
 
 def user_names(tables: Sequence[pa.Table], user: str | None) -> tuple[str, ...]:

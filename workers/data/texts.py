@@ -21,7 +21,16 @@ from workers.data.base import Source, Split, Tokens, repeated
 from workers.data.files import reading, require_path
 from workers.data.labels import TableTask, label_columns
 from workers.data.spelling import Values
-from workers.data.table import Declared, Encoding, Roles, declared_groups, encoding_of, used_columns, user_names
+from workers.data.table import (
+    Declared,
+    Encoding,
+    Roles,
+    declared_groups,
+    encoding_of,
+    require_other,
+    used_columns,
+    user_names,
+)
 from workers.data.tabular import attributes, complete_rows
 from workers.data.targets import Block, Objective, masked_tokens, next_tokens
 
@@ -69,9 +78,12 @@ def text(
     by = () if group is None and kind != "classification" else attributes("text", labels if group is None else group)
     declared = Declared(kind, {}, {}, classes, declared_groups(by, groups))
     roles = Roles(labels, by, user, ())
+    if text in roles.used:
+        raise InvalidInput(f"the column {text!r} is the text, and also a label, group or user; name another of both")
     texts = declared.texts(labels, by, user)
     tables = [_read(path, text, roles, texts, encoder)]
     if test_path is not None:
+        require_other(test_path, path)
         tables.append(_read(test_path, text, roles, texts, encoder))
     encoding = encoding_of(tables[0].columns, roles, declared)
     learn = _targets(objective, encoder, mask_token, mask_fraction, mask_seed)
@@ -99,6 +111,8 @@ def _labels(objective: Objective, label: str | Sequence[str] | None, task: Table
             raise InvalidInput(
                 f"objective {objective} predicts tokens, not the column {label!r}; leave out one of both"
             )
+        if task != "classification":
+            raise InvalidInput(f"task {task} is of `label`, but objective {objective} predicts tokens; leave it out")
         return ()
     if label is None:
         raise InvalidInput("objective label needs `label`, a column; or set objective: masked_lm or causal_lm")

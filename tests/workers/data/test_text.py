@@ -148,12 +148,24 @@ def test_a_cut_keeps_users_whole_and_labels_with_their_rows(folder: Path) -> Non
         ({"label": "mood", "mask_fraction": 1.0}, "mask_fraction is 1.0: Input should be less than 1"),
         ({"label": "mood", "classes": ["neg"]}, "has a value that is neither declared"),
         ({"label": ["mood", "lang"]}, "label names 2 columns, but classification has one; set task"),
+        ({"label": "body"}, "the column 'body' is the text, and also a label, group or user"),
+        ({"objective": "causal_lm", "task": "regression"}, "task regression is of `label`, but objective causal_lm"),
+        ({"objective": "causal_lm", "classes": ["a"]}, "`classes` are of classification, but the task is language_mod"),
         ({"label": "mood", "objective": "next"}, "objective is 'next': Input should be 'label', 'masked_lm' or"),
     ],
 )
 def test_mistakes_are_named(folder: Path, params: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         load(folder, **params)
+
+
+def test_the_test_texts_are_others(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"test_path is the training table .* itself"):
+        load(folder, label="mood", test_path=str(folder / "texts.csv"))
+    make_texts(tmp_path / "more.jsonl", rows=20)
+    found = load(folder, label="mood", test_path=str(tmp_path / "more.jsonl"), objective="label")
+    assert found.test is not None
+    assert found.test.example_ids.tolist() == list(range(200, 220))
 
 
 def test_files_that_are_none_are_named(folder: Path, tmp_path: Path) -> None:
