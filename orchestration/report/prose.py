@@ -63,8 +63,9 @@ TERMS = (
     ),
     (
         "Pareto front",
-        "The private settings that no other one dominates in worst-case ε (two significant digits), accuracy and "
-        "accuracy of the worst-served group. Beyond noise: none that costs as little is as good in both, by intervals.",
+        "The private settings that no other one dominates in worst-case ε (two significant digits), {main} and "
+        "the metric of the worst-served group. Beyond noise: none that costs as little is as good in both, by "
+        "intervals.",
     ),
     (
         "Composed ε",
@@ -96,7 +97,9 @@ def meanings(data: PublishedSweep) -> list[tuple[str, str]]:
         metric for metric in of_task(data.task) if metric.meaning and (data.disclosure == "raw" or not metric.exact)
     ]
     attacked = any(trial.attacks for trial in data.trials)
-    return [*((metric.heading, metric.meaning) for metric in metrics), *TERMS, *([ATTACK] if attacked else [])]
+    main = spoken(group_metric(task_called(data.task).main))
+    terms = ((term, meaning.replace("{main}", main)) for term, meaning in TERMS)
+    return [*((metric.heading, metric.meaning) for metric in metrics), *terms, *([ATTACK] if attacked else [])]
 
 
 def headline(data: PublishedSweep, found: Findings) -> list[str]:

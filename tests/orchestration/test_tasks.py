@@ -96,7 +96,8 @@ def test_the_report_speaks_of_the_task(ran: tuple[str, Path]) -> None:
     page = Page((output / "report.html").read_text())
     heading = main_metric(task).heading
     assert f"{heading} on test data" in page.text
-    assert "accuracy" not in page.text.lower().replace("token accuracy", "").replace("label accuracy", "")
+    if task != "multi_label":  # each of whose labels has an accuracy
+        assert "accuracy" not in page.text.lower().replace("token accuracy", "")
     for absent in ("Equalised odds", "Calibration error", "What each class is taken for", "predicts one class", "NaN"):
         assert absent not in page.text
     assert {"group-accuracy", "utility-fairness", "accuracy", "loss"} <= set(page.plots)
@@ -125,7 +126,7 @@ def test_the_best_and_the_table_go_by_its_main_number(ran: tuple[str, Path]) -> 
     assert by_name.setting.name == best.setting.name, "there is one private setting"
     with pytest.raises(InvalidInput, match="unknown metric 'accuracy' to choose by"):
         sweep.best("accuracy")
-    columns = set(sweep.results.columns)
+    columns = set(sweep.results().columns)
     assert {f"worst_group_{TASKS[task].main}", f"setting.intervals.{TASKS[task].main}.low"} <= columns
     assert not OF_CLASSIFICATION & columns
     printed = CliRunner().invoke(app, ["status", str(output)]).output
@@ -199,7 +200,7 @@ def scored(draw: np.random.Generator, seed: int, error: float) -> tuple[Publishe
         task="regression",
         scores=scores(slice(None)),
     )
-    labels = {"clipping": "flat", "schedule": "constant", "seed": seed}
+    labels: dict[str, str | int] = {"clipping": "flat", "schedule": "constant", "seed": seed}
     privacy = PublishedPrivacy(3.0, 1e-5, "pld")
     return PublishedTrial(f"flat-{seed}", labels, TrialState.FINISHED, privacy=privacy, quality=quality), outcomes
 

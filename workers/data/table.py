@@ -15,6 +15,7 @@ import pyarrow.compute as compute
 import pyarrow.csv as csv
 import pyarrow.parquet as parquet
 from pydantic import FiniteFloat
+from torch import Tensor
 
 from accounting.errors import InvalidInput, PrivateDetail
 from accounting.registry import lookup, nearest
@@ -105,7 +106,7 @@ class Encoding:
 
     def joined(
         self,
-        features: npt.NDArray[np.generic],
+        features: npt.NDArray[np.generic] | Tensor,
         complete: pa.Table,
         ids: npt.NDArray[np.int64],
         user_names: tuple[str, ...],

@@ -13,7 +13,9 @@ import pyarrow as pa
 import pyarrow.csv as csv
 import pyarrow.json as json
 import pyarrow.parquet as parquet
+import torch
 from pydantic import Field
+from torch import Tensor
 
 from accounting.errors import InvalidInput
 from accounting.registry import lookup, nearest
@@ -280,6 +282,12 @@ def _split(each: _Encoded, encoding: Encoding, users: tuple[str, ...], first: in
         raise InvalidInput("no row has a text and all other values; correct the column `text`, or choose others")
     complete = each.columns.take(rows)
     if learn is None:
-        return encoding.joined(each.block.ids[rows], complete, rows + first, users, encoding.labels.encode(complete))
+        tokens = _selected(each.block.ids, rows)
+        return encoding.joined(tokens, complete, rows + first, users, encoding.labels.encode(complete))
     features, labels = learn(each.block, first)
-    return encoding.joined(features[rows], complete, rows + first, users, labels[rows])
+    return encoding.joined(_selected(features, rows), complete, rows + first, users, labels[rows])
+
+
+def _selected(values: npt.NDArray[np.int32], rows: npt.NDArray[np.int64]) -> Tensor:
+    """The rows, without a copy where they are all."""
+    return torch.from_numpy(values if len(rows) == len(values) else values[rows])
