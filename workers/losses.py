@@ -72,7 +72,9 @@ def _binary_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 def _masked_lm(logits: Tensor, labels: Tensor) -> Tensor:
     counted = (labels != IGNORED).sum(1).clamp(min=1)
-    losses = functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none", ignore_index=IGNORED)
+    # positions as rows: of sequences, torch has no deterministic algorithm on CUDA
+    rows, tokens = logits.flatten(0, 1), labels.flatten()
+    losses = functional.cross_entropy(rows, tokens, reduction="none", ignore_index=IGNORED).view(labels.shape)
     return losses.sum(1) / counted
 
 

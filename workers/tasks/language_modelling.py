@@ -51,9 +51,8 @@ class LanguageModelling:
         from torch.nn import functional
 
         counted = labels != IGNORED
-        losses = functional.cross_entropy(
-            outputs.transpose(1, 2), labels.long(), reduction="none", ignore_index=IGNORED
-        )
+        rows, tokens = outputs.flatten(0, 1), labels.flatten()
+        losses = functional.cross_entropy(rows, tokens, reduction="none", ignore_index=IGNORED).view(labels.shape)
         right = (outputs.argmax(2) == labels) & counted
         return torch.stack((losses.double().sum(1), counted.double().sum(1), right.double().sum(1)), 1)
 
