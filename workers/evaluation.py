@@ -17,8 +17,7 @@ from workers.data import Dataset, Preparation, Split
 from workers.gradients import modes_kept
 from workers.losses import Loss
 from workers.rates import Counts, calibration_error, confusion_counts, gaps, mean_by_group
-from workers.tasks import main_score, task_called
-from workers.tasks.protocol import known
+from workers.tasks import known, main_score, task_called
 
 BATCH_SIZE = 1024
 _OUTPUTS_AT_ONCE: Final = 2**25

@@ -211,7 +211,6 @@ class Trainer:
 
     @property
     def public_accuracies(self) -> tuple[float, ...]:
-        """After each epoch, on public data; of other tasks than classification, their main number."""
         return tuple(record.public.main for record in self.history if record.public is not None)
 
     @property

@@ -13,8 +13,7 @@ from orchestration.comparison.formats import CHANGE, FIT, GAP, NUMBER, PERCENT, 
 from orchestration.comparison.tested import by_group, change_by_group_of, change_of, gap_of, of_sums, overall
 from orchestration.comparison.values import score_called, score_gap
 from orchestration.records.published import PublishedGroup
-from workers.tasks import TASKS, Score, Task
-from workers.tasks.protocol import Unit
+from workers.tasks import TASKS, Score, Task, Unit
 
 _FORMATS: Final[Mapping[Unit, Format]] = {"share": PERCENT, "number": NUMBER, "fit": FIT}
 

@@ -26,13 +26,13 @@ from accounting.together import account_together
 from orchestration.records.failures import record_refusals, shown
 from orchestration.records.layout import SweepFiles
 from orchestration.records.release_modes import release_spec
-from orchestration.sweeps.compare import require_defined
 from orchestration.sweeps.grid import NO_PAST, GridPoint, Past, grid, repeated
 from orchestration.sweeps.rivals import unopposed
 from orchestration.sweeps.schema import SweepSpec
 from orchestration.sweeps.search import require_optuna
 from orchestration.sweeps.selection import unlike
-from orchestration.sweeps.tune import require_selectable, while_tuning
+from orchestration.sweeps.tasks import require_one_task
+from orchestration.sweeps.tune import while_tuning
 from workers import clipping
 from workers.checkpoint import fingerprint
 from workers.data import Dataset, DatasetDescription, describe, load_dataset
@@ -211,23 +211,12 @@ class _Planner:
             )
         with _named("data"):
             dataset, _, digest = self._loaded(trial.data)
-        self._require_one_task(dataset)
+        require_one_task(self.sweep, [each for each, *_ in self.datasets.values()], dataset)
         if self.code is not None or not _own_parts(trial):
             self._check_combination(trial)
         _check_components(trial, dataset, self.code or NO_CODE)
         mechanism = mechanism_of(trial, dataset.train_size, after_training, self.code or NO_CODE)
         return _Checked(point, after_training, dataset, digest, mechanism)
-
-    def _require_one_task(self, dataset: DatasetDescription) -> None:
-        """Raises: InvalidInput where the sweep has data of another task, or asks for numbers that the task lacks."""
-        other = next((each for each, *_ in self.datasets.values() if each.task != dataset.task), None)
-        if other is not None:
-            raise InvalidInput(
-                f"the data {other.name} are for {other.task}, but {dataset.name} for {dataset.task}, whose numbers "
-                "cannot be compared; give each a sweep of its own"
-            )
-        require_defined(self.sweep.compare, dataset.name, len(dataset.class_names), dataset.task)
-        require_selectable(self.sweep.tune, dataset.task)
 
     def calibrate(self, trials: Sequence[_Checked], solver: Solver) -> None:
         """Find the noise of every distinct target of these trials, where there is one and no earlier plan found it."""

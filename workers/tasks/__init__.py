@@ -9,7 +9,7 @@ from accounting.registry import lookup
 from workers.tasks.classification import CLASSIFICATION
 from workers.tasks.language_modelling import IGNORED, LANGUAGE_MODELLING
 from workers.tasks.multi_label import MULTI_LABEL
-from workers.tasks.protocol import Score, Task
+from workers.tasks.protocol import Score, Task, Unit, known
 from workers.tasks.regression import REGRESSION
 
 TASKS: Final[Mapping[str, Task]] = {
@@ -39,4 +39,4 @@ def main_score(accuracy: float | None, scores: Mapping[str, float]) -> float | N
     return next((scores[name] for name in MAIN_SCORES if name in scores), None)
 
 
-__all__ = ["IGNORED", "MAIN_SCORES", "TASKS", "Score", "Task", "main_score", "task_called"]
+__all__ = ["IGNORED", "MAIN_SCORES", "TASKS", "Score", "Task", "Unit", "known", "main_score", "task_called"]
