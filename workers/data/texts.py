@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 _ROWS_AT_ONCE: Final = 1024
 """Texts that are in memory, and encoded, at a time."""
 _PADDING: Final = ("[PAD]", "<pad>")
+Columns = Sequence[str]
 Length = Annotated[int, Field(ge=2, le=65_536)]
 
 
@@ -198,8 +199,9 @@ def _read(path: str, text: str, roles: Roles, texts: Mapping[str, Values], encod
     numeric = [name for name in roles.labels if name not in texts]
     kept, parts, own, given = [], [], [], []
     with reading(found):
-        for rows in stream(found, (text, *texts), numeric):
-            for name in (text, *roles.used):
+        used = (text, *roles.used)
+        for rows in stream(found, used, (text, *texts), numeric):
+            for name in used:
                 if name not in rows.schema.names:
                     raise InvalidInput(f"there is no column {name!r} in {found}; {nearest(name, rows.schema.names)}")
             if twice := repeated(rows.schema.names):
@@ -231,20 +233,29 @@ def _empty(rows: int) -> pa.Table:
     return pa.table({"": pa.array(np.zeros(rows, dtype=np.int8))})
 
 
-def _csv_batches(path: Path, texts: Sequence[str], numeric: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def _csv_batches(path: Path, used: Columns, texts: Columns, numeric: Columns) -> Iterator[pa.RecordBatch]:
+    """Of the columns that are ``used``: types of others, which only the whole file tells, do not matter."""
     types = dict.fromkeys(texts, pa.string()) | dict.fromkeys(numeric, pa.float64())
-    options = csv.ConvertOptions(column_types=types, strings_can_be_null=True)
     parse = csv.ParseOptions(newlines_in_values=True)
+    with csv.open_csv(path, parse_options=parse) as reader:
+        only = _only(used, reader.schema.names)
+    options = csv.ConvertOptions(column_types=types, strings_can_be_null=True, include_columns=only)
     with csv.open_csv(path, parse_options=parse, convert_options=options) as reader:
         yield from _in_blocks(reader)
 
 
-def _parquet_batches(path: Path, texts: Sequence[str], numeric: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def _parquet_batches(path: Path, used: Columns, texts: Columns, numeric: Columns) -> Iterator[pa.RecordBatch]:
     with parquet.ParquetFile(path) as file:
-        yield from _in_blocks(file.iter_batches(_ROWS_AT_ONCE))
+        only = _only(used, file.schema_arrow.names)
+        yield from _in_blocks(file.iter_batches(_ROWS_AT_ONCE, columns=only))
 
 
-def _json_batches(path: Path, texts: Sequence[str], numeric: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def _only(used: Columns, there: Columns) -> list[str] | None:
+    """The columns to read; all, for an error to name, where one is not there or there twice."""
+    return [*dict.fromkeys(used)] if set(used) <= set(there) and len(set(there)) == len(there) else None
+
+
+def _json_batches(path: Path, used: Columns, texts: Columns, numeric: Columns) -> Iterator[pa.RecordBatch]:
     with json.open_json(path) as reader:
         yield from _in_blocks(reader)
 
@@ -255,7 +266,7 @@ def _in_blocks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             yield batch.slice(start, _ROWS_AT_ONCE)
 
 
-_STREAMS: Final[Mapping[str, Callable[[Path, Sequence[str], Sequence[str]], Iterator[pa.RecordBatch]]]] = {
+_STREAMS: Final[Mapping[str, Callable[[Path, Columns, Columns, Columns], Iterator[pa.RecordBatch]]]] = {
     ".csv": _csv_batches,
     ".jsonl": _json_batches,
     ".parquet": _parquet_batches,

@@ -159,6 +159,15 @@ def test_mistakes_are_named(folder: Path, params: dict[str, Any], message: str) 
         load(folder, **params)
 
 
+def test_other_columns_may_change_their_type(tmp_path: Path) -> None:
+    """A CSV whose first block shows whole numbers where a later one has words."""
+    make_tokenizer(tmp_path / "tokenizer.json")
+    filling = " ".join(["the cat sat"] * 40)
+    rows = [f"{filling},pos,{row}" for row in range(4000)] + ["the dog,neg,none of these"]
+    (tmp_path / "texts.csv").write_text("\n".join(["body,mood,note", *rows]) + "\n")
+    assert len(load(tmp_path, label="mood").train) == 4001
+
+
 def test_the_test_texts_are_others(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"test_path is the training table .* itself"):
         load(folder, label="mood", test_path=str(folder / "texts.csv"))
