@@ -182,10 +182,11 @@ class Sweep:
         return pd.DataFrame(trial_table(self._record, stored_settings(self._files)))
 
     def best(
-        self, by: str = "accuracy", *, max_epsilon: float = math.inf, at_least: Mapping[str, float] | None = None
+        self, by: str | None = None, *, max_epsilon: float = math.inf, at_least: Mapping[str, float] | None = None
     ) -> Best:
         """The best private setting by the mean of a metric of `results`, as ``dpsweep best`` prints it.
 
+        by: by default accuracy, or what stands in its place for the task of the sweep: r2, micro_f1, token_accuracy.
         max_epsilon: the most that a trial of it may cost. at_least: metrics with the least mean that it must have, such
         as ``{"worst_group": 0.7}``. ``trials[found.trial.key].model()`` is its model. Raises: InvalidInput for an
         unknown metric and where no setting fulfils the conditions, DataCorruption for damaged files.

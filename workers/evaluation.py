@@ -1,10 +1,11 @@
-"""Accuracy, loss and fairness of a model by group. Deterministic, without gradients, in bounded memory."""
+"""Loss, accuracy or scores, and fairness of a model by group. Deterministic, without gradients, in bounded memory."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +17,11 @@ from workers.data import Dataset, Preparation, Split
 from workers.gradients import modes_kept
 from workers.losses import Loss
 from workers.rates import Counts, calibration_error, confusion_counts, gaps, mean_by_group
+from workers.tasks import known, main_score, task_called
 
 BATCH_SIZE = 1024
+_OUTPUTS_AT_ONCE: Final = 2**25
+"""Numbers that a model may return for one batch: those of language models are one per position and token."""
 MIN_GROUP_SIZE = 10
 """Examples that a group of test data must have to be shown: accuracy and loss of two people are nearly their own."""
 T = TypeVar("T")
@@ -25,59 +29,92 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class GroupEvaluation:
-    """Number of examples of one group in the split, and their mean accuracy and loss.
+    """Number of examples of one group in the split, and their mean loss, with accuracy or scores.
 
-    counts: None for an evaluation after an epoch, and for what an earlier version stored.
+    accuracy: of classification; None for another task, which has scores, by the name of `Task.scores`, as far as they
+    are defined. counts: None for an evaluation after an epoch, for another task, and for what an earlier version
+    stored.
     """
 
     name: str
     examples: int
-    accuracy: float
+    accuracy: float | None
     loss: float
     counts: Counts | None = None
+    scores: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def main(self) -> float:
+        """As of `Evaluation`."""
+        return _or_nan(main_score(self.accuracy, self.scores))
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Mean accuracy and loss, overall and per group, on one split.
+    """Mean loss, with accuracy or scores, overall and per group, on one split.
 
     groups has an entry for each group that is large enough in the split, in the order of the group names. fairness:
-    `workers.rates.gaps` of these groups; one that is not defined is left out. counts: as in `GroupEvaluation`.
+    `workers.rates.gaps` of these groups; one that is not defined is left out, and another task has none. accuracy,
+    scores, counts: as in `GroupEvaluation`. task: of the data. parts: of single labels or targets, by their name.
     """
 
-    accuracy: float
+    accuracy: float | None
     loss: float
     groups: tuple[GroupEvaluation, ...]
     fairness: dict[str, float]
     counts: Counts | None = None
+    scores: dict[str, float] = field(default_factory=dict)
+    task: str = "classification"
+    parts: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    @property
+    def main(self) -> float:
+        """The number by which models of the task are compared first, `Task.main`; NaN where it is not defined."""
+        return _or_nan(main_score(self.accuracy, self.scores))
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else value
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """Per example, in the order of the split, each [n].
+    """Per example, in the order of the split. losses: of training, [n]. kept: by `Task.kept`, [n, m]."""
 
-    classes: predicted, int64. losses: of training. log_losses: -ln p(label), in nats. confidences: p(predicted class).
-    """
-
-    classes: npt.NDArray[np.int64]
     losses: npt.NDArray[np.float64]
-    log_losses: npt.NDArray[np.float64]
-    confidences: npt.NDArray[np.float64]
+    kept: npt.NDArray[np.float64]
+
+    @property
+    def classes(self) -> npt.NDArray[np.int64]:
+        """Of classification: predicted, [n]."""
+        return self.kept[:, 0].astype(np.int64)
+
+    @property
+    def log_losses(self) -> npt.NDArray[np.float64]:
+        """Of classification: -ln p(label), in nats, [n]."""
+        return self.kept[:, 1]
+
+    @property
+    def confidences(self) -> npt.NDArray[np.float64]:
+        """Of classification: p(predicted class), [n]."""
+        return self.kept[:, 2]
 
 
-def predict(model: nn.Module, split: Split, dataset: Dataset, loss: Loss, batch_size: int = BATCH_SIZE) -> Predictions:
-    """What the model predicts of every example. The model keeps its device and its modes."""
+def predict(model: nn.Module, split: Split, dataset: Dataset, loss: Loss, batch_size: int | None = None) -> Predictions:
+    """What the model predicts of every example. The model keeps its device and its modes.
 
-    def read(logits: Tensor, batch: slice) -> tuple[Tensor, ...]:
-        labels, decided = split.labels[batch].to(logits.device), _decide(logits)
-        logs = _log_probabilities(logits.double())
-        sure = logs.gather(1, decided[:, None])[:, 0].exp()
-        found = decided, loss(logits, labels).double(), -logs.gather(1, labels[:, None])[:, 0], sure
-        return tuple(values.cpu() for values in found)
+    batch_size: by default `BATCH_SIZE`, and less where the outputs of a batch would take hundreds of MB.
+    """
+    task = task_called(dataset.task)
 
-    columns = zip(*in_batches(model, split.features, dataset.prepare, read, batch_size), strict=True)
-    classes, *scores = (torch.cat(parts).numpy() for parts in columns)
-    return Predictions(classes, *scores)
+    def read(outputs: Tensor, batch: slice) -> tuple[Tensor, Tensor]:
+        labels = split.labels[batch].to(outputs.device)
+        return loss(outputs, labels).double().cpu(), task.kept(outputs, labels).cpu()
+
+    outputs = math.prod(task.output_shape(split.labels, dataset.class_names))
+    size = batch_size or max(1, min(BATCH_SIZE, _OUTPUTS_AT_ONCE // outputs))
+    losses, kept = zip(*in_batches(model, split.features, dataset.prepare, read, size), strict=True)
+    return Predictions(torch.cat(losses).numpy(), torch.cat(kept).numpy())
 
 
 def in_batches(
@@ -100,20 +137,12 @@ def in_batches(
         ]
 
 
-def _decide(logits: Tensor) -> Tensor:
-    return logits.argmax(1) if logits.shape[1] > 1 else (logits[:, 0] > 0).long()
-
-
-def _log_probabilities(logits: Tensor) -> Tensor:
-    """ln p of each class, [n, K]; a single logit is that of class 1 against class 0."""
-    both = logits if logits.shape[1] > 1 else torch.cat((torch.zeros_like(logits), logits), 1)
-    return both.log_softmax(1)
-
-
 def evaluate(
     model: nn.Module, split: Split, dataset: Dataset, loss: Loss, min_group_size: int = MIN_GROUP_SIZE
 ) -> Evaluation:
-    """Accuracy, loss and group fairness of ``model`` on ``split``, of groups with at least ``min_group_size`` examples.
+    """Loss, accuracy or scores, and group fairness of ``model`` on ``split``.
+
+    Groups with fewer than ``min_group_size`` examples are left out.
 
     These are exact statistics without any privacy guarantee for the split: pass held-out or public examples.
 
@@ -125,7 +154,9 @@ def evaluate(
 
 
 def summary(predictions: Predictions, split: Split, dataset: Dataset, min_group_size: int) -> Evaluation:
-    """The evaluation of predictions of ``split``, without counts."""
+    """The evaluation of predictions of ``split``, without counts and parts."""
+    if task_called(dataset.task).scores:
+        return _scored(predictions, split, dataset, min_group_size)
     groups = split.groups.numpy()
     size, sizes = dataset.num_groups, np.bincount(groups, minlength=dataset.num_groups)
     confusion = _confusion(predictions, split, dataset)
@@ -147,8 +178,48 @@ def summary(predictions: Predictions, split: Split, dataset: Dataset, min_group_
     )
 
 
+def _scored(predictions: Predictions, split: Split, dataset: Dataset, min_group_size: int) -> Evaluation:
+    """`summary` for tasks whose numbers follow from sums."""
+    groups, task = split.groups.numpy(), task_called(dataset.task)
+    size, sizes = dataset.num_groups, np.bincount(groups, minlength=dataset.num_groups)
+    sums = _sums(predictions, groups, size)
+    losses = mean_by_group(predictions.losses, groups, size)
+    overall = known({score.name: score.of(sums.sum(0)) for score in task.scores})
+    of_groups = {score.name: score.of(sums) for score in task.scores}
+    return Evaluation(
+        accuracy=None,
+        loss=float(predictions.losses.mean()),
+        groups=tuple(
+            GroupEvaluation(
+                name=dataset.group_names[group],
+                examples=int(sizes[group]),
+                accuracy=None,
+                loss=float(losses[group]),
+                scores=known({name: values[group] for name, values in of_groups.items()}),
+            )
+            for group in shown_groups(sizes, min_group_size)
+        ),
+        fairness={},
+        scores=overall,
+        task=dataset.task,
+    )
+
+
+def _sums(predictions: Predictions, groups: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.float64]:
+    """[G, m]: sums of what is kept of each example, by group."""
+    found = np.zeros((size, predictions.kept.shape[1]))
+    np.add.at(found, groups, predictions.kept)
+    return found
+
+
 def counted(evaluation: Evaluation, predictions: Predictions, split: Split, dataset: Dataset) -> Evaluation:
-    """The `summary` of predictions of ``split`` together with its counts."""
+    """The `summary` of predictions of ``split`` together with its counts, or its parts."""
+    task = task_called(dataset.task)
+    if task.scores:
+        sums = predictions.kept.sum(0)
+        return replace(
+            evaluation, parts={name: dict(each) for name, each in task.parts(sums, dataset.class_names).items()}
+        )
     groups, confusion = split.groups.numpy(), _confusion(predictions, split, dataset)
     correct = predictions.classes == split.labels.numpy()
 
@@ -208,7 +279,9 @@ def fairness(confusion: npt.NDArray[np.int64]) -> dict[str, float]:
 def cost_of_privacy(private: Evaluation, baseline: Evaluation) -> Mapping[str, float]:
     """Delta_k: accuracy of the private model minus that of the baseline, by group name (Xu et al. 2021, Sec. 5.1).
 
-    That paper calls training fair when Delta_k is equal for all groups. Groups missing from either are left out.
+    That paper calls training fair when Delta_k is equal for all groups. Groups missing from either are left out. Of
+    other tasks, their main number takes the place of accuracy; groups for which it is not defined are left out.
     """
-    before = {group.name: group.accuracy for group in baseline.groups}
-    return {group.name: group.accuracy - before[group.name] for group in private.groups if group.name in before}
+    before = {group.name: group.main for group in baseline.groups}
+    found = {group.name: group.main - before[group.name] for group in private.groups if group.name in before}
+    return {name: change for name, change in found.items() if not math.isnan(change)}

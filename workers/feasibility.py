@@ -24,6 +24,7 @@ from workers.losses import build_loss
 from workers.models import build_model
 from workers.preprocessing import make_preprocessing
 from workers.spec import Component
+from workers.tasks import task_called
 
 EXAMPLES: Final = 3
 """Examples in the tried step: as many as the check of per-example gradients compares."""
@@ -62,9 +63,10 @@ def check_feasible(combination: Combination, dataset: Dataset, code: UserCode) -
             with _blamed_on("preprocessing", combination.preprocessing, dataset.train.features):
                 dataset = make_preprocessing(combination.preprocessing).rehearse(dataset)
         x, y, copies = _batch(combination.augmentation, dataset)
-        model, loss = build_model(combination.model, dataset, 0, code), build_loss(combination.loss, code)
+        loss = build_loss(combination.loss, code, dataset.task)
+        model = build_model(combination.model, dataset, 0, code)
         with _blamed_on("model", combination.model, x):
-            logits = _checked_logits(model.cpu(), x, dataset.num_classes)
+            logits = _checked_logits(model.cpu(), x, y, dataset)
         with _blamed_on("loss", combination.loss, logits):
             losses = loss(logits, y)
         with _blamed_on("model", combination.model, x):
@@ -156,19 +158,21 @@ def _batch(augmentation: Component | None, dataset: Dataset) -> tuple[Tensor, Te
     with _blamed_on("augmentation", augmentation, x):
         copies = augment(x, torch.Generator().manual_seed(0)).reshape(len(x), augment.multiplicity, *x.shape[1:])
     some = copies[:, :_COPIES]
-    return some.flatten(0, 1), y.repeat_interleave(some.shape[1]), some.shape[1]
+    return some.flatten(0, 1), y.repeat_interleave(some.shape[1], 0), some.shape[1]
 
 
-def _checked_logits(model: nn.Module, x: Tensor, classes: int) -> Tensor:
+def _checked_logits(model: nn.Module, x: Tensor, y: Tensor, dataset: Dataset) -> Tensor:
     """The logits of ``x``, checked first because later failures in the gradients would not name the cause."""
     with torch.enable_grad():
         logits = model(x)
     if not isinstance(logits, Tensor):
         raise InvalidInput(f"its forward returns a {type(logits).__name__}, but must return a tensor of logits")
-    if tuple(logits.shape) != (len(x), classes):
+    task = task_called(dataset.task)
+    shape = (len(x), *task.output_shape(y, dataset.class_names))
+    if tuple(logits.shape) != shape:
         raise InvalidInput(
-            f"for {len(x)} rows it returns the shape {tuple(logits.shape)}, but must return {(len(x), classes)}: for "
-            f"each row one logit for each of {classes} classes"
+            f"for {len(x)} rows it returns the shape {tuple(logits.shape)}, but must return {shape}: for each row "
+            f"{task.outputs(dataset.class_names)}"
         )
     if not logits.is_floating_point():
         raise InvalidInput(f"it returns logits of {logits.dtype}, but they must be floating-point numbers")

@@ -1,4 +1,4 @@
-"""Per-example losses: logits [b, classes] and labels [b] -> losses [b]."""
+"""Per-example losses: outputs [b, ...] of a model and labels [b, ...] of its task (`workers.tasks`) -> losses [b]."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from accounting.errors import InvalidInput, require_finite
 from accounting.registry import build
 from workers.imports import NO_CODE, UserCode, import_function, is_import_path
 from workers.spec import Component
+from workers.tasks import IGNORED
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -42,6 +43,41 @@ def binary_logistic() -> Loss:
     return _binary_logistic
 
 
+def mse() -> Loss:
+    """Mean over targets of (output - target)^2: outputs and labels [b, T]."""
+    return _mse
+
+
+def binary_cross_entropy() -> Loss:
+    """Mean over labels of -ln p(0 or 1), p = sigmoid(logit): logits and labels [b, L]."""
+    return _binary_cross_entropy
+
+
+def masked_lm() -> Loss:
+    """Mean of -ln p(token) over the counted positions of an example, 0 without any: logits [b, t, V], labels [b, t].
+
+    Each example is divided by its own number of counted positions, so that its gradient depends on no other example.
+    A mean over the counted tokens of the batch, as of torch's `cross_entropy`, would not be bounded by clipping.
+    """
+    return _masked_lm
+
+
+def _mse(outputs: Tensor, labels: Tensor) -> Tensor:
+    return (outputs - labels).square().mean(1)
+
+
+def _binary_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    return functional.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="none").mean(1)
+
+
+def _masked_lm(logits: Tensor, labels: Tensor) -> Tensor:
+    counted = (labels != IGNORED).sum(1).clamp(min=1)
+    # positions as rows: of sequences, torch has no deterministic algorithm on CUDA
+    rows, tokens = logits.flatten(0, 1), labels.flatten()
+    losses = functional.cross_entropy(rows, tokens, reduction="none", ignore_index=IGNORED).view(labels.shape)
+    return losses.sum(1) / counted
+
+
 def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy(logits, labels, reduction="none")
 
@@ -54,18 +90,34 @@ def _binary_logistic(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 LOSSES: Mapping[str, Callable[..., Loss]] = {
+    "binary_cross_entropy": binary_cross_entropy,
     "binary_logistic": binary_logistic,
+    "causal_lm": masked_lm,
     "cross_entropy": cross_entropy,
     "hinge": hinge,
+    "masked_lm": masked_lm,
+    "mse": mse,
 }
+"""By name. ``causal_lm`` is ``masked_lm`` under the name of data whose targets are the next tokens."""
+TASK_OF: Mapping[str, str] = {
+    "binary_cross_entropy": "multi_label",
+    "binary_logistic": "classification",
+    "causal_lm": "language_modelling",
+    "cross_entropy": "classification",
+    "hinge": "classification",
+    "masked_lm": "language_modelling",
+    "mse": "regression",
+}
+"""The task that a loss of `LOSSES` is for; the user's own may be for any."""
 
 
-def build_loss(component: Component, code: UserCode = NO_CODE) -> Loss:
-    """The per-example loss called ``component.name``.
+def build_loss(component: Component, code: UserCode = NO_CODE, task: str | None = None) -> Loss:
+    """The per-example loss called ``component.name``; task: that of the data, if it is known.
 
     The user's own is ``module:function(**params)`` with a module in ``code``, and returns a `Loss`.
 
-    Raises: InvalidInput for unknown names, keys and values, or the user's own loss whose module is not in ``code``.
+    Raises: InvalidInput for unknown names, keys and values, a loss of another task, or the user's own loss whose module
+    is not in ``code``.
 
     >>> hinge = build_loss(Component("hinge", {"margin": 1.0}))
     >>> hinge(torch.tensor([[2.0, 0.5], [0.0, 0.0]]), torch.tensor([0, 1]))
@@ -73,7 +125,13 @@ def build_loss(component: Component, code: UserCode = NO_CODE) -> Loss:
     """
     name = component.name
     if not is_import_path(name):
-        return build(LOSSES, name, component.params, "loss")
+        known = build(LOSSES, name, component.params, "loss")
+        if task is not None and TASK_OF[name] != task:
+            fitting = " or ".join(each for each, of in TASK_OF.items() if of == task)
+            raise InvalidInput(
+                f"loss {name!r} is for {TASK_OF[name]}, but the data are for {task}; set loss: {fitting}"
+            )
+        return known
     loss: object = build({name: import_function(name, "loss", code)}, name, component.params, "loss")
     if not callable(loss):
         raise InvalidInput(

@@ -1,5 +1,7 @@
 """What a final model predicts of each test example, stored for intervals and paired comparisons of trials.
 
+Of classification, the label and what is predicted; of other tasks, the terms of the sums that its scores follow from.
+
 Values of single test examples, which no epsilon covers: they lie in the private folder of the trial.
 """
 
@@ -7,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,6 +21,7 @@ from accounting.errors import DataCorruption
 from accounting.records import exists, read_private, read_table, write_private
 from workers.data import Dataset, Split
 from workers.evaluation import Predictions
+from workers.tasks import TASKS, task_called
 
 _COLUMNS: Final = {
     "example_id": pa.int64(),
@@ -61,8 +65,63 @@ class Outcomes:
         return digest.hexdigest()
 
 
-def write_outcomes(uri: str, outcomes: Outcomes) -> None:
+@dataclass(frozen=True)
+class ScoredOutcomes:
+    """Test examples of one trial of another task than classification: id in the source and group, each [n], and what
+    `Task.kept` says of each, [n, m].
+
+    labels: a digest of the labels. task: its name.
+    """
+
+    example_ids: npt.NDArray[np.int64]
+    groups: npt.NDArray[np.int64]
+    kept: npt.NDArray[np.float64]
+    group_names: tuple[str, ...]
+    task: str
+    labels: str
+
+    @classmethod
+    def of(cls, found: Predictions, split: Split, dataset: Dataset) -> ScoredOutcomes:
+        """The outcomes of predictions of ``split``."""
+        labels = hashlib.sha256(np.ascontiguousarray(split.labels.numpy()).tobytes()).hexdigest()
+        rows = split.example_ids.numpy(), split.groups.numpy()
+        return cls(*rows, found.kept, dataset.group_names, dataset.task, labels)
+
+    @property
+    def test_set(self) -> str:
+        """As of `Outcomes`."""
+        digest = hashlib.sha256("\0".join((self.task, self.labels, *self.group_names)).encode())
+        for column in (self.example_ids, self.groups):
+            digest.update(column.tobytes())
+        return digest.hexdigest()
+
+
+AnyOutcomes = Outcomes | ScoredOutcomes
+
+
+def outcomes_of(found: Predictions, split: Split, dataset: Dataset) -> AnyOutcomes:
+    """The outcomes of predictions of ``split``, as the task of the data set has them."""
+    return (ScoredOutcomes if task_called(dataset.task).scores else Outcomes).of(found, split, dataset)
+
+
+def write_outcomes(uri: str, outcomes: AnyOutcomes) -> None:
     """Store the outcomes, readable by the owner only."""
+    table = _table(outcomes) if isinstance(outcomes, Outcomes) else _scored_table(outcomes)
+    stream = pa.BufferOutputStream()
+    with pa.ipc.new_file(stream, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_table(table)
+    write_private(uri, stream.getvalue().to_pybytes())
+
+
+def _scored_table(outcomes: ScoredOutcomes) -> pa.Table:
+    rows = [pa.array(outcomes.example_ids), pa.array(outcomes.groups.astype(np.int32))]
+    columns = [pa.array(np.ascontiguousarray(column)) for column in outcomes.kept.T]
+    names = ["example_id", "group", *(f"kept_{place}" for place in range(len(columns)))]
+    facts = {"task": outcomes.task, "labels": outcomes.labels, "groups": json.dumps(outcomes.group_names)}
+    return pa.table([*rows, *columns], names=names).replace_schema_metadata(facts)
+
+
+def _table(outcomes: Outcomes) -> pa.Table:
     values = (
         outcomes.example_ids,
         outcomes.labels,
@@ -73,27 +132,35 @@ def write_outcomes(uri: str, outcomes: Outcomes) -> None:
     )
     arrays = [pa.array(column, kind) for column, kind in zip(values, _COLUMNS.values(), strict=True)]
     facts = {"classes": str(outcomes.num_classes), "groups": json.dumps(outcomes.group_names)}
-    table = pa.table(arrays, names=list(_COLUMNS)).replace_schema_metadata(facts)
-    stream = pa.BufferOutputStream()
-    with pa.ipc.new_file(stream, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
-        writer.write_table(table)
-    write_private(uri, stream.getvalue().to_pybytes())
+    return pa.table(arrays, names=list(_COLUMNS)).replace_schema_metadata(facts)
 
 
-def read_outcomes(uri: str) -> Outcomes | None:
+def read_outcomes(uri: str) -> AnyOutcomes | None:
     """The stored outcomes; None where there are none, as of older versions. Raises: DataCorruption for damage."""
     if not exists(uri):
         return None
     stored = read_private(uri)
     try:
         table = read_table(stored)
-        columns = [table[name].to_numpy() for name in _COLUMNS]
         facts = table.schema.metadata or {}
-        names, classes = json.loads(facts[b"groups"]), int(facts[b"classes"])
+        names = tuple(json.loads(facts[b"groups"]))
+        if b"task" in facts:
+            return _scored_outcomes(table, facts, names)
+        columns = [table[name].to_numpy() for name in _COLUMNS]
+        classes = int(facts[b"classes"])
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         raise DataCorruption(
             f"{uri} is damaged; restore it from a backup, or delete it: intervals go missing"
         ) from error
     ids, labels, groups, predicted = (column.astype(np.int64) for column in columns[:4])
     log_losses, confidences = (column.astype(np.float64) for column in columns[4:])
-    return Outcomes(ids, labels, groups, predicted, log_losses, confidences, tuple(names), classes)
+    return Outcomes(ids, labels, groups, predicted, log_losses, confidences, names, classes)
+
+
+def _scored_outcomes(table: pa.Table, facts: Mapping[bytes, bytes], names: tuple[str, ...]) -> ScoredOutcomes:
+    task = facts[b"task"].decode()
+    if task not in TASKS:
+        raise ValueError("another task")
+    ids, groups = (table[name].to_numpy().astype(np.int64) for name in ("example_id", "group"))
+    kept = np.stack([table[f"kept_{place}"].to_numpy() for place in range(table.num_columns - 2)], 1)
+    return ScoredOutcomes(ids, groups, kept.astype(np.float64), names, task, facts[b"labels"].decode())

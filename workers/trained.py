@@ -21,9 +21,10 @@ from accounting.records import TrialFiles, read_bytes
 from workers.data import Dataset, Preparation, Scaling, Split, Tokens, load_source
 from workers.evaluation import in_batches
 from workers.imports import NO_CODE, UserCode, is_import_path
-from workers.models import build_for_shape
+from workers.models import build_for_shape, offered
 from workers.preprocessing import State, make_preprocessing
 from workers.spec import TrialSpec
+from workers.tasks import task_called
 
 _PREPARATIONS: Final[Mapping[str, type[Scaling] | type[Tokens]]] = {"scaling": Scaling, "tokens": Tokens}
 _INPUTS: Final = {"example_shape", "example_type", "feature_shape", "num_classes", "preparation", "fitted"}
@@ -47,7 +48,7 @@ class TrainedModel:
     fitted: State
 
     def logits(self, features: npt.ArrayLike | Tensor) -> npt.NDArray[np.float32]:
-        """Logits [n, classes] of examples [n, ...], given as the data source stores them.
+        """Outputs [n, classes], or as the task has them, of examples [n, ...], given as the data source stores them.
 
         Preprocessing and preparation are applied as in the trial's evaluation. The model runs on batches of
         `workers.evaluation.BATCH_SIZE`; memory holds the preprocessed features of all examples and their logits.
@@ -101,6 +102,8 @@ def describe_inputs(spec: TrialSpec, source: Dataset, dataset: Dataset, fitted: 
         "example_type": str(source.train.features.dtype).removeprefix("torch."),
         "feature_shape": list(dataset.feature_shape),
         "num_classes": dataset.num_classes,
+        "offered": offered(source.preparation),
+        "output_axes": len(task_called(dataset.task).output_shape(dataset.train.labels, dataset.class_names)),
         "preparation": _kept_preparation(spec, source.preparation),
         "fitted": {name: value.cpu() for name, value in fitted.items()},
     }
@@ -112,14 +115,23 @@ def _kept_preparation(spec: TrialSpec, preparation: Preparation) -> dict[str, An
         return None
     for name, kind in _PREPARATIONS.items():
         if type(preparation) is kind:
-            return {"name": name, **{key: list(value) for key, value in asdict(preparation).items()}}
+            return {"name": name, **{key: _plain(value) for key, value in asdict(preparation).items()}}
     return None
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
 
 
 def input_of(files: TrialFiles) -> tuple[tuple[int, ...], str]:
     """Shape and type of one example as the data source of a trained trial stores it. Raises: see `load_model`."""
     inputs = _read(files.inputs, _INPUTS)
     return tuple(inputs["example_shape"]), str(inputs["example_type"])
+
+
+def output_axes(files: TrialFiles) -> int:
+    """Number of axes of what a trained model returns for one example. Raises: see `load_model`."""
+    return int(_read(files.inputs, _INPUTS).get("output_axes", 1))  # earlier versions had classes alone
 
 
 def load_model(files: TrialFiles, spec: TrialSpec, code: UserCode = NO_CODE) -> nn.Module:
@@ -152,7 +164,8 @@ def load_trained(files: TrialFiles, spec: TrialSpec, code: UserCode = NO_CODE) -
 
 def _build(files: TrialFiles, spec: TrialSpec, inputs: Mapping[str, Any], code: UserCode) -> nn.Module:
     weights = _read(files.model)
-    model = build_for_shape(spec.model, tuple(inputs["feature_shape"]), inputs["num_classes"], spec.seed, code)
+    shape, offers = tuple(inputs["feature_shape"]), inputs.get("offered", {})  # earlier versions offered nothing
+    model = build_for_shape(spec.model, shape, inputs["num_classes"], spec.seed, code, offers)
     try:
         model.load_state_dict(weights)
     except (RuntimeError, TypeError, AttributeError) as error:
@@ -166,7 +179,8 @@ def _build(files: TrialFiles, spec: TrialSpec, inputs: Mapping[str, Any], code: 
 def _preparation(spec: TrialSpec, kept: Mapping[str, Any] | None, code: UserCode) -> Preparation:
     if kept is None:
         return load_source(spec.data, code).preparation
-    fields = {key: tuple(value) for key, value in kept.items() if key != "name"}
+    given = ((key, value) for key, value in kept.items() if key != "name")
+    fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in given}
     return _PREPARATIONS[kept["name"]](**fields)
 
 

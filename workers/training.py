@@ -80,7 +80,7 @@ class Trainer:
         self.total_steps = spec.epochs * mechanism.steps_per_epoch
         self._paid_epochs = 0
 
-        self._loss = build_loss(spec.loss, code)
+        self._loss = build_loss(spec.loss, code, dataset.task)
         self._model = build_model(spec.model, dataset, spec.seed, code).to(device)
         self._modes = modes_of(self._model)
         self._parameters = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
@@ -211,7 +211,7 @@ class Trainer:
 
     @property
     def public_accuracies(self) -> tuple[float, ...]:
-        return tuple(record.public.accuracy for record in self.history if record.public is not None)
+        return tuple(record.public.main for record in self.history if record.public is not None)
 
     @property
     def noise_multiplier(self) -> float:
@@ -311,7 +311,7 @@ class Trainer:
         x, y = self._data.inputs(rows)
         if self._augmentation is None:
             return x, y
-        return self._augmentation(x, self._augmentation_rng), y.repeat_interleave(self._augmentation.multiplicity)
+        return self._augmentation(x, self._augmentation_rng), y.repeat_interleave(self._augmentation.multiplicity, 0)
 
     def _clipped_sum(self, rows: Tensor) -> WeightedSum:
         """The clipped sum under the rule of this step.

@@ -42,7 +42,7 @@ from workers.mechanism import mechanism_of
 from workers.membership import likelihood_ratio_attack
 from workers.micro_batches import LackOfMemory
 from workers.noise import make_noise_source, noise_source_kind
-from workers.outcomes import Outcomes, write_outcomes
+from workers.outcomes import outcomes_of, write_outcomes
 from workers.preprocessing import make_preprocessing
 from workers.recording import closed_afterwards, is_due
 from workers.spec import AttackSpec, ExecutionSpec, TrialSpec, at_speed_of
@@ -284,7 +284,7 @@ def _finish(
     if dataset.held_out is not None:
         write_wrong(files.held_out, predict(model, dataset.held_out, dataset, loss), dataset.held_out)
     predictions = predict(model, dataset.test, dataset, loss)
-    write_outcomes(files.outcomes, Outcomes.of(predictions, dataset.test, dataset))
+    write_outcomes(files.outcomes, outcomes_of(predictions, dataset.test, dataset))
     result = TrainingResult(
         key=spec.key,
         epochs=trainer.epoch,

@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from orchestration.comparison.formats import clock, number, percent, seconds
+from orchestration.comparison.formats import clock, measured, number, seconds
 from orchestration.comparison.plain_text import for_terminal
 from orchestration.records.states import TrialState
 from orchestration.records.status import SweepStatus, TrialStatus
@@ -43,7 +43,7 @@ class ConsoleDisplay:
 
 def _line(trial: TrialStatus) -> Text:
     took = (trial.trained or trial.ended or 0.0) - (trial.started or 0.0)  # of training, as tables and results say
-    found = f"accuracy {percent(trial.accuracy)}, epsilon {_epsilon(trial.epsilon)}, {seconds(took)}"
+    found = f"{measured(trial.accuracy, trial.scores)}, epsilon {_epsilon(trial.epsilon)}, {seconds(took)}"
     text = trial.error if trial.state is TrialState.FAILED and trial.error else found
     return Text.assemble((f"{trial.state:9}", trial.state.style), f" {trial.key}: {for_terminal(text)}")
 
@@ -63,7 +63,7 @@ def _picture(status: SweepStatus) -> RenderableType:
 
 def _running(trials: Sequence[TrialStatus]) -> Table:
     table = Table(box=None, pad_edge=False)
-    for column in ("trial", "progress", "step", "epsilon so far", "test accuracy", ""):
+    for column in ("trial", "progress", "step", "epsilon so far", "on test data", ""):
         table.add_column(column, header_style="dim", no_wrap=column != "trial", overflow="fold")
     for trial in trials[:_SHOWN_AT_ONCE]:
         table.add_row(
@@ -71,7 +71,7 @@ def _running(trials: Sequence[TrialStatus]) -> Table:
             ProgressBar(total=trial.total_steps, completed=trial.step, width=24),
             f"{trial.step}/{trial.total_steps}",
             _epsilon(trial.epsilon),
-            percent(trial.accuracy),
+            measured(trial.accuracy, trial.scores),
             "accounting" if trial.state is TrialState.ACCOUNTING else "",
         )
     return table

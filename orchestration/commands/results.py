@@ -75,7 +75,10 @@ def compare(
 
 def best(
     folder: Folder,
-    by: Annotated[str, typer.Option(help="A metric of results.json.", metavar="METRIC")] = "accuracy",
+    by: Annotated[
+        str | None,
+        typer.Option(help="A metric of results.json; by default accuracy, or r2, micro_f1, ...", metavar="METRIC"),
+    ] = None,
     max_epsilon: Annotated[
         float, typer.Option(help="The most that a trial of the setting may cost.", metavar="E")
     ] = math.inf,
@@ -119,15 +122,15 @@ def best(
 
 
 def _print(found: Comparison) -> None:
-    from orchestration.comparison.across import HEADS, cells
+    from orchestration.comparison.across import cells, heads
     from orchestration.report.prose import together
 
     table = Table(box=None, pad_edge=False)
-    for head in HEADS:
+    for head in heads(found):
         table.add_column(head, header_style="dim", overflow="fold")
     for setting in found.settings:
         for line in setting.lines:
-            row = (setting.name, found.sweeps[line.folder], *cells(line))
+            row = (setting.name, found.sweeps[line.folder], *cells(line, found))
             table.add_row(*(Text(for_terminal(text)) for text in row))
     stdout().print(table)
     for sentence in (*found.differences, *together(found.trials)):

@@ -20,7 +20,7 @@ from accounting.errors import InvalidInput
 from accounting.records import exists
 from orchestration.commands import panels
 from orchestration.commands.cluster import jobs_at
-from orchestration.comparison.formats import clock, number, percent, seconds
+from orchestration.comparison.formats import clock, measured, number, seconds
 from orchestration.comparison.plain_text import for_terminal
 from orchestration.records.layout import SweepFiles, absolute
 from orchestration.records.snapshot import PERIOD, ClusterSnapshot, SweepSnapshot, TrialSnapshot, read_snapshot
@@ -159,7 +159,7 @@ def _listed(resources: Mapping[str, float]) -> str:
 
 def _trials(snapshot: SweepSnapshot) -> Table:
     table = Table(box=None, pad_edge=False)
-    for column in ("trial", "state", "epoch", "step", "epsilon", "test accuracy"):
+    for column in ("trial", "state", "epoch", "step", "epsilon", "on test data"):
         table.add_column(column, header_style="dim", overflow="fold")
     for trial in snapshot.trials:
         state = Text(trial.state.value, style=trial.state.style)
@@ -170,7 +170,7 @@ def _trials(snapshot: SweepSnapshot) -> Table:
             epoch,
             f"{trial.step}/{trial.total_steps}",
             _epsilon(trial),
-            percent(trial.accuracy),
+            measured(trial.accuracy, trial.scores),
         )
     return table
 

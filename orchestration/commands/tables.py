@@ -135,8 +135,8 @@ def _mlflow_lines(command: str, uri: str, address: str) -> list[str]:
 
 
 def _outcome_table(outcome: Outcome) -> Table:
-    worst = WORST_GROUP_METRICS[outcome.record.sweep.compare.worst_group]
-    metrics = columns(Place.TERMINAL, worst.name)
+    worst = WORST_GROUP_METRICS[outcome.record.worst_group]
+    metrics = columns(Place.TERMINAL, worst.name, outcome.record.data().task)
     shown = _table("trial", *(metric.heading.lower() for metric in metrics))
     for trial in outcome.record.data().trials:
         style = None if trial.state is TrialState.FINISHED else trial.state.style

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from accounting.errors import InvalidInput
-from orchestration.comparison.entries import Place
+from orchestration.comparison.entries import Metric, Place
 from orchestration.comparison.ledger import composed
 from orchestration.comparison.metrics import columns
 from orchestration.comparison.parameters import asked, varying
 from orchestration.comparison.record import SweepRecord
 from orchestration.comparison.settings import Setting, setting_name, shown_over_seeds
-from orchestration.records.published import NON_PRIVATE, Label, PublishedTrial
+from orchestration.records.published import NON_PRIVATE, Label, PublishedTrial, task_of
 from orchestration.records.release_modes import release_mode
 from orchestration.records.states import TrialState
 from orchestration.sweeps.grid import BASELINE, GridPoint
 from workers.spec import SPEED
+from workers.tasks import task_called
 
-SHOWN = columns(Place.SETTINGS, "worst_group_accuracy")
-"""Metrics of several sweeps, whatever metric of the worst group each compares its own settings by."""
 _NO_SETTING = ("seed", *(f"execution.{name}" for name in SPEED))
 _Identity = tuple[tuple[str, Label], ...]
 _BySweep = Mapping[str, list[PublishedTrial]]
@@ -37,8 +36,9 @@ class Compared:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON, of every metric that the report shows of settings."""
-        found = {metric.name: self.setting.over_seeds(metric.value) for metric in SHOWN}
-        shown = {metric.name: shown_over_seeds(metric, self.setting) for metric in SHOWN}
+        columns = _shown(self.setting.trials)
+        found = {metric.name: self.setting.over_seeds(metric.value) for metric in columns}
+        shown = {metric.name: shown_over_seeds(metric, self.setting) for metric in columns}
         cost = self.setting.composition
         return {
             "sweep": self.folder,
@@ -198,14 +198,27 @@ def _adjacency(record: SweepRecord) -> str:
     return ", ".join(sorted(found)) or "none"
 
 
-def cells(line: Compared) -> Sequence[str]:
+def _shown(trials: Iterable[PublishedTrial]) -> tuple[Metric, ...]:
+    """Metrics of settings, whatever metric of the worst group each sweep compares its own by."""
+    task = task_of(trials)
+    return columns(Place.SETTINGS, f"worst_group_{task_called(task).main}", task)
+
+
+def shown_metrics(found: Comparison) -> tuple[Metric, ...]:
+    """The metrics of all that is compared; tasks differ only where data do, which is said."""
+    settings = (line.setting for each in found.settings for line in each.lines)
+    return tuple(dict.fromkeys(metric for setting in settings for metric in _shown(setting.trials)))
+
+
+def cells(line: Compared, found: Comparison) -> Sequence[str]:
     """What a table shows of one sweep's setting after its name and sweep: seeds, composed ε, every metric."""
     return (
         str(len(line.setting.trials)),
         line.setting.composed_cost,
-        *(shown_over_seeds(metric, line.setting) for metric in SHOWN),
+        *(shown_over_seeds(metric, line.setting) for metric in shown_metrics(found)),
     )
 
 
-HEADS = ("Setting", "Sweep", "Seeds", "Composed ε", *(metric.heading for metric in SHOWN))
-"""Of the columns that `cells` fills, after the setting and its sweep."""
+def heads(found: Comparison) -> tuple[str, ...]:
+    """Of the columns that `cells` fills, after the setting and its sweep."""
+    return ("Setting", "Sweep", "Seeds", "Composed ε", *(metric.heading for metric in shown_metrics(found)))

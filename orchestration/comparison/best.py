@@ -63,18 +63,22 @@ class Best:
 
 
 def best(
-    found: Findings, by: str = "accuracy", max_epsilon: float = math.inf, at_least: Mapping[str, float] | None = None
+    found: Findings, by: str | None = None, max_epsilon: float = math.inf, at_least: Mapping[str, float] | None = None
 ) -> Best:
     """The best private setting of a sweep by the mean of a metric over its runs.
 
-    by: a metric of results.json that is better when higher or lower, or ``worst_group``. max_epsilon: the most that any
+    by: a metric of results.json that is better when higher or lower, or ``worst_group``; by default accuracy, or what
+    stands in its place for the task of the sweep. max_epsilon: the most that any
     run of the setting may cost, at the delta of the sweep. at_least: metrics with the mean that the setting must reach:
     at least it, or at most it where lower is better. Choosing by results on private data costs privacy beyond the
     epsilon of the chosen model; choosing by test data does not.
 
     Raises: InvalidInput for an unknown metric, one without a direction, and where no setting fulfils the conditions.
     """
-    name, least = _name(found, by), {_name(found, each): value for each, value in (at_least or {}).items()}
+    name, least = (
+        _name(found, by or found.main.name),
+        {_name(found, each): value for each, value in (at_least or {}).items()},
+    )
     if not max_epsilon > 0.0:
         raise InvalidInput(f"max_epsilon is {max_epsilon}, but must be above 0")
     allowed = [setting for setting in found.private if _fulfils(setting, max_epsilon, least)]
@@ -88,7 +92,7 @@ def best(
 
 
 def _name(found: Findings, name: str) -> str:
-    known = [each.name for each in METRICS if each.better]
+    known = [each.name for each in METRICS if each.better and each.task in (None, found.task)]
     full = found.worst_group.name if name == WORST_GROUP else name
     if full not in known:
         raise InvalidInput(f"unknown metric {name!r} to choose by; {nearest(name, [*known, WORST_GROUP])}")

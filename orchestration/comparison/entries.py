@@ -37,7 +37,8 @@ class Metric:
     the heading suffices. of_model: describes the final model; not recorded as a final value for a stopped trial.
     exact: computed from training examples without noise; known only where exact statistics are shown. whose: the
     group that the number belongs to, or None. better: which of two values is preferred; "" if neither is. measure: the
-    number from (resampled) outcomes of test examples, for its interval; None where it depends on none.
+    number from (resampled) outcomes of test examples, for its interval; None where it depends on none. task: whose
+    trials have it (`workers.tasks`); None for all.
     """
 
     name: str
@@ -52,13 +53,15 @@ class Metric:
     whose: Callable[[PublishedTrial], str | None] = lambda trial: None
     better: Better = ""
     measure: Measure | None = None
+    task: str | None = None
 
 
 @dataclass(frozen=True)
 class GroupMetric:
     """One number of a group of test examples, and how it is shown; name: in results.json.
 
-    measure: the number of every group from (resampled) outcomes, for its interval; None where it depends on none.
+    measure: the number of every group from (resampled) outcomes, for its interval; None where it depends on none. task:
+    as of `Metric`.
     """
 
     name: str
@@ -67,6 +70,7 @@ class GroupMetric:
     format: Format
     better: Better = ""
     measure: Measure | None = None
+    task: str | None = None
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,15 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from orchestration.comparison.formats import NUMBER, POINTS
+from orchestration.comparison.formats import CHANGE, FIT, NUMBER, Format, possible
 from orchestration.comparison.intervals import LEVEL, Array, Interval, Runs, interval, unpaired
 from orchestration.comparison.metrics import METRICS, metric
 from orchestration.comparison.rate_metrics import GROUP_METRICS, group_metric
 from orchestration.comparison.settings import Setting
-from orchestration.comparison.tested import Tally, Tested
+from orchestration.comparison.tested import Seen, Sums, Tally, Tested
 from orchestration.records.published import RUNS, PublishedTrial
 from workers import rates
-from workers.outcomes import Outcomes
+from workers.outcomes import AnyOutcomes, Outcomes, ScoredOutcomes
 
 RESAMPLES: Final = 1000
 _FEWER: Final = 300
@@ -34,7 +34,7 @@ class _Tested:
     """A trial with the outcomes of its test examples."""
 
     trial: PublishedTrial
-    outcomes: Outcomes
+    outcomes: AnyOutcomes
 
     @property
     def shown(self) -> tuple[str, ...]:
@@ -72,8 +72,10 @@ class Evidence:
         runs = self._runs(trials, name)
         if runs is None:
             return None
-        found = interval(runs, examples=min(self._examples(trial, name[0]) for trial in trials))
-        return found and found.within(*_range(name))
+        # of a share that is 0 or 1 in every resample, the number of examples bounds the interval
+        examples = min(self._examples(trial, name[0]) for trial in trials)
+        found = interval(runs, examples=0 if _format(name) in (NUMBER, FIT, CHANGE) else examples)
+        return found and found.within(*possible(_format(name)))
 
     def difference(
         self, one: Setting, other: Setting, name: str, group: str = "", comparisons: int = 1
@@ -84,7 +86,7 @@ class Evidence:
         common seeds are compared on their common test examples. None where that is not possible.
         """
         found = self._difference(one, other, (group, name), 1.0 - (1.0 - LEVEL) / comparisons)
-        least, most = _range((group, name))
+        least, most = possible(_format((group, name)))
         return found and found.within(least - most, most - least)
 
     def _difference(self, one: Setting, other: Setting, name: Name, level: float) -> Interval | None:
@@ -127,13 +129,11 @@ def _run(trial: PublishedTrial) -> tuple[object, ...]:
     return tuple(trial.labels.get(name) for name in RUNS)
 
 
-def _range(name: Name) -> tuple[float, float]:
-    """The least and the largest value of a number: those of a share, of a difference of two shares, or none."""
-    shown = (group_metric(name[1]) if name[0] else metric(name[1])).format
-    return (-1.0 if shown is POINTS else 0.0), (np.inf if shown is NUMBER else 1.0)
+def _format(name: Name) -> Format:
+    return (group_metric(name[1]) if name[0] else metric(name[1])).format
 
 
-def gather(trials: Iterable[PublishedTrial], outcomes: Mapping[str, Outcomes]) -> Evidence:
+def gather(trials: Iterable[PublishedTrial], outcomes: Mapping[str, AnyOutcomes]) -> Evidence:
     """Resample the test examples of all finished trials. outcomes: by the key of the trial."""
     finished = {trial.key: _Tested(trial, outcomes[trial.key]) for trial in trials if trial.key in outcomes}
     by_test: dict[str, list[_Tested]] = {}
@@ -149,9 +149,10 @@ def gather(trials: Iterable[PublishedTrial], outcomes: Mapping[str, Outcomes]) -
 def _resampled(test_set: str, members: Sequence[_Tested], resamples: int) -> dict[str, _Numbers]:
     """The numbers of trials that were tested on the same examples."""
     first = members[0].outcomes
-    cells = len(first.group_names) * first.num_classes**2
+    of_group = first.num_classes**2 if isinstance(first, Outcomes) else first.kept.shape[1]
+    cells = len(first.group_names) * of_group
     found: dict[str, list[dict[Name, Array]]] = {each.trial.key: [] for each in members}
-    for weights in _weights(test_set, len(first.labels), resamples, max(1, _CELLS_AT_ONCE // cells)):
+    for weights in _weights(test_set, len(first.groups), resamples, max(1, _CELLS_AT_ONCE // cells)):
         seen: dict[str, Tested] = {}
         for each in sorted(members, key=lambda each: not each.trial.is_baseline):
             before = seen.get(each.trial.tags.get("baseline", ""))
@@ -189,6 +190,15 @@ def _weights(test_set: str, size: int, resamples: int, at_once: int) -> Iterator
 
 def _counted(each: _Tested, weights: npt.NDArray[np.int32], baseline: Tested | None) -> Tested:
     found = each.outcomes
+    everyone, groups = (
+        _tallies(found, weights, each.shown) if isinstance(found, Outcomes) else _summed(found, weights, each.shown)
+    )
+    fairness = each.trial.quality.fairness if each.trial.quality else {}
+    return Tested(everyone, groups, "equalized_odds_difference" in fairness, baseline)
+
+
+def _tallies(found: Outcomes, weights: npt.NDArray[np.int32], shown: Sequence[str]) -> tuple[Seen, Seen]:
+    """Of all examples, and of each group that is shown."""
     size, classes, bins = len(found.group_names), found.num_classes, rates.CALIBRATION_BINS
     cells = rates.confusion_cells(found.labels, found.predicted, found.groups, classes)
     counts = _sums(weights, cells, size * classes**2).reshape(-1, size, classes, classes)
@@ -196,14 +206,22 @@ def _counted(each: _Tested, weights: npt.NDArray[np.int32], baseline: Tested | N
     off = found.confidences - (found.predicted == found.labels)
     binned = found.groups * bins + rates.calibration_bins(found.confidences)
     errors = _sums(weights * off, binned, size * bins).reshape(-1, size, bins)
-    places = [found.group_names.index(name) for name in each.shown]
-    fairness = each.trial.quality.fairness if each.trial.quality else {}
-    return Tested(
-        everyone=_tally(counts.sum(1), losses.sum(1), errors.sum(1)),
-        groups=_tally(counts[:, places], losses[:, places], errors[:, places]),
-        parity="equalized_odds_difference" in fairness,
-        baseline=baseline,
+    places = [found.group_names.index(name) for name in shown]
+    return (
+        _tally(counts.sum(1), losses.sum(1), errors.sum(1)),
+        _tally(counts[:, places], losses[:, places], errors[:, places]),
     )
+
+
+def _summed(found: ScoredOutcomes, weights: npt.NDArray[np.int32], shown: Sequence[str]) -> tuple[Seen, Seen]:
+    """The same of a task whose numbers follow from sums."""
+    sums = np.zeros((len(weights), len(found.group_names), found.kept.shape[1]))
+    for group in np.unique(found.groups):
+        rows = np.flatnonzero(found.groups == group)
+        with np.errstate(invalid="ignore", over="ignore"):  # of a model that diverged
+            sums[:, group] = weights[:, rows].astype(np.float64) @ found.kept[rows]
+    places = [found.group_names.index(name) for name in shown]
+    return Sums(sums.sum(1), found.task), Sums(sums[:, places], found.task)
 
 
 def _tally(counts: Array, losses: Array, errors: Array) -> Tally:

@@ -12,13 +12,13 @@ import numpy as np
 
 from orchestration.comparison.entries import Metric
 from orchestration.comparison.evidence import Evidence
-from orchestration.comparison.formats import listed
+from orchestration.comparison.formats import SHARES, listed
 from orchestration.comparison.intervals import Interval
-from orchestration.comparison.metrics import METRICS, metric
+from orchestration.comparison.metrics import METRICS, main_metric, metric
 from orchestration.comparison.rate_metrics import GROUP_METRICS, WORST_GROUP_METRICS
 from orchestration.comparison.settings import Setting, finished_settings, group_names
-from orchestration.comparison.values import accuracy, epsilon, loss
-from orchestration.records.published import PublishedSweep, PublishedTrial
+from orchestration.comparison.values import epsilon, loss, main
+from orchestration.records.published import PublishedSweep, PublishedTrial, task_of
 
 Verdict = Literal["better", "worse", "not distinguishable", "unknown"]
 COMPARED: Final = ("epsilon", "sigma", "data", "model", "sampling", "epochs")
@@ -48,18 +48,30 @@ class Difference:
         return {**asdict(self), "verdict": self.verdict}
 
 
+_ACCURACY: Final = metric("accuracy")
+
+
 @dataclass(frozen=True)
 class Findings:
-    """The finished settings of a sweep, compared. worst_group: the metric of the worst group that compares them."""
+    """The finished settings of a sweep, compared. worst_group: the metric of the worst group that compares them.
+
+    main: accuracy, or the metric that stands in its place for the task of the sweep; higher is better.
+    """
 
     settings: tuple[Setting, ...]
     evidence: Evidence
     worst_group: Metric = WORST_GROUP_METRICS["accuracy"]
+    main: Metric = _ACCURACY
+
+    @property
+    def task(self) -> str:
+        """The task of the sweep, a name in `workers.tasks.TASKS`."""
+        return str(self.main.task)
 
     @property
     def headline(self) -> tuple[str, str]:
         """Metrics by which settings are compared in the headline; its intervals hold together for both."""
-        return "accuracy", self.worst_group.name
+        return self.main.name, self.worst_group.name
 
     @cached_property
     def private(self) -> tuple[Setting, ...]:
@@ -68,9 +80,9 @@ class Findings:
 
     @cached_property
     def baselines(self) -> tuple[Setting, ...]:
-        """Non-private settings that learnt something, the most accurate first."""
+        """Non-private settings that learnt something, the best by `main` first."""
         found = [setting for setting in self.settings if setting.is_baseline and not has_diverged(setting)]
-        return tuple(sorted(found, key=lambda setting: -_mean(setting, "accuracy")))
+        return tuple(sorted(found, key=lambda setting: -_mean(setting, self.main.name)))
 
     @cached_property
     def methods(self) -> tuple[Setting, ...]:
@@ -78,7 +90,7 @@ class Findings:
         best: dict[tuple[object, ...], Setting] = {}
         for setting in self.private:
             method = _method(setting)
-            if method not in best or _mean(setting, "accuracy") > _mean(best[method], "accuracy"):
+            if method not in best or _mean(setting, self.main.name) > _mean(best[method], self.main.name):
                 best[method] = setting
         return tuple(best.values())
 
@@ -117,7 +129,7 @@ class Findings:
         No other one that costs no more (epsilon to two digits) may equal it in both metrics of `headline`:
         in one of them it is better, by intervals.
         """
-        known = [one for one in self.private if self.interval(one, "accuracy")]
+        known = [one for one in self.private if self.interval(one, self.main.name)]
         return tuple(one for one in known if all(self._is_ahead(one, other) for other in self._rivals(one)))
 
     def _rivals(self, one: Setting) -> list[Setting]:
@@ -130,7 +142,8 @@ class Findings:
 
 def findings(data: PublishedSweep, evidence: Evidence) -> Findings:
     """The finished settings of a sweep, compared by the evidence of their trials."""
-    return Findings(finished_settings(data.trials), evidence, WORST_GROUP_METRICS[data.worst_group])
+    worst_group = WORST_GROUP_METRICS[data.worst_group]
+    return Findings(finished_settings(data.trials), evidence, worst_group, main_metric(data.task))
 
 
 def as_dict(found: Findings) -> dict[str, Any]:
@@ -205,11 +218,16 @@ def has_diverged(setting: Setting) -> bool:
     return all(_has_diverged(trial) for trial in setting.trials)
 
 
+_OF_A_CONSTANT: Final = {"regression": 0.0}
+"""The main score of a constant prediction, by task, where it does not depend on the data."""
+
+
 def _has_diverged(trial: PublishedTrial) -> bool:
     found, majority = loss(trial), metric("majority_class_rate").value(trial)
     if found is None or not np.isfinite(found):
         return True
-    return majority is not None and (accuracy(trial) or 0.0) <= majority + 1e-9
+    constant = majority if majority is not None else _OF_A_CONSTANT.get(task_of([trial]))
+    return constant is not None and (main(trial) or 0.0) <= constant + 1e-9
 
 
 def is_constant(setting: Setting) -> bool:
@@ -263,8 +281,8 @@ def _diverged(found: Findings) -> list[str]:
     if not lost:
         return []
     return [
-        f"Warning: {listed(lost)} learnt nothing (it diverged, or it is no better than always predicting the most "
-        "frequent class); it is compared with nothing."
+        f"Warning: {listed(lost)} learnt nothing (it diverged, or it is no better than always predicting "
+        f"{'the mean' if found.main.task == 'regression' else 'the most frequent class'}); it is compared with nothing."
     ]
 
 
@@ -274,17 +292,21 @@ def _beating(found: Findings) -> list[str]:
     best = found.baselines[0]
     above = []
     for setting in found.methods:
-        gain = _mean(setting, "accuracy") - _mean(best, "accuracy")
+        gain = _mean(setting, found.main.name) - _mean(best, found.main.name)
         if gain > 0.0:
-            above.append((setting, gain, found.difference(setting, best, "accuracy").verdict == "better"))
+            above.append((setting, gain, found.difference(setting, best, found.main.name).verdict == "better"))
     if not above:
         return []
     setting, gain, sure = max(above, key=lambda each: each[1])
     how = "beyond its interval" if sure else "within its interval"
     return [
-        f"Warning: {setting.name} is {100 * gain:.1f} points above the best non-private setting ({how}). Noise does "
-        "not help a well-tuned model: tune the baseline before reading what privacy costs."
+        f"Warning: {setting.name} is {_amount(gain, found.main)} above the best non-private setting ({how}). Noise "
+        "does not help a well-tuned model: tune the baseline before reading what privacy costs."
     ]
+
+
+def _amount(gain: float, of: Metric) -> str:
+    return f"{100 * gain:.1f} points" if of.format in SHARES else f"{gain:.3g} of {of.heading}"
 
 
 def _constant(found: Findings) -> list[str]:

@@ -101,6 +101,19 @@ def correlation(value: float | None) -> str:
     return MISSING if value is None or not math.isfinite(value) else f"{value:.2f}".replace("-", "−")
 
 
+def _fit(value: float | None) -> str:
+    return MISSING if value is None or not math.isfinite(value) else f"{value:.3f}".replace("-", "−")
+
+
+def signed(value: float | None) -> str:
+    """A signed difference with three significant digits.
+
+    >>> signed(-0.0213)
+    '−0.0213'
+    """
+    return MISSING if value is None or not math.isfinite(value) else f"{value:+.3g}".replace("-", "−")
+
+
 def seconds(value: float | None) -> str:
     """A duration given in seconds, in its largest two units.
 
@@ -134,8 +147,17 @@ AT_MOST = Format(at_most_share, lambda found: at_most_share(found.high))
 POINTS = Format(points, lambda found: f"{points(found.mean)} ± {100 * found.deviation:.1f}")
 CORRELATION = Format(correlation, lambda found: correlation(found.mean))
 GAP = Format(gap, lambda found: gap(found.mean))
+FIT = Format(_fit, lambda found: f"{_fit(found.mean)} ± {found.deviation:.3f}")
+"""Of numbers that are at most 1 and may be negative."""
+CHANGE = Format(signed, lambda found: signed(found.mean))
 SECONDS = Format(seconds, lambda found: seconds(found.mean))
 COUNT = Format(lambda value: MISSING if value is None else f"{value:,.0f}", lambda found: f"{found.mean:,.0f}")
+_POSSIBLE: Mapping[int, tuple[float, float]] = {
+    id(POINTS): (-1.0, 1.0),
+    id(NUMBER): (0.0, math.inf),
+    id(FIT): (-math.inf, 1.0),
+    id(CHANGE): (-math.inf, math.inf),
+}
 SHARES = (PERCENT, POINTS, GAP)
 """Formats of shares, whose differences are percentage points."""
 
@@ -146,9 +168,23 @@ def difference(value: float | None, shown: Format) -> str:
     >>> difference(-0.0213, PERCENT), difference(0.0213, NUMBER)
     ('−2.1', '+0.0213')
     """
-    if shown in SHARES:
-        return points(value)
-    return MISSING if value is None or not math.isfinite(value) else f"{value:+.3g}".replace("-", "−")
+    return points(value) if shown in SHARES else signed(value)
+
+
+def possible(shown: Format) -> tuple[float, float]:
+    """The least and the most that a number of this format can be."""
+    return _POSSIBLE.get(id(shown), (0.0, 1.0))
+
+
+def measured(accuracy: float | None, scores: Mapping[str, float]) -> str:
+    """What a trial reached on test data: its accuracy, or the scores of another task.
+
+    >>> measured(0.9876, {}), measured(None, {"r2": 0.5321})
+    ('accuracy 98.8%', 'r2 0.532')
+    """
+    if not scores:
+        return f"accuracy {percent(accuracy)}"
+    return ", ".join(f"{name.replace('_', ' ')} {_fit(value)}" for name, value in scores.items())
 
 
 def listed(names: Sequence[str]) -> str:

@@ -22,6 +22,7 @@ from orchestration.comparison.formats import (
 )
 from orchestration.comparison.ledger import composed_epsilon
 from orchestration.comparison.rate_metrics import GROUP_METRICS, RATE_METRICS, WORST_GROUP_METRICS
+from orchestration.comparison.score_metrics import SCORE_METRICS
 from orchestration.comparison.tested import change, of_counts, overall, unequal_change
 from orchestration.comparison.values import (
     accounted_again,
@@ -41,6 +42,7 @@ from orchestration.comparison.values import (
     loss_correlation,
     mean_epsilon,
     median_epsilon,
+    parts,
     recall_by_class,
     release_epsilon,
     risk_by_group_size,
@@ -48,9 +50,10 @@ from orchestration.comparison.values import (
     unequal_cost,
     wall_seconds,
 )
-from orchestration.records.published import PublishedTrial
+from orchestration.records.published import PublishedTrial, task_of
 from orchestration.records.states import TrialState
 from workers import rates
+from workers.tasks import task_called
 
 METRICS = (
     Metric(
@@ -141,6 +144,7 @@ METRICS = (
         of_model=True,
         better="higher",
         measure=overall(of_counts(rates.accuracy)),
+        task="classification",
     ),
     Metric("loss", "final/loss", "Loss", loss, NUMBER, places=frozenset({Place.TRIALS}), of_model=True, better="lower"),
     Metric(
@@ -155,7 +159,9 @@ METRICS = (
         of_model=True,
         better="higher",
         measure=change,
+        task="classification",
     ),
+    *SCORE_METRICS,
     *WORST_GROUP_METRICS.values(),
     Metric(
         "unequal_cost",
@@ -169,6 +175,7 @@ METRICS = (
         of_model=True,
         better="lower",
         measure=unequal_change,
+        task="classification",
     ),
     *RATE_METRICS,
     Metric(
@@ -219,6 +226,7 @@ METRICS = (
 FAMILIES = (
     Family(gaps, of_model=True),
     Family(recall_by_class, of_model=True),
+    Family(parts, of_model=True),
     Family(epsilon_by_group_size),
     Family(risk_by_group_size),
     Family(epsilon_quantiles),
@@ -229,15 +237,25 @@ SECTIONS = ("final/", "fairness/", "privacy/")
 """Sections of MLflow's metrics, in the order of logging; MLflow's comparison page opens with the first metric."""
 
 
-def columns(place: Place, worst_group: str) -> tuple[Metric, ...]:
-    """The metrics with a column in ``place``, in the order of `METRICS`.
+def of_task(task: str) -> tuple[Metric, ...]:
+    """The metrics that trials of a task have, in the order of `METRICS`."""
+    return tuple(metric for metric in METRICS if metric.task in (None, task))
+
+
+def main_metric(task: str) -> Metric:
+    """The metric by which models of a task are compared first."""
+    return metric(task_called(task).main)
+
+
+def columns(place: Place, worst_group: str, task: str = "classification") -> tuple[Metric, ...]:
+    """The metrics of a task with a column in ``place``, in the order of `METRICS`.
 
     worst_group: the metric of the worst group by which settings are compared; it is in every table.
 
     >>> [metric.name for metric in columns(Place.TERMINAL, "worst_group_accuracy")][:2]
     ['epsilon', 'median_example_epsilon']
     """
-    return tuple(metric for metric in METRICS if place in metric.places or metric.name == worst_group)
+    return tuple(metric for metric in of_task(task) if place in metric.places or metric.name == worst_group)
 
 
 def metric(name: str) -> Metric:
@@ -246,11 +264,11 @@ def metric(name: str) -> Metric:
 
 
 def known_of_groups(trial: PublishedTrial) -> dict[str, dict[str, float | None]]:
-    """Every metric of every group by name; None if it is unknown or infinite."""
-    return {
-        group.name: {each.name: _finite(each.value(group)) for each in GROUP_METRICS}
-        for group in (trial.quality.groups if trial.quality else ())
-    }
+    """Every metric of the trial's task of every group by name; None if it is unknown or infinite."""
+    if trial.quality is None:
+        return {}
+    shown = [each for each in GROUP_METRICS if each.task in (None, trial.quality.task)]
+    return {group.name: {each.name: _finite(each.value(group)) for each in shown} for group in trial.quality.groups}
 
 
 def _finite(value: float | None) -> float | None:
@@ -258,8 +276,8 @@ def _finite(value: float | None) -> float | None:
 
 
 def known(trial: PublishedTrial) -> dict[str, float | None]:
-    """Every metric by its name in results.json; None if it is unknown or infinite."""
-    return {metric.name: _finite(metric.value(trial)) for metric in METRICS}
+    """Every metric of the trial's task by its name in results.json; None if it is unknown or infinite."""
+    return {metric.name: _finite(metric.value(trial)) for metric in of_task(task_of([trial]))}
 
 
 def families(trial: PublishedTrial) -> dict[str, float | None]:

@@ -12,6 +12,7 @@ from typing import Final
 from accounting.registry import lookup
 from orchestration.comparison.entries import Better, GroupMetric, Metric, Place
 from orchestration.comparison.formats import CORRELATION, COUNT, GAP, NUMBER, PERCENT, POINTS, Format
+from orchestration.comparison.score_metrics import SCORE_GROUP_METRICS
 from orchestration.comparison.tested import (
     Measure,
     Tested,
@@ -37,6 +38,7 @@ from orchestration.comparison.values import (
 from orchestration.records.published import PublishedTrial
 from workers import rates
 from workers.rates import Array
+from workers.tasks import MAIN_SCORES
 
 _GAPS: tuple[tuple[str, str, Format, Better, str], ...] = (
     ("accuracy_gap", "Accuracy gap", GAP, "lower", "The best minus the worst accuracy of a group, in points."),
@@ -98,6 +100,7 @@ RATE_METRICS = (
             of_model=True,
             better=better,
             measure=between_groups(name),
+            task="classification",
         )
         for name, heading, shown, better, meaning in _GAPS
     ),
@@ -113,6 +116,7 @@ RATE_METRICS = (
         of_model=True,
         better="higher",
         measure=overall(rate_of(rates.balanced_accuracy)),
+        task="classification",
     ),
     *(
         Metric(
@@ -125,6 +129,7 @@ RATE_METRICS = (
             of_model=True,
             better=better,
             measure=overall(of_two(name)),
+            task="classification",
         )
         for name, heading, better in _OF_TWO_CLASSES
     ),
@@ -138,6 +143,7 @@ RATE_METRICS = (
         frozenset({Place.FAIRNESS}),
         of_model=True,
         measure=overall(rate_of(majority_rate)),
+        task="classification",
     ),
     Metric(
         "log_loss",
@@ -149,6 +155,7 @@ RATE_METRICS = (
         of_model=True,
         better="lower",
         measure=overall(log_loss),
+        task="classification",
     ),
     Metric(
         "calibration_error",
@@ -162,15 +169,28 @@ RATE_METRICS = (
         of_model=True,
         better="lower",
         measure=overall(calibration_error),
+        task="classification",
     ),
 )
 GROUP_METRICS = (
     GroupMetric("test_examples", "Examples", lambda group: group.test_examples, COUNT),
     GroupMetric(
-        "accuracy", "Accuracy", lambda group: group.accuracy, PERCENT, "higher", by_group(rate_of(rates.accuracy))
+        "accuracy",
+        "Accuracy",
+        lambda group: group.accuracy,
+        PERCENT,
+        "higher",
+        by_group(rate_of(rates.accuracy)),
+        "classification",
     ),
     GroupMetric(
-        "accuracy_change", "Change, points", lambda group: group.accuracy_change, POINTS, "higher", change_by_group
+        "accuracy_change",
+        "Change, points",
+        lambda group: group.accuracy_change,
+        POINTS,
+        "higher",
+        change_by_group,
+        "classification",
     ),
     GroupMetric(
         "balanced_accuracy",
@@ -179,6 +199,7 @@ GROUP_METRICS = (
         PERCENT,
         "higher",
         by_group(rate_of(rates.balanced_accuracy)),
+        "classification",
     ),
     *(
         GroupMetric(
@@ -188,9 +209,11 @@ GROUP_METRICS = (
             PERCENT,
             better,
             by_group(of_two(name)),
+            "classification",
         )
         for name, heading, better in _OF_TWO_CLASSES
     ),
+    *SCORE_GROUP_METRICS,
     GroupMetric("loss", "Loss", lambda group: group.loss, NUMBER, "lower"),
     GroupMetric(
         "log_loss",
@@ -199,6 +222,7 @@ GROUP_METRICS = (
         NUMBER,
         "lower",
         by_group(log_loss),
+        "classification",
     ),
     GroupMetric(
         "calibration_error",
@@ -207,6 +231,7 @@ GROUP_METRICS = (
         PERCENT,
         "lower",
         by_group(calibration_error),
+        "classification",
     ),
     GroupMetric("training_loss", "Training loss", in_training("losses"), NUMBER),
     GroupMetric("gradient_norm", "Gradient norm", in_training("norms"), NUMBER),
@@ -236,15 +261,18 @@ def _worst(of: GroupMetric) -> Metric:
     return Metric(
         f"worst_group_{of.name}",
         f"fairness/worst_group_{of.name}",
-        "Worst-served group" if of.name == "accuracy" else f"Worst {spoken(of)}",
+        "Worst-served group" if of.name in MAIN_SCORES else f"Worst {spoken(of)}",
         value,
         of.format,
-        "The group of the test data with the lowest accuracy, and that accuracy." if of.name == "accuracy" else "",
+        f"The group of the test data with the lowest {spoken(of)}, and that {spoken(of)}."
+        if of.name in MAIN_SCORES
+        else "",
         frozenset({Place.FAIRNESS}),
         of_model=True,
         whose=whose,
         better=of.better,
         measure=_worst_measure(of),
+        task=of.task,
     )
 
 

@@ -30,6 +30,7 @@ from orchestration.sweeps.schema import SweepSpec
 from workers.attacks import read_attacks
 from workers.noise import noise_source_kind
 from workers.run_state import read_counters
+from workers.tasks import task_called
 
 NO_LONGER_ASKED = "kept, though the sweep file no longer asks for it"
 View = Callable[[TrialResult], TrialResult]
@@ -108,8 +109,8 @@ class SweepRecord:
         accuracies: dict[str, list[float]] = {}
         for point in self.points:
             result = None if point.is_private else self.finished(point.key)
-            if result is not None and math.isfinite(result.evaluation.loss):
-                accuracies.setdefault(_setting_of(point), []).append(result.evaluation.accuracy)
+            if result is not None and math.isfinite(result.evaluation.loss) and math.isfinite(result.evaluation.main):
+                accuracies.setdefault(_setting_of(point), []).append(result.evaluation.main)
         found: dict[str, list[GridPoint]] = {}
         for point in self.points:
             if not point.is_private and _setting_of(point) in accuracies and self.finished(point.key):
@@ -168,8 +169,15 @@ class SweepRecord:
             disclosure=EXACT if view is not disclosed else self.disclosure,
             created=self.manifest.created,
             provenance=self.manifest.provenance(),
-            worst_group=self.sweep.compare.worst_group,
+            worst_group=self.worst_group,
         )
+
+    @property
+    def worst_group(self) -> str:
+        """The metric of groups by whose worst value settings are compared; by default the main one of the task."""
+        results = (status.result for status in self.statuses.values())
+        task = next((result.evaluation.task for result in results if result is not None), "classification")
+        return self.sweep.compare.worst_group or task_called(task).main
 
 
 def _comparable(point: GridPoint) -> str:
@@ -193,7 +201,7 @@ def rows(record: SweepRecord, settings: Mapping[str, Any] | None = None) -> list
     seeds = {trial.key: setting.trials for setting in finished_settings(trials) for trial in setting.trials}
     settings = settings or {}
     return [
-        _row(trial, record.status(trial.key).result, record.sweep.compare.worst_group)
+        _row(trial, record.status(trial.key).result, record.worst_group)
         | ({"setting": settings[trial.key]} if trial.key in settings else {})
         | ({"composed": _together(trial, seeds.get(trial.key, ()), trials)} if trial.attempts else {})
         for trial in trials
@@ -228,10 +236,17 @@ def _row(trial: PublishedTrial, result: StoredResult | None, worst_group: str) -
         "steps": result.steps,
         "worst_group": WORST_GROUP_METRICS[worst_group].whose(trial),
         "worst_group_by": worst_group,
-        "group_accuracies": {group.name: group.accuracy for group in trial.quality.groups},
         "by_group": known_of_groups(trial),
-        "confusion": _confusion(trial.quality),
+        **_of_task(trial.quality),
     }
+
+
+def _of_task(quality: PublishedQuality) -> dict[str, Any]:
+    """What only classification has, or only another task."""
+    if quality.accuracy is None:
+        return {"task": quality.task, **({"parts": quality.parts} if quality.parts else {})}
+    accuracies = {group.name: group.accuracy for group in quality.groups}
+    return {"group_accuracies": accuracies, "confusion": _confusion(quality)}
 
 
 def _confusion(quality: PublishedQuality) -> dict[str, list[list[int]]]:

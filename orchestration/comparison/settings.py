@@ -11,7 +11,7 @@ from orchestration.comparison.entries import Metric
 from orchestration.comparison.formats import MISSING, number
 from orchestration.comparison.ledger import Composition, composed
 from orchestration.comparison.statistics import Spread, pareto_front, spread
-from orchestration.comparison.values import Value, accuracy, epsilon
+from orchestration.comparison.values import Value, epsilon, main
 from orchestration.records.published import (
     NON_PRIVATE,
     RUNS,
@@ -169,23 +169,24 @@ def finished_settings(trials: Iterable[PublishedTrial]) -> tuple[Setting, ...]:
 
 
 def group_names(trials: Iterable[PublishedTrial]) -> tuple[str, ...]:
-    """Names of all test groups, in increasing order of their mean accuracy over the given trials."""
+    """Names of all test groups, in increasing order of their mean accuracy, or main score, over the given trials."""
     accuracies: dict[str, list[float]] = {}
     for trial in trials:
         for group in trial.quality.groups if trial.quality else ():
-            accuracies.setdefault(group.name, []).append(group.accuracy if math.isfinite(group.accuracy) else 0.0)
+            served = math.nan if group.main is None else group.main
+            accuracies.setdefault(group.name, []).append(served if math.isfinite(served) else 0.0)
     return tuple(sorted(accuracies, key=lambda name: statistics.fmean(accuracies[name])))
 
 
 def best_trade_offs(settings: Sequence[Setting], worst_group: Metric) -> tuple[Setting, ...]:
-    """The private settings on the Pareto front of epsilon, accuracy and a metric of the worst group.
+    """The private settings on the Pareto front of epsilon, accuracy or main score, and a metric of the worst group.
 
     Epsilons are compared to two significant digits, because trials calibrated to one target differ by rounding.
     """
     private = [setting for setting in settings if not setting.is_baseline]
     costed = []
     for setting in private:
-        cost, total, worst = map(setting.over_seeds, (epsilon, accuracy, worst_group.value))
+        cost, total, worst = map(setting.over_seeds, (epsilon, main, worst_group.value))
         if cost and total:
             sign = -1.0 if worst_group.better == "higher" else 1.0
             costed.append((setting, (float(f"{cost.mean:.2g}"), -total.mean, sign * worst.mean if worst else math.inf)))

@@ -24,6 +24,7 @@ from orchestration.records.status import TrialStatus
 from orchestration.sweeps.grid import GridPoint
 from workers.evaluation import Evaluation, cost_of_privacy
 from workers.history import Progress
+from workers.tasks import task_called
 
 
 def finished(point: GridPoint, result: TrialResult, baseline: TrialResult | None) -> PublishedTrial:
@@ -59,7 +60,8 @@ def finished(point: GridPoint, result: TrialResult, baseline: TrialResult | None
 
 def stopped(point: GridPoint, result: StoppedTrial) -> PublishedTrial:
     """A stopped trial. It is not compared with its baseline, which was trained for longer."""
-    found = "accuracy and ε are those" if result.spec.is_private else "accuracy is that"
+    measured = "accuracy" if result.evaluation.accuracy is not None else "loss"
+    found = f"{measured} and ε are those" if result.spec.is_private else f"{measured} is that"
     return PublishedTrial(
         key=point.key,
         labels=point.labels,
@@ -131,25 +133,39 @@ def _quality(
     evaluation: Evaluation, baseline: Evaluation | None, courses: Mapping[str, PublishedCourse]
 ) -> PublishedQuality:
     changes: Mapping[str, float] = cost_of_privacy(evaluation, baseline) if baseline else {}
+    change = _change(evaluation.main, baseline.main if baseline else None)
     return PublishedQuality(
         accuracy=evaluation.accuracy,
         loss=evaluation.loss,
-        accuracy_change=evaluation.accuracy - baseline.accuracy if baseline else None,
+        accuracy_change=_change(evaluation.accuracy, baseline.accuracy if baseline else None),
         groups=tuple(
             PublishedGroup(
                 group.name,
                 group.examples,
                 group.accuracy,
                 group.loss,
-                changes.get(group.name),
+                None if group.accuracy is None else changes.get(group.name),
                 group.counts,
                 courses.get(group.name),
+                _with_change(evaluation.task, group.scores, changes.get(group.name)),
             )
             for group in evaluation.groups
         ),
         fairness=evaluation.fairness,
         counts=evaluation.counts,
+        task=evaluation.task,
+        scores=_with_change(evaluation.task, evaluation.scores, change),
+        parts=evaluation.parts,
     )
+
+
+def _change(value: float | None, before: float | None) -> float | None:
+    return None if value is None or before is None or math.isnan(value - before) else value - before
+
+
+def _with_change(task: str, scores: Mapping[str, float], change: float | None) -> Mapping[str, float]:
+    """Scores, none of classification, together with the change of the main one against the baseline."""
+    return scores if change is None or not scores else {**scores, f"{task_called(task).main}_change": change}
 
 
 def _history(result: TrialResult) -> tuple[PublishedEpoch, ...]:
@@ -177,9 +193,11 @@ def epoch(progress: Progress, epsilon: float) -> PublishedEpoch:
 
 def _measured(test: Evaluation, public: Evaluation | None, epsilon: float) -> dict[str, float]:
     return {
-        "test_accuracy": test.accuracy,
+        **({"test_accuracy": test.accuracy} if test.accuracy is not None else {}),
         "test_loss": test.loss,
-        **({"public_accuracy": public.accuracy} if public else {}),
+        **{f"test_{name}": value for name, value in test.scores.items()},
+        **({"public_accuracy": public.accuracy} if public and public.accuracy is not None else {}),
+        **({f"public_{name}": value for name, value in public.scores.items()} if public else {}),
         **({"epsilon": epsilon} if epsilon < float("inf") else {}),
     }
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 import pyarrow as pa
 from pyarrow import csv, parquet
 
-from orchestration.comparison.metrics import METRICS, families
+from orchestration.comparison.metrics import families, of_task
 from orchestration.comparison.parameters import asked, varying
 from orchestration.comparison.record import SweepRecord, rows
 
@@ -34,8 +34,9 @@ def trial_table(record: SweepRecord, settings: Mapping[str, Any] | None = None) 
     is None beside ``private`` False.
     """
     parameters = varying([asked(point) for point in record.points])
+    task = record.data().task
     found = [
-        dict(_flat(_ordered(row, chosen, families(record.trial(point)))))
+        dict(_flat(_ordered(row, chosen, families(record.trial(point)), task)))
         for row, chosen, point in zip(rows(record, settings), parameters, record.points, strict=True)
     ]
     names = list(dict.fromkeys(name for row in found for name in row))
@@ -43,11 +44,11 @@ def trial_table(record: SweepRecord, settings: Mapping[str, Any] | None = None) 
 
 
 def _ordered(
-    row: Mapping[str, Any], parameters: Mapping[str, Any], further: Mapping[str, float | None]
+    row: Mapping[str, Any], parameters: Mapping[str, Any], further: Mapping[str, float | None], task: str
 ) -> dict[str, Any]:
     """The row with its parameters after its labels, every metric, and the ``further`` ones at its end."""
     first = {"key": row["key"], "labels": row["labels"], "parameters": parameters}
-    known = {"status": row["status"], "error": row["error"], **dict.fromkeys(metric.name for metric in METRICS)}
+    known = {"status": row["status"], "error": row["error"], **dict.fromkeys(metric.name for metric in of_task(task))}
     told = {name: value for name, value in row.items() if name != "confusion"}
     return {**first, **known, **told, **{name.replace("/", "."): value for name, value in further.items()}}
 

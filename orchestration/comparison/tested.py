@@ -1,4 +1,4 @@
-"""What test examples showed of one trial, as counts, and the measures that are computed from them. Pure numpy.
+"""What test examples showed of one trial, as counts or sums, and the measures that follow from them. Pure numpy.
 
 Leading axes are free: one trial as it was tested, or many resamples of it at once.
 """
@@ -21,7 +21,16 @@ class Tally:
     calibration_error: Array
 
 
-Score = Callable[[Tally], Array | None]
+@dataclass(frozen=True)
+class Sums:
+    """What some test examples of another task than classification add up to: sums [..., m] of `Task.kept`."""
+
+    values: Array
+    task: str
+
+
+Seen = Tally | Sums
+Score = Callable[[Seen], Array | None]
 """A number of some test examples, [...]; None where it is not defined."""
 
 
@@ -33,8 +42,8 @@ class Tested:
     with, on the same examples.
     """
 
-    everyone: Tally
-    groups: Tally
+    everyone: Seen
+    groups: Seen
     parity: bool
     baseline: Tested | None = None
 
@@ -45,23 +54,28 @@ Measure = Callable[[Tested], Array | None]
 
 def of_counts(rate: Rate) -> Score:
     """A rate of counts."""
-    return lambda tally: rate(tally.counts)
+    return lambda seen: rate(seen.counts) if isinstance(seen, Tally) else None
 
 
 def of_two(name: str) -> Score:
     """A rate of `workers.rates.OF_TWO_CLASSES`."""
     rate = rates.OF_TWO_CLASSES[name]
-    return lambda tally: rate(tally.counts) if tally.counts.shape[-1] == 2 else None
+    return lambda seen: rate(seen.counts) if isinstance(seen, Tally) and seen.counts.shape[-1] == 2 else None
 
 
-def log_loss(tally: Tally) -> Array:
+def log_loss(seen: Seen) -> Array | None:
     """Mean -ln p(label), in nats."""
-    return tally.log_loss
+    return seen.log_loss if isinstance(seen, Tally) else None
 
 
-def calibration_error(tally: Tally) -> Array:
+def calibration_error(seen: Seen) -> Array | None:
     """As `workers.rates.calibration_error`."""
-    return tally.calibration_error
+    return seen.calibration_error if isinstance(seen, Tally) else None
+
+
+def of_sums(task: str, score: Callable[[Array], Array]) -> Score:
+    """A score of a task (`workers.tasks.Score.of`)."""
+    return lambda seen: score(seen.values) if isinstance(seen, Sums) and seen.task == task else None
 
 
 def overall(score: Score) -> Measure:
@@ -76,21 +90,46 @@ def by_group(score: Score) -> Measure:
 
 def between_groups(name: str) -> Measure:
     """A gap of `workers.rates`."""
-    if name in rates.GAPS:
-        return lambda tested: rates.GAPS[name](tested.groups.counts) if tested.groups.counts.shape[-3] else None
-    return lambda tested: rates.PARITY[name](tested.groups.counts) if tested.parity else None
+
+    def measure(tested: Tested) -> Array | None:
+        groups = tested.groups
+        if not isinstance(groups, Tally):
+            return None
+        if name in rates.GAPS:
+            return rates.GAPS[name](groups.counts) if groups.counts.shape[-3] else None
+        return rates.PARITY[name](groups.counts) if tested.parity else None
+
+    return measure
 
 
-def change(tested: Tested) -> Array | None:
-    """Accuracy minus that of the baseline."""
-    before = tested.baseline
-    return rates.accuracy(tested.everyone.counts) - rates.accuracy(before.everyone.counts) if before else None
+def change_of(score: Score) -> Measure:
+    """A number minus that of the baseline."""
+    return lambda tested: _minus(score(tested.everyone), score(tested.baseline.everyone)) if tested.baseline else None
 
 
-def change_by_group(tested: Tested) -> Array | None:
+def change_by_group_of(score: Score) -> Measure:
     """The same of each group."""
-    before = tested.baseline
-    return rates.accuracy(tested.groups.counts) - rates.accuracy(before.groups.counts) if before else None
+    return lambda tested: _minus(score(tested.groups), score(tested.baseline.groups)) if tested.baseline else None
+
+
+def gap_of(score: Score) -> Measure:
+    """The largest minus the smallest number of a group, of two groups or more."""
+
+    def measure(tested: Tested) -> Array | None:
+        values = score(tested.groups)
+        return None if values is None or values.shape[-1] < 2 else rates.gap(values)
+
+    return measure
+
+
+def _minus(one: Array | None, other: Array | None) -> Array | None:
+    return None if one is None or other is None else one - other
+
+
+change = change_of(of_counts(rates.accuracy))
+"""Accuracy minus that of the baseline."""
+change_by_group = change_by_group_of(of_counts(rates.accuracy))
+"""The same of each group."""
 
 
 def unequal_change(tested: Tested) -> Array | None:

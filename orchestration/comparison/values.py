@@ -31,6 +31,33 @@ def accuracy(trial: PublishedTrial) -> float | None:
     return trial.quality.accuracy if trial.quality else None
 
 
+def main(trial: PublishedTrial) -> float | None:
+    """The number by which models of the trial's task are compared first: accuracy, or one of its scores."""
+    return trial.quality.main if trial.quality else None
+
+
+def score_called(name: str) -> Value:
+    """The score called ``name``, or its change against the baseline, on test data."""
+    return lambda trial: trial.quality.scores.get(name) if trial.quality else None
+
+
+def score_gap(name: str) -> Value:
+    """Largest minus smallest of a score over the groups of the test data."""
+
+    def of_trial(trial: PublishedTrial) -> float | None:
+        groups = trial.quality.groups if trial.quality else ()
+        known = [group.scores[name] for group in groups if name in group.scores]
+        return max(known) - min(known) if len(known) > 1 else None
+
+    return of_trial
+
+
+def parts(trial: PublishedTrial) -> Mapping[str, float | None]:
+    """Numbers of single labels or targets, by their name in MLflow."""
+    found = trial.quality.parts if trial.quality else {}
+    return {f"final/{number}_of_{name}": value for name, each in found.items() for number, value in each.items()}
+
+
 def loss(trial: PublishedTrial) -> float | None:
     """Mean loss on test data."""
     return trial.quality.loss if trial.quality else None

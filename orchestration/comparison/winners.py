@@ -12,20 +12,47 @@ from orchestration.comparison.record import SweepRecord
 from orchestration.sweeps.grid import GridPoint
 from orchestration.sweeps.tune import Adapted, Tried, TuneSettings, Winner, has
 from workers.evaluation import Evaluation
+from workers.tasks import TASKS, Score
 
 
 def _of_fairness(name: str) -> Callable[[Evaluation], float]:
     return lambda found: found.fairness.get(name, math.nan)
 
 
+def _of_task(score: Score) -> Callable[[Evaluation], float]:
+    return lambda found: _sign(score) * found.scores.get(score.name, math.nan)
+
+
+def _of_worst_group(score: Score) -> Callable[[Evaluation], float]:
+    return lambda found: min(
+        (_sign(score) * group.scores.get(score.name, math.nan) for group in found.groups), default=math.nan
+    )
+
+
+def _sign(score: Score) -> float:
+    return 1.0 if score.better == "higher" else -1.0
+
+
+_OF_TASKS: Final = tuple(score for task in TASKS.values() for score in task.scores)
 _SCORES: Final[Mapping[str, Callable[[Evaluation], float]]] = {
-    "accuracy": lambda found: found.accuracy,
+    "accuracy": lambda found: math.nan if found.accuracy is None else found.accuracy,
     "worst_group_accuracy": _of_fairness("worst_group_accuracy"),
     "worst_group_balanced_accuracy": _of_fairness("worst_group_balanced_accuracy"),
     "worst_group_true_positive_rate": _of_fairness("worst_group_true_positive_rate"),
     "loss": lambda found: -found.loss,
+    **{score.name: _of_task(score) for score in _OF_TASKS},
+    **{f"worst_group_{score.name}": _of_worst_group(score) for score in _OF_TASKS},
 }
 """By ``tune.select_by``: larger is better."""
+
+
+_LOWER: Final = frozenset(
+    (
+        "loss",
+        *(f"{prefix}{each.name}" for each in _OF_TASKS if each.better == "lower" for prefix in ("", "worst_group_")),
+    )
+)
+"""Of which smaller is better."""
 
 
 def best_candidates(record: SweepRecord) -> dict[str, Winner]:
@@ -110,7 +137,7 @@ def of_tuning(record: SweepRecord) -> tuple[TuneSettings, Adapted]:
 
 
 def _shown_score(tune: TuneSettings, score: float) -> float:
-    return abs(score) if tune.select_by == "loss" else score
+    return -score if tune.select_by in _LOWER else score
 
 
 def _score(record: SweepRecord, point: GridPoint) -> float:

@@ -10,6 +10,7 @@ __all__ = [
     "disk_space",
     "environment",
     "job_package",
+    "keeping",
     "object_stores",
     "prediction",
     "probing",

@@ -147,6 +147,7 @@ def trial_snapshot(trial: TrialStatus) -> TrialSnapshot:
         epsilon=_finite(epsilon),
         private=None if epsilon is None else epsilon < math.inf,
         error=trial.error,
+        scores=trial.scores,
     )
 
 

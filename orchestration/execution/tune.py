@@ -73,8 +73,8 @@ def _report(progress: Progress) -> None:
     tune.report(
         {
             "progress": progress,
-            "test_accuracy": progress.evaluation.accuracy,
-            "public_accuracy": public.accuracy if public else None,
+            "test_accuracy": progress.evaluation.main,
+            "public_accuracy": public.main if public else None,
             **epoch,
         }
     )

@@ -12,7 +12,7 @@ Epsilons are plain floats: ``math.inf`` means not private, None means not comput
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from accounting.curves import AttackRisk
@@ -22,6 +22,7 @@ from orchestration.records.attempts import Attempt
 from orchestration.records.release_modes import Disclosure
 from orchestration.records.states import TrialState
 from workers.rates import Counts
+from workers.tasks import main_score
 
 Label = str | int | float | bool
 RUNS = ("seed", "split_seed")
@@ -71,7 +72,7 @@ class PublishedCourse:
 
 @dataclass(frozen=True)
 class PublishedGroup:
-    """Accuracy and loss on one group of the test data.
+    """Loss on one group of the test data, with accuracy or, of another task than classification, scores by name.
 
     accuracy_change: accuracy minus that of the non-private baseline with the same data, model and seed, in [-1, 1]
     (negative: accuracy lost to privacy); None without a baseline. counts: None for trials of older versions. training:
@@ -80,23 +81,41 @@ class PublishedGroup:
 
     name: str
     test_examples: int
-    accuracy: float
+    accuracy: float | None
     loss: float | None = None
     accuracy_change: float | None = None
     counts: Counts | None = None
     training: PublishedCourse | None = None
+    scores: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def main(self) -> float | None:
+        """The number by which models of the task are compared first; None where it is not defined."""
+        return main_score(self.accuracy, self.scores)
 
 
 @dataclass(frozen=True)
 class PublishedQuality:
-    """Evaluation on test data. fairness: gaps between groups by name (`workers.rates.gaps`). counts: of all groups."""
+    """Evaluation on test data. fairness: gaps between groups by name (`workers.rates.gaps`). counts: of all groups.
 
-    accuracy: float
+    accuracy, accuracy_change, fairness, counts: of classification. task: a name in `workers.tasks.TASKS`; of others,
+    scores by name, and of single labels or targets in ``parts``. A change has the name of its score and ``_change``.
+    """
+
+    accuracy: float | None
     loss: float
     accuracy_change: float | None = None
     groups: tuple[PublishedGroup, ...] = ()
     fairness: Mapping[str, float] = field(default_factory=dict)
     counts: Counts | None = None
+    task: str = "classification"
+    scores: Mapping[str, float] = field(default_factory=dict)
+    parts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    @property
+    def main(self) -> float | None:
+        """As of `PublishedGroup`."""
+        return main_score(self.accuracy, self.scores)
 
 
 @dataclass(frozen=True)
@@ -359,3 +378,13 @@ class PublishedSweep:
     created: str = ""
     provenance: Mapping[str, str] = field(default_factory=dict)
     worst_group: str = "accuracy"
+
+    @property
+    def task(self) -> str:
+        """The task of the trials that were tested; all trials of a sweep have one."""
+        return task_of(self.trials)
+
+
+def task_of(trials: Iterable[PublishedTrial]) -> str:
+    """The task of the first trial that was tested; classification where none was."""
+    return next((trial.quality.task for trial in trials if trial.quality is not None), "classification")

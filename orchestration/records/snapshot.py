@@ -11,7 +11,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -28,8 +28,9 @@ STALE_AFTER = 12 * PERIOD
 
 @dataclass(frozen=True)
 class TrialSnapshot:
-    """One trial. accuracy: on test data. epsilon: upper bound on the cost so far, or of the whole trial once it is
-    over; None before the first epoch and where the trial is not private. error: as far as it may be shown."""
+    """One trial. accuracy: on test data; of another task than classification, ``scores`` has its main score. epsilon:
+    upper bound on the cost so far, or of the whole trial once it is over; None before the first epoch and where the
+    trial is not private. error: as far as it may be shown."""
 
     key: str
     state: TrialState
@@ -40,6 +41,7 @@ class TrialSnapshot:
     epsilon: float | None = None
     private: bool | None = None
     error: str | None = None
+    scores: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

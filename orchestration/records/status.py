@@ -13,7 +13,9 @@ from orchestration.records.limits import NO_LIMITS, NOTHING_SPENT, Limits, Spent
 from orchestration.records.published import PublishedEpoch
 from orchestration.records.results import StoredResult, TrialResult
 from orchestration.records.states import TrialState
+from workers.evaluation import Evaluation
 from workers.history import Progress
+from workers.tasks import task_called
 
 
 @dataclass(frozen=True)
@@ -47,10 +49,22 @@ class TrialStatus:
         return self.progress.step if self.progress else 0
 
     @property
-    def accuracy(self) -> float | None:
-        """Accuracy on held-out test data; None before the first evaluation."""
+    def evaluation(self) -> Evaluation | None:
+        """On held-out test data; None before the first."""
         known = self.result or self.progress
-        return known.evaluation.accuracy if known else None
+        return known.evaluation if known else None
+
+    @property
+    def accuracy(self) -> float | None:
+        """Accuracy on held-out test data; None before the first evaluation, and for another task."""
+        return self.evaluation.accuracy if self.evaluation else None
+
+    @property
+    def scores(self) -> Mapping[str, float]:
+        """Of another task than classification, its main score on held-out test data by name."""
+        found = self.evaluation
+        main = task_called(found.task).main if found else ""
+        return {main: found.scores[main]} if found and main in found.scores else {}
 
     @property
     def epsilon(self) -> float | None:

@@ -11,7 +11,8 @@ from typing import Final, Literal
 
 import plotly.graph_objects as go
 
-from orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
+from orchestration.comparison.formats import SHARES
+from orchestration.comparison.rate_metrics import WORST_GROUP_METRICS, group_metric
 from orchestration.comparison.settings import finished_settings, group_names
 from orchestration.records.published import PublishedSweep
 from orchestration.records.release_modes import release_mode
@@ -20,6 +21,7 @@ from orchestration.report import figures as draw
 from orchestration.report.curves import searched_curves, tuning_curves
 from orchestration.report.figures import Scene
 from orchestration.report.style import style_of
+from workers.tasks import task_called
 
 Section = Literal["results", "tuning", "groups", "who pays", "single examples", "over time"]
 
@@ -43,7 +45,8 @@ def _left_out(data: PublishedSweep) -> str:
 class Figure:
     """One figure of the report, or several of one kind.
 
-    draw: returns the figures by the suffix that completes their name and title ("" for a single one); None and figures
+    title: in which ``{main}`` stands for accuracy, or the main score of the task, and ``{points}`` for its unit. draw:
+    returns the figures by the suffix that completes their name and title ("" for a single one); None and figures
     without data are left out. missing: what the page says in place of a figure without data, or "" for nothing.
     """
 
@@ -67,10 +70,10 @@ FIGURES: Final = (
     Figure("group-size", "Any k records together", "results", _one(courses.epsilon_over_group_size)),
     Figure("tuning: ", "", "tuning", tuning_curves),
     Figure("tried: ", "", "tuning", searched_curves),
-    Figure("group-accuracy", "Accuracy on test data", "groups", _one(draw.group_accuracy), in_mlflow=True),
+    Figure("group-accuracy", "{main} on test data", "groups", _one(draw.group_accuracy), in_mlflow=True),
     Figure(
         "group-change",
-        "Change against the baseline, in points",
+        "Change against the baseline{points}",
         "groups",
         _one(draw.group_change),
         missing=_without_baseline,
@@ -87,11 +90,11 @@ FIGURES: Final = (
     Figure("group-norm", "Gradient norm of its training examples", "groups", _one(of_training.gradient_norms)),
     Figure("group-bias", "Clipping bias: taken off its gradients", "groups", _one(of_training.clipping_biases)),
     Figure("group-noise", "Noise in its mean gradient", "groups", _one(of_training.noise_errors)),
-    Figure("who-pays", "Accuracy of a group against its mean εᵢ", "who pays", _one(draw.who_pays)),
+    Figure("who-pays", "{main} of a group against its mean εᵢ", "who pays", _one(draw.who_pays)),
     Figure("histogram of ", "", "single examples", draw.histograms),
     Figure("loss of ", "εᵢ and loss: ", "single examples", of_training.loss_densities),
     Figure("estimates of ", "Estimated and exact εᵢ: ", "single examples", of_training.estimate_densities),
-    Figure("accuracy", "Accuracy on test data", "over time", _one(courses.accuracy_over_epochs)),
+    Figure("accuracy", "{main} on test data", "over time", _one(courses.accuracy_over_epochs)),
     Figure("loss", "Loss on test data", "over time", _one(courses.loss_over_epochs)),
     Figure("epsilon", "Cost of the steps so far", "over time", _one(courses.epsilon_over_epochs)),
     Figure("accountants: ", "By every accountant: ", "over time", courses.accountants_over_epochs),
@@ -101,6 +104,12 @@ FIGURES: Final = (
     Figure("norms", "Gradient norms of groups", "over time", _one(of_training.norms_over_epochs)),
     Figure("departures", "Training examples that have spent their budget", "over time", _one(courses.departures)),
 )
+
+
+def titled(kind: Figure, task: str) -> str:
+    """The title of a figure in the words of a task."""
+    of = group_metric(task_called(task).main)
+    return kind.title.format(main=of.heading, points=", in points" if of.format in SHARES else "")
 
 
 @dataclass(frozen=True)
@@ -126,9 +135,9 @@ def figures_for_mlflow(data: PublishedSweep) -> dict[str, go.Figure]:
 def _drawn(data: PublishedSweep, kinds: Sequence[Figure]) -> tuple[Drawn, ...]:
     settings = finished_settings(data.trials)
     worst = WORST_GROUP_METRICS[data.worst_group]
-    scene = Scene(settings, style_of(settings), group_names(data.trials), worst)
+    scene = Scene(settings, style_of(settings), group_names(data.trials), worst, data.task)
     return tuple(
-        Drawn(kind, kind.name + which, kind.title + which, figure)
+        Drawn(kind, kind.name + which, titled(kind, data.task) + which, figure)
         for kind in kinds
         for which, figure in kind.draw(scene).items()
         if figure is not None and figure.data

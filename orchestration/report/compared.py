@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from orchestration.comparison.across import HEADS, SHOWN, Comparison, cells
+from orchestration.comparison.across import Comparison, cells, heads, shown_metrics
 from orchestration.report.html import Cell, note, table
 from orchestration.report.prose import SENSITIVE, together
 
@@ -24,14 +24,17 @@ def comparison_page(found: Comparison) -> str:
     for setting in found.settings:
         for line in setting.lines:
             sweep = f"{escape(found.sweeps[line.folder])}<br><small>{escape(line.folder)}</small>"
-            numbers = ((escape(text), "n") for text in cells(line))
+            numbers = ((escape(text), "n") for text in cells(line, found))
             rows.append([(escape(setting.name), ""), (sweep, ""), *numbers])
-    looks = ("", "", *("n" for _ in HEADS[2:]))
-    words = "".join(f"<dt>{escape(metric.heading)}</dt><dd>{escape(metric.meaning)}</dd>" for metric in SHOWN)
+    columns = heads(found)
+    looks = ("", "", *("n" for _ in columns[2:]))
+    words = "".join(
+        f"<dt>{escape(metric.heading)}</dt><dd>{escape(metric.meaning)}</dd>" for metric in shown_metrics(found)
+    )
     body = (
         *([note(SENSITIVE, "sensitive")] if found.is_sensitive else []),
         *(note(sentence, "sensitive") for sentence in found.differences),
-        table(zip(HEADS, looks, strict=True), rows),
+        table(zip(columns, looks, strict=True), rows),
         *(f"<p>{escape(sentence)}</p>" for sentence in together(found.trials)),
         f"<h2>What the numbers mean</h2><dl>{words}</dl>",
     )

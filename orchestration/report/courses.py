@@ -15,6 +15,7 @@ from accounting.errors import UnsupportedMechanism
 from accounting.estimates import PrivacyEstimate
 from accounting.mechanism import Trace
 from orchestration.comparison.group_sizes import VADHAN, GroupComparison, compare_groups, linear_heading
+from orchestration.comparison.rate_metrics import spoken
 from orchestration.comparison.settings import Setting
 from orchestration.comparison.statistics import spread
 from orchestration.records.published import PublishedTrial
@@ -26,8 +27,8 @@ _OVERLAID: Final = ("pld", "gdp", "rdp", "rdp-classic", "zcdp", "zcdp-sampled", 
 
 
 def accuracy_over_epochs(scene: Scene) -> go.Figure:
-    """Accuracy on test data after each epoch: one line per setting, for its first seed."""
-    return _over_epochs(scene, "test_accuracy", "accuracy on test data", ".2~%")
+    """Accuracy, or the main score, on test data after each epoch: one line per setting, for its first seed."""
+    return _over_epochs(scene, f"test_{scene.main.name}", f"{spoken(scene.main)} on test data", scene.main_ticks)
 
 
 def loss_over_epochs(scene: Scene) -> go.Figure:

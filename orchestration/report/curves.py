@@ -10,10 +10,9 @@ from typing import Final
 import plotly.graph_objects as go
 
 from orchestration.comparison.settings import Setting
-from orchestration.comparison.values import accuracy
 from orchestration.records.published import PublishedTuning
 from orchestration.report.figures import Axis, Scene, blank, is_number, meta_of, numbers, plain_text, spoken_place
-from orchestration.report.trade_offs import worst_axis
+from orchestration.report.trade_offs import total_axis, worst_axis
 
 _ROOM: Final = 0.08
 """Share of an axis that the label of a tick takes."""
@@ -23,7 +22,7 @@ def tuning_curves(scene: Scene) -> dict[str, go.Figure]:
     """Accuracy, and that of the worst group, against each hyperparameter that has two values under one method."""
     drawn: dict[str, go.Figure] = {}
     for name in _varied(scene):
-        for up in (Axis("accuracy", accuracy), worst_axis(scene)):
+        for up in (total_axis(scene, ""), worst_axis(scene)):
             figure = _curve(scene, name, up)
             if figure.data:
                 drawn[f"{up.title} against {spoken_place(name)}"] = figure

@@ -5,35 +5,37 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from orchestration.comparison.findings import Difference, Findings
-from orchestration.comparison.formats import SHARES, listed, number, percent, points
-from orchestration.comparison.intervals import Interval
+from orchestration.comparison.formats import SHARES, Format, difference, listed, number, percent
 from orchestration.comparison.metrics import metric
-from orchestration.comparison.rate_metrics import spoken_worst
+from orchestration.comparison.rate_metrics import group_metric, spoken, spoken_worst
 from orchestration.comparison.settings import Setting, whose
-from orchestration.comparison.values import accuracy_change, epsilon
+from orchestration.comparison.values import epsilon
 
 
 def decisions(found: Findings, delta: float) -> list[str]:
     """What can be told of accuracy and of the worst-served group, and which settings cannot be told apart."""
-    best = found.best("accuracy")
+    main = found.main.name
+    best = found.best(main)
     if best is None:
         return ["No private trial has finished, so there is no trade-off to show yet."]
     worst = found.worst_group.name
     fairest = found.best(worst, [best, *found.private])
-    sentences = [_most_accurate(found, best, delta), *_told_apart(found, best, "accuracy", "in accuracy")]
+    sentences = [_most_accurate(found, best, delta), *_told_apart(found, best, main, f"in {_word(found)}")]
     if fairest is not None:
         sentences += [_fairest(found, fairest, best)]
         by = spoken_worst(found.worst_group)
-        where = "for its worst-served group" if by == "accuracy" else f"in the {by} of its worst-served group"
+        where = "for its worst-served group" if by == _word(found) else f"in the {by} of its worst-served group"
         sentences += _told_apart(found, fairest, worst, where)
     return [*sentences, *_limits(found, best)]
 
 
 def _most_accurate(found: Findings, best: Setting, delta: float) -> str:
     cost = best.over_seeds(epsilon)
-    which = "private" if len(found.private) == 1 else "most accurate private"
+    most = "most accurate" if found.main.name == "accuracy" else "best"
+    which = "private" if len(found.private) == 1 else f"{most} private"
+    word = "" if found.main.name == "accuracy" else f"{_word(found)} "
     return (
-        f"The {which} setting, {best.name}, reaches {_with_interval(found, best, 'accuracy')} on test data"
+        f"The {which} setting, {best.name}, reaches {word}{_with_interval(found, best, found.main.name)} on test data"
         f"{_against_baseline(found, best)}, at ε = {number(cost.mean if cost else None)}, δ = {delta:g}{_seeds(best)}."
     )
 
@@ -48,21 +50,24 @@ def _with_interval(found: Findings, setting: Setting, name: str) -> str:
 
 
 def _against_baseline(found: Findings, best: Setting) -> str:
-    change = best.over_seeds(accuracy_change)
-    if found.baselines and (interval := found.evidence.difference(best, found.baselines[0], "accuracy")):
-        text = f", {_below(interval.value)} the best non-private setting ({_signed(interval)})"
+    change, shown = best.over_seeds(metric(f"{found.main.name}_change").value), found.main.format
+    if found.baselines and (interval := found.evidence.difference(best, found.baselines[0], found.main.name)):
+        ends = f"{difference(interval.low, shown)} to {difference(interval.high, shown)}"
+        text = f", {_below(interval.value, shown)} the best non-private setting ({ends})"
     else:
-        text = f", {_below(change.mean)} the non-private baseline" if change else ""
+        text = f", {_below(change.mean, shown)} the non-private baseline" if change else ""
     constant = best.over_seeds(metric("majority_class_rate").value)
     return text + (f", where always predicting one class reaches {percent(constant.mean)}" if constant else "")
 
 
-def _below(change: float) -> str:
-    return f"{abs(100 * change):.1f} points {'below' if change < 0 else 'above'}"
+def _below(change: float, shown: Format) -> str:
+    amount = f"{abs(100 * change):.1f} points" if shown in SHARES else f"{abs(change):.3g}"
+    return f"{amount} {'below' if change < 0 else 'above'}"
 
 
-def _signed(interval: Interval) -> str:
-    return f"{points(interval.low)} to {points(interval.high)}"
+def _word(found: Findings) -> str:
+    """Accuracy, or the main score of the task, inside a sentence."""
+    return spoken(group_metric(found.main.name))
 
 
 def _seeds(setting: Setting) -> str:
@@ -83,10 +88,10 @@ def _fairest(found: Findings, fairest: Setting, best: Setting) -> str:
     if fairest is best:
         return f"It also has the {high} {by} of a worst-served group: {whom}."
     other = _with_interval(found, best, worst.name)
-    total = _with_interval(found, fairest, "accuracy")
+    total = _with_interval(found, fairest, found.main.name)
     return (
         f"The {high} {by} of a worst-served group is that of {fairest.name}: {whom}, against {other} under "
-        f"{best.name}; its accuracy is {total} overall."
+        f"{best.name}; its {_word(found)} is {total} overall."
     )
 
 
@@ -124,7 +129,7 @@ def _reach(differences: Sequence[Difference]) -> str:
 
 
 def _limits(found: Findings, best: Setting) -> list[str]:
-    interval = found.interval(best, "accuracy")
+    interval = found.interval(best, found.main.name)
     if interval is None:
         if len(found.private) < 2:
             return []

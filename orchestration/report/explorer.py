@@ -36,6 +36,7 @@ def explorer_data(found: Findings, style: Style) -> dict[str, Any]:
                     name: {
                         each.name: _ends(found, setting, group_value(name, each.value), each.name, name)
                         for each in GROUP_METRICS
+                        if each.task in (None, found.task)
                     }
                     for name in names
                 },
@@ -71,7 +72,7 @@ def explorer(found: Findings) -> str:
     names = group_names([trial for setting in found.settings for trial in setting.trials])
     axes = [(each.name, each.heading.removesuffix(", points")) for each in shown]
     controls = (
-        _select("explore-x", "Across", axes, "accuracy"),
+        _select("explore-x", "Across", axes, found.main.name),
         _select("explore-y", "Up", axes, found.worst_group.name),
         _select("explore-group", "Group", [("", "all test examples"), *((name, name) for name in names)], ""),
     )

@@ -10,8 +10,9 @@ from typing import Any, Final, TypeGuard
 
 import plotly.graph_objects as go
 
-from orchestration.comparison.entries import Metric
-from orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
+from orchestration.comparison.entries import GroupMetric, Metric
+from orchestration.comparison.formats import SHARES
+from orchestration.comparison.rate_metrics import WORST_GROUP_METRICS, group_metric, spoken
 from orchestration.comparison.settings import (
     Setting,
     group_epsilon,
@@ -21,6 +22,7 @@ from orchestration.comparison.settings import (
 from orchestration.comparison.values import epsilon
 from orchestration.records.published import PublishedEpoch, PublishedGroup, PublishedTrial
 from orchestration.report.style import BAND, FONT, INK, MUTED, RULE, Style
+from workers.tasks import task_called
 
 Value = Callable[[PublishedTrial], float | None]
 
@@ -38,23 +40,42 @@ class Axis:
 class Scene:
     """The data of every figure: finished settings, their style, and the groups in increasing order of accuracy.
 
-    worst_group: the metric of the worst group that settings are compared by.
+    worst_group: the metric of the worst group that settings are compared by. task: of the sweep; where it is another
+    than classification, its main score stands in the place of accuracy.
     """
 
     settings: Sequence[Setting]
     style: Style
     groups: Sequence[str]
     worst_group: Metric = WORST_GROUP_METRICS["accuracy"]
+    task: str = "classification"
+
+    @property
+    def main(self) -> GroupMetric:
+        """Accuracy, or what stands in its place, of a group; its heading is a word for it in every figure."""
+        return group_metric(task_called(self.task).main)
+
+    @property
+    def main_ticks(self) -> str:
+        """The format of axes of `main`."""
+        return ".2~%" if self.main.format in SHARES else ".3~g"
 
 
 def group_accuracy(scene: Scene) -> go.Figure:
-    """Accuracy of each group on test data."""
-    return by_group(scene, lambda name: group_value(name, lambda group: group.accuracy), ".2~%")
+    """Accuracy, or the main score, of each group on test data."""
+    return by_group(scene, lambda name: group_value(name, scene.main.value), scene.main_ticks)
 
 
 def group_change(scene: Scene) -> go.Figure:
-    """Change of each group's accuracy against the non-private baseline, in percentage points."""
-    return by_group(scene, lambda name: group_value(name, _change_in_points), "~g")
+    """Change of each group's accuracy or main score against the baseline; of a share in percentage points."""
+    change = group_metric(f"{scene.main.name}_change")
+    factor = 100.0 if change.format in SHARES else 1.0
+
+    def of_group(group: PublishedGroup) -> float | None:
+        found = change.value(group)
+        return None if found is None else factor * found
+
+    return by_group(scene, lambda name: group_value(name, of_group), "~g")
 
 
 def group_loss(scene: Scene) -> go.Figure:
@@ -121,15 +142,16 @@ def by_group(
 
 
 def who_pays(scene: Scene) -> go.Figure:
-    """Mean epsilon_i of a group against its accuracy on test data: one marker per group and setting."""
+    """Mean epsilon_i of a group against its accuracy or main score: one marker per group and setting."""
     settings, style, names = scene.settings, scene.style, scene.groups
+    word = spoken(scene.main)
     figure = blank(height=430)
     named: set[str] = set()
     for setting in settings:
         points = [
             (name, served.mean, paid.mean, setting.error_over_seeds(group_epsilon_error(name)))
             for name in names
-            if (served := setting.over_seeds(group_value(name, lambda group: group.accuracy)))
+            if (served := setting.over_seeds(group_value(name, scene.main.value)))
             and (paid := setting.over_seeds(group_epsilon(name)))
         ]
         dearest = max(points, key=lambda point: point[2], default=None)
@@ -145,12 +167,13 @@ def who_pays(scene: Scene) -> go.Figure:
             textposition="middle right",
             textfont={"size": 11, "color": style.colour(setting)},
             customdata=[plain_text(name) for name, *_ in points],
-            hovertemplate=f"<b>{plain_text(setting.name)}</b><br>%{{customdata}}: accuracy %{{x}}, mean ε %{{y:.3~g}}"
+            hovertemplate=f"<b>{plain_text(setting.name)}</b><br>%{{customdata}}: {word} %{{x}}, mean ε %{{y:.3~g}}"
             "<extra></extra>",
             name=setting.name,
             meta=meta_of(setting),
         )
-    figure.update_xaxes(title_text="accuracy of the group on test data", tickformat=".0%")
+    ticks = ".0%" if scene.main.format in SHARES else ".3~g"
+    figure.update_xaxes(title_text=f"{word} of the group on test data", tickformat=ticks)
     figure.update_yaxes(title_text="mean ε<sub>i</sub> of the group's training examples", range=_possible(settings))
     figure.data = [trace for trace in figure.data if len(trace.x)]
     return figure
@@ -324,10 +347,6 @@ def _possible(settings: Sequence[Setting]) -> tuple[float, float] | None:
     """Axis range of a mean epsilon_i: from 0 to the largest worst case. Noisy released means may lie outside."""
     costs = [cost.high for setting in settings if (cost := setting.over_seeds(epsilon))]
     return (0.0, 1.04 * max(costs)) if costs else None
-
-
-def _change_in_points(group: PublishedGroup) -> float | None:
-    return None if group.accuracy_change is None else 100.0 * group.accuracy_change
 
 
 def meta_of(setting: Setting) -> dict[str, str]:

@@ -22,18 +22,18 @@ from plotly.offline import get_plotlyjs
 
 from orchestration.comparison.evidence import NO_EVIDENCE, Evidence
 from orchestration.comparison.findings import Findings, findings
-from orchestration.comparison.formats import KINDS, number, percent
+from orchestration.comparison.formats import KINDS, number
 from orchestration.comparison.ledger import composed
-from orchestration.comparison.rate_metrics import spoken_worst
+from orchestration.comparison.rate_metrics import group_metric, spoken, spoken_worst
 from orchestration.comparison.settings import Setting
-from orchestration.comparison.values import accuracy, epsilon, worst_over_median
+from orchestration.comparison.values import epsilon, main, worst_over_median
 from orchestration.records.published import (
     PublishedSweep,
     PublishedTrial,
 )
 from orchestration.records.release_modes import release_mode
 from orchestration.records.states import TrialState
-from orchestration.report.catalogue import FIGURES, Drawn, Section, drawn_figures
+from orchestration.report.catalogue import FIGURES, Drawn, Section, drawn_figures, titled
 from orchestration.report.explorer import explorer, explorer_data
 from orchestration.report.html import key, missing_panel, note, panel, section
 from orchestration.report.prose import SENSITIVE, headline, meanings
@@ -50,6 +50,7 @@ from orchestration.report.tables import (
     group_sizes_table,
     losses_table,
     memberships_table,
+    parts_table,
     settings_table,
     trials_table,
 )
@@ -74,7 +75,7 @@ def render(data: PublishedSweep, evidence: Evidence = NO_EVIDENCE) -> str:
         _memberships(data.trials),
         _audits(data.trials),
         _over_time(settings, style, panels),
-        section("All trials", trials_table(data.trials, found.worst_group.name)),
+        section("All trials", trials_table(data.trials, found.worst_group.name, data.task)),
         _accounts(data.trials),
         _meanings(data),
     )
@@ -142,7 +143,9 @@ def _panels(data: PublishedSweep, drawn: Sequence[Drawn]) -> dict[Section, str]:
     for kind in FIGURES:
         own = [each for each in drawn if each.kind is kind]
         html = "".join(panel(each.name, each.title, each.figure.layout.height) for each in own)
-        panels[kind.section] = panels.get(kind.section, "") + (html or missing_panel(kind.title, kind.missing(data)))
+        panels[kind.section] = panels.get(kind.section, "") + (
+            html or missing_panel(titled(kind, data.task), kind.missing(data))
+        )
     return panels
 
 
@@ -176,7 +179,8 @@ def _subscripts(html: str) -> str:
 
 def _tiles(trials: Sequence[PublishedTrial], found: Findings) -> str:
     private = found.private
-    baseline = found.baselines[0].over_seeds(accuracy) if found.baselines else None
+    baseline = found.baselines[0].over_seeds(main) if found.baselines else None
+    word, shown = spoken(group_metric(found.main.name)), found.main.format.one
 
     def best(value: Callable[[PublishedTrial], float | None]) -> float | None:
         return max((found.mean for setting in private if (found := setting.over_seeds(value))), default=None)
@@ -191,8 +195,8 @@ def _tiles(trials: Sequence[PublishedTrial], found: Findings) -> str:
         (span, "worst-case ε of each private trial"),
         *together,
         (
-            percent(best(accuracy)),
-            f"best private accuracy; best baseline {percent(baseline.mean if baseline else None)}",
+            shown(best(main)),
+            f"best private {word}; best baseline {shown(baseline.mean if baseline else None)}",
         ),
         (_fairest(found), f"best {spoken_worst(found.worst_group)} of a worst-served group under privacy"),
         (f"{ratio:.1f}×" if ratio else "withheld", "worst-case ε over the median εᵢ, at most"),
@@ -266,7 +270,8 @@ def _groups(
     return section(
         "Who is served, who pays",
         "<p>Groups from worst to best served. The same settings side by side: how well each group is served, what "
-        "privacy cost it in accuracy, and what its training examples paid in privacy.</p>",
+        f"privacy cost it in {spoken(group_metric(found.main.name))}, and what its training examples paid in "
+        "privacy.</p>",
         key(settings, style),
         f'<figure><div class="panels">{panels["groups"]}</div><figcaption>Markers are means over seeds; whiskers '
         f"span them, and for εᵢ at least a standard error. {_release_words(data, settings)}</figcaption></figure>",
@@ -274,6 +279,7 @@ def _groups(
         fairness_table(found, style),
         by_group_table(found, style),
         classes_table(settings, style),
+        parts_table(settings, style),
     )
 
 

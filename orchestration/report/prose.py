@@ -13,7 +13,8 @@ from accounting.release import ReleaseSpec
 from orchestration.comparison.findings import Findings, warnings
 from orchestration.comparison.formats import correlation, listed, number
 from orchestration.comparison.ledger import composed
-from orchestration.comparison.metrics import METRICS
+from orchestration.comparison.metrics import of_task
+from orchestration.comparison.rate_metrics import group_metric, spoken
 from orchestration.comparison.settings import Setting, group_epsilon, group_epsilon_error, group_names, group_value
 from orchestration.comparison.statistics import pearson
 from orchestration.comparison.values import (
@@ -21,9 +22,10 @@ from orchestration.comparison.values import (
     median_epsilon,
     worst_over_median,
 )
-from orchestration.records.published import PublishedSweep, PublishedTrial
+from orchestration.records.published import PublishedSweep, PublishedTrial, task_of
 from orchestration.records.states import TrialState
 from orchestration.report.decisions import decisions
+from workers.tasks import task_called
 
 SENSITIVE = (
     "Sensitive. This page shows exact statistics of the training examples, which no differential-privacy guarantee "
@@ -61,8 +63,9 @@ TERMS = (
     ),
     (
         "Pareto front",
-        "The private settings that no other one dominates in worst-case ε (two significant digits), accuracy and "
-        "accuracy of the worst-served group. Beyond noise: none that costs as little is as good in both, by intervals.",
+        "The private settings that no other one dominates in worst-case ε (two significant digits), {main} and "
+        "the metric of the worst-served group. Beyond noise: none that costs as little is as good in both, by "
+        "intervals.",
     ),
     (
         "Composed ε",
@@ -90,9 +93,13 @@ ATTACK = (
 
 def meanings(data: PublishedSweep) -> list[tuple[str, str]]:
     """The terms of the page with their meanings: metrics, comparison, and attacks if shown."""
-    metrics = [metric for metric in METRICS if metric.meaning and (data.disclosure == "raw" or not metric.exact)]
+    metrics = [
+        metric for metric in of_task(data.task) if metric.meaning and (data.disclosure == "raw" or not metric.exact)
+    ]
     attacked = any(trial.attacks for trial in data.trials)
-    return [*((metric.heading, metric.meaning) for metric in metrics), *TERMS, *([ATTACK] if attacked else [])]
+    main = spoken(group_metric(task_called(data.task).main))
+    terms = ((term, meaning.replace("{main}", main)) for term, meaning in TERMS)
+    return [*((metric.heading, metric.meaning) for metric in metrics), *terms, *([ATTACK] if attacked else [])]
 
 
 def headline(data: PublishedSweep, found: Findings) -> list[str]:
@@ -163,11 +170,13 @@ def _correlations(private: Sequence[Setting]) -> list[str]:
     strongest, name = max(known, key=lambda pair: abs(pair[0]))
     who = "worse" if strongest < 0 else "better"
     r = correlation(strongest)
-    return [f"Groups served {who} paid more: their accuracy and mean εᵢ correlate with r = {r} ({name})."]
+    task = task_of(trial for setting in private for trial in setting.trials)
+    word = spoken(group_metric(task_called(task).main))
+    return [f"Groups served {who} paid more: their {word} and mean εᵢ correlate with r = {r} ({name})."]
 
 
 def group_correlation(setting: Setting) -> float | None:
-    """Pearson's r between accuracy and mean epsilon_i over at least three groups; None where it is undefined.
+    """Pearson's r between accuracy, or main score, and mean epsilon_i over at least three groups, where it is defined.
 
     Groups whose mean has a standard error above a tenth of the worst case are left out: they are so small that the
     noise of the release dominates.
@@ -177,7 +186,7 @@ def group_correlation(setting: Setting) -> float | None:
     pairs = [
         (served.mean, paid.mean)
         for name in group_names(setting.trials)
-        if (served := setting.over_seeds(group_value(name, lambda group: group.accuracy)))
+        if (served := setting.over_seeds(group_value(name, lambda group: group.main)))
         and (paid := setting.over_seeds(group_epsilon(name)))
         and setting.error_over_seeds(group_epsilon_error(name)) <= tolerable
     ]

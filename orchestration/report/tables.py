@@ -45,7 +45,7 @@ _MOST_CLASSES = 20
 def settings_table(found: Findings, style: Style) -> str:
     """One row per setting: every metric of `Place.SETTINGS`, averaged over its seeds, with intervals where known."""
     settings, front = found.settings, best_trade_offs(found.settings, found.worst_group)
-    shown = columns(Place.SETTINGS, found.worst_group.name)
+    shown = columns(Place.SETTINGS, found.worst_group.name, found.task)
     heads = (("Setting", ""), ("Seeds", "n"), ("Composed ε", "n"), *((metric.heading, "n") for metric in shown))
     rows: list[list[Cell]] = []
     for setting in settings:
@@ -97,7 +97,7 @@ def fairness_table(found: Findings, style: Style) -> str:
     """One row per setting: every metric of `Place.FAIRNESS` that one of them has, with intervals; "" without any."""
     shown = [
         metric
-        for metric in columns(Place.FAIRNESS, found.worst_group.name)
+        for metric in columns(Place.FAIRNESS, found.worst_group.name, found.task)
         if any(setting.over_seeds(metric.value) is not None for setting in found.settings)
     ]
     rows = [
@@ -154,6 +154,28 @@ def classes_table(settings: Sequence[Setting], style: Style) -> str:
     predicted = [(f"as {label}", "n") for label in range(max(sizes, default=0))]
     heads = [("Class", ""), ("Setting", ""), ("Recall", "n"), *predicted]
     return "<h3>What each class is taken for, on test data</h3>" + table(heads, rows, marks=marks) if rows else ""
+
+
+def parts_table(settings: Sequence[Setting], style: Style) -> str:
+    """Numbers of every label or target by setting, averaged over its seeds; "" where there are none, and for more than
+    `_MOST_CLASSES` of them."""
+    trials = [trial for setting in settings for trial in setting.trials if trial.quality]
+    every = [(name, each) for trial in trials if trial.quality for name, each in trial.quality.parts.items()]
+    names, heads = dict.fromkeys(name for name, _ in every), dict.fromkeys(head for _, each in every for head in each)
+    if not names or len(names) > _MOST_CLASSES:
+        return ""
+
+    def number_of(name: str, head: str) -> Callable[[PublishedTrial], float | None]:
+        return lambda trial: trial.quality.parts.get(name, {}).get(head) if trial.quality else None
+
+    rows: list[list[Cell]] = []
+    for name, setting in itertools.product(names, settings):
+        found = [setting.over_seeds(number_of(name, head)) for head in heads]
+        cells = [CORRELATION.over_seeds(each) if each else MISSING for each in found]
+        rows.append([(escape(name), ""), (named(setting, style), ""), *((cell, "n") for cell in cells)])
+    marks = [meta_of(setting) for _ in names for setting in settings]
+    words = [("Label or target", ""), ("Setting", ""), *((head.replace("_", " "), "n") for head in heads)]
+    return "<h3>Every label or target, on test data</h3>" + table(words, rows, marks=marks)
 
 
 def _composed(setting: Setting) -> str:
@@ -307,12 +329,12 @@ def _audited(bound: float | None, claimed: float | None) -> str:
     return number(bound) + ("<br><small>above the claim</small>" if contradicts else "")
 
 
-def trials_table(trials: Sequence[PublishedTrial], worst_group: str) -> str:
+def trials_table(trials: Sequence[PublishedTrial], worst_group: str, task: str = "classification") -> str:
     """One row per trial: status, claim, every metric of `metrics.Place.TRIALS`, error and notes.
 
-    worst_group: as in `metrics.columns`.
+    worst_group, task: as in `metrics.columns`.
     """
-    shown = columns(Place.TRIALS, worst_group)
+    shown = columns(Place.TRIALS, worst_group, task)
     words, numbers = ("Trial", "Status", "Accountant"), (metric.heading for metric in shown)
     heads = (*((text, "") for text in words), *((text, "n") for text in numbers), ("Remarks", ""))
     rows = [_trial_row(trial, shown) for trial in trials]

@@ -8,24 +8,23 @@ from dataclasses import replace
 import plotly.graph_objects as go
 
 from orchestration.comparison.formats import SHARES
-from orchestration.comparison.rate_metrics import spoken_worst
+from orchestration.comparison.rate_metrics import spoken, spoken_worst
 from orchestration.comparison.settings import Setting, best_trade_offs
-from orchestration.comparison.values import accuracy, epsilon
+from orchestration.comparison.values import epsilon, main
 from orchestration.report.figures import Axis, Scene, blank, meta_of, numbers, plain_text, spoken_place, whiskers
 from orchestration.report.style import INK, MUTED
 
-_TOTAL = Axis("accuracy on test data", accuracy)
 _COST = Axis("worst-case ε (log scale)", epsilon, ".3~g")
 
 
 def utility_fairness(scene: Scene) -> go.Figure:
     """The chosen metric of the worst-served group against accuracy on all test data."""
-    return _scatter(scene, _TOTAL, worst_axis(scene))
+    return _scatter(scene, total_axis(scene), worst_axis(scene))
 
 
 def privacy_utility(scene: Scene) -> go.Figure | None:
     """Accuracy against worst-case epsilon; None if all private settings have the same epsilon."""
-    return _privacy(scene, _TOTAL)
+    return _privacy(scene, total_axis(scene))
 
 
 def privacy_fairness(scene: Scene) -> go.Figure | None:
@@ -46,6 +45,11 @@ def hyperparameters(settings: Sequence[Setting]) -> dict[str, str]:
         setting: "".join(f"<br>{plain_text(spoken_place(name))}: {own[name]:g}" for name in varied if name in own)
         for setting, own in found.items()
     }
+
+
+def total_axis(scene: Scene, where: str = " on test data") -> Axis:
+    """Accuracy of everybody, or the main score of the task."""
+    return Axis(f"{spoken(scene.main)}{where}", main, scene.main_ticks)
 
 
 def worst_axis(scene: Scene) -> Axis:
@@ -107,5 +111,7 @@ def _scatter(scene: Scene, x: Axis, y: Axis) -> go.Figure:
             meta=meta_of(setting),
         )
     figure.update_xaxes(title_text=x.title, tickformat=x.ticks)
-    figure.update_yaxes(title_text=y.title, tickformat=y.ticks, rangemode="nonnegative")
+    figure.update_yaxes(
+        title_text=y.title, tickformat=y.ticks, rangemode="nonnegative" if y.ticks == ".2~%" else "normal"
+    )
     return figure

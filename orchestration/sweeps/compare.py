@@ -8,8 +8,10 @@ from typing import Annotated, Final, Literal
 from pydantic import BeforeValidator
 
 from accounting.errors import InvalidInput
+from accounting.registry import one_of
 from orchestration.sweeps.fields import Settings
 from workers import rates
+from workers.tasks import TASKS, Task
 
 _SHORT: Final[Mapping[object, str]] = {"tpr": "true_positive_rate", "fpr": "false_positive_rate"}
 
@@ -19,7 +21,8 @@ def _full_name(value: object) -> object:
 
 
 class CompareSettings(Settings):
-    """What settings are compared by, besides accuracy. It changes no trial: another one needs no training."""
+    """What settings are compared by, besides accuracy or the main score of another task. It changes no trial: another
+    one needs no training."""
 
     worst_group: Annotated[
         Literal[
@@ -31,16 +34,43 @@ class CompareSettings(Settings):
             "precision",
             "log_loss",
             "calibration_error",
-        ],
+            "r2",
+            "r2_change",
+            "mse",
+            "mae",
+            "micro_f1",
+            "micro_f1_change",
+            "macro_f1",
+            "label_accuracy",
+            "exact_match",
+            "token_accuracy",
+            "token_accuracy_change",
+            "perplexity",
+            "token_loss",
+        ]
+        | None,
         BeforeValidator(_full_name),
-    ] = "accuracy"
+    ] = None
     """A metric of groups; the group for which it is worst stands for the setting. ``tpr`` and ``fpr`` are short for the
-    true and the false positive rate."""
+    true and the false positive rate. By default accuracy, or what stands in its place for the task of the data: r2,
+    micro_f1, token_accuracy."""
 
 
-def require_defined(compare: CompareSettings, data: str, classes: int) -> None:
-    """Raises: InvalidInput for a metric that data with so many classes do not have."""
+def _names(task: Task) -> tuple[str, ...]:
+    return tuple(score.name for score in task.scores)
+
+
+def require_defined(compare: CompareSettings, data: str, classes: int, task: str = "classification") -> None:
+    """Raises: InvalidInput for a metric that data of this task, or with so many classes, do not have."""
     name = compare.worst_group
+    if name is None:
+        return
+    others = {
+        score: each.name for each in TASKS.values() if each.scores for score in (*_names(each), f"{each.main}_change")
+    }
+    if others.get(name, "classification") != task:
+        known = _names(TASKS[task]) if TASKS[task].scores else ("accuracy", "balanced_accuracy", "log_loss")
+        raise InvalidInput(f"compare.worst_group is {name}, which {task} does not have; choose {one_of(known)}")
     if name in rates.OF_TWO_CLASSES and classes != 2:
         raise InvalidInput(
             f"compare.worst_group is {name}, which needs two classes, but {data} has {classes}; choose accuracy, "

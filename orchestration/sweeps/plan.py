@@ -23,13 +23,13 @@ from accounting.planning import PROCESSES, Calibration, Solver, TrialMechanism, 
 from orchestration.records.failures import record_refusals, shown
 from orchestration.records.layout import SweepFiles
 from orchestration.records.release_modes import release_spec
-from orchestration.sweeps.compare import require_defined
 from orchestration.sweeps.grid import NO_PAST, GridPoint, Past, grid
 from orchestration.sweeps.remarks import of_candidates, of_sweep, of_trials, own_parts
 from orchestration.sweeps.rivals import unopposed
 from orchestration.sweeps.schema import SweepSpec
 from orchestration.sweeps.search import require_optuna
 from orchestration.sweeps.selection import unlike
+from orchestration.sweeps.tasks import require_one_task
 from orchestration.sweeps.tune import while_tuning
 from workers import clipping
 from workers.checkpoint import fingerprint
@@ -208,7 +208,7 @@ class _Planner:
             )
         with _named("data"):
             dataset, _, digest = self._loaded(trial.data)
-        require_defined(self.sweep.compare, dataset.name, len(dataset.class_names))
+        require_one_task(self.sweep, [each for each, *_ in self.datasets.values()], dataset)
         if self.code is not None or not own_parts(trial):
             self._check_combination(trial)
         _check_components(trial, dataset, self.code or NO_CODE)

@@ -108,7 +108,7 @@ class SchedulerSettings(Settings):
     name: Literal["fifo", "asha"] = "fifo"
     """``asha`` stops trials early."""
     metric: Literal["public_accuracy", "test_accuracy"] = "public_accuracy"
-    """What ``asha`` selects by."""
+    """What ``asha`` selects by: accuracy, or what stands in its place for the task of the data, such as r2."""
     grace_epochs: int = Field(default=1, ge=1)
     """Epochs that every trial trains."""
     reduction_factor: int = Field(default=3, ge=2)

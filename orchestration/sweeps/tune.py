@@ -22,12 +22,13 @@ from accounting.errors import InvalidInput
 from accounting.exponential_choice import ExponentialChoice
 from accounting.mechanism import Selection
 from accounting.random_trials import RandomTrials
-from accounting.registry import nearest
+from accounting.registry import nearest, one_of
 from orchestration.sweeps.fields import Data, Settings, Several
 from orchestration.sweeps.identity import content
 from orchestration.sweeps.text import parse_text, shortly
 from workers.imports import is_import_path
-from workers.spec import AttackSpec, Component, DataPart, DataSpec, Seed, TrialSpec
+from workers.spec import AttackSpec, Component, DataPart, DataSpec, Seed, TrialSpec, name_in
+from workers.tasks import TASKS
 
 if TYPE_CHECKING:
     from orchestration.sweeps.schema import SweepSpec
@@ -59,6 +60,35 @@ def _values(value: object) -> object:
     raise InvalidInput(f"expected a list of values, or uniform or log_uniform with two ends, but got {shortly(value)}")
 
 
+_OF_TASKS: Final = {
+    f"{prefix}{score.name}": task.name
+    for task in TASKS.values()
+    for score in task.scores
+    for prefix in ("", "worst_group_")
+}
+"""The task that has a score, by its name."""
+SELECTABLE: Final = (
+    *("accuracy", "worst_group_accuracy", "worst_group_balanced_accuracy", "worst_group_true_positive_rate", "loss"),
+    *_OF_TASKS,
+)
+"""What candidates can be chosen by."""
+
+
+def require_selectable(tune: TuneSettings | None, task: str) -> None:
+    """Raises: InvalidInput for what candidates on data of this task cannot be chosen by."""
+    if tune is None:
+        return
+    if task != "classification" and tune.privacy == "exponential_mechanism":
+        raise InvalidInput(
+            f"tune.privacy exponential_mechanism chooses by the number of wrong predictions, which {task} does not "
+            "have; use private_selection"
+        )
+    if tune.select_by != "loss" and _OF_TASKS.get(tune.select_by, "classification") != task:
+        known = [*(name for name, of in _OF_TASKS.items() if of == task), "loss"]
+        choose = one_of(known if len(known) > 1 else ["accuracy", "worst_group_accuracy", "loss"])
+        raise InvalidInput(f"tune.select_by is {tune.select_by}, which {task} does not have; choose {choose}")
+
+
 class TuneSettings(Settings):
     """What each compared setting may adapt before settings are compared, and how its best candidate is chosen."""
 
@@ -71,10 +101,9 @@ class TuneSettings(Settings):
     """Candidates of each setting, for ``search: random`` and ``optuna``."""
     seeds: Several[Seed] = (1_000_000,)
     """Seeds of training in the tuning; none of the sweep's own. The first also draws the samples."""
-    select_by: Literal[
-        "accuracy", "worst_group_accuracy", "worst_group_balanced_accuracy", "worst_group_true_positive_rate", "loss"
-    ] = "accuracy"
-    """What makes a candidate the best, on the public part of the data or, with ``data``, on their test data."""
+    select_by: Annotated[str, name_in(SELECTABLE)] = "accuracy"
+    """What makes a candidate the best, on the public part of the data or, with ``data``, on their test data: accuracy,
+    loss, a score of the task of the data, or one of these of the worst group, such as ``worst_group_r2``."""
     privacy: Literal["public", "private_selection", "exponential_mechanism", "unaccounted"]
     """``public``: tuning trains on ``data`` alone; ``private_selection``: a random number of candidates trains on the
     private data, the best is the trial itself, and the target epsilon counts that; ``exponential_mechanism``: every

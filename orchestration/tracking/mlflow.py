@@ -130,7 +130,7 @@ class MlflowTracker:
             runs = {key: run for (kind, key), run in self._runs.items() if kind == "trial"}
             ModelLog(self._client, self._experiment, self._sweep_id, files).record(found, runs)
             note = "\n\n".join(map(for_markdown, [*sentences, f"Report: {files.report}"]))
-            tags, best = {_NOTE: note[:_LONGEST_TAG]}, found.best("accuracy")
+            tags, best = {_NOTE: note[:_LONGEST_TAG]}, found.best(found.main.name)
             if best is not None:
                 tags["best_setting"] = best.name[:_LONGEST_TAG]
                 costs, _ = composition_entries(self._trials.values())  # of the sweep, which `close` writes

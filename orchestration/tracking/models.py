@@ -27,7 +27,7 @@ from orchestration.comparison.parameters import varying
 from orchestration.comparison.settings import Setting, first_seed
 from orchestration.records.layout import SweepFiles
 from orchestration.records.published import PublishedTrial
-from workers.trained import input_of
+from workers.trained import input_of, output_axes
 
 SWEEP, TRIAL, SETTING = "dpsweep.sweep", "dpsweep.trial_key", "dpsweep.setting"
 _LONGEST_NAME: Final = 250
@@ -49,16 +49,16 @@ LARGEST_MODEL: Final = 100 * 2**20
 """Bytes; weights of more are not copied to MLflow, where a tag says where they lie."""
 
 
-def columns(worst_group: Measured) -> tuple[str, ...]:
-    """Columns of MLflow's table of runs, as its address opens it. worst_group: what settings are compared by."""
+def columns(worst_group: Measured, main: str = "accuracy") -> tuple[str, ...]:
+    """Columns of MLflow's table of runs, as its address opens it. worst_group, main: what settings are compared by."""
     return (
         "params.`clipping`",
         "params.`schedule`",
         "metrics.`privacy/epsilon`",
         f"metrics.`{worst_group.tracked}`",
-        "metrics.`final/accuracy`",
-        "metrics.`fairness/accuracy_gap`",
-        "metrics.`fairness/accuracy_change`",
+        f"metrics.`final/{main}`",
+        f"metrics.`fairness/{main}_gap`",
+        f"metrics.`fairness/{main}_change`",
     )
 
 
@@ -77,11 +77,11 @@ def shared_view(sweep_id: str, found: Findings) -> str:
             "lifecycleFilter": "Active",
             "datasetsFilter": [],
             "modelVersionFilter": "All Runs",
-            "selectedColumns": ["attributes.`Created`", *columns(worst_group)],
+            "selectedColumns": ["attributes.`Created`", *columns(worst_group, found.main.name)],
             "compareRunSections": [_WIDE_SECTION],
             "isAccordionReordered": True,  # else MLflow sorts sections by name, and this one is not the first
             "runsHiddenMode": "SHOW_ALL",
-            "compareRunCharts": _charts(_chosen(found.private), worst_group),
+            "compareRunCharts": _charts(_chosen(found.private), worst_group, found.main.name),
         }
     )
 
@@ -101,10 +101,10 @@ def _chosen(settings: Sequence[Setting]) -> list[str]:
     return ["clipping", "schedule", *(valid_name(name) for name in names if name.startswith(_CHOSEN))][:_AXES]
 
 
-def _charts(parameters: Sequence[str], worst_group: Measured) -> list[dict[str, Any]]:
+def _charts(parameters: Sequence[str], worst_group: Measured, main: str) -> list[dict[str, Any]]:
     """Charts as MLflow's page of runs stores them."""
     common = {"metricSectionId": _SECTION, "deleted": False, "isGenerated": False, "runsCountToCompare": MAX_CHARTED}
-    total, worst = "final/accuracy", str(worst_group.tracked)
+    total, worst = f"final/{main}", str(worst_group.tracked)
     return [
         {
             **common,
@@ -174,7 +174,8 @@ class ModelLog:
             return
         shape, kind = input_of(files)
         signature = ModelSignature(
-            Schema([TensorSpec(np.dtype(kind), (-1, *shape))]), Schema([TensorSpec(np.dtype(np.float32), (-1, -1))])
+            Schema([TensorSpec(np.dtype(kind), (-1, *shape))]),
+            Schema([TensorSpec(np.dtype(np.float32), (-1,) * (1 + output_axes(files)))]),
         )
         with tempfile.TemporaryDirectory() as folder:
             inner = Path(folder, "trial")
@@ -208,7 +209,7 @@ class ModelLog:
 
 
 def _means(found: Findings, setting: Setting) -> dict[str, float]:
-    names = dict.fromkeys((*found.headline, "worst_group_accuracy", "accuracy_gap", "epsilon"))
+    names = dict.fromkeys((*found.headline, f"worst_group_{found.main.name}", f"{found.main.name}_gap", "epsilon"))
     means = {name: setting.over_seeds(metric(name).value) for name in names}
     return {f"setting/{name}": mean.mean for name, mean in means.items() if mean is not None}
 

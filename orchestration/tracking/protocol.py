@@ -19,7 +19,7 @@ from orchestration.comparison.ledger import composed
 from orchestration.comparison.rate_metrics import GROUP_METRICS
 from orchestration.comparison.record import SweepRecord
 from orchestration.records.layout import SweepFiles
-from orchestration.records.published import PublishedEpoch, PublishedSweep, PublishedTrial
+from orchestration.records.published import PublishedEpoch, PublishedSweep, PublishedTrial, task_of
 
 EXPERIMENT = "dpsweep"
 """The experiment of all sweeps."""
@@ -102,10 +102,11 @@ def composition_entries(trials: Iterable[PublishedTrial]) -> tuple[dict[str, flo
 def group_table(trial: PublishedTrial) -> dict[str, list[str | float | None]]:
     """Columns over the groups of the test data, for MLflow's table: name and `GROUP_METRICS`; if published, also the
     mean epsilon_i of its training examples, the success rate of the membership attack and the audit's lower bound."""
-    groups = trial.quality.groups if trial.quality else ()
+    groups, task = trial.quality.groups if trial.quality else (), task_of([trial])
+    known = [metric for metric in GROUP_METRICS if metric.task in (None, task)]
     table: dict[str, list[str | float | None]] = {
         "group": [group.name for group in groups],
-        **{metric.name: [metric.value(group) for group in groups] for metric in GROUP_METRICS},
+        **{metric.name: [metric.value(group) for group in groups] for metric in known},
     }
     if trial.individuals is not None and trial.individuals.groups:
         paid = {group.name: group for group in trial.individuals.groups}

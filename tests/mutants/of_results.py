@@ -209,8 +209,8 @@ RESULTS: Final[tuple[Mutant, ...]] = (
         "orchestration/comparison/shown.py",
         RECORD,
         B(
-            "accuracy_change=evaluation.accuracy - baseline.accuracy if",
-            "accuracy_change=baseline.accuracy - evaluation.accuracy if",
+            "or math.isnan(value - before) else value - before",
+            "or math.isnan(value - before) else before - value",
             "the change has the wrong sign",
         ),
         B(

@@ -355,10 +355,30 @@ WORKERS: Final[tuple[Mutant, ...]] = (
         "workers/evaluation.py",
         ("tests/workers/test_evaluation.py",),
         B(
-            "group.accuracy - before[group.name] for",
-            "before[group.name] - group.accuracy for",
+            "group.main - before[group.name] for",
+            "before[group.name] - group.main for",
             "the cost of privacy has the wrong sign",
         ),
+    ),
+    *bugs_in(
+        "workers/losses.py",
+        ("tests/workers/test_tasks.py",),
+        B(
+            "return losses.sum(1) / counted",
+            "return losses.sum(1) / counted.float().mean()",
+            "the loss of an example depends on the tokens of others",
+        ),
+    ),
+    *bugs_in(
+        "workers/models/transformer.py",
+        ("tests/workers/models/test_language_models.py",),
+        B("mask = mask.tril() if self.causal else mask", "mask = mask", "a position reads what it predicts"),
+        B("return (hidden * weights).sum(1)", "return hidden.sum(1)", "padding is part of the mean"),
+    ),
+    *bugs_in(
+        "workers/data/targets.py",
+        ("tests/workers/data/test_text.py",),
+        B("counter=first * counters", "counter=0", "every block is masked alike"),
     ),
     *bugs_in(
         "workers/rates.py",

@@ -44,14 +44,14 @@ def _quality(clipping: str, gain: float, noise: random.Random, baseline: bool) -
         served = min(served, 1.0)
         change = served - accuracy if baseline and clipping != "none" else None
         groups.append(PublishedGroup(name, 36, served, -math.log(max(served, 0.05)), change))
-    total = statistics.fmean(group.accuracy for group in groups)
+    total = statistics.fmean(group.main or 0.0 for group in groups)
     changes = [group.accuracy_change for group in groups if group.accuracy_change is not None]
     return PublishedQuality(
         accuracy=total,
         loss=-math.log(total),
         accuracy_change=statistics.fmean(changes) if changes else None,
         groups=tuple(groups),
-        fairness={"accuracy_difference": max(g.accuracy for g in groups) - min(g.accuracy for g in groups)},
+        fairness={"accuracy_difference": max(g.main or 0.0 for g in groups) - min(g.main or 0.0 for g in groups)},
     )
 
 
@@ -67,7 +67,7 @@ def _individuals(
     groups = tuple(
         GroupEpsilon(
             group.name,
-            worst * (0.92 - 0.65 * group.accuracy) + noise.gauss(0.0, 0.02),
+            worst * (0.92 - 0.65 * (group.main or 0.0)) + noise.gauss(0.0, 0.02),
             0.03,
             130.0,
             None if noisy else -0.31,
@@ -92,7 +92,9 @@ def _individuals(
 
 def _course(group: PublishedGroup, private: bool, noise: random.Random) -> PublishedCourse:
     """Gradients of groups that are served badly stay large; small groups have more noise."""
-    norms = tuple(4.0 - 3.0 * group.accuracy * (epoch + 1) / EPOCHS + noise.random() / 9 for epoch in range(EPOCHS))
+    norms = tuple(
+        4.0 - 3.0 * (group.main or 0.0) * (epoch + 1) / EPOCHS + noise.random() / 9 for epoch in range(EPOCHS)
+    )
     examples = 20 if group.name == "digit 8" else 130
     return PublishedCourse(
         examples,

@@ -92,7 +92,7 @@ def test_each_trial_is_the_best_of_its_candidates_and_the_very_run(selected: tup
             assert result is not None
             public = result.training.history[-1].public
             assert public is not None
-            scores[each.key] = public.accuracy
+            scores[each.key] = public.main
         assert scores[point.key] == max(scores.values())
         assert next(key for key in scores if scores[key] == max(scores.values())) == point.key, "the earliest"
         for name in ("model.pt", "trace.arrow", "result.json"):

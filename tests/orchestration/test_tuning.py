@@ -66,7 +66,7 @@ def test_the_best_candidate_of_each_setting_is_trained_with_the_sweeps_seeds(out
             assert result is not None
             public = result.training.history[-1].public
             assert public is not None
-            scores[point.candidate] = public.accuracy
+            scores[point.candidate] = public.main
         assert winner.score == max(scores.values())
         assert winner.candidates == len(tried) == len(winner.tried)
         assert sorted(each.score or 0.0 for each in winner.tried) == sorted(scores.values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import pickle
 from pathlib import Path
 
@@ -30,6 +31,57 @@ def make_table(path: Path, rows: int = 120) -> Path:
         }
     )
     {".csv": csv.write_csv, ".parquet": parquet.write_table}[path.suffix](table, path)
+    return path
+
+
+WORDS = ("the", "cat", "dog", "sat", "ran", "on", "mat", "red", "sky", "good", "nice", "bad", "ugly")
+
+
+def make_tokenizer(path: Path) -> Path:
+    """Words of `WORDS`, after [PAD], [UNK] and [MASK]."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    special = ["[PAD]", "[UNK]", "[MASK]"]
+    known = {word: place for place, word in enumerate([*special, *WORDS])}
+    tokenizer = Tokenizer(models.WordLevel(known, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens(special)
+    tokenizer.save(str(path))
+    return path
+
+
+def make_texts(path: Path, rows: int = 200) -> Path:
+    """Columns body, mood, lang, who of a .csv, .parquet or .jsonl: moods have words of their own."""
+    draw = np.random.default_rng(0)
+    moods = draw.choice(["neg", "pos"], rows)
+    own = {"neg": ["bad", "ugly"], "pos": ["good", "nice"]}
+    bodies = [" ".join(draw.permutation([*draw.choice(WORDS[:9], 4), *own[mood]])) for mood in moods]
+    table = pa.table(
+        {
+            "body": bodies,
+            "mood": moods.tolist(),
+            "lang": ["de" if row % 3 == 0 else "en" for row in range(rows)],
+            "who": [f"u{row // 4}" for row in range(rows)],
+        }
+    )
+    match path.suffix:
+        case ".csv":
+            csv.write_csv(table, path)
+        case ".parquet":
+            parquet.write_table(table, path)
+        case _:
+            path.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
+    return path
+
+
+def make_numbers(path: Path, rows: int = 240) -> Path:
+    """Columns x0 to x3, sex, two targets y and z that follow from them, and three labels red, green, blue."""
+    draw = np.random.default_rng(0)
+    x, sex = draw.normal(size=(rows, 4)).clip(-3, 3), draw.choice(["f", "m"], rows)
+    y = x @ np.array([1.0, -0.5, 0.3, 0.0]) + draw.normal(0, 0.3, rows)
+    flags = (x @ draw.normal(size=(4, 3)) > 0.3).astype(int)
+    columns = {f"x{place}": x[:, place] for place in range(4)} | {"sex": sex.tolist(), "y": y, "z": 2 * y + 1}
+    csv.write_csv(pa.table(columns | dict(zip(("red", "green", "blue"), flags.T, strict=True))), path)
     return path
 
 

@@ -29,7 +29,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> TrialFiles:
 
 def stored(files: TrialFiles) -> Outcomes:
     found = read_outcomes(files.outcomes)
-    assert found is not None
+    assert isinstance(found, Outcomes)
     return found
 
 

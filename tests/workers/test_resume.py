@@ -90,7 +90,7 @@ def windowed_trial(clipping: str, schedule: str, sampling: str) -> TrialSpec:
 
 def assert_noise_followed(schedule: Component, result: TrainingResult) -> None:
     planned = make_schedule(schedule.name, 1.0, **schedule.params)
-    accuracies = [record.public.accuracy for record in result.history if record.public is not None]
+    accuracies = [record.public.main for record in result.history if record.public is not None]
     used = [record.noise_multiplier for record in result.history]
     assert used == [planned.noise_multiplier(epoch, accuracies[:epoch]) for epoch in range(result.epochs)]
     assert schedule.name == "constant" or len(set(used)) > 1

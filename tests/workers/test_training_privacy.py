@@ -48,7 +48,7 @@ def test_the_trace_is_the_planned_one(method: str, clip: str, tmp_path: Path) ->
 def test_validation_schedule_reads_public_accuracy_only(tmp_path: Path) -> None:
     schedule = Component("validation", {"factor": 0.5, "period": 1, "threshold": 0.02})
     result, trace, _ = train(small_trial(epochs=6, noise=NoiseSpec(4.0, schedule)), tmp_path)
-    public = [record.public.accuracy for record in result.history if record.public is not None]
+    public = [record.public.main for record in result.history if record.public is not None]
     expected = make_schedule("validation", 4.0, **schedule.params)
     sigmas = [expected.noise_multiplier(epoch, public[:epoch]) for epoch in range(6)]
     assert [record.noise_multiplier for record in result.history] == sigmas

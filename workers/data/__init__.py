@@ -21,6 +21,7 @@ from workers.data.idx import fashion_mnist, mnist
 from workers.data.images import IMAGENET_SCALING, image_folder
 from workers.data.profile import ColumnProfile, TableProfile, profile_table
 from workers.data.table import table
+from workers.data.texts import text
 from workers.data.utkface import utkface
 from workers.imports import NO_CODE, UserCode, blamed_on, import_function, is_import_path, with_checked_types
 from workers.spec import DataSpec
@@ -37,6 +38,7 @@ _SOURCES: Mapping[str, Callable[..., Source]] = {
     "image_folder": image_folder,
     "mnist": mnist,
     "parquet": table,
+    "text": text,
     "utkface": utkface,
 }
 SOURCES: Mapping[str, Callable[..., Source]] = {
@@ -58,6 +60,7 @@ class DatasetDescription:
     class_names: tuple[str, ...]
     feature_shape: tuple[int, ...]
     notes: tuple[str, ...]
+    task: str = "classification"
 
 
 def load_source(spec: DataSpec, code: UserCode = NO_CODE) -> Source:
@@ -97,6 +100,7 @@ def describe(dataset: Dataset) -> DatasetDescription:
         class_names=dataset.class_names,
         feature_shape=dataset.feature_shape,
         notes=dataset.notes,
+        task=dataset.task,
     )
 
 

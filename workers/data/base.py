@@ -16,6 +16,7 @@ from torch import Tensor
 
 from accounting.errors import InvalidInput, PrivateDetail
 from workers.data.preparation import require_one_by_one
+from workers.tasks import task_called
 
 Indices = npt.NDArray[np.int64]
 
@@ -24,10 +25,11 @@ Indices = npt.NDArray[np.int64]
 class Split:
     """Examples of one split; every tensor has the same length n.
 
-    features: [n, ...] in their stored type (uint8 images, float32 rows, int64 tokens). labels, groups: int64 [n],
-    indices into the data set's class and group names. example_ids: int64 [n], positions in the source; unique within
-    the data set, and the same in every run. user_ids: int64 [n], the owner of each example if the source names one; all
-    examples of a user stay in the same split.
+    features: [n, ...] in their stored type (uint8 images, float32 rows, int32 or int64 tokens). labels: of the task of
+    the data set (`workers.tasks`); for classification int64 [n], indices into its class names. groups: int64 [n],
+    indices into its group names. example_ids: int64 [n], positions in the source; unique within the data set, and the
+    same in every run. user_ids: int64 [n], the owner of each example if the source names one; all examples of a user
+    stay in the same split.
     """
 
     features: Tensor
@@ -37,7 +39,12 @@ class Split:
     user_ids: Tensor | None = None
 
     def __post_init__(self) -> None:
-        columns = {"labels": self.labels, "groups": self.groups, "example_ids": self.example_ids}
+        if len(self.labels) != len(self.features) or self.labels.dtype not in (torch.int64, torch.float32):
+            raise InvalidInput(
+                f"labels has shape {tuple(self.labels.shape)} and type {self.labels.dtype}, but must be int64 or "
+                f"float32 with one entry for each of the {len(self.features)} examples"
+            )
+        columns = {"groups": self.groups, "example_ids": self.example_ids}
         if self.user_ids is not None:
             columns["user_ids"] = self.user_ids
         for name, column in columns.items():
@@ -88,15 +95,26 @@ def pixels(mean: Sequence[float] = (0.5,), std: Sequence[float] = (0.5,)) -> Sca
 
 @dataclass(frozen=True)
 class Tokens:
-    """Leaves token ids unchanged, for models whose first layer is an embedding."""
+    """Token ids as int64, for models whose first layer is an embedding.
+
+    vocabulary, padding, causal: number of tokens, the one that fills short texts, and whether a position may depend on
+    earlier ones only, where the source knows; they are offered to models that take them (`workers.models`).
+    """
+
+    vocabulary: int | None = None
+    padding: int | None = None
+    causal: bool | None = None
 
     def __call__(self, features: Tensor) -> Tensor:
-        return features
+        return features if features.is_floating_point() else features.long()
 
 
 @dataclass(frozen=True)
 class Source:
     """All data of a source, before any split. test: None if the source has no test set.
+
+    class_names: of the outputs of a model: classes, targets, labels or tokens, as the task has it. task: a name in
+    `workers.tasks.TASKS`, which says how labels look.
 
     notes: facts about the data that readers of the results must know (pixels that differ from the original, statistics
     taken from private rows, dropped rows). Names and notes may be lists; a single note may be a string.
@@ -112,14 +130,16 @@ class Source:
     class_names: tuple[str, ...]
     preparation: Preparation = Scaling()
     notes: tuple[str, ...] = ()
+    task: str = "classification"
 
     def __post_init__(self) -> None:
+        task = task_called(self.task)
         if not isinstance(self.name, str):
             raise InvalidInput(f"the name of a source is {self.name!r}, but must be a string")
         notes = (self.notes,) if isinstance(self.notes, str) else self.notes
         for field, values in (("group_names", self.group_names), ("class_names", self.class_names), ("notes", notes)):
             object.__setattr__(self, field, _texts(f"{field} of {self.name!r}", values))
-        _check_names(f"classes of {self.name!r}", self.class_names, at_least=2)
+        _check_names(f"classes of {self.name!r}", self.class_names, task.least_names)
         _check_names(f"groups of {self.name!r}", self.group_names, at_least=1)
         splits = [self.train] if self.test is None else [self.train, self.test]
         if not all(map(len, splits)):
@@ -131,7 +151,7 @@ class Source:
             shapes = " and ".join(f"{tuple(split.features.shape[1:])} of {split.features.dtype}" for split in splits)
             raise InvalidInput(f"training and test examples of {self.name!r} differ: {shapes}")
         for split in splits:
-            _check_indices(f"labels of {self.name!r}", split.labels, self.class_names)
+            task.check_labels(f"labels of {self.name!r}", split.labels, self.class_names)
             _check_indices(f"groups of {self.name!r}", split.groups, self.group_names)
         ids = torch.cat([split.example_ids for split in splits])
         if len(ids.unique()) < len(ids):
@@ -192,6 +212,7 @@ class Dataset:
     preparation: Preparation = Scaling()
     notes: tuple[str, ...] = ()
     held_out: Split | None = None
+    task: str = "classification"
 
     def prepare(self, features: Tensor) -> Tensor:
         """Stored features [b, ...] as the model's input: float32, or int64 for tokens."""
@@ -231,17 +252,25 @@ def make_split(
 ) -> Split:
     """A split from arrays. Groups default to the labels; ids default to first_id, first_id + 1, ...
 
-    Raises: InvalidInput for columns that are not whole numbers, or of another length than ``features``.
+    labels: of classes [n]; of other tasks [n, ...], where numbers with a fractional type become float32, and groups
+    default to one. Raises: InvalidInput for columns that are not whole numbers, or of another length than ``features``.
     """
     stored = features if isinstance(features, Tensor) else torch.from_numpy(np.array(features, order="C"))
     ids = np.arange(first_id, first_id + len(stored)) if example_ids is None else example_ids
+    found = _labels(labels)
+    default = found if found.ndim == 1 else torch.zeros(len(found), dtype=torch.int64)
     return Split(
         features=stored,
-        labels=_int64(labels),
-        groups=_int64(labels if groups is None else groups),
+        labels=found,
+        groups=default if groups is None else _int64(groups),
         example_ids=_int64(ids),
         user_ids=None if user_ids is None else _int64(user_ids),
     )
+
+
+def _labels(values: npt.ArrayLike) -> Tensor:
+    array = np.asarray(values)
+    return torch.from_numpy(array.astype(np.float32)) if array.ndim > 1 and array.dtype.kind == "f" else _int64(values)
 
 
 def _int64(values: npt.ArrayLike) -> Tensor:

@@ -41,6 +41,7 @@ def cut(source: Source, spec: DataSpec) -> Dataset:
         source.preparation,
         source.notes,
         held_out,
+        source.task,
     )
 
 

@@ -8,16 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as compute
 import pyarrow.csv as csv
 import pyarrow.parquet as parquet
 from pydantic import FiniteFloat
+from torch import Tensor
 
 from accounting.errors import InvalidInput, PrivateDetail
 from accounting.registry import lookup, nearest
 from workers.data.base import Source, Split, make_split, not_private, numbered, repeated
 from workers.data.files import reading, require_path
+from workers.data.labels import Classes, Flags, Labels, NoLabels, TableTask, Targets, label_columns
 from workers.data.spelling import Value, Values, as_declared, names
 from workers.data.tabular import (
     Categorical,
@@ -44,7 +48,7 @@ Range = tuple[FiniteFloat, FiniteFloat]
 class Roles:
     """Names of the columns by their role."""
 
-    label: str
+    labels: tuple[str, ...]
     groups: tuple[str, ...]
     user: str | None
     features: tuple[str, ...]
@@ -52,23 +56,29 @@ class Roles:
     @property
     def used(self) -> list[str]:
         users = () if self.user is None else (self.user,)
-        return list(dict.fromkeys((self.label, *self.groups, *users, *self.features)))
+        return list(dict.fromkeys((*self.labels, *self.groups, *users, *self.features)))
 
 
 @dataclass(frozen=True)
 class Declared:
     """Values that the user declares for columns; undeclared ones are taken from the rows, which is not private."""
 
+    task: str
     ranges: Mapping[str, Range]
     categories: Mapping[str, Values]
     classes: Values | None
     groups: Mapping[str, Values]
 
-    def texts(self, label: str, groups: Sequence[str], user: str | None) -> dict[str, list[Value]]:
+    def __post_init__(self) -> None:
+        if self.classes is not None and self.task != "classification":
+            raise InvalidInput(f"`classes` are of classification, but the task is {self.task}; leave them out")
+
+    def texts(self, labels: Sequence[str], groups: Sequence[str], user: str | None) -> dict[str, list[Value]]:
         """The columns to read as text, even if they hold numbers, each with its declared values."""
         columns: dict[str, list[Value]] = {} if user is None else {user: []}
         grouped = ((group, self.groups.get(group)) for group in groups)
-        for name, values in ((label, self.classes), *grouped, *self.categories.items()):
+        classes = ((label, self.classes) for label in labels if self.task == "classification")
+        for name, values in (*classes, *grouped, *self.categories.items()):
             columns.setdefault(name, []).extend(values or ())
         return columns
 
@@ -82,7 +92,7 @@ class Encoding:
 
     roles: Roles
     columns: tuple[Column, ...]
-    class_names: tuple[str, ...]
+    labels: Labels
     group_values: Mapping[str, tuple[str, ...]]
     group_names: tuple[str, ...]
     notes: tuple[str, ...]
@@ -91,19 +101,31 @@ class Encoding:
         """A split of the complete rows; rows with a missing value are left out."""
         rows = complete_rows(table)
         complete = table.take(rows)
-        roles = self.roles
+        features = encode_table(complete, self.columns)
+        return self.joined(features, complete, rows + first_id, user_names, self.labels.encode(complete))
+
+    def joined(
+        self,
+        features: npt.NDArray[np.generic] | Tensor,
+        complete: pa.Table,
+        ids: npt.NDArray[np.int64],
+        user_names: tuple[str, ...],
+        labels: npt.NDArray[np.generic],
+    ) -> Split:
+        """A split of features and labels with the groups and users of ``complete`` rows."""
+        user = self.roles.user
         return make_split(
-            encode_table(complete, self.columns),
-            indices(complete[roles.label], self.class_names, f"label column {roles.label!r}"),
+            features,
+            labels,
             intersected_indices(complete, self.group_values, "group column "),
-            example_ids=rows + first_id,
-            user_ids=None if roles.user is None else indices(complete[roles.user], user_names, "user column"),
+            example_ids=ids,
+            user_ids=None if user is None else indices(complete[user], user_names, "user column"),
         )
 
 
 def table(
     path: str,
-    label: str,
+    label: str | Sequence[str],
     features: Sequence[str] | None = None,
     group: str | Sequence[str] | None = None,
     user: str | None = None,
@@ -112,10 +134,13 @@ def table(
     categories: Mapping[str, Values] | None = None,
     classes: Values | None = None,
     groups: Values | Mapping[str, Values] | None = None,
+    task: TableTask = "classification",
 ) -> Source:
     """Rows of a .csv (UTF-8, with a header) or .parquet file.
 
-    label, group, user: columns; by default the groups are the classes of the label. Of several group columns, such as
+    label, group, user: columns; by default the groups are the classes of the label. task: of ``regression``, label is
+    a column of numbers, or several, scaled where ``ranges`` has them; of ``multi_label``, columns of 0 and 1; without
+    a group column both have one group. Of several group columns, such as
     ["sex", "race"], the groups are the intersections, and ``groups`` is {column: [values]}. features: columns; by
     default all without another role. Numbers are scaled by ``ranges`` {column: [low, high]}; text columns, and those in
     ``categories`` {column: [values]}, become one-hot. Ranges, categories, classes and groups that are not declared are
@@ -125,20 +150,18 @@ def table(
 
     Raises: InvalidInput for unknown columns and undeclared values; DataCorruption for unreadable files.
     """
-    by = attributes("table", label if group is None else group)
-    declared = Declared(ranges or {}, categories or {}, classes, _declared_groups(by, groups))
-    texts = declared.texts(label, by, user)
+    labels = label_columns(label, task)
+    by = () if group is None and task != "classification" else attributes("table", labels if group is None else group)
+    declared = Declared(task, ranges or {}, categories or {}, classes, declared_groups(by, groups))
+    texts = declared.texts(labels, by, user)
     rows = read_table(path, texts)
-    roles = _roles(rows.column_names, label, by, user, features)
-    tables = [_used_columns(rows, roles, texts, path)]
+    roles = _roles(rows.column_names, labels, by, user, features)
+    tables = [used_columns(rows, roles, texts, path)]
     if test_path is not None:
-        if Path(test_path).expanduser().resolve() == Path(path).expanduser().resolve():
-            raise InvalidInput(f"test_path is the training table {path} itself; give other rows, or leave it out")
-        tables.append(_used_columns(read_table(test_path, texts), roles, texts, test_path))
-    encoding = _encoding(tables[0], roles, declared)
-    users = (
-        () if user is None else distinct(pa.chunked_array([chunk for part in tables for chunk in part[user].chunks]))
-    )
+        require_other(test_path, path)
+        tables.append(used_columns(read_table(test_path, texts), roles, texts, test_path))
+    encoding = encoding_of(tables[0], roles, declared)
+    users = user_names(tables, user)
     splits = [encoding.split(part, first_id, users) for part, first_id in zip(tables, (0, rows.num_rows), strict=False)]
     is_complete = all(part.num_rows == len(split) for part, split in zip(tables, splits, strict=True))
     return Source(
@@ -146,15 +169,29 @@ def table(
         splits[0],
         splits[1] if len(splits) > 1 else None,
         encoding.group_names,
-        encoding.class_names,
+        encoding.labels.names,
+        task=task,
         notes=encoding.notes if is_complete else (*encoding.notes, "rows with a missing value are left out"),
     )
 
 
-def _declared_groups(by: Sequence[str], groups: Values | Mapping[str, Values] | None) -> Mapping[str, Values]:
+def require_other(test_path: str, path: str) -> None:
+    """Raises: InvalidInput when both are the same file."""
+    if Path(test_path).expanduser().resolve() == Path(path).expanduser().resolve():
+        raise InvalidInput(f"test_path is the training table {path} itself; give other rows, or leave it out")
+
+
+def user_names(tables: Sequence[pa.Table], user: str | None) -> tuple[str, ...]:
+    """The distinct users of all tables."""
+    return () if user is None else distinct(pa.chunked_array([chunk for part in tables for chunk in part[user].chunks]))
+
+
+def declared_groups(by: Sequence[str], groups: Values | Mapping[str, Values] | None) -> Mapping[str, Values]:
     """The declared values of group columns. Raises: InvalidInput for a list that may mean several columns."""
     if groups is None:
         return {}
+    if not by:
+        raise InvalidInput("`groups` declares values of groups, but no column is named by `group`; name it")
     if isinstance(groups, Mapping):
         for name in groups:
             if name not in by:
@@ -199,17 +236,21 @@ def read_table(path: str, texts: Collection[str]) -> pa.Table:
 
 
 def _roles(
-    columns: Sequence[str], label: str, groups: tuple[str, ...], user: str | None, features: Sequence[str] | None
+    columns: Sequence[str],
+    labels: tuple[str, ...],
+    groups: tuple[str, ...],
+    user: str | None,
+    features: Sequence[str] | None,
 ) -> Roles:
-    chosen = [name for name in columns if name not in (label, *groups, user)] if features is None else features
-    if label in chosen:
-        raise InvalidInput(f"the label column {label!r} is also a feature; leave it out of `features`")
+    chosen = [name for name in columns if name not in (*labels, *groups, user)] if features is None else features
+    if both := next((label for label in labels if label in chosen), None):
+        raise InvalidInput(f"the label column {both!r} is also a feature; leave it out of `features`")
     if repeat := repeated(chosen):
         raise InvalidInput(f"`features` names {repeat!r} more than once")
-    return Roles(label, groups, user, tuple(chosen))
+    return Roles(labels, groups, user, tuple(chosen))
 
 
-def _used_columns(rows: pa.Table, roles: Roles, texts: Mapping[str, Values], path: str) -> pa.Table:
+def used_columns(rows: pa.Table, roles: Roles, texts: Mapping[str, Values], path: str) -> pa.Table:
     """The columns that have a role: numbers unchanged, others as text, spelt like the values declared in ``texts``."""
     for name in roles.used:
         if name not in rows.column_names:
@@ -225,35 +266,48 @@ def _used_columns(rows: pa.Table, roles: Roles, texts: Mapping[str, Values], pat
     )
 
 
-def _encoding(rows: pa.Table, roles: Roles, declared: Declared) -> Encoding:
+def encoding_of(rows: pa.Table, roles: Roles, declared: Declared) -> Encoding:
     """What is declared, completed from the complete ones of ``rows``."""
+    targets = roles.labels if declared.task == "regression" else ()
     for name in (*declared.ranges, *declared.categories):
-        if name not in roles.features:
+        if name not in roles.features and not (name in targets and name in declared.ranges):
             raise InvalidInput(
                 f"{name!r} has a range or categories, but is no feature; {nearest(name, roles.features)}"
             )
         if name in declared.ranges and name in declared.categories:
             raise InvalidInput(f"column {name!r} has both a range and categories; keep one of them")
     complete = _complete(rows)
-    class_names = _declared_or_distinct(declared.classes, complete[roles.label])
+    labels = _labels(complete, roles, declared)
     group_values = {
-        name: class_names
-        if name == roles.label and name not in declared.groups
+        name: labels.names
+        if name in roles.labels and declared.task == "classification" and name not in declared.groups
         else _declared_or_distinct(declared.groups.get(name), complete[name])
         for name in roles.groups
     }
-    shown = intersected(group_values)
-    is_declared = not _undeclared_groups(roles, declared) and (
-        declared.classes is not None or roles.label not in roles.groups or roles.label in declared.groups
-    )
+    shown = intersected(group_values) if group_values else ("all",)
+    by_label = [name for name in roles.groups if name in roles.labels and name not in declared.groups]
+    is_declared = not _undeclared_groups(roles, declared) and (declared.classes is not None or not by_label)
     return Encoding(
         roles,
         tuple(_column(complete[name], name, declared) for name in roles.features),
-        class_names,
+        labels,
         group_values,
         shown if is_declared else numbered("group", len(shown)),
         not_private(_undeclared(roles, declared)),
     )
+
+
+def _labels(complete: pa.Table, roles: Roles, declared: Declared) -> Labels:
+    match declared.task:
+        case "regression":
+            ranges = {name: span for name, span in declared.ranges.items() if name in roles.labels}
+            return Targets(roles.labels, ranges)
+        case "multi_label":
+            return Flags(roles.labels)
+        case "language_modelling":
+            return NoLabels()
+    (label,) = roles.labels
+    return Classes(label, _declared_or_distinct(declared.classes, complete[label]))
 
 
 def _undeclared(roles: Roles, declared: Declared) -> list[str]:
@@ -261,7 +315,7 @@ def _undeclared(roles: Roles, declared: Declared) -> list[str]:
     columns = [name for name in roles.features if name not in declared.ranges and name not in declared.categories]
     undeclared = {
         f"ranges or categories of {', '.join(columns)} (`ranges`, `categories`)": bool(columns),
-        "the classes (`classes`)": declared.classes is None,
+        "the classes (`classes`)": declared.classes is None and declared.task == "classification",
         "the groups (`groups`)": bool(_undeclared_groups(roles, declared)),
     }
     return [what for what, is_undeclared in undeclared.items() if is_undeclared]
@@ -269,7 +323,8 @@ def _undeclared(roles: Roles, declared: Declared) -> list[str]:
 
 def _undeclared_groups(roles: Roles, declared: Declared) -> list[str]:
     """Group columns whose values are taken from the rows; those of the label are its classes."""
-    return [name for name in roles.groups if name not in declared.groups and name != roles.label]
+    classes = roles.labels if declared.task == "classification" else ()
+    return [name for name in roles.groups if name not in declared.groups and name not in classes]
 
 
 def _complete(rows: pa.Table) -> pa.Table:

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any, Final
 
 import torch
 from torch import nn
 
 from accounting.errors import InvalidInput
 from accounting.registry import build
-from workers.data import Dataset
+from workers.data import Dataset, Preparation, Tokens
 from workers.imports import NO_CODE, UserCode, import_function, is_import_path, with_checked_types
 from workers.models.convolutional import cnn_dpsgdf, cnn_papernot
 from workers.models.dense import cancer_net, logistic, mlp, pca_mlp
 from workers.models.layers import WeightStandardizedConv2d
 from workers.models.pretrained import load_weights
 from workers.models.residual import resnet20_gn, wide_resnet, wrn16_4
-from workers.models.transformer import transformer
+from workers.models.transformer import language_model, transformer
 from workers.spec import Component
 
 _MODELS: Mapping[str, Callable[..., nn.Module]] = {
     "cancer_net": cancer_net,
     "cnn_dpsgdf": cnn_dpsgdf,
     "cnn_papernot": cnn_papernot,
+    "language_model": language_model,
     "logistic": logistic,
     "mlp": mlp,
     "pca_mlp": pca_mlp,
@@ -36,22 +40,40 @@ MODELS: Mapping[str, Callable[..., nn.Module]] = {name: with_checked_types(make)
 
 
 def build_model(component: Component, dataset: Dataset, seed: int, code: UserCode = NO_CODE) -> nn.Module:
-    """The model, on the CPU, mapping prepared features [b, ...] to logits [b, num_classes].
+    """The model, on the CPU, mapping prepared features [b, ...] to outputs [b, num_classes].
 
-    Initialisation depends only on ``seed``; the global random state is restored. The user's own model is
-    ``module:function(feature_shape, num_classes, **params) -> nn.Module`` with a module in ``code``.
+    Of language models the outputs are [b, t, num_classes]. What the data's preparation says of its tokens is passed to
+    a model that takes it, unless the user gives it. Initialisation depends only on ``seed``; the global random state is
+    restored. The user's own model is ``module:function(feature_shape, num_classes, **params) -> nn.Module`` with a
+    module in ``code``.
 
     Raises:
         InvalidInput: unknown model or key, a model that does not fit the features, or the user's own model whose module
             is not in ``code``.
     """
-    return build_for_shape(component, dataset.feature_shape, dataset.num_classes, seed, code)
+    known = offered(dataset.preparation)
+    return build_for_shape(component, dataset.feature_shape, dataset.num_classes, seed, code, known)
+
+
+_OF_TOKENS: Final = ("vocabulary", "padding", "causal")
+
+
+def offered(preparation: Preparation) -> dict[str, Any]:
+    """What the data know that a model may take: ``vocabulary``, ``padding`` and ``causal`` of tokens."""
+    if not isinstance(preparation, Tokens):
+        return {}
+    return {name: value for name, value in asdict(preparation).items() if name in _OF_TOKENS and value is not None}
 
 
 def build_for_shape(
-    component: Component, feature_shape: tuple[int, ...], num_classes: int, seed: int, code: UserCode = NO_CODE
+    component: Component,
+    feature_shape: tuple[int, ...],
+    num_classes: int,
+    seed: int,
+    code: UserCode = NO_CODE,
+    offers: Mapping[str, Any] | None = None,
 ) -> nn.Module:
-    """`build_model` for a known feature shape.
+    """`build_model` for a known feature shape. offers: as from `offered`.
 
     >>> model = build_for_shape(Component("mlp", {"hidden": [8]}), (4,), num_classes=3, seed=0)
     >>> tuple(model(torch.zeros(5, 4)).shape)
@@ -59,9 +81,11 @@ def build_for_shape(
     """
     name = component.name
     registry = {name: import_function(name, "model", code)} if is_import_path(name) else MODELS
+    takes = inspect.signature(registry[name]).parameters if name in registry else {}
+    params = {**{key: value for key, value in (offers or {}).items() if key in takes}, **component.params}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = build(registry, name, component.params, "model", feature_shape=feature_shape, num_classes=num_classes)
+        model = build(registry, name, params, "model", feature_shape=feature_shape, num_classes=num_classes)
     if not isinstance(model, nn.Module):
         raise InvalidInput(f"model {name!r} returned {type(model).__name__}, but must return an nn.Module")
     return model
@@ -73,4 +97,5 @@ __all__ = [
     "build_for_shape",
     "build_model",
     "load_weights",
+    "offered",
 ]

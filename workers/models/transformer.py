@@ -1,12 +1,13 @@
-"""A small transformer encoder for token sequences, sequences of vectors, and images split into patches.
+"""A small transformer for token sequences, sequences of vectors, and images split into patches.
 
-Its layers are Linear, LayerNorm and Embedding only, which all have fast per-example gradients.
+Of tokens, positions with the padding token are attended to by none and left out of means. Its layers are Linear,
+LayerNorm and Embedding only, which all have fast per-example gradients.
 """
 
 from __future__ import annotations
 
 import torch
-from pydantic import PositiveInt
+from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -24,9 +25,10 @@ class Attention(nn.Module):
         self.value = nn.Linear(width, width)
         self.out = nn.Linear(width, width)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """mask: bool, broadcastable to [b, heads, t, t]; True where a position (row) attends to another (column)."""
         attended = functional.scaled_dot_product_attention(
-            self._split(self.query(x)), self._split(self.key(x)), self._split(self.value(x))
+            self._split(self.query(x)), self._split(self.key(x)), self._split(self.value(x)), mask
         )
         out: Tensor = self.out(attended.transpose(1, 2).flatten(2))
         return out
@@ -46,8 +48,10 @@ class EncoderBlock(nn.Module):
             nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
         )
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention(x)
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """mask: as of `Attention`."""
+        norm, attention = self.attention
+        x = x + attention(norm(x), mask)
         out: Tensor = x + self.perceptron(x)
         return out
 
@@ -63,23 +67,85 @@ class Patches(nn.Module):
         return functional.unfold(x, self.size, stride=self.size).transpose(1, 2)
 
 
-class Transformer(nn.Module):
-    """embed -> + positions -> blocks -> norm -> mean over the sequence -> linear."""
+class Trunk(nn.Module):
+    """embed -> + positions -> blocks -> norm: [b, ...] -> [b, t, width].
 
-    def __init__(self, embed: nn.Module, length: int, width: int, depth: int, heads: int, num_classes: int) -> None:
+    padding: the token that fills short texts, if features are tokens. causal: a position attends to earlier ones only.
+    """
+
+    def __init__(
+        self, embed: nn.Module, length: int, width: int, depth: int, heads: int, padding: int | None, causal: bool
+    ) -> None:
         super().__init__()
         self.embed = embed
         self.positions = nn.Embedding(length, width)
         nn.init.normal_(self.positions.weight, std=0.02)
         self.blocks = nn.Sequential(*(EncoderBlock(width, heads) for _ in range(depth)))
         self.norm = nn.LayerNorm(width)
+        self.padding, self.causal = padding, causal
+
+    def hidden(self, features: Tensor) -> Tensor:
+        """What the head reads of each position, [b, t, width]."""
+        x = self.embed(features)
+        positions = torch.arange(x.shape[1], device=x.device).expand(x.shape[0], -1)
+        x, mask = x + self.positions(positions), self._mask(features)
+        for block in self.blocks:
+            x = block(x, mask)
+        out: Tensor = self.norm(x)
+        return out
+
+    def _mask(self, features: Tensor) -> Tensor | None:
+        """Which positions attend to which; each attends to itself, so that a text without tokens is defined."""
+        if self.padding is None and not self.causal:
+            return None
+        length = features.shape[1]
+        mask = torch.ones(length, length, dtype=torch.bool, device=features.device)[None, None]
+        mask = mask.tril() if self.causal else mask
+        if self.padding is not None:
+            mask = mask & (features != self.padding)[:, None, None, :]
+        return mask | torch.eye(length, dtype=torch.bool, device=features.device)
+
+
+class Transformer(Trunk):
+    """The trunk -> mean over the positions of a sequence that hold no padding -> linear."""
+
+    def __init__(
+        self,
+        embed: nn.Module,
+        length: int,
+        width: int,
+        depth: int,
+        heads: int,
+        num_classes: int,
+        padding: int | None = None,
+    ) -> None:
+        super().__init__(embed, length, width, depth, heads, padding, causal=False)
         self.head = nn.Linear(width, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.embed(x)
-        positions = torch.arange(x.shape[1], device=x.device).expand(x.shape[0], -1)
-        x = self.norm(self.blocks(x + self.positions(positions)))
-        logits: Tensor = self.head(x.mean(1))
+        hidden = self.hidden(x)
+        logits: Tensor = self.head(hidden.mean(1) if self.padding is None else _mean(hidden, x != self.padding))
+        return logits
+
+
+def _mean(hidden: Tensor, counted: Tensor) -> Tensor:
+    """[b, t, width] -> [b, width]: each row's mean over its own counted positions; 0 for a row without any."""
+    weights = counted[:, :, None].to(hidden.dtype)
+    return (hidden * weights).sum(1) / weights.sum(1).clamp(min=1.0)
+
+
+class LanguageModel(Trunk):
+    """The trunk -> linear at each position: tokens [b, t] -> logits [b, t, tokens]."""
+
+    def __init__(
+        self, embed: nn.Module, length: int, width: int, depth: int, heads: int, padding: int | None, causal: bool
+    ) -> None:
+        super().__init__(embed, length, width, depth, heads, padding, causal)
+        assert isinstance(embed, nn.Embedding)
+        self.head = nn.Linear(width, embed.num_embeddings)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.hidden(x))
         return logits
 
 
@@ -91,25 +157,53 @@ def transformer(
     heads: PositiveInt = 4,
     patch_size: PositiveInt = 4,
     vocabulary: PositiveInt | None = None,
+    padding: NonNegativeInt | None = None,
 ) -> nn.Module:
     """A pre-norm transformer encoder with mean pooling.
 
     Features: tokens (length,) if ``vocabulary`` is given, vectors (length, size), or images (channels, height, width),
-    which are split into square patches.
+    which are split into square patches. vocabulary, padding: number of tokens, and the one that fills short texts; of
+    the source `text`, they are known.
     """
+    _check_heads(width, heads)
+    embed, length = _embedding(feature_shape, width, patch_size, vocabulary, padding)
+    return Transformer(embed, length, width, depth, heads, num_classes, padding if vocabulary is not None else None)
+
+
+def language_model(
+    feature_shape: tuple[int, ...],
+    num_classes: int,
+    width: PositiveInt = 64,
+    depth: PositiveInt = 2,
+    heads: PositiveInt = 4,
+    padding: NonNegativeInt | None = None,
+    causal: bool = False,
+) -> nn.Module:
+    """A pre-norm transformer with a logit for each of ``num_classes`` tokens at every position of tokens (length,).
+
+    causal: for next tokens, so that a position does not read what it predicts; of the source `text`, it is known.
+    """
+    _check_heads(width, heads)
+    if len(feature_shape) != 1:
+        raise InvalidInput(f"language_model takes tokens, but features have shape {feature_shape}; use the source text")
+    embed, length = _embedding(feature_shape, width, 1, num_classes, padding)
+    return LanguageModel(embed, length, width, depth, heads, padding, causal)
+
+
+def _check_heads(width: int, heads: int) -> None:
     if width % heads:
         raise InvalidInput(f"width is {width}, but must be a multiple of heads, which is {heads}")
-    embed, length = _embedding(feature_shape, width, patch_size, vocabulary)
-    return Transformer(embed, length, width, depth, heads, num_classes)
 
 
 def _embedding(
-    feature_shape: tuple[int, ...], width: int, patch_size: int, vocabulary: int | None
+    feature_shape: tuple[int, ...], width: int, patch_size: int, vocabulary: int | None, padding: int | None
 ) -> tuple[nn.Module, int]:
     """The first layer, and the length of its output sequence."""
+    if vocabulary is not None and padding is not None and padding >= vocabulary:
+        raise InvalidInput(f"padding is {padding}, but must be a token of the vocabulary, below {vocabulary}")
     match feature_shape:
         case (length,) if vocabulary is not None:
-            return nn.Embedding(vocabulary, width), length
+            return nn.Embedding(vocabulary, width, padding_idx=padding), length
         case (length, size):
             return nn.Linear(size, width), length
         case (channels, height, breadth) if height % patch_size == 0 and breadth % patch_size == 0:

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import dpsweep
 from accounting.errors import DataCorruption, InvalidInput
 from orchestration.commands.main import app
-from orchestration.comparison.metrics import METRICS
+from orchestration.comparison.metrics import of_task
 from orchestration.comparison.stored import stored_record, stored_settings
 from orchestration.comparison.table import FORMULA, as_csv, as_parquet
 from orchestration.report.writing import write_reports
@@ -45,7 +45,7 @@ def test_a_row_per_trial_has_what_varies_its_state_and_all_metrics(tmp_path: Pat
     assert "4 trials" in export(tmp_path / "sweep", tmp_path / "a.csv")
     rows = read_csv(tmp_path / "a.csv")
     baseline, private, failed = (rows[KEYS[name]] for name in ("non-private-seed0", "flat-seed0", "flat-seed1"))
-    assert {metric.name for metric in METRICS} <= private.keys()
+    assert {metric.name for metric in of_task("classification")} <= private.keys()
     assert (private["status"], failed["status"], failed["error"]) == ("finished", "failed", "lost")
     assert [row["labels.seed"] for row in rows.values()] == ["0", "1", "0", "1"]
     assert [row["parameters.clipping.name"] for row in rows.values()] == ["none", "none", "flat", "flat"]

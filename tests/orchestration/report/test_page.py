@@ -229,7 +229,7 @@ def test_seeds_are_averaged_into_settings() -> None:
     assert [len(setting.trials) for setting in settings] == [2] * 7
     assert settings[0].is_baseline
     over = settings[1].over_seeds(accuracy)
-    both = [trial.quality.accuracy for trial in settings[1].trials if trial.quality is not None]
+    both = [trial.quality.main or 0.0 for trial in settings[1].trials if trial.quality is not None]
     assert over is not None
     assert over.mean == pytest.approx(sum(both) / 2)
     assert over.deviation == pytest.approx(abs(both[0] - both[1]) / math.sqrt(2))

@@ -203,7 +203,7 @@ class TestTable:
             ({"label": "income", "features": ["income"]}, "also a feature"),
             ({"label": "income", "features": ["age", "age"]}, "`features` names 'age' more than once"),
             ({"label": "income", "features": "age"}, "features is 'age'"),
-            ({"label": 3}, "label is 3: Input should be a valid string"),
+            ({"label": 3}, "label.str is 3: Input should be a valid string"),
             (
                 {"label": "income", "classes": [False, True]},
                 "label column 'income' has a value that is neither declared",

@@ -1,0 +1,104 @@
+"""The metrics of tasks besides classification: one of each score of `workers.tasks`, of everybody and of every group.
+
+They are entries of `metrics.METRICS` and `rate_metrics.GROUP_METRICS`, in which everything is looked up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+from orchestration.comparison.entries import GroupMetric, Metric, Place
+from orchestration.comparison.formats import CHANGE, FIT, GAP, NUMBER, PERCENT, POINTS, Format
+from orchestration.comparison.tested import by_group, change_by_group_of, change_of, gap_of, of_sums, overall
+from orchestration.comparison.values import score_called, score_gap
+from orchestration.records.published import PublishedGroup
+from workers.tasks import TASKS, Score, Task, Unit
+
+_FORMATS: Final[Mapping[Unit, Format]] = {"share": PERCENT, "number": NUMBER, "fit": FIT}
+
+
+def _metrics(task: Task) -> Iterator[Metric]:
+    for score in task.scores:
+        is_main = score.name == task.main
+        yield Metric(
+            score.name,
+            f"final/{score.name}",
+            score.heading,
+            score_called(score.name),
+            _FORMATS[score.unit],
+            score.meaning + (_TESTED if is_main else ""),
+            frozenset(Place) if is_main else frozenset({Place.SETTINGS, Place.FAIRNESS}),
+            of_model=True,
+            better=score.better,
+            measure=overall(of_sums(task.name, score.of)),
+            task=task.name,
+        )
+        if is_main:
+            yield from _compared(task, score)
+
+
+_TESTED: Final = (
+    " It, loss and groups are computed on held-out test data, which the guarantee does not cover: the models do not "
+    "depend on it, this page does."
+)
+
+
+def _compared(task: Task, score: Score) -> Iterator[Metric]:
+    """The main score against the baseline, and between groups."""
+    is_share, of = score.unit == "share", of_sums(task.name, score.of)
+    points = ", points" if is_share else ""
+    yield Metric(
+        f"{score.name}_change",
+        f"fairness/{score.name}_change",
+        f"Change{points}",
+        score_called(f"{score.name}_change"),
+        POINTS if is_share else CHANGE,
+        f"Private minus non-private {score.heading}, same data, model and seed. No guarantee covers the non-private "
+        "baseline, and therefore none covers this change.",
+        frozenset({Place.SETTINGS, Place.TERMINAL}),
+        of_model=True,
+        better=score.better,
+        measure=change_of(of),
+        task=task.name,
+    )
+    yield Metric(
+        f"{score.name}_gap",
+        f"fairness/{score.name}_gap",
+        f"{score.heading} gap{points}",
+        score_gap(score.name),
+        GAP if is_share else NUMBER,
+        "The best minus the worst of a group.",
+        frozenset({Place.FAIRNESS}),
+        of_model=True,
+        better="lower",
+        measure=gap_of(of),
+        task=task.name,
+    )
+
+
+def _of_groups(task: Task) -> Iterator[GroupMetric]:
+    for score in task.scores:
+        of = of_sums(task.name, score.of)
+        yield GroupMetric(
+            score.name,
+            score.heading,
+            _of_group(score.name),
+            _FORMATS[score.unit],
+            score.better,
+            by_group(of),
+            task.name,
+        )
+        if score.name == task.main:
+            is_share, name = score.unit == "share", f"{score.name}_change"
+            heading = f"Change{', points' if is_share else ''}"
+            shown = POINTS if is_share else CHANGE
+            yield GroupMetric(name, heading, _of_group(name), shown, score.better, change_by_group_of(of), task.name)
+
+
+def _of_group(name: str) -> Callable[[PublishedGroup], float | None]:
+    return lambda group: group.scores.get(name)
+
+
+SCORE_METRICS: Final = tuple(metric for task in TASKS.values() for metric in _metrics(task))
+SCORE_GROUP_METRICS: Final = tuple(metric for task in TASKS.values() for metric in _of_groups(task))

@@ -1,0 +1,189 @@
+"""Texts as tokens: against the tokenizer itself, and against the definition of what language models predict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from accounting.errors import DataCorruption, InvalidInput
+from tests.workers.data_folders import make_texts, make_tokenizer
+from workers.data import Source, Tokens, load_dataset, load_source
+from workers.data import targets as drawn
+from workers.data.targets import Block, masked_tokens, next_tokens
+from workers.spec import DataSpec
+from workers.tasks import IGNORED
+
+LENGTH = 8
+MASK, PAD, VOCABULARY = 2, 0, 16
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("texts")
+    make_tokenizer(found / "tokenizer.json")
+    for suffix in ("csv", "parquet", "jsonl"):
+        make_texts(found / f"texts.{suffix}")
+    return found
+
+
+def load(folder: Path, file: str = "texts.csv", **params: Any) -> Source:
+    known = {"text": "body", "tokenizer": str(folder / "tokenizer.json"), "max_length": LENGTH}
+    return load_source(DataSpec("text", {"path": str(folder / file), **known, **params}))
+
+
+def test_every_format_gives_the_tokens_of_the_tokenizer(folder: Path) -> None:
+    declared = {"label": "mood", "classes": ["neg", "pos"], "group": "lang", "groups": ["de", "en"], "user": "who"}
+    found = [load(folder, f"texts.{suffix}", **declared) for suffix in ("csv", "parquet", "jsonl")]
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    rows = [line.split(",") for line in (folder / "texts.csv").read_text().replace('"', "").splitlines()[1:]]
+    expected = [(tokenizer.encode(body).ids + LENGTH * [PAD])[:LENGTH] for body, *_ in rows]
+    for source in found:
+        assert source.train.features.dtype == torch.int32
+        assert source.train.features.tolist() == expected
+        assert source.train.labels.tolist() == [["neg", "pos"].index(mood) for _, mood, *_ in rows]
+        assert source.train.groups.tolist() == [["de", "en"].index(lang) for *_, lang, _ in rows]
+        assert source.train.user_ids is not None
+        assert len(source.train.user_ids.unique()) == 50
+        assert source.preparation == Tokens(VOCABULARY, PAD)
+        assert source.notes == ()
+        assert source.preparation(source.train.features).dtype == torch.int64
+
+
+def test_texts_are_cut_and_rows_without_one_are_left_out(tmp_path: Path) -> None:
+    make_tokenizer(tmp_path / "tokenizer.json")
+    lines = ["body,mood", '"the cat\nsat on the mat",pos', ",neg", "dog,", '"",neg', "red sky,neg"]
+    (tmp_path / "texts.csv").write_text("\n".join(lines) + "\n")
+    found = load(tmp_path, max_length=4, label="mood", classes=["neg", "pos"])
+    assert found.train.example_ids.tolist() == [0, 4]
+    assert found.train.features.tolist() == [[3, 4, 6, 8], [10, 11, 0, 0]]
+    assert found.notes == ("rows with a missing value are left out",)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet", "jsonl"])
+def test_blocks_do_not_change_what_is_read(folder: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = load(folder, f"texts.{suffix}", objective="masked_lm", group="lang")
+    monkeypatch.setattr("workers.data.texts._ROWS_AT_ONCE", 7)
+    monkeypatch.setattr(drawn, "_ROWS_AT_ONCE", 3)
+    again = load(folder, f"texts.{suffix}", objective="masked_lm", group="lang")
+    assert torch.equal(whole.train.features, again.train.features)
+    assert torch.equal(whole.train.labels, again.train.labels)
+    assert torch.equal(whole.train.groups, again.train.groups)
+
+
+class TestMaskedTokens:
+    """Rows of random tokens, of which the last positions are padding."""
+
+    draw = np.random.default_rng(1)
+    ids = draw.integers(3, VOCABULARY, (4000, 32)).astype(np.int32)
+    own = np.arange(32) < draw.integers(1, 33, (4000, 1))
+    block = Block(np.where(own, ids, PAD).astype(np.int32), own)
+
+    def test_what_is_predicted_is_what_stood_there(self) -> None:
+        ids, labels = masked_tokens(self.block, 0, MASK, VOCABULARY, 0.15, 3)
+        counted = labels != IGNORED
+        assert (labels[counted] == self.block.ids[counted]).all()
+        assert (ids[~counted] == self.block.ids[~counted]).all()
+        assert not counted[~self.own].any()
+        assert counted.any(1).all(), "one of each row at least"
+
+    def test_shares_are_those_of_the_definition(self) -> None:
+        ids, labels = masked_tokens(self.block, 0, MASK, VOCABULARY, 0.15, 3)
+        long = self.own.sum(1) >= 30
+        counted = labels != IGNORED
+        assert counted[long].sum() / self.own[long].sum() == pytest.approx(0.15, abs=0.02)
+        assert (ids[counted] == MASK).mean() == pytest.approx(0.8 + 0.1 / VOCABULARY, abs=0.02)
+        kept = (ids[counted] == labels[counted]).mean()
+        assert kept == pytest.approx(0.1 + 0.1 / VOCABULARY, abs=0.02)
+
+    def test_a_row_depends_on_its_position_and_the_seed_alone(self) -> None:
+        ids, labels = masked_tokens(self.block, 0, MASK, VOCABULARY, 0.15, 3)
+        part = Block(self.block.ids[100:120], self.own[100:120])
+        some, of_some = masked_tokens(part, 100, MASK, VOCABULARY, 0.15, 3)
+        assert (some == ids[100:120]).all()
+        assert (of_some == labels[100:120]).all()
+        changed = Block(self.block.ids.copy(), self.own.copy())
+        changed.ids[7], changed.own[7] = PAD, False
+        others, _ = masked_tokens(changed, 0, MASK, VOCABULARY, 0.15, 3)
+        assert (np.delete(others, 7, 0) == np.delete(ids, 7, 0)).all()
+        another, _ = masked_tokens(self.block, 0, MASK, VOCABULARY, 0.15, 4)
+        assert (another != ids).any()
+
+
+def test_the_next_token_is_predicted_up_to_the_padding() -> None:
+    block = Block(np.array([[5, 6, 7, 0]], np.int32), np.array([[True, True, True, False]]))
+    ids, labels = next_tokens(block, PAD)
+    assert ids.tolist() == [[5, 6, 7, 0]]
+    assert labels.tolist() == [[6, 7, IGNORED, IGNORED]]
+
+
+def test_a_cut_keeps_users_whole_and_labels_with_their_rows(folder: Path) -> None:
+    params = {"path": str(folder / "texts.jsonl"), "text": "body", "tokenizer": str(folder / "tokenizer.json")}
+    spec = DataSpec("text", {**params, "max_length": LENGTH, "objective": "causal_lm", "user": "who"})
+    dataset = load_dataset(spec)
+    assert dataset.task == "language_modelling"
+    assert dataset.num_classes == VOCABULARY
+    assert dataset.train.user_ids is not None
+    assert dataset.test.user_ids is not None
+    assert not set(dataset.train.user_ids.tolist()) & set(dataset.test.user_ids.tolist())
+    following = dataset.train.features[:, 1:].long()
+    assert torch.equal(dataset.train.labels[:, :-1], torch.where(following == PAD, IGNORED, following))
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({}, "objective label needs `label`, a column; or set objective"),
+        ({"label": "mood", "objective": "masked_lm"}, "objective masked_lm predicts tokens, not the column 'mood'"),
+        ({"label": "moods"}, "there is no column 'moods' in .*; did you mean 'mood'"),
+        ({"text": "bodies", "label": "mood"}, "there is no column 'bodies' in .*; did you mean 'body'"),
+        ({"objective": "masked_lm", "mask_token": "<m>"}, "has no token '<m>'; name one that it has by `mask_token`"),
+        ({"label": "mood", "padding_token": "<p>"}, "has no token '<p>'; name one that it has by `padding_token`"),
+        ({"label": "mood", "max_length": 1}, "max_length is 1: Input should be greater than or equal to 2"),
+        ({"label": "mood", "tokenizer": "/none.json"}, "there is no /none.json"),
+        ({"label": "mood", "mask_fraction": 1.0}, "mask_fraction is 1.0: Input should be less than 1"),
+        ({"label": "mood", "classes": ["neg"]}, "has a value that is neither declared"),
+        ({"label": ["mood", "lang"]}, "label names 2 columns, but classification has one; set task"),
+        ({"label": "body"}, "the column 'body' is the text, and also a label, group or user"),
+        ({"objective": "causal_lm", "task": "regression"}, "task regression is of `label`, but objective causal_lm"),
+        ({"objective": "causal_lm", "classes": ["a"]}, "`classes` are of classification, but the task is language_mod"),
+        ({"label": "mood", "objective": "next"}, "objective is 'next': Input should be 'label', 'masked_lm' or"),
+    ],
+)
+def test_mistakes_are_named(folder: Path, params: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        load(folder, **params)
+
+
+def test_other_columns_may_change_their_type(tmp_path: Path) -> None:
+    """A CSV whose first block shows whole numbers where a later one has words."""
+    make_tokenizer(tmp_path / "tokenizer.json")
+    filling = " ".join(["the cat sat"] * 40)
+    rows = [f"{filling},pos,{row}" for row in range(4000)] + ["the dog,neg,none of these"]
+    (tmp_path / "texts.csv").write_text("\n".join(["body,mood,note", *rows]) + "\n")
+    assert len(load(tmp_path, label="mood").train) == 4001
+
+
+def test_the_test_texts_are_others(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"test_path is the training table .* itself"):
+        load(folder, label="mood", test_path=str(folder / "texts.csv"))
+    make_texts(tmp_path / "more.jsonl", rows=20)
+    found = load(folder, label="mood", test_path=str(tmp_path / "more.jsonl"), objective="label")
+    assert found.test is not None
+    assert found.test.example_ids.tolist() == list(range(200, 220))
+
+
+def test_files_that_are_none_are_named(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(InvalidInput, match=r"tokenizer\.json is no tokenizer file"):
+        load(folder, label="mood", tokenizer=str(tmp_path / "tokenizer.json"))
+    (tmp_path / "texts.jsonl").write_text("{")
+    with pytest.raises(DataCorruption, match=r"cannot read .*texts\.jsonl"):
+        load(folder, label="mood", path=str(tmp_path / "texts.jsonl"))
+    (tmp_path / "texts.txt").write_text("the cat")
+    with pytest.raises(InvalidInput, match=r"unknown file type '\.txt'"):
+        load(folder, label="mood", path=str(tmp_path / "texts.txt"))

@@ -1,0 +1,105 @@
+"""What is learnt of the rows of a table: a class, real numbers, or which of several labels a row has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as compute
+
+from accounting.errors import InvalidInput, PrivateDetail
+from workers.data.tabular import Numeric, indices, is_numeric, numbers
+
+TableTask = Literal["classification", "regression", "multi_label"]
+"""Tasks whose labels lie in columns; names in `workers.tasks.TASKS`."""
+_FLAGS: Final = ("0", "1", "false", "true")
+
+
+class Labels(Protocol):
+    """How columns of a table become labels. names: of the outputs of a model."""
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+
+    def encode(self, table: pa.Table) -> npt.NDArray[np.generic]:
+        """Rows without nulls -> labels [n, ...] of the task."""
+        ...
+
+
+@dataclass(frozen=True)
+class Classes:
+    """One column with the name of a class."""
+
+    column: str
+    names: tuple[str, ...]
+
+    def encode(self, table: pa.Table) -> npt.NDArray[np.int64]:
+        return indices(table[self.column], self.names, f"label column {self.column!r}")
+
+
+@dataclass(frozen=True)
+class Targets:
+    """Columns with numbers, as they are or, of those with a range, scaled to [0, 1] and cut at its ends."""
+
+    names: tuple[str, ...]
+    ranges: Mapping[str, tuple[float, float]]
+
+    def encode(self, table: pa.Table) -> npt.NDArray[np.float32]:
+        columns = [self._column(table[name], name) for name in self.names]
+        return np.stack(columns, 1).astype(np.float32)
+
+    def _column(self, values: pa.ChunkedArray, name: str) -> npt.NDArray[np.generic]:
+        if not is_numeric(values):
+            raise InvalidInput(
+                f"label column {name!r} holds {values.type}, but regression takes numbers; correct it, or set task: "
+                "classification"
+            )
+        return Numeric(name, *self.ranges[name]).encode(values)[:, 0] if name in self.ranges else numbers(values, name)
+
+
+@dataclass(frozen=True)
+class Flags:
+    """Columns of 0 and 1, or of false and true: whether a row has the label that the column is called."""
+
+    names: tuple[str, ...]
+
+    def encode(self, table: pa.Table) -> npt.NDArray[np.int64]:
+        return np.stack([self._column(table[name], name) for name in self.names], 1)
+
+    def _column(self, values: pa.ChunkedArray, name: str) -> npt.NDArray[np.int64]:
+        texts = pa.array(numbers(values, name)).cast(pa.string()) if is_numeric(values) else values
+        known = compute.index_in(compute.utf8_lower(texts.cast(pa.string())), value_set=pa.array(_FLAGS))
+        found = np.asarray(known.cast(pa.int64()).fill_null(-1).to_numpy(zero_copy_only=False))
+        if (found < 0).any():
+            raise InvalidInput(
+                f"label column {name!r} has a value besides 0 and 1, or false and true, which multi_label takes; "
+                "correct it, or leave it out of `label`"
+            ) from PrivateDetail(str(values[int(np.flatnonzero(found < 0)[0])]))
+        return found % 2
+
+
+@dataclass(frozen=True)
+class NoLabels:
+    """Labels that do not come from columns, as the tokens of a language model."""
+
+    names: tuple[str, ...] = ()
+
+    def encode(self, table: pa.Table) -> npt.NDArray[np.int64]:
+        return np.zeros(table.num_rows, dtype=np.int64)
+
+
+def label_columns(label: str | Sequence[str], task: TableTask) -> tuple[str, ...]:
+    """The columns that ``label`` names. Raises: InvalidInput for none, a repeated one, and several of one class."""
+    named = (label,) if isinstance(label, str) else tuple(label)
+    if not named or len(set(named)) < len(named):
+        raise InvalidInput(f"label is {label!r}, but must be one column or several different ones")
+    if task == "classification" and len(named) > 1:
+        raise InvalidInput(
+            f"label names {len(named)} columns, but classification has one; set task: multi_label for columns of 0 and "
+            "1, or task: regression for numbers"
+        )
+    return named

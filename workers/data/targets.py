@@ -1,0 +1,64 @@
+"""What a language model predicts of tokens: masked ones, drawn for each row by its position, or the next ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from workers.tasks import IGNORED
+
+Objective = Literal["label", "masked_lm", "causal_lm"]
+_MASKED: Final = 0.8
+_REPLACED: Final = 0.9
+"""Of the predicted tokens, 80% become the mask token, 10% a random one, 10% stay (Devlin et al. 2019)."""
+_ROWS_AT_ONCE: Final = 4096
+_OF_A_COUNTER: Final = 4
+"""64-bit numbers that Philox4x64 makes of one counter."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Tokens of n rows. ids: [n, t]. own: which are of the text itself, not special or padding, [n, t]."""
+
+    ids: npt.NDArray[np.int32]
+    own: npt.NDArray[np.bool_]
+
+
+def masked_tokens(
+    block: Block, first: int, mask: int, vocabulary: int, fraction: float, seed: int
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+    """Tokens [n, t] of which some are masked, and labels [n, t]: those tokens, elsewhere `IGNORED`.
+
+    Of each row, every own token is predicted with probability ``fraction``, and one at least. What is drawn of a row
+    depends on ``seed`` and its position, ``first`` for the first row, and not on other rows.
+    """
+    ids, labels = block.ids.copy(), np.full(block.ids.shape, IGNORED, dtype=np.int64)
+    for start in range(0, len(ids), _ROWS_AT_ONCE):
+        rows = slice(start, start + _ROWS_AT_ONCE)
+        own, tokens = block.own[rows], block.ids[rows]
+        chance, action, other = _draws(seed, first + start, *tokens.shape)
+        least = np.where(own, chance, np.inf).min(1, initial=np.inf)
+        chosen = own & (chance <= np.maximum(fraction, least)[:, None])
+        labels[rows][chosen] = tokens[chosen]
+        replaced = np.where(action < _MASKED, mask, np.floor(other * vocabulary).astype(np.int32))
+        ids[rows] = np.where(chosen & (action < _REPLACED), replaced, tokens)
+    return ids, labels
+
+
+def _draws(seed: int, first: int, rows: int, length: int) -> npt.NDArray[np.float64]:
+    """[3, rows, length] numbers in [0, 1), a stretch of one random stream for each row."""
+    counters = -(-3 * length // _OF_A_COUNTER)
+    stream = np.random.Generator(np.random.Philox(key=seed, counter=first * counters))
+    drawn = stream.random((rows, counters * _OF_A_COUNTER))[:, : 3 * length]
+    return drawn.reshape(rows, 3, length).transpose(1, 0, 2)
+
+
+def next_tokens(block: Block, padding: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+    """The tokens [n, t], and labels [n, t]: at each position the next token, `IGNORED` where that is padding."""
+    labels = np.full(block.ids.shape, IGNORED, dtype=np.int64)
+    following = block.ids[:, 1:]
+    labels[:, :-1] = np.where(following == padding, IGNORED, following)
+    return block.ids, labels

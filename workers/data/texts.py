@@ -1,0 +1,304 @@
+"""Texts of a CSV, Parquet or JSON Lines file as tokens of a tokenizer file, read and encoded block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.csv as csv
+import pyarrow.json as json
+import pyarrow.parquet as parquet
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from accounting.errors import InvalidInput
+from accounting.registry import lookup, nearest
+from workers.data.base import Source, Split, Tokens, repeated
+from workers.data.files import reading, require_path
+from workers.data.labels import TableTask, label_columns
+from workers.data.spelling import Values
+from workers.data.table import (
+    Declared,
+    Encoding,
+    Roles,
+    declared_groups,
+    encoding_of,
+    require_other,
+    used_columns,
+    user_names,
+)
+from workers.data.tabular import attributes, complete_rows
+from workers.data.targets import Block, Objective, masked_tokens, next_tokens
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+_ROWS_AT_ONCE: Final = 1024
+"""Texts that are in memory, and encoded, at a time."""
+_PADDING: Final = ("[PAD]", "<pad>")
+Columns = Sequence[str]
+Length = Annotated[int, Field(ge=2, le=65_536)]
+
+
+def text(
+    path: str,
+    text: str,
+    tokenizer: str,
+    max_length: Length = 128,
+    objective: Objective = "label",
+    label: str | Sequence[str] | None = None,
+    task: TableTask = "classification",
+    group: str | Sequence[str] | None = None,
+    user: str | None = None,
+    test_path: str | None = None,
+    classes: Values | None = None,
+    groups: Values | Mapping[str, Values] | None = None,
+    padding_token: str | None = None,
+    mask_token: str = "[MASK]",
+    mask_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15,
+    mask_seed: Annotated[int, Field(ge=0, lt=2**63)] = 0,
+) -> Source:
+    """The column ``text`` of a .csv (UTF-8, with a header), .parquet or .jsonl file, as token ids.
+
+    tokenizer: a file of the package tokenizers (tokenizer.json). Texts are cut at ``max_length`` tokens, and shorter
+    ones are filled with ``padding_token``, by default the tokenizer's own. objective: ``label`` learns the column
+    ``label`` (of ``task`` regression or multi_label, as in tables, also several); ``masked_lm`` predicts a share of
+    ``mask_fraction`` of the tokens, ``causal_lm`` each token from those before it. What is masked depends on
+    ``mask_seed`` and the position of the row alone. group, user, test_path, classes, groups: as of tables. Rows with a
+    missing value are left out.
+
+    Raises: InvalidInput for unknown columns and tokens, and undeclared values; DataCorruption for unreadable files.
+    """
+    encoder = _Encoder.of(tokenizer, max_length, padding_token)
+    labels = _labels(objective, label, task)
+    kind = task if objective == "label" else "language_modelling"
+    by = () if group is None and kind != "classification" else attributes("text", labels if group is None else group)
+    declared = Declared(kind, {}, {}, classes, declared_groups(by, groups))
+    roles = Roles(labels, by, user, ())
+    if text in roles.used:
+        raise InvalidInput(f"the column {text!r} is the text, and also a label, group or user; name another of both")
+    texts = declared.texts(labels, by, user)
+    tables = [_read(path, text, roles, texts, encoder)]
+    if test_path is not None:
+        require_other(test_path, path)
+        tables.append(_read(test_path, text, roles, texts, encoder))
+    encoding = encoding_of(tables[0].columns, roles, declared)
+    learn = _targets(objective, encoder, mask_token, mask_fraction, mask_seed)
+    users, first = user_names([each.columns for each in tables], user), 0
+    splits = []
+    for each in tables:
+        splits.append(_split(each, encoding, users, first, learn))
+        first += each.columns.num_rows
+    is_complete = sum(map(len, splits)) == first
+    return Source(
+        Path(path).stem,
+        splits[0],
+        splits[1] if len(splits) > 1 else None,
+        encoding.group_names,
+        encoding.labels.names if objective == "label" else encoder.tokens,
+        preparation=Tokens(len(encoder.tokens), encoder.padding, True if objective == "causal_lm" else None),
+        notes=encoding.notes if is_complete else (*encoding.notes, "rows with a missing value are left out"),
+        task=kind,
+    )
+
+
+def _labels(objective: Objective, label: str | Sequence[str] | None, task: TableTask) -> tuple[str, ...]:
+    if objective != "label":
+        if label is not None:
+            raise InvalidInput(
+                f"objective {objective} predicts tokens, not the column {label!r}; leave out one of both"
+            )
+        if task != "classification":
+            raise InvalidInput(f"task {task} is of `label`, but objective {objective} predicts tokens; leave it out")
+        return ()
+    if label is None:
+        raise InvalidInput("objective label needs `label`, a column; or set objective: masked_lm or causal_lm")
+    return label_columns(label, task)
+
+
+@dataclass(frozen=True)
+class _Encoder:
+    """A tokenizer that fills and cuts texts to one length. tokens: by id. padding: an id."""
+
+    tokenizer: Tokenizer
+    path: Path
+    length: int
+    tokens: tuple[str, ...]
+    padding: int
+
+    @classmethod
+    def of(cls, file: str, length: int, padding_token: str | None) -> _Encoder:
+        """Raises: InvalidInput without the package, the file or a padding token."""
+        try:
+            from tokenizers import Tokenizer  # late: an extra
+        except ImportError as error:
+            raise InvalidInput(
+                "data source 'text' needs the package tokenizers: pip install 'dpsweep[text]'"
+            ) from error
+        path = require_path(file)
+        try:
+            tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # tokenizers raises Exception itself
+            raise InvalidInput(
+                f"{path} is no tokenizer file; give a tokenizer.json of the package tokenizers"
+            ) from error
+        ids = {number: token for token, number in tokenizer.get_vocab(with_added_tokens=True).items()}
+        padding = _padding(tokenizer, path, padding_token)
+        tokenizer.enable_truncation(length)
+        tokenizer.enable_padding(length=length, pad_id=padding, pad_token=ids[padding])
+        names = tuple(ids.get(number, f"(no token {number})") for number in range(max(ids) + 1))
+        return cls(tokenizer, path, length, names, padding)
+
+    def token(self, name: str, key: str) -> int:
+        """The id of a token. Raises: InvalidInput for an unknown one."""
+        found = self.tokenizer.token_to_id(name)
+        if found is None:
+            raise InvalidInput(f"the tokenizer {self.path} has no token {name!r}; name one that it has by `{key}`")
+        return int(found)
+
+    def encode(self, texts: Sequence[str]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
+        """Ids [n, length], and which are of the text itself, not special or padding."""
+        found = self.tokenizer.encode_batch(list(texts))
+        ids = np.array([each.ids for each in found], dtype=np.int32).reshape(len(texts), self.length)
+        special = np.array([each.special_tokens_mask for each in found], dtype=bool).reshape(ids.shape)
+        return ids, ~special & (ids != self.padding)
+
+
+def _padding(tokenizer: Tokenizer, path: Path, named: str | None) -> int:
+    own = tokenizer.padding["pad_token"] if tokenizer.padding else None
+    for name in (named,) if named is not None else (own, *_PADDING):
+        if name is not None and (found := tokenizer.token_to_id(name)) is not None:
+            return int(found)
+    raise InvalidInput(
+        f"the tokenizer {path} has no token {named!r}; name one that it has by `padding_token`"
+        if named is not None
+        else f"the tokenizer {path} says nothing of padding; name the token that fills short texts by `padding_token`"
+    )
+
+
+@dataclass(frozen=True)
+class _Encoded:
+    """Rows of a file: columns with a role besides the text, tokens [n, length], which are of the text, and whether a
+    row has a text."""
+
+    columns: pa.Table
+    block: Block
+    has_text: npt.NDArray[np.bool_]
+
+
+def _read(path: str, text: str, roles: Roles, texts: Mapping[str, Values], encoder: _Encoder) -> _Encoded:
+    """The rows of a file. Of the texts, one block at a time is in memory."""
+    found = require_path(path)
+    stream = lookup(_STREAMS, found.suffix.lower(), "file type")
+    numeric = [name for name in roles.labels if name not in texts]
+    kept, parts, own, given = [], [], [], []
+    with reading(found):
+        used = (text, *roles.used)
+        for rows in stream(found, used, (text, *texts), numeric):
+            for name in used:
+                if name not in rows.schema.names:
+                    raise InvalidInput(f"there is no column {name!r} in {found}; {nearest(name, rows.schema.names)}")
+            if twice := repeated(rows.schema.names):
+                raise InvalidInput(f"the table {found} has more than one column named {twice!r}; rename them")
+            strings = _strings(rows.column(rows.schema.names.index(text)), text, found)
+            ids, counted = encoder.encode([each or "" for each in strings.to_pylist()])
+            parts.append(ids)
+            own.append(counted)
+            given.append(strings.is_valid().to_numpy(zero_copy_only=False))
+            kept.append(rows.select(list(roles.used)))
+    if not parts:
+        raise InvalidInput(f"the table {found} has no rows")
+    table = (
+        used_columns(pa.Table.from_batches(kept), roles, texts, path) if roles.used else _empty(sum(map(len, parts)))
+    )
+    return _Encoded(table, Block(np.concatenate(parts), np.concatenate(own)), np.concatenate(given))
+
+
+def _strings(values: pa.Array, name: str, path: Path) -> pa.Array:
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type) or pa.types.is_null(values.type)):
+        raise InvalidInput(f"column {name!r} of {path} holds {values.type}, but must hold text; name another by `text`")
+    return values
+
+
+def _empty(rows: int) -> pa.Table:
+    """A table of so many rows with a column that says nothing, where no column has a role."""
+    return pa.table({"": pa.array(np.zeros(rows, dtype=np.int8))})
+
+
+def _csv_batches(path: Path, used: Columns, texts: Columns, numeric: Columns) -> Iterator[pa.RecordBatch]:
+    """Of the columns that are ``used``: types of others, which only the whole file tells, do not matter."""
+    types = dict.fromkeys(texts, pa.string()) | dict.fromkeys(numeric, pa.float64())
+    parse = csv.ParseOptions(newlines_in_values=True)
+    with csv.open_csv(path, parse_options=parse) as reader:
+        only = _only(used, reader.schema.names)
+    options = csv.ConvertOptions(column_types=types, strings_can_be_null=True, include_columns=only)
+    with csv.open_csv(path, parse_options=parse, convert_options=options) as reader:
+        yield from _in_blocks(reader)
+
+
+def _parquet_batches(path: Path, used: Columns, texts: Columns, numeric: Columns) -> Iterator[pa.RecordBatch]:
+    with parquet.ParquetFile(path) as file:
+        only = _only(used, file.schema_arrow.names)
+        yield from _in_blocks(file.iter_batches(_ROWS_AT_ONCE, columns=only))
+
+
+def _only(used: Columns, there: Columns) -> list[str] | None:
+    """The columns to read; all, for an error to name, where one is not there or there twice."""
+    return [*dict.fromkeys(used)] if set(used) <= set(there) and len(set(there)) == len(there) else None
+
+
+def _json_batches(path: Path, used: Columns, texts: Columns, numeric: Columns) -> Iterator[pa.RecordBatch]:
+    with json.open_json(path) as reader:
+        yield from _in_blocks(reader)
+
+
+def _in_blocks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
+            yield batch.slice(start, _ROWS_AT_ONCE)
+
+
+_STREAMS: Final[Mapping[str, Callable[[Path, Columns, Columns, Columns], Iterator[pa.RecordBatch]]]] = {
+    ".csv": _csv_batches,
+    ".jsonl": _json_batches,
+    ".parquet": _parquet_batches,
+}
+"""By file name extension."""
+Learn = Callable[[Block, int], tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]]
+"""Features and labels of a block of rows, the first of which has the given position."""
+
+
+def _targets(objective: Objective, encoder: _Encoder, mask: str, fraction: float, seed: int) -> Learn | None:
+    """How labels follow from tokens; None where they do not."""
+    if objective == "masked_lm":
+        token = encoder.token(mask, "mask_token")
+        return lambda block, first: masked_tokens(block, first, token, len(encoder.tokens), fraction, seed)
+    return (lambda block, first: next_tokens(block, encoder.padding)) if objective == "causal_lm" else None
+
+
+def _split(each: _Encoded, encoding: Encoding, users: tuple[str, ...], first: int, learn: Learn | None) -> Split:
+    """The complete rows of a file as a split. first: id of its first row."""
+    is_complete = np.zeros(each.columns.num_rows, dtype=bool)
+    is_complete[complete_rows(each.columns)] = True
+    rows = np.flatnonzero(is_complete & each.has_text)
+    if len(rows) == 0:
+        raise InvalidInput("no row has a text and all other values; correct the column `text`, or choose others")
+    complete = each.columns.take(rows)
+    if learn is None:
+        tokens = _selected(each.block.ids, rows)
+        return encoding.joined(tokens, complete, rows + first, users, encoding.labels.encode(complete))
+    features, labels = learn(each.block, first)
+    return encoding.joined(_selected(features, rows), complete, rows + first, users, labels[rows])
+
+
+def _selected(values: npt.NDArray[np.int32], rows: npt.NDArray[np.int64]) -> Tensor:
+    """The rows, without a copy where they are all."""
+    return torch.from_numpy(values if len(rows) == len(values) else values[rows])

@@ -1,0 +1,42 @@
+"""What a model learns, by name. A new task is one file and one line of `TASKS`; torch is loaded only by its callers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from accounting.registry import lookup
+from workers.tasks.classification import CLASSIFICATION
+from workers.tasks.language_modelling import IGNORED, LANGUAGE_MODELLING
+from workers.tasks.multi_label import MULTI_LABEL
+from workers.tasks.protocol import Score, Task, Unit, known
+from workers.tasks.regression import REGRESSION
+
+TASKS: Final[Mapping[str, Task]] = {
+    "classification": CLASSIFICATION,
+    "language_modelling": LANGUAGE_MODELLING,
+    "multi_label": MULTI_LABEL,
+    "regression": REGRESSION,
+}
+"""Tasks by name."""
+MAIN_SCORES: Final = tuple(task.main for task in TASKS.values())
+"""The number of each task by which its models are compared first; names of scores differ between tasks."""
+
+
+def task_called(name: str) -> Task:
+    """The task of that name. Raises: InvalidInput naming the nearest."""
+    return lookup(TASKS, name, "task")
+
+
+def main_score(accuracy: float | None, scores: Mapping[str, float]) -> float | None:
+    """The main number of some examples, of which the accuracy and the scores are known; None if it is not defined.
+
+    >>> main_score(None, {"mse": 4.0, "r2": 0.5})
+    0.5
+    """
+    if accuracy is not None:
+        return accuracy
+    return next((scores[name] for name in MAIN_SCORES if name in scores), None)
+
+
+__all__ = ["IGNORED", "MAIN_SCORES", "TASKS", "Score", "Task", "Unit", "known", "main_score", "task_called"]

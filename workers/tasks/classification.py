@@ -1,0 +1,58 @@
+"""One class of several for each example. Rates are computed from counts of labels by predictions (`workers.rates`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from accounting.errors import InvalidInput, PrivateDetail
+from workers.tasks.protocol import Array, Score
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Classification:
+    """Labels: int64 [n], indices of classes. Outputs: a logit for each class, or one logit for class 1 of two."""
+
+    name: str = "classification"
+    main: str = "accuracy"
+    scores: tuple[Score, ...] = ()
+    least_names: int = 2
+
+    def check_labels(self, what: str, labels: Tensor, names: tuple[str, ...]) -> None:
+        if labels.ndim != 1 or labels.is_floating_point():
+            raise InvalidInput(
+                f"{what} have shape {tuple(labels.shape)} and type {labels.dtype}, but must be int64 with one class "
+                "for each example; name another task if they are not classes"
+            )
+        if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < len(names):
+            raise InvalidInput(
+                f"{what} must index its {len(names)} names: be whole numbers from 0 to {len(names) - 1}"
+            ) from PrivateDetail(f"they range from {int(labels.min())} to {int(labels.max())}")
+
+    def output_shape(self, labels: Tensor, names: tuple[str, ...]) -> tuple[int, ...]:
+        return (len(names),)
+
+    def outputs(self, names: tuple[str, ...]) -> str:
+        return f"one logit for each of {len(names)} classes"
+
+    def kept(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """[b, 3]: the predicted class, -ln p(label) in nats, and p(predicted class)."""
+        import torch  # late: sweep files, which know tasks by name, do not need it
+
+        is_single = outputs.shape[1] == 1
+        decided = (outputs[:, 0] > 0).long() if is_single else outputs.argmax(1)
+        logits = outputs.double()
+        # a single logit is that of class 1 against class 0
+        logs = (torch.cat((torch.zeros_like(logits), logits), 1) if is_single else logits).log_softmax(1)
+        losses, sure = -logs.gather(1, labels[:, None])[:, 0], logs.gather(1, decided[:, None])[:, 0].exp()
+        return torch.stack((decided.double(), losses, sure), 1)
+
+    def parts(self, sums: Array, names: tuple[str, ...]) -> Mapping[str, Mapping[str, float]]:
+        return {}
+
+
+CLASSIFICATION: Final = Classification()

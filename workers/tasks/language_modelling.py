@@ -1,0 +1,93 @@
+"""A token at each counted position of a sequence: masked tokens, or the next one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from accounting.errors import InvalidInput
+from workers.tasks.protocol import Array, Score, share
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+IGNORED: Final = -100
+"""Label of a position that is not counted."""
+
+
+@dataclass(frozen=True)
+class LanguageModelling:
+    """Labels: int64 [n, t], the token at each of t positions, `IGNORED` where it is not counted.
+
+    Outputs: [t, V], at each position a logit for each of V tokens.
+    """
+
+    name: str = "language_modelling"
+    main: str = "token_accuracy"
+    scores: tuple[Score, ...] = ()
+    least_names: int = 2
+
+    def check_labels(self, what: str, labels: Tensor, names: tuple[str, ...]) -> None:
+        if labels.ndim != 2 or labels.is_floating_point():
+            raise InvalidInput(
+                f"{what} have shape {tuple(labels.shape)} and type {labels.dtype}, but language_modelling takes int64 "
+                f"[n, t]: a token for each position, {IGNORED} where it is not counted"
+            )
+        if not bool(((labels == IGNORED) | ((labels >= 0) & (labels < len(names)))).all()):
+            raise InvalidInput(f"{what} must be tokens from 0 to {len(names) - 1}, or {IGNORED} where none is counted")
+
+    def output_shape(self, labels: Tensor, names: tuple[str, ...]) -> tuple[int, ...]:
+        return labels.shape[1], len(names)
+
+    def outputs(self, names: tuple[str, ...]) -> str:
+        return f"at each position one logit for each of {len(names)} tokens"
+
+    def kept(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """[b, 3]: over counted positions the sum of -ln p(token) in nats, their number, and how many are right."""
+        import torch  # late: sweep files do not need it
+        from torch.nn import functional
+
+        counted = labels != IGNORED
+        rows, tokens = outputs.flatten(0, 1), labels.flatten()
+        losses = functional.cross_entropy(rows, tokens, reduction="none", ignore_index=IGNORED).view(labels.shape)
+        right = (outputs.argmax(2) == labels) & counted
+        return torch.stack((losses.double().sum(1), counted.double().sum(1), right.double().sum(1)), 1)
+
+    def parts(self, sums: Array, names: tuple[str, ...]) -> Mapping[str, Mapping[str, float]]:
+        return {}
+
+
+def _loss(sums: Array) -> Array:
+    return share(sums[..., 0], sums[..., 1])
+
+
+def _perplexity(sums: Array) -> Array:
+    with np.errstate(over="ignore"):
+        return np.exp(_loss(sums))
+
+
+LANGUAGE_MODELLING: Final = LanguageModelling(
+    scores=(
+        Score(
+            "token_accuracy",
+            "Token accuracy",
+            "higher",
+            "share",
+            lambda sums: share(sums[..., 2], sums[..., 1]),
+            "The share of counted tokens of test data that the model gives the highest probability.",
+        ),
+        Score(
+            "perplexity",
+            "Perplexity",
+            "lower",
+            "number",
+            _perplexity,
+            "The exponential of the mean of −ln p over the counted tokens: every token counts alike, while the loss "
+            "of training weighs every example alike.",
+        ),
+        Score("token_loss", "Token loss", "lower", "number", _loss, "The mean of −ln p over the counted tokens."),
+    )
+)

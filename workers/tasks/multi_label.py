@@ -1,0 +1,142 @@
+"""Several labels for each example, each of which it has or has not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from accounting.errors import InvalidInput
+from workers.tasks.protocol import Array, Score, known, mean_of_known, share
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class MultiLabel:
+    """Labels: int64 [n, L] of 0 and 1. Outputs: a logit for each of L labels; above 0 the label is predicted."""
+
+    name: str = "multi_label"
+    main: str = "micro_f1"
+    scores: tuple[Score, ...] = ()
+    least_names: int = 1
+
+    def check_labels(self, what: str, labels: Tensor, names: tuple[str, ...]) -> None:
+        if labels.ndim != 2 or labels.shape[1] != len(names) or labels.is_floating_point():
+            raise InvalidInput(
+                f"{what} have shape {tuple(labels.shape)} and type {labels.dtype}, but multi_label takes int64 "
+                f"[n, {len(names)}]: 0 or 1 for each of {len(names)} labels"
+            )
+        if not bool(((labels == 0) | (labels == 1)).all()):
+            raise InvalidInput(f"{what} hold a number besides 0 and 1, which say whether an example has a label")
+
+    def output_shape(self, labels: Tensor, names: tuple[str, ...]) -> tuple[int, ...]:
+        return (len(names),)
+
+    def outputs(self, names: tuple[str, ...]) -> str:
+        return f"one logit for each of {len(names)} labels"
+
+    def kept(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """[b, 2 + 3 L]: 1, whether all labels are right, and for each whether it is a true or false positive or a
+        false negative. A logit that is not a number predicts no label."""
+        import torch  # late: sweep files do not need it
+
+        has, predicted = labels == 1, outputs > 0
+        right = (has == predicted).all(1, keepdim=True)
+        return torch.cat(
+            (torch.ones_like(right), right, has & predicted, ~has & predicted, has & ~predicted), 1
+        ).double()
+
+    def parts(self, sums: Array, names: tuple[str, ...]) -> Mapping[str, Mapping[str, float]]:
+        """Of each label; precision, recall and false positive rate are left out where there is nothing to count."""
+        found = {name: of(sums) for name, of in _OF_LABELS.items()}
+        return {name: known({each: values[at] for each, values in found.items()}) for at, name in enumerate(names)}
+
+
+def _blocks(sums: Array) -> tuple[Array, Array, Array, Array]:
+    """The number of examples [..., 1], and counts [..., L] of true and false positives and false negatives."""
+    positives, wrong, missed = np.split(sums[..., 2:], 3, axis=-1)
+    return sums[..., :1], positives, wrong, missed
+
+
+def _f1(positives: Array, wrong: Array, missed: Array) -> Array:
+    return share(2.0 * positives, 2.0 * positives + wrong + missed)
+
+
+def _accuracies(sums: Array) -> Array:
+    count, _, wrong, missed = _blocks(sums)
+    return 1.0 - share(wrong + missed, count)
+
+
+def _f1s(sums: Array) -> Array:
+    return _f1(*_blocks(sums)[1:])
+
+
+def _recalls(sums: Array) -> Array:
+    _, positives, _, missed = _blocks(sums)
+    return share(positives, positives + missed)
+
+
+def _precisions(sums: Array) -> Array:
+    _, positives, wrong, _ = _blocks(sums)
+    return share(positives, positives + wrong)
+
+
+def _false_positive_rates(sums: Array) -> Array:
+    count, positives, wrong, missed = _blocks(sums)
+    return share(wrong, count - positives - missed)
+
+
+def _over_all_labels(sums: Array) -> Array:
+    _, *counts = _blocks(sums)
+    positives, wrong, missed = (each.sum(-1) for each in counts)
+    return _f1(positives, wrong, missed)
+
+
+_OF_LABELS: Final = {
+    "accuracy": _accuracies,
+    "f1": _f1s,
+    "precision": _precisions,
+    "true_positive_rate": _recalls,
+    "false_positive_rate": _false_positive_rates,
+}
+MULTI_LABEL: Final = MultiLabel(
+    scores=(
+        Score(
+            "micro_f1",
+            "Micro F1",
+            "higher",
+            "share",
+            _over_all_labels,
+            "Twice the true positives over twice these plus false positives and false negatives, counted over all "
+            "labels together: labels count by how often they occur.",
+        ),
+        Score(
+            "macro_f1",
+            "Macro F1",
+            "higher",
+            "share",
+            lambda sums: mean_of_known(_f1s(sums)),
+            "The mean over labels of the F1 of each; a label that no example has, and none is given, is left out.",
+        ),
+        Score(
+            "label_accuracy",
+            "Label accuracy",
+            "higher",
+            "share",
+            lambda sums: np.asarray(_accuracies(sums).mean(-1)),
+            "The share of all labels of all examples that are predicted right, present or absent.",
+        ),
+        Score(
+            "exact_match",
+            "Exact match",
+            "higher",
+            "share",
+            lambda sums: share(sums[..., 1], sums[..., 0]),
+            "The share of examples all of whose labels are right.",
+        ),
+    )
+)

@@ -1,0 +1,112 @@
+"""One or several real numbers for each example."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from accounting.errors import InvalidInput
+from workers.tasks.protocol import Array, Score, known, mean_of_known, share
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_CONSTANT: Final = 1e-12
+"""Share of the variance in the mean square below which targets are constant up to rounding."""
+
+
+@dataclass(frozen=True)
+class Regression:
+    """Labels: float32 [n, T], finite. Outputs: a number for each of T targets."""
+
+    name: str = "regression"
+    main: str = "r2"
+    scores: tuple[Score, ...] = ()
+    least_names: int = 1
+
+    def check_labels(self, what: str, labels: Tensor, names: tuple[str, ...]) -> None:
+        if labels.ndim != 2 or labels.shape[1] != len(names) or not labels.is_floating_point():
+            raise InvalidInput(
+                f"{what} have shape {tuple(labels.shape)} and type {labels.dtype}, but regression takes float32 "
+                f"[n, {len(names)}]: a number for each of {', '.join(names)}"
+            )
+        if not bool(labels.isfinite().all()):
+            raise InvalidInput(f"{what} hold a number that is not finite; leave such examples out, or correct them")
+
+    def output_shape(self, labels: Tensor, names: tuple[str, ...]) -> tuple[int, ...]:
+        return (len(names),)
+
+    def outputs(self, names: tuple[str, ...]) -> str:
+        return f"one number for each of {len(names)} targets"
+
+    def kept(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """[b, 1 + 4 T]: 1, then of each target the squared and the absolute error, the target and its square."""
+        import torch  # late: sweep files do not need it
+
+        targets, errors = labels.double(), outputs.double() - labels.double()
+        return torch.cat((torch.ones_like(errors[:, :1]), errors**2, errors.abs(), targets, targets**2), 1)
+
+    def parts(self, sums: Array, names: tuple[str, ...]) -> Mapping[str, Mapping[str, float]]:
+        """Of each target, where there are several."""
+        if len(names) == 1:
+            return {}
+        found = {name: of(sums) for name, of in _OF_TARGETS.items()}
+        return {name: known({each: values[at] for each, values in found.items()}) for at, name in enumerate(names)}
+
+
+def _blocks(sums: Array) -> tuple[Array, Array, Array, Array, Array]:
+    """The number of examples [..., 1], and sums [..., T] of squared errors, absolute errors, targets and squares."""
+    count, rest = sums[..., :1], sums[..., 1:]
+    squared, absolute, targets, squares = np.split(rest, 4, axis=-1)
+    return count, squared, absolute, targets, squares
+
+
+def _squared_error(sums: Array) -> Array:
+    count, squared, *_ = _blocks(sums)
+    return share(squared, count)
+
+
+def _absolute_error(sums: Array) -> Array:
+    count, _, absolute, *_ = _blocks(sums)
+    return share(absolute, count)
+
+
+def _explained(sums: Array) -> Array:
+    """1 - squared errors over squared deviations from the mean; NaN for constant targets."""
+    count, squared, _, targets, squares = _blocks(sums)
+    deviations = squares - share(targets**2, count)
+    return 1.0 - share(squared, np.where(deviations > _CONSTANT * squares, deviations, 0.0))
+
+
+_OF_TARGETS: Final = {"r2": _explained, "mse": _squared_error, "mae": _absolute_error}
+REGRESSION: Final = Regression(
+    scores=(
+        Score(
+            "r2",
+            "R²",
+            "higher",
+            "fit",
+            lambda sums: mean_of_known(_explained(sums)),
+            "One minus the squared errors over those of always predicting the mean of the examples it is computed on, "
+            "a group's own for a group; the mean over targets. 0 for that constant, negative for worse.",
+        ),
+        Score(
+            "mse",
+            "Mean squared error",
+            "lower",
+            "number",
+            lambda sums: np.asarray(_squared_error(sums).mean(-1)),
+            "In squared units of the target; the mean over targets.",
+        ),
+        Score(
+            "mae",
+            "Mean absolute error",
+            "lower",
+            "number",
+            lambda sums: np.asarray(_absolute_error(sums).mean(-1)),
+        ),
+    )
+)
