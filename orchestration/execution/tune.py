@@ -21,10 +21,11 @@ from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
 from ray.tune.execution import tune_controller
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 
-from accounting.errors import DpsweepError, StorageError
+from accounting.errors import StorageError
 from accounting.records import exists
 from orchestration.execution.backend import TrainingObserver, TrialContext, lighter
 from orchestration.execution.patience import train_patiently
+from orchestration.execution.ranks import train_together
 from orchestration.sweeps.plan import PlannedTrial
 from orchestration.sweeps.resources import ResourceSettings
 from orchestration.sweeps.rivals import rivals
@@ -34,13 +35,22 @@ from workers.micro_batches import LackOfMemory
 from workers.trial import Progress
 
 
-def train_trial(config: Mapping[str, Any], trials: Mapping[str, PlannedTrial], context: TrialContext) -> None:
+def train_trial(
+    config: Mapping[str, Any],
+    trials: Mapping[str, PlannedTrial],
+    context: TrialContext,
+    reserved: Mapping[str, ResourceSettings],
+) -> None:
     """Train the trial ``config["key"]`` on a Tune worker, reporting after every epoch.
 
-    Raises: StorageError, with only the text that may be shown, where files cannot be written. Any other error is
-    reported as the trial's result.
+    Raises: StorageError, with only the text that may be shown, where files cannot be written, and RankLost where one of
+    its processes was lost. Any other error is reported as the trial's result.
     """
-    failure = _attempt(trials[config["key"]], context)
+    planned, resources = trials[config["key"]], reserved[config["key"]]
+    if resources.processes > 1:
+        failure = train_together(planned, context, resources, _report)
+    else:
+        failure = _attempt(planned, context)
     if isinstance(failure, StorageError):
         raise failure
     if failure is not None:
@@ -49,16 +59,14 @@ def train_trial(config: Mapping[str, Any], trials: Mapping[str, PlannedTrial], c
 
 
 def _attempt(planned: PlannedTrial, context: TrialContext) -> Exception | None:
-    """Train; return the error that ended the trial with what may be shown of it, without traceback or cause."""
+    """Train in this process; return the error that ended the trial with what may be shown of it."""
     try:
         context.require_key()
         train_patiently(planned, context, unpacked(context.code), _report)
     except BaseException as error:  # whatever user code raises: Tune would store its text
         if isinstance(error, SystemExit) and error.code == 0:
             raise  # how Tune ends the thread of a trial that its scheduler stopped
-        failure = context.failure(planned.key, error)
-        kind = next((each for each in (StorageError, LackOfMemory) if isinstance(error, each)), DpsweepError)
-        return kind(failure)
+        return context.shown(planned.key, error)
     return None
 
 
@@ -118,7 +126,8 @@ def _train_round(
 ) -> None:
     """Train every trial once, or more often where its worker is lost."""
     context, scheduler, by_key = callback.context, sweep.scheduler, {planned.key: planned for planned in trials}
-    worker = tune.with_parameters(train_trial, trials=by_key, context=context)
+    reserved = {key: sweep.reserved(planned.spec) for key, planned in by_key.items()}
+    worker = tune.with_parameters(train_trial, trials=by_key, context=context, reserved=reserved)
     tuner = tune.Tuner(
         tune.with_resources(worker, _reservation(sweep, trials)),
         param_space={"key": tune.grid_search(list(by_key))},
@@ -154,10 +163,12 @@ def _reservation(
 
 
 def _placed(resources: ResourceSettings) -> tune.PlacementGroupFactory:
-    """What a trial reserves, on a node with the labels that it asks for."""
-    bundle = {"CPU": resources.cpus, "GPU": resources.gpus}
-    selector: dict[str, Any] = {"bundle_label_selector": [dict(resources.labels)]} if resources.labels else {}
-    return tune.PlacementGroupFactory([bundle], **selector)
+    """What a trial reserves, on a node with the labels that it asks for: one bundle for each rank, and none for the
+    process that follows several."""
+    ranks = resources.processes
+    selector: dict[str, Any] = {"bundle_label_selector": [dict(resources.labels)] * ranks} if resources.labels else {}
+    follower: list[dict[str, float]] = [{}] if ranks > 1 else []
+    return tune.PlacementGroupFactory([*follower, *[resources.bundle] * ranks], strategy="STRICT_PACK", **selector)
 
 
 @contextlib.contextmanager
