@@ -78,10 +78,8 @@ def _trained(
 def _started(reserved: ResourceSettings) -> Iterator[list[Any]]:
     """An actor for each rank, for the duration of a ``with`` block."""
     place, bundle = get_current_placement_group(), reserved.bundle
-    actor = ray.remote(_Rank).options(
-        num_cpus=bundle.get("CPU", 0.0), num_gpus=bundle.get("GPU", 0.0), max_concurrency=2
-    )
-    ranks = [
+    actor = ray.remote(num_cpus=bundle.get("CPU", 0.0), num_gpus=bundle.get("GPU", 0.0), max_concurrency=2)(_Rank)
+    ranks: list[Any] = [
         actor.options(scheduling_strategy=PlacementGroupSchedulingStrategy(place, number)).remote()
         for number in range(reserved.processes)
     ]

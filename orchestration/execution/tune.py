@@ -32,6 +32,7 @@ from orchestration.sweeps.rivals import rivals
 from orchestration.sweeps.schema import SchedulerSettings, SweepSpec
 from orchestration.sweeps.user_code import unpacked
 from workers.micro_batches import LackOfMemory
+from workers.ranks import RankLost
 from workers.trial import Progress
 
 
@@ -46,11 +47,8 @@ def train_trial(
     Raises: StorageError, with only the text that may be shown, where files cannot be written, and RankLost where one of
     its processes was lost. Any other error is reported as the trial's result.
     """
-    planned, resources = trials[config["key"]], reserved[config["key"]]
-    if resources.processes > 1:
-        failure = train_together(planned, context, resources, _report)
-    else:
-        failure = _attempt(planned, context)
+    key = config["key"]
+    failure = _attempt(trials[key], context, reserved[key])
     if isinstance(failure, StorageError):
         raise failure
     if failure is not None:
@@ -58,11 +56,15 @@ def train_trial(
         tune.report({"error": str(failure), "lacked_memory": lacked, **_UNMEASURED})
 
 
-def _attempt(planned: PlannedTrial, context: TrialContext) -> Exception | None:
-    """Train in this process; return the error that ended the trial with what may be shown of it."""
+def _attempt(planned: PlannedTrial, context: TrialContext, resources: ResourceSettings) -> Exception | None:
+    """Train; return the error that ended the trial with what may be shown of it. Raises: RankLost."""
     try:
         context.require_key()
+        if resources.processes > 1:
+            return train_together(planned, context, resources, _report)
         train_patiently(planned, context, unpacked(context.code), _report)
+    except RankLost:
+        raise
     except BaseException as error:  # whatever user code raises: Tune would store its text
         if isinstance(error, SystemExit) and error.code == 0:
             raise  # how Tune ends the thread of a trial that its scheduler stopped

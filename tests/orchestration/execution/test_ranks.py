@@ -49,9 +49,9 @@ def build(feature_shape, num_classes):
 SWEEP = small(
     model="noting:build",
     data={"name": "digits", "public_fraction": 0.1},
-    optimizer=[{"name": "sgd", "learning_rate": rate} for rate in (0.5, 0.001, 0.5)],
+    optimizer=[{"name": "sgd", "learning_rate": rate} for rate in (0.5, 0.001, 0.4)],
     clipping={"name": "flat", "bound": 1.0},
-    noise=["constant", "constant", {"name": "constant", "noise_multiplier": 50.0}],
+    noise=["constant", "constant", {"name": "exponential", "decay": 0.1}],
     zip=["optimizer", "noise"],
     seeds=0,
     epochs=5,
