@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ray import tune
+from ray import cloudpickle, tune
 from ray.air.execution._internal import actor_manager
 from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
 from ray.tune.execution import tune_controller
@@ -353,9 +353,12 @@ def _lacked_memory(trial: Any) -> bool:
 
 
 def _stored_error(trial: Any) -> Exception | None:
-    """Why Tune gave up on a trial: the exception that the trial raised, if it raised one."""
-    error: Exception | None = trial.get_pickled_error()
-    if error is None:
-        text = trial.get_error()
-        return tune.TuneError(text) if text else None
+    """Why Tune gave up on a trial: the exception that the trial raised, if it raised one.
+
+    It is read where the driver writes it: Tune copies it to the storage, from where it reads it itself, only later.
+    """
+    try:
+        error: Exception = cloudpickle.loads(Path(trial.pickled_error_file or "").read_bytes())
+    except OSError:
+        return None
     return error.cause if isinstance(error, RayTaskError) else error

@@ -43,8 +43,8 @@ class ResourceSettings(Settings):
     def _one_gpu_for_each_rank(self) -> ResourceSettings:
         if self.ranks is not None and self.gpus and self.ranks != max(1.0, self.gpus):
             raise InvalidInput(
-                f"ranks is {self.ranks} and gpus {self.gpus:g}, but each rank has one GPU or none; leave ranks out, or set "
-                "gpus to the same number or to 0"
+                f"ranks is {self.ranks} and gpus {self.gpus:g}, but each rank has one GPU or none; leave ranks out, or "
+                "set gpus to as many or to 0"
             )
         if self.cpus / self.processes < LEAST_QUANTITY:
             raise InvalidInput(

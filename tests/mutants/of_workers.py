@@ -342,6 +342,36 @@ WORKERS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
+        "workers/divided.py",
+        ("tests/workers/test_ranks.py",),
+        B(
+            "weights = self._weigh(_norms(table, norms), torch.cat(turn))",
+            "weights = self._weigh(_norms(table, norms), torch.cat(turn).flip(0))",
+            "examples are weighed by the rule of others",
+        ),
+        B(
+            "before.is_current() and modes_of(model) == self._modes",
+            "True",
+            "draws of the other ranks do not make contributions estimates",
+            survives="in the gate's trials rank 0 draws too, and a batch without its rows is rare",
+        ),
+        B(
+            "_share_model(self._local.model, self._group)\n\n    def random_states",
+            "pass\n\n    def random_states",
+            "the other ranks keep the first model",
+        ),
+        B(
+            "self._random_states = None\n        return torch.tensor_split",
+            "return torch.tensor_split",
+            "a resumed rank repeats its first draws",
+        ),
+    ),
+    *bugs_in(
+        "workers/ranks.py",
+        ("tests/workers/test_ranks.py",),
+        B("for each in others:", "for each in others[1:]:", "a rank's sum is left out"),
+    ),
+    *bugs_in(
         "workers/checkpoint.py",
         ("tests/workers/test_checkpoint.py",),
         B(
