@@ -117,9 +117,7 @@ def _result(call: Any) -> Progress | Exception | None:
         result: Progress | Exception | None = ray.get(call)
     except RayError as error:
         starved = "low on memory" in str(error)  # what Tune is told of a process that Ray killed for lack of memory
-        return _Died(
-            f"a rank of the trial was lost: {'its node ran low on memory' if starved else type(error).__name__}"
-        )
+        return _Died(f"a rank was lost: {'its node ran low on memory' if starved else type(error).__name__}")
     return result
 
 
