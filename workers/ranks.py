@@ -44,10 +44,10 @@ class RankGroup:
         self.broadcast(torch.zeros(1))
 
     def broadcast(self, values: Tensor) -> Tensor:
-        """The values of rank 0; the others pass a tensor of their shape, dtype and device."""
+        """The values of rank 0; the others pass a tensor of their shape, dtype and device, which may be overwritten."""
         if not values.numel():
             return values
-        sent = self._ready(values).clone()
+        sent = self._ready(values)
         with _losses_told():
             distributed.broadcast(sent, 0)
         return sent.to(values.device)
