@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 import torch
 from torch import Tensor
 
 from workers.augmentation import make_augmentation
-from workers.clipping import Examples
+from workers.clipping import ClippingMethod, ClippingState, ClipRule, Examples, Setting
 from workers.data import Dataset
 from workers.devices import choose_device
 from workers.gradients import BatchNorms, GradientEngine, ShapePlanner, TimingPlanner, WeightedSum
@@ -28,8 +29,16 @@ _CHUNK: Final = 512
 Weigh = Callable[[BatchNorms], Tensor]
 """Norms of a whole batch -> weights [b] or, where clipping is by layer, [b, L]."""
 
-WeighRows = Callable[[BatchNorms, Tensor], Tensor]
-"""Norms of some examples, and their rows -> their weights."""
+_NO_ANSWER: Final = torch.zeros(0, dtype=torch.float64)
+"""Of a clipping method without a query."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The rule of a step, of a clipping method without a query, and the state that it was decided from."""
+
+    rule: ClipRule
+    state: ClippingState
 
 
 class TrainingData:
@@ -75,7 +84,7 @@ class BatchGradients(Protocol):
         """The weighted sum over a batch whose weights may depend on the norms of the whole batch."""
         ...
 
-    def weighted_sum_rowwise(self, rows: Tensor, weigh: WeighRows) -> WeightedSum:
+    def weighted_sum_rowwise(self, rows: Tensor, decision: Decision) -> WeightedSum:
         """The weighted sum over a batch in which each weight depends on its own example only: one pass."""
         ...
 
@@ -100,12 +109,11 @@ class LocalGradients:
 
     others_repeat = True
 
-    def __init__(self, spec: TrialSpec, dataset: Dataset, layerwise: bool, code: UserCode) -> None:
+    def __init__(self, spec: TrialSpec, dataset: Dataset, method: ClippingMethod, code: UserCode) -> None:
         device, execution = choose_device(spec.execution.device), spec.execution
         self.model = build_model(spec.model, dataset, spec.seed, code).to(device)
         self.loss = build_loss(spec.loss, code)
         self.data = TrainingData(dataset, device)
-        self.micro_batch_size = execution.micro_batch_size
         self.augmentation_rng = torch.Generator()
         start_generator(self.augmentation_rng, spec.noise_source, spec.seed, "augmentation")
         self._augmentation = make_augmentation(spec.augmentation) if spec.augmentation else None
@@ -116,13 +124,21 @@ class LocalGradients:
                 self.loss,
                 micro_batch_size=execution.micro_batch_size,
                 multiplicity=multiplicity,
-                layerwise=layerwise,
+                layerwise=method.layerwise,
                 planner=ShapePlanner() if execution.deterministic else TimingPlanner(),
                 autocast=torch.bfloat16 if execution.autocast else None,
             )
 
         self.engine = engine(self._augmentation.multiplicity if self._augmentation else 1)
         self._plain = self.engine if self._augmentation is None else engine(1)
+        self._method = method
+        self.setting = Setting(
+            dataset.group_names, self.engine.layer_names, len(dataset.train), spec.sampling.batch_size
+        )
+
+    def decision(self, state: ClippingState) -> Decision:
+        """What a clipping method without a query decides in this state."""
+        return Decision(self._method.decide(state, _NO_ANSWER, self.setting), state)
 
     def norms(self, rows: Tensor) -> BatchNorms:
         chunks = [self._plain.norms(*self.data.inputs(some)) for some in torch.split(rows, _CHUNK)]
@@ -136,8 +152,10 @@ class LocalGradients:
     def weighted_sum(self, rows: Tensor, weigh: Weigh) -> WeightedSum:
         return self.engine.weighted_sum(*self._batch(rows), weigh)
 
-    def weighted_sum_rowwise(self, rows: Tensor, weigh: WeighRows) -> WeightedSum:
-        return self.engine.weighted_sum_rowwise(*self._batch(rows), lambda norms, part: weigh(norms, rows[part]))
+    def weighted_sum_rowwise(self, rows: Tensor, decision: Decision) -> WeightedSum:
+        return self.engine.weighted_sum_rowwise(
+            *self._batch(rows), lambda norms, part: decision.rule.weights(self.data.examples(rows[part], norms))
+        )
 
     def _batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         x, y = self.data.inputs(rows)

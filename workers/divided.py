@@ -1,11 +1,11 @@
 """Data parallelism: the rows of every batch are divided among the ranks of a trial.
 
-Rank 0 does all that one process does: it draws batches, decides on weights, adds the noise, updates the model, records
-norms and writes files. For a batch it sends the rows; each rank, itself included, takes one contiguous part of them and
-computes the norms. These are gathered; rank 0 weighs all examples by its rule and sends the weights back; each rank
-sums its weighted gradients; the sums are added once, at rank 0, in the order of the ranks. After its update rank 0
-sends the model. So the sum is that of one process up to rounding, its sensitivity is the same, the noise is drawn and
-added once, and its key never leaves rank 0.
+Rank 0 does all that one process does: it draws batches, decides on clipping, adds the noise, updates the model, records
+norms and writes files. For a batch it sends the rows; each rank, itself included, takes one contiguous part of them,
+computes the norms and sums its weighted gradients; the sums are added once, at rank 0, in the order of the ranks. Where
+each weight depends on its own example, all ranks weigh by the rule of the step; otherwise rank 0 gathers the norms of
+the whole batch and sends the weights. After its update it sends the model. So the sum is that of one process up to
+rounding, its sensitivity is the same, the noise is drawn and added once, and its key never leaves rank 0.
 
 Random draws of the model (dropout) and of augmentation come from generators of each rank's own, whose states are in the
 checkpoint: trials that draw are therefore other runs of the same mechanism than those of one process.
@@ -14,13 +14,15 @@ checkpoint: trials that draw are therefore other runs of the same mechanism than
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from enum import IntEnum
 
 import torch
 from torch import Tensor, nn
 
 from accounting.keyed import KeyedStream
-from workers.batch_gradients import LocalGradients, Weigh, WeighRows
+from workers.batch_gradients import Decision, LocalGradients, Weigh
+from workers.clipping import ClippingState
 from workers.gradients import BatchNorms, RandomState, WeightedSum, modes_of, set_modes
 from workers.noise import derive_seed, noise_source_kind, start_generator
 from workers.ranks import RankGroup
@@ -32,10 +34,11 @@ class _Order(IntEnum):
 
     END = 0
     TAKE_MODEL = 1
-    NORMS = 2
-    SUM = 3
-    SUM_ROWWISE = 4
-    SEND_RANDOM_STATE = 5
+    TAKE_CLIPPING = 2
+    NORMS = 3
+    SUM = 4
+    SUM_ROWWISE = 5
+    SEND_RANDOM_STATE = 6
 
 
 class DividedGradients:
@@ -47,24 +50,34 @@ class DividedGradients:
     def __init__(self, local: LocalGradients, group: RankGroup, random_states: Sequence[Tensor]) -> None:
         self._local, self._group = local, group
         self._random_states: tuple[Tensor, ...] | None = tuple(random_states)
+        self._sent: ClippingState | None = None
         self.others_repeat = True
 
     def norms(self, rows: Tensor) -> BatchNorms:
         parts = self._send(_Order.NORMS, rows)
-        own = self._local.norms(parts[0])
-        table = self._group.gathered(_table(own), _sizes(parts))
+        found = self._joined(self._local.norms(parts[0]), parts)
         self._count()
-        return _norms(table, own)
+        return found
 
     def weighted_sum(self, rows: Tensor, weigh: Weigh) -> WeightedSum:
         parts = self._send(_Order.SUM, rows)
-        exchange = _Deciding(self._group, [parts], lambda norms, _: weigh(norms))
-        return self._added(self._local.weighted_sum(parts[0], exchange.of_batch), exchange)
 
-    def weighted_sum_rowwise(self, rows: Tensor, weigh: WeighRows) -> WeightedSum:
+        def weights(own: BatchNorms) -> Tensor:
+            given = weigh(self._joined(own, parts)).to(_like_weights(own))
+            if given.dim() < _like_weights(own).dim():
+                given = given[:, None].expand(-1, _like_weights(own).shape[1])
+            self._group.scatter(given, _sizes(parts))
+            return given[: len(parts[0])]
+
+        return self._added(self._local.weighted_sum(parts[0], weights), parts)
+
+    def weighted_sum_rowwise(self, rows: Tensor, decision: Decision) -> WeightedSum:
+        if decision.state is not self._sent:
+            self._order(_Order.TAKE_CLIPPING)
+            _share_clipping(self._local, self._group, decision.state)
+            self._sent = decision.state
         parts = self._send(_Order.SUM_ROWWISE, rows)
-        exchange = _Deciding(self._group, _turns(parts, self._local), weigh)
-        return self._added(self._local.weighted_sum_rowwise(parts[0], exchange.of_rows), exchange)
+        return self._added(self._local.weighted_sum_rowwise(parts[0], decision), parts)
 
     def model_changed(self) -> None:
         self._order(_Order.TAKE_MODEL)
@@ -90,11 +103,17 @@ class DividedGradients:
         self._random_states = None
         return torch.tensor_split(rows, self._group.size)
 
-    def _added(self, own: WeightedSum, exchange: _Deciding) -> WeightedSum:
-        exchange.finish()
-        total = self._group.total(_flat(own.gradients))
-        norms, weights = exchange.in_order(own.norms)
-        return WeightedSum(norms, weights, _unflat(total, own.gradients), self._count(own.non_finite))
+    def _joined(self, own: BatchNorms, parts: tuple[Tensor, ...]) -> BatchNorms:
+        """The norms of all ranks, in the order of their rows."""
+        return _norms(self._group.gathered(_table(own), _sizes(parts)), own)
+
+    def _added(self, own: WeightedSum, parts: tuple[Tensor, ...]) -> WeightedSum:
+        return WeightedSum(
+            self._joined(own.norms, parts),
+            self._group.gathered(own.weights, _sizes(parts)),
+            _unflat(self._group.total(_flat(own.gradients)), own.gradients),
+            self._count(own.non_finite),
+        )
 
     def _count(self, non_finite: int = 0) -> int:
         """Collect what `_Follower` counts; returns how many gradients of all ranks were not finite."""
@@ -115,6 +134,7 @@ class _Follower:
 
     def __init__(self, local: LocalGradients, group: RankGroup) -> None:
         self._local, self._group, self._modes = local, group, modes_of(local.model)
+        self._decision: Decision | None = None
         self._computes: Mapping[int, Callable[[tuple[Tensor, ...]], int]] = {
             _Order.NORMS: self._norms,
             _Order.SUM: self._weighted_sum,
@@ -128,6 +148,8 @@ class _Follower:
             self._compute(order, count)
         elif order == _Order.TAKE_MODEL:
             _share_model(self._local.model, self._group)
+        elif order == _Order.TAKE_CLIPPING:
+            self._decision = self._local.decision(_share_clipping(self._local, self._group))
         elif order == _Order.SEND_RANDOM_STATE:
             self._group.give(_random_state(self._local)[None], 1)
         return bool(order != _Order.END)
@@ -141,88 +163,28 @@ class _Follower:
         self._group.give(_counts(non_finite, repeatable), 1)
 
     def _norms(self, parts: tuple[Tensor, ...]) -> int:
-        self._group.give(_table(self._local.norms(parts[self._group.rank])), max(_sizes(parts)))
+        self._give_norms(self._local.norms(parts[self._group.rank]), parts)
         return 0
 
     def _weighted_sum(self, parts: tuple[Tensor, ...]) -> int:
-        exchange = _Exchange(self._group, [parts])
-        return self._added(self._local.weighted_sum(parts[self._group.rank], exchange.of_batch), exchange)
+        def weights(own: BatchNorms) -> Tensor:
+            self._give_norms(own, parts)
+            return self._group.taken(_like_weights(own), max(_sizes(parts)))
+
+        return self._give_sum(self._local.weighted_sum(parts[self._group.rank], weights), parts)
 
     def _weighted_sum_rowwise(self, parts: tuple[Tensor, ...]) -> int:
-        exchange = _Exchange(self._group, _turns(parts, self._local))
-        return self._added(self._local.weighted_sum_rowwise(parts[self._group.rank], exchange.of_rows), exchange)
+        assert self._decision is not None, "rank 0 sends the clipping state first"
+        return self._give_sum(self._local.weighted_sum_rowwise(parts[self._group.rank], self._decision), parts)
 
-    def _added(self, own: WeightedSum, exchange: _Exchange) -> int:
-        exchange.finish()
+    def _give_norms(self, own: BatchNorms, parts: tuple[Tensor, ...]) -> None:
+        self._group.give(_table(own), max(_sizes(parts)))
+
+    def _give_sum(self, own: WeightedSum, parts: tuple[Tensor, ...]) -> int:
+        self._give_norms(own.norms, parts)
+        self._group.give(own.weights, max(_sizes(parts)))
         self._group.add(_flat(own.gradients))
         return own.non_finite
-
-
-class _Exchange:
-    """Sends the norms of this rank to rank 0, and returns the weights that rank 0 sends back.
-
-    turns: for each call, the rows of every rank. All ranks make as many calls; `finish` makes those without rows.
-    """
-
-    def __init__(self, group: RankGroup, turns: Sequence[tuple[Tensor, ...]]) -> None:
-        self._group, self._turns, self._done = group, turns, 0
-        self._nothing: BatchNorms | None = None
-
-    def of_batch(self, norms: BatchNorms) -> Tensor:
-        """Weights [b] or, where clipping is by layer, [b, L], in the dtype of the norms."""
-        turn = self._turns[self._done]
-        self._done += 1
-        layers = norms.layer_norms
-        self._nothing = BatchNorms(norms.norms[:0], None if layers is None else layers[:0], norms.losses[:0])
-        return self._answered(norms, turn, norms.norms if layers is None else layers)
-
-    def of_rows(self, norms: BatchNorms, rows: Tensor) -> Tensor:
-        """The same for the rows of one micro-batch."""
-        return self.of_batch(norms)
-
-    def finish(self) -> None:
-        """Make the calls that rank 0 makes for more micro-batches than this rank has."""
-        while self._done < len(self._turns) and self._nothing is not None:
-            self.of_batch(self._nothing)
-
-    def _answered(self, norms: BatchNorms, turn: tuple[Tensor, ...], like: Tensor) -> Tensor:
-        self._group.give(_table(norms), max(_sizes(turn)))
-        return self._group.taken(like, max(_sizes(turn)))
-
-
-class _Deciding(_Exchange):
-    """The exchange at rank 0, which weighs the examples of all ranks."""
-
-    def __init__(self, group: RankGroup, turns: Sequence[tuple[Tensor, ...]], weigh: WeighRows) -> None:
-        super().__init__(group, turns)
-        self._weigh = weigh
-        self._tables, self._weights = list[Tensor](), list[Tensor]()
-
-    def _answered(self, norms: BatchNorms, turn: tuple[Tensor, ...], like: Tensor) -> Tensor:
-        sizes = _sizes(turn)
-        table = self._group.gathered(_table(norms), sizes)
-        weights = self._weigh(_norms(table, norms), torch.cat(turn)).to(like)
-        if weights.dim() < like.dim():
-            weights = weights[:, None].expand(-1, like.shape[1])
-        self._tables.append(table)
-        self._weights.append(weights)
-        self._group.scatter(weights, sizes)
-        return weights[: sizes[0]]
-
-    def in_order(self, own: BatchNorms) -> tuple[BatchNorms, Tensor]:
-        """Norms and weights of the whole batch, in its order."""
-        return _norms(self._by_rank(self._tables), own), self._by_rank(self._weights)
-
-    def _by_rank(self, calls: Sequence[Tensor]) -> Tensor:
-        parts = [call.split(_sizes(turn)) for call, turn in zip(calls, self._turns, strict=True)]
-        return torch.cat([torch.cat(of_rank) for of_rank in zip(*parts, strict=True)])
-
-
-def _turns(parts: tuple[Tensor, ...], local: LocalGradients) -> Sequence[tuple[Tensor, ...]]:
-    """The rows of every rank in each of its micro-batches; rank 0 has the most."""
-    most = max(1, len(parts[0]))
-    size = local.micro_batch_size or most
-    return [tuple(rows[start : start + size] for rows in parts) for start in range(0, most, size)]
 
 
 def _sizes(parts: tuple[Tensor, ...]) -> list[int]:
@@ -241,6 +203,11 @@ def _norms(table: Tensor, like: BatchNorms) -> BatchNorms:
     return BatchNorms(table[:, 0].to(like.norms), layers, table[:, 1].to(like.losses))
 
 
+def _like_weights(norms: BatchNorms) -> Tensor:
+    """A tensor in the shape of weights [b] or, where clipping is by layer, [b, L]."""
+    return norms.norms if norms.layer_norms is None else norms.layer_norms
+
+
 def _flat(gradients: Mapping[str, Tensor]) -> Tensor:
     return torch.cat([each.flatten() for each in gradients.values()])
 
@@ -253,6 +220,17 @@ def _unflat(flat: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _counts(non_finite: int, repeatable: bool) -> Tensor:
     """[1, 2]: gradients that are not finite, and whether the passes drew nothing and changed the mode of no module."""
     return torch.tensor([[non_finite, repeatable]])
+
+
+def _share_clipping(local: LocalGradients, group: RankGroup, state: ClippingState | None = None) -> ClippingState:
+    """The clipping state of rank 0, which alone passes it, at every rank."""
+    shared = list[float | Tensor | None]()
+    for name in (each.name for each in fields(ClippingState)):
+        value = None if state is None else getattr(state, name)
+        number = isinstance(value, float | int)
+        sent = group.shared(torch.tensor(value, dtype=torch.float64) if number else value, local.data.device)
+        shared.append(float(sent) if sent is not None and not sent.dim() else sent)
+    return ClippingState(*shared)
 
 
 @torch.no_grad()

@@ -24,6 +24,10 @@ _PIECE: Final = 2**24
 """Values of a sum that are collected at a time."""
 
 
+_MOST_AXES: Final = 8
+_DTYPES: Final = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.bool)
+
+
 class RankLost(DpsweepError):
     """Another process of the trial has ended; the trial continues from its checkpoint when it is started again."""
 
@@ -51,6 +55,18 @@ class RankGroup:
         with _losses_told():
             distributed.broadcast(sent, 0)
         return sent.to(values.device)
+
+    def shared(self, values: Tensor | None, device: torch.device) -> Tensor | None:
+        """Any tensor, or None, that rank 0 passes; others pass None. Elsewhere than on the CPU it is on ``device``."""
+        header = torch.full((_MOST_AXES + 3,), -1)
+        if values is not None:
+            place = int(values.device.type != "cpu")
+            header[: values.dim() + 3] = torch.tensor([_DTYPES.index(values.dtype), place, values.dim(), *values.shape])
+        kind, place, axes, *shape = self.broadcast(header).tolist()
+        if kind < 0:
+            return None
+        sent = torch.empty(shape[:axes], dtype=_DTYPES[kind]) if values is None else values.cpu()
+        return self.broadcast(sent).to(device if place else sent.device)
 
     def gathered(self, part: Tensor, sizes: Sequence[int]) -> Tensor:
         """At rank 0: ``part`` and what the others `give`, in the order of ranks. Rank r has sizes[r] rows."""

@@ -20,13 +20,12 @@ from accounting.mechanism import Trace
 from accounting.planning import TrialMechanism
 from accounting.records import NormShardWriter, TrialFiles
 from workers.audit import Canaries
-from workers.batch_gradients import BatchGradients, LocalGradients
+from workers.batch_gradients import BatchGradients, Decision, LocalGradients
 from workers.clipping import (
     NORM_ERROR,
     ClippingState,
     ClipRule,
     Examples,
-    Setting,
     make_clipping,
     released_bound,
 )
@@ -79,7 +78,7 @@ class Trainer:
         self.total_steps = spec.epochs * mechanism.steps_per_epoch
         self._paid_epochs = 0
 
-        self.local = local = LocalGradients(spec, dataset, self._method.layerwise, code)
+        self.local = local = LocalGradients(spec, dataset, self._method, code)
         self.gradients: BatchGradients = local
         """What computes norms and clipped sums."""
         self._model, self._data = local.model, local.data
@@ -99,9 +98,7 @@ class Trainer:
         self._planned = mechanism
         self._run = RunState(contributions="estimate" if draws else mechanism.contributions)
         self._everyone, self._exact = self._make_recorders(files)
-        self._setting = Setting(
-            dataset.group_names, local.engine.layer_names, len(dataset.train), spec.sampling.batch_size
-        )
+        self._setting = local.setting
         self._rule = ClipRule(float("inf"), lambda examples: torch.ones_like(examples.norms))
         self._decided_from: ClippingState | None = None
         self._components: Mapping[str, Stateful] = {
@@ -304,9 +301,8 @@ class Trainer:
         """
         if self._method.query is None:
             self._decide(_NO_ANSWER)
-            return self.gradients.weighted_sum_rowwise(
-                rows, lambda norms, some: self._rule.weights(self._data.examples(some, norms))
-            )
+            assert self._decided_from is not None, "the rule of this step was decided from it"
+            return self.gradients.weighted_sum_rowwise(rows, Decision(self._rule, self._decided_from))
         return self.gradients.weighted_sum(rows, lambda norms: self._weigh(self._data.examples(rows, norms)))
 
     def _weigh(self, batch: Examples) -> Tensor:

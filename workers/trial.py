@@ -111,7 +111,7 @@ def follow_trial(
         stored = load_checkpoint(files.checkpoint, owner)
         assert stored is not None, "rank 0 has stored it before the ranks meet"
         dataset = _preprocessed(spec, dataset, stored["preprocessing"])
-        local = LocalGradients(spec, dataset, make_clipping(spec.clipping, code).layerwise, code)
+        local = LocalGradients(spec, dataset, make_clipping(spec.clipping, code), code)
         ModelValues(local.model).restore(stored["trainer"]["model"])
         ModelModes(local.model).restore(stored["trainer"]["modes"])
         restore_random_state(local, stored["ranks"][group.rank - 1])

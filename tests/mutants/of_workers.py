@@ -345,9 +345,14 @@ WORKERS: Final[tuple[Mutant, ...]] = (
         "workers/divided.py",
         ("tests/workers/test_ranks.py",),
         B(
-            "weights = self._weigh(_norms(table, norms), torch.cat(turn))",
-            "weights = self._weigh(_norms(table, norms), torch.cat(turn).flip(0))",
-            "examples are weighed by the rule of others",
+            "self._group.scatter(given, _sizes(parts))",
+            "self._group.scatter(given.flip(0), _sizes(parts))",
+            "examples are weighed by the norms of others",
+        ),
+        B(
+            "if decision.state is not self._sent:",
+            "if self._sent is None:",
+            "the other ranks keep to the first clipping bound",
         ),
         B(
             "before.is_current() and modes_of(model) == self._modes",
