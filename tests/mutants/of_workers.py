@@ -47,13 +47,6 @@ WORKERS: Final[tuple[Mutant, ...]] = (
         ),
         B("self._noise.added(answer, query.noise_std)", "answer", "the query gets no noise", True),
         B(
-            "start_generator(self._augmentation_rng, spec.noise_source,",
-            'start_generator(self._augmentation_rng, "seeded",',
-            "augmentation comes from the public seed",
-            True,
-            DRAWS,
-        ),
-        B(
             'seed_torch(spec.noise_source, spec.seed, "model")',
             'seed_torch("seeded", spec.seed, "model")',
             "dropout comes from the public seed",
@@ -61,8 +54,8 @@ WORKERS: Final[tuple[Mutant, ...]] = (
             DRAWS,
         ),
         B(
-            "not self._method.keeps_to_contributions and self._engine.draws(",
-            "False and self._engine.draws(",
+            "not self._method.keeps_to_contributions and local.engine.draws(",
+            "False and local.engine.draws(",
             "norms of a model that draws are guarantees",
             True,
             DRAWS,
@@ -342,6 +335,16 @@ WORKERS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
+        "workers/batch_gradients.py",
+        DRAWS,
+        B(
+            "start_generator(self.augmentation_rng, spec.noise_source,",
+            'start_generator(self.augmentation_rng, "seeded",',
+            "augmentation comes from the public seed",
+            True,
+        ),
+    ),
+    *bugs_in(
         "workers/divided.py",
         ("tests/workers/test_ranks.py",),
         B(
@@ -364,6 +367,12 @@ WORKERS: Final[tuple[Mutant, ...]] = (
             "_share_model(self._local.model, self._group)\n\n    def random_states",
             "pass\n\n    def random_states",
             "the other ranks keep the first model",
+        ),
+        B(
+            "start_generator(generator, spec.noise_source,",
+            'start_generator(generator, "seeded",',
+            "the other ranks draw from the public seed",
+            True,
         ),
         B(
             "self._random_states = None\n        return torch.tensor_split",

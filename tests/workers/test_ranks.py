@@ -23,6 +23,7 @@ from tests.workers.resumption import assert_same_trial, delete_unfinished
 from tests.workers.trial_runs import norms_of
 from tests.workers.trial_specs import DROPOUT_NET, TUMOURS_READ_ONCE, clipping_by, small_trial
 from workers.clipping import CLIPPING
+from workers.divided import first_random_states
 from workers.history import TrainingResult, read_training_result
 from workers.sampling import SAMPLERS
 from workers.spec import Component, DataSpec, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec, TrialSpec
@@ -155,3 +156,13 @@ def test_secret_noise_and_draws_repeat_themselves_after_a_death(tmp_path: Path) 
     spec = replace(DRAWING["dropout"], noise_source="os_entropy", norms=NormSpec("every_step"))
     started_twice = [ended(started({"trial": spec}, tmp_path, 2, dies=dies)) for dies in (1, None)]
     assert started_twice == [[LOST, -signal.SIGKILL], [0, 0]]
+
+
+def test_ranks_draw_from_the_seed_or_from_secret_keys_each_of_its_own() -> None:
+    cpu = torch.device("cpu")
+    for source in ("seeded", "os_entropy"):
+        spec = replace(DRAWING["dropout"], noise_source=source)
+        first, again = (first_random_states(spec, 3, cpu) for _ in range(2))
+        halves = [bytes(half) for state in first for half in state.numpy().reshape(2, -1)]
+        assert len({*halves}) == 4, "models and augmentation of two ranks"
+        assert [torch.equal(one, other) for one, other in zip(first, again, strict=True)] == [source == "seeded"] * 2
