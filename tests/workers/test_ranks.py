@@ -98,7 +98,11 @@ def assert_equal_up_to_rounding(spec: TrialSpec, alone: Path, together: Path) ->
         np.testing.assert_allclose(getattr(second, column), getattr(first, column), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("size", "trials"), [(2, {**METHODS, **OTHERS}), (4, OTHERS)], ids=["2 ranks", "4 ranks"])
+@pytest.mark.parametrize(
+    ("size", "trials"),
+    [(2, {**METHODS, **OTHERS}), (4, OTHERS), pytest.param(4, METHODS, marks=pytest.mark.long)],
+    ids=["2 ranks", "4 ranks", "4 ranks, all methods"],
+)
 def test_they_equal_one_process(size: int, trials: Mapping[str, TrialSpec], tmp_path: Path) -> None:
     ranks = started(trials, tmp_path / "together", size)
     for name, spec in trials.items():
