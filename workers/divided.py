@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from enum import IntEnum
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -224,13 +225,13 @@ def _counts(non_finite: int, repeatable: bool) -> Tensor:
 
 def _share_clipping(local: LocalGradients, group: RankGroup, state: ClippingState | None = None) -> ClippingState:
     """The clipping state of rank 0, which alone passes it, at every rank."""
-    shared = list[float | Tensor | None]()
+    shared: dict[str, Any] = {}
     for name in (each.name for each in fields(ClippingState)):
         value = None if state is None else getattr(state, name)
         number = isinstance(value, float | int)
         sent = group.shared(torch.tensor(value, dtype=torch.float64) if number else value, local.data.device)
-        shared.append(float(sent) if sent is not None and not sent.dim() else sent)
-    return ClippingState(*shared)
+        shared[name] = float(sent) if sent is not None and not sent.dim() else sent
+    return ClippingState(**shared)
 
 
 @torch.no_grad()

@@ -133,7 +133,7 @@ def connected(rank: int, size: int, meeting_place: str, *, nccl: bool) -> Iterat
     with _losses_told():
         distributed.init_process_group(
             "cpu:gloo,cuda:nccl" if nccl else "gloo",
-            store=distributed.FileStore(meeting_place, size),
+            store=distributed.FileStore(meeting_place, size),  # type: ignore[attr-defined]  # a compiled class
             rank=rank,
             world_size=size,
             timeout=_PATIENCE,

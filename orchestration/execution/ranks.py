@@ -17,7 +17,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import ray
 from ray.exceptions import RayError
@@ -77,10 +77,15 @@ def _trained(
 @contextlib.contextmanager
 def _started(reserved: ResourceSettings) -> Iterator[list[Any]]:
     """An actor for each rank, for the duration of a ``with`` block."""
-    place, bundle = get_current_placement_group(), reserved.bundle
-    actor = ray.remote(num_cpus=bundle.get("CPU", 0.0), num_gpus=bundle.get("GPU", 0.0), max_concurrency=2)(_Rank)
-    ranks: list[Any] = [
-        actor.options(scheduling_strategy=PlacementGroupSchedulingStrategy(place, number)).remote()
+    place, bundle, actor = get_current_placement_group(), reserved.bundle, cast(Any, ray.remote(_Rank))
+    assert place is not None, "Tune places every trial in a group"
+    ranks = [
+        actor.options(
+            num_cpus=bundle.get("CPU", 0.0),
+            num_gpus=bundle.get("GPU", 0.0),
+            max_concurrency=2,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(place, number),
+        ).remote()
         for number in range(reserved.processes)
     ]
     try:
@@ -123,7 +128,7 @@ def _result(call: Any) -> Progress | Exception | None:
 
 def _reason(failure: Exception, others: Sequence[Any]) -> Exception:
     """The error of the rank that failed first: what the others say is only that they lost it. Raises: RankLost."""
-    ended, _ = ray.wait(others, num_returns=len(others), timeout=_EXPLANATION)
+    ended, _ = ray.wait([*others], num_returns=len(others), timeout=_EXPLANATION)
     failures = [failure, *(each for each in map(_result, ended) if isinstance(each, Exception))]
     reason = min(failures, key=lambda each: isinstance(each, RankLost) + (type(each) is RankLost))
     if isinstance(reason, RankLost):

@@ -29,7 +29,7 @@ from workers.sampling import SAMPLERS
 from workers.spec import Component, DataSpec, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec, TrialSpec
 from workers.trial import run_trial
 
-TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
+TOLERANCE = 1e-5
 
 
 def trial_by(clipping: str, sampling: str, **changes: Any) -> TrialSpec:
@@ -85,7 +85,7 @@ def assert_equal_up_to_rounding(spec: TrialSpec, alone: Path, together: Path) ->
     """The same model, norms and evaluations to 1e-5; the same trace and epsilon exactly."""
     (model, result, files), (others, found, divided) = outcome(alone), outcome(together)
     for name, values in model.items():
-        torch.testing.assert_close(others[name], values, **TOLERANCE)
+        torch.testing.assert_close(others[name], values, rtol=TOLERANCE, atol=TOLERANCE)
     trace = read_trace(files.trace)
     assert read_trace(divided.trace) == trace
     if spec.is_private:
@@ -139,7 +139,9 @@ def test_draws_of_ranks_are_their_own_and_make_contributions_estimates(undisturb
     spec = DRAWING["dropout"]
     run_trial(spec, str(tmp_path), code=code_of(spec))
     (alone, _, files), (together, _, divided) = outcome(tmp_path), outcome(undisturbed / "dropout")
-    assert not all(torch.allclose(together[name], values, **TOLERANCE) for name, values in alone.items())
+    assert not all(
+        torch.allclose(together[name], values, rtol=TOLERANCE, atol=TOLERANCE) for name, values in alone.items()
+    )
     assert read_trace(files.trace) == read_trace(divided.trace)
     assert read_trace(divided.trace).contributions == "estimate"
 
