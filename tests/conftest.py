@@ -19,6 +19,7 @@ WAITING = (
     "tests/orchestration/test_run.py",
     "tests/orchestration/execution/test_limits.py",
     "tests/orchestration/execution/test_tune.py",
+    "tests/orchestration/execution/test_ranks.py",
     "tests/orchestration/execution/test_memory.py",
     "tests/orchestration/tracking/test_servers.py",
     "tests/test_python_docs.py",
@@ -55,6 +56,7 @@ UNMEASURED = frozenset(
         "tests/orchestration/execution/test_limits.py",
         "tests/orchestration/execution/test_memory.py",
         "tests/orchestration/execution/test_prediction.py",
+        "tests/orchestration/execution/test_ranks.py",
         "tests/orchestration/execution/test_session.py",
         "tests/orchestration/execution/test_status_file.py",
         "tests/orchestration/execution/test_submission.py",
@@ -83,6 +85,7 @@ UNMEASURED = frozenset(
         "tests/workers/gradients/test_devices.py",
         "tests/workers/gradients/test_engine.py",
         "tests/workers/test_death.py",
+        "tests/workers/test_ranks.py",
         "tests/workers/test_resume.py",
         "tests/workers/test_trials.py",
     }

@@ -1,4 +1,4 @@
-"""Training examples on the device, and snapshots of their gradient norms."""
+"""Snapshots of the gradient norms of training examples."""
 
 from __future__ import annotations
 
@@ -13,38 +13,9 @@ import torch
 from torch import Tensor
 
 from accounting.records import NormShardWriter, NormSnapshot
+from workers.batch_gradients import BatchGradients, TrainingData
 from workers.clipping import ClipRule, Examples
-from workers.data import Dataset
-from workers.gradients import BatchNorms, GradientEngine
-
-_CHUNK = 512
-"""Examples per norm pass; fixed, so that a resumed run repeats every bit."""
-
-
-class TrainingData:
-    """The training split on the device. ``rows`` are positions in the split, int64 [b]."""
-
-    def __init__(self, dataset: Dataset, device: torch.device) -> None:
-        split = dataset.train
-        self._prepare = dataset.prepare
-        self._features, self._labels = split.features.to(device), split.labels.to(device)
-        self._groups, self._ids = split.groups.to(device), split.example_ids
-        self.device = device
-
-    def __len__(self) -> int:
-        return len(self._ids)
-
-    def inputs(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Prepared features [b, ...] and labels [b]."""
-        return self._prepare(self._features[rows]), self._labels[rows]
-
-    def examples(self, rows: Tensor, norms: BatchNorms) -> Examples:
-        """What a clipping method may know about the examples ``rows``."""
-        return Examples(norms.norms, self._groups[rows], rows, norms.layer_norms)
-
-    def ids(self, rows: Tensor) -> Tensor:
-        """Example ids [b], on the CPU."""
-        return self._ids[rows.cpu()]
+from workers.gradients import BatchNorms
 
 
 @dataclass(frozen=True)
@@ -232,8 +203,9 @@ class NormRecorder:
     An interval is open from one snapshot up to the next. It is the recorder's state in a checkpoint.
     """
 
-    def __init__(self, data: TrainingData, rows: Tensor, engine: GradientEngine, writer: NormShardWriter) -> None:
-        self._data, self._rows, self._engine, self._writer = data, rows.to(data.device), engine, writer
+    def __init__(self, data: TrainingData, rows: Tensor, gradients: BatchGradients, writer: NormShardWriter) -> None:
+        self._data, self._rows, self._writer = data, rows.to(data.device), writer
+        self.gradients = gradients
         self._interval: Interval | None = None
 
     def open(self, step: int, noise_multiplier: float) -> Examples:
@@ -293,16 +265,10 @@ class NormRecorder:
             self._interval.rule = rule
 
     def measure(self, first: int | None = None) -> Measurement:
-        """Norms and losses of all rows, or of the ``first`` ones, computed in chunks of fixed size."""
-        measured = self._rows[:first]
-        chunks = [self._engine.norms(*self._data.inputs(rows)) for rows in torch.split(measured, _CHUNK)]
-        by_layer = [chunk.layer_norms for chunk in chunks if chunk.layer_norms is not None]
-        norms = BatchNorms(
-            torch.cat([chunk.norms for chunk in chunks]),
-            torch.cat(by_layer) if by_layer else None,
-            torch.cat([chunk.losses for chunk in chunks]),
-        )
-        return Measurement(self._data.examples(measured, norms), norms.losses)
+        """Norms and losses of all rows, or of the ``first`` ones, computed anew."""
+        rows = self._rows[:first]
+        norms = self.gradients.norms(rows)
+        return Measurement(self._data.examples(rows, norms), norms.losses)
 
     def write(self, interval: Interval) -> None:
         """Have the snapshot of ``interval`` stored. A resumed run may store it again, but only with equal bytes."""

@@ -20,13 +20,12 @@ from accounting.mechanism import Trace
 from accounting.planning import TrialMechanism
 from accounting.records import NormShardWriter, TrialFiles
 from workers.audit import Canaries
-from workers.augmentation import make_augmentation
+from workers.batch_gradients import BatchGradients, Decision, LocalGradients
 from workers.clipping import (
     NORM_ERROR,
     ClippingState,
     ClipRule,
     Examples,
-    Setting,
     make_clipping,
     released_bound,
 )
@@ -34,15 +33,14 @@ from workers.courses import new_courses, note_epoch
 from workers.data import Dataset
 from workers.devices import choose_device
 from workers.evaluation import Evaluation, evaluate
-from workers.gradients import GradientEngine, RandomState, ShapePlanner, TimingPlanner, WeightedSum, modes_of
+from workers.gradients import RandomState, WeightedSum, modes_of
 from workers.history import EpochRecord
 from workers.imports import NO_CODE, UserCode
-from workers.losses import build_loss
 from workers.mechanism import affordable_epochs
 from workers.models import build_model
-from workers.noise import NoiseSource, derive_seed, seed_torch, start_generator
+from workers.noise import NoiseSource, derive_seed, seed_torch
 from workers.optimizers import make_average, make_learning_rate_schedule, make_optimizer
-from workers.recording import NormRecorder, TrainingData, choose_rows, is_due
+from workers.recording import NormRecorder, choose_rows, is_due
 from workers.requirements import check_spec
 from workers.run_state import (
     Counters,
@@ -80,14 +78,12 @@ class Trainer:
         self.total_steps = spec.epochs * mechanism.steps_per_epoch
         self._paid_epochs = 0
 
-        self._loss = build_loss(spec.loss, code, dataset.task)
-        self._model = build_model(spec.model, dataset, spec.seed, code).to(device)
+        self.local = local = LocalGradients(spec, dataset, self._method, code)
+        self.gradients: BatchGradients = local
+        """What computes norms and clipped sums."""
+        self._model, self._data = local.model, local.data
         self._modes = modes_of(self._model)
         self._parameters = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
-        self._augmentation = make_augmentation(spec.augmentation) if spec.augmentation else None
-        self._augmentation_rng = torch.Generator()
-        start_generator(self._augmentation_rng, spec.noise_source, spec.seed, "augmentation")
-        self._engine = self._make_engine(self._augmentation.multiplicity if self._augmentation else 1)
         self._optimizer = make_optimizer(spec.optimizer, self._parameters)
         self._learning_rate = make_learning_rate_schedule(
             spec.learning_rate_schedule, self.total_steps, mechanism.steps_per_epoch
@@ -98,16 +94,13 @@ class Trainer:
         self._sampler = make_sampler(spec.sampling, len(dataset.train), rows, self.canaries)
         seed_torch(spec.noise_source, spec.seed, "model")
 
-        self._data = TrainingData(dataset, device)
-        draws = not self._method.keeps_to_contributions and self._engine.draws(*self._data.inputs(torch.arange(1)))
+        draws = not self._method.keeps_to_contributions and local.engine.draws(*self._data.inputs(torch.arange(1)))
         self._planned = mechanism
         self._run = RunState(contributions="estimate" if draws else mechanism.contributions)
         self._everyone, self._exact = self._make_recorders(files)
         self.recorders = tuple(filter(None, (self._everyone, self._exact))) if not spec.norms.are_off else ()
         """What stores norms: wait for it before a checkpoint, complete it after training, and close it in any case."""
-        self._setting = Setting(
-            dataset.group_names, self._engine.layer_names, len(dataset.train), spec.sampling.batch_size
-        )
+        self._setting = local.setting
         self._rule = ClipRule(float("inf"), lambda examples: torch.ones_like(examples.norms))
         self._decided_from: ClippingState | None = None
         self._components: Mapping[str, Stateful] = {
@@ -118,24 +111,12 @@ class Trainer:
             **({"canaries": self.canaries} if self.canaries else {}),
             "sampler": self._sampler,
             "noise": self._noise,
-            "augmentation": CpuGenerator(self._augmentation_rng),
+            "augmentation": CpuGenerator(local.augmentation_rng),
             "torch": CpuGenerator(torch.default_generator),
             "cuda": CudaGenerator(device),
             "interval": self._everyone,
         }
         """Everything that changes from step to step, besides `RunState`, by its name in the checkpoint."""
-
-    def _make_engine(self, multiplicity: int) -> GradientEngine:
-        execution = self._spec.execution
-        return GradientEngine(
-            self._model,
-            self._loss,
-            micro_batch_size=execution.micro_batch_size,
-            multiplicity=multiplicity,
-            layerwise=self._method.layerwise,
-            planner=ShapePlanner() if execution.deterministic else TimingPlanner(),
-            autocast=torch.bfloat16 if execution.autocast else None,
-        )
 
     def _make_canaries(self) -> Canaries | None:
         spec = self._spec
@@ -150,14 +131,20 @@ class Trainer:
 
     def _make_recorders(self, files: TrialFiles) -> tuple[NormRecorder, NormRecorder | None]:
         norms, population = self._spec.norms, len(self._data)
-        engine = self._engine if self._augmentation is None else self._make_engine(multiplicity=1)
         everyone = NormRecorder(
-            self._data, torch.arange(population), engine, NormShardWriter(files.norms, norms.rows_per_part)
+            self._data, torch.arange(population), self.gradients, NormShardWriter(files.norms, norms.rows_per_part)
         )
         if norms.exact_examples == 0:
             return everyone, None
         rows = choose_rows(population, norms.exact_examples, derive_seed(self._spec.seed, "exact examples"))
-        return everyone, NormRecorder(self._data, rows, engine, NormShardWriter(files.exact_norms, norms.rows_per_part))
+        writer = NormShardWriter(files.exact_norms, norms.rows_per_part)
+        return everyone, NormRecorder(self._data, rows, self.gradients, writer)
+
+    def divide(self, gradients: BatchGradients) -> None:
+        """From here on, have ``gradients`` compute what this process computed alone, with the same model."""
+        self.gradients = gradients
+        for recorder in self.recorders:
+            recorder.gradients = gradients
 
     def begin(self) -> None:
         """Start a new run; an initial bound that is a median is released here (its cost is in the trace).
@@ -297,31 +284,24 @@ class Trainer:
         The measured norms may then differ from those of the summed gradients. A model can begin to do so at any step.
         """
         repeatable = before.is_current() and modes_of(self._model) == self._modes
-        if not repeatable and not self._method.keeps_to_contributions:
+        if not (repeatable and self.gradients.others_repeat) and not self._method.keeps_to_contributions:
             self._run.contributions = "estimate"
 
     def store_norms(self) -> None:
         """Have the last snapshot of all norms stored. Call it before the next refresh and at the end of training."""
         self._everyone.store()
 
-    def _batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        x, y = self._data.inputs(rows)
-        if self._augmentation is None:
-            return x, y
-        return self._augmentation(x, self._augmentation_rng), y.repeat_interleave(self._augmentation.multiplicity, 0)
 
     def _clipped_sum(self, rows: Tensor) -> WeightedSum:
         """The clipped sum under the rule of this step.
 
         A method without a query chooses its rule before the batch, which saves a second pass over micro-batches.
         """
-        x, y = self._batch(rows)
         if self._method.query is None:
             self._decide(_NO_ANSWER)
-            return self._engine.weighted_sum_rowwise(
-                x, y, lambda norms, part: self._rule.weights(self._data.examples(rows[part], norms))
-            )
-        return self._engine.weighted_sum(x, y, lambda norms: self._weigh(self._data.examples(rows, norms)))
+            assert self._decided_from is not None, "the rule of this step was decided from it"
+            return self.gradients.weighted_sum_rowwise(rows, Decision(self._rule, self._decided_from))
+        return self.gradients.weighted_sum(rows, lambda norms: self._weigh(self._data.examples(rows, norms)))
 
     def _weigh(self, batch: Examples) -> Tensor:
         """Weights by the rule that the method chooses from the noisy answer to its query."""
@@ -347,6 +327,7 @@ class Trainer:
         self._optimizer.step(noisy, self._learning_rate(self.step_count), std / batch_size)
         if self._average is not None:
             self._average.update(self._parameters)
+        self.gradients.model_changed()
 
     def end_epoch(self) -> EpochRecord:
         """Evaluate on held-out and public data, and append the public record of the completed epoch to the history."""
@@ -372,8 +353,8 @@ class Trainer:
     def evaluations(self) -> tuple[Evaluation, Evaluation | None]:
         """The model as it is now on held-out test data and, if there are any, on public data."""
         shown, public, least = self.released_model(), self._dataset.public, self._spec.min_group_size
-        test = evaluate(shown, self._dataset.test, self._dataset, self._loss, least)
-        return test, None if public is None else evaluate(shown, public, self._dataset, self._loss, least)
+        test = evaluate(shown, self._dataset.test, self._dataset, self.local.loss, least)
+        return test, None if public is None else evaluate(shown, public, self._dataset, self.local.loss, least)
 
     def _note_departures(self, sigma: float) -> None:
         prices, groups = self._planned.prices(sigma), self._dataset.train.groups

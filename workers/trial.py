@@ -29,10 +29,12 @@ from accounting.records import (
 )
 from workers.attacks import AttackResults, attack, write_attacks
 from workers.audit import audit
+from workers.batch_gradients import LocalGradients
 from workers.checkpoint import fingerprint, forget_checkpoint, load_checkpoint, save_checkpoint
-from workers.clipping import claims
+from workers.clipping import claims, make_clipping
 from workers.data import Dataset, load_dataset
 from workers.devices import choose_device
+from workers.divided import DividedGradients, first_random_states, follow, restore_random_state
 from workers.evaluation import counted, predict
 from workers.held_out import write_wrong
 from workers.history import Progress, TrainingResult, read_training_result
@@ -44,12 +46,14 @@ from workers.micro_batches import LackOfMemory
 from workers.noise import make_noise_source, noise_source_kind
 from workers.outcomes import outcomes_of, write_outcomes
 from workers.preprocessing import make_preprocessing
+from workers.ranks import RankGroup
 from workers.recording import closed_afterwards, is_due
+from workers.run_state import ModelModes, ModelValues
 from workers.spec import AttackSpec, ExecutionSpec, TrialSpec, at_speed_of
 from workers.trained import describe_inputs
 from workers.training import Trainer
 
-__all__ = ["Begun", "Progress", "TrainingResult", "begin", "reproducible", "run_trial"]
+__all__ = ["Begun", "Progress", "TrainingResult", "begin", "follow_trial", "reproducible", "run_trial"]
 
 OnProgress = Callable[[Progress], None]
 
@@ -61,16 +65,19 @@ def run_trial(
     code: UserCode = NO_CODE,
     releases: tuple[Release, ...] = (),
     on_progress: OnProgress | None = None,
+    group: RankGroup | None = None,
 ) -> TrainingResult:
     """Train ``spec`` in the folder ``root``, or continue where an earlier call was interrupted.
 
     A finished trial is not run again; its stored result is returned. code: the user's modules that may be imported.
     releases: made from the same data outside training; they are added to the trace. on_progress: called after every
-    epoch; an exception in it ends the call, and the trial can be resumed.
+    epoch; an exception in it ends the call, and the trial can be resumed. group: the processes that share its
+    gradients, of which this one is rank 0; the others call `follow_trial`.
 
     Raises:
-        InvalidInput: an impossible spec, ``root`` holds another trial, or torch has no deterministic algorithm for the
-            model.
+        InvalidInput: an impossible spec, ``root`` holds another trial or one that began with another number of ranks,
+            or torch has no deterministic algorithm for the model.
+        RankLost: another process of the group has ended.
         LackOfMemory: the memory of the device does not suffice at ``execution.micro_batch_size``.
         DataCorruption: a stored file is damaged; training does not start anew by itself.
     """
@@ -79,9 +86,42 @@ def run_trial(
     if exists(files.training):
         _refuse_other_releases(files, releases)
         forget_checkpoint(files.checkpoint)
+        _meet(group)
         return read_training_result(files.training)
     with reproducible(spec.execution, spec.seed), _explained(spec.execution):
-        return _train(spec, files, code, releases, on_progress or _ignore)
+        return _train(spec, files, code, releases, on_progress or _ignore, group)
+
+
+def follow_trial(
+    spec: TrialSpec,
+    root: str,
+    group: RankGroup,
+    *,
+    code: UserCode = NO_CODE,
+    releases: tuple[Release, ...] = (),
+) -> None:
+    """Compute this rank's share of the gradients of the trial that rank 0 runs; see `run_trial`, also for errors."""
+    files, dataset = TrialFiles(root), load_dataset(spec.data, code)
+    _meet(group)
+    if exists(files.training):
+        return
+    spec = _as_begun(files, spec.checked())
+    with reproducible(spec.execution, spec.seed), _explained(spec.execution):
+        owner = fingerprint(spec.to_json(), mechanism_of(spec, len(dataset.train), releases, code), dataset.digest())
+        stored = load_checkpoint(files.checkpoint, owner)
+        assert stored is not None, "rank 0 has stored it before the ranks meet"
+        dataset = _preprocessed(spec, dataset, stored["preprocessing"])
+        local = LocalGradients(spec, dataset, make_clipping(spec.clipping, code), code)
+        ModelValues(local.model).restore(stored["trainer"]["model"])
+        ModelModes(local.model).restore(stored["trainer"]["modes"])
+        restore_random_state(local, stored["ranks"][group.rank - 1])
+        follow(local, group)
+
+
+def _meet(group: RankGroup | None) -> None:
+    """Let all ranks begin together, with what rank 0 has stored."""
+    if group is not None:
+        group.meet()
 
 
 def _ignore(progress: Progress) -> None:
@@ -173,37 +213,43 @@ def _explained(execution: ExecutionSpec) -> Iterator[None]:
 @dataclass(frozen=True)
 class Begun:
     """A trial before its first step, or at its checkpoint. source: the data set before its preprocessing; fitted: what
-    the preprocessing has fitted. save: writes the checkpoint."""
+    the preprocessing has fitted. random_states: of the other ranks. save: writes the checkpoint."""
 
     trainer: Trainer
     source: Dataset
     dataset: Dataset
     fitted: dict[str, Tensor]
+    random_states: tuple[Tensor, ...]
     save: Callable[[], None]
 
 
-def begin(spec: TrialSpec, files: TrialFiles, code: UserCode, releases: tuple[Release, ...]) -> Begun:
+def begin(spec: TrialSpec, files: TrialFiles, code: UserCode, releases: tuple[Release, ...], ranks: int = 1) -> Begun:
     """Load the data, build the model, and continue from the checkpoint in ``files``, or write the first one.
 
-    Call it within `reproducible`. Raises: as `run_trial`.
+    Call it within `reproducible`. ranks: how many processes will share the gradients. Raises: as `run_trial`.
     """
     dataset = source = load_dataset(spec.data, code)
     mechanism = mechanism_of(spec, len(dataset.train), releases, code)
     digest = dataset.digest()
     owner = fingerprint(spec.to_json(), mechanism, digest)
     stored = load_checkpoint(files.checkpoint, owner)
-    noise = make_noise_source(spec.noise_source, spec.seed, choose_device(spec.execution.device))
+    device = choose_device(spec.execution.device)
+    noise = make_noise_source(spec.noise_source, spec.seed, device)
     fitted = stored["preprocessing"] if stored else {}
-    if spec.preprocessing is not None:
-        preprocessing = make_preprocessing(spec.preprocessing)
-        fitted = fitted if stored else preprocessing.fit(dataset, noise)
-        dataset = preprocessing.transform(dataset, fitted)
+    if spec.preprocessing is not None and stored is None:
+        fitted = make_preprocessing(spec.preprocessing).fit(dataset, noise)
+    dataset = _preprocessed(spec, dataset, fitted)
+    random_states = first_random_states(spec, ranks, device)
+    if stored is not None:
+        random_states = _of_as_many(stored, ranks)
     trainer = Trainer(spec, mechanism, dataset, noise, files, code)
 
     def save() -> None:
         for recorder in trainer.recorders:
             recorder.wait()
-        save_checkpoint(files.checkpoint, owner, {"preprocessing": fitted, "trainer": trainer.state()})
+        others = trainer.gradients.random_states() or random_states
+        state = {"preprocessing": fitted, "trainer": trainer.state(), **({"ranks": others} if others else {})}
+        save_checkpoint(files.checkpoint, owner, state)
 
     if stored is None:
         trainer.begin()
@@ -213,20 +259,49 @@ def begin(spec: TrialSpec, files: TrialFiles, code: UserCode, releases: tuple[Re
         save()
     else:
         trainer.restore(stored["trainer"])
-    return Begun(trainer, source, dataset, fitted, save)
+    return Begun(trainer, source, dataset, fitted, random_states, save)
+
+
+def _preprocessed(spec: TrialSpec, dataset: Dataset, fitted: dict[str, Tensor]) -> Dataset:
+    if spec.preprocessing is None:
+        return dataset
+    return make_preprocessing(spec.preprocessing).transform(dataset, fitted)
+
+
+def _of_as_many(stored: Mapping[str, Any], ranks: int) -> tuple[Tensor, ...]:
+    """The random states of the other ranks in a checkpoint. Raises: InvalidInput where that has not ``ranks`` ranks.
+
+    Another number rounds sums otherwise, and noise that is repeated on them would show the difference.
+    """
+    found: tuple[Tensor, ...] = tuple(stored.get("ranks", ()))
+    if len(found) + 1 != ranks:
+        raise InvalidInput(
+            f"the trial began with its gradients shared by {len(found) + 1} ranks and cannot go on with {ranks}, which "
+            f"round sums otherwise; set resources.ranks to {len(found) + 1}, or {START_ANEW}"
+        )
+    return found
 
 
 def _train(
-    spec: TrialSpec, files: TrialFiles, code: UserCode, releases: tuple[Release, ...], report: OnProgress
+    spec: TrialSpec,
+    files: TrialFiles,
+    code: UserCode,
+    releases: tuple[Release, ...],
+    report: OnProgress,
+    group: RankGroup | None,
 ) -> TrainingResult:
-    begun = begin(spec, files, code, releases)
+    begun = begin(spec, files, code, releases, 1 if group is None else group.size)
     trainer = begun.trainer
     with closed_afterwards(trainer.recorders):
+        if group is not None:
+            group.meet()
+            trainer.divide(DividedGradients(trainer.local, group, begun.random_states))
         _train_to_the_end(spec, trainer, begun.save, report)
         trainer.store_norms()
         for recorder in trainer.recorders:
             recorder.complete()
         begun.save()
+        trainer.gradients.finish()
     inputs = describe_inputs(spec, begun.source, begun.dataset, begun.fitted)
     result = _finish(spec, files, trainer, begun.dataset, inputs, code)
     forget_checkpoint(files.checkpoint)

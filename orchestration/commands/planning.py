@@ -66,7 +66,7 @@ def plan(
     planned, predicted = plan_sweep(spec, code), None
     if probe and code is not None and planned.trials:
         predicted = _predicted(spec, planned, code, cpus, gpus, price_per_hour)
-    _show(planned, predicted, as_json)
+    _show(spec, planned, predicted, as_json)
     if where := record_refusals(planned.refusals, SweepFiles(absolute(default_output(spec.name)))):
         print(where, file=sys.stderr)
     raise typer.Exit(2 if planned.refusals else 0)
@@ -89,14 +89,14 @@ def _predicted(
     return predict(planned, probe_sweep(spec, planned, code), spec.resources, capacity)
 
 
-def _show(planned: Plan, predicted: Prediction | None, as_json: bool) -> None:
+def _show(spec: SweepSpec, planned: Plan, predicted: Prediction | None, as_json: bool) -> None:
     from orchestration.commands.console import stdout
     from orchestration.commands.tables import plan_rows, plan_table, prediction_lines
 
     if as_json:
-        print_json(plan_rows(planned) | ({} if predicted is None else {"prediction": predicted.as_dict()}))
+        print_json(plan_rows(planned, spec) | ({} if predicted is None else {"prediction": predicted.as_dict()}))
     else:
-        stdout().print(plan_table(planned))
+        stdout().print(plan_table(planned, spec))
         for line in [] if predicted is None else prediction_lines(predicted):
             stdout().print(line, soft_wrap=True)
     for warning in planned.warnings:

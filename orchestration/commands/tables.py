@@ -28,15 +28,17 @@ from orchestration.sweeps.plan import Plan, PlannedTrial
 if TYPE_CHECKING:  # what runs a sweep loads Ray and MLflow
     from orchestration.execution.prediction import Prediction
     from orchestration.pipeline import Outcome
+    from orchestration.sweeps.schema import SweepSpec
 
 
-def plan_rows(plan: Plan) -> dict[str, Any]:
+def plan_rows(plan: Plan, sweep: SweepSpec) -> dict[str, Any]:
     """The plan as ``dpsweep plan --json`` prints it."""
     refused = [{"key": refusal.key, "refused": refusal.reason} for refusal in plan.refusals]
-    return {"trials": [*map(_planned_row, plan.trials), *refused], "warnings": list(plan.warnings)}
+    trials = [_planned_row(planned, sweep.reserved(planned.spec).processes) for planned in plan.trials]
+    return {"trials": [*trials, *refused], "warnings": list(plan.warnings)}
 
 
-def _planned_row(planned: PlannedTrial) -> dict[str, Any]:
+def _planned_row(planned: PlannedTrial, ranks: int) -> dict[str, Any]:
     return {
         "key": planned.spec.key,
         "labels": planned.point.labels,
@@ -46,14 +48,19 @@ def _planned_row(planned: PlannedTrial) -> dict[str, Any]:
         **planned.worst_case.as_dict(),
         "train_size": planned.dataset.train_size,
         "shard_bytes": planned.shard_bytes,
+        "ranks": ranks,
         "refused": None,
     }
 
 
-def plan_table(plan: Plan) -> Table:
-    """The plan as ``dpsweep plan`` prints it."""
-    shown = _table("trial", "noise multiplier", "steps", "epsilon", "accountant", "norm shards")
-    for planned in plan.trials:
+def plan_table(plan: Plan, sweep: SweepSpec) -> Table:
+    """The plan as ``dpsweep plan`` prints it, with the ranks of each trial where one has several."""
+    ranks = [sweep.reserved(planned.spec).processes for planned in plan.trials]
+    several = max(ranks, default=1) > 1
+    shown = _table(
+        "trial", "noise multiplier", "steps", "epsilon", "accountant", "norm shards", *(["ranks"] if several else [])
+    )
+    for planned, of_trial in zip(plan.trials, ranks, strict=True):
         worst = planned.worst_case
         shown.add_row(
             planned.spec.key,
@@ -62,6 +69,7 @@ def plan_table(plan: Plan) -> Table:
             number(worst.epsilon, 4) if worst.is_private else "not private",
             worst.accountant if worst.is_private else "",
             _size(planned.shard_bytes),
+            *([str(of_trial)] if several else []),
         )
     for refusal in plan.refusals:
         shown.add_row(refusal.key, "refused", style="red")

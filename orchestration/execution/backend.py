@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from accounting.errors import DpsweepError, StorageError
 from accounting.parallel import AccountingJob, PartResult
 from accounting.planning import PROCESSES, Solver
 from accounting.records import KeyCheck, PartFiles, exists, new_key_check, require_key
@@ -18,7 +19,7 @@ from orchestration.records.snapshot import ClusterSnapshot, SweepSnapshot
 from orchestration.sweeps.plan import Plan, PlannedTrial
 from orchestration.sweeps.schema import SweepSpec
 from workers.imports import UserCode
-from workers.micro_batches import in_smaller_pieces
+from workers.micro_batches import LackOfMemory, in_smaller_pieces
 from workers.trial import Progress
 
 
@@ -39,6 +40,11 @@ class TrialContext:
     def failure(self, key: str, error: BaseException) -> str:
         """Return what is shown of the error that ended a trial; the full text goes to the trial's private folder."""
         return record_failure(error, self.files.trial(key), self.disclosure)
+
+    def shown(self, key: str, error: BaseException) -> DpsweepError:
+        """The error that ended a trial with what may be shown of it, without traceback or cause."""
+        kind = next((each for each in (StorageError, LackOfMemory) if isinstance(error, each)), DpsweepError)
+        return kind(self.failure(key, error))
 
 
 class TrainingObserver(Protocol):

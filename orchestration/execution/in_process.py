@@ -74,7 +74,13 @@ class InProcess:
 
 @contextlib.contextmanager
 def in_process(address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode) -> Iterator[InProcess]:
-    """The backend for ``--address in-process``. Raises: InvalidInput for a scheduler that compares parallel trials."""
+    """The backend for ``--address in-process``. Raises: InvalidInput for a scheduler that compares parallel trials, and
+    for trials on several ranks."""
+    if (most := max(each.processes for each in sweep.resources)) > 1:
+        raise InvalidInput(
+            f"resources give a trial {most} ranks, but --address {IN_PROCESS} trains in one process; leave --address "
+            "out, or give trials one rank"
+        )
     if sweep.scheduler.name != "fifo":
         raise InvalidInput(
             f"scheduler {sweep.scheduler.name!r} compares trials that run side by side, but --address {IN_PROCESS} "

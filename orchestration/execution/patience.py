@@ -18,16 +18,21 @@ PAUSES = (2.0, 6.0, 15.0, 25.0, 30.0)
 def train_patiently(
     planned: PlannedTrial, context: TrialContext, code: UserCode, report: Callable[[Progress], None]
 ) -> None:
-    """Train one trial in this process, again after each of `PAUSES` while an object store refuses.
+    """Train one trial in this process, again after each of `PAUSES` while an object store refuses; see `patiently`."""
+    root = context.files.trial(planned.key).root
+    patiently(root, lambda: run_trial(planned.spec, root, code=code, releases=planned.releases, on_progress=report))
+
+
+def patiently(root: str, train: Callable[[], object]) -> None:
+    """Train the trial in ``root``, again after each of `PAUSES` while an object store refuses.
 
     Epochs since the last checkpoint are reported again. A local disk that refuses is full, and waits for nobody.
 
-    Raises: StorageError where the storage still refuses, and whatever `run_trial` does.
+    Raises: StorageError where the storage still refuses, and whatever ``train`` does.
     """
-    root = context.files.trial(planned.key).root
     for pause in (*(PAUSES if "://" in root else ()), None):
         try:
-            run_trial(planned.spec, root, code=code, releases=planned.releases, on_progress=report)
+            train()
         except StorageError:
             if pause is None:
                 raise

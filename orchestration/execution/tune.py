@@ -15,32 +15,40 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ray import tune
+from ray import cloudpickle, tune
 from ray.air.execution._internal import actor_manager
 from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
 from ray.tune.execution import tune_controller
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 
-from accounting.errors import DpsweepError, StorageError
+from accounting.errors import StorageError
 from accounting.records import exists
 from orchestration.execution.backend import TrainingObserver, TrialContext, lighter
 from orchestration.execution.patience import train_patiently
+from orchestration.execution.ranks import train_together
 from orchestration.sweeps.plan import PlannedTrial
 from orchestration.sweeps.resources import ResourceSettings
 from orchestration.sweeps.rivals import rivals
 from orchestration.sweeps.schema import SchedulerSettings, SweepSpec
 from orchestration.sweeps.user_code import unpacked
 from workers.micro_batches import LackOfMemory
+from workers.ranks import RankLost
 from workers.trial import Progress
 
 
-def train_trial(config: Mapping[str, Any], trials: Mapping[str, PlannedTrial], context: TrialContext) -> None:
+def train_trial(
+    config: Mapping[str, Any],
+    trials: Mapping[str, PlannedTrial],
+    context: TrialContext,
+    reserved: Mapping[str, ResourceSettings],
+) -> None:
     """Train the trial ``config["key"]`` on a Tune worker, reporting after every epoch.
 
-    Raises: StorageError, with only the text that may be shown, where files cannot be written. Any other error is
-    reported as the trial's result.
+    Raises: StorageError, with only the text that may be shown, where files cannot be written, and RankLost where one of
+    its processes was lost. Any other error is reported as the trial's result.
     """
-    failure = _attempt(trials[config["key"]], context)
+    key = config["key"]
+    failure = _attempt(trials[key], context, reserved[key])
     if isinstance(failure, StorageError):
         raise failure
     if failure is not None:
@@ -48,17 +56,19 @@ def train_trial(config: Mapping[str, Any], trials: Mapping[str, PlannedTrial], c
         tune.report({"error": str(failure), "lacked_memory": lacked, **_UNMEASURED})
 
 
-def _attempt(planned: PlannedTrial, context: TrialContext) -> Exception | None:
-    """Train; return the error that ended the trial with what may be shown of it, without traceback or cause."""
+def _attempt(planned: PlannedTrial, context: TrialContext, resources: ResourceSettings) -> Exception | None:
+    """Train; return the error that ended the trial with what may be shown of it. Raises: RankLost."""
     try:
         context.require_key()
+        if resources.processes > 1:
+            return train_together(planned, context, resources, _report)
         train_patiently(planned, context, unpacked(context.code), _report)
+    except RankLost:
+        raise
     except BaseException as error:  # whatever user code raises: Tune would store its text
         if isinstance(error, SystemExit) and error.code == 0:
             raise  # how Tune ends the thread of a trial that its scheduler stopped
-        failure = context.failure(planned.key, error)
-        kind = next((each for each in (StorageError, LackOfMemory) if isinstance(error, each)), DpsweepError)
-        return kind(failure)
+        return context.shown(planned.key, error)
     return None
 
 
@@ -118,7 +128,8 @@ def _train_round(
 ) -> None:
     """Train every trial once, or more often where its worker is lost."""
     context, scheduler, by_key = callback.context, sweep.scheduler, {planned.key: planned for planned in trials}
-    worker = tune.with_parameters(train_trial, trials=by_key, context=context)
+    reserved = {key: sweep.reserved(planned.spec) for key, planned in by_key.items()}
+    worker = tune.with_parameters(train_trial, trials=by_key, context=context, reserved=reserved)
     tuner = tune.Tuner(
         tune.with_resources(worker, _reservation(sweep, trials)),
         param_space={"key": tune.grid_search(list(by_key))},
@@ -154,10 +165,12 @@ def _reservation(
 
 
 def _placed(resources: ResourceSettings) -> tune.PlacementGroupFactory:
-    """What a trial reserves, on a node with the labels that it asks for."""
-    bundle = {"CPU": resources.cpus, "GPU": resources.gpus}
-    selector: dict[str, Any] = {"bundle_label_selector": [dict(resources.labels)]} if resources.labels else {}
-    return tune.PlacementGroupFactory([bundle], **selector)
+    """What a trial reserves, on a node with the labels that it asks for: one bundle for each rank, and none for the
+    process that follows several."""
+    ranks = resources.processes
+    selector: dict[str, Any] = {"bundle_label_selector": [dict(resources.labels)] * ranks} if resources.labels else {}
+    follower: list[dict[str, float]] = [{}] if ranks > 1 else []
+    return tune.PlacementGroupFactory([*follower, *[resources.bundle] * ranks], strategy="STRICT_PACK", **selector)
 
 
 @contextlib.contextmanager
@@ -340,9 +353,12 @@ def _lacked_memory(trial: Any) -> bool:
 
 
 def _stored_error(trial: Any) -> Exception | None:
-    """Why Tune gave up on a trial: the exception that the trial raised, if it raised one."""
-    error: Exception | None = trial.get_pickled_error()
-    if error is None:
-        text = trial.get_error()
-        return tune.TuneError(text) if text else None
+    """Why Tune gave up on a trial: the exception that the trial raised, if it raised one.
+
+    It is read where the driver writes it: Tune copies it to the storage, from where it reads it itself, only later.
+    """
+    try:
+        error: Exception = cloudpickle.loads(Path(trial.pickled_error_file or "").read_bytes())
+    except OSError:
+        return None
     return error.cause if isinstance(error, RayTaskError) else error

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Final, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from accounting.errors import InvalidInput
-from orchestration.sweeps.fields import Axis, Quantity, Settings, whole_or_share
+from orchestration.sweeps.fields import LEAST_QUANTITY, Axis, Quantity, Settings, whole_or_share
 from workers.spec import TrialSpec
 
 LABEL: Final = "label "
@@ -27,7 +28,9 @@ class ResourceSettings(Settings):
     cpus: Quantity = Field(default=1.0, gt=0.0)
     """CPUs of each trial."""
     gpus: Annotated[Quantity, AfterValidator(whole_or_share)] = Field(default=0.0, ge=0.0)
-    """GPUs of each trial: a fraction of one, or a whole number."""
+    """GPUs of each trial: a fraction of one, or a whole number, of which each rank has one."""
+    ranks: int | None = Field(default=None, ge=1, le=1024)
+    """Processes on one node that share the gradients of a trial, and what it reserves; by default one for each GPU."""
     labels: dict[str, _Label] = Field(default_factory=dict)
     """Labels that a node must have: those of ``ray start --labels``, or Ray's own ``ray.io/accelerator-type``, such as
     ``A100``."""
@@ -35,6 +38,33 @@ class ResourceSettings(Settings):
     """Trials at a time; by default as many as fit. In a list, the last section's holds for all trials together."""
     max_failures: int = Field(default=3, ge=0)
     """How often a trial is continued from its checkpoint after its worker died. In a list, as ``max_concurrent``."""
+
+    @model_validator(mode="after")
+    def _one_gpu_for_each_rank(self) -> ResourceSettings:
+        if self.ranks is not None and self.gpus and self.ranks != max(1.0, self.gpus):
+            raise InvalidInput(
+                f"ranks is {self.ranks} and gpus {self.gpus:g}, but each rank has one GPU or none; leave ranks out, or "
+                "set gpus to as many or to 0"
+            )
+        if self.cpus / self.processes < LEAST_QUANTITY:
+            raise InvalidInput(
+                f"{self.cpus} CPUs are too few for {self.processes} ranks; give 0.0001 for each, or more"
+            )
+        return self
+
+    @property
+    def processes(self) -> int:
+        """Processes that share the gradients of a trial."""
+        return self.ranks or max(1, int(self.gpus))
+
+    @property
+    def bundle(self) -> dict[str, float]:
+        """CPUs and GPUs of each rank, in whole units of `LEAST_QUANTITY`."""
+        return {
+            name: math.floor(amount / self.processes / LEAST_QUANTITY + 1e-6) / round(1 / LEAST_QUANTITY)
+            for name, amount in (("CPU", self.cpus), ("GPU", self.gpus))
+            if amount
+        }
 
     @property
     def amounts(self) -> dict[str, float]:

@@ -47,13 +47,6 @@ WORKERS: Final[tuple[Mutant, ...]] = (
         ),
         B("self._noise.added(answer, query.noise_std)", "answer", "the query gets no noise", True),
         B(
-            "start_generator(self._augmentation_rng, spec.noise_source,",
-            'start_generator(self._augmentation_rng, "seeded",',
-            "augmentation comes from the public seed",
-            True,
-            DRAWS,
-        ),
-        B(
             'seed_torch(spec.noise_source, spec.seed, "model")',
             'seed_torch("seeded", spec.seed, "model")',
             "dropout comes from the public seed",
@@ -61,8 +54,8 @@ WORKERS: Final[tuple[Mutant, ...]] = (
             DRAWS,
         ),
         B(
-            "not self._method.keeps_to_contributions and self._engine.draws(",
-            "False and self._engine.draws(",
+            "not self._method.keeps_to_contributions and local.engine.draws(",
+            "False and local.engine.draws(",
             "norms of a model that draws are guarantees",
             True,
             DRAWS,
@@ -360,6 +353,57 @@ WORKERS: Final[tuple[Mutant, ...]] = (
             True,
             TRAINING,
         ),
+    ),
+    *bugs_in(
+        "workers/batch_gradients.py",
+        DRAWS,
+        B(
+            "start_generator(self.augmentation_rng, spec.noise_source,",
+            'start_generator(self.augmentation_rng, "seeded",',
+            "augmentation comes from the public seed",
+            True,
+        ),
+    ),
+    *bugs_in(
+        "workers/divided.py",
+        ("tests/workers/test_ranks.py",),
+        B(
+            "self._group.scatter(given, _sizes(parts))",
+            "self._group.scatter(given.flip(0), _sizes(parts))",
+            "examples are weighed by the norms of others",
+        ),
+        B(
+            "if decision.state is not self._sent:",
+            "if self._sent is None:",
+            "the other ranks keep to the first clipping bound",
+        ),
+        B(
+            "before.is_current() and modes_of(model) == self._modes",
+            "True",
+            "draws of the other ranks do not make contributions estimates",
+            survives="in the gate's trials rank 0 draws too, and a batch without its rows is rare",
+        ),
+        B(
+            "_share_model(self._local.model, self._group)\n\n    def random_states",
+            "pass\n\n    def random_states",
+            "the other ranks keep the first model",
+        ),
+        B(
+            "start_generator(generator, spec.noise_source,",
+            'start_generator(generator, "seeded",',
+            "the other ranks draw from the public seed",
+            True,
+        ),
+        B(
+            "self._random_states = None\n        return torch.tensor_split",
+            "return torch.tensor_split",
+            "a resumed rank repeats its first draws",
+        ),
+    ),
+    *bugs_in(
+        "workers/ranks.py",
+        ("tests/workers/test_ranks.py",),
+        B("for each in others:", "for each in others[1:]:", "a rank's sum is left out"),
     ),
     *bugs_in(
         "workers/checkpoint.py",

@@ -220,7 +220,7 @@ def test_a_worker_with_another_key_writes_nothing(
     reports: list[dict[str, Any]] = []
     monkeypatch.setattr("orchestration.execution.tune.tune.report", reports.append)
     monkeypatch.setenv(KEY_VARIABLE, there)
-    train_trial({"key": planned.key}, {planned.key: planned}, context)
+    train_trial({"key": planned.key}, {planned.key: planned}, context, {planned.key: sweep.reserved(planned.spec)})
     assert "DPSWEEP_KEY" in reports[0]["error"]
     assert not Path(files.root).exists()
 

@@ -41,6 +41,22 @@ def test_resources_are_no_part_of_a_trials_identity() -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "ranks", "bundle"),
+    [
+        ({}, 1, {"CPU": 1.0}),
+        ({"cpus": 4, "gpus": 4}, 4, {"CPU": 1.0, "GPU": 1.0}),
+        ({"gpus": 4, "ranks": 4}, 4, {"CPU": 0.25, "GPU": 1.0}),
+        ({"gpus": 0.5}, 1, {"CPU": 1.0, "GPU": 0.5}),
+        ({"gpus": 0.5, "ranks": 1}, 1, {"CPU": 1.0, "GPU": 0.5}),
+        ({"ranks": 3}, 3, {"CPU": 0.3333}),
+    ],
+)
+def test_each_rank_has_its_share(given: Any, ranks: int, bundle: dict[str, float]) -> None:
+    (section,) = parse_sweep(small(resources=given)).resources
+    assert (section.processes, section.bundle) == (ranks, bundle)
+
+
+@pytest.mark.parametrize(
     ("sections", "message"),
     [
         ([{"cpus": 2}, {"cpus": 1}], "the last has none"),
@@ -50,6 +66,10 @@ def test_resources_are_no_part_of_a_trials_identity() -> None:
         ([{"when": {"optimizer": "sgd"}}, {}], "resources.0.when.optimizer"),
         ([{"when": {"model": []}}, {}], "resources.0.when.model"),
         ([], "resources"),
+        ({"gpus": 4, "ranks": 2}, "ranks is 2 and gpus 4, but each rank has one GPU or none"),
+        ({"gpus": 0.5, "ranks": 2}, "ranks is 2 and gpus 0.5, but"),
+        ({"cpus": 0.01, "ranks": 200}, "0.01 CPUs are too few for 200 ranks"),
+        ({"ranks": 0}, "resources.ranks"),
         ({"labels": {"pool": "!train"}}, "resources.labels.pool"),
     ],
 )

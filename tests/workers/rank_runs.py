@@ -1,0 +1,65 @@
+"""Trials on several ranks, in processes that a test starts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from tests.warm import FORKS
+from tests.workers.own_code import code_of
+from workers.history import Progress
+from workers.ranks import RankLost, connected
+from workers.spec import TrialSpec
+from workers.trial import follow_trial, run_trial
+
+LOST = 3
+"""Exit code of a rank that another one has left alone."""
+
+
+def started(trials: Mapping[str, TrialSpec], root: Path, size: int, dies: int | None = None) -> Sequence[BaseProcess]:
+    """The ranks of a group that train all trials, one after the other, in folders of ``root`` with their names.
+
+    dies: a rank that is killed after the first epoch of the first trial.
+    """
+    root.mkdir(exist_ok=True)
+    place = Path(tempfile.mkdtemp(dir=root)) / "meeting"
+    ranks = [
+        FORKS.Process(target=_take_part, args=(dict(trials), str(root), number, size, str(place), dies))
+        for number in range(size)
+    ]
+    for rank in ranks:
+        rank.start()
+    return ranks
+
+
+def ended(ranks: Sequence[BaseProcess]) -> list[int | None]:
+    """The exit code of each rank, within minutes."""
+    for rank in ranks:
+        rank.join(240.0)
+        if rank.exitcode is None:
+            rank.kill()
+            rank.join()
+    return [rank.exitcode for rank in ranks]
+
+
+def _take_part(trials: dict[str, TrialSpec], root: str, number: int, size: int, place: str, dies: int | None) -> None:
+    (Path(place).parent / str(number)).write_text(str(os.getpid()))
+
+    def kill(progress: Progress) -> None:
+        if dies is not None:
+            os.kill(int((Path(place).parent / str(dies)).read_text()), signal.SIGKILL)
+
+    try:
+        with connected(number, size, place, nccl=False) as group:
+            for name, spec in trials.items():
+                if number == 0:
+                    run_trial(spec, f"{root}/{name}", code=code_of(spec), group=group, on_progress=kill)
+                else:
+                    follow_trial(spec, f"{root}/{name}", group, code=code_of(spec))
+    except RankLost:
+        sys.exit(LOST)

@@ -1,0 +1,173 @@
+"""Gradient norms and clipped sums of training examples, by their rows: what a training run asks of its model.
+
+`LocalGradients` computes them in this process; `workers.divided` divides the rows among several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import torch
+from torch import Tensor
+
+from workers.augmentation import make_augmentation
+from workers.clipping import ClippingMethod, ClippingState, ClipRule, Examples, Setting
+from workers.data import Dataset
+from workers.devices import choose_device
+from workers.gradients import BatchNorms, GradientEngine, ShapePlanner, TimingPlanner, WeightedSum
+from workers.imports import UserCode
+from workers.losses import build_loss
+from workers.models import build_model
+from workers.noise import start_generator
+from workers.spec import TrialSpec
+
+_CHUNK: Final = 512
+"""Examples per norm pass; fixed, so that a resumed run repeats every bit."""
+
+Weigh = Callable[[BatchNorms], Tensor]
+"""Norms of a whole batch -> weights [b] or, where clipping is by layer, [b, L]."""
+
+_NO_ANSWER: Final = torch.zeros(0, dtype=torch.float64)
+"""Of a clipping method without a query."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The rule of a step, of a clipping method without a query, and the state that it was decided from."""
+
+    rule: ClipRule
+    state: ClippingState
+
+
+class TrainingData:
+    """The training split on the device. ``rows`` are positions in the split, int64 [b]."""
+
+    def __init__(self, dataset: Dataset, device: torch.device) -> None:
+        split = dataset.train
+        self._prepare = dataset.prepare
+        self._features, self._labels = split.features.to(device), split.labels.to(device)
+        self._groups, self._ids = split.groups.to(device), split.example_ids
+        self.device = device
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def inputs(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Prepared features [b, ...] and labels [b]."""
+        return self._prepare(self._features[rows]), self._labels[rows]
+
+    def examples(self, rows: Tensor, norms: BatchNorms) -> Examples:
+        """What a clipping method may know about the examples ``rows``."""
+        return Examples(norms.norms, self._groups[rows], rows, norms.layer_norms)
+
+    def ids(self, rows: Tensor) -> Tensor:
+        """Example ids [b], on the CPU."""
+        return self._ids[rows.cpu()]
+
+
+class BatchGradients(Protocol):
+    """Per-example gradients of the training data; see `workers.gradients.GradientEngine`. Rows are on the device.
+
+    others_repeat: whether the passes of all other processes were repeatable: drew no random numbers, and changed the
+    mode of no module.
+    """
+
+    others_repeat: bool
+
+    def norms(self, rows: Tensor) -> BatchNorms:
+        """Norms and losses of the examples as they are, without augmentation."""
+        ...
+
+    def weighted_sum(self, rows: Tensor, weigh: Weigh) -> WeightedSum:
+        """The weighted sum over a batch whose weights may depend on the norms of the whole batch."""
+        ...
+
+    def weighted_sum_rowwise(self, rows: Tensor, decision: Decision) -> WeightedSum:
+        """The weighted sum over a batch in which each weight depends on its own example only: one pass."""
+        ...
+
+    def model_changed(self) -> None:
+        """Call it after every change of the model's values."""
+        ...
+
+    def random_states(self) -> tuple[Tensor, ...]:
+        """The states of the random generators of all other processes, which a checkpoint keeps."""
+        ...
+
+    def finish(self) -> None:
+        """Let the other processes end."""
+        ...
+
+
+class LocalGradients:
+    """Gradients that this process computes alone.
+
+    The model, which is built here, and the generator of the augmentation are whoever's that trains the model.
+    """
+
+    others_repeat = True
+
+    def __init__(self, spec: TrialSpec, dataset: Dataset, method: ClippingMethod, code: UserCode) -> None:
+        device, execution = choose_device(spec.execution.device), spec.execution
+        self.model = build_model(spec.model, dataset, spec.seed, code).to(device)
+        self.loss = build_loss(spec.loss, code, dataset.task)
+        self.data = TrainingData(dataset, device)
+        self.augmentation_rng = torch.Generator()
+        start_generator(self.augmentation_rng, spec.noise_source, spec.seed, "augmentation")
+        self._augmentation = make_augmentation(spec.augmentation) if spec.augmentation else None
+
+        def engine(multiplicity: int) -> GradientEngine:
+            return GradientEngine(
+                self.model,
+                self.loss,
+                micro_batch_size=execution.micro_batch_size,
+                multiplicity=multiplicity,
+                layerwise=method.layerwise,
+                planner=ShapePlanner() if execution.deterministic else TimingPlanner(),
+                autocast=torch.bfloat16 if execution.autocast else None,
+            )
+
+        self.engine = engine(self._augmentation.multiplicity if self._augmentation else 1)
+        self._plain = self.engine if self._augmentation is None else engine(1)
+        self._method = method
+        self.setting = Setting(
+            dataset.group_names, self.engine.layer_names, len(dataset.train), spec.sampling.batch_size
+        )
+
+    def decision(self, state: ClippingState) -> Decision:
+        """What a clipping method without a query decides in this state."""
+        return Decision(self._method.decide(state, _NO_ANSWER, self.setting), state)
+
+    def norms(self, rows: Tensor) -> BatchNorms:
+        chunks = [self._plain.norms(*self.data.inputs(some)) for some in torch.split(rows, _CHUNK)]
+        by_layer = [chunk.layer_norms for chunk in chunks if chunk.layer_norms is not None]
+        return BatchNorms(
+            torch.cat([chunk.norms for chunk in chunks]),
+            torch.cat(by_layer) if by_layer else None,
+            torch.cat([chunk.losses for chunk in chunks]),
+        )
+
+    def weighted_sum(self, rows: Tensor, weigh: Weigh) -> WeightedSum:
+        return self.engine.weighted_sum(*self._batch(rows), weigh)
+
+    def weighted_sum_rowwise(self, rows: Tensor, decision: Decision) -> WeightedSum:
+        return self.engine.weighted_sum_rowwise(
+            *self._batch(rows), lambda norms, part: decision.rule.weights(self.data.examples(rows[part], norms))
+        )
+
+    def _batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        x, y = self.data.inputs(rows)
+        if self._augmentation is None:
+            return x, y
+        return self._augmentation(x, self.augmentation_rng), y.repeat_interleave(self._augmentation.multiplicity, 0)
+
+    def model_changed(self) -> None:
+        return None
+
+    def random_states(self) -> tuple[Tensor, ...]:
+        return ()
+
+    def finish(self) -> None:
+        return None

@@ -1,0 +1,285 @@
+"""Data parallelism: the rows of every batch are divided among the ranks of a trial.
+
+Rank 0 does all that one process does: it draws batches, decides on clipping, adds the noise, updates the model, records
+norms and writes files. For a batch it sends the rows; each rank, itself included, takes one contiguous part of them,
+computes the norms and sums its weighted gradients; the sums are added once, at rank 0, in the order of the ranks. Where
+each weight depends on its own example, all ranks weigh by the rule of the step; otherwise rank 0 gathers the norms of
+the whole batch and sends the weights. After its update it sends the model. So the sum is that of one process up to
+rounding, its sensitivity is the same, the noise is drawn and added once, and its key never leaves rank 0.
+
+Random draws of the model (dropout) and of augmentation come from generators of each rank's own, whose states are in the
+checkpoint: trials that draw are therefore other runs of the same mechanism than those of one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from enum import IntEnum
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from accounting.keyed import KeyedStream
+from workers.batch_gradients import Decision, LocalGradients, Weigh
+from workers.clipping import ClippingState
+from workers.gradients import BatchNorms, RandomState, WeightedSum, modes_of, set_modes
+from workers.noise import derive_seed, noise_source_kind, start_generator
+from workers.ranks import RankGroup
+from workers.spec import TrialSpec
+
+
+class _Order(IntEnum):
+    """What rank 0 has the others do next."""
+
+    END = 0
+    TAKE_MODEL = 1
+    TAKE_CLIPPING = 2
+    NORMS = 3
+    SUM = 4
+    SUM_ROWWISE = 5
+    SEND_RANDOM_STATE = 6
+
+
+class DividedGradients:
+    """`workers.batch_gradients.BatchGradients` at rank 0, while the other ranks are in `follow`.
+
+    random_states: of the others, as they begin.
+    """
+
+    def __init__(self, local: LocalGradients, group: RankGroup, random_states: Sequence[Tensor]) -> None:
+        self._local, self._group = local, group
+        self._random_states: tuple[Tensor, ...] | None = tuple(random_states)
+        self._sent: ClippingState | None = None
+        self.others_repeat = True
+
+    def norms(self, rows: Tensor) -> BatchNorms:
+        parts = self._send(_Order.NORMS, rows)
+        found = self._joined(self._local.norms(parts[0]), parts)
+        self._count()
+        return found
+
+    def weighted_sum(self, rows: Tensor, weigh: Weigh) -> WeightedSum:
+        parts = self._send(_Order.SUM, rows)
+
+        def weights(own: BatchNorms) -> Tensor:
+            given = weigh(self._joined(own, parts)).to(_like_weights(own))
+            if given.dim() < _like_weights(own).dim():
+                given = given[:, None].expand(-1, _like_weights(own).shape[1])
+            self._group.scatter(given, _sizes(parts))
+            return given[: len(parts[0])]
+
+        return self._added(self._local.weighted_sum(parts[0], weights), parts)
+
+    def weighted_sum_rowwise(self, rows: Tensor, decision: Decision) -> WeightedSum:
+        if decision.state is not self._sent:
+            self._order(_Order.TAKE_CLIPPING)
+            _share_clipping(self._local, self._group, decision.state)
+            self._sent = decision.state
+        parts = self._send(_Order.SUM_ROWWISE, rows)
+        return self._added(self._local.weighted_sum_rowwise(parts[0], decision), parts)
+
+    def model_changed(self) -> None:
+        self._order(_Order.TAKE_MODEL)
+        _share_model(self._local.model, self._group)
+
+    def random_states(self) -> tuple[Tensor, ...]:
+        if self._random_states is None:
+            self._order(_Order.SEND_RANDOM_STATE)
+            states = self._group.gathered(_random_state(self._local)[None], [1] * self._group.size)
+            self._random_states = tuple(state.clone() for state in states[1:])
+        return self._random_states
+
+    def finish(self) -> None:
+        self._order(_Order.END)
+
+    def _order(self, order: _Order, count: int = 0) -> None:
+        self._group.broadcast(torch.tensor([order, count]))
+
+    def _send(self, order: _Order, rows: Tensor) -> tuple[Tensor, ...]:
+        """Have all ranks compute with ``rows``; returns those of each rank."""
+        self._order(order, len(rows))
+        self._group.broadcast(rows.cpu())
+        self._random_states = None
+        return torch.tensor_split(rows, self._group.size)
+
+    def _joined(self, own: BatchNorms, parts: tuple[Tensor, ...]) -> BatchNorms:
+        """The norms of all ranks, in the order of their rows."""
+        return _norms(self._group.gathered(_table(own), _sizes(parts)), own)
+
+    def _added(self, own: WeightedSum, parts: tuple[Tensor, ...]) -> WeightedSum:
+        return WeightedSum(
+            self._joined(own.norms, parts),
+            self._group.gathered(own.weights, _sizes(parts)),
+            _unflat(self._group.total(_flat(own.gradients)), own.gradients),
+            self._count(own.non_finite),
+        )
+
+    def _count(self, non_finite: int = 0) -> int:
+        """Collect what `_Follower` counts; returns how many gradients of all ranks were not finite."""
+        counts = self._group.gathered(_counts(non_finite, repeatable=True), [1] * self._group.size)
+        self.others_repeat &= bool(counts[1:, 1].all())
+        return int(counts[:, 0].sum())
+
+
+def follow(local: LocalGradients, group: RankGroup) -> None:
+    """Compute this rank's share of whatever rank 0 orders, until it has finished."""
+    follower = _Follower(local, group)
+    while follower.obeys():
+        pass
+
+
+class _Follower:
+    """A rank other than 0."""
+
+    def __init__(self, local: LocalGradients, group: RankGroup) -> None:
+        self._local, self._group, self._modes = local, group, modes_of(local.model)
+        self._decision: Decision | None = None
+        self._computes: Mapping[int, Callable[[tuple[Tensor, ...]], int]] = {
+            _Order.NORMS: self._norms,
+            _Order.SUM: self._weighted_sum,
+            _Order.SUM_ROWWISE: self._weighted_sum_rowwise,
+        }
+
+    def obeys(self) -> bool:
+        """Do what rank 0 orders next; False when there is nothing left to do."""
+        order, count = self._group.broadcast(torch.zeros(2, dtype=torch.int64)).tolist()
+        if order in self._computes:
+            self._compute(order, count)
+        elif order == _Order.TAKE_MODEL:
+            _share_model(self._local.model, self._group)
+        elif order == _Order.TAKE_CLIPPING:
+            self._decision = self._local.decision(_share_clipping(self._local, self._group))
+        elif order == _Order.SEND_RANDOM_STATE:
+            self._group.give(_random_state(self._local)[None], 1)
+        return bool(order != _Order.END)
+
+    def _compute(self, order: int, count: int) -> None:
+        device, model = self._local.data.device, self._local.model
+        rows = self._group.broadcast(torch.zeros(count, dtype=torch.int64)).to(device)
+        before = RandomState.of(device)
+        non_finite = self._computes[order](torch.tensor_split(rows, self._group.size))
+        repeatable = before.is_current() and modes_of(model) == self._modes
+        self._group.give(_counts(non_finite, repeatable), 1)
+
+    def _norms(self, parts: tuple[Tensor, ...]) -> int:
+        self._give_norms(self._local.norms(parts[self._group.rank]), parts)
+        return 0
+
+    def _weighted_sum(self, parts: tuple[Tensor, ...]) -> int:
+        def weights(own: BatchNorms) -> Tensor:
+            self._give_norms(own, parts)
+            return self._group.taken(_like_weights(own), max(_sizes(parts)))
+
+        return self._give_sum(self._local.weighted_sum(parts[self._group.rank], weights), parts)
+
+    def _weighted_sum_rowwise(self, parts: tuple[Tensor, ...]) -> int:
+        assert self._decision is not None, "rank 0 sends the clipping state first"
+        return self._give_sum(self._local.weighted_sum_rowwise(parts[self._group.rank], self._decision), parts)
+
+    def _give_norms(self, own: BatchNorms, parts: tuple[Tensor, ...]) -> None:
+        self._group.give(_table(own), max(_sizes(parts)))
+
+    def _give_sum(self, own: WeightedSum, parts: tuple[Tensor, ...]) -> int:
+        self._give_norms(own.norms, parts)
+        self._group.give(own.weights, max(_sizes(parts)))
+        self._group.add(_flat(own.gradients))
+        return own.non_finite
+
+
+def _sizes(parts: tuple[Tensor, ...]) -> list[int]:
+    return [len(rows) for rows in parts]
+
+
+def _table(norms: BatchNorms) -> Tensor:
+    """Norms, losses and norms by layer as one table [b, 2 + L] in double precision."""
+    layers = [] if norms.layer_norms is None else [norms.layer_norms]
+    return torch.cat([each.double() for each in (norms.norms[:, None], norms.losses[:, None], *layers)], 1)
+
+
+def _norms(table: Tensor, like: BatchNorms) -> BatchNorms:
+    """The norms in a table, in the dtypes of ``like``."""
+    layers = None if like.layer_norms is None else table[:, 2:].to(like.layer_norms)
+    return BatchNorms(table[:, 0].to(like.norms), layers, table[:, 1].to(like.losses))
+
+
+def _like_weights(norms: BatchNorms) -> Tensor:
+    """A tensor in the shape of weights [b] or, where clipping is by layer, [b, L]."""
+    return norms.norms if norms.layer_norms is None else norms.layer_norms
+
+
+def _flat(gradients: Mapping[str, Tensor]) -> Tensor:
+    return torch.cat([each.flatten() for each in gradients.values()])
+
+
+def _unflat(flat: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    parts = flat.split([each.numel() for each in like.values()])
+    return {name: part.view(each.shape).to(each.dtype) for (name, each), part in zip(like.items(), parts, strict=True)}
+
+
+def _counts(non_finite: int, repeatable: bool) -> Tensor:
+    """[1, 2]: gradients that are not finite, and whether the passes drew nothing and changed the mode of no module."""
+    return torch.tensor([[non_finite, repeatable]])
+
+
+def _share_clipping(local: LocalGradients, group: RankGroup, state: ClippingState | None = None) -> ClippingState:
+    """The clipping state of rank 0, which alone passes it, at every rank."""
+    shared: dict[str, Any] = {}
+    for name in (each.name for each in fields(ClippingState)):
+        value = None if state is None else getattr(state, name)
+        number = isinstance(value, float | int)
+        sent = group.shared(torch.tensor(value, dtype=torch.float64) if number else value, local.data.device)
+        shared[name] = float(sent) if sent is not None and not sent.dim() else sent
+    return ClippingState(**shared)
+
+
+@torch.no_grad()
+def _share_model(model: nn.Module, group: RankGroup) -> None:
+    """Give every rank the trainable parameters, buffers and modes of rank 0."""
+    trainable = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    received = group.broadcast(_flat(trainable))
+    for each, values in zip(trainable.values(), _unflat(received, trainable).values(), strict=True):
+        each.copy_(values)
+    for buffer in model.buffers():
+        buffer.copy_(group.broadcast(buffer))
+    modes = modes_of(model)
+    training = group.broadcast(torch.tensor([*modes.values()], dtype=torch.uint8))
+    set_modes(model, dict(zip(modes, training.bool().tolist(), strict=True)))
+
+
+def first_random_states(spec: TrialSpec, size: int, device: torch.device) -> tuple[Tensor, ...]:
+    """The states of the generators of all ranks but the first, which are those of one process, before the first step.
+
+    They come from the trial's seed, or from secret keys where the noise does; see `workers.noise.start_generator`.
+    """
+    return tuple(_first_random_state(spec, rank, device) for rank in range(1, size))
+
+
+def _first_random_state(spec: TrialSpec, rank: int, device: torch.device) -> Tensor:
+    states = []
+    for purpose in ("model", "augmentation"):
+        generator = torch.Generator()
+        start_generator(generator, spec.noise_source, spec.seed, f"{purpose} of rank {rank}")
+        states.append(generator.get_state())
+    if device.type == "cuda":
+        secret = noise_source_kind(spec.noise_source).is_secret
+        seed = KeyedStream.from_os().words(1)[0] if secret else derive_seed(spec.seed, f"model of rank {rank}")
+        states.append(torch.Generator(device).manual_seed(int(seed)).get_state())
+    return torch.cat(states)
+
+
+def _random_state(local: LocalGradients) -> Tensor:
+    """The states of the generators that this process draws from, as bytes: those of the model and of augmentation."""
+    device = local.data.device
+    cuda = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
+    return torch.cat([torch.get_rng_state(), local.augmentation_rng.get_state(), *cuda])
+
+
+def restore_random_state(local: LocalGradients, state: Tensor) -> None:
+    """Set the generators of this process to a state of `DividedGradients.random_states`."""
+    length, device = len(local.augmentation_rng.get_state()), local.data.device
+    torch.set_rng_state(state[:length].clone())
+    local.augmentation_rng.set_state(state[length : 2 * length].clone())
+    if device.type == "cuda" and len(state) > 2 * length:  # a run may resume on the other kind of device
+        torch.cuda.set_rng_state(state[2 * length :].clone(), device)

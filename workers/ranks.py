@@ -1,0 +1,160 @@
+"""The processes that train one trial together, and what they send to each other.
+
+They run on one node. Rank 0 trains; the others compute their share of its gradients (`workers.divided`). Only tensors
+are sent, nothing that would be unpickled, and what connects them listens on the loopback interface alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Final
+
+import torch
+import torch.distributed as distributed
+from torch import Tensor
+
+from accounting.errors import DpsweepError
+
+_PATIENCE: Final = timedelta(days=30)
+"""How long a rank waits for the others, which may evaluate or store meanwhile; a lost one is noticed at once."""
+_PIECE: Final = 2**24
+"""Values of a sum that are collected at a time."""
+
+
+_MOST_AXES: Final = 8
+_DTYPES: Final = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.bool)
+
+
+class RankLost(DpsweepError):
+    """Another process of the trial has ended; the trial continues from its checkpoint when it is started again."""
+
+
+class RankGroup:
+    """Processes connected by torch.distributed. All of them make the same calls in the same order.
+
+    Every result is determined by what the ranks pass, to the last bit: sums are added in the order of the ranks.
+
+    Raises: RankLost, from every method, when another process has ended.
+    """
+
+    def __init__(self, rank: int, size: int, through_host: bool) -> None:
+        self.rank, self.size, self._through_host = rank, size, through_host
+
+    def meet(self) -> None:
+        """Return when rank 0 has called it too."""
+        self.broadcast(torch.zeros(1))
+
+    def broadcast(self, values: Tensor) -> Tensor:
+        """The values of rank 0; the others pass a tensor of their shape, dtype and device, which may be overwritten."""
+        if not values.numel():
+            return values
+        sent = self._ready(values)
+        with _losses_told():
+            distributed.broadcast(sent, 0)
+        return sent.to(values.device)
+
+    def shared(self, values: Tensor | None, device: torch.device) -> Tensor | None:
+        """Any tensor, or None, that rank 0 passes; others pass None. Elsewhere than on the CPU it is on ``device``."""
+        header = torch.full((_MOST_AXES + 3,), -1)
+        if values is not None:
+            place = int(values.device.type != "cpu")
+            header[: values.dim() + 3] = torch.tensor([_DTYPES.index(values.dtype), place, values.dim(), *values.shape])
+        kind, place, axes, *shape = self.broadcast(header).tolist()
+        if kind < 0:
+            return None
+        sent = torch.empty(shape[:axes], dtype=_DTYPES[kind]) if values is None else values.cpu()
+        return self.broadcast(sent).to(device if place else sent.device)
+
+    def gathered(self, part: Tensor, sizes: Sequence[int]) -> Tensor:
+        """At rank 0: ``part`` and what the others `give`, in the order of ranks. Rank r has sizes[r] rows."""
+        sent = _padded(self._ready(part), max(1, *sizes))
+        received = self._collected(sent)
+        return torch.cat([each[:size] for each, size in zip(received, sizes, strict=True)]).to(part.device)
+
+    def give(self, part: Tensor, most: int) -> None:
+        """At the others: send rows, of which the rank with the most has ``most``."""
+        self._sent(_padded(self._ready(part), max(1, most)))
+
+    def scatter(self, whole: Tensor, sizes: Sequence[int]) -> None:
+        """At rank 0: send each rank its rows of ``whole``, in the order of ranks."""
+        most = max(1, *sizes)
+        parts = [_padded(each, most) for each in torch.split(self._ready(whole), list(sizes))]
+        with _losses_told():
+            distributed.scatter(torch.empty_like(parts[0]), parts, 0)
+
+    def taken(self, like: Tensor, most: int) -> Tensor:
+        """At the others: the rows that rank 0 scatters, as many and of the kind of ``like``."""
+        own = self._ready(like.new_empty(max(1, most), *like.shape[1:]))
+        with _losses_told():
+            distributed.scatter(own, None, 0)
+        return own[: len(like)].to(like.device)
+
+    def total(self, part: Tensor) -> Tensor:
+        """At rank 0: the sum [n] of ``part`` and what the others `add`, in double precision in the order of ranks."""
+        sums = []
+        for piece in torch.split(self._ready(part), _PIECE):
+            first, *others = self._collected(piece)
+            whole = first.double()
+            for each in others:
+                whole += each
+            sums.append(whole.to(part))
+        return torch.cat(sums)
+
+    def add(self, part: Tensor) -> None:
+        """At the others: send the addend [n] of a `total`."""
+        for piece in torch.split(self._ready(part), _PIECE):
+            self._sent(piece)
+
+    def _collected(self, part: Tensor) -> list[Tensor]:
+        received = [torch.empty_like(part) for _ in range(self.size)]
+        with _losses_told():
+            distributed.gather(part, received, 0)
+        return received
+
+    def _sent(self, part: Tensor) -> None:
+        with _losses_told():
+            distributed.gather(part, None, 0)
+
+    def _ready(self, values: Tensor) -> Tensor:
+        return (values.cpu() if self._through_host else values).contiguous()
+
+
+@contextlib.contextmanager
+def connected(rank: int, size: int, meeting_place: str, *, nccl: bool) -> Iterator[RankGroup]:
+    """Connect this process with the other ranks of its trial on this node for the duration of a ``with`` block.
+
+    meeting_place: a file that all ranks name, and that does not exist yet, in a folder closed to other users. nccl:
+    whether each rank has a GPU of its own; values on a shared GPU go through the memory of the host.
+    """
+    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
+    with _losses_told():
+        distributed.init_process_group(
+            "cpu:gloo,cuda:nccl" if nccl else "gloo",
+            store=distributed.FileStore(meeting_place, size),  # type: ignore[attr-defined]  # a compiled class
+            rank=rank,
+            world_size=size,
+            timeout=_PATIENCE,
+        )
+    try:
+        yield RankGroup(rank, size, through_host=not nccl)
+    finally:
+        distributed.destroy_process_group()
+
+
+@contextlib.contextmanager
+def _losses_told() -> Iterator[None]:
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise RankLost("another process of the trial has ended") from error
+
+
+def _padded(rows: Tensor, size: int) -> Tensor:
+    if len(rows) == size:
+        return rows
+    return torch.cat([rows, rows.new_zeros(size - len(rows), *rows.shape[1:])])
