@@ -48,7 +48,9 @@ TRIAL = PublishedTrial(
 )
 
 
-OF_COUNTS = {metric.name for metric in (*RATE_METRICS, *WORST_GROUP_METRICS.values())} - {
+OF_COUNTS = {
+    metric.name for metric in (*RATE_METRICS, *WORST_GROUP_METRICS.values()) if metric.task == "classification"
+} - {
     "accuracy_gap",
     "worst_group_accuracy",
     "worst_group_accuracy_change",
