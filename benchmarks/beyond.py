@@ -47,7 +47,7 @@ def payers(sweep: StoredSweep) -> str:
     panels = [
         Panel(
             title,
-            Axis(""),
+            Axis(),
             _names(settings),
             [_rows(settings, number.format(group), group, colour) for group, colour in GROUPS.items()],
         )
@@ -72,9 +72,9 @@ def bounds(sweep: StoredSweep) -> str:
 
     panels = [
         Panel(
-            title,
+            f"change of accuracy, {title}",
             Axis("clipping bound", logarithmic=True),
-            Axis("change of accuracy"),
+            Axis(),
             [series(method, number) for method in methods],
         )
         for title, number in numbers.items()
@@ -119,7 +119,7 @@ def tuning(sweep: StoredSweep) -> str:
 
     shown = {"gap of accuracy": "accuracy_gap", "equalised odds, difference": "equalized_odds_difference"}
     panels = [
-        Panel(title, Axis("test accuracy"), Axis(""), [series(method, number) for method in names])
+        Panel(title, Axis("test accuracy"), Axis(), [series(method, number) for method in names])
         for title, number in shown.items()
     ]
     return chart(panels, height=360)

@@ -41,9 +41,12 @@ class Series:
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis. names: by position, where it has categories in place of numbers. logarithmic: numbers above 0."""
+    """An axis. names: by position, where it has categories in place of numbers. logarithmic: numbers above 0.
 
-    title: str
+    title: below the x axis; a y axis shows none, since the panel's title names it.
+    """
+
+    title: str = ""
     names: Mapping[float, str] = field(default_factory=dict)
     logarithmic: bool = False
 
@@ -146,8 +149,7 @@ def _panel(
                 parts.append(_line(x, down(point.y_ends[0]), x, down(point.y_ends[1]), series.colour))
             parts.append(_dot(x, y, series))
     title = _text(left + width / 2, top + height + 36, panel.x.title, anchor="middle", colour=MUTED)
-    upright = [_text(left, top - 28, panel.y.title, colour=MUTED)] if labelled and panel.y.title else []
-    return [*parts, title, *upright]
+    return [*parts, title]
 
 
 def _ticks(axis: Axis, ends: tuple[float, float]) -> list[tuple[float, str]]:

@@ -195,7 +195,6 @@ PLANNED_ONLY: Final[Mapping[str, str]] = {
     "d-mnist": "not trained yet: about eight CPU minutes per trial",
     "scattering-mnist": "not trained yet: about ten CPU minutes",
     "adult-payers": "not trained yet",
-    "adult-bounds": "not trained yet",
     "adult-filter": "not trained yet",
     "adult-tuning": "not trained yet: about six CPU minutes",
 }

@@ -135,8 +135,10 @@ MEASURES: Mapping[str, tuple[Measure, ...]] = {
 
 
 def collect(stored: dpsweep.Sweep, name: str, cpu_seconds: float, sources: Sequence[str] = ()) -> StoredSweep:
-    """The numbers of the finished trials, by setting. The sweep's reports are written again for its intervals."""
-    stored.report()
+    """The numbers of the finished trials, by setting. Intervals are those of the sweep's last report.
+
+    Raises: InvalidInput where no trial has finished.
+    """
     finished = [row for row in stored.results().to_dict("records") if row["status"] == "finished"]
     measures = MEASURES.get(name, MEASURES[name.partition("-")[0]])
     by_setting: dict[str, list[tuple[dict[str, Any], dict[str, float]]]] = defaultdict(list)
@@ -271,14 +273,19 @@ def main() -> int:
     arguments = parser.parse_args()
     folder = arguments.output or Path("runs") / arguments.name
     start = time.monotonic()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("interrupted; the same command goes on"))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: a run that is ended can be continued
     try:
-        if not arguments.collect:
+        if arguments.collect:
+            dpsweep.open(folder).report()
+        else:
             train(arguments.name, folder, arguments.address, arguments.sources)
         found = collect(dpsweep.open(folder), arguments.name, _spent(folder), arguments.sources)
     except dpsweep.DpsweepError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("interrupted; the same command continues", file=sys.stderr)
+        return 130
     path = write_stored(found)
     print(
         f"{path.name}: {found.finished} of {found.asked} trials, {found.cpu_seconds:.0f} CPU s in all, "

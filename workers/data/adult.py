@@ -126,6 +126,7 @@ def adult(
     columns = without(_COLUMNS, exclude, "adult")
     train = _read(locate("adult", ("adult/adult.data", "adult.data"), root, _DOWNLOAD), 0, 32_561)
     test = _read(locate("adult", ("adult/adult.test", "adult.test"), root, _DOWNLOAD), 1, 16_281)
+    parts: tuple[Split, Split | None]
     if split == "drawn":
         parts = (_split(pa.concat_tables([train, test]), columns, values, 0), None)
     else:
