@@ -24,7 +24,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT)  # this file's own folder would shadow the package accounting
@@ -39,7 +39,10 @@ import importlib.metadata
 import numpy as np
 
 import dpsweep
+from accounting.records import TrialFiles
 from benchmarks.reproduced import Number, StoredSetting, StoredSweep, over_runs, write_stored
+from orchestration.records.layout import SweepFiles
+from orchestration.records.results import read_exact_statistics
 
 SWEEPS = ROOT / "sweeps" / "papers"
 CPU_SECONDS = "cpu_seconds.txt"
@@ -54,37 +57,41 @@ OVERALL = (
 BY_GROUP = ("accuracy", "accuracy_change", "loss", "true_positive_rate", "gradient_norm", "clipping_bias")
 """Columns of each group."""
 
-Measure = Callable[[dpsweep.Trial], Mapping[str, float]]
+Measure = Callable[[dpsweep.Trial, TrialFiles], Mapping[str, float | None]]
 
 
-def of_training(trial: dpsweep.Trial) -> Mapping[str, float]:
+def of_training(trial: dpsweep.Trial, files: TrialFiles) -> Mapping[str, float | None]:
     """How many epochs it took, which a budget may end early."""
     training = getattr(trial.result, "training", None)
     return {} if training is None else {"epochs": training.epochs}
 
 
-def of_examples(trial: dpsweep.Trial) -> Mapping[str, float]:
-    """Mean epsilon_i by group, and how estimated epsilons compare with exact ones, where they are shown."""
-    result = trial.result
-    shown = getattr(result, "individuals", None)
-    if shown is None:
+def of_examples(trial: dpsweep.Trial, files: TrialFiles) -> Mapping[str, float | None]:
+    """Exact statistics of epsilon_i: means by group, the correlation with losses, and how good the estimates are.
+
+    The data are public, so that what a trial withholds or releases with noise may be shown here.
+    """
+    exact = read_exact_statistics(files.private_summary, "train the trial again")
+    if exact is None:
         return {}
-    found = {f"epsilon_of.{group.name}": group.mean for group in shown.groups}
-    if shown.estimates is not None:
-        found["estimates.correlation"] = shown.estimates.correlation
-        found["estimates.mean_error"] = shown.estimates.mean_error
-        found["estimates.largest_error"] = shown.estimates.largest_error
+    found = {f"epsilon_of.{group.name}": group.mean for group in exact.groups}
+    found |= {"mean_example_epsilon": exact.mean, "median_example_epsilon": exact.median}
+    found["loss_correlation"] = exact.loss_correlation
+    if exact.estimates is not None:
+        found["estimates.correlation"] = exact.estimates.correlation
+        found["estimates.mean_error"] = exact.estimates.mean_error
+        found["estimates.largest_error"] = exact.estimates.largest_error
     return found
 
 
-def training_accuracy(trial: dpsweep.Trial) -> Mapping[str, float]:
+def training_accuracy(trial: dpsweep.Trial, files: TrialFiles) -> Mapping[str, float | None]:
     """Accuracy of the final model on its training examples."""
     train = _dataset(trial).train
     predicted = trial.predict(train.features).argmax(1)
     return {"training_accuracy": float((predicted == train.labels.numpy()).mean())}
 
 
-def mean_gradients(trial: dpsweep.Trial) -> Mapping[str, float]:
+def mean_gradients(trial: dpsweep.Trial, files: TrialFiles) -> Mapping[str, float | None]:
     """For each group of the training examples, the norm of their mean gradient at the final model."""
     import torch
 
@@ -99,8 +106,8 @@ def mean_gradients(trial: dpsweep.Trial) -> Mapping[str, float]:
     return found
 
 
-def release_error(trial: dpsweep.Trial) -> Mapping[str, float]:
-    """Mean relative error of the released mean and quantiles of epsilon_i (paper A, Table 2), and how many pay most."""
+def release_error(trial: dpsweep.Trial, files: TrialFiles) -> Mapping[str, float | None]:
+    """Of epsilon_i: how many pay most, quantiles, and the mean relative error of their release (paper A, Table 2)."""
     shown = getattr(trial.result, "individuals", None)
     if shown is None:
         return {}
@@ -109,6 +116,7 @@ def release_error(trial: dpsweep.Trial) -> Mapping[str, float]:
     if shown.mean is not None:
         errors.append(abs(shown.mean / exact.mean() - 1.0))
     found = {"share_at_worst_case": float((exact > 0.99 * exact.max()).mean())}
+    found |= {f"epsilon_quantile.{rank:g}": float(np.quantile(exact, rank)) for rank in shown.quantiles}
     return {**found, "release_error": float(np.mean(errors))} if shown.disclosure == "private" else found
 
 
@@ -139,13 +147,18 @@ def collect(stored: dpsweep.Sweep, name: str, cpu_seconds: float, sources: Seque
 
     Raises: InvalidInput where no trial has finished.
     """
+    files = SweepFiles(stored.folder)
     finished = [row for row in stored.results().to_dict("records") if row["status"] == "finished"]
     measures = MEASURES.get(name, MEASURES[name.partition("-")[0]])
     by_setting: dict[str, list[tuple[dict[str, Any], dict[str, float]]]] = defaultdict(list)
     for row in finished:
         numbers = dict(_of_row(row))
         for measure in (of_training, *measures):
-            numbers |= {key: value for key, value in measure(stored.trials[row["key"]]).items() if _is_known(value)}
+            numbers |= {
+                key: float(value)
+                for key, value in measure(stored.trials[row["key"]], files.trial(row["key"])).items()
+                if _is_known(value)
+            }
         by_setting[row["setting.name"]].append((row, numbers))
     if not finished:
         raise dpsweep.InvalidInput(f"no trial of {stored.folder} has finished; train it without --collect")
@@ -174,7 +187,7 @@ def _is_finished(trial: dpsweep.Trial) -> bool:
     return hasattr(trial.result, "training")
 
 
-def _is_known(value: object) -> bool:
+def _is_known(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
