@@ -148,7 +148,8 @@ def collect(stored: dpsweep.Sweep, name: str, cpu_seconds: float, sources: Seque
     Raises: InvalidInput where no trial has finished.
     """
     files = SweepFiles(stored.folder)
-    finished = [row for row in stored.results().to_dict("records") if row["status"] == "finished"]
+    asked = [row for row in stored.results().to_dict("records") if row["asked"]]
+    finished = [row for row in asked if row["status"] == "finished"]
     measures = MEASURES.get(name, MEASURES[name.partition("-")[0]])
     by_setting: dict[str, list[tuple[dict[str, Any], dict[str, float]]]] = defaultdict(list)
     for row in finished:
@@ -173,7 +174,7 @@ def collect(stored: dpsweep.Sweep, name: str, cpu_seconds: float, sources: Seque
         version=importlib.metadata.version("dpsweep"),
         commit=_commit(),
         hardware=_hardware(),
-        asked=len(stored.trials),
+        asked=len(asked),
         finished=len(finished),
         train_size=training.train_size,
         test_size=training.test_size,
