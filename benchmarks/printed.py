@@ -193,7 +193,6 @@ EXPERIMENTS: Final[Mapping[str, Experiment]] = {
 
 PLANNED_ONLY: Final[Mapping[str, str]] = {
     "a-cifar": "300 epochs of a WRN16-4 need a GPU, which was not at hand",
-    "a-mnist": "not trained yet",
     "c-table2-validation": "not trained yet",
     "c-cancer-validation": "not trained yet",
     "d-adult-uci": "not trained yet; d-adult has the split of the paper",

@@ -31,7 +31,7 @@ def page(text: str, stored: Mapping[str, StoredSweep]) -> str:
             lines.append(f"![{FIGURES[name].title}](images/{name}.svg)")
         else:
             lines.append(_PLACE.sub(lambda found: _told(found, stored), line))
-    return "\n".join(lines) + "\n"
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)) + "\n"
 
 
 def figures(stored: Mapping[str, StoredSweep]) -> dict[str, str]:
@@ -49,7 +49,10 @@ def _table(experiment: Experiment, sweep: StoredSweep) -> Iterator[str]:
     spent = (
         f"{sweep.cpu_seconds / 60.0:.0f} CPU minutes" if sweep.cpu_seconds >= 90 else f"{sweep.cpu_seconds:.0f} CPU s"
     )
-    done = f"{sweep.finished} trials" if sweep.finished == sweep.asked else f"{sweep.finished} of {sweep.asked} trials"
+    trials = "trial" if sweep.asked == 1 else "trials"
+    done = (
+        f"{sweep.finished} {trials}" if sweep.finished == sweep.asked else f"{sweep.finished} of {sweep.asked} {trials}"
+    )
     rows = f"{sweep.train_size:,} rows train, {sweep.test_size:,} test"
     yield f"`{sweep.command}`: {done}, {spent} on {sweep.hardware}; {rows}; dpsweep {sweep.version}, `{sweep.commit}`."
     if experiment.items:
