@@ -20,7 +20,7 @@ _PLACE: Final = re.compile(r"\{([\w-]+): ([^:{}]+): ([^:{}]+?)(?:: (share|change
 
 def page(text: str, stored: Mapping[str, StoredSweep]) -> str:
     """The page: `TEXT` with its tables, links to figures and numbers."""
-    lines = []
+    lines: list[str] = []
     for line in text.splitlines():
         word, _, name = line.partition(" ")
         if word == "@table":
@@ -89,9 +89,9 @@ def _told(found: re.Match[str], stored: Mapping[str, StoredSweep]) -> str:
 
 
 def _form(form: str | None, number: str, settings: str) -> Form:
-    if form == "plain" or form == "share" or form == "change":
-        return form
-    return "change" if "change" in number or "−" in settings else "share"
+    forms: Mapping[str | None, Form] = {"share": "share", "change": "change", "plain": "plain"}
+    usual: Form = "change" if "change" in number or "−" in settings else "share"
+    return forms.get(form, usual)
 
 
 def _shown(number: Number, form: Form) -> str:

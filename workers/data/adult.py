@@ -126,14 +126,14 @@ def adult(
     columns = without(_COLUMNS, exclude, "adult")
     train = _read(locate("adult", ("adult/adult.data", "adult.data"), root, _DOWNLOAD), 0, 32_561)
     test = _read(locate("adult", ("adult/adult.test", "adult.test"), root, _DOWNLOAD), 1, 16_281)
-    parts: tuple[Split, Split | None]
     if split == "drawn":
-        parts = (_split(pa.concat_tables([train, test]), columns, values, 0), None)
+        first, second = _split(pa.concat_tables([train, test]), columns, values, 0), None
     else:
-        parts = (_split(train, columns, values, 0), _split(test, columns, values, train.num_rows))
+        first, second = _split(train, columns, values, 0), _split(test, columns, values, train.num_rows)
     return Source(
         "adult",
-        *parts,
+        first,
+        second,
         intersected(values),
         _CLASSES,
         notes=("rows with an unknown value are left out",),
