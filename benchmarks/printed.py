@@ -199,7 +199,6 @@ PLANNED_ONLY: Final[Mapping[str, str]] = {
     "d-dutch": "not trained yet",
     "d-mnist": "not trained yet: about eight CPU minutes per trial",
     "scattering-mnist": "not trained yet: about ten CPU minutes",
-    "adult-payers": "not trained yet",
     "adult-filter": "not trained yet",
     "adult-tuning": "not trained yet: about six CPU minutes",
 }
