@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 import pyarrow as pa
 import pyarrow.compute as compute
@@ -113,20 +114,26 @@ def adult(
     root: str | None = None,
     group: str | Sequence[str] = "sex",
     exclude: Sequence[str] = ("education", "race", "native-country"),
+    split: Literal["published", "drawn"] = "published",
 ) -> Source:
     """The 45,222 complete rows of adult.data (training) and adult.test (test).
 
     exclude: attributes left out; by default 40 features remain, as in Xu et al. (2021) (education-num repeats education
     as a number). group: sex, race or income; or several, such as ["sex", "race"], whose intersections are the groups.
+    split: the published one, or a drawn ``test_fraction`` of all rows is the test set. An example's id is the same.
     """
     values = {each: choose_group("adult", each, _GROUPS) for each in attributes("adult", group)}
     columns = without(_COLUMNS, exclude, "adult")
     train = _read(locate("adult", ("adult/adult.data", "adult.data"), root, _DOWNLOAD), 0, 32_561)
     test = _read(locate("adult", ("adult/adult.test", "adult.test"), root, _DOWNLOAD), 1, 16_281)
+    if split == "drawn":
+        first, second = _split(pa.concat_tables([train, test]), columns, values, 0), None
+    else:
+        first, second = _split(train, columns, values, 0), _split(test, columns, values, train.num_rows)
     return Source(
         "adult",
-        _split(train, columns, values, 0),
-        _split(test, columns, values, train.num_rows),
+        first,
+        second,
         intersected(values),
         _CLASSES,
         notes=("rows with an unknown value are left out",),

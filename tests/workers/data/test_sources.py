@@ -75,6 +75,17 @@ def splits(dataset: Dataset) -> list[Split]:
     return [dataset.train, dataset.test, dataset.public]
 
 
+def rows_by_id(dataset: Dataset) -> dict[int, tuple[int, int, float]]:
+    """Label, group and sum of the features of every example, training and test, by its id."""
+    return {
+        int(example): (int(label), int(group), float(total))
+        for part in (dataset.train, dataset.test)
+        for example, label, group, total in zip(
+            part.example_ids, part.labels, part.groups, part.features.double().sum(1), strict=True
+        )
+    }
+
+
 class TestEverySource:
     def test_ids_are_unique_over_all_splits(self, dataset: Dataset) -> None:
         ids = torch.cat([split.example_ids for split in splits(dataset)])
@@ -164,6 +175,20 @@ class TestGoldenCounts:
         assert dataset.feature_shape == (40,)
         labels = torch.cat([dataset.train.labels, dataset.test.labels])
         assert int(labels.sum()) == 11208
+
+    def test_adult_can_be_split_anew_into_the_same_examples(self) -> None:
+        require_stored("adult")
+        published, one, other = (
+            load_dataset(spec)
+            for spec in (
+                DataSpec("adult"),
+                DataSpec("adult", {"split": "drawn"}, test_fraction=0.2),
+                DataSpec("adult", {"split": "drawn"}, test_fraction=0.2, split_seed=1),
+            )
+        )
+        assert (len(one.train), len(one.test)) == (36178, 9044)
+        assert not torch.equal(one.test.example_ids, other.test.example_ids)
+        assert rows_by_id(one) == rows_by_id(published)
 
     def test_adult_with_every_attribute_has_one_of_each_category(self) -> None:
         require_stored("adult")

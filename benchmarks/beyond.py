@@ -1,0 +1,138 @@
+"""The figures of docs/reproduction.md that go beyond the papers, each drawn from one stored sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from benchmarks.charts import Axis, Panel, Point, Series, chart
+from benchmarks.reproduced import Number, StoredSetting, StoredSweep
+from orchestration.report.style import CLIPPING_COLOURS, PALETTE
+
+GROUPS: Final = {"Male": PALETTE[0], "Female": PALETTE[1]}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure. title: what it shows, in words for those who do not see it. draw: its SVG."""
+
+    title: str
+    draw: Callable[[StoredSweep], str]
+
+
+def _ends(number: Number) -> tuple[float, float] | None:
+    return None if number.low is None or number.high is None else (number.low, number.high)
+
+
+def _private(sweep: StoredSweep) -> list[StoredSetting]:
+    return [setting for setting in sweep.settings if "epsilon" in setting.numbers]
+
+
+def _rows(settings: Sequence[StoredSetting], number: str, name: str, colour: str, hollow: bool = False) -> Series:
+    """One point per setting, from the top down."""
+    known = [(-row, setting.numbers[number]) for row, setting in enumerate(settings) if number in setting.numbers]
+    points = [Point(found.mean, row, x_ends=_ends(found)) for row, found in known]
+    return Series(name, colour, points, hollow=hollow)
+
+
+def _names(settings: Sequence[StoredSetting]) -> Axis:
+    return Axis("", {-row: setting.name for row, setting in enumerate(settings)})
+
+
+def payers(sweep: StoredSweep) -> str:
+    """Accuracy and mean epsilon_i of each group by setting."""
+    settings = _private(sweep)
+    shown = (("test accuracy", "by_group.{}.accuracy"), ("mean εᵢ of the training examples", "epsilon_of.{}"))
+    panels = [
+        Panel(
+            title,
+            Axis(),
+            _names(settings),
+            [_rows(settings, number.format(group), group, colour) for group, colour in GROUPS.items()],
+        )
+        for title, number in shown
+    ]
+    return chart(panels, height=110 + 34 * len(settings), left=190)
+
+
+def bounds(sweep: StoredSweep) -> str:
+    """Change of accuracy against the bound, of all and by group, for each method."""
+    methods = {"flat": "DPSGD", "dpsgd_f": "DPSGD-F"}
+    numbers = {"all": "accuracy_change", **{group: f"by_group.{group}.accuracy_change" for group in GROUPS}}
+
+    def series(method: str, number: str) -> Series:
+        found = sorted(
+            (float(setting.parameters["clipping.params.bound"] or 0.0), setting.numbers[number])
+            for setting in _private(sweep)
+            if setting.parameters["clipping.name"] == method
+        )
+        points = [Point(bound, value.mean, y_ends=_ends(value)) for bound, value in found]
+        return Series(methods[method], CLIPPING_COLOURS[method], points, joined=True)
+
+    panels = [
+        Panel(
+            f"change of accuracy, {title}",
+            Axis("clipping bound", logarithmic=True),
+            Axis(),
+            [series(method, number) for method in methods],
+        )
+        for title, number in numbers.items()
+    ]
+    return chart(panels, height=330)
+
+
+def filters(sweep: StoredSweep) -> str:
+    """Accuracy of all and by group, for flat clipping and filters."""
+    settings = _private(sweep)
+    numbers = {"all": "accuracy", **{group: f"by_group.{group}.accuracy" for group in GROUPS}}
+    panels = [
+        Panel(
+            title, Axis("test accuracy"), _names(settings), [_rows(settings, number, "mean and interval", PALETTE[0])]
+        )
+        for title, number in numbers.items()
+    ]
+    return chart(panels, height=110 + 34 * len(settings), left=170)
+
+
+def tuning(sweep: StoredSweep) -> str:
+    """Accuracy against two gaps between the groups, one point per choice of bound and learning rate."""
+    names = {"": "non-private", "flat": "DPSGD", "global_adaptive": "DPSGD-Global-Adapt"}
+    colours = {"": CLIPPING_COLOURS["non-private"], "flat": PALETTE[0], "global_adaptive": PALETTE[1]}
+
+    def series(method: str, number: str) -> Series:
+        chosen = [
+            setting
+            for setting in sweep.settings
+            if (setting.parameters["clipping.name"] if "epsilon" in setting.numbers else "") == method
+        ]
+        points = [
+            Point(
+                setting.numbers["accuracy"].mean,
+                setting.numbers[number].mean,
+                _ends(setting.numbers["accuracy"]),
+                _ends(setting.numbers[number]),
+            )
+            for setting in chosen
+        ]
+        return Series(names[method], colours[method], points, hollow=method == "")
+
+    shown = {"gap of accuracy": "accuracy_gap", "equalised odds, difference": "equalized_odds_difference"}
+    panels = [
+        Panel(title, Axis("test accuracy"), Axis(), [series(method, number) for method in names])
+        for title, number in shown.items()
+    ]
+    return chart(panels, height=360)
+
+
+FIGURES: Final[Mapping[str, Figure]] = {
+    "adult-payers": Figure(
+        "Accuracy and mean epsilon of single examples by group, for each method and schedule", payers
+    ),
+    "adult-bounds": Figure("Change of accuracy against the clipping bound, for DPSGD and DPSGD-F", bounds),
+    "adult-filter": Figure("Test accuracy of flat clipping and of filters with less noise", filters),
+    "adult-tuning": Figure(
+        "Accuracy against gaps between the groups for all choices of bound and learning rate", tuning
+    ),
+}
+"""By the name of their sweep."""

@@ -1,0 +1,312 @@
+"""Train a sweep of sweeps/papers, or continue it, and store the numbers that docs/reproduction.md shows.
+
+    python -m benchmarks.reproduce NAME [--output DIR] [--address in-process] [--from DIR] [--collect]
+
+DIR, by default runs/NAME, is the folder of the sweep: a run that was interrupted is continued there. Trials train one
+after the other in this process; with --address local, on an embedded Ray. --collect trains nothing and stores what DIR
+holds; --from takes trials that another sweep has trained. The results go to benchmarks/reproduction/NAME.json, and
+`python docs/reproduction.py` writes the page from them. The data are read from $DPSWEEP_DATA.
+"""
+
+# ruff: noqa: E402
+
+from __future__ import annotations
+
+import argparse
+import functools
+import math
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeGuard
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[0] = str(ROOT)  # this file's own folder would shadow the package accounting
+
+from workers.memory import ALLOCATOR
+
+if __name__ == "__main__" and not ALLOCATOR.items() <= os.environ.items():  # glibc reads them when a process starts
+    os.execve(sys.executable, sys.orig_argv, {**os.environ, **ALLOCATOR})
+
+import importlib.metadata
+
+import numpy as np
+
+import dpsweep
+from accounting.records import TrialFiles
+from benchmarks.reproduced import Number, StoredSetting, StoredSweep, over_runs, write_stored
+from orchestration.records.layout import SweepFiles
+from orchestration.records.results import read_exact_statistics
+
+SWEEPS = ROOT / "sweeps" / "papers"
+CPU_SECONDS = "cpu_seconds.txt"
+"""In the folder of a sweep: the CPU seconds of the command so far, which a resumed run adds to."""
+OVERALL = (
+    *("epsilon", "noise_multiplier", "steps", "seconds"),
+    *("accuracy", "accuracy_change", "loss", "balanced_accuracy", "worst_group_accuracy", "unequal_cost"),
+    *("accuracy_gap", "demographic_parity_difference", "equalized_odds_difference", "equal_opportunity_difference"),
+    *("loss_correlation", "mean_example_epsilon", "median_example_epsilon", "release_epsilon"),
+)
+"""Columns of `Sweep.results` that are stored."""
+BY_GROUP = ("accuracy", "accuracy_change", "loss", "true_positive_rate", "gradient_norm", "clipping_bias")
+"""Columns of each group."""
+
+Measure = Callable[[dpsweep.Trial, TrialFiles], Mapping[str, float | None]]
+
+
+def of_training(trial: dpsweep.Trial, files: TrialFiles) -> Mapping[str, float | None]:
+    """How many epochs it took, which a budget may end early."""
+    training = getattr(trial.result, "training", None)
+    return {} if training is None else {"epochs": training.epochs}
+
+
+def of_examples(trial: dpsweep.Trial, files: TrialFiles) -> Mapping[str, float | None]:
+    """Exact statistics of epsilon_i: means by group, the correlation with losses, and how good the estimates are.
+
+    The data are public, so that what a trial withholds or releases with noise may be shown here.
+    """
+    exact = read_exact_statistics(files.private_summary, "train the trial again")
+    if exact is None:
+        return {}
+    found = {f"epsilon_of.{group.name}": group.mean for group in exact.groups}
+    found |= {"mean_example_epsilon": exact.mean, "median_example_epsilon": exact.median}
+    found["loss_correlation"] = exact.loss_correlation
+    if exact.estimates is not None:
+        found["estimates.correlation"] = exact.estimates.correlation
+        found["estimates.mean_error"] = exact.estimates.mean_error
+        found["estimates.largest_error"] = exact.estimates.largest_error
+    return found
+
+
+def training_accuracy(trial: dpsweep.Trial, files: TrialFiles) -> Mapping[str, float | None]:
+    """Accuracy of the final model on its training examples."""
+    train = _dataset(trial).train
+    predicted = trial.predict(train.features).argmax(1)
+    return {"training_accuracy": float((predicted == train.labels.numpy()).mean())}
+
+
+def mean_gradients(trial: dpsweep.Trial, files: TrialFiles) -> Mapping[str, float | None]:
+    """For each group of the training examples, the norm of their mean gradient at the final model."""
+    import torch
+
+    dataset, model = _dataset(trial), trial.model()
+    found = {}
+    for place, name in enumerate(dataset.group_names):
+        rows = dataset.train.groups == place
+        logits = model(dataset.prepare(dataset.train.features[rows]))
+        loss = torch.nn.functional.cross_entropy(logits, dataset.train.labels[rows])
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        found[f"mean_gradient.{name}"] = math.sqrt(sum(float((each**2).sum()) for each in gradients))
+    return found
+
+
+def release_error(trial: dpsweep.Trial, files: TrialFiles) -> Mapping[str, float | None]:
+    """Of epsilon_i: how many pay most, quantiles, and the mean relative error of their release (paper A, Table 2)."""
+    shown = getattr(trial.result, "individuals", None)
+    if shown is None:
+        return {}
+    exact = trial.epsilons().upper
+    errors = [abs(value / np.quantile(exact, rank) - 1.0) for rank, value in shown.quantiles.items()]
+    if shown.mean is not None:
+        errors.append(abs(shown.mean / exact.mean() - 1.0))
+    found = {"share_at_worst_case": float((exact > 0.99 * exact.max()).mean())}
+    found |= {f"epsilon_quantile.{rank:g}": float(np.quantile(exact, rank)) for rank in shown.quantiles}
+    return {**found, "release_error": float(np.mean(errors))} if shown.disclosure == "private" else found
+
+
+@functools.lru_cache(maxsize=1)
+def _load(spec: str, load: Callable[[], Any]) -> Any:
+    return load()
+
+
+def _dataset(trial: dpsweep.Trial) -> Any:
+    from workers.data import load_dataset
+
+    return _load(repr(trial.spec.data), lambda: load_dataset(trial.spec.data))
+
+
+MEASURES: Mapping[str, tuple[Measure, ...]] = {
+    "a": (of_examples, release_error),
+    "c": (training_accuracy,),
+    "d": (of_examples,),
+    "adult": (of_examples,),
+    "d-adult": (of_examples, mean_gradients),
+    "d-dutch": (of_examples, mean_gradients),
+}
+"""What is measured beyond `Sweep.results`, by the name of the sweep or its first word."""
+
+
+def collect(stored: dpsweep.Sweep, name: str, cpu_seconds: float, sources: Sequence[str] = ()) -> StoredSweep:
+    """The numbers of the finished trials, by setting. Intervals are those of the sweep's last report.
+
+    Raises: InvalidInput where no trial has finished.
+    """
+    files = SweepFiles(stored.folder)
+    asked = [row for row in stored.results().to_dict("records") if row["asked"]]
+    finished = [row for row in asked if row["status"] == "finished"]
+    measures = MEASURES.get(name, MEASURES[name.partition("-")[0]])
+    by_setting: dict[str, list[tuple[dict[str, Any], dict[str, float]]]] = defaultdict(list)
+    for row in finished:
+        numbers = dict(_of_row(row))
+        for measure in (of_training, *measures):
+            numbers |= {
+                key: float(value)
+                for key, value in measure(stored.trials[row["key"]], files.trial(row["key"])).items()
+                if _is_known(value)
+            }
+        by_setting[row["setting.name"]].append((row, numbers))
+    if not finished:
+        raise dpsweep.InvalidInput(f"no trial of {stored.folder} has finished; train it without --collect")
+    training = next(trial.result.training for trial in stored.trials.values() if _is_finished(trial))
+    splits = {row.get("labels.split_seed") for row in finished}
+    overlap = training.test_size / training.train_size if len(splits) > 1 else 0.0
+    return StoredSweep(
+        sweep=name,
+        command=" ".join(
+            [f"python -m benchmarks.reproduce {name}", *(f"--from runs/{Path(each).name}" for each in sources)]
+        ),
+        version=importlib.metadata.version("dpsweep"),
+        commit=_commit(),
+        hardware=_hardware(),
+        asked=len(asked),
+        finished=len(finished),
+        train_size=training.train_size,
+        test_size=training.test_size,
+        overlap=overlap,
+        cpu_seconds=round(cpu_seconds),
+        settings=tuple(_setting(setting, runs, overlap) for setting, runs in by_setting.items()),
+    )
+
+
+def _is_finished(trial: dpsweep.Trial) -> bool:
+    return hasattr(trial.result, "training")
+
+
+def _is_known(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _of_row(row: Mapping[str, Any]) -> Iterable[tuple[str, float]]:
+    for column, value in row.items():
+        group, _, metric = column.removeprefix("by_group.").rpartition(".")
+        is_group = column.startswith("by_group.") and group and metric in BY_GROUP
+        if (column in OVERALL or is_group) and _is_known(value):
+            yield column, float(value)
+
+
+def _setting(name: str, runs: list[tuple[dict[str, Any], dict[str, float]]], overlap: float) -> StoredSetting:
+    places = tuple((int(row["labels.seed"]), int(row.get("labels.split_seed") or 0)) for row, _ in runs)
+    order = sorted(range(len(runs)), key=places.__getitem__)
+    first = runs[order[0]][0]
+    common = [key for key in runs[0][1] if all(key in numbers for _, numbers in runs)]
+    return StoredSetting(
+        name=name,
+        parameters={
+            column.partition(".")[2]: value
+            for column, value in first.items()
+            if column.startswith(("labels.", "parameters.")) and not _is_run(column) and not _is_missing(value)
+        },
+        runs=tuple(places[place] for place in order),
+        numbers={
+            key: _number(key, [runs[place][1][key] for place in order], first, [s for _, s in sorted(places)], overlap)
+            for key in common
+        },
+    )
+
+
+def _is_run(column: str) -> bool:
+    return column.endswith(("seed", "split_seed"))
+
+
+def _is_missing(value: object) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def _number(key: str, values: list[float], row: Mapping[str, Any], splits: list[int], overlap: float) -> Number:
+    place = key.replace("by_group.", "setting.groups.", 1) if "." in key else f"setting.intervals.{key}"
+    low, high = row.get(f"{place}.low"), row.get(f"{place}.high")
+    values = [_rounded(value) for value in values]
+    if _is_known(low) and _is_known(high):
+        return Number(tuple(values), _rounded(low), _rounded(high), str(row["setting.covers"]))  # type: ignore[arg-type]
+    found = over_runs(values, splits, overlap)
+    return found if found.low is None else Number(found.values, _rounded(found.low), _rounded(found.high or 0.0))
+
+
+def _rounded(value: float) -> float:
+    """To six digits."""
+    return float(f"{value:.6g}")
+
+
+def _commit() -> str:
+    found = subprocess.run(
+        ["git", "-C", str(ROOT), "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True, check=False
+    )
+    return found.stdout.strip()
+
+
+def _hardware() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"one thread of {models[0] if models else platform.processor() or platform.machine()}"
+
+
+def _spent(folder: Path) -> float:
+    file = folder / CPU_SECONDS
+    return float(file.read_text()) if file.exists() else 0.0
+
+
+def train(name: str, folder: Path, address: str, sources: list[str]) -> None:
+    """Train the sweep or continue it, and add the CPU time of this process and its children to what was spent before.
+
+    Raises: InvalidInput for a sweep that cannot run, and where trials failed.
+    """
+    before = _spent(folder)
+    try:
+        swept = dpsweep.run(SWEEPS / f"{name}.yaml", output=folder, address=address, sources=sources)
+    finally:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / CPU_SECONDS).write_text(f"{before + sum(os.times()[:4]):.0f}\n")
+    if swept.failed:
+        raise dpsweep.InvalidInput(f"{len(swept.failed)} trials failed: {swept.failed[0].error}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = sorted(path.stem for path in SWEEPS.glob("*.yaml"))
+    parser.add_argument("name", choices=names, metavar="NAME", help=", ".join(names))
+    parser.add_argument("--output", type=Path, help="the folder of the sweep (default: runs/NAME)")
+    parser.add_argument("--address", default="in-process", help="as for dpsweep run")
+    parser.add_argument("--from", dest="sources", action="append", default=[], help="as for dpsweep run")
+    parser.add_argument("--collect", action="store_true", help="train nothing, store what the folder holds")
+    arguments = parser.parse_args()
+    folder = arguments.output or Path("runs") / arguments.name
+    start = time.monotonic()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: a run that is ended can be continued
+    try:
+        if arguments.collect:
+            dpsweep.open(folder).report()
+        else:
+            train(arguments.name, folder, arguments.address, arguments.sources)
+        found = collect(dpsweep.open(folder), arguments.name, _spent(folder), arguments.sources)
+    except dpsweep.DpsweepError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted; the same command continues", file=sys.stderr)
+        return 130
+    path = write_stored(found)
+    print(
+        f"{path.name}: {found.finished} of {found.asked} trials, {found.cpu_seconds:.0f} CPU s in all, "
+        f"{time.monotonic() - start:.0f} s now; next: python docs/reproduction.py"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""Writes docs/reproduction.md and its figures from what is stored: ``python docs/reproduction.py``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from benchmarks.beyond import FIGURES
+from benchmarks.printed import EXPERIMENTS, PLANNED_ONLY, Experiment, Form
+from benchmarks.reproduced import Number, StoredSetting, StoredSweep, difference, read_stored
+
+DOCS: Final = Path(__file__).parent
+TEXT: Final = DOCS / "reproduction.txt"
+"""The page without tables and numbers. A line ``@table NAME`` stands for the table of a sweep, ``@figure NAME`` for a
+figure, and ``{NAME: setting: number}`` for a number; ``one − other`` as the setting is a paired difference."""
+_PLACE: Final = re.compile(r"\{([\w-]+): ([^:{}]+): ([^:{}]+?)(?:: (share|change|plain))?\}")
+
+
+def page(text: str, stored: Mapping[str, StoredSweep]) -> str:
+    """The page: `TEXT` with its tables, links to figures and numbers."""
+    lines: list[str] = []
+    for line in text.splitlines():
+        word, _, name = line.partition(" ")
+        if word == "@table":
+            lines += _table(EXPERIMENTS[name], stored[name])
+        elif word == "@planned":
+            lines += _planned()
+        elif word == "@figure":
+            lines.append(f"![{FIGURES[name].title}](images/{name}.svg)")
+        else:
+            lines.append(_PLACE.sub(lambda found: _told(found, stored), line))
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)) + "\n"
+
+
+def figures(stored: Mapping[str, StoredSweep]) -> dict[str, str]:
+    """The figures as SVG by the name of the file in docs/images."""
+    return {f"{name}.svg": figure.draw(stored[name]) for name, figure in FIGURES.items() if name in stored}
+
+
+def stored_results() -> dict[str, StoredSweep]:
+    """By name, what is stored of the sweeps that were trained."""
+    found = {name: read_stored(name) for name in EXPERIMENTS}
+    return {name: sweep for name, sweep in found.items() if sweep is not None}
+
+
+def _table(experiment: Experiment, sweep: StoredSweep) -> Iterator[str]:
+    spent = (
+        f"{sweep.cpu_seconds / 60.0:.0f} CPU minutes" if sweep.cpu_seconds >= 90 else f"{sweep.cpu_seconds:.0f} CPU s"
+    )
+    trials = "trial" if sweep.asked == 1 else "trials"
+    done = (
+        f"{sweep.finished} {trials}" if sweep.finished == sweep.asked else f"{sweep.finished} of {sweep.asked} {trials}"
+    )
+    rows = f"{sweep.train_size:,} rows train, {sweep.test_size:,} test"
+    yield f"`{sweep.command}`: {done}, {spent} on {sweep.hardware}; {rows}; dpsweep {sweep.version}, `{sweep.commit}`."
+    if experiment.items:
+        yield from ("", "| item | printed | measured | runs |", "|---|---|---|---|")
+    for item in experiment.items:
+        setting = _setting(sweep, item.setting)
+        number = setting.numbers.get(item.number) if setting else None
+        measured = _shown(number, item.form) if number else "not measured"
+        runs = len(number.values) if number else 0
+        yield f"| {item.item} | {item.printed or 'plot'} | {measured} | {runs} |"
+    if experiment.items:
+        yield ""
+
+
+def _planned() -> Iterator[str]:
+    yield from ("| sweep | experiment | why |", "|---|---|---|")
+    for name, reason in PLANNED_ONLY.items():
+        yield f"| `{name}` | {EXPERIMENTS[name].title} | {reason} |"
+
+
+def _setting(sweep: StoredSweep, name: str) -> StoredSetting | None:
+    return next((each for each in sweep.settings if each.name == name), None)
+
+
+def _told(found: re.Match[str], stored: Mapping[str, StoredSweep]) -> str:
+    """A number of the text. Raises: ValueError where nothing of that name is stored."""
+    name, settings, number, form = found.groups()
+    one, other = ([_setting(stored[name], each) for each in settings.split(" − ")] + [None])[:2]
+    if one is None or ("−" in settings and other is None):
+        known = [setting.name for setting in stored[name].settings]
+        raise ValueError(f"{found.group()} names no setting of {name}, which has {known}")
+    value = one.numbers[number] if other is None else difference(stored[name], one, other, number)
+    return _shown(value, _form(form, number, settings))
+
+
+def _form(form: str | None, number: str, settings: str) -> Form:
+    forms: Mapping[str | None, Form] = {"share": "share", "change": "change", "plain": "plain"}
+    usual: Form = "change" if "change" in number or "−" in settings else "share"
+    return forms.get(form, usual)
+
+
+def _shown(number: Number, form: Form) -> str:
+    """The mean, and its interval where it is known.
+
+    >>> _shown(Number((0.5, 0.25), 0.25, 0.5), "share")
+    '.375 [.250, .500]'
+    """
+    ends = (
+        "" if number.low is None or number.high is None else f" [{_one(number.low, form)}, {_one(number.high, form)}]"
+    )
+    return f"{_one(number.mean, form)}{ends}"
+
+
+def _one(value: float, form: Form) -> str:
+    if form == "plain":
+        return f"{value:.3g}"
+    text = f"{value:+.3f}" if form == "change" else f"{value:.3f}"
+    return text.replace("0.", ".", 1) if abs(value) < 1.0 else text
+
+
+def main() -> None:
+    stored = stored_results()
+    for name, svg in figures(stored).items():
+        (DOCS / "images" / name).write_text(svg)
+    (DOCS / "reproduction.md").write_text(page(TEXT.read_text(), stored))
+
+
+if __name__ == "__main__":
+    main()
