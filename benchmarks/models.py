@@ -1,8 +1,9 @@
 """Private steps of models that people bring, beside plain ones: time, form of their layers, and error of their norms.
 
-Run `python benchmarks/models.py [--json]` with the extras `models` and `bench`. A private step is norms and clipped
-sum; a plain one is forward and backward pass. Steps take turns in one process, and the median of their ratios is
-printed. Opacus is timed with hooks, where it takes the model; ghost clipping is in benchmarks/training.py.
+Run `python benchmarks/models.py [--json] [--device cuda]` with the extras `models` and `bench`. A private step is
+norms and clipped sum; a plain one is forward and backward pass. Steps take turns in one process with one thread, in
+seconds of CPU (on a GPU in elapsed ones), and the median of their ratios is printed. Opacus is timed with hooks and
+with ghost clipping, where it takes the model.
 """
 
 # ruff: noqa: E402
@@ -27,10 +28,13 @@ import peft
 import torch
 import transformers
 from opacus import GradSampleModule
+from opacus.grad_sample import GradSampleModuleFastGradientClipping
 from torch import Tensor, nn
 from torch.nn import functional
 from torchvision.models import VisionTransformer
 
+from accounting.errors import InvalidInput
+from workers.devices import choose_device
 from workers.gradients import GradientEngine
 
 VOCABULARY, ROWS, CHECKED, TURNS = 500, 32, 4, 5
@@ -57,6 +61,51 @@ class Recurrent(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.cell(x)[0][:, -1])
+
+
+class FTTransformer(nn.Module):
+    """Numbers of a table as tokens, each with a weight and a bias of its own (Gorishniy et al. 2021)."""
+
+    def __init__(self, features: int, width: int = 64, layers: int = 2) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(features, width) * 0.1)
+        self.bias = nn.Parameter(torch.zeros(features, width))
+        self.cls = nn.Parameter(torch.zeros(1, 1, width))
+        layer = nn.TransformerEncoderLayer(width, 4, 2 * width, dropout=0.0, batch_first=True, norm_first=True)
+        self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.head = nn.Sequential(nn.LayerNorm(width), nn.ReLU(), nn.Linear(width, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.unsqueeze(-1) * self.weight + self.bias
+        tokens = torch.cat([self.cls.expand(len(x), -1, -1), tokens], dim=1)
+        return self.head(self.encoder(tokens)[:, 0])
+
+
+class UNet(nn.Module):
+    """Two levels down and up again, with skips, and a prediction for every pixel (Ronneberger et al. 2015)."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+
+        def double(inputs: int, outputs: int) -> nn.Module:
+            parts = [nn.Conv2d(inputs, outputs, 3, padding=1), nn.GroupNorm(4, outputs), nn.ReLU(inplace=True)]
+            again = [nn.Conv2d(outputs, outputs, 3, padding=1), nn.GroupNorm(4, outputs), nn.ReLU(inplace=True)]
+            return nn.Sequential(*parts, *again)
+
+        self.first, self.second, self.bottom = double(3, width), double(width, 2 * width), double(2 * width, 4 * width)
+        self.pool = nn.MaxPool2d(2)
+        self.up_second = nn.ConvTranspose2d(4 * width, 2 * width, 2, stride=2)
+        self.up_first = nn.ConvTranspose2d(2 * width, width, 2, stride=2)
+        self.again_second, self.again_first = double(4 * width, 2 * width), double(2 * width, width)
+        self.head = nn.Conv2d(width, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.first(x)
+        second = self.second(self.pool(first))
+        up = self.up_second(self.bottom(self.pool(second)))
+        up = self.again_second(torch.cat([second, up], dim=1))
+        up = self.again_first(torch.cat([first, self.up_first(up)], dim=1))
+        return self.head(up)
 
 
 SIZES = {
@@ -112,6 +161,8 @@ MODELS: dict[str, tuple[Make, Callable[[], Tensor]]] = {
     ),
     "LSTM": (lambda: Recurrent(nn.LSTM(64, 64, batch_first=True)), lambda: torch.randn(ROWS, 50, 64)),
     "GRU": (lambda: Recurrent(nn.GRU(64, 64, batch_first=True)), lambda: torch.randn(ROWS, 50, 64)),
+    "FT-transformer": (lambda: FTTransformer(20), lambda: torch.randn(ROWS, 20)),
+    "U-Net": (UNet, lambda: torch.randn(ROWS, 3, 32, 32)),
     "transposed convolution": (
         lambda: nn.Sequential(nn.ConvTranspose2d(8, 8, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 33 * 33, 3)),
         lambda: torch.randn(ROWS, 8, 16, 16),
@@ -120,13 +171,21 @@ MODELS: dict[str, tuple[Make, Callable[[], Tensor]]] = {
 
 
 def losses(output: Tensor, y: Tensor) -> Tensor:
-    return functional.cross_entropy(output, y, reduction="none")
+    """Of classes, or of the mean over pixels if there is a prediction for each."""
+    if output.dim() == 2:
+        return functional.cross_entropy(output, y, reduction="none")
+    pixels = y.view(-1, 1, 1).expand(-1, *output.shape[2:])
+    return functional.cross_entropy(output, pixels, reduction="none").mean((1, 2))
 
 
-def seconds(step: Callable[[], object]) -> float:
-    start = time.perf_counter()
+def seconds(step: Callable[[], object], device: torch.device) -> float:
+    on_gpu = device.type == "cuda"
+    clock = time.perf_counter if on_gpu else time.process_time
+    started = clock()
     step()
-    return time.perf_counter() - start
+    if on_gpu:
+        torch.cuda.synchronize(device)
+    return clock() - started
 
 
 def norm_error(model: nn.Module, engine: GradientEngine, x: Tensor, y: Tensor) -> float:
@@ -142,10 +201,32 @@ def norm_error(model: nn.Module, engine: GradientEngine, x: Tensor, y: Tensor) -
     return worst
 
 
+def ghost_of_opacus(make: Make, x: Tensor, y: Tensor) -> Callable[[], object]:
+    """A step of Opacus with ghost clipping. Raises whatever Opacus refuses the model with."""
+    torch.manual_seed(0)
+    inner = make().train().to(x.device)
+    model = GradSampleModuleFastGradientClipping(
+        inner, loss_reduction="sum", strict=True, max_grad_norm=1.0, use_ghost_clipping=True
+    )
+
+    def step() -> None:
+        model.zero_grad()
+        model.enable_hooks()
+        each = losses(model(x), y)
+        each.sum().backward(retain_graph=True)
+        weights = model.get_clipping_coef().detach()
+        model.zero_grad()
+        model.disable_hooks()
+        (each * weights).sum().backward()
+
+    step()
+    return step
+
+
 def hooks_of_opacus(make: Make, x: Tensor, y: Tensor) -> Callable[[], object]:
     """A step of Opacus with per-example gradients by hooks. Raises whatever Opacus refuses the model with."""
     torch.manual_seed(0)
-    model = GradSampleModule(make().train(), loss_reduction="sum", strict=True)
+    model = GradSampleModule(make().train().to(x.device), loss_reduction="sum", strict=True)
 
     def step() -> None:
         model.zero_grad()
@@ -160,10 +241,10 @@ def hooks_of_opacus(make: Make, x: Tensor, y: Tensor) -> Callable[[], object]:
     return step
 
 
-def measured(name: str) -> dict[str, object]:
+def measured(name: str, device: torch.device) -> dict[str, object]:
     make, inputs = MODELS[name]
     torch.manual_seed(0)
-    model, x, y = make().train(), inputs(), torch.arange(ROWS) % 3
+    model, x, y = make().train().to(device), inputs().to(device), torch.arange(ROWS, device=device) % 3
     engine = GradientEngine(model, losses)
     error = norm_error(model, engine, x, y)
 
@@ -175,24 +256,25 @@ def measured(name: str) -> dict[str, object]:
         engine.weighted_sum_rowwise(x, y, lambda norms, rows: (1.0 / norms.norms).clamp(max=1.0))
 
     methods: dict[str, Callable[[], object]] = {"dpsweep": private}
-    refused = None
-    try:
-        methods["opacus"] = hooks_of_opacus(make, x, y)
-    except Exception as reason:  # of any kind, as models differ in what Opacus refuses
-        refused = type(reason).__name__
+    refused: dict[str, str] = {}
+    for peer, step_of in (("opacus", hooks_of_opacus), ("ghost", ghost_of_opacus)):
+        try:
+            methods[peer] = step_of(make, x, y)
+        except Exception as reason:  # of any kind, as models differ in what Opacus refuses
+            refused[peer] = type(reason).__name__
     for step in (plain, *methods.values()):
         step()
     ratios: dict[str, list[float]] = {method: [] for method in methods}
     plain_seconds = []
     for _ in range(TURNS):
-        plain_seconds.append(seconds(plain))
+        plain_seconds.append(seconds(plain, device))
         for method, step in methods.items():
-            ratios[method].append(seconds(step) / plain_seconds[-1])
+            ratios[method].append(seconds(step, device) / plain_seconds[-1])
     return {
         "model": name,
         "plain_ms": round(1e3 * statistics.median(plain_seconds), 2),
         **{method: round(statistics.median(found), 2) for method, found in ratios.items()},
-        **({"opacus": refused} if refused else {}),
+        **refused,
         "norm_error": float(f"{error:.1e}"),
         "forms": dict(Counter(engine.forms.values())),
     }
@@ -202,11 +284,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one object per model")
     parser.add_argument("--model", choices=MODELS, action="append", help="only this one")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
     options = parser.parse_args()
+    try:
+        device = choose_device(options.device)
+    except InvalidInput as error:
+        parser.error(f"--device: {error}")
+    torch.set_num_threads(1)
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
     for name in options.model or MODELS:
-        row = measured(name)
+        row = measured(name, device)
         print(
             json.dumps(row) if options.json else "  ".join(f"{key} {value}" for key, value in row.items()), flush=True
         )

@@ -1,11 +1,11 @@
 """CPU time of whole trials, beside the same training by a plain loop and by Opacus.
 
-    python benchmarks/trials.py [--quick] [--json] [--case NAME]
+    python benchmarks/trials.py [--quick] [--json] [--case NAME] [--device cuda]
 
 All of a case train the same model on the same data, in batches of the same expected size, for the same epochs, and
 after each epoch measure the accuracy of everybody and of every group on the test data. All are measured on this machine
-in one run, with one thread, in seconds of CPU, which work beside them disturbs least, and each reads the data itself,
-by the same function.
+in one run, with one thread, in seconds of CPU, which work beside them disturbs least (on a GPU in elapsed seconds), and
+each reads the data itself, by the same function.
 
     plain        batches by index, no privacy
     dataloader   batches by torch's DataLoader, no privacy
@@ -13,6 +13,7 @@ by the same function.
     dpsweep      a trial as a sweep trains it: noise from os_entropy, norms of all examples once per epoch, checkpoints,
                  norm shards, the stored model
     sampled      the same with norms.refreshes_per_epoch: when_sampled
+    off          the same with norms: off, so that no epsilons of single examples can be computed
 
 Printed are ratios to the plain loop. `shares` are parts of the trial's own CPU time, measured in a run of its own.
 MNIST, CIFAR-10 and Adult are read where `DPSWEEP_DATA` says.
@@ -45,11 +46,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
+from accounting.errors import InvalidInput
 from workers import training, trial
 from workers.data import Dataset, load_dataset
+from workers.devices import choose_device
 from workers.models import build_model
 from workers.recording import Interval, NormRecorder
-from workers.spec import Component, DataSpec, NoiseSpec, NormSpec, SamplingSpec, TrialSpec
+from workers.spec import Component, DataSpec, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec, TrialSpec
 
 BOUND, NOISE_MULTIPLIER, LEARNING_RATE = 1.0, 1.0, 0.1
 SHARES: Mapping[str, tuple[Any, str]] = {
@@ -69,7 +72,7 @@ KINDS: Sequence[str] = (
     *("airplane", "automobile", "bird", "cat", "deer"),
     *("dog", "frog", "horse", "ship", "truck"),
 )
-Loop = Callable[["Case", DataSpec], None]
+Loop = Callable[["Case", DataSpec, torch.device], None]
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,7 @@ class Case:
     rows: int | None = None
     few: int | None = None
 
-    def spec(self, refreshes: float | str, quick: bool) -> TrialSpec:
+    def spec(self, refreshes: float | str, quick: bool, device: torch.device) -> TrialSpec:
         kept = self.few if quick else self.rows
         return TrialSpec(
             key=self.name,
@@ -100,6 +103,7 @@ class Case:
             optimizer=Component("sgd", {"learning_rate": LEARNING_RATE}),
             norms=NormSpec(refreshes_per_epoch=refreshes),
             noise_source="os_entropy",
+            execution=ExecutionSpec(device=str(device)),
         )
 
 
@@ -121,18 +125,19 @@ CASES: Mapping[str, Case] = {
 def evaluate(model: nn.Module, dataset: Dataset) -> tuple[float, Tensor]:
     """Accuracy of everybody and of every group, as a user would write it."""
     test = dataset.test
+    device = next(model.parameters()).device
     model.eval()
     with torch.no_grad():
         chunks = zip(test.features.split(1024), test.labels.split(1024), strict=True)
-        right = torch.cat([model(dataset.prepare(x)).argmax(1) == y for x, y in chunks]).double()
+        right = torch.cat([model(dataset.prepare(x.to(device))).argmax(1).cpu() == y for x, y in chunks]).double()
     model.train()
     sizes = torch.bincount(test.groups, minlength=dataset.num_groups)
     return float(right.mean()), torch.bincount(test.groups, right, dataset.num_groups) / sizes
 
 
-def start(case: Case, dataset: Dataset) -> tuple[nn.Module, torch.optim.Optimizer]:
+def start(case: Case, dataset: Dataset, device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
-    model = build_model(case.model, dataset, 0)
+    model = build_model(case.model, dataset, 0).to(device)
     return model, torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
 
 
@@ -140,20 +145,21 @@ def train(
     model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterator[tuple[Tensor, Tensor]], dataset: Dataset
 ) -> None:
     """One epoch, and its evaluation."""
+    device = next(model.parameters()).device
     for x, y in batches:
         optimizer.zero_grad()
-        functional.cross_entropy(model(x), y).backward()
+        functional.cross_entropy(model(x.to(device)), y.to(device)).backward()
         optimizer.step()
     evaluate(model, dataset)
 
 
-def plain(case: Case, data: DataSpec) -> None:
+def plain(case: Case, data: DataSpec, device: torch.device) -> None:
     dataset = load_dataset(data)
-    model, optimizer = start(case, dataset)
-    rows = dataset.train
+    model, optimizer = start(case, dataset, device)
+    features, labels = dataset.train.features.to(device), dataset.train.labels.to(device)
     for _ in range(case.epochs):
-        parts = torch.randperm(len(rows)).split(case.batch_size)
-        batches = ((dataset.prepare(rows.features[part]), rows.labels[part]) for part in parts)
+        parts = torch.randperm(len(labels)).to(device).split(case.batch_size)
+        batches = ((dataset.prepare(features[part]), labels[part]) for part in parts)
         train(model, optimizer, batches, dataset)
 
 
@@ -161,17 +167,17 @@ def prepared(dataset: Dataset) -> TensorDataset:
     return TensorDataset(dataset.prepare(dataset.train.features), dataset.train.labels)
 
 
-def dataloader(case: Case, data: DataSpec) -> None:
+def dataloader(case: Case, data: DataSpec, device: torch.device) -> None:
     dataset = load_dataset(data)
-    model, optimizer = start(case, dataset)
+    model, optimizer = start(case, dataset, device)
     loader = DataLoader(prepared(dataset), batch_size=case.batch_size, shuffle=True)
     for _ in range(case.epochs):
         train(model, optimizer, iter(loader), dataset)
 
 
-def opacus(case: Case, data: DataSpec) -> None:
+def opacus(case: Case, data: DataSpec, device: torch.device) -> None:
     dataset = load_dataset(data)
-    model, optimizer = start(case, dataset)
+    model, optimizer = start(case, dataset, device)
     model.train()
     loader = DataLoader(prepared(dataset), batch_size=case.batch_size)
     private, steps, batches = PrivacyEngine().make_private(
@@ -196,23 +202,33 @@ def dpsweep(spec: TrialSpec) -> None:
 # -- the measurement ---------------------------------------------------------------------------------------------------
 
 
-def cpu_seconds(run: Callable[[], None]) -> float:
-    began = time.process_time()
+def clock_of(device: torch.device) -> Callable[[], float]:
+    """Seconds of CPU, or elapsed ones of a GPU, which is waited for."""
+
+    def elapsed() -> float:
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    return elapsed if device.type == "cuda" else time.process_time
+
+
+def seconds_of(run: Callable[[], None], clock: Callable[[], float]) -> float:
+    began = clock()
     run()
-    return time.process_time() - began
+    return clock() - began
 
 
 @contextmanager
-def counted(spent: Counter[str]) -> Iterator[None]:
-    """Add the CPU seconds of each of `SHARES` to ``spent`` while the block runs."""
+def counted(spent: Counter[str], clock: Callable[[], float]) -> Iterator[None]:
+    """Add the seconds of each of `SHARES` to ``spent`` while the block runs."""
 
     def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            began = time.process_time()
+            began = clock()
             try:
                 return function(*args, **kwargs)
             finally:
-                spent[name] += time.process_time() - began
+                spent[name] += clock() - began
 
         return call
 
@@ -228,18 +244,23 @@ def counted(spent: Counter[str]) -> Iterator[None]:
             patch.stop()
 
 
-def measure(case: Case, quick: bool) -> dict[str, object]:
+def measure(case: Case, quick: bool, device: torch.device) -> dict[str, object]:
     """All results of a case: ratios to the plain loop, and shares of the trial."""
-    spec, sampled = case.spec(1.0, quick), case.spec("when_sampled", quick)
+    spec, clock = case.spec(1.0, quick, device), clock_of(device)
+    trials = {
+        "dpsweep": spec,
+        "sampled": case.spec("when_sampled", quick, device),
+        "off": case.spec("off", quick, device),
+    }
     examples = len(load_dataset(spec.data).train)
     for loop in PEERS.values():  # what is imported at first use, as by torch's optimisers, is no part of a training
-        loop(replace(case, epochs=1), spec.data)
+        loop(replace(case, epochs=1), spec.data, device)
     dpsweep(replace(spec, epochs=1))
-    seconds = {name: cpu_seconds(partial(loop, case, spec.data)) for name, loop in PEERS.items()}
-    seconds |= {name: cpu_seconds(partial(dpsweep, each)) for name, each in (("dpsweep", spec), ("sampled", sampled))}
+    seconds = {name: seconds_of(partial(loop, case, spec.data, device), clock) for name, loop in PEERS.items()}
+    seconds |= {name: seconds_of(partial(dpsweep, each), clock) for name, each in trials.items()}
     spent = Counter[str]()
-    with counted(spent):
-        whole = cpu_seconds(partial(dpsweep, spec))
+    with counted(spent, clock):
+        whole = seconds_of(partial(dpsweep, spec), clock)
     return {
         "case": case.name,
         "examples": examples,
@@ -250,7 +271,7 @@ def measure(case: Case, quick: bool) -> dict[str, object]:
     }
 
 
-COLUMNS = ("dataloader", "opacus", "dpsweep", "sampled")
+COLUMNS = ("dataloader", "opacus", "dpsweep", "sampled", "off")
 
 
 def as_row(result: Mapping[str, Any]) -> str:
@@ -265,13 +286,18 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few rows, within two minutes")
     parser.add_argument("--json", action="store_true", help="one JSON object per case")
     parser.add_argument("--case", action="append", choices=CASES, help="only this case (may be repeated)")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
     options = parser.parse_args()
+    try:
+        device = choose_device(options.device)
+    except InvalidInput as error:
+        parser.error(f"--device: {error}")
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", module="opacus|torch")  # of Opacus about its noise, and of its hooks
     if not options.json:
         print(f"{'case':<18}{'examples':>9}{'plain s':>9}" + "".join(f"{column:>12}" for column in COLUMNS))
     for name in options.case or CASES:
-        result = measure(CASES[name], options.quick)
+        result = measure(CASES[name], options.quick, device)
         print(json.dumps(result) if options.json else as_row(result), flush=True)
 
 

@@ -91,8 +91,9 @@ class Trial:
 
         if not exists(f"{self._files.epsilons}/{MANIFEST}"):
             raise InvalidInput(
-                f"{self._files.epsilons} holds no epsilons of examples: the trial is not private or not finished, or "
-                "its private folder was deleted; resume the sweep, or choose another trial"
+                f"{self._files.epsilons} holds no epsilons of examples: the trial is not private or not finished, its "
+                "norms are off (norms.refreshes_per_epoch), or its private folder was deleted; resume the sweep, or "
+                "choose another trial"
             )
         return read_epsilons(self._files.epsilons)
 

@@ -91,7 +91,28 @@ UNMEASURED = frozenset(
 execute, other files of tests execute too."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--device", default="cpu", help="what tests/workers trains on: cpu, cuda or cuda:N")
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    _choose_device(config.getoption("--device"))
+    _compile_once(config)
+
+
+def _choose_device(name: str) -> None:
+    """Tell the tests of training, before they are imported, and the processes that they start."""
+    if name != "cpu":
+        from workers.devices import choose_device  # late: it imports torch
+
+        try:
+            name = str(choose_device(name))
+        except ValueError as error:
+            raise pytest.UsageError(f"--device: {error}") from None
+    os.environ["DPSWEEP_TEST_DEVICE"] = name
+
+
+def _compile_once(config: pytest.Config) -> None:
     """In a fresh checkout, compile what tests import once, before several processes do it at the same time."""
     if config.getoption("numprocesses", None) and not (ROOT / "workers" / "__pycache__").exists():
         environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}

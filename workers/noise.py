@@ -108,10 +108,11 @@ class KeyedNoise:
         return noisy.div_(grid).round_().mul_(grid).to(values)
 
     def added_to_each(self, values: Mapping[str, Tensor], std: float) -> dict[str, Tensor]:
-        """Small tensors get their noise together: one call takes longer than their draws."""
-        small = [name for name, each in values.items() if each.numel() < _SMALL]
-        joined = self.added(torch.cat([values[name].flatten() for name in small]), std) if small else torch.zeros(0)
-        parts = dict(zip(small, joined.split([values[name].numel() for name in small]), strict=True))
+        """Small tensors get their noise together, as one call takes longer than their draws; on a GPU all do, as the
+        host would wait for each of them."""
+        together = [name for name, each in values.items() if each.numel() < _SMALL or each.is_cuda]
+        joined = self.added(torch.cat([values[n].flatten() for n in together]), std) if together else torch.zeros(0)
+        parts = dict(zip(together, joined.split([values[name].numel() for name in together]), strict=True))
         return {
             name: parts[name].view(each.shape).to(each) if name in parts else self.added(each, std)
             for name, each in values.items()

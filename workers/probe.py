@@ -82,10 +82,7 @@ def _measured(
     beginning, trainer = took() - started, begun.trainer
     with closed_afterwards(trainer.recorders):
         whole = len(begun.dataset.train)
-        trainer.measure(_SAMPLE)  # the first pass also compiles and allocates
-        refresh = _seconds(took, lambda: trainer.measure(_SAMPLE)) * max(1.0, whole / _SAMPLE)
-        if refresh < _SHORT or trainer.needs_norms:
-            refresh = _seconds(took, trainer.refresh)
+        refresh = _refresh(trainer, whole, took) if trainer.takes_norms else 0.0
         first = _seconds(took, trainer.advance)
         used = time.process_time()
         steps = _steps(trainer, took)
@@ -104,6 +101,13 @@ def _measured(
         cores=cores,
         steps=1 + len(steps),
     )
+
+
+def _refresh(trainer: Trainer, examples: int, clock: Callable[[], float]) -> float:
+    """Seconds of a norm pass over all examples, estimated from a sample of them where it would take long."""
+    trainer.measure(_SAMPLE)  # the first pass also compiles and allocates
+    refresh = _seconds(clock, lambda: trainer.measure(_SAMPLE)) * max(1.0, examples / _SAMPLE)
+    return _seconds(clock, trainer.refresh) if refresh < _SHORT or trainer.needs_norms else refresh
 
 
 def _seconds(clock: Callable[[], float], work: Callable[[], object]) -> float:

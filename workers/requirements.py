@@ -28,10 +28,10 @@ def check_spec(spec: TrialSpec, mechanism: TrialMechanism, method: ClippingMetho
             f"the noise multiplier reaches {highest:g}, but without clipping the sensitivity is infinite; "
             "choose a clipping method, or constant noise of multiplier 0"
         )
-    if spec.norms.when_sampled and method.refreshes:
+    if (spec.norms.when_sampled or spec.norms.are_off) and method.refreshes:
         raise InvalidInput(
-            f"norms.refreshes_per_epoch is when_sampled, but clipping method {spec.clipping.name!r} uses the norms of "
-            "all examples at each refresh; give a number, or every_step"
+            f"norms.refreshes_per_epoch is {spec.norms.refreshes_per_epoch}, but clipping method "
+            f"{spec.clipping.name!r} uses the norms of all examples at each refresh; give a number, or every_step"
         )
     if method.example_budget is not None and mechanism.filter is None:
         raise InvalidInput(

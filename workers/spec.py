@@ -142,17 +142,27 @@ class NormSpec:
     """How often the gradient norms of all examples are computed.
 
     refreshes_per_epoch: times per epoch (gamma of paper A), at every step, or when sampled: once, at step 0, and then
-    each example's whenever it is in a batch, where its norm is computed anyway. rows_per_part: rows
-    of one part, which is accounted on its own.
+    each example's whenever it is in a batch, where its norm is computed anyway; off: never, so that no cost of single
+    examples is known. rows_per_part: rows of one part, which is accounted on its own.
     """
 
-    refreshes_per_epoch: Annotated[float, Field(gt=0.0)] | Literal["every_step", "when_sampled"] = 1.0
+    refreshes_per_epoch: Annotated[float, Field(gt=0.0)] | Literal["every_step", "when_sampled", "off"] = 1.0
     rows_per_part: Annotated[int, Field(ge=1)] = 65_536
     exact_examples: Annotated[int, Field(ge=0)] = 0
     """Number of random examples whose norms are stored at every step, to measure the error of the estimates."""
 
     def __post_init__(self) -> None:
         check_bounds(self, "norms")
+        if self.are_off and self.exact_examples:
+            raise InvalidInput(
+                f"norms.exact_examples is {self.exact_examples}, but norms.refreshes_per_epoch is off, which leaves no "
+                "estimate to compare them with; leave out exact_examples, or refresh norms"
+            )
+
+    @property
+    def are_off(self) -> bool:
+        """Whether no norms of all examples are taken, and no epsilon of single examples is computed."""
+        return self.refreshes_per_epoch == "off"
 
     @property
     def when_sampled(self) -> bool:
@@ -161,10 +171,10 @@ class NormSpec:
 
     @property
     def snapshots_per_epoch(self) -> float | None:
-        """How often norms are stored; None: at every step."""
-        if isinstance(self.refreshes_per_epoch, str):
-            return 1.0 if self.when_sampled else None
-        return self.refreshes_per_epoch
+        """How often norms are stored; None: at every step; 0: never."""
+        words = {"every_step": None, "when_sampled": 1.0, "off": 0.0}
+        often = self.refreshes_per_epoch
+        return words[often] if isinstance(often, str) else often
 
     def snapshots(self, epochs: int, steps: int) -> int:
         """Number of snapshots of a run."""

@@ -219,8 +219,15 @@ class Trainer:
         return self._planned.schedule.noise_multiplier(self.epoch, self.public_accuracies)
 
     @property
+    def takes_norms(self) -> bool:
+        """Whether the norms of all examples are ever taken, to account for each of them."""
+        return not self._spec.norms.are_off
+
+    @property
     def _snapshot_is_due(self) -> bool:
         often = self._spec.norms.snapshots_per_epoch
+        if not self.takes_norms:
+            return False
         return often is None or is_due(self.step_count, often, self._planned.steps_per_epoch)
 
     def trace(self) -> Trace:
@@ -305,6 +312,8 @@ class Trainer:
     @property
     def recorders(self) -> tuple[NormRecorder, ...]:
         """What stores norms: wait for it before a checkpoint, complete it after training, and close it in any case."""
+        if not self.takes_norms:
+            return ()
         return (self._everyone,) if self._exact is None else (self._everyone, self._exact)
 
     def _batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -367,8 +376,9 @@ class Trainer:
         )
         self._run.history = (*self.history, record)
         self._note_departures(record.noise_multiplier)
-        self.counters.courses = self.counters.courses or new_courses(self._dataset.train.groups)
-        note_epoch(self.counters.courses, self._everyone.measured, self._rule)
+        if self.takes_norms:
+            self.counters.courses = self.counters.courses or new_courses(self._dataset.train.groups)
+            note_epoch(self.counters.courses, self._everyone.measured, self._rule)
         return record
 
     def evaluations(self) -> tuple[Evaluation, Evaluation | None]:

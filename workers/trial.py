@@ -299,10 +299,20 @@ def _finish(
         initial_bound=trainer.initial_bound,
         history=trainer.history,
         evaluation=counted(trainer.history[-1].test, predictions, dataset.test, dataset),
-        notes=(*dataset.notes, *claims(spec.clipping)),
+        notes=(*dataset.notes, *claims(spec.clipping), *_of_norms(spec)),
     )
     write_bytes_atomically(files.training, result.to_json())
     return result
+
+
+def _of_norms(spec: TrialSpec) -> tuple[str, ...]:
+    """A note for readers of the results that miss the costs of single examples."""
+    if not (spec.norms.are_off and spec.is_private):
+        return ()
+    return (
+        "norms.refreshes_per_epoch is off: the epsilons of single examples were not computed, and the worst case holds "
+        "for each of them",
+    )
 
 
 def _attacked(spec: TrialSpec, trainer: Trainer, dataset: Dataset, files: TrialFiles, code: UserCode) -> AttackResults:

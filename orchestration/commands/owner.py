@@ -61,6 +61,11 @@ def read_owner_report(files: TrialFiles, example_id: int) -> tuple[OwnerReport, 
         raise InvalidInput(f"{files.root} holds no finished trial; give the folder of one, below trials/ of its sweep")
     if not result.worst_case.is_private or not read_trace(files.trace).is_private:
         raise InvalidInput(f"{files.root} was trained without noise: nothing bounds what it reveals of any example")
+    if result.spec.norms.are_off:
+        raise InvalidInput(
+            f"{files.root} was trained with norms.refreshes_per_epoch: off, so no epsilon of single examples is known; "
+            f"each paid at most the worst case, {result.worst_case.epsilon:.6g}"
+        )
     if not exists(f"{files.epsilons}/{MANIFEST}"):
         raise InvalidInput(
             f"{files.epsilons} holds no epsilons of single examples; restore them from a backup, or delete "

@@ -19,7 +19,7 @@ from accounting.estimates import Kind, PrivacyEstimate
 from accounting.individual import INDIVIDUAL_ACCOUNTANTS, algorithm_2, individual_claim, individual_epsilons
 from accounting.mechanism import Trace
 from accounting.pld import epsilon_of_examples
-from accounting.records import NormShards, PartNorms, TrialFiles, read_trace
+from accounting.records import NormShards, PartNorms, TrialFiles, has_norms, read_trace
 from accounting.registry import lookup
 
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
@@ -155,6 +155,12 @@ def steps_per_epoch(trace: Trace) -> int:
 
 
 def _complete_shards(files: TrialFiles, trace: Trace) -> NormShards:
+    """Raises: InvalidInput where there are none, DataCorruption for missing or damaged ones."""
+    if not has_norms(files.norms):
+        raise InvalidInput(
+            f"{files.norms} holds no norms: they were deleted, never taken (norms.refreshes_per_epoch: off), or the "
+            "trial has not trained to its end; ask for the worst case alone, or name another trial"
+        )
     shards = NormShards(files.norms)
     shards.require_complete(trace.dataset_size)
     return shards

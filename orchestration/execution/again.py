@@ -129,6 +129,12 @@ def _asked(files: SweepFiles, record: SweepRecord, question: Question) -> list[T
         keys = ", ".join(result.key for result in finished[:5]) or "none"
         wanted = f"no finished private trial {question.trial!r}" if question.trial else "no finished private trial"
         raise InvalidInput(f"{files.root} has {wanted}; it has: {keys}")
+    never = [result.key for result in found if result.spec.norms.are_off]
+    if never:
+        raise InvalidInput(
+            f"norms.refreshes_per_epoch is off for {', '.join(never)}, and without norms nothing is accounted again; "
+            "name another trial with --trial, or ask `dpsweep epsilon --trial` for the worst case"
+        )
     pruned = [result.key for result in found if not has_norms(files.trial(result.key).norms)]
     if pruned:
         raise InvalidInput(

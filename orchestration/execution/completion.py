@@ -55,7 +55,7 @@ def complete_trial(
     trace = read_trace(files.trace)
     found = _costs(trace, planned, sweep)
     is_single = trace.is_private and trace.selection is None  # of selections no epsilon of given examples is known
-    is_asked = is_single and not (sweep.adapted and sweep.adapted.is_tuning)
+    is_asked = is_single and not planned.spec.norms.are_off and not (sweep.adapted and sweep.adapted.is_tuning)
     summary = _accounted(planned, files, sweep, found.worst_case, scatter) if is_asked else None
     with _ONE_AT_A_TIME:
         individuals = _individuals(planned, files, sweep, found.worst_case, summary) if summary else None

@@ -125,6 +125,8 @@ def run_kind(planned: PlannedTrial) -> Hashable:
 def snapshots(planned: PlannedTrial) -> list[int]:
     """The steps at which the norms of all examples are stored."""
     often, steps = planned.spec.norms.snapshots_per_epoch, range(planned.trace.steps)
+    if planned.spec.norms.are_off:
+        return []
     return [step for step in steps if often is None or is_due(step, often, steps_per_epoch(planned))]
 
 
@@ -140,6 +142,14 @@ def steps_per_epoch(planned: PlannedTrial) -> int:
 
 def _accounting(planned: PlannedTrial, sweep: SweepSpec) -> AccountingProbe:
     """Account examples with random contributions: nothing of the data is read."""
+    tables, example = _accounting_of_examples(planned, sweep) if snapshots(planned) else (0.0, 0.0)
+    began = time.process_time()
+    costs_as_planned(planned, sweep)
+    return AccountingProbe(tables, example, time.process_time() - began)
+
+
+def _accounting_of_examples(planned: PlannedTrial, sweep: SweepSpec) -> tuple[float, float]:
+    """CPU seconds of the tables, and of each example."""
     steps, delta = snapshots(planned), planned.spec.delta
     rows = min(_ROWS, planned.dataset.train_size)
     contributions = np.random.default_rng(0).uniform(0.2, 1.0, (2 * rows, len(steps)))
@@ -148,9 +158,7 @@ def _accounting(planned: PlannedTrial, sweep: SweepSpec) -> AccountingProbe:
         began = time.thread_time()
         individual_epsilons(steps, half, planned.trace, delta, sweep.accounting.individual)
         took.append(time.thread_time() - began)
-    began = time.process_time()
-    costs_as_planned(planned, sweep)
-    return AccountingProbe(max(0.0, took[0] - took[1]), took[1] / rows, time.process_time() - began)
+    return max(0.0, took[0] - took[1]), took[1] / rows
 
 
 def _worker() -> tuple[float, float]:

@@ -14,7 +14,7 @@ import plotly.graph_objects as go
 from orchestration.comparison.formats import SHARES
 from orchestration.comparison.rate_metrics import WORST_GROUP_METRICS, group_metric
 from orchestration.comparison.settings import finished_settings, group_names
-from orchestration.records.published import PublishedSweep
+from orchestration.records.published import PublishedSweep, PublishedTrial
 from orchestration.records.release_modes import release_mode
 from orchestration.report import courses, of_training, trade_offs
 from orchestration.report import figures as draw
@@ -26,7 +26,19 @@ from workers.tasks import task_called
 Section = Literal["results", "tuning", "groups", "who pays", "single examples", "over time"]
 
 
-def _withheld(data: PublishedSweep) -> str:
+def norms_are_off(trials: Sequence[PublishedTrial]) -> bool:
+    """Whether no trial that ran took norms of single examples."""
+    norms = {trial.params.get("spec.norms.refreshes_per_epoch") for trial in trials if trial.privacy is not None}
+    return norms == {"off"}
+
+
+def why_examples_are_missing(data: PublishedSweep) -> str:
+    """Why nothing is said of what single training examples paid."""
+    if norms_are_off(data.trials):
+        return (
+            "Not computed. The sweep says “norms: off”, so the norms that the epsilons of single training examples "
+            "rest on were not taken; the worst case holds for each of them."
+        )
     return release_mode(data.disclosure).missing
 
 
@@ -83,7 +95,7 @@ FIGURES: Final = (
         "What its training examples paid: mean εᵢ",
         "groups",
         _one(draw.mean_group_epsilon),
-        missing=_withheld,
+        missing=why_examples_are_missing,
         in_mlflow=True,
     ),
     Figure("group-loss", "Loss on test data", "groups", _one(draw.group_loss)),

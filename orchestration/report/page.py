@@ -33,7 +33,15 @@ from orchestration.records.published import (
 )
 from orchestration.records.release_modes import release_mode
 from orchestration.records.states import TrialState
-from orchestration.report.catalogue import FIGURES, Drawn, Section, drawn_figures, titled
+from orchestration.report.catalogue import (
+    FIGURES,
+    Drawn,
+    Section,
+    drawn_figures,
+    norms_are_off,
+    titled,
+    why_examples_are_missing,
+)
 from orchestration.report.explorer import explorer, explorer_data
 from orchestration.report.html import key, missing_panel, note, panel, section
 from orchestration.report.prose import SENSITIVE, headline, meanings
@@ -199,7 +207,10 @@ def _tiles(trials: Sequence[PublishedTrial], found: Findings) -> str:
             f"best private {word}; best baseline {shown(baseline.mean if baseline else None)}",
         ),
         (_fairest(found), f"best {spoken_worst(found.worst_group)} of a worst-served group under privacy"),
-        (f"{ratio:.1f}×" if ratio else "withheld", "worst-case ε over the median εᵢ, at most"),
+        (
+            f"{ratio:.1f}×" if ratio else "not computed" if norms_are_off(trials) else "withheld",
+            "worst-case ε over the median εᵢ, at most",
+        ),
     ]
     if not costs:
         return ""
@@ -287,7 +298,7 @@ def _individuals(data: PublishedSweep, settings: Sequence[Setting], style: Style
     if not any(not setting.is_baseline for setting in settings):
         return ""
     if not panels["single examples"]:
-        return section("What single examples paid", note(release_mode(data.disclosure).missing))
+        return section("What single examples paid", note(why_examples_are_missing(data)))
     caption = f"<figcaption>{_release_words(data, settings)}</figcaption>"
     return section(
         "What single examples paid",

@@ -24,6 +24,7 @@ from orchestration.comparison.values import (
 )
 from orchestration.records.published import PublishedSweep, PublishedTrial, task_of
 from orchestration.records.states import TrialState
+from orchestration.report.catalogue import norms_are_off
 from orchestration.report.decisions import decisions
 from workers.tasks import task_called
 
@@ -149,6 +150,10 @@ def _individuals(data: PublishedSweep, settings: Sequence[Setting]) -> list[str]
 
 def _withheld(data: PublishedSweep) -> str:
     """Under ``release: none`` also what ``private`` would show by default, and what that costs."""
+    if norms_are_off(data.trials):
+        return (
+            "What single training examples paid was not computed (norms: off); the worst case holds for each of them."
+        )
     said = "What single training examples paid is withheld; see below for why."
     traces = [attempt.trace for trial in data.trials for attempt in trial.attempts if attempt.trace.is_private]
     if data.disclosure != "none" or not traces or any(trace.selection for trace in traces):

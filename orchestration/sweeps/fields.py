@@ -61,6 +61,11 @@ def _known_keys_of(dataclass_type: type[Any]) -> Callable[[object], object]:
     return check
 
 
+def _norms(value: object) -> object:
+    """``off`` stands for the section with that as its only key."""
+    return NormSpec("off") if value == "off" else _known_keys_of(NormSpec)(value)
+
+
 def _as_tuple(value: object) -> object:
     return tuple(value) if isinstance(value, (list, tuple)) else (value,)
 
@@ -99,7 +104,7 @@ Data = Annotated[DataSpec, BeforeValidator(_data)]
 Pairs = Annotated[tuple[tuple[str, ...], ...], BeforeValidator(_as_groups), Field(min_length=1)]
 Sampling = Annotated[SamplingSpec, BeforeValidator(_known_keys_of(SamplingSpec))]
 Budget = Annotated[BudgetSpec, BeforeValidator(_known_keys_of(BudgetSpec))]
-Norms = Annotated[NormSpec, BeforeValidator(_known_keys_of(NormSpec))]
+Norms = Annotated[NormSpec, BeforeValidator(_norms)]
 Attacks = Annotated[AttackSpec, BeforeValidator(_known_keys_of(AttackSpec))]
 Audit = Annotated[AuditSpec, BeforeValidator(_known_keys_of(AuditSpec))]
 Execution = Annotated[ExecutionSpec, BeforeValidator(_known_keys_of(ExecutionSpec))]

@@ -26,6 +26,7 @@ from accounting.gaussian import gaussian_epsilon
 from accounting.mechanism import Trace
 from accounting.pld.composition import delta_pld
 from accounting.records.layout import TrialFiles
+from tests.workers.devices import DEVICE, NAME
 from tests.workers.own_code import code_of
 from workers.data.base import Dataset, make_split
 from workers.mechanism import mechanism_of
@@ -101,7 +102,7 @@ class Audit:
             seed=0,
             optimizer=Component("sgd", {"learning_rate": 1.0}),
             norms=NormSpec(refreshes_per_epoch=0.01),
-            execution=ExecutionSpec(device="cpu"),
+            execution=ExecutionSpec(device=NAME),
         )
 
     def trace(self) -> Trace:
@@ -119,7 +120,7 @@ class Audit:
         """[STEPS, ROWS]: log likelihood ratio of each example in the batch against out of it."""
         spec = self.spec()
         dataset = everyone_apart(20.0 if self.contribution == 1.0 else self.contribution * math.sqrt(2.0))
-        mechanism, device = mechanism_of(spec, ROWS), torch.device("cpu")
+        mechanism, device = mechanism_of(spec, ROWS), DEVICE
         trainer = Trainer(spec, mechanism, dataset, noise(1, device), TrialFiles(str(root)), code_of(spec))
         weight = trainer._parameters["0.weight"]
         weight.data.zero_()

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from accounting.errors import InvalidInput
 from accounting.records.layout import TrialFiles
 from accounting.records.traces import read_trace
+from tests.workers.devices import DEVICE
 from tests.workers.own_code import code_of
 from tests.workers.resumption import assert_same_trial, run_with_deaths
 from tests.workers.trial_runs import norms_of, train
@@ -46,7 +47,7 @@ EVERY_STEP = small_trial(model=TRUNK, norms=NormSpec("every_step"), epochs=3)
 def trainer_of(model: Component, folder: Path) -> Trainer:
     spec = replace(EVERY_STEP, model=model)
     dataset = load_dataset(spec.data)
-    noise = make_noise_source(spec.noise_source, spec.seed, torch.device("cpu"))
+    noise = make_noise_source(spec.noise_source, spec.seed, DEVICE)
     mechanism = mechanism_of(spec, len(dataset.train))
     trainer = Trainer(spec, mechanism, dataset, noise, TrialFiles(str(folder)), code_of(spec))
     trainer.begin()

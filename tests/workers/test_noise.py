@@ -12,6 +12,7 @@ from scipy.stats import binomtest, kstest, norm
 from accounting.errors import InvalidInput
 from accounting.keyed import KEY_BYTES
 from accounting.rounding import release_grid
+from tests.workers.devices import DEVICE
 from workers.noise import (
     BLOCK,
     NOISE_SOURCES,
@@ -22,7 +23,7 @@ from workers.noise import (
     start_generator,
 )
 
-CPU = torch.device("cpu")
+CPU = DEVICE
 every_source = pytest.mark.parametrize("name", NOISE_SOURCES)
 
 

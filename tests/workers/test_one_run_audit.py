@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from accounting import InvalidInput, PoissonSampling, Segment, Trace, UnsupportedMechanism, account
 from accounting.records.layout import TrialFiles
+from tests.workers.devices import DEVICE, NAME
 from tests.workers.own_code import code_of
 from workers.audit import AuditResult, Canaries, audit
 from workers.clipping import ClipRule
@@ -69,14 +70,14 @@ def spec(seed: int = 0, batch_size: int = ROWS, sigma: float = 4.0, method: str 
         optimizer=Component("sgd", {"learning_rate": 1.0}),
         norms=NormSpec(refreshes_per_epoch=1.0),
         audit=AuditSpec(ROWS, 0.999),
-        execution=ExecutionSpec(device="cpu"),
+        execution=ExecutionSpec(device=NAME),
     )
 
 
 def trainer_of(
     trial: TrialSpec, root: Path, noise: Callable[[int, torch.device], SeededNoise] = SeededNoise
 ) -> Trainer:
-    device = torch.device("cpu")
+    device = DEVICE
     mechanism = mechanism_of(trial, ROWS)
     files = TrialFiles(str(root))
     return Trainer(trial, mechanism, everyone_apart(), noise(trial.seed, device), files, code_of(trial))

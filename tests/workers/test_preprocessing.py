@@ -17,6 +17,7 @@ from accounting.errors import InvalidInput
 from accounting.mechanism import GaussianRelease
 from accounting.records.layout import TrialFiles
 from accounting.records.shards import NormShards
+from tests.workers.devices import DEVICE
 from tests.workers.own_code import allowed
 from tests.workers.trial_specs import small_trial
 from workers.data import Dataset, Tokens, load_dataset, make_split
@@ -35,7 +36,7 @@ from workers.trial import run_trial
 
 
 def noise(seed: int = 0) -> SeededNoise:
-    return SeededNoise(seed, torch.device("cpu"))
+    return SeededNoise(seed, DEVICE)
 
 
 def preprocess(component: Component, dataset: Dataset, noise: SeededNoise) -> tuple[Dataset, State]:
@@ -98,7 +99,7 @@ class TestSensitivity:
                 return drawn
 
         component = Component("dp_pca", {"dimensions": 5, "noise_multiplier": 3.0})
-        _, state = preprocess(component, dataset, Recorder(0, torch.device("cpu")))
+        _, state = preprocess(component, dataset, Recorder(0, DEVICE))
         ((drawn, std),) = draws
         assert std == 3.0
         assert drawn.shape == (60 * 61 // 2,)

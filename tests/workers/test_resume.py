@@ -15,6 +15,7 @@ import torch
 
 from accounting.schedules import SCHEDULES, make_schedule
 from tests.accounting.stored_trial import account_trial, job_of
+from tests.workers.devices import NAME
 from tests.workers.own_code import code_of
 from tests.workers.resumption import assert_same_trial, run_with_deaths, stored_bytes
 from tests.workers.trial_specs import DROPOUT_NET, TUMOURS, TUMOURS_READ_ONCE, clipping_by, small_trial
@@ -84,7 +85,7 @@ def windowed_trial(clipping: str, schedule: str, sampling: str) -> TrialSpec:
         noise=NoiseSpec(float(clipping != "none"), Component(schedule, SCHEDULE_PARAMS[schedule])),
         epochs=4,
         norms=NormSpec(0.5),
-        execution=ExecutionSpec(device="cpu", checkpoint_every_epochs=1.5),
+        execution=ExecutionSpec(device=NAME, checkpoint_every_epochs=1.5),
     )
 
 
@@ -141,7 +142,7 @@ KINDS_OF_STATE: Mapping[str, dict[str, Any]] = {
         "model": Component("cnn_dpsgdf", {"channels": [2, 2], "kernel_size": 3, "padding": 1, "hidden": 8}),
         "augmentation": Component("flip_and_crop", {"multiplicity": 2, "padding": 1}),
     },
-    "micro-batches": {"execution": ExecutionSpec(device="cpu", micro_batch_size=5)},
+    "micro-batches": {"execution": ExecutionSpec(device=NAME, micro_batch_size=5)},
     "no-public-data": {"data": replace(TUMOURS, public_fraction=0.0), "model": Component("mlp", {"hidden": [8]})},
     "budget": {
         "noise": NoiseSpec(4.0, Component("validation", {"factor": 0.5, "period": 1})),

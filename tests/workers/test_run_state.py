@@ -14,6 +14,7 @@ import torch
 
 from accounting.records.layout import TrialFiles
 from accounting.records.snapshots import SnapshotWriter
+from tests.workers.devices import DEVICE
 from tests.workers.trial_specs import small_trial
 from workers.checkpoint import load_checkpoint, save_checkpoint
 from workers.data import load_dataset
@@ -39,7 +40,7 @@ SPECS = {
 
 def trainer_of(spec: TrialSpec, folder: Path) -> Trainer:
     dataset = load_dataset(spec.data)
-    noise = make_noise_source(spec.noise_source, spec.seed, torch.device("cpu"))
+    noise = make_noise_source(spec.noise_source, spec.seed, DEVICE)
     return Trainer(spec, mechanism_of(spec, len(dataset.train)), dataset, noise, TrialFiles(str(folder)))
 
 

@@ -14,6 +14,7 @@ import torch
 
 from accounting.errors import InvalidInput
 from accounting.records.layout import TrialFiles
+from tests.workers.devices import DEVICE, NAME
 from tests.workers.own_code import code_of
 from tests.workers.trial_runs import TRAIN_SIZE, norms_of, train
 from tests.workers.trial_specs import TUMOURS, small_trial
@@ -28,7 +29,7 @@ from workers.trial import run_trial
 
 def new_trainer(spec: TrialSpec, root: Path) -> Trainer:
     dataset = load_dataset(spec.data)
-    noise = make_noise_source(spec.noise_source, spec.seed, torch.device("cpu"))
+    noise = make_noise_source(spec.noise_source, spec.seed, DEVICE)
     mechanism = mechanism_of(spec, len(dataset.train))
     trainer = Trainer(spec, mechanism, dataset, noise, TrialFiles(str(root)), code_of(spec))
     trainer.begin()
@@ -225,7 +226,7 @@ def test_impossible_trials_are_refused_in_words(changes: dict[str, Any], message
 def test_micro_batches_change_memory_and_not_the_result(tmp_path: Path) -> None:
     whole, _, whole_files = train(small_trial(), tmp_path / "whole")
     parts, _, parts_files = train(
-        small_trial(execution=ExecutionSpec(device="cpu", micro_batch_size=5)), tmp_path / "parts"
+        small_trial(execution=ExecutionSpec(device=NAME, micro_batch_size=5)), tmp_path / "parts"
     )
     left, right = (torch.load(files.model, weights_only=True) for files in (whole_files, parts_files))
     for name in left:

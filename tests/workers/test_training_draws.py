@@ -13,6 +13,7 @@ from torch.nn import functional
 from torchvision.ops import StochasticDepth
 
 from accounting.records.layout import TrialFiles
+from tests.workers.devices import DEVICE
 from tests.workers.own_code import code_of
 from tests.workers.trial_runs import train
 from tests.workers.trial_specs import DROPOUT_NET, TUMOURS, small_trial
@@ -32,7 +33,7 @@ def trainer_of(spec: TrialSpec, folder: Path) -> Trainer:
     """As `run_trial` makes it."""
     torch.manual_seed(spec.seed)
     dataset = load_dataset(spec.data)
-    noise = make_noise_source(spec.noise_source, spec.seed, torch.device("cpu"))
+    noise = make_noise_source(spec.noise_source, spec.seed, DEVICE)
     mechanism = mechanism_of(spec, len(dataset.train))
     return Trainer(spec, mechanism, dataset, noise, TrialFiles(str(folder)), code_of(spec))
 
@@ -82,7 +83,7 @@ def test_the_first_weights_come_from_the_seed_alone(noise_source: str, tmp_path:
     dataset = load_dataset(TUMOURS)
     models = []
     for _ in range(2):
-        noise = make_noise_source(noise_source, spec.seed, torch.device("cpu"))
+        noise = make_noise_source(noise_source, spec.seed, DEVICE)
         mechanism = mechanism_of(spec, len(dataset.train))
         models.append(Trainer(spec, mechanism, dataset, noise, TrialFiles(str(tmp_path))).released_model())
     for first, second in zip(models[0].parameters(), models[1].parameters(), strict=True):

@@ -88,11 +88,39 @@ def test_norms_when_sampled_are_measured_for_all_once_and_estimate_the_rest(tmp_
     assert np.corrcoef(sampled.contributions[order].mean(1), exact.contributions[exact_order].mean(1))[0, 1] > 0.7
 
 
+@pytest.mark.parametrize("norms", ["when_sampled", "off"])
 @pytest.mark.parametrize("clip", ["individual", "filter"])
-def test_clipping_that_needs_all_norms_refuses_those_of_batches(clip: str, tmp_path: Path) -> None:
-    spec = small_trial(norms=NormSpec("when_sampled"), clipping=clipping_by(clip))
-    with pytest.raises(InvalidInput, match=f"is when_sampled, but clipping method '{clip}' uses the norms of all"):
+def test_clipping_that_needs_all_norms_refuses_to_do_without(clip: str, norms: Any, tmp_path: Path) -> None:
+    spec = small_trial(norms=NormSpec(norms), clipping=clipping_by(clip))
+    with pytest.raises(InvalidInput, match=f"is {norms}, but clipping method '{clip}' uses the norms of all"):
         train(spec, tmp_path)
+
+
+@pytest.mark.parametrize("clip", ["flat", "dpsgd_f", "quantile"])
+def test_without_norms_the_same_is_trained_and_none_are_stored(clip: str, tmp_path: Path) -> None:
+    def trained(norms: NormSpec, folder: Path) -> tuple[dict[str, torch.Tensor], TrialFiles]:
+        files = train(small_trial(norms=norms, clipping=Component(clip, {"bound": 0.7})), folder)[2]
+        return torch.load(files.model, weights_only=True), files
+
+    with_norms, _ = trained(NormSpec(2.0), tmp_path / "on")
+    without, files = trained(NormSpec("off"), tmp_path / "off")
+    assert all(torch.equal(with_norms[name], value) for name, value in without.items())
+    assert not Path(files.norms).exists()
+    assert not read_counters(files.private_training).courses
+
+
+def test_a_median_norm_is_released_without_other_norms(tmp_path: Path) -> None:
+    clip = Component("flat", {"bound": {"median_multiple": 1.0}})
+    bounds = [
+        train(small_trial(norms=NormSpec(norms), clipping=clip), tmp_path / str(norms))[0].initial_bound
+        for norms in (1.0, "off")
+    ]
+    assert bounds[0] == bounds[1]
+
+
+def test_norms_that_are_off_have_nothing_to_be_compared_with() -> None:
+    with pytest.raises(InvalidInput, match=r"norms.exact_examples is 3, but norms.refreshes_per_epoch is off"):
+        NormSpec("off", exact_examples=3)
 
 
 def test_individual_clipping_never_exceeds_what_was_recorded(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from accounting.accountants import account, total_rho
 from accounting.mechanism import GaussianRelease
 from accounting.schedules import make_schedule, planned_trace
+from tests.workers.devices import NAME
 from tests.workers.trial_runs import TRAIN_SIZE, norms_of, train
 from tests.workers.trial_specs import TUMOURS, small_trial
 from workers import clipping
@@ -88,7 +89,7 @@ def test_schedules_of_table_2_end_where_the_paper_says(
         budget=BudgetSpec(rho=0.78125),
         data=replace(TUMOURS, public_fraction=0.0),
         norms=NormSpec(0.05),
-        execution=ExecutionSpec(device="cpu", checkpoint_every_epochs=50.0),
+        execution=ExecutionSpec(device=NAME, checkpoint_every_epochs=50.0),
     )
     result, trace, _ = train(spec, tmp_path)
     assert (result.epochs, result.stopped) == (epochs, "budget")

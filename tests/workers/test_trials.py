@@ -16,6 +16,7 @@ from accounting.records.layout import TrialFiles
 from accounting.records.shards import NormShards
 from accounting.records.traces import read_trace
 from tests.workers.data_folders import make_cifar_jpegs, make_fashion, make_image_folder, make_table, make_utkface
+from tests.workers.devices import NAME
 from tests.workers.own_code import code_of
 from tests.workers.trial_specs import TUMOURS, small_trial
 from workers.losses import LOSSES, TASK_OF
@@ -77,7 +78,7 @@ def train(spec: TrialSpec, root: Path) -> None:
 @pytest.mark.parametrize("data", DATA.values(), ids=DATA.keys())
 def test_every_kind_of_data(data: Callable[[Path], DataSpec], tmp_path: Path) -> None:
     norms = NormSpec(1.0, rows_per_part=50)
-    execution = ExecutionSpec(device="cpu", micro_batch_size=16)
+    execution = ExecutionSpec(device=NAME, micro_batch_size=16)
     (tmp_path / "data").mkdir()
     train(small_trial(data=data(tmp_path / "data"), norms=norms, execution=execution, epochs=1), tmp_path / "trial")
 

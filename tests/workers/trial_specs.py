@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from tests.workers.devices import NAME
 from workers.data import Source, load_source
 from workers.spec import Component, DataSpec, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec, TrialSpec
 
@@ -39,7 +40,7 @@ def small_trial(**changes: Any) -> TrialSpec:
         min_group_size=1,
         optimizer=Component("sgd", {"learning_rate": 0.5, "momentum": 0.9}),
         norms=NormSpec(refreshes_per_epoch=2.0, rows_per_part=60),
-        execution=ExecutionSpec(device="cpu", checkpoint_every_epochs=0.5),
+        execution=ExecutionSpec(device=NAME, checkpoint_every_epochs=0.5),
     )
     return replace(spec, **changes)
 

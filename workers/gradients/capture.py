@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -65,12 +65,14 @@ class Capture:
     """The uses of all layers in one forward pass.
 
     rows: leading dimension of every activation. examples: rows / K, with K rows per example. layers: those whose
-    forward pass is replaced by another form. calls: how often each layer with a rule was called, by its name.
+    forward pass is replaced by another form. without_output: names of layers whose rule is not to read the output.
+    calls: how often each layer with a rule was called, by its name.
     """
 
     rows: int
     examples: int
     layers: Sequence[Layer] = ()
+    without_output: Collection[str] = ()
     uses: list[Use] = field(default_factory=list)
     calls: Counter[str] = field(default_factory=Counter)
 
@@ -102,13 +104,16 @@ class Capture:
 
 
 @contextmanager
-def capturing(layers: Sequence[Layer], rows: int, examples: int) -> Iterator[Capture]:
+def capturing(
+    layers: Sequence[Layer], rows: int, examples: int, without_output: Collection[str] = ()
+) -> Iterator[Capture]:
     """Within this context a forward pass of the model fills the capture; afterwards the model is restored.
 
     Forwards are replaced rather than hooked. A replaced forward sees exactly the layer's own input and output, whatever
     hooks the user has registered, and is faster.
     """
-    capture = Capture(rows, examples, [layer for layer in layers if layer.form != "rule" or layer.without_batch])
+    replayed = [layer for layer in layers if layer.form != "rule" or layer.without_batch]
+    capture = Capture(rows, examples, replayed, without_output)
     replaced: list[tuple[dict[str, Any], Callable[..., Any] | None]] = []
     try:
         for layer in layers:
@@ -139,7 +144,8 @@ def _recorded(layer: Layer, capture: Capture, activation: Tensor, run: Callable[
         if output._is_view():  # an in-place change of a view would remove its edge from the graph
             output = output.clone()
         assert layer.rule is not None
-        differentiate = layer.rule(layer.module, activation, output, capture.examples)
+        read = None if layer.name in capture.without_output else output
+        differentiate = layer.rule(layer.module, activation, read, capture.examples)
         capture.uses.append(Use(layer, [get_gradient_edge(output)], differentiate, Input.now(layer, activation)))
     return output
 

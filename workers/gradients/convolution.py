@@ -18,7 +18,7 @@ from workers.gradients.factors import (
     Planned,
     gram_norm_sq,
     keep,
-    repaired,
+    mark,
     widen,
 )
 from workers.gradients.planning import rates
@@ -87,7 +87,8 @@ class Correlations(Planned):
     examples: int
 
     def key(self) -> tuple[Hashable, ...]:
-        return "correlations", self.grads.device.type, self.inputs.shape, self.grads.shape, self.geometry, self._rows
+        shapes = self.inputs.shape[1:], self.grads.shape[1:]
+        return "correlations", self.grads.device.type, *shapes, self.geometry, self._rows
 
     def methods(self) -> Mapping[str, Method]:
         return self._instantiating() | self._by_gram()
@@ -178,14 +179,12 @@ class Correlations(Planned):
         Gram matrix of pixels summed along its diagonals, one axis after the other. That takes 1 / prod(kernel) of the
         operations of the product of unfolded patches.
         """
-        norms, cancelled = [], []
+        norms = []
         for chunk in self._chunks((self._rows * prod(self.inputs.shape[2:])) ** 2):
             grads = _by_example(chunk.grads, chunk.examples).flatten(2)
             grad_gram = grads.mT @ grads
-            norm_sq, lost = gram_norm_sq(chunk._patch_gram().view(grad_gram.shape), grad_gram)
-            norms.append(norm_sq)
-            cancelled.append(lost)
-        return repaired(torch.cat(norms), torch.cat(cancelled), self)
+            norms.append(mark(*gram_norm_sq(chunk._patch_gram().view(grad_gram.shape), grad_gram)))
+        return norms[0] if len(norms) == 1 else torch.cat(norms)
 
     def _patch_gram(self) -> Tensor:
         """[B, K, *positions, K, *positions]: inner products of the patches of two output positions."""

@@ -13,7 +13,7 @@ from workers.gradients.rules import Differentiate
 
 
 @dataclass(frozen=True)
-class Lookups:
+class Lookups(ExampleGradients):
     """g_i[v] = sum of grads[i, t] over the positions t with tokens[i, t] = v; tokens [B, T], grads [B, T, D]."""
 
     tokens: Tensor
@@ -21,15 +21,19 @@ class Lookups:
     vocabulary: int
 
     def norm_sq(self, planner: Planner) -> Tensor:
-        """Gradients of equal tokens are added first, so no tensor of size examples x vocabulary is needed."""
-        examples = len(self.tokens)
-        offsets = torch.arange(examples, device=self.tokens.device)[:, None] * self.vocabulary
-        keys, inverse = torch.unique(self.tokens + offsets, return_inverse=True)
-        rows = self.grads.new_zeros(len(keys), self.grads.shape[2]).index_add_(
-            0, inverse.flatten(), self.grads.flatten(0, 1)
-        )
-        norm_sq = self.grads.new_zeros(examples)
-        return norm_sq.index_add_(0, keys // self.vocabulary, sum_of_squares(rows))
+        """Gradients of equal tokens are added first, so no tensor of size examples x vocabulary is needed.
+
+        The distinct tokens of each example are numbered in ascending order; no shape depends on how many there are.
+        """
+        examples, length, width = self.grads.shape
+        ordered, order = self.tokens.sort(1)
+        number = torch.diff(ordered, dim=1, prepend=ordered[:, :1]).ne(0).cumsum(1)
+        place = torch.empty_like(number).scatter_(1, order, number)
+        place += length * torch.arange(examples, device=place.device)[:, None]
+        rows = self.grads.new_zeros(examples * length, width)
+        rows.index_add_(0, place.flatten(), self.grads.flatten(0, 1))
+        owner = torch.arange(examples, device=place.device).repeat_interleave(length)
+        return self.grads.new_zeros(examples).index_add_(0, owner, sum_of_squares(rows))
 
     def prepare(self, planner: Planner) -> tuple[Tensor, ExampleGradients]:
         return self.norm_sq(planner), self

@@ -7,27 +7,35 @@ per-example gradients of the whole model.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from accounting.errors import InvalidInput
-from workers.gradients.capture import capturing
+from workers.gradients.capture import Capture, capturing
 from workers.gradients.checks import check_model
 from workers.gradients.draws import draws
 from workers.gradients.factors import HALF_PRECISION, ExampleGradients, widen
 from workers.gradients.layers import Form, find_layers
+from workers.gradients.looks import Look, Looks, Outputs, Together
 from workers.gradients.modes import modes_of
+from workers.gradients.norms import Combination, infinite_for_nan
 from workers.gradients.per_row import NotCovered
 from workers.gradients.planning import Planner, ShapePlanner
 from workers.gradients.randomness import RandomState
 from workers.gradients.results import BatchNorms, WeightedSum
 from workers.gradients.sums import Sums
-from workers.gradients.verification import HALF_TOLERANCE, TOLERANCE, Gradients, verify
+from workers.gradients.verification import (
+    HALF_TOLERANCE,
+    TOLERANCE,
+    Gradients,
+    in_double_where_rounding_matters,
+    verify,
+)
 
 PerExampleLoss = Callable[[Tensor, Tensor], Tensor]
 """(model output, targets) -> one loss per row."""
@@ -98,16 +106,18 @@ class GradientEngine:
         self._loss = per_example_loss
         self._micro_batch_size = micro_batch_size
         self._multiplicity = multiplicity
-        self._layerwise = layerwise
         self._planner = planner or ShapePlanner()
         self._autocast = autocast
         self._layers = self._named_layers = find_layers(model)
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._verified = set[tuple[tuple[str, bool], ...]]()
+        self._outputs = Outputs(self._layers)
+        self._looks = Looks()
         self._layer_of: dict[str, int] = {}
         for index, layer in enumerate(self._named_layers):
             for name in layer.parameters.values():
                 self._layer_of.setdefault(name, index)
+        self._combination = Combination(len(self._layers), self._layer_of, layerwise)
 
     @property
     def layer_names(self) -> tuple[str, ...]:
@@ -122,7 +132,9 @@ class GradientEngine:
     @torch.no_grad()
     def norms(self, x: Tensor, y: Tensor) -> BatchNorms:
         """Norms and losses of every example, computed in the cheapest way; nothing is kept for a weighted sum."""
-        return self._joined([self._pass(*rows, keep=False).norms for rows in self._micro_batches(x, y)], x)
+        batches = self._micro_batches(x, y)
+        passes = self._looks.settled(batches, lambda look: [self._pass(*rows, look, keep=False) for rows in batches])
+        return self._combination.joined([one.norms for one in passes], x.device)
 
     @torch.no_grad()
     def weighted_sum(self, x: Tensor, y: Tensor, weigh: Weigh) -> WeightedSum:
@@ -138,15 +150,16 @@ class GradientEngine:
         batches = self._micro_batches(x, y)
         if len(batches) <= 1:
             return self.weighted_sum_rowwise(x, y, lambda norms, _: weigh(norms))
-        passes = [self._norm_pass(*rows) for rows in batches]
-        norms = self._joined([one.norms for one in passes], x)
+        passes = self._looks.settled(batches, lambda look: [self._norm_pass(*rows, look) for rows in batches])
+        norms = self._combination.joined([one.norms for one in passes], x.device)
         weights = self._checked(weigh(norms), norms)
-        sums, cleaned = Sums(self._parameters), []
+        sums, cleaned, differ = Sums(self._parameters), [], []
         with RandomState.preserved(x.device):
             parts = torch.split(weights, [len(one.norms.losses) for one in passes])
             for first, rows, part in zip(passes, batches, parts, strict=True):
                 cleaned.append(_without(part, first.finite))
-                self._sum_again(*rows, first, cleaned[-1], sums)
+                differ.append(self._sum_again(*rows, first, cleaned[-1], sums))
+        _require_same(torch.stack(differ))
         non_finite = sum(_count_infinite(one) for one in passes)
         return WeightedSum(norms, torch.cat(cleaned), sums.complete(), non_finite)
 
@@ -156,14 +169,20 @@ class GradientEngine:
 
         ``weigh(norms, rows)`` returns the weights of the examples ``rows`` (a slice of the batch), given their norms.
         """
+        batches = self._micro_batches(x, y)
+        return self._looks.settled(batches, partial(self._rowwise, x, batches, weigh))
+
+    def _rowwise(
+        self, x: Tensor, batches: Sequence[tuple[Tensor, Tensor]], weigh: WeighRows, look: Look
+    ) -> WeightedSum:
         parts, weights, sums, start, non_finite = [], [], Sums(self._parameters), 0, 0
-        for rows in self._micro_batches(x, y):
-            norms, part, infinite = self._sum_rowwise(*rows, start, weigh, sums)
+        for rows in batches:
+            norms, part, infinite = self._sum_rowwise(*rows, look, start, weigh, sums)
             parts.append(norms)
             weights.append(part)
             start += len(part)
             non_finite += infinite
-        norms = self._joined(parts, x)
+        norms = self._combination.joined(parts, x.device)
         all_weights = _cat(weights) if weights else weigh(norms, slice(0, 0))
         return WeightedSum(norms, all_weights, sums.complete(), non_finite)
 
@@ -171,19 +190,22 @@ class GradientEngine:
         """Whether a pass over these rows draws random numbers (as dropout does): then norms differ between passes."""
         return draws(self.model, x.device, lambda: self._losses(x, y))
 
-    def _sum_again(self, x: Tensor, y: Tensor, first: Pass, weights: Tensor, sums: Sums) -> None:
-        """Add the sum of a micro-batch whose weights are known. Its gradients are freed on return."""
+    def _sum_again(self, x: Tensor, y: Tensor, first: Pass, weights: Tensor, sums: Sums) -> Tensor:
+        """Add the sum of a micro-batch whose weights are known. Its gradients are freed on return.
+
+        Returns whether any loss differs from that of the first pass, on the device.
+        """
         if first.random_state is not None:
             first.random_state.restore()
         losses, gradients = self._differentiate(x, y)
-        _require_same(first.norms.losses, losses)
         self._add(sums, gradients, weights, first.finite)
+        return torch.isclose(first.norms.losses, losses, rtol=1e-5, atol=1e-6, equal_nan=True).logical_not_().any()
 
     def _sum_rowwise(
-        self, x: Tensor, y: Tensor, start: int, weigh: WeighRows, sums: Sums
+        self, x: Tensor, y: Tensor, look: Look, start: int, weigh: WeighRows, sums: Sums
     ) -> tuple[BatchNorms, Tensor, int]:
         """Norms, weights and number of infinite norms of one micro-batch. Its gradients are freed on return."""
-        done = self._pass(x, y, keep=True)
+        done = self._pass(x, y, look, keep=True)
         norms = done.norms
         weights = _without(self._checked(weigh(norms, slice(start, start + len(norms.norms))), norms), done.finite)
         self._add(sums, done.gradients, weights, done.finite)
@@ -227,6 +249,9 @@ class GradientEngine:
         return self._compare(x, y)
 
     def _compare(self, x: Tensor, y: Tensor) -> bool:
+        return in_double_where_rounding_matters(self._compare_forms, self.model, x, y)
+
+    def _compare_forms(self, x: Tensor, y: Tensor) -> bool:
         """Verify the current forms of layers on a few examples."""
         rows, scale = self._multiplicity, 1.0 / self._multiplicity
         examples = len(x) // rows
@@ -236,7 +261,8 @@ class GradientEngine:
 
         def within(count: int) -> list[Gradients]:
             some = slice(count * rows)
-            with torch.enable_grad(), capturing(self._layers, count * rows, count) as capture:
+            self._outputs.look_again()
+            with torch.enable_grad(), self._capturing(count * rows) as capture:
                 losses = self._precise_losses(x[some], y[some])
             found = capture.backward(losses, scale)
             one = torch.ones(1, dtype=next(iter(self._parameters.values())).dtype, device=x.device)
@@ -255,38 +281,37 @@ class GradientEngine:
         tolerance = HALF_TOLERANCE if self._has_half_precision else TOLERANCE
         return examples > 0 and verify(self.model, within, alone, examples, tolerance) and examples > 1
 
-    def _norm_pass(self, x: Tensor, y: Tensor) -> Pass:
+    def _norm_pass(self, x: Tensor, y: Tensor, look: Look) -> Pass:
         """A pass that can be repeated with the same random numbers."""
         before = RandomState.of(x.device)
-        done = self._pass(x, y, keep=False)
+        done = self._pass(x, y, look, keep=False)
         return done if before.is_current() else replace(done, random_state=before)
 
-    def _pass(self, x: Tensor, y: Tensor, *, keep: bool) -> Pass:
+    def _pass(self, x: Tensor, y: Tensor, look: Look, *, keep: bool) -> Pass:
+        before = RandomState.of(x.device) if self._outputs.are_read else None
         losses, gradients = self._differentiate(x, y)
-        by_layer: list[list[Tensor]] = [[] for _ in self._named_layers]
+        squares: dict[str, Tensor] = {}
         prepared: dict[str, ExampleGradients] = {}
         for name, factors in gradients.items():
             if keep:
-                norm_sq, prepared[name] = factors.prepare(self._planner)
+                squares[name], prepared[name] = factors.prepare(self._planner)
             else:
-                norm_sq = factors.norm_sq(self._planner)
-            by_layer[self._layer_of[name]].append(norm_sq)
-        layers = [reduce(torch.add, found) if found else torch.zeros_like(losses) for found in by_layer]
-        norms = reduce(torch.add, layers).sqrt()
-        layer_norms = torch.stack(layers, 1).sqrt_() if self._layerwise else None
-        finite = None
-        if not math.isfinite(float(norms.sum())):
-            finite = norms.isfinite()
-            norms.masked_fill_(~finite, math.inf)
-            if layer_norms is not None:
-                layer_norms.nan_to_num_(nan=math.inf, posinf=math.inf)
-        return Pass(BatchNorms(norms, layer_norms, losses), finite, prepared)
+                squares[name] = factors.norm_sq(self._planner)
+        norms, finite = self._combination.of_squares(squares, losses), None
+        if not look.finds_finite(self._outputs.confirmed(norms.norms.sum())):
+            if before is not None and self._outputs.look_again():
+                before.restore()
+                return self._pass(x, y, look, keep=keep)
+            norms, finite = self._combination.precise(squares, {**gradients, **prepared}, losses)
+        elif isinstance(look, Together):
+            infinite_for_nan(norms)
+        return Pass(norms, finite, prepared)
 
     def _differentiate(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, ExampleGradients]]:
         """Losses [B], and the per-example gradients of every parameter in factored form."""
         rows = x.shape[0]
         try:
-            with torch.enable_grad(), capturing(self._layers, rows, rows // self._multiplicity) as capture:
+            with torch.enable_grad(), self._capturing(rows) as capture:
                 losses = self._losses(x, y)
         except NotCovered as error:
             raise InvalidInput(
@@ -295,6 +320,9 @@ class GradientEngine:
         gradients = capture.backward(losses, 1.0 / self._multiplicity)
         losses = widen(losses.detach())
         return losses if self._multiplicity == 1 else losses.view(-1, self._multiplicity).mean(1), gradients
+
+    def _capturing(self, rows: int) -> AbstractContextManager[Capture]:
+        return capturing(self._layers, rows, rows // self._multiplicity, self._outputs.ignored)
 
     def _losses(self, x: Tensor, y: Tensor) -> Tensor:
         if self._autocast is None:
@@ -334,19 +362,6 @@ class GradientEngine:
             )
         return weights.to(norms.norms)
 
-    def _joined(self, parts: list[BatchNorms], x: Tensor) -> BatchNorms:
-        if not parts:
-            empty = torch.zeros(0, device=x.device)
-            return BatchNorms(empty, empty.new_zeros(0, len(self._named_layers)) if self._layerwise else None, empty)
-        if len(parts) == 1:
-            return parts[0]
-        layer_norms = [part.layer_norms for part in parts if part.layer_norms is not None]
-        return BatchNorms(
-            torch.cat([part.norms for part in parts]),
-            torch.cat(layer_norms) if self._layerwise else None,
-            torch.cat([part.losses for part in parts]),
-        )
-
     def _add(
         self, sums: Sums, gradients: Mapping[str, ExampleGradients], weights: Tensor, finite: Tensor | None
     ) -> None:
@@ -360,9 +375,9 @@ class GradientEngine:
             sums.add(name, factors.weighted_sum(column))
 
 
-def _require_same(first: Tensor, second: Tensor) -> None:
+def _require_same(differ: Tensor) -> None:
     """Refuse a second pass with other losses: the norms of the first would not be those of the summed gradients."""
-    if not torch.allclose(first, second, rtol=1e-5, atol=1e-6, equal_nan=True):
+    if bool(differ.any()):
         raise InvalidInput(
             "the model's losses on the same rows differ from one pass to the next: it draws random numbers from "
             "elsewhere than torch's own generators, or changes while it runs; use torch.rand and the like"

@@ -3,15 +3,18 @@
 The per-example gradients of a layer are functions of its input activation ``a`` and its output gradient ``g``. Each
 class of `ExampleGradients` is one such function, with cheap norms and weighted sums. B is the number of examples; sums
 and norms are computed in float32 or wider.
+
+Cheap norms may be inaccurate for some examples, where terms cancel. Asking the device after every layer whether there
+are any would make it wait each time, so such norms are NaN until the whole pass is looked at (`mark`).
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial, reduce
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -37,35 +40,40 @@ norm, at the smallest clipping bound.
 LOST_SHARE = 1e-30
 """Largest share of a large square that underflow in its factors can lose."""
 
-_REPAIRED_AT_ONCE = 16
-"""Number of examples instantiated at once."""
+_INSTANTIATED_AT_ONCE = 16
+"""Number of examples whose norms are computed again at once."""
 
 _BLOCK = 4096
 """Number of squares that one float32 sum adds accurately."""
 
 
-class ExampleGradients(Protocol):
+class ExampleGradients(ABC):
     """The gradients g_1 .. g_B of one parameter of shape S."""
 
+    @abstractmethod
     def norm_sq(self, planner: Planner) -> Tensor:
-        """[B]: squared L2 norm of every g_i, computed in the cheapest way."""
-        ...
+        """[B]: squared L2 norm of every g_i, computed in the cheapest way; NaN where that is inaccurate."""
 
+    @abstractmethod
     def prepare(self, planner: Planner) -> tuple[Tensor, ExampleGradients]:
         """norm_sq, and these gradients in a form that makes norm_sq and a later `weighted_sum` cheapest in total."""
-        ...
 
+    @abstractmethod
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """[*S]: sum_i weights[i] g_i; weights [B] and every g_i must be finite."""
-        ...
 
+    @abstractmethod
     def instantiate(self) -> Tensor:
         """[B, *S]: every g_i."""
-        ...
 
+    @abstractmethod
     def select(self, rows: Tensor) -> ExampleGradients:
         """The examples given by the index tensor ``rows``."""
-        ...
+
+    def precise_norm_sq(self, rows: Tensor) -> Tensor:
+        """[b]: squared L2 norms of the examples at the index tensor ``rows``, accurate for every finite gradient."""
+        parts = torch.split(rows, _INSTANTIATED_AT_ONCE)
+        return torch.cat([sum_of_squares(self.select(part).instantiate()) for part in parts])
 
 
 def widen(tensor: Tensor) -> Tensor:
@@ -109,16 +117,13 @@ def gram_norm_sq(activations: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
     return norm_sq, norm_sq < lost
 
 
-def repaired(norm_sq: Tensor, cancelled: Tensor, gradients: ExampleGradients) -> Tensor:
-    """norm_sq [B], recomputed from instantiated gradients for the examples in the mask ``cancelled`` [B]."""
-    if bool(cancelled.any()):
-        for rows in torch.split(cancelled.nonzero().squeeze(1), _REPAIRED_AT_ONCE):
-            norm_sq[rows] = sum_of_squares(gradients.select(rows).instantiate())
-    return norm_sq
+def mark(norm_sq: Tensor, inaccurate: Tensor) -> Tensor:
+    """norm_sq [B], set to NaN for the examples in the mask ``inaccurate`` [B]: these are computed again."""
+    return norm_sq.masked_fill_(inaccurate, math.nan)
 
 
 @dataclass(frozen=True)
-class Instantiated:
+class Instantiated(ExampleGradients):
     """Gradients stored as one tensor [B, *S]."""
 
     gradients: Tensor
@@ -147,7 +152,7 @@ class Instantiated:
 
 
 @dataclass(frozen=True)
-class Summed:
+class Summed(ExampleGradients):
     """Sum of gradients of one parameter that is used several times (shared, or in a module that is called twice)."""
 
     parts: Sequence[ExampleGradients]
@@ -181,7 +186,7 @@ class Method:
     prepare: Callable[[], Prepared]
 
 
-class Planned(ABC):
+class Planned(ExampleGradients):
     """Gradients whose norms can be computed in several ways, among which the planner chooses."""
 
     @abstractmethod

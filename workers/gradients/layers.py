@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from workers.gradients import attention, convolution, embedding, linear, normalization, recurrent, standardized
@@ -80,6 +80,16 @@ class Layer:
     def described(self) -> str:
         """Name and class, for errors."""
         return f"layer {self.name!r} ({type(self.module).__name__})"
+
+
+def outputs_are_precise(layers: Sequence[Layer]) -> Tensor:
+    """Mask [len(layers)], of layers `which_read_outputs`: whether the output tells gradients to enough digits."""
+    return standardized.outputs_are_precise([layer.module for layer in layers])
+
+
+def which_read_outputs(layers: Sequence[Layer]) -> tuple[Layer, ...]:
+    """The layers whose rule reads the output, unless that has lost digits."""
+    return tuple(layer for layer in layers if layer.rule is standardized.standardized_convolution)
 
 
 def find_rule(module: nn.Module) -> Rule | None:

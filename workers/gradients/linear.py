@@ -16,7 +16,7 @@ from workers.gradients.factors import (
     Planned,
     gram_norm_sq,
     keep,
-    repaired,
+    mark,
     sum_of_squares,
     widen,
 )
@@ -32,7 +32,7 @@ class OuterProducts(Planned):
     grads: Tensor
 
     def key(self) -> tuple[Hashable, ...]:
-        return "outer products", self.activations.device.type, *self.activations.shape, self.grads.shape[2]
+        return "outer products", self.activations.device.type, *self.activations.shape[1:], self.grads.shape[2]
 
     def methods(self) -> Mapping[str, Method]:
         (examples, length, width), height = self.activations.shape, self.grads.shape[2]
@@ -46,8 +46,7 @@ class OuterProducts(Planned):
         }
 
     def _gram_norm_sq(self) -> Tensor:
-        norm_sq, cancelled = gram_norm_sq(self.activations @ self.activations.mT, self.grads @ self.grads.mT)
-        return repaired(norm_sq, cancelled, self)
+        return mark(*gram_norm_sq(self.activations @ self.activations.mT, self.grads @ self.grads.mT))
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         activations, grads, weights = self.activations, self.grads, weights[:, None, None]
@@ -65,28 +64,26 @@ class OuterProducts(Planned):
 
 
 @dataclass(frozen=True)
-class OuterProduct:
+class OuterProduct(ExampleGradients):
     """g_i = grads[i] (x) activations[i]; activations [B, d], grads [B, p] (the gradients of a bias), S = (p, d)."""
 
     activations: Tensor
     grads: Instantiated
 
     def norm_sq(self, planner: Planner) -> Tensor:
-        """|g (x) a| = |g| |a| (Goodfellow 2015)."""
-        of_activations, of_grads = sum_of_squares(self.activations), self.grads.squared_norms
-        squares = torch.dot(of_activations, of_activations) + torch.dot(of_grads, of_grads)
-        if float(squares) > LARGE_SQUARE**2:
-            return self._precise_norm_sq(of_activations, of_grads)
-        return of_activations.mul_(of_grads)
+        """|g (x) a| = |g| |a| (Goodfellow 2015).
 
-    def _precise_norm_sq(self, of_activations: Tensor, of_grads: Tensor) -> Tensor:
-        """Square both factors in float64 where one factor is so large that underflow in the other matters."""
-        norm_sq = of_activations * of_grads
-        rows = (torch.maximum(of_activations, of_grads) > LARGE_SQUARE).nonzero().squeeze(1)
+        Inaccurate where one factor is so large that underflow in the square of the other matters.
+        """
+        of_activations, of_grads = sum_of_squares(self.activations), self.grads.squared_norms
+        large = torch.maximum(of_activations, of_grads) > LARGE_SQUARE
+        return mark(of_activations.mul_(of_grads), large)
+
+    def precise_norm_sq(self, rows: Tensor) -> Tensor:
+        """Both factors are squared in float64."""
         factors = (self.activations, self.grads.gradients)
         of_activations, of_grads = (sum_of_squares(factor[rows].double()) for factor in factors)
-        norm_sq[rows] = (of_activations * of_grads).to(norm_sq)
-        return norm_sq
+        return of_activations * of_grads
 
     def prepare(self, planner: Planner) -> tuple[Tensor, ExampleGradients]:
         return self.norm_sq(planner), self

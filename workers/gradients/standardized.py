@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+import math
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -19,7 +20,7 @@ from workers.gradients.factors import (
     Method,
     Planned,
     Prepared,
-    repaired,
+    mark,
     sum_of_squares,
     widen,
 )
@@ -59,7 +60,7 @@ class Projected(Planned):
         kernel_norm_sq, kernel = method.prepare()
         prepared = replace(self, kernel=kernel)
         norm_sq = kernel_norm_sq - sum_of_squares(self.mean) - sum_of_squares(self.along)
-        return repaired(norm_sq.clamp_min(0.0), norm_sq < CANCELLATION * kernel_norm_sq, prepared), prepared
+        return mark(norm_sq, norm_sq < CANCELLATION * kernel_norm_sq), prepared
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return self.kernel.weighted_sum(weights) - self._removed(weights @ self.mean, weights @ self.along)
@@ -84,6 +85,8 @@ def standardized_convolution(
 
     Let G be the gradient of one channel's kernel. The gradient of the gain is <G, unit>. The gradient of the weight is
     gain / divisor * G minus its mean and, unless the divisor is sqrt(eps), minus its component along unit.
+
+    ``output`` is divided by the gains: give None unless `outputs_are_precise`.
     """
     response = None if output is None or output.dtype in HALF_PRECISION else output.detach()
     version = None if response is None else response._version  # later modules may change the output in place
@@ -100,8 +103,7 @@ def standardized_convolution(
         )
         shift = _over_positions(kernel.grads, None, examples)
         bias = torch.zeros_like(gain) if module.bias is None else module.bias.detach()
-        smallest = SMALLEST_GAIN * torch.maximum(gain.abs().max(), bias.abs().max())
-        if response is None or response._version != version or not bool((gain.abs() > smallest).all()):
+        if response is None or response._version != version:
             along = _over_positions(kernel.grads, convolve(kernel.inputs, unit.view_as(module.weight)), examples)
         else:
             along = (_over_positions(kernel.grads, widen(response), examples) - bias * shift) / gain
@@ -123,6 +125,16 @@ def standardized_convolution(
         return {"weight": weight, "gain": Instantiated(along), "bias": Instantiated(shift)}
 
     return differentiate
+
+
+def outputs_are_precise(modules: Sequence[WeightStandardizedConv2d]) -> Tensor:
+    """Mask [len(modules)]: whether each module's gains are large enough to divide its output by them."""
+    gains = [module.gain for module in modules]
+    smallest = torch.stack([torch.linalg.vector_norm(gain, -math.inf) for gain in gains])
+    largest = torch.stack([torch.linalg.vector_norm(gain, math.inf) for gain in gains])
+    biases = [module.gain.new_zeros(1) if module.bias is None else module.bias for module in modules]
+    most = torch.stack([torch.linalg.vector_norm(bias, math.inf) for bias in biases])
+    return smallest > SMALLEST_GAIN * torch.maximum(largest, most)
 
 
 def _over_positions(grads: Tensor, response: Tensor | None, examples: int) -> Tensor:

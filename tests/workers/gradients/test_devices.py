@@ -6,12 +6,22 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.workers.brute_force import per_example_loss
 from tests.workers.gradients.test_engine import CASES
-from workers.gradients import GradientEngine
+from workers.gradients import GradientEngine, ShapePlanner
+from workers.gradients.capture import capturing
+from workers.gradients.factors import ExampleGradients, Planned
+from workers.gradients.layers import find_layers
+
+WITH_CONSTANTS = frozenset(
+    {"masked self-attention", "cross-attention without weights"}
+    | {"a table as long as the batch", "a table as long as what is verified"}
+)
+"""Cases whose model reads a real tensor, which does not mix with fake ones."""
 
 META = torch.device("meta")
 
@@ -22,8 +32,8 @@ class DecidedScalars(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
             return False if args[0].dtype is torch.bool else 1.0
-        if func is torch.ops.aten.allclose.default and args[0].is_meta:
-            return True
+        if func is torch.ops.aten._to_copy.default and args[0].is_meta and (kwargs or {}).get("device") != META:
+            return torch.ones(args[0].shape, dtype=args[0].dtype)
         return func(*args, **(kwargs or {}))
 
 
@@ -63,3 +73,48 @@ def test_a_step_on_another_device_stays_there(name: str, options: dict[str, Any]
         for parameter, gradient in result.gradients.items():
             assert gradient.device == META
             assert gradient.shape == model.get_parameter(parameter).shape
+
+
+@pytest.mark.parametrize("name", sorted(set(CASES) - WITH_CONSTANTS))
+def test_norms_and_sums_on_a_gpu_mix_no_devices(name: str) -> None:
+    """Shown on fake CUDA tensors, which have shapes and a device: forward pass, norms by every method, and sums.
+
+    The backward pass needs a real GPU; output gradients are made up.
+    """
+    model = CASES[name].model()
+    with FakeTensorMode(), torch.device("cuda"):
+        _fake(model)
+        x, y = torch.empty(6, *CASES[name].shape), torch.zeros(6, dtype=torch.long)
+        layers = find_layers(model)
+        with capturing(layers, 6, 6) as capture:
+            assert per_example_loss(model(x), y).device.type == "cuda"
+        rows = torch.arange(3)
+        for use in capture.uses:
+            shown = [edge.node._input_metadata[edge.output_nr] for edge in use.edges]  # type: ignore[attr-defined]
+            found = use.differentiate(*(torch.empty(tuple(each.shape)) for each in shown))
+            for gradients in found.values():
+                for norm_sq in (*_norms(gradients), gradients.precise_norm_sq(rows)):
+                    assert norm_sq.device.type == "cuda"
+                assert gradients.weighted_sum(torch.ones(6)).device.type == "cuda"
+                assert gradients.select(rows).instantiate().device.type == "cuda"
+
+
+def _fake(model: nn.Module) -> None:
+    """Replace parameters and buffers by fake ones on the current default device."""
+    made: dict[int, Tensor] = {}
+    for module in model.modules():
+        for tensors in (module._parameters, module._buffers):
+            for name, value in tensors.items():
+                if value is not None and id(value) not in made:
+                    fake = torch.empty(tuple(value.shape), dtype=value.dtype)
+                    made[id(value)] = (
+                        nn.Parameter(fake, value.requires_grad) if isinstance(value, nn.Parameter) else fake
+                    )
+                tensors[name] = None if value is None else made[id(value)]  # type: ignore[assignment]
+
+
+def _norms(gradients: ExampleGradients) -> list[Tensor]:
+    """Squared norms by every method that there is."""
+    if isinstance(gradients, Planned):
+        return [method.prepare()[0] for method in gradients.methods().values()]
+    return [gradients.norm_sq(ShapePlanner())]

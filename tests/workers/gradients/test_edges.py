@@ -14,6 +14,7 @@ from torch.nn.utils import parametrizations
 
 from accounting.errors import InvalidInput
 from tests.workers.brute_force import gradients_one_by_one, norms_of, per_example_loss, relative_error
+from tests.workers.devices import DEVICE
 from workers.clipping.protocol import NORM_ERROR
 from workers.gradients import BatchNorms, GradientEngine, check_model
 from workers.models.layers import WeightStandardizedConv2d
@@ -32,7 +33,7 @@ def small_model() -> nn.Sequential:
 
 
 def small_batch(rows: int = 6) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator(DEVICE).manual_seed(1)
     return torch.randn(rows, 3, 6, 6, generator=generator), torch.randint(0, 3, (rows,), generator=generator)
 
 

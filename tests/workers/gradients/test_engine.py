@@ -13,6 +13,7 @@ from torch.nn.utils import parametrizations
 from torchvision.ops import FrozenBatchNorm2d
 
 from tests.workers.brute_force import gradients_one_by_one, norms_of, per_example_loss
+from tests.workers.devices import DEVICE
 from workers.gradients import GradientEngine
 from workers.models.layers import WeightStandardizedConv2d
 
@@ -183,7 +184,7 @@ def padding_mask(x: Tensor) -> Tensor:
     return (x[:, :, 0] > 0.7) & (torch.arange(x.shape[1]) > 0)
 
 
-CAUSAL = torch.ones(5, 5, dtype=torch.bool).triu(1)
+CAUSAL = torch.ones(5, 5, dtype=torch.bool, device=DEVICE).triu(1)
 IMAGE, SEQUENCE, TOKENS, ROWS = (4, 9, 8), (5, 4), (5,), (5,)
 
 
@@ -193,7 +194,7 @@ class Case:
     shape: tuple[int, ...]
 
     def inputs(self, rows: int = 6) -> tuple[Tensor, Tensor]:
-        generator = torch.Generator().manual_seed(1)
+        generator = torch.Generator(DEVICE).manual_seed(1)
         x = torch.randn(rows, *self.shape, generator=generator)
         return x, torch.randint(0, 3, (rows,), generator=generator)
 

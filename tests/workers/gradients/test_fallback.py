@@ -13,11 +13,12 @@ from torchvision.models import VisionTransformer
 
 from accounting.errors import InvalidInput
 from tests.workers.brute_force import gradients_one_by_one, norms_of, per_example_loss
+from tests.workers.devices import DEVICE
 from workers.gradients import GradientEngine
 
 
 def batch(rows: int = 6) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator(DEVICE).manual_seed(1)
     return torch.randn(rows, 4, 8, generator=generator), torch.arange(rows) % 3
 
 

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from accounting.errors import InvalidInput
 from tests.workers.brute_force import gradients_one_by_one, norms_of, per_example_loss
+from tests.workers.devices import DEVICE
 from workers.gradients import GradientEngine
 
 LENGTH, WIDTH = 5, 8
@@ -113,7 +114,7 @@ def test_agrees_with_one_example_at_a_time(name: str, rows: int, multiplicity: i
     model = Reads(*FAST[name])
     engine = GradientEngine(model, per_example_loss, multiplicity=multiplicity)
     for count in (6, rows):
-        x = torch.randn(count, LENGTH, WIDTH, generator=torch.Generator().manual_seed(1))
+        x = torch.randn(count, LENGTH, WIDTH, generator=torch.Generator(DEVICE).manual_seed(1))
         y = torch.arange(count) % 3
         expected = gradients_one_by_one(model, x, y, multiplicity)
         got = engine.weighted_sum(x, y, lambda norms: torch.ones_like(norms.norms))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.workers.brute_force import gradients_one_by_one, norms_of, per_example_loss
+from tests.workers.devices import DEVICE
 from workers.gradients import GradientEngine
 
 WHY = "needs transformers and peft: pip install 'dpsweep[models]'"
@@ -154,7 +155,7 @@ def test_adapters_of_a_frozen_trunk_take_the_fast_path(
     model, (x, y) = adapted(make, name, trunk), batch("bert")
     half = trunk == torch.bfloat16
     engine = GradientEngine(model, per_example_loss, autocast=trunk if half else None)
-    with torch.autocast("cpu", torch.bfloat16, enabled=half):
+    with torch.autocast(DEVICE.type, torch.bfloat16, enabled=half):
         expected = norms_of(gradients_one_by_one(model, x, y))
     torch.testing.assert_close(engine.norms(x, y).norms, expected, rtol=1e-2 if half else 1e-5, atol=0)
     assert set(engine.forms.values()) <= FAST

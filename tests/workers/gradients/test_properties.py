@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tests.workers.brute_force import gradients_one_by_one, norms_of, per_example_loss
+from tests.workers.devices import DEVICE
 from workers.gradients import GradientEngine
 from workers.models.layers import WeightStandardizedConv2d
 
@@ -60,7 +61,7 @@ def sequence_models(draw: st.DrawFn) -> nn.Module:
 
 
 def assert_agrees(model: nn.Module, shape: tuple[int, ...], multiplicity: int, micro_batch_size: int | None) -> None:
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator(DEVICE).manual_seed(0)
     for parameter in model.parameters():
         parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * 0.5)
     model = model.double()

@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 from accounting.errors import InvalidInput
 from tests.workers.brute_force import gradients_one_by_one, norms_of, per_example_loss
+from tests.workers.devices import DEVICE
 from workers.gradients import GradientEngine
 
 WIDTH, HIDDEN, LENGTH = 4, 5, 7
@@ -68,7 +69,7 @@ class Sequences(nn.Module):
 
 
 def batch() -> tuple[Tensor, Tensor]:
-    x = torch.randn(6, LENGTH, WIDTH, generator=torch.Generator().manual_seed(1))
+    x = torch.randn(6, LENGTH, WIDTH, generator=torch.Generator(DEVICE).manual_seed(1))
     for row, length in enumerate([7, 1, 3, 7, 5, 2]):
         x[row, length:] = 0
     return x, torch.arange(6) % 3

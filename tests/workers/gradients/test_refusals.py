@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from accounting.errors import InvalidInput
 from tests.workers.brute_force import per_example_loss
+from tests.workers.devices import DEVICE
 from workers.gradients import GradientEngine
 from workers.gradients.engine import PerExampleLoss
 
@@ -30,7 +31,7 @@ class Calls(nn.Module):
 
 
 def batch(rows: int = 6) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator(DEVICE).manual_seed(1)
     return torch.randn(rows, 5, generator=generator), torch.arange(rows) % 3
 
 

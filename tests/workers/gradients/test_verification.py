@@ -17,6 +17,7 @@ from torchvision.ops import StochasticDepth
 
 from accounting.errors import InvalidInput
 from tests.workers.brute_force import per_example_loss
+from tests.workers.devices import DEVICE
 from workers.gradients import GradientEngine
 
 
@@ -40,7 +41,7 @@ def model(step: Callable[[Between, Tensor], Tensor] | nn.Module) -> nn.Sequentia
 
 
 def batch(rows: int = 6) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator(DEVICE).manual_seed(1)
     return torch.randn(rows, 5, generator=generator), torch.arange(rows) % 3
 
 
@@ -255,7 +256,7 @@ def test_an_empty_parameter_is_no_obstacle() -> None:
 
 def test_a_generator_of_the_models_own_is_refused() -> None:
     """Its numbers come from a known seed, and no checkpoint keeps it."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator(DEVICE).manual_seed(0)
     net = model(lambda m, h: h * (torch.rand(h.shape, generator=generator) > 0.5))
     with pytest.raises(InvalidInput, match=r"draw from a torch.Generator of their own"):
         GradientEngine(net, per_example_loss).norms(*batch())
@@ -291,6 +292,33 @@ def test_operators_of_higher_order_are_fine() -> None:
 
 
 def test_a_generator_of_its_own_is_chance_too() -> None:
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator(DEVICE).manual_seed(0)
     net = model(lambda m, h: h * (torch.rand(h.shape, generator=generator) > 0.5))
     assert GradientEngine(net, per_example_loss).draws(*batch())
+
+
+def test_a_unit_on_the_edge_of_a_kink_is_no_reason_to_refuse() -> None:
+    """In single precision rounding decides on which side it is, and differs between a batch and an example alone."""
+
+    def step(m: Between, h: Tensor) -> Tensor:
+        rounding = torch.finfo(h.dtype).eps * len(h)
+        return h if rounding < 3e-7 else 2.0 * h
+
+    net = model(step)
+    parameters, before = list(net.parameters()), {name: value.clone() for name, value in net.state_dict().items()}
+    buffers = list(net.buffers())
+    assert GradientEngine(net, per_example_loss).norms(*batch()).norms.isfinite().all()
+    assert all(one is other for one, other in zip(parameters, net.parameters(), strict=True))
+    assert all(one is other for one, other in zip(buffers, net.buffers(), strict=True))
+    assert all(
+        value.dtype == before[name].dtype and torch.equal(value, before[name])
+        for name, value in net.state_dict().items()
+    )
+
+
+def test_a_model_that_mixes_rows_and_fails_in_double_precision_is_refused() -> None:
+    def step(m: Between, h: Tensor) -> Tensor:
+        return (h - h.mean(0)) @ torch.eye(7)
+
+    with pytest.raises(InvalidInput, match="rows of a batch independently"):
+        GradientEngine(model(step), per_example_loss).norms(*batch())

@@ -1,0 +1,104 @@
+"""A sweep whose norms are off: the worst case as ever, nothing of single examples, and every command says so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from accounting.records import exists
+from orchestration.commands.main import app
+from orchestration.execution.environment import IN_PROCESS
+from orchestration.library import open_sweep
+from orchestration.pipeline import RunRequest, run_sweep
+from orchestration.records.layout import SweepFiles
+from orchestration.sweeps.plan import plan_sweep
+from orchestration.sweeps.schema import parse_sweep
+from tests.orchestration.sample_grids import key_in, small, trial_in
+
+CLIPPING = ["none", {"name": "flat", "bound": 1.0}]
+
+
+def text(norms: str, **changes: object) -> str:
+    return small(clipping=CLIPPING, noise="constant", seeds=0, epochs=1, **changes) + f"\nnorms: {norms}\n"
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, SweepFiles]:
+    """The same sweep with norms and without."""
+    folder = tmp_path_factory.mktemp("norms")
+    return {
+        name: run_sweep(RunRequest(parse_sweep(text(norms)), text(norms), str(folder / name), IN_PROCESS)).files
+        for name, norms in (("on", "{refreshes_per_epoch: 1}"), ("off", "off"))
+    }
+
+
+def row(files: SweepFiles) -> dict[str, object]:
+    (found,) = (each for each in json.loads(Path(files.results).read_text()) if each["clipping"] == "flat")
+    return dict(found)
+
+
+def test_the_model_and_the_worst_case_are_those_with_norms(swept: dict[str, SweepFiles]) -> None:
+    on, off = (row(swept[name]) for name in ("on", "off"))
+    assert on["epsilon"] == off["epsilon"]
+    assert on["test_accuracy"] == off["test_accuracy"]
+    weights = [Path(trial_in(swept[name].root, "flat-seed0").model).read_bytes() for name in ("on", "off")]
+    assert weights[0] == weights[1]
+
+
+def test_nothing_of_single_examples_is_stored(swept: dict[str, SweepFiles]) -> None:
+    trial = trial_in(swept["off"].root, "flat-seed0")
+    for folder in (trial.norms, trial.exact_norms, trial.epsilons):
+        assert not Path(folder).exists()
+    assert not exists(trial.private_summary)
+
+
+def test_the_reports_and_results_say_what_is_absent(swept: dict[str, SweepFiles]) -> None:
+    for page in (swept["off"].report, swept["off"].private_report):
+        shown = Path(page).read_text()
+        assert "Not computed. The sweep says" in shown
+        assert "was not computed (norms: off)" in shown
+        assert "the epsilons of single examples were not computed" in shown
+    assert "Not computed" not in Path(swept["on"].report).read_text()
+
+
+def test_commands_refuse_in_one_line_what_needs_norms_and_do_the_rest(swept: dict[str, SweepFiles]) -> None:
+    root = swept["off"].root
+    trial = trial_in(root, "flat-seed0").root
+
+    def told(*arguments: str) -> tuple[int, str]:
+        result = CliRunner().invoke(app, list(arguments))
+        return result.exit_code, " ".join(result.output.split())
+
+    assert told("verify", root)[0] == 0
+    code, words = told("prune", root, "--norms")
+    assert (code, "0 trials" in words or "nothing was deleted" in words) == (0, True)
+    for arguments, reason in (
+        (("account", root, "--address", "in-process"), "norms.refreshes_per_epoch is off for"),
+        (("owner-report", trial, "--example-id", "1"), "norms.refreshes_per_epoch: off"),
+        (("epsilon", "--trial", trial, "--individual", "rdp"), "never taken"),
+    ):
+        code, words = told(*arguments)
+        assert code != 0, arguments
+        assert reason in words, words
+    assert told("epsilon", "--trial", trial)[0] == 0
+    with pytest.raises(ValueError, match="norms are off"):
+        open_sweep(root).trials[key_in(root, "flat-seed0")].epsilons()
+
+
+@pytest.mark.parametrize(
+    ("norms", "changes", "reason"),
+    [
+        ("off", {"release": "private"}, "release: private shows statistics of the epsilons of single examples"),
+        ("{refreshes_per_epoch: off, exact_examples: 5}", {}, "norms.exact_examples is 5"),
+    ],
+)
+def test_what_contradicts_norms_off_is_refused(norms: str, changes: dict[str, str], reason: str) -> None:
+    try:
+        plan = plan_sweep(parse_sweep(text(norms, **changes)))
+        words = " ".join(plan.reasons())
+    except ValueError as error:
+        words = str(error)
+    assert reason in words

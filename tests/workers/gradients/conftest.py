@@ -1,0 +1,18 @@
+"""The tests of the engine make models and batches on the device that they are to run on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tests.workers.devices import DEVICE
+
+
+@pytest.fixture(autouse=True)
+def on_the_device() -> Iterator[None]:
+    before = torch.get_default_device()
+    torch.set_default_device(None if DEVICE.type == "cpu" else DEVICE)
+    yield
+    torch.set_default_device(None if before.type == "cpu" else before)

@@ -1,0 +1,68 @@
+"""Norms of examples, from the squared norms of the gradients of each parameter."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+from workers.gradients.factors import ExampleGradients
+from workers.gradients.results import BatchNorms
+
+
+@dataclass(frozen=True)
+class Combination:
+    """layers: their number L. layer_of: index of each parameter's layer. layerwise: whether norms by layer are kept."""
+
+    layers: int
+    layer_of: Mapping[str, int]
+    layerwise: bool
+
+    def of_squares(self, squares: Mapping[str, Tensor], losses: Tensor) -> BatchNorms:
+        """Norms [B] from the squared norms [B] of each parameter's gradients, by its name."""
+        by_layer: list[list[Tensor]] = [[] for _ in range(self.layers)]
+        for name, norm_sq in squares.items():
+            by_layer[self.layer_of[name]].append(norm_sq)
+        sums = [reduce(torch.add, found) if found else torch.zeros_like(losses) for found in by_layer]
+        norms = reduce(torch.add, sums).sqrt()
+        return BatchNorms(norms, torch.stack(sums, 1).sqrt_() if self.layerwise else None, losses)
+
+    def precise(
+        self, squares: Mapping[str, Tensor], gradients: Mapping[str, ExampleGradients], losses: Tensor
+    ) -> tuple[BatchNorms, Tensor | None]:
+        """`of_squares`, with those that are NaN computed again, and the mask [B] of finite norms, None if all are."""
+        for name, norm_sq in squares.items():
+            rows = norm_sq.isnan().nonzero().squeeze(1)
+            if len(rows):
+                norm_sq[rows] = gradients[name].precise_norm_sq(rows).to(norm_sq)
+        norms = self.of_squares(squares, losses)
+        finite = norms.norms.isfinite()
+        if bool(finite.all()):
+            return norms, None
+        infinite_for_nan(norms)
+        return norms, finite
+
+    def joined(self, parts: Sequence[BatchNorms], device: torch.device) -> BatchNorms:
+        """The norms of all micro-batches."""
+        if not parts:
+            empty = torch.zeros(0, device=device)
+            return BatchNorms(empty, empty.new_zeros(0, self.layers) if self.layerwise else None, empty)
+        if len(parts) == 1:
+            return parts[0]
+        layer_norms = [part.layer_norms for part in parts if part.layer_norms is not None]
+        return BatchNorms(
+            torch.cat([part.norms for part in parts]),
+            torch.cat(layer_norms) if self.layerwise else None,
+            torch.cat([part.losses for part in parts]),
+        )
+
+
+def infinite_for_nan(norms: BatchNorms) -> None:
+    """Replace NaN by infinity, in place."""
+    for values in (norms.norms, norms.layer_norms):
+        if values is not None:
+            values.nan_to_num_(nan=math.inf, posinf=math.inf)
