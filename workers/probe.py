@@ -82,7 +82,7 @@ def _measured(
     beginning, trainer = took() - started, begun.trainer
     with closed_afterwards(trainer.recorders):
         whole = len(begun.dataset.train)
-        refresh = _refresh(trainer, whole, took) if trainer.takes_norms else 0.0
+        refresh = _refresh(trainer, whole, took) if not spec.norms.are_off else 0.0
         first = _seconds(took, trainer.advance)
         used = time.process_time()
         steps = _steps(trainer, took)

@@ -332,9 +332,13 @@ def closed_afterwards(recorders: Sequence[NormRecorder]) -> Iterator[None]:
 def is_due(step: int, times_per_epoch: float, steps_per_epoch: int) -> bool:
     """Whether an event that occurs ``times_per_epoch`` times per epoch is due at ``step``: at 0, then evenly spaced.
 
+    What occurs 0 times is never due.
+
     >>> [step for step in range(20) if is_due(step, times_per_epoch=2, steps_per_epoch=10)]
     [0, 5, 10, 15]
     """
+    if times_per_epoch == 0.0:
+        return False
     rate = times_per_epoch / steps_per_epoch
     return step == 0 or math.floor(step * rate + 1e-9) > math.floor((step - 1) * rate + 1e-9)
 

@@ -103,6 +103,8 @@ class Trainer:
         self._planned = mechanism
         self._run = RunState(contributions="estimate" if draws else mechanism.contributions)
         self._everyone, self._exact = self._make_recorders(files)
+        self.recorders = tuple(filter(None, (self._everyone, self._exact))) if not spec.norms.are_off else ()
+        """What stores norms: wait for it before a checkpoint, complete it after training, and close it in any case."""
         self._setting = Setting(
             dataset.group_names, self._engine.layer_names, len(dataset.train), spec.sampling.batch_size
         )
@@ -219,15 +221,8 @@ class Trainer:
         return self._planned.schedule.noise_multiplier(self.epoch, self.public_accuracies)
 
     @property
-    def takes_norms(self) -> bool:
-        """Whether the norms of all examples are ever taken, to account for each of them."""
-        return not self._spec.norms.are_off
-
-    @property
     def _snapshot_is_due(self) -> bool:
         often = self._spec.norms.snapshots_per_epoch
-        if not self.takes_norms:
-            return False
         return often is None or is_due(self.step_count, often, self._planned.steps_per_epoch)
 
     def trace(self) -> Trace:
@@ -309,13 +304,6 @@ class Trainer:
         """Have the last snapshot of all norms stored. Call it before the next refresh and at the end of training."""
         self._everyone.store()
 
-    @property
-    def recorders(self) -> tuple[NormRecorder, ...]:
-        """What stores norms: wait for it before a checkpoint, complete it after training, and close it in any case."""
-        if not self.takes_norms:
-            return ()
-        return (self._everyone,) if self._exact is None else (self._everyone, self._exact)
-
     def _batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         x, y = self._data.inputs(rows)
         if self._augmentation is None:
@@ -376,7 +364,7 @@ class Trainer:
         )
         self._run.history = (*self.history, record)
         self._note_departures(record.noise_multiplier)
-        if self.takes_norms:
+        if not self._spec.norms.are_off:
             self.counters.courses = self.counters.courses or new_courses(self._dataset.train.groups)
             note_epoch(self.counters.courses, self._everyone.measured, self._rule)
         return record

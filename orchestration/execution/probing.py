@@ -125,8 +125,6 @@ def run_kind(planned: PlannedTrial) -> Hashable:
 def snapshots(planned: PlannedTrial) -> list[int]:
     """The steps at which the norms of all examples are stored."""
     often, steps = planned.spec.norms.snapshots_per_epoch, range(planned.trace.steps)
-    if planned.spec.norms.are_off:
-        return []
     return [step for step in steps if often is None or is_due(step, often, steps_per_epoch(planned))]
 
 

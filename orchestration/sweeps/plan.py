@@ -206,11 +206,6 @@ class _Planner:
                 f"clipping method {trial.clipping.name!r} is the user's own code, which is not run here, and what it "
                 "asks of every batch is part of the cost; plan it without --no-code"
             )
-        if trial.norms.are_off and after_training:
-            raise InvalidInput(
-                f"release: {self.sweep.release.name} shows statistics of the epsilons of single examples, but "
-                "norms.refreshes_per_epoch is off; use release: none, or refresh norms"
-            )
         with _named("data"):
             dataset, _, digest = self._loaded(trial.data)
         require_one_task(self.sweep, [each for each, *_ in self.datasets.values()], dataset)

@@ -12,7 +12,7 @@ from accounting.errors import InvalidInput
 from accounting.individual import INDIVIDUAL_ACCOUNTANTS
 from accounting.registry import nearest
 from accounting.samplings import Adjacency
-from orchestration.records.release_modes import Disclosure
+from orchestration.records.release_modes import RELEASED, Disclosure
 from orchestration.sweeps.axes import has_lists, spread
 from orchestration.sweeps.compare import CompareSettings
 from orchestration.sweeps.fields import (
@@ -302,6 +302,15 @@ class SweepSpec(Settings):
             if len(set(lengths.values())) > 1:
                 counts = ", ".join(f"{key} has {length}" for key, length in lengths.items())
                 raise InvalidInput(f"zip: axes that vary together need equally many values, but {counts}")
+        return self
+
+    @model_validator(mode="after")
+    def _released_statistics_exist(self) -> Self:
+        if self.release.name == RELEASED and any(norms.are_off for norms in self.norms):
+            raise InvalidInput(
+                f"release: {RELEASED} shows statistics of the epsilons of single examples, but norms.refreshes_per_epoch "
+                "is off; use release: none, or refresh norms"
+            )
         return self
 
     @model_validator(mode="after")

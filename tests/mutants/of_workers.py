@@ -140,8 +140,8 @@ WORKERS: Final[tuple[Mutant, ...]] = (
             True,
         ),
         B(
-            "spec.norms.when_sampled and method.refreshes:",
-            "spec.norms.when_sampled and False:",
+            "if (spec.norms.when_sampled or spec.norms.are_off) and method.refreshes:",
+            "if False:",
             "bounds of single examples rest on norms of batches",
             True,
             NORMS,
@@ -269,12 +269,6 @@ WORKERS: Final[tuple[Mutant, ...]] = (
         "workers/gradients/engine.py",
         ENGINE,
         B(
-            "norms.masked_fill_(~finite, math.inf)",
-            "norms.masked_fill_(~finite, 0.0)",
-            "gradients that are not finite have norm 0",
-            True,
-        ),
-        B(
             "prepared: dict[str, ExampleGradients] = {}\n        for",
             "prepared: dict[str, ExampleGradients] = {}\n        gradients.popitem()\n        for",
             "norms leave out a parameter",
@@ -283,11 +277,32 @@ WORKERS: Final[tuple[Mutant, ...]] = (
         ),
         B("first.random_state.restore()", "pass", "the summed pass draws other masks than the measured one", True),
         B(
-            "_require_same(first.norms.losses, losses)",
+            "_require_same(torch.stack(differ))",
             "pass",
             "passes that differ are not noticed",
             True,
             ("tests/workers/gradients/test_refusals.py",),
+        ),
+    ),
+    *bugs_in(
+        "workers/gradients/norms.py",
+        ENGINE,
+        B(
+            "values.nan_to_num_(nan=math.inf, posinf=math.inf)",
+            "values.nan_to_num_(nan=0.0, posinf=math.inf)",
+            "gradients that are not finite have norm 0",
+            True,
+        ),
+    ),
+    *bugs_in(
+        "workers/gradients/looks.py",
+        ("tests/workers/gradients/test_synchronisations.py",),
+        B("if together.all_finite():", "if True:", "norms that lost digits weigh as they are", True),
+        B(
+            "return torch.where((now == self._precise).all(), total, math.nan)",
+            "return total",
+            "old gains decide",
+            True,
         ),
     ),
     *bugs_in(
