@@ -46,7 +46,9 @@ KINDS: Sequence[str] = (
 
 @dataclass(frozen=True)
 class Case:
-    """A trial. rows, few: kept of each of ``classes``, and with --quick; tracked: examples with norms of every step."""
+    """A trial. tracked: examples with norms of every step. bound: near the norms, or all examples would pay alike.
+    rows, few: kept of each of ``classes``, and with --quick.
+    """
 
     name: str
     data: DataSpec
@@ -56,6 +58,7 @@ class Case:
     learning_rate: float
     noise_multiplier: float
     tracked: int
+    bound: float
     classes: Sequence[str] = ()
     rows: int | None = None
     few: int | None = None
@@ -67,7 +70,7 @@ class Case:
             data=self.data if kept is None else replace(self.data, keep=dict.fromkeys(self.classes, kept)),
             model=self.model,
             sampling=SamplingSpec("poisson", self.batch_size),
-            clipping=Component("flat", {"bound": 1.0}),
+            clipping=Component("flat", {"bound": self.bound}),
             noise=NoiseSpec(self.noise_multiplier),
             epochs=self.epochs,
             delta=DELTA,
@@ -80,21 +83,9 @@ class Case:
 CASES: Mapping[str, Case] = {
     each.name: each
     for each in (
-        Case("adult_logistic", DataSpec("adult"), Component("logistic"), 256, 5, 0.5, 1.0, 1000),
-        Case("mnist_cnn", DataSpec("mnist"), Component("cnn_dpsgdf"), 256, 5, 0.5, 1.0, 300, DIGITS, rows=600, few=100),
-        Case(
-            "cifar_resnet20",
-            DataSpec("cifar10"),
-            Component("resnet20_gn"),
-            64,
-            5,
-            0.5,
-            1.0,
-            100,
-            KINDS,
-            rows=64,
-            few=16,
-        ),
+        Case("adult_logistic", DataSpec("adult"), Component("logistic"), 256, 5, 0.5, 1.0, 1000, 1.0),
+        Case("mnist_cnn", DataSpec("mnist"), Component("cnn_dpsgdf"), 256, 5, 0.5, 1.0, 300, 1.0, DIGITS, 600, 100),
+        Case("cifar_resnet20", DataSpec("cifar10"), Component("resnet20_gn"), 64, 4, 0.02, 1.0, 60, 30.0, KINDS, 32, 8),
     )
 }
 

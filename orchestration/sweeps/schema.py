@@ -308,8 +308,8 @@ class SweepSpec(Settings):
     def _released_statistics_exist(self) -> Self:
         if self.release.name == RELEASED and any(norms.are_off for norms in self.norms):
             raise InvalidInput(
-                f"release: {RELEASED} shows statistics of the epsilons of single examples, but norms.refreshes_per_epoch "
-                "is off; use release: none, or refresh norms"
+                f"release: {RELEASED} shows statistics of the epsilons of single examples, but "
+                "norms.refreshes_per_epoch is off; use release: none, or refresh norms"
             )
         return self
 

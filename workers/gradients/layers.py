@@ -84,7 +84,8 @@ class Layer:
 
 def outputs_are_precise(layers: Sequence[Layer]) -> Tensor:
     """Mask [len(layers)], of layers `which_read_outputs`: whether the output tells gradients to enough digits."""
-    return standardized.outputs_are_precise([layer.module for layer in layers])
+    modules = [layer.module for layer in layers]
+    return standardized.outputs_are_precise([each for each in modules if isinstance(each, WeightStandardizedConv2d)])
 
 
 def which_read_outputs(layers: Sequence[Layer]) -> tuple[Layer, ...]:

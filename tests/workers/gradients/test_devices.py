@@ -90,7 +90,7 @@ def test_norms_and_sums_on_a_gpu_mix_no_devices(name: str) -> None:
             assert per_example_loss(model(x), y).device.type == "cuda"
         rows = torch.arange(3)
         for use in capture.uses:
-            shown = [edge.node._input_metadata[edge.output_nr] for edge in use.edges]  # type: ignore[attr-defined]
+            shown = [edge.node._input_metadata[edge.output_nr] for edge in use.edges]
             found = use.differentiate(*(torch.empty(tuple(each.shape)) for each in shown))
             for gradients in found.values():
                 for norm_sq in (*_norms(gradients), gradients.precise_norm_sq(rows)):

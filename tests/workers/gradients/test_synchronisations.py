@@ -64,7 +64,8 @@ def clip(norms: BatchNorms) -> Tensor:
 
 
 def counted(run: Callable[[], object]) -> Counter[str]:
-    with Waits() as waits:
+    waits = Waits()
+    with waits:
         run()
     return waits.counts
 
@@ -88,11 +89,10 @@ def cancelling(rows: int) -> tuple[nn.Module, Tensor]:
     """A linear layer on positions that cancel in every other row."""
     x = torch.randn(rows, 1, 40).repeat(1, 2, 1)
     x[::2, 1] *= -1.0 - 1e-3
-    model = nn.Sequential(nn.Linear(40, 30), nn.Flatten(), nn.Linear(60, 3))
+    last = nn.Linear(60, 3)
     with torch.no_grad():
-        last = model[2].weight
-        last[:, 30:] = last[:, :30]
-    return model, x
+        last.weight[:, 30:] = last.weight[:, :30]
+    return nn.Sequential(nn.Linear(40, 30), nn.Flatten(), last), x
 
 
 @pytest.mark.parametrize("weigh_together", [False, True])
