@@ -1,0 +1,47 @@
+"""Models as people write them: norms equal those of one example at a time, on the fast path."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from benchmarks.architectures import FTTransformer, UNet
+from workers.gradients import GradientEngine
+
+FAST = {"rule", "rewrite", "parameters per row"}
+MODELS = {"FT-transformer": (lambda: FTTransformer(7, 16), (7,)), "U-Net": (lambda: UNet(8), (3, 16, 16))}
+
+
+def loss(output: Tensor, y: Tensor) -> Tensor:
+    """Of classes, or of the mean over pixels if there is a prediction for each."""
+    if output.dim() == 2:
+        return functional.cross_entropy(output, y, reduction="none")
+    pixels = y.view(-1, 1, 1).expand(-1, *output.shape[2:])
+    return functional.cross_entropy(output, pixels, reduction="none").mean((1, 2))
+
+
+def alone(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """The norm of each example's gradient, taken alone."""
+    norms = []
+    for row in range(len(x)):
+        gradients = torch.autograd.grad(loss(model(x[row : row + 1]), y[row : row + 1]).sum(), list(model.parameters()))
+        norms.append(torch.stack([gradient.norm() for gradient in gradients]).norm())
+    return torch.stack(norms)
+
+
+@pytest.mark.parametrize("micro_batch_size", [None, 2])
+@pytest.mark.parametrize("name", MODELS)
+def test_they_take_the_fast_path(name: str, micro_batch_size: int | None) -> None:
+    torch.manual_seed(0)
+    make, shape = MODELS[name]
+    model = make().train()
+    x, y = torch.randn(7, *shape), torch.arange(7) % 3
+    engine = GradientEngine(model, loss, micro_batch_size=micro_batch_size)
+    got = engine.weighted_sum_rowwise(x, y, lambda norms, rows: torch.ones_like(norms.norms))
+    torch.testing.assert_close(got.norms.norms, alone(model, x, y), rtol=1e-5, atol=0.0)
+    expected = torch.autograd.grad(loss(model(x), y).sum(), list(model.parameters()))
+    for (parameter, found), gradient in zip(got.gradients.items(), expected, strict=True):
+        torch.testing.assert_close(found, gradient, rtol=1e-3, atol=1e-5, msg=parameter)
+    assert set(engine.forms.values()) <= FAST
