@@ -200,7 +200,7 @@ class SweepSpec(Settings):
     baseline: BaselineSettings = BaselineSettings()
     """What is different for the non-private baseline."""
     norms: Axis[Norms] = (NormSpec(),)
-    """How often the gradient norms of all examples are stored."""
+    """How often the gradient norms of all examples are stored; ``off``: never."""
     attacks: Attacks | None = None
     """Attacks on the trained models. None if the file has no such section, as in versions without attacks."""
     min_group_size: MinGroupSize | None = None

@@ -191,7 +191,7 @@ class Planned(ExampleGradients):
 
     @abstractmethod
     def key(self) -> tuple[Hashable, ...]:
-        """Everything on which the methods and their costs depend."""
+        """Everything on which the methods and their costs depend but the number of examples."""
 
     @abstractmethod
     def methods(self) -> Mapping[str, Method]:

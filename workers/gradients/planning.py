@@ -2,7 +2,7 @@
 
 The alternatives of a choice agree up to floating-point error. `ShapePlanner` always makes the same choice for the same
 shapes, so that a resumed run is bit-identical to an uninterrupted one. `TimingPlanner` times each alternative once per
-shape on the current device, and keeps the fastest.
+shape of an example on the current device, and keeps the fastest for any number of examples.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class Planner(Protocol):
     """Chooses among equivalent computations."""
 
     def choose(self, key: Hashable, alternatives: Mapping[str, Alternative[T]]) -> T:
-        """The result of one of the alternatives; their costs may depend only on ``key``."""
+        """The result of one of the alternatives; their costs depend on ``key`` and, all alike,
+        on the number of examples."""
         ...
 
 

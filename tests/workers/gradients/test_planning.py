@@ -53,5 +53,6 @@ def test_timing_planner_keeps_its_choices_and_agrees() -> None:
     chosen = dict(planner.chosen)
     assert chosen
     assert torch.equal(engine.norms(x, y).norms, first)
+    engine.norms(x[:3], y[:3])  # Poisson batches have a new size at every step
     assert planner.chosen == chosen
     torch.testing.assert_close(first, norms_of(gradients_one_by_one(model, x, y)), rtol=TOLERANCE, atol=0)
