@@ -1,4 +1,4 @@
-"""How often a whole step of training waits for the device: norms, noise and update, with what is kept for accounting."""
+"""How often a whole step of training waits for the device: norms, noise and update, with all that is recorded."""
 
 from __future__ import annotations
 
