@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -11,7 +13,10 @@ from benchmarks.architectures import FTTransformer, UNet
 from workers.gradients import GradientEngine
 
 FAST = {"rule", "rewrite", "parameters per row"}
-MODELS = {"FT-transformer": (lambda: FTTransformer(7, 16), (7,)), "U-Net": (lambda: UNet(8), (3, 16, 16))}
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "FT-transformer": (lambda: FTTransformer(7, 16), (7,)),
+    "U-Net": (lambda: UNet(8), (3, 16, 16)),
+}
 
 
 def loss(output: Tensor, y: Tensor) -> Tensor:
