@@ -295,6 +295,11 @@ WORKERS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
+        "workers/gradients/verification.py",
+        ("tests/workers/gradients/test_verification.py",),
+        B("raise refused from None", "return True", "rows that are mixed pass in double precision", True),
+    ),
+    *bugs_in(
         "workers/gradients/looks.py",
         ("tests/workers/gradients/test_synchronisations.py",),
         B("if together.all_finite():", "if True:", "norms that lost digits weigh as they are", True),
