@@ -291,7 +291,6 @@ class Trainer:
         """Have the last snapshot of all norms stored. Call it before the next refresh and at the end of training."""
         self._everyone.store()
 
-
     def _clipped_sum(self, rows: Tensor) -> WeightedSum:
         """The clipped sum under the rule of this step.
 
