@@ -222,15 +222,19 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "orchestration/sweeps/plan.py",
+        "orchestration/sweeps/remarks.py",
         PLAN,
-        B("after_training if point.is_private else ()", "()", "what is released is no part of the target", True),
         B(
             "if trial.spec.is_private and trial.spec.delta >= 1.0 /",
             "if trial.spec.is_private and trial.spec.delta >= 1.5 /",
             "a delta above 1/n is not warned of",
             True,
         ),
+    ),
+    *bugs_in(
+        "orchestration/sweeps/plan.py",
+        PLAN,
+        B("after_training if point.is_private else ()", "()", "what is released is no part of the target", True),
         B("if epochs == 0:", "if epochs < 0:", "a budget that pays for nothing is accepted"),
         B("steps * (tracked * _BYTES_PER_ROW", "(tracked * _BYTES_PER_ROW", "tracked examples take no space"),
         B(
