@@ -13,6 +13,7 @@ ROOT = Path(__file__).parent.parent
 WAITING = (
     "tests/orchestration/test_interruptions.py",
     "tests/orchestration/execution/test_cluster.py",
+    "tests/orchestration/execution/test_ranks.py",
     "tests/orchestration/execution/test_session.py",
     "tests/orchestration/execution/test_placement.py",
     "tests/orchestration/test_errors.py",
