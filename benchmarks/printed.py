@@ -198,7 +198,6 @@ PLANNED_ONLY: Final[Mapping[str, str]] = {
     "d-adult-uci": "not trained yet; d-adult has the split of the paper",
     "d-mnist": "not trained to its end: three trials of about eight CPU minutes",
     "scattering-mnist": "not trained yet: about ten CPU minutes",
-    "adult-filter": "not trained yet: about two CPU minutes",
     "adult-tuning": "not trained yet: about six CPU minutes",
 }
 """Sweeps that are planned and not trained here, and why."""
