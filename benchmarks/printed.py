@@ -193,12 +193,9 @@ EXPERIMENTS: Final[Mapping[str, Experiment]] = {
 
 PLANNED_ONLY: Final[Mapping[str, str]] = {
     "a-cifar": "300 epochs of a WRN16-4 need a GPU, which was not at hand",
-    "c-table2-validation": "not trained yet: about a CPU minute per seed",
     "c-cancer-validation": "not trained to its end: five trials of 833 epochs, about six CPU minutes",
     "d-adult-uci": "not trained yet; d-adult has the split of the paper",
     "d-mnist": "not trained to its end: three trials of about eight CPU minutes",
     "scattering-mnist": "not trained yet: about ten CPU minutes",
-    "adult-filter": "not trained yet: about two CPU minutes",
-    "adult-tuning": "not trained yet: about six CPU minutes",
 }
 """Sweeps that are planned and not trained here, and why."""
