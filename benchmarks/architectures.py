@@ -21,7 +21,8 @@ class FTTransformer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         tokens = x.unsqueeze(-1) * self.weight + self.bias
         tokens = torch.cat([self.cls.expand(len(x), -1, -1), tokens], dim=1)
-        return self.head(self.encoder(tokens)[:, 0])
+        found: Tensor = self.head(self.encoder(tokens)[:, 0])
+        return found
 
 
 class UNet(nn.Module):
@@ -48,4 +49,5 @@ class UNet(nn.Module):
         up = self.up_second(self.bottom(self.pool(second)))
         up = self.again_second(torch.cat([second, up], dim=1))
         up = self.again_first(torch.cat([first, self.up_first(up)], dim=1))
-        return self.head(up)
+        found: Tensor = self.head(up)
+        return found

@@ -42,7 +42,7 @@ import dpsweep
 from accounting.records import TrialFiles
 from benchmarks.reproduced import Number, StoredSetting, StoredSweep, over_runs, write_stored
 from orchestration.records.layout import SweepFiles
-from orchestration.records.results import read_exact_statistics
+from orchestration.records.results import TrialResult, read_exact_statistics
 
 SWEEPS = ROOT / "sweeps" / "papers"
 CPU_SECONDS = "cpu_seconds.txt"
@@ -74,7 +74,7 @@ def of_examples(trial: dpsweep.Trial, files: TrialFiles) -> Mapping[str, float |
     exact = read_exact_statistics(files.private_summary, "train the trial again")
     if exact is None:
         return {}
-    found = {f"epsilon_of.{group.name}": group.mean for group in exact.groups}
+    found: dict[str, float | None] = {f"epsilon_of.{group.name}": group.mean for group in exact.groups}
     found |= {"mean_example_epsilon": exact.mean, "median_example_epsilon": exact.median}
     found["loss_correlation"] = exact.loss_correlation
     if exact.estimates is not None:
@@ -148,7 +148,8 @@ def collect(stored: dpsweep.Sweep, name: str, cpu_seconds: float, sources: Seque
     Raises: InvalidInput where no trial has finished.
     """
     files = SweepFiles(stored.folder)
-    asked = [row for row in stored.results().to_dict("records") if row["asked"]]
+    rows = [{str(key): value for key, value in row.items()} for row in stored.results().to_dict("records")]
+    asked = [row for row in rows if row["asked"]]
     finished = [row for row in asked if row["status"] == "finished"]
     measures = MEASURES.get(name, MEASURES[name.partition("-")[0]])
     by_setting: dict[str, list[tuple[dict[str, Any], dict[str, float]]]] = defaultdict(list)
@@ -163,7 +164,8 @@ def collect(stored: dpsweep.Sweep, name: str, cpu_seconds: float, sources: Seque
         by_setting[row["setting.name"]].append((row, numbers))
     if not finished:
         raise dpsweep.InvalidInput(f"no trial of {stored.folder} has finished; train it without --collect")
-    training = next(trial.result.training for trial in stored.trials.values() if _is_finished(trial))
+    results = (trial.result for trial in stored.trials.values())
+    training = next(result.training for result in results if isinstance(result, TrialResult))
     splits = {row.get("labels.split_seed") for row in finished}
     overlap = training.test_size / training.train_size if len(splits) > 1 else 0.0
     return StoredSweep(
@@ -182,10 +184,6 @@ def collect(stored: dpsweep.Sweep, name: str, cpu_seconds: float, sources: Seque
         cpu_seconds=round(cpu_seconds),
         settings=tuple(_setting(setting, runs, overlap) for setting, runs in by_setting.items()),
     )
-
-
-def _is_finished(trial: dpsweep.Trial) -> bool:
-    return hasattr(trial.result, "training")
 
 
 def _is_known(value: object) -> TypeGuard[float]:
@@ -233,7 +231,7 @@ def _number(key: str, values: list[float], row: Mapping[str, Any], splits: list[
     low, high = row.get(f"{place}.low"), row.get(f"{place}.high")
     values = [_rounded(value) for value in values]
     if _is_known(low) and _is_known(high):
-        return Number(tuple(values), _rounded(low), _rounded(high), str(row["setting.covers"]))  # type: ignore[arg-type]
+        return Number(tuple(values), _rounded(low), _rounded(high), str(row["setting.covers"]))
     found = over_runs(values, splits, overlap)
     return found if found.low is None else Number(found.values, _rounded(found.low), _rounded(found.high or 0.0))
 

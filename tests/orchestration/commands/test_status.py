@@ -54,7 +54,7 @@ def test_a_running_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert "driver on head (pid 17), job small-0123456789, seen 2" in lines[1]
     assert "2 nodes: CPU 8 (0 free), GPU 1 (0 free); 1 trials wait for CPU 1 each" in lines[2]
     (row,) = [line for line in lines if line.startswith("flat-seed1")]
-    assert row.split() == ["flat-seed1", "training", "2", "10/20", "1.70", "85.0%"]
+    assert row.split() == ["flat-seed1", "training", "2", "10/20", "1.70", "accuracy", "85.0%"]
     assert lines[-1] == "failed flat-seed2: ValueError in f (a.py:3)"
 
 
