@@ -193,8 +193,6 @@ EXPERIMENTS: Final[Mapping[str, Experiment]] = {
 
 PLANNED_ONLY: Final[Mapping[str, str]] = {
     "a-cifar": "300 epochs of a WRN16-4 need a GPU, which was not at hand",
-    "c-cancer-validation": "not trained to its end: five trials of 833 epochs, about six CPU minutes",
-    "d-adult-uci": "not trained yet; d-adult has the split of the paper",
     "d-mnist": "not trained to its end: three trials of about eight CPU minutes",
     "scattering-mnist": "not trained yet: about ten CPU minutes",
 }
