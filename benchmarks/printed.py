@@ -194,6 +194,5 @@ EXPERIMENTS: Final[Mapping[str, Experiment]] = {
 PLANNED_ONLY: Final[Mapping[str, str]] = {
     "a-cifar": "300 epochs of a WRN16-4 need a GPU, which was not at hand",
     "d-mnist": "not trained to its end: three trials of about eight CPU minutes",
-    "scattering-mnist": "not trained yet: about ten CPU minutes",
 }
 """Sweeps that are planned and not trained here, and why."""

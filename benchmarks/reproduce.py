@@ -151,7 +151,7 @@ def collect(stored: dpsweep.Sweep, name: str, cpu_seconds: float, sources: Seque
     rows = [{str(key): value for key, value in row.items()} for row in stored.results().to_dict("records")]
     asked = [row for row in rows if row["asked"]]
     finished = [row for row in asked if row["status"] == "finished"]
-    measures = MEASURES.get(name, MEASURES[name.partition("-")[0]])
+    measures = MEASURES.get(name, MEASURES.get(name.partition("-")[0], ()))
     by_setting: dict[str, list[tuple[dict[str, Any], dict[str, float]]]] = defaultdict(list)
     for row in finished:
         numbers = dict(_of_row(row))
