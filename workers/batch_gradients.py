@@ -29,7 +29,7 @@ _CHUNK: Final = 512
 Weigh = Callable[[BatchNorms], Tensor]
 """Norms of a whole batch -> weights [b] or, where clipping is by layer, [b, L]."""
 
-_NO_ANSWER: Final = torch.zeros(0, dtype=torch.float64)
+NO_ANSWER: Final = torch.zeros(0, dtype=torch.float64)
 """Of a clipping method without a query."""
 
 
@@ -138,7 +138,7 @@ class LocalGradients:
 
     def decision(self, state: ClippingState) -> Decision:
         """What a clipping method without a query decides in this state."""
-        return Decision(self._method.decide(state, _NO_ANSWER, self.setting), state)
+        return Decision(self._method.decide(state, NO_ANSWER, self.setting), state)
 
     def norms(self, rows: Tensor) -> BatchNorms:
         chunks = [self._plain.norms(*self.data.inputs(some)) for some in torch.split(rows, _CHUNK)]

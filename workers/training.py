@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from accounting.mechanism import Trace
 from accounting.planning import TrialMechanism
 from accounting.records import NormShardWriter, TrialFiles
 from workers.audit import Canaries
-from workers.batch_gradients import BatchGradients, Decision, LocalGradients
+from workers.batch_gradients import NO_ANSWER, BatchGradients, Decision, LocalGradients
 from workers.clipping import (
     NORM_ERROR,
     ClippingState,
@@ -54,9 +54,6 @@ from workers.run_state import (
 )
 from workers.sampling import make_row_draws, make_sampler
 from workers.spec import TrialSpec
-
-_NO_ANSWER: Final = torch.zeros(0, dtype=torch.float64)
-"""Of a clipping method without a query."""
 
 
 class Trainer:
@@ -297,7 +294,7 @@ class Trainer:
         A method without a query chooses its rule before the batch, which saves a second pass over micro-batches.
         """
         if self._method.query is None:
-            self._decide(_NO_ANSWER)
+            self._decide(NO_ANSWER)
             assert self._decided_from is not None, "the rule of this step was decided from it"
             return self.gradients.weighted_sum_rowwise(rows, Decision(self._rule, self._decided_from))
         return self.gradients.weighted_sum(rows, lambda norms: self._weigh(self._data.examples(rows, norms)))
@@ -394,5 +391,5 @@ class Trainer:
             component.restore(state[name])
         if state["rule_stands"]:
             self._decided_from = self._run.clipping
-            self._rule = self._method.decide(self._run.clipping, _NO_ANSWER, self._setting)
+            self._rule = self._method.decide(self._run.clipping, NO_ANSWER, self._setting)
             self._everyone.keep_rule(self._rule)
