@@ -242,8 +242,13 @@ def _rounded(value: float) -> float:
 
 
 def _commit() -> str:
+    """The last commit that changed what trains and accounts."""
+    packages = ("accounting", "workers", "orchestration", "dpsweep")
     found = subprocess.run(
-        ["git", "-C", str(ROOT), "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True, check=False
+        ["git", "-C", str(ROOT), "log", "-1", "--abbrev=10", "--format=%h", "--", *packages],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     return found.stdout.strip()
 
