@@ -13,7 +13,6 @@ holds; --from takes trials that another sweep has trained. The results go to ben
 from __future__ import annotations
 
 import argparse
-import functools
 import math
 import os
 import platform
@@ -22,7 +21,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -36,13 +35,11 @@ if __name__ == "__main__" and not ALLOCATOR.items() <= os.environ.items():  # gl
 
 import importlib.metadata
 
-import numpy as np
-
 import dpsweep
-from accounting.records import TrialFiles
+from benchmarks.measures import measured
 from benchmarks.reproduced import Number, StoredSetting, StoredSweep, over_runs, write_stored
 from orchestration.records.layout import SweepFiles
-from orchestration.records.results import TrialResult, read_exact_statistics
+from orchestration.records.results import TrialResult
 
 SWEEPS = ROOT / "sweeps" / "papers"
 CPU_SECONDS = "cpu_seconds.txt"
@@ -57,90 +54,6 @@ OVERALL = (
 BY_GROUP = ("accuracy", "accuracy_change", "loss", "true_positive_rate", "gradient_norm", "clipping_bias")
 """Columns of each group."""
 
-Measure = Callable[[dpsweep.Trial, TrialFiles], Mapping[str, float | None]]
-
-
-def of_training(trial: dpsweep.Trial, files: TrialFiles) -> Mapping[str, float | None]:
-    """How many epochs it took, which a budget may end early."""
-    training = getattr(trial.result, "training", None)
-    return {} if training is None else {"epochs": training.epochs}
-
-
-def of_examples(trial: dpsweep.Trial, files: TrialFiles) -> Mapping[str, float | None]:
-    """Exact statistics of epsilon_i: means by group, the correlation with losses, and how good the estimates are.
-
-    The data are public, so that what a trial withholds or releases with noise may be shown here.
-    """
-    exact = read_exact_statistics(files.private_summary, "train the trial again")
-    if exact is None:
-        return {}
-    found: dict[str, float | None] = {f"epsilon_of.{group.name}": group.mean for group in exact.groups}
-    found |= {"mean_example_epsilon": exact.mean, "median_example_epsilon": exact.median}
-    found["loss_correlation"] = exact.loss_correlation
-    if exact.estimates is not None:
-        found["estimates.correlation"] = exact.estimates.correlation
-        found["estimates.mean_error"] = exact.estimates.mean_error
-        found["estimates.largest_error"] = exact.estimates.largest_error
-    return found
-
-
-def training_accuracy(trial: dpsweep.Trial, files: TrialFiles) -> Mapping[str, float | None]:
-    """Accuracy of the final model on its training examples."""
-    train = _dataset(trial).train
-    predicted = trial.predict(train.features).argmax(1)
-    return {"training_accuracy": float((predicted == train.labels.numpy()).mean())}
-
-
-def mean_gradients(trial: dpsweep.Trial, files: TrialFiles) -> Mapping[str, float | None]:
-    """For each group of the training examples, the norm of their mean gradient at the final model."""
-    import torch
-
-    dataset, model = _dataset(trial), trial.model()
-    found = {}
-    for place, name in enumerate(dataset.group_names):
-        rows = dataset.train.groups == place
-        logits = model(dataset.prepare(dataset.train.features[rows]))
-        loss = torch.nn.functional.cross_entropy(logits, dataset.train.labels[rows])
-        gradients = torch.autograd.grad(loss, list(model.parameters()))
-        found[f"mean_gradient.{name}"] = math.sqrt(sum(float((each**2).sum()) for each in gradients))
-    return found
-
-
-def release_error(trial: dpsweep.Trial, files: TrialFiles) -> Mapping[str, float | None]:
-    """Of epsilon_i: how many pay most, quantiles, and the mean relative error of their release (paper A, Table 2)."""
-    shown = getattr(trial.result, "individuals", None)
-    if shown is None:
-        return {}
-    exact = trial.epsilons().upper
-    errors = [abs(value / np.quantile(exact, rank) - 1.0) for rank, value in shown.quantiles.items()]
-    if shown.mean is not None:
-        errors.append(abs(shown.mean / exact.mean() - 1.0))
-    found = {"share_at_worst_case": float((exact > 0.99 * exact.max()).mean())}
-    found |= {f"epsilon_quantile.{rank:g}": float(np.quantile(exact, rank)) for rank in shown.quantiles}
-    return {**found, "release_error": float(np.mean(errors))} if shown.disclosure == "private" else found
-
-
-@functools.lru_cache(maxsize=1)
-def _load(spec: str, load: Callable[[], Any]) -> Any:
-    return load()
-
-
-def _dataset(trial: dpsweep.Trial) -> Any:
-    from workers.data import load_dataset
-
-    return _load(repr(trial.spec.data), lambda: load_dataset(trial.spec.data))
-
-
-MEASURES: Mapping[str, tuple[Measure, ...]] = {
-    "a": (of_examples, release_error),
-    "c": (training_accuracy,),
-    "d": (of_examples,),
-    "adult": (of_examples,),
-    "d-adult": (of_examples, mean_gradients),
-    "d-dutch": (of_examples, mean_gradients),
-}
-"""What is measured beyond `Sweep.results`, by the name of the sweep or its first word."""
-
 
 def collect(stored: dpsweep.Sweep, name: str, cpu_seconds: float, sources: Sequence[str] = ()) -> StoredSweep:
     """The numbers of the finished trials, by setting. Intervals are those of the sweep's last report.
@@ -151,16 +64,10 @@ def collect(stored: dpsweep.Sweep, name: str, cpu_seconds: float, sources: Seque
     rows = [{str(key): value for key, value in row.items()} for row in stored.results().to_dict("records")]
     asked = [row for row in rows if row["asked"]]
     finished = [row for row in asked if row["status"] == "finished"]
-    measures = MEASURES.get(name, MEASURES.get(name.partition("-")[0], ()))
     by_setting: dict[str, list[tuple[dict[str, Any], dict[str, float]]]] = defaultdict(list)
     for row in finished:
-        numbers = dict(_of_row(row))
-        for measure in (of_training, *measures):
-            numbers |= {
-                key: float(value)
-                for key, value in measure(stored.trials[row["key"]], files.trial(row["key"])).items()
-                if _is_known(value)
-            }
+        found = measured(name, stored.trials[row["key"]], files.trial(row["key"]))
+        numbers = dict(_of_row(row)) | {key: float(value) for key, value in found.items() if _is_known(value)}
         by_setting[row["setting.name"]].append((row, numbers))
     if not finished:
         raise dpsweep.InvalidInput(f"no trial of {stored.folder} has finished; train it without --collect")
@@ -242,8 +149,13 @@ def _rounded(value: float) -> float:
 
 
 def _commit() -> str:
+    """The last commit that changed what trains and accounts."""
+    packages = ("accounting", "workers", "orchestration", "dpsweep")
     found = subprocess.run(
-        ["git", "-C", str(ROOT), "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True, check=False
+        ["git", "-C", str(ROOT), "log", "-1", "--abbrev=10", "--format=%h", "--", *packages],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     return found.stdout.strip()
 

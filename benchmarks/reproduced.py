@@ -57,8 +57,9 @@ class StoredSetting:
 class StoredSweep:
     """What is stored of one sweep.
 
-    asked, finished: numbers of trials. overlap: test over training examples where the splits are drawn from the same
-    rows, else 0. cpu_seconds: of all runs of the command, training, accounting and comparison together.
+    commit: the last one that changed what trains and accounts. asked, finished: numbers of trials. overlap: test over
+    training examples where the splits are drawn from the same rows, else 0. cpu_seconds: of all runs of the command,
+    training, accounting and comparison together.
     """
 
     sweep: str

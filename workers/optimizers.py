@@ -266,6 +266,13 @@ def _cosine(
     return factor
 
 
+def _linear(total_steps: int, steps_per_epoch: int, end: float, epochs: float) -> LearningRateSchedule:
+    """A straight line from 1 to ``end`` over the first ``epochs`` epochs, then ``end`` (paper C, Figure 9)."""
+    require_finite("end of the linear schedule", end, at_least=0.0)
+    require_finite("epochs of the linear schedule", epochs, above=0.0)
+    return lambda step: 1.0 + (end - 1.0) * min(step / (epochs * steps_per_epoch), 1.0)
+
+
 def _step(total_steps: int, steps_per_epoch: int, factor: float, period_epochs: float) -> LearningRateSchedule:
     """factor^floor(epoch / period_epochs)."""
     require_finite("period_epochs", period_epochs, above=0.0)
@@ -285,6 +292,7 @@ def _warmup(step: int, warmup_steps: float) -> float:
 LEARNING_RATE_SCHEDULES: Final[Mapping[str, Callable[..., LearningRateSchedule]]] = {
     "constant": _constant,
     "cosine": _cosine,
+    "linear": _linear,
     "step": _step,
     "inverse_sqrt_steps": _inverse_sqrt_steps,
 }

@@ -1,4 +1,4 @@
-"""MNIST as scattering coefficients, the handcrafted features of Tramer and Boneh (2021), for scattering-mnist.yaml.
+"""Pictures as scattering coefficients, the handcrafted features of Tramer and Boneh (2021), for scattering-*.yaml.
 
 The transform is that of Oyallon and Mallat (2015): moduli of Morlet wavelets at two scales and eight angles, their
 moduli again, averaged by a Gaussian. It is fixed, and every picture is normalised by its own mean and variance, so that
@@ -19,9 +19,18 @@ SCALES, ANGLES, PAD, STRIDE, GROUPS = 2, 8, 4, 4, 27
 CHANNELS = 1 + SCALES * ANGLES + ANGLES**2 * SCALES * (SCALES - 1) // 2
 
 
-def mnist(examples_at_once: int = 250) -> Source:
+def mnist() -> Source:
     """The pictures as rows of 81 * 7 * 7 numbers; groups are the digits."""
-    pictures = load_source(DataSpec("mnist"))
+    return _scattered("mnist")
+
+
+def fashion_mnist() -> Source:
+    """The same of Fashion-MNIST; groups are the classes."""
+    return _scattered("fashion_mnist")
+
+
+def _scattered(name: str, examples_at_once: int = 250) -> Source:
+    pictures = load_source(DataSpec(name))
     train, test = (
         make_split(
             torch.cat([features(rows) for rows in split.features.split(examples_at_once)]),
@@ -31,7 +40,7 @@ def mnist(examples_at_once: int = 250) -> Source:
         )
         for split in (pictures.train, pictures.test)
     )
-    return Source("scattered MNIST", train, test, pictures.group_names, pictures.class_names)
+    return Source(f"scattered {name}", train, test, pictures.group_names, pictures.class_names)
 
 
 def features(pictures: Tensor) -> Tensor:

@@ -178,7 +178,11 @@ NUMBERS = [
     *((made_schedule, name, key) for name, factory in LEARNING_RATE_SCHEDULES.items() for key in numbers(factory)),
     *((make_average, name, key) for name, factory in AVERAGES.items() for key in numbers(factory)),
 ]
-NEEDED = {"sgd": {"learning_rate": 0.1}, "step": {"factor": 0.5, "period_epochs": 1.0}}
+NEEDED = {
+    "sgd": {"learning_rate": 0.1},
+    "linear": {"end": 0.5, "epochs": 1.0},
+    "step": {"factor": 0.5, "period_epochs": 1.0},
+}
 
 
 @pytest.mark.parametrize(("make", "name", "key"), NUMBERS, ids=lambda part: part if isinstance(part, str) else "")
@@ -186,7 +190,7 @@ def test_every_number_is_checked(make: Callable[..., object], name: str, key: st
     never = ["nine", "0.5", True, None, [0.5], math.nan, math.inf, -0.1]
     if key in ("momentum", "beta1", "beta2", "decay"):
         never += [1.0, 1.5, 5]
-    if key in ("floor", "factor", "period_epochs"):
+    if key in ("floor", "factor", "period_epochs", "epochs"):
         never += [0, 0.0]
     for value in never:
         with pytest.raises(InvalidInput, match=rf"{re.escape(repr(name))}: {key}\b.* is") as caught:
@@ -201,6 +205,8 @@ def test_every_number_is_checked(make: Callable[..., object], name: str, key: st
         (Component("constant", {"warmup_epochs": 2.0}), [0.05, 1.0, 1.0]),
         (Component("cosine"), [1.0, 0.5, 0.5 * (1.0 + math.cos(math.pi * 0.99))]),
         (Component("cosine", {"end": 0.1}), [1.0, 0.55, 0.1 + 0.45 * (1.0 + math.cos(math.pi * 0.99))]),
+        (Component("linear", {"end": 0.2, "epochs": 10}), [1.0, 0.6, 0.2 + 0.8 * 0.01]),
+        (Component("linear", {"end": 0.2, "epochs": 4}), [1.0, 0.2, 0.2]),
         (Component("step", {"factor": 0.5, "period_epochs": 2}), [1.0, 0.5**2, 0.5**4]),
         (Component("inverse_sqrt_steps"), [0.1, 0.1, 0.1]),
     ],
