@@ -19,6 +19,7 @@ from workers.data.dutch import dutch
 from workers.data.files import CACHE
 from workers.data.idx import fashion_mnist, mnist
 from workers.data.images import IMAGENET_SCALING, image_folder
+from workers.data.labels import TableTask
 from workers.data.profile import ColumnProfile, TableProfile, profile_table
 from workers.data.table import table
 from workers.data.texts import text
@@ -116,6 +117,7 @@ __all__ = [
     "Source",
     "Split",
     "TableProfile",
+    "TableTask",
     "Tokens",
     "describe",
     "load_dataset",
