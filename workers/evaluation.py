@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from accounting.errors import InvalidInput
-from workers.data import Dataset, Preparation, Split
+from workers.data import Dataset, Preparation, Split, as_targets
 from workers.gradients import modes_kept
 from workers.losses import Loss
 from workers.rates import Counts, calibration_error, confusion_counts, gaps, mean_by_group
@@ -108,7 +108,7 @@ def predict(model: nn.Module, split: Split, dataset: Dataset, loss: Loss, batch_
     task = task_called(dataset.task)
 
     def read(outputs: Tensor, batch: slice) -> tuple[Tensor, Tensor]:
-        labels = split.labels[batch].to(outputs.device)
+        labels = as_targets(split.labels[batch]).to(outputs.device)
         return loss(outputs, labels).double().cpu(), task.kept(outputs, labels).cpu()
 
     outputs = math.prod(task.output_shape(split.labels, dataset.class_names))

@@ -434,6 +434,34 @@ WORKERS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
+        "workers/tasks/segmentation.py",
+        ("tests/workers/test_tasks.py",),
+        B(
+            "share(right, predicted + labelled - right)",
+            "share(right, predicted + labelled)",
+            "the union counts what is right twice",
+        ),
+        B(
+            "torch.where(labels == IGNORED, ignored, outputs.argmax(1).to(labels))",
+            "outputs.argmax(1).to(labels)",
+            "pixels that are not counted are predicted wrong",
+        ),
+    ),
+    *bugs_in(
+        "workers/augmentation.py",
+        ("tests/workers/test_training_augmentation.py",),
+        B(
+            "if y.ndim < 3:",
+            "if y.ndim < 9:",
+            "masks stay where they are while pictures move",
+        ),
+    ),
+    *bugs_in(
+        "workers/data/mapped.py",
+        ("tests/workers/data/test_mapped.py",),
+        B("fcntl.flock(opened, fcntl.LOCK_EX)", "pass", "every process of a node writes the tokens"),
+    ),
+    *bugs_in(
         "workers/models/transformer.py",
         ("tests/workers/models/test_language_models.py",),
         B("mask = mask.tril() if self.causal else mask", "mask = mask", "a position reads what it predicts"),
