@@ -10,15 +10,16 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from workers.augmentation import augmented, make_augmentation
 from workers.clipping import ClippingMethod, ClippingState, ClipRule, Examples, Setting
-from workers.data import Dataset, as_targets
+from workers.data import Dataset, Split, as_targets
 from workers.devices import choose_device, room_for_data
+from workers.evaluation import Predictions, predict
 from workers.gradients import BatchNorms, GradientEngine, ShapePlanner, TimingPlanner, WeightedSum
 from workers.imports import UserCode
-from workers.losses import build_loss
+from workers.losses import Loss, build_loss
 from workers.models import build_model
 from workers.noise import start_generator
 from workers.spec import TrialSpec
@@ -92,6 +93,10 @@ class BatchGradients(Protocol):
 
     def weighted_sum_rowwise(self, rows: Tensor, decision: Decision) -> WeightedSum:
         """The weighted sum over a batch in which each weight depends on its own example only: one pass."""
+        ...
+
+    def predict(self, model: nn.Module, split: Split, dataset: Dataset, loss: Loss) -> Predictions:
+        """As `workers.evaluation.predict`, to the last bit, of a model in the form of the trained one."""
         ...
 
     def model_changed(self) -> None:
@@ -168,6 +173,9 @@ class LocalGradients:
         if self._augmentation is None:
             return x, y
         return augmented(self._augmentation, x, y, self.augmentation_rng)
+
+    def predict(self, model: nn.Module, split: Split, dataset: Dataset, loss: Loss) -> Predictions:
+        return predict(model, split, dataset, loss)
 
     def model_changed(self) -> None:
         return None
