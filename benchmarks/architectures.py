@@ -23,31 +23,3 @@ class FTTransformer(nn.Module):
         tokens = torch.cat([self.cls.expand(len(x), -1, -1), tokens], dim=1)
         found: Tensor = self.head(self.encoder(tokens)[:, 0])
         return found
-
-
-class UNet(nn.Module):
-    """Two levels down and up again, with skips, and a prediction for every pixel (Ronneberger et al. 2015)."""
-
-    def __init__(self, width: int = 16) -> None:
-        super().__init__()
-
-        def double(inputs: int, outputs: int) -> nn.Module:
-            parts = [nn.Conv2d(inputs, outputs, 3, padding=1), nn.GroupNorm(4, outputs), nn.ReLU(inplace=True)]
-            again = [nn.Conv2d(outputs, outputs, 3, padding=1), nn.GroupNorm(4, outputs), nn.ReLU(inplace=True)]
-            return nn.Sequential(*parts, *again)
-
-        self.first, self.second, self.bottom = double(3, width), double(width, 2 * width), double(2 * width, 4 * width)
-        self.pool = nn.MaxPool2d(2)
-        self.up_second = nn.ConvTranspose2d(4 * width, 2 * width, 2, stride=2)
-        self.up_first = nn.ConvTranspose2d(2 * width, width, 2, stride=2)
-        self.again_second, self.again_first = double(4 * width, 2 * width), double(2 * width, width)
-        self.head = nn.Conv2d(width, 3, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        first = self.first(x)
-        second = self.second(self.pool(first))
-        up = self.up_second(self.bottom(self.pool(second)))
-        up = self.again_second(torch.cat([second, up], dim=1))
-        up = self.again_first(torch.cat([first, self.up_first(up)], dim=1))
-        found: Tensor = self.head(up)
-        return found

@@ -34,9 +34,10 @@ from torch.nn import functional
 from torchvision.models import VisionTransformer
 
 from accounting.errors import InvalidInput
-from benchmarks.architectures import FTTransformer, UNet
+from benchmarks.architectures import FTTransformer
 from workers.devices import choose_device
 from workers.gradients import GradientEngine
+from workers.models import MODELS as REGISTERED
 
 VOCABULARY, ROWS, CHECKED, TURNS = 500, 32, 4, 5
 Make = Callable[[], nn.Module]
@@ -118,7 +119,7 @@ MODELS: dict[str, tuple[Make, Callable[[], Tensor]]] = {
     "LSTM": (lambda: Recurrent(nn.LSTM(64, 64, batch_first=True)), lambda: torch.randn(ROWS, 50, 64)),
     "GRU": (lambda: Recurrent(nn.GRU(64, 64, batch_first=True)), lambda: torch.randn(ROWS, 50, 64)),
     "FT-transformer": (lambda: FTTransformer(20), lambda: torch.randn(8 * ROWS, 20)),  # as of a table
-    "U-Net": (UNet, lambda: torch.randn(ROWS, 3, 32, 32)),
+    "U-Net": (lambda: REGISTERED["unet"]((3, 32, 32), 3), lambda: torch.randn(ROWS, 3, 32, 32)),
     "transposed convolution": (
         lambda: nn.Sequential(nn.ConvTranspose2d(8, 8, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 33 * 33, 3)),
         lambda: torch.randn(ROWS, 8, 16, 16),

@@ -63,6 +63,22 @@ class FlipAndCrop:
         return padded[row, :, ys, xs].permute(0, 3, 1, 2).contiguous()
 
 
+def augmented(augmentation: Augmentation, x: Tensor, y: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Copies [b * K, ...] of prepared features and of their labels, of which those of pixels [b, h, w] move along.
+
+    Raises: InvalidInput when labels of pixels do not have the size of the picture.
+    """
+    if y.ndim < 3:
+        return augmentation(x, generator), y.repeat_interleave(augmentation.multiplicity, 0)
+    if y.shape[1:] != x.shape[2:]:
+        raise InvalidInput(
+            f"labels of pixels have the size {tuple(y.shape[1:])}, but pictures {tuple(x.shape[2:])}; augmentation "
+            "moves both alike: store them in one size, or leave out `augmentation`"
+        )
+    together = augmentation(torch.cat((x, y.to(x.dtype)[:, None]), 1), generator)
+    return together[:, :-1].contiguous(), together[:, -1].round().to(y.dtype)
+
+
 AUGMENTATIONS: Final[Mapping[str, Callable[..., Augmentation]]] = {"flip_and_crop": FlipAndCrop}
 
 

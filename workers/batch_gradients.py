@@ -10,15 +10,16 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from workers.augmentation import make_augmentation
+from workers.augmentation import augmented, make_augmentation
 from workers.clipping import ClippingMethod, ClippingState, ClipRule, Examples, Setting
-from workers.data import Dataset
-from workers.devices import choose_device
+from workers.data import Dataset, Split, as_targets
+from workers.devices import choose_device, room_for_data
+from workers.evaluation import Predictions, predict
 from workers.gradients import BatchNorms, GradientEngine, ShapePlanner, TimingPlanner, WeightedSum
 from workers.imports import UserCode
-from workers.losses import build_loss
+from workers.losses import Loss, build_loss
 from workers.models import build_model
 from workers.noise import start_generator
 from workers.spec import TrialSpec
@@ -42,12 +43,17 @@ class Decision:
 
 
 class TrainingData:
-    """The training split on the device. ``rows`` are positions in the split, int64 [b]."""
+    """The training split on the device. ``rows`` are positions in the split, int64 [b].
 
-    def __init__(self, dataset: Dataset, device: torch.device) -> None:
+    room: bytes up to which features and labels are kept on the device; larger ones stay in the memory of the host, and
+    each batch goes over.
+    """
+
+    def __init__(self, dataset: Dataset, device: torch.device, room: float) -> None:
         split = dataset.train
+        place = device if split.features.nbytes + split.labels.nbytes <= room else torch.device("cpu")
         self._prepare = dataset.prepare
-        self._features, self._labels = split.features.to(device), split.labels.to(device)
+        self._features, self._labels = split.features.to(place), split.labels.to(place)
         self._groups, self._ids = split.groups.to(device), split.example_ids
         self.device = device
 
@@ -56,7 +62,8 @@ class TrainingData:
 
     def inputs(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Prepared features [b, ...] and labels [b]."""
-        return self._prepare(self._features[rows]), self._labels[rows]
+        at = rows.to(self._features.device)
+        return self._prepare(self._features[at].to(self.device)), as_targets(self._labels[at].to(self.device))
 
     def examples(self, rows: Tensor, norms: BatchNorms) -> Examples:
         """What a clipping method may know about the examples ``rows``."""
@@ -88,6 +95,10 @@ class BatchGradients(Protocol):
         """The weighted sum over a batch in which each weight depends on its own example only: one pass."""
         ...
 
+    def predict(self, model: nn.Module, split: Split, dataset: Dataset, loss: Loss) -> Predictions:
+        """As `workers.evaluation.predict`, to the last bit, of a model in the form of the trained one."""
+        ...
+
     def model_changed(self) -> None:
         """Call it after every change of the model's values."""
         ...
@@ -113,7 +124,7 @@ class LocalGradients:
         device, execution = choose_device(spec.execution.device), spec.execution
         self.model = build_model(spec.model, dataset, spec.seed, code).to(device)
         self.loss = build_loss(spec.loss, code, dataset.task)
-        self.data = TrainingData(dataset, device)
+        self.data = TrainingData(dataset, device, room_for_data(device))
         self.augmentation_rng = torch.Generator()
         start_generator(self.augmentation_rng, spec.noise_source, spec.seed, "augmentation")
         self._augmentation = make_augmentation(spec.augmentation) if spec.augmentation else None
@@ -161,7 +172,10 @@ class LocalGradients:
         x, y = self.data.inputs(rows)
         if self._augmentation is None:
             return x, y
-        return self._augmentation(x, self.augmentation_rng), y.repeat_interleave(self._augmentation.multiplicity, 0)
+        return augmented(self._augmentation, x, y, self.augmentation_rng)
+
+    def predict(self, model: nn.Module, split: Split, dataset: Dataset, loss: Loss) -> Predictions:
+        return predict(model, split, dataset, loss)
 
     def model_changed(self) -> None:
         return None

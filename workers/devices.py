@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 
 import torch
 
@@ -31,3 +32,9 @@ def known_device(name: str) -> torch.device:
         if device.type in ("cpu", "cuda"):
             return device
     raise InvalidInput(f"unknown device {name!r}; use auto, cpu, cuda or cuda:N")
+
+
+def room_for_data(device: torch.device) -> float:
+    """Bytes of data that a trial may keep on a device: half of what is free on a GPU, whose rest models and gradients
+    need; any number on the CPU, whose memory the data are in already."""
+    return math.inf if device.type == "cpu" else torch.cuda.mem_get_info(device)[0] / 2

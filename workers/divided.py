@@ -5,7 +5,8 @@ norms and writes files. For a batch it sends the rows; each rank, itself include
 computes the norms and sums its weighted gradients; the sums are added once, at rank 0, in the order of the ranks. Where
 each weight depends on its own example, all ranks weigh by the rule of the step; otherwise rank 0 gathers the norms of
 the whole batch and sends the weights. After its update it sends the model. So the sum is that of one process up to
-rounding, its sensitivity is the same, the noise is drawn and added once, and its key never leaves rank 0.
+rounding, its sensitivity is the same, the noise is drawn and added once, and its key never leaves rank 0. To evaluate,
+each rank takes some of the batches that one process would take, and rank 0 joins what they predict: the same bits.
 
 Random draws of the model (dropout) and of augmentation come from generators of each rank's own, whose states are in the
 checkpoint: trials that draw are therefore other runs of the same mechanism than those of one process.
@@ -13,6 +14,7 @@ checkpoint: trials that draw are therefore other runs of the same mechanism than
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from enum import IntEnum
@@ -24,7 +26,10 @@ from torch import Tensor, nn
 from accounting.keyed import KeyedStream
 from workers.batch_gradients import Decision, LocalGradients, Weigh
 from workers.clipping import ClippingState
+from workers.data import Dataset, Split
+from workers.evaluation import Predictions, batches_of, predict
 from workers.gradients import BatchNorms, RandomState, WeightedSum, modes_of, set_modes
+from workers.losses import Loss
 from workers.noise import derive_seed, noise_source_kind, start_generator
 from workers.ranks import RankGroup
 from workers.spec import TrialSpec
@@ -40,6 +45,7 @@ class _Order(IntEnum):
     SUM = 4
     SUM_ROWWISE = 5
     SEND_RANDOM_STATE = 6
+    PREDICT = 7
 
 
 class DividedGradients:
@@ -80,9 +86,25 @@ class DividedGradients:
         parts = self._send(_Order.SUM_ROWWISE, rows)
         return self._added(self._local.weighted_sum_rowwise(parts[0], decision), parts)
 
+    def predict(self, model: nn.Module, split: Split, dataset: Dataset, loss: Loss) -> Predictions:
+        if model is not self._local.model:
+            self._send_model(model)
+        self._order(_Order.PREDICT, _places(dataset).index(id(split)))
+        parts = _shares(split, dataset, self._group.size)
+        own = _predicted(predict(model, split, dataset, loss, parts[0]))
+        self._group.broadcast(torch.tensor(own.shape[1]))
+        whole = self._group.gathered(own, [_rows(part) for part in parts]).numpy()
+        if model is not self._local.model:
+            self._send_model(self._local.model)
+        self._random_states = None
+        return Predictions(whole[:, 0], whole[:, 1:])
+
     def model_changed(self) -> None:
+        self._send_model(self._local.model)
+
+    def _send_model(self, model: nn.Module) -> None:
         self._order(_Order.TAKE_MODEL)
-        _share_model(self._local.model, self._group)
+        _share_model(model, self._group)
 
     def random_states(self) -> tuple[Tensor, ...]:
         if self._random_states is None:
@@ -123,9 +145,9 @@ class DividedGradients:
         return int(counts[:, 0].sum())
 
 
-def follow(local: LocalGradients, group: RankGroup) -> None:
+def follow(local: LocalGradients, dataset: Dataset, group: RankGroup) -> None:
     """Compute this rank's share of whatever rank 0 orders, until it has finished."""
-    follower = _Follower(local, group)
+    follower = _Follower(local, dataset, group)
     while follower.obeys():
         pass
 
@@ -133,8 +155,8 @@ def follow(local: LocalGradients, group: RankGroup) -> None:
 class _Follower:
     """A rank other than 0."""
 
-    def __init__(self, local: LocalGradients, group: RankGroup) -> None:
-        self._local, self._group, self._modes = local, group, modes_of(local.model)
+    def __init__(self, local: LocalGradients, dataset: Dataset, group: RankGroup) -> None:
+        self._local, self._dataset, self._group, self._modes = local, dataset, group, modes_of(local.model)
         self._decision: Decision | None = None
         self._computes: Mapping[int, Callable[[tuple[Tensor, ...]], int]] = {
             _Order.NORMS: self._norms,
@@ -153,7 +175,19 @@ class _Follower:
             self._decision = self._local.decision(_share_clipping(self._local, self._group))
         elif order == _Order.SEND_RANDOM_STATE:
             self._group.give(_random_state(self._local)[None], 1)
+        elif order == _Order.PREDICT:
+            self._predict(count)
         return bool(order != _Order.END)
+
+    def _predict(self, place: int) -> None:
+        split = _splits(self._dataset)[place]
+        assert split is not None, "rank 0 evaluates what is there"
+        parts = _shares(split, self._dataset, self._group.size)
+        mine = parts[self._group.rank]
+        own = _predicted(predict(self._local.model, split, self._dataset, self._local.loss, mine)) if mine else None
+        width = int(self._group.broadcast(torch.tensor(0)))
+        rows = torch.zeros(0, width, dtype=torch.float64) if own is None else own
+        self._group.give(rows, max(map(_rows, parts)))
 
     def _compute(self, order: int, count: int) -> None:
         device, model = self._local.data.device, self._local.model
@@ -186,6 +220,31 @@ class _Follower:
         self._group.give(own.weights, max(_sizes(parts)))
         self._group.add(_flat(own.gradients))
         return own.non_finite
+
+
+def _splits(dataset: Dataset) -> tuple[Split | None, ...]:
+    """What is evaluated, in an order that all ranks know."""
+    return dataset.test, dataset.public, dataset.held_out
+
+
+def _places(dataset: Dataset) -> list[int]:
+    return [id(split) for split in _splits(dataset)]
+
+
+def _shares(split: Split, dataset: Dataset, size: int) -> list[list[slice]]:
+    """The batches that each rank evaluates: as many as the others or one less, in the order of the ranks."""
+    batches = batches_of(split, dataset)
+    ends = [-(-len(batches) * rank // size) for rank in range(size + 1)]
+    return [batches[start:end] for start, end in itertools.pairwise(ends)]
+
+
+def _rows(batches: Sequence[slice]) -> int:
+    return sum(batch.stop - batch.start for batch in batches)
+
+
+def _predicted(found: Predictions) -> Tensor:
+    """Losses and what is kept of each example as one table [n, 1 + m], float64 as they are."""
+    return torch.cat((torch.from_numpy(found.losses)[:, None], torch.from_numpy(found.kept)), 1)
 
 
 def _sizes(parts: tuple[Tensor, ...]) -> list[int]:

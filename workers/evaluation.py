@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from accounting.errors import InvalidInput
-from workers.data import Dataset, Preparation, Split
+from workers.data import Dataset, Preparation, Split, as_targets
 from workers.gradients import modes_kept
 from workers.losses import Loss
 from workers.rates import Counts, calibration_error, confusion_counts, gaps, mean_by_group
@@ -100,21 +100,34 @@ class Predictions:
         return self.kept[:, 2]
 
 
-def predict(model: nn.Module, split: Split, dataset: Dataset, loss: Loss, batch_size: int | None = None) -> Predictions:
-    """What the model predicts of every example. The model keeps its device and its modes.
+def predict(
+    model: nn.Module, split: Split, dataset: Dataset, loss: Loss, batches: Sequence[slice] | None = None
+) -> Predictions:
+    """What the model predicts of every example, or of those in some of the `batches_of` the split.
 
-    batch_size: by default `BATCH_SIZE`, and less where the outputs of a batch would take hundreds of MB.
+    The model keeps its device and its modes.
     """
     task = task_called(dataset.task)
 
     def read(outputs: Tensor, batch: slice) -> tuple[Tensor, Tensor]:
-        labels = split.labels[batch].to(outputs.device)
+        labels = as_targets(split.labels[batch]).to(outputs.device)
         return loss(outputs, labels).double().cpu(), task.kept(outputs, labels).cpu()
 
-    outputs = math.prod(task.output_shape(split.labels, dataset.class_names))
-    size = batch_size or max(1, min(BATCH_SIZE, _OUTPUTS_AT_ONCE // outputs))
-    losses, kept = zip(*in_batches(model, split.features, dataset.prepare, read, size), strict=True)
+    chosen = batches_of(split, dataset) if batches is None else batches
+    losses, kept = zip(*in_batches(model, split.features, dataset.prepare, read, chosen), strict=True)
     return Predictions(torch.cat(losses).numpy(), torch.cat(kept).numpy())
+
+
+def batches_of(split: Split, dataset: Dataset) -> list[slice]:
+    """The batches in which a split is evaluated: of `BATCH_SIZE` examples, or fewer where outputs would take hundreds
+    of MB. Processes that share an evaluation take whole ones, so that each result has the bits of one process."""
+    outputs = math.prod(task_called(dataset.task).output_shape(split.labels, dataset.class_names))
+    return slices(len(split), max(1, min(BATCH_SIZE, _OUTPUTS_AT_ONCE // outputs)))
+
+
+def slices(count: int, size: int = BATCH_SIZE) -> list[slice]:
+    """``count`` rows in slices of ``size`` rows, the last of which may have fewer."""
+    return [slice(start, min(start + size, count)) for start in range(0, count, size)]
 
 
 def in_batches(
@@ -122,23 +135,29 @@ def in_batches(
     features: Tensor,
     prepare: Preparation,
     read: Callable[[Tensor, slice], T],
-    batch_size: int = BATCH_SIZE,
+    batches: Sequence[slice],
 ) -> list[T]:
-    """Call ``read(logits, rows)`` for each batch of the stored ``features``, and return the results in order.
+    """Call ``read(logits, rows)`` for each of ``batches`` of the stored ``features``, and return the results in order.
 
     The model runs in evaluation mode and without gradients; afterwards its modes are restored.
     """
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     with modes_kept(model), torch.no_grad():
         model.eval()
-        return [
-            read(model(prepare(features[batch].to(device))), batch)
-            for batch in (slice(start, start + batch_size) for start in range(0, len(features), batch_size))
-        ]
+        return [read(model(prepare(features[batch].to(device))), batch) for batch in batches]
+
+
+Predict = Callable[[nn.Module, Split, Dataset, Loss], Predictions]
+"""`predict`, in this process or by several together."""
 
 
 def evaluate(
-    model: nn.Module, split: Split, dataset: Dataset, loss: Loss, min_group_size: int = MIN_GROUP_SIZE
+    model: nn.Module,
+    split: Split,
+    dataset: Dataset,
+    loss: Loss,
+    min_group_size: int = MIN_GROUP_SIZE,
+    predicted_by: Predict = predict,
 ) -> Evaluation:
     """Loss, accuracy or scores, and group fairness of ``model`` on ``split``.
 
@@ -150,7 +169,7 @@ def evaluate(
     """
     if len(split) == 0:
         raise InvalidInput("cannot evaluate on a split without examples")
-    return summary(predict(model, split, dataset, loss), split, dataset, min_group_size)
+    return summary(predicted_by(model, split, dataset, loss), split, dataset, min_group_size)
 
 
 def summary(predictions: Predictions, split: Split, dataset: Dataset, min_group_size: int) -> Evaluation:

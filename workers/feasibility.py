@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from accounting.errors import DpsweepError, InvalidInput, public_text
-from workers.augmentation import make_augmentation
-from workers.data import Dataset
+from workers.augmentation import augmented, make_augmentation
+from workers.data import Dataset, as_targets
 from workers.gradients import OUTERMOST, GradientEngine
 from workers.imports import UserCode, blamed_on
 from workers.losses import build_loss
@@ -151,14 +151,16 @@ def _blamed_on(what: str, component: Component, features: Tensor) -> Iterator[No
 def _batch(augmentation: Component | None, dataset: Dataset) -> tuple[Tensor, Tensor, int]:
     """Prepared rows, their labels, and the number of rows per example."""
     with blamed_on(dataset.name, "the preparation of"):
-        x, y = dataset.prepare(dataset.train.features), dataset.train.labels
+        x, y = dataset.prepare(dataset.train.features), as_targets(dataset.train.labels)
     if augmentation is None:
         return x, y, 1
     augment = make_augmentation(augmentation)
     with _blamed_on("augmentation", augmentation, x):
-        copies = augment(x, torch.Generator().manual_seed(0)).reshape(len(x), augment.multiplicity, *x.shape[1:])
-    some = copies[:, :_COPIES]
-    return some.flatten(0, 1), y.repeat_interleave(some.shape[1], 0), some.shape[1]
+        copies, labels = (
+            each.unflatten(0, (len(x), augment.multiplicity))[:, :_COPIES]
+            for each in augmented(augment, x, y, torch.Generator().manual_seed(0))
+        )
+    return copies.flatten(0, 1), labels.flatten(0, 1), copies.shape[1]
 
 
 def _checked_logits(model: nn.Module, x: Tensor, y: Tensor, dataset: Dataset) -> Tensor:

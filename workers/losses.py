@@ -62,6 +62,14 @@ def masked_lm() -> Loss:
     return _masked_lm
 
 
+def pixel_cross_entropy() -> Loss:
+    """Mean of -ln p(class) over the counted pixels of an example, 0 without any: logits [b, K, h, w], labels [b, h, w].
+
+    Each example is divided by its own number of counted pixels, for the reason given for `masked_lm`.
+    """
+    return _pixel_cross_entropy
+
+
 def _mse(outputs: Tensor, labels: Tensor) -> Tensor:
     return (outputs - labels).square().mean(1)
 
@@ -71,10 +79,19 @@ def _binary_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def _masked_lm(logits: Tensor, labels: Tensor) -> Tensor:
-    counted = (labels != IGNORED).sum(1).clamp(min=1)
-    # positions as rows: of sequences, torch has no deterministic algorithm on CUDA
-    rows, tokens = logits.flatten(0, 1), labels.flatten()
-    losses = functional.cross_entropy(rows, tokens, reduction="none", ignore_index=IGNORED).view(labels.shape)
+    return _mean_of_counted(logits, labels)
+
+
+def _pixel_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    return _mean_of_counted(logits.movedim(1, -1), labels)
+
+
+def _mean_of_counted(logits: Tensor, labels: Tensor) -> Tensor:
+    """Logits [b, ..., K], labels [b, ...] -> [b]: of each example, the mean of -ln p over what is counted."""
+    counted = (labels != IGNORED).flatten(1).sum(1).clamp(min=1)
+    # positions as rows: of sequences and pictures, torch has no deterministic algorithm on CUDA
+    rows, classes = logits.flatten(0, -2), labels.flatten()
+    losses = functional.cross_entropy(rows, classes, reduction="none", ignore_index=IGNORED).view(len(labels), -1)
     return losses.sum(1) / counted
 
 
@@ -97,6 +114,7 @@ LOSSES: Mapping[str, Callable[..., Loss]] = {
     "hinge": hinge,
     "masked_lm": masked_lm,
     "mse": mse,
+    "pixel_cross_entropy": pixel_cross_entropy,
 }
 """By name. ``causal_lm`` is ``masked_lm`` under the name of data whose targets are the next tokens."""
 TASK_OF: Mapping[str, str] = {
@@ -107,6 +125,7 @@ TASK_OF: Mapping[str, str] = {
     "hinge": "classification",
     "masked_lm": "language_modelling",
     "mse": "regression",
+    "pixel_cross_entropy": "segmentation",
 }
 """The task that a loss of `LOSSES` is for; the user's own may be for any."""
 

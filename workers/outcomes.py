@@ -83,7 +83,7 @@ class ScoredOutcomes:
     @classmethod
     def of(cls, found: Predictions, split: Split, dataset: Dataset) -> ScoredOutcomes:
         """The outcomes of predictions of ``split``."""
-        labels = hashlib.sha256(np.ascontiguousarray(split.labels.numpy()).tobytes()).hexdigest()
+        labels = hashlib.sha256(np.ascontiguousarray(split.labels.numpy()).data).hexdigest()
         rows = split.example_ids.numpy(), split.groups.numpy()
         return cls(*rows, found.kept, dataset.group_names, dataset.task, labels)
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from accounting.errors import START_ANEW, DataCorruption, InvalidInput
 from accounting.records import TrialFiles, read_bytes
 from workers.data import Dataset, Preparation, Scaling, Split, Tokens, load_source
-from workers.evaluation import in_batches
+from workers.evaluation import in_batches, slices
 from workers.imports import NO_CODE, UserCode, is_import_path
 from workers.models import build_for_shape, offered
 from workers.preprocessing import State, make_preprocessing
@@ -59,7 +59,11 @@ class TrainedModel:
         if self.spec.preprocessing is not None and len(dataset.train):
             dataset = make_preprocessing(self.spec.preprocessing).transform(dataset, self.fitted)
         batches = in_batches(
-            self.model, dataset.train.features, dataset.prepare, lambda logits, _: logits.float().cpu()
+            self.model,
+            dataset.train.features,
+            dataset.prepare,
+            lambda logits, _: logits.float().cpu(),
+            slices(len(dataset.train)),
         )
         found: npt.NDArray[np.float32] = (
             torch.cat(batches).numpy() if batches else np.empty((0, self.num_classes), "f4")

@@ -32,7 +32,7 @@ from workers.clipping import (
 from workers.courses import new_courses, note_epoch
 from workers.data import Dataset
 from workers.devices import choose_device
-from workers.evaluation import Evaluation, evaluate
+from workers.evaluation import Evaluation, Predictions, evaluate
 from workers.gradients import RandomState, WeightedSum, modes_of
 from workers.history import EpochRecord
 from workers.imports import NO_CODE, UserCode
@@ -348,9 +348,16 @@ class Trainer:
 
     def evaluations(self) -> tuple[Evaluation, Evaluation | None]:
         """The model as it is now on held-out test data and, if there are any, on public data."""
-        shown, public, least = self.released_model(), self._dataset.public, self._spec.min_group_size
-        test = evaluate(shown, self._dataset.test, self._dataset, self.local.loss, least)
-        return test, None if public is None else evaluate(shown, public, self._dataset, self.local.loss, least)
+        shown, public, dataset = self.released_model(), self._dataset.public, self._dataset
+        others = dataset, self.local.loss, self._spec.min_group_size, self.gradients.predict
+        test = evaluate(shown, dataset.test, *others)
+        return test, None if public is None else evaluate(shown, public, *others)
+
+    def predictions(self) -> tuple[Predictions, Predictions | None]:
+        """Of the model as it is now: on held-out test data and on the examples it is chosen by, if there are any."""
+        shown, held_out, dataset = self.released_model(), self._dataset.held_out, self._dataset
+        others, predict = (dataset, self.local.loss), self.gradients.predict
+        return predict(shown, dataset.test, *others), None if held_out is None else predict(shown, held_out, *others)
 
     def _note_departures(self, sigma: float) -> None:
         prices, groups = self._planned.prices(sigma), self._dataset.train.groups

@@ -35,7 +35,7 @@ from workers.clipping import claims, make_clipping
 from workers.data import Dataset, load_dataset
 from workers.devices import choose_device
 from workers.divided import DividedGradients, first_random_states, follow, restore_random_state
-from workers.evaluation import counted, predict
+from workers.evaluation import Predictions, counted
 from workers.held_out import write_wrong
 from workers.history import Progress, TrainingResult, read_training_result
 from workers.imports import NO_CODE, UserCode
@@ -115,7 +115,7 @@ def follow_trial(
         ModelValues(local.model).restore(stored["trainer"]["model"])
         ModelModes(local.model).restore(stored["trainer"]["modes"])
         restore_random_state(local, stored["ranks"][group.rank - 1])
-        follow(local, group)
+        follow(local, dataset, group)
 
 
 def _meet(group: RankGroup | None) -> None:
@@ -301,9 +301,10 @@ def _train(
         for recorder in trainer.recorders:
             recorder.complete()
         begun.save()
+        predictions = trainer.predictions()
         trainer.gradients.finish()
     inputs = describe_inputs(spec, begun.source, begun.dataset, begun.fitted)
-    result = _finish(spec, files, trainer, begun.dataset, inputs, code)
+    result = _finish(spec, files, trainer, begun.dataset, predictions, inputs, code)
     forget_checkpoint(files.checkpoint)
     return result
 
@@ -340,11 +341,18 @@ def _end_epoch(trainer: Trainer) -> Progress:
 
 
 def _finish(
-    spec: TrialSpec, files: TrialFiles, trainer: Trainer, dataset: Dataset, inputs: Mapping[str, Any], code: UserCode
+    spec: TrialSpec,
+    files: TrialFiles,
+    trainer: Trainer,
+    dataset: Dataset,
+    predictions: tuple[Predictions, Predictions | None],
+    inputs: Mapping[str, Any],
+    code: UserCode,
 ) -> TrainingResult:
     """Store the results of the run. The training result is written last: its presence marks the trial as finished.
 
-    A model that was trained without noise is private data, as the examples are.
+    predictions: of the test and the held-out examples. A model that was trained without noise is private data, as the
+    examples are.
     """
     model = trainer.released_model()
     weights = {name: value.cpu() for name, value in model.state_dict().items()}
@@ -355,11 +363,10 @@ def _finish(
     write_private(files.private_training, json.dumps(asdict(trainer.counters)).encode())
     if spec.attacks != AttackSpec() or spec.audit is not None:
         write_attacks(files.attacks, _attacked(spec, trainer, dataset, files, code))
-    loss = build_loss(spec.loss, code)
-    if dataset.held_out is not None:
-        write_wrong(files.held_out, predict(model, dataset.held_out, dataset, loss), dataset.held_out)
-    predictions = predict(model, dataset.test, dataset, loss)
-    write_outcomes(files.outcomes, outcomes_of(predictions, dataset.test, dataset))
+    tested, held_out = predictions
+    if dataset.held_out is not None and held_out is not None:
+        write_wrong(files.held_out, held_out, dataset.held_out)
+    write_outcomes(files.outcomes, outcomes_of(tested, dataset.test, dataset))
     result = TrainingResult(
         key=spec.key,
         epochs=trainer.epoch,
@@ -373,7 +380,7 @@ def _finish(
         research_mode=not noise_source_kind(spec.noise_source).is_secret,
         initial_bound=trainer.initial_bound,
         history=trainer.history,
-        evaluation=counted(trainer.history[-1].test, predictions, dataset.test, dataset),
+        evaluation=counted(trainer.history[-1].test, tested, dataset.test, dataset),
         notes=(*dataset.notes, *claims(spec.clipping), *_of_norms(spec)),
     )
     write_bytes_atomically(files.training, result.to_json())

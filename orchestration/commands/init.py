@@ -15,22 +15,30 @@ from orchestration.comparison.plain_text import for_terminal
 
 def init(
     data: Annotated[Path, typer.Argument(help="A table: .csv (UTF-8, with a header) or .parquet.", metavar="DATA")],
-    label: Annotated[str, typer.Option(help="The column that models predict.")],
+    label: Annotated[
+        list[str], typer.Option(help="The column that models predict: classes or numbers. Or several: repeat it.")
+    ],
     group: Annotated[
         str | None, typer.Option(help="The column whose groups are compared (default: the label).")
     ] = None,
+    text: Annotated[str | None, typer.Option(help="A column of texts that models read; needs --tokenizer.")] = None,
+    tokenizer: Annotated[Path | None, typer.Option(help="A tokenizer.json of the package tokenizers.")] = None,
     to: Annotated[Path | None, typer.Option(help="The file to write (default: the table's name, .yaml).")] = None,
 ) -> None:
-    """Draft a commented sweep for a table: types, ranges and categories, to be confirmed as public.
+    """Draft a commented sweep for a table: task, types, ranges and categories, to be confirmed as public.
 
-    They are read off the rows, so the file is private data (mode 0600) until you have confirmed them.
+    A label of many numbers is for regression, several of 0 and 1 are for multi-label classification. All of it is read
+    off the rows, so the file is private data (mode 0600) until you have confirmed it.
     """
-    from orchestration.sweeps.draft import draft_sweep
+    from orchestration.sweeps.draft import TextColumn, draft_sweep
 
+    if (text is None) != (tokenizer is None):
+        raise InvalidInput("--text and --tokenizer belong together; give both or none")
+    column = None if text is None or tokenizer is None else TextColumn(text, tokenizer)
     target = Path(f"{data.stem}.yaml") if to is None else to
     if target.exists():
         raise InvalidInput(f"{target} exists and may hold your changes; name another file with --to")
-    write_file("--to", target, draft_sweep(data, label, group).encode(), private=True)
+    write_file("--to", target, draft_sweep(data, label, group, column).encode(), private=True)
     typer.echo(for_terminal(f"{target}: confirm what was read off the data, then: dpsweep plan {target}"))
 
 

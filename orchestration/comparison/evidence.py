@@ -45,11 +45,15 @@ class _Tested:
 
 @dataclass(frozen=True)
 class _Numbers:
-    """Of one trial: its numbers, [1 + B] each, first those of its test examples as they are; where they were tested."""
+    """Of one trial: its numbers, [1 + B] each, first those of its test examples as they are; where they were tested.
+
+    sizes: examples of each group that is large enough to be shown; examples: of all.
+    """
 
     values: Mapping[Name, Array]
     test_set: str
     sizes: Mapping[str, int]
+    examples: int
     overlap: float
 
 
@@ -109,8 +113,8 @@ class Evidence:
         return len(found) == 2 and found[0] == found[1]
 
     def _examples(self, trial: PublishedTrial, group: str) -> int:
-        sizes = self._numbers[trial.key].sizes
-        return sizes[group] if group else min(sizes.values())
+        numbers = self._numbers[trial.key]
+        return numbers.sizes[group] if group else min(numbers.sizes.values(), default=numbers.examples)
 
     def _runs(self, trials: Sequence[PublishedTrial], name: Name) -> Runs | None:
         if not trials or any(trial.key not in self._numbers for trial in trials):
@@ -165,6 +169,7 @@ def _resampled(test_set: str, members: Sequence[_Tested], resamples: int) -> dic
             {name: np.concatenate([part[name] for part in found[each.trial.key]]) for name in found[each.trial.key][0]},
             test_set,
             {group.name: group.test_examples for group in each.trial.quality.groups} if each.trial.quality else {},
+            len(first.groups),
             _overlap(each.trial),
         )
         for each in members

@@ -157,8 +157,8 @@ def classes_table(settings: Sequence[Setting], style: Style) -> str:
 
 
 def parts_table(settings: Sequence[Setting], style: Style) -> str:
-    """Numbers of every label or target by setting, averaged over its seeds; "" where there are none, and for more than
-    `_MOST_CLASSES` of them."""
+    """Numbers of every label, target or class by setting, averaged over its seeds; "" where there are none, and for
+    more than `_MOST_CLASSES` of them."""
     trials = [trial for setting in settings for trial in setting.trials if trial.quality]
     every = [(name, each) for trial in trials if trial.quality for name, each in trial.quality.parts.items()]
     names, heads = dict.fromkeys(name for name, _ in every), dict.fromkeys(head for _, each in every for head in each)
@@ -174,8 +174,8 @@ def parts_table(settings: Sequence[Setting], style: Style) -> str:
         cells = [CORRELATION.over_seeds(each) if each else MISSING for each in found]
         rows.append([(escape(name), ""), (named(setting, style), ""), *((cell, "n") for cell in cells)])
     marks = [meta_of(setting) for _ in names for setting in settings]
-    words = [("Label or target", ""), ("Setting", ""), *((head.replace("_", " "), "n") for head in heads)]
-    return "<h3>Every label or target, on test data</h3>" + table(words, rows, marks=marks)
+    words = [("Label, target or class", ""), ("Setting", ""), *((head.replace("_", " "), "n") for head in heads)]
+    return "<h3>Every label, target or class, on test data</h3>" + table(words, rows, marks=marks)
 
 
 def _composed(setting: Setting) -> str:

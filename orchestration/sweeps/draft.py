@@ -6,11 +6,13 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from accounting.errors import InvalidInput
-from workers.data import ColumnProfile, TableProfile, profile_table
+from workers.data import ColumnProfile, TableProfile, TableTask, profile_table
 
 MOST_VALUES = 50
 """Most distinct values of a category, a class or a group that a draft lists."""
@@ -18,35 +20,112 @@ _MOST_MISSING = 0.5
 """Largest share of missing values of a feature; rows that lack a value of any feature are left out."""
 _FEWEST_ROWS = 50
 _FEW = 10
+_FLAGS: Final = frozenset(("0", "1", "false", "true"))
+_TASKS: Final[Mapping[TableTask, str]] = {
+    "regression": "the label is an amount; if its numbers are codes of classes, set classes in its place",
+    "multi_label": "a row has several of the labels, or none",
+}
+_LOSSES: Final[Mapping[TableTask, str]] = {"regression": "mse", "multi_label": "binary_cross_entropy"}
+_MODELS: Final[Mapping[TableTask, str]] = {
+    "classification": "from zero",
+    "regression": "for numbers a linear model, from zero",
+    "multi_label": "from zero",
+}
 """Different whole numbers up to which a column may hold codes."""
 
 
-def draft_sweep(path: Path, label: str, group: str | None) -> str:
+@dataclass(frozen=True)
+class TextColumn:
+    """A column of texts, and the tokenizer file that turns them into tokens."""
+
+    name: str
+    tokenizer: Path
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """What a draft is about. task: of the labels. groups: their values, without a column none."""
+
+    path: Path
+    labels: tuple[ColumnProfile, ...]
+    task: TableTask
+    group: str | None
+    groups: tuple[str, ...]
+    text: TextColumn | None
+
+    @property
+    def command(self) -> str:
+        given = [*(f"--label {each.name}" for each in self.labels), *([f"--group {self.group}"] if self.group else [])]
+        if self.text is not None:
+            given += [f"--text {self.text.name}", f"--tokenizer {self.text.tokenizer.name}"]
+        return f"dpsweep init {self.path.name} {' '.join(given)}"
+
+
+def draft_sweep(path: Path, labels: Sequence[str], group: str | None, text: TextColumn | None = None) -> str:
     """The YAML text of a sweep over the table ``path``: its columns with proposed ranges and categories, a model, a
     baseline, two clipping methods, and a privacy target.
 
-    group: the column whose values are compared; by default the classes of the label. The text says where it was read
-    off the data. Raises: InvalidInput for an unknown column, a label or group with one value or more than
-    `MOST_VALUES`, and a table with fewer than 50 rows or without a usable feature; DataCorruption for a file
-    that cannot be read.
+    labels: one column of classes or numbers, or several of numbers or of 0 and 1, which decides on the task. group: the
+    column whose values are compared; by default the classes of the label. text: what models read in place of columns.
+    The text of the draft says where it was read off the data. Raises: InvalidInput for an unknown column, labels that
+    fit no task, a group with one value or more than `MOST_VALUES`, and a table with fewer than 50 rows or without a
+    usable feature; DataCorruption for a file that cannot be read.
     """
-    roles = tuple(dict.fromkeys((label, group or label)))
-    table = profile_table(str(path), roles, MOST_VALUES)
-    if table.rows < _FEWEST_ROWS:
-        raise InvalidInput(f"the table {path} has {table.rows} rows; a sweep needs at least {_FEWEST_ROWS}")
-    classes = _named(table.column(label, "label"), "label")
-    groups = classes if group in (None, label) else _named(table.column(group or label, "group"), "group")
+    table, subject = _profiled(path, labels, group, text)
+    roles = {*labels, group, *([text.name] if text else [])}
     features = [column for column in table.columns if column.name not in roles]
-    used = [column for column in features if _unusable(column, table) is None]
-    if not used:
-        raise InvalidInput(f"no column of {path} besides {' and '.join(map(repr, roles))} can be a feature of a model")
+    left_out = [(each.name, why) for each in features if (why := _unusable(each, table))]
+    used = [column for column in features if column.name not in dict(left_out)]
+    if not used and text is None:
+        named = " and ".join(map(repr, filter(None, (*labels, group))))
+        raise InvalidInput(
+            f"no column of {path} besides {named} can be a feature of a model; for a column of texts, add --text "
+            "COLUMN --tokenizer FILE"
+        )
     lines = (
-        *_header(path, label, group),
-        *_data_section(path, label, group, classes, groups, used),
-        *(f"  # left out: {json.dumps(each.name)}, {why}" for each in features if (why := _unusable(each, table))),
-        *_training_section(table.rows),
+        *_header(subject),
+        *_data_section(subject),
+        *(_features(subject, used) if text is None else _text_section(text)),
+        "  test_fraction: 0.2    # held out for evaluation",
+        *(f"  # left out: {json.dumps(name)}, {why}" for name, why in left_out if text is None),
+        *_training_section(table.rows, subject),
     )
     return "\n".join(lines) + "\n"
+
+
+def _profiled(
+    path: Path, labels: Sequence[str], group: str | None, text: TextColumn | None
+) -> tuple[TableProfile, _Subject]:
+    """The table, and what of it is learnt; raises as `draft_sweep`."""
+    named = tuple(dict.fromkeys(labels))
+    as_text = () if group is None or group in named else (group,)
+    table = profile_table(str(path), as_text, MOST_VALUES)
+    if table.rows < _FEWEST_ROWS:
+        raise InvalidInput(f"the table {path} has {table.rows} rows; a sweep needs at least {_FEWEST_ROWS}")
+    if text is not None:
+        table.column(text.name, "text")
+    task = _task_of(tuple(table.column(name, "label") for name in named))
+    if task == "classification":
+        table = profile_table(str(path), tuple(dict.fromkeys((*named, *as_text))), MOST_VALUES)
+    found = tuple(table.column(name, "label") for name in named)
+    if task == "classification":
+        _named(found[0], "label")
+    groups = () if group is None or group in named else _named(table.column(group, "group"), "group")
+    return table, _Subject(path, found, task, group if groups else None, groups, text)
+
+
+def _task_of(labels: tuple[ColumnProfile, ...]) -> TableTask:
+    """What the labels are for: numbers of many values, columns of 0 and 1, or classes."""
+    if all(label.span is not None and label.distinct > (MOST_VALUES if label.whole else _FEW) for label in labels):
+        return "regression"
+    if len(labels) == 1:
+        return "classification"
+    if all({each.lower() for each in label.values or ("",)} <= _FLAGS for label in labels):
+        return "multi_label"
+    raise InvalidInput(
+        f"the label columns {', '.join(repr(label.name) for label in labels)} are neither all of 0 and 1 (or false and "
+        f"true) nor all of more than {MOST_VALUES} numbers; name columns that are alike, or one of classes"
+    )
 
 
 def _named(column: ColumnProfile, role: str) -> tuple[str, ...]:
@@ -100,9 +179,8 @@ def _name(path: Path) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", path.stem).strip("-._") or "sweep"
 
 
-def _header(path: Path, label: str, group: str | None) -> Iterator[str]:
-    chosen = f" --group {group}" if group else ""
-    yield f"# Drafted by `dpsweep init {path.name} --label {label}{chosen}`".replace("\n", " ")
+def _header(subject: _Subject) -> Iterator[str]:
+    yield f"# Drafted by `{subject.command}`".replace("\n", " ")
     yield "#"
     yield "# CONFIRM BEFORE YOU RUN IT. Ranges, categories, classes and groups were read off the rows, but a sweep"
     yield "# treats them as public: no epsilon covers them. Replace them by what is known without these data."
@@ -112,28 +190,37 @@ def _header(path: Path, label: str, group: str | None) -> Iterator[str]:
     yield "#   dpsweep run FILE       run it"
     yield "#"
     yield "# Every key is explained in docs/sweep.md. A list is an axis: one trial for each value."
-    yield f"name: {_text(_name(path))}"
+    yield f"name: {_text(_name(subject.path))}"
     yield ""
 
 
-def _data_section(
-    path: Path,
-    label: str,
-    group: str | None,
-    classes: tuple[str, ...],
-    groups: tuple[str, ...],
-    features: list[ColumnProfile],
-) -> Iterator[str]:
+def _data_section(subject: _Subject) -> Iterator[str]:
+    labels = [label.name for label in subject.labels]
+    form = "parquet" if subject.path.suffix.lower() == ".parquet" else "csv"
     yield "data:"
-    yield f"  name: {'parquet' if path.suffix.lower() == '.parquet' else 'csv'}"
-    yield f"  path: {_text(str(path.resolve()))}"
-    yield f"  label: {_text(label)}"
-    yield f"  classes: {_listed(classes)}    # CONFIRM: the values of the label that can occur"
-    if group is not None and group != label:
-        yield f"  group: {_text(group)}    # whose accuracy and privacy are compared; it is not a feature here"
-        yield f"  groups: {_listed(groups)}    # CONFIRM"
+    yield f"  name: {form if subject.text is None else 'text'}"
+    yield f"  path: {_text(str(subject.path.resolve()))}"
+    yield f"  label: {_text(labels[0]) if len(labels) == 1 else _listed(tuple(labels))}"
+    if subject.task == "classification":
+        (label,) = subject.labels
+        yield f"  classes: {_listed(label.values or ())}    # CONFIRM: the values of the label that can occur"
+    else:
+        yield f"  task: {subject.task}    # CONFIRM: {_TASKS[subject.task]}"
+    if subject.group is not None:
+        yield f"  group: {_text(subject.group)}    # whose quality and privacy are compared; it is not a feature here"
+        yield f"  groups: {_listed(subject.groups)}    # CONFIRM"
+
+
+def _text_section(text: TextColumn) -> Iterator[str]:
+    yield f"  text: {_text(text.name)}"
+    yield f"  tokenizer: {_text(str(text.tokenizer.resolve()))}    # CONFIRM: made of other texts than these"
+    yield "  max_length: 128    # tokens; longer texts are cut"
+
+
+def _features(subject: _Subject, features: list[ColumnProfile]) -> Iterator[str]:
     yield f"  features: {_listed(tuple(column.name for column in features))}"
-    numeric = [column for column in features if column.span is not None]
+    targets = subject.labels if subject.task == "regression" else ()
+    numeric = [column for column in (*targets, *features) if column.span is not None]
     if numeric:
         yield "  ranges:    # CONFIRM: numbers are scaled to [0, 1] by their range, and cut at its ends"
     for column in numeric:
@@ -146,19 +233,23 @@ def _data_section(
         yield "  categories:    # CONFIRM: one feature for each value; a value that is not listed becomes all zeros"
     for column in texts:
         yield f"    {_text(column.name)}: {_listed(column.values or ())}    #{_lacking(column)} read off the data"
-    yield "  test_fraction: 0.2    # held out for evaluation"
 
 
 def _lacking(column: ColumnProfile) -> str:
     return f" missing in {column.missing:.1%} of the rows, which are left out;" if column.missing else ""
 
 
-def _training_section(rows: int) -> Iterator[str]:
+def _training_section(rows: int, subject: _Subject) -> Iterator[str]:
     train = max(1, round(0.8 * rows))
     batch = max(16, min(4096, round(0.05 * train)))
     delta = 10.0 ** -math.ceil(math.log10(10.0 * rows))
     yield ""
-    yield "model: logistic    # or {name: mlp, hidden: [64]}, or a function of your own"
+    if subject.text is None:
+        yield f"model: logistic    # {_MODELS[subject.task]}; or {{name: mlp, hidden: [64]}}, or a function of your own"
+    else:
+        yield "model: transformer    # small; or a function of your own"
+    if subject.task != "classification":
+        yield f"loss: {_LOSSES[subject.task]}"
     yield "optimizer: {name: sgd, learning_rate: 1.0}"
     yield f"sampling: {{method: poisson, batch_size: {batch}}}    # each row joins a batch with probability {batch} / n"
     yield "epochs: 20"

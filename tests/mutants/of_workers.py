@@ -334,8 +334,8 @@ WORKERS: Final[tuple[Mutant, ...]] = (
         "workers/trial.py",
         ("tests/workers/test_death.py::test_the_key_of_the_noise_does_not_outlive_the_training",),
         B(
-            "begun.dataset, inputs, code)\n    forget_checkpoint(files.checkpoint)",
-            "begun.dataset, inputs, code)",
+            "begun.dataset, predictions, inputs, code)\n    forget_checkpoint(files.checkpoint)",
+            "begun.dataset, predictions, inputs, code)",
             "the key of the noise outlives the training",
             True,
         ),
@@ -384,8 +384,8 @@ WORKERS: Final[tuple[Mutant, ...]] = (
             survives="in the gate's trials rank 0 draws too, and a batch without its rows is rare",
         ),
         B(
-            "_share_model(self._local.model, self._group)\n\n    def random_states",
-            "pass\n\n    def random_states",
+            "self._send_model(self._local.model)\n\n    def _send_model",
+            "pass\n\n    def _send_model",
             "the other ranks keep the first model",
         ),
         B(
@@ -398,6 +398,11 @@ WORKERS: Final[tuple[Mutant, ...]] = (
             "self._random_states = None\n        return torch.tensor_split",
             "return torch.tensor_split",
             "a resumed rank repeats its first draws",
+        ),
+        B(
+            "if model is not self._local.model:\n            self._send_model(self._local.model)\n        self._random",
+            "self._random",
+            "the other ranks train the averaged model on",
         ),
     ),
     *bugs_in(
@@ -432,6 +437,34 @@ WORKERS: Final[tuple[Mutant, ...]] = (
             "return losses.sum(1) / counted.float().mean()",
             "the loss of an example depends on the tokens of others",
         ),
+    ),
+    *bugs_in(
+        "workers/tasks/segmentation.py",
+        ("tests/workers/test_tasks.py",),
+        B(
+            "share(right, predicted + labelled - right)",
+            "share(right, predicted + labelled)",
+            "the union counts what is right twice",
+        ),
+        B(
+            "torch.where(labels == IGNORED, ignored, outputs.argmax(1).to(labels))",
+            "outputs.argmax(1).to(labels)",
+            "pixels that are not counted are predicted wrong",
+        ),
+    ),
+    *bugs_in(
+        "workers/augmentation.py",
+        ("tests/workers/test_training_augmentation.py",),
+        B(
+            "if y.ndim < 3:",
+            "if y.ndim < 9:",
+            "masks stay where they are while pictures move",
+        ),
+    ),
+    *bugs_in(
+        "workers/data/mapped.py",
+        ("tests/workers/data/test_mapped.py",),
+        B("fcntl.flock(opened, fcntl.LOCK_EX)", "pass", "every process of a node writes the tokens"),
     ),
     *bugs_in(
         "workers/models/transformer.py",

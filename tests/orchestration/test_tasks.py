@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from orchestration.records.published import PublishedGroup, PublishedPrivacy, Pu
 from orchestration.records.states import TrialState
 from orchestration.tracking.embedded import client_of, embedded_tracking_uri
 from tests.orchestration.report.pages import Page
-from tests.workers.data_folders import make_numbers, make_texts, make_tokenizer
+from tests.workers.data_folders import make_masks, make_numbers, make_texts, make_tokenizer
 from workers.outcomes import ScoredOutcomes
 from workers.tasks import TASKS
 
@@ -37,12 +38,17 @@ privacy: {target_epsilon: 8, delta: 1e-4}
 NUMBERS = "name: csv, path: FOLDER/numbers.csv, group: sex, groups: [f, m], features: [x0, x1, x2, x3], RANGES"
 RANGES = "ranges: {x0: [-3, 3], x1: [-3, 3], x2: [-3, 3], x3: [-3, 3]}"
 TEXTS = "name: text, path: FOLDER/texts.jsonl, text: body, tokenizer: FOLDER/tokenizer.json, max_length: 8, group: lang"
+MASKS = (
+    "name: image_masks, path: FOLDER/pictures, size: 16, classes: [ground, disc], groups: FOLDER/pictures/groups.csv"
+)
 SWEEPS = {
     "regression": f"data: {{{NUMBERS}, label: [y, z], task: regression}}\nmodel: logistic\nloss: mse\n",
     "multi_label": f"data: {{{NUMBERS}, label: [red, green, blue], task: multi_label}}\nmodel: logistic\n"
     "loss: binary_cross_entropy\n",
     "language_modelling": f"data: {{{TEXTS}, groups: [de, en], objective: masked_lm}}\n"
     "model: {name: language_model, width: 8, depth: 1, heads: 2}\nloss: masked_lm\n",
+    "segmentation": f"data: {{{MASKS}, group_names: [day, night]}}\nmodel: {{name: unet, width: 4}}\n"
+    "loss: pixel_cross_entropy\noptimizer: {name: adam, learning_rate: 0.02}\nmin_group_size: 2\n",
 }
 OF_CLASSIFICATION = {metric.name for metric in METRICS if metric.task == "classification"}
 
@@ -52,6 +58,7 @@ def written(task: str, folder: Path, more: str = "") -> Path:
     make_numbers(folder / "numbers.csv")
     make_texts(folder / "texts.jsonl")
     make_tokenizer(folder / "tokenizer.json")
+    make_masks(folder / "pictures")
     text = f"name: {task}\n{SWEEPS[task]}{COMMON}{more}".replace("RANGES", RANGES).replace("FOLDER", str(folder))
     (folder / "sweep.yaml").write_text(text)
     return folder / "sweep.yaml"
@@ -88,7 +95,9 @@ def test_results_have_the_numbers_of_the_task_and_no_others(ran: tuple[str, Path
         assert row[f"worst_group_{TASKS[task].main}"] == worst
         intervals = row["setting"]["intervals"]
         assert all(intervals[name]["low"] < intervals[name]["value"] < intervals[name]["high"] for name in names)
-    assert {"regression": 2, "multi_label": 3}.get(task, 0) == len(rows_of(output)[0].get("parts", {}))
+    assert {"regression": 2, "multi_label": 3, "segmentation": 2}.get(task, 0) == len(
+        rows_of(output)[0].get("parts", {})
+    )
 
 
 def test_the_report_speaks_of_the_task(ran: tuple[str, Path]) -> None:
@@ -97,11 +106,11 @@ def test_the_report_speaks_of_the_task(ran: tuple[str, Path]) -> None:
     heading = main_metric(task).heading
     assert f"{heading} on test data" in page.text
     if task != "multi_label":  # each of whose labels has an accuracy
-        assert "accuracy" not in page.text.lower().replace("token accuracy", "")
+        assert "accuracy" not in page.text.lower().replace("token accuracy", "").replace("pixel accuracy", "")
     for absent in ("Equalised odds", "Calibration error", "What each class is taken for", "predicts one class", "NaN"):
         assert absent not in page.text
     assert {"group-accuracy", "utility-fairness", "accuracy", "loss"} <= set(page.plots)
-    assert ("Every label or target" in page.text) == (task != "language_modelling")
+    assert ("Every label, target or class" in page.text) == (task != "language_modelling")
 
 
 def test_mlflow_has_its_metrics(ran: tuple[str, Path]) -> None:
@@ -115,6 +124,7 @@ def test_mlflow_has_its_metrics(ran: tuple[str, Path]) -> None:
         assert f"fairness/worst_group_{TASKS[task].main}" in run.data.metrics
         assert "final/accuracy" not in run.data.metrics
     assert any(name.startswith("final/f1_of_") for name in trials[0].data.metrics) == (task == "multi_label")
+    assert ("final/iou_of_disc" in trials[0].data.metrics) == (task == "segmentation")
 
 
 def test_the_best_and_the_table_go_by_its_main_number(ran: tuple[str, Path]) -> None:
@@ -239,6 +249,17 @@ def test_an_interval_is_the_normal_one_of_a_mean() -> None:
     explained = evidence.interval(setting, "r2")
     assert explained is not None
     assert explained.low < 0.3, "no share: it may be negative"
+
+
+def test_there_are_intervals_where_every_group_is_too_small_to_be_shown() -> None:
+    trial, outcomes = scored(np.random.default_rng(3), 0, 1.0)
+    assert trial.quality is not None
+    hidden = replace(trial, quality=replace(trial.quality, groups=()))
+    (setting,), evidence = finished_settings([hidden]), evidence_of(hidden, outcomes)
+    found = evidence.interval(setting, "mse")
+    assert found is not None
+    assert found.low < found.value < found.high
+    assert evidence.interval(setting, "worst_group_mse") is None
 
 
 def test_numbers_without_anything_to_count_are_left_out() -> None:

@@ -94,6 +94,29 @@ def make_image_folder(folder: Path, per_class: int = 20) -> Path:
     return folder
 
 
+def make_masks(folder: Path, pictures: int = 60, side: int = 16) -> Path:
+    """folder/{images,masks}: a bright disc on noise, in two sizes of pictures; around it 255, which is not counted.
+
+    folder/groups.csv says which pictures are day and which night, which are darker.
+    """
+    draw = np.random.default_rng(0)
+    for name in ("images", "masks"):
+        (folder / name).mkdir(parents=True)
+    lines = ["file,group"]
+    for place in range(pictures):
+        size, night = side * (1 + place % 2), place % 3 == 0
+        y, x = np.mgrid[:size, :size] / size
+        distance = np.hypot(y - draw.uniform(0.3, 0.7), x - draw.uniform(0.3, 0.7)) - draw.uniform(0.15, 0.3)
+        disc, edge = distance < 0, abs(distance) < 0.03
+        bright = draw.normal(60, 15, (size, size, 3)) + 120 * disc[:, :, None] * (0.6 if night else 1.0)
+        Image.fromarray(bright.clip(0, 255).astype(np.uint8)).save(folder / "images" / f"{place:03}.png")
+        mask = np.where(edge, 255, disc).astype(np.uint8)
+        Image.fromarray(mask).save(folder / "masks" / f"{place:03}.png")
+        lines.append(f"images/{place:03}.png,{'night' if night else 'day'}")
+    (folder / "groups.csv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
 def make_utkface(folder: Path) -> Path:
     """root/UTKFace with 90 faces: race 0 has twice as many men as women; one file name lacks the race."""
     faces = folder / "UTKFace"

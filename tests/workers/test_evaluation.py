@@ -12,7 +12,16 @@ from torch import nn
 from accounting.errors import InvalidInput
 from workers.data import Dataset, Source, Tokens, load_dataset, make_split
 from workers.data.cuts import cut
-from workers.evaluation import Evaluation, GroupEvaluation, cost_of_privacy, evaluate, fairness, predict, shown_groups
+from workers.evaluation import (
+    Evaluation,
+    GroupEvaluation,
+    cost_of_privacy,
+    evaluate,
+    fairness,
+    predict,
+    shown_groups,
+    slices,
+)
 from workers.losses import build_loss
 from workers.models import build_model
 from workers.rates import GAPS
@@ -53,7 +62,8 @@ def test_agrees_with_scikit_learn(digits: Dataset, model: nn.Module) -> None:
 
 def test_batches_do_not_matter_and_the_model_is_left_as_it_was(digits: Dataset, model: nn.Module) -> None:
     model.train()
-    one, other = (predict(model, digits.test, digits, LOSS, batch_size) for batch_size in (7, 5000))
+    whole = len(digits.test)
+    one, other = (predict(model, digits.test, digits, LOSS, slices(whole, size)) for size in (7, 5000))
     assert np.array_equal(one.classes, other.classes)
     assert np.allclose(one.losses, other.losses, atol=1e-6)
     assert model.training

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+import os
 import signal
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from accounting.accountants import account
 from accounting.errors import InvalidInput
@@ -23,10 +26,15 @@ from tests.workers.resumption import assert_same_trial, delete_unfinished
 from tests.workers.trial_runs import norms_of
 from tests.workers.trial_specs import DROPOUT_NET, TUMOURS_READ_ONCE, clipping_by, small_trial
 from workers.clipping import CLIPPING
+from workers.data import load_dataset
 from workers.divided import first_random_states
+from workers.evaluation import counted, evaluate, predict
 from workers.history import TrainingResult, read_training_result
+from workers.losses import build_loss
+from workers.outcomes import Outcomes, read_outcomes
 from workers.sampling import SAMPLERS
 from workers.spec import Component, DataSpec, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec, TrialSpec
+from workers.trained import load_model
 from workers.trial import run_trial
 
 TOLERANCE = 1e-5
@@ -110,6 +118,52 @@ def test_they_equal_one_process(size: int, trials: Mapping[str, TrialSpec], tmp_
     assert ended(ranks) == [0] * size
     for name, spec in trials.items():
         assert_equal_up_to_rounding(spec, tmp_path / "alone" / name, tmp_path / "together" / name)
+
+
+def noting_net(feature_shape: tuple[int, ...], num_classes: int, folder: str) -> nn.Module:
+    """A linear model that notes, in a file of its process, how many examples it is evaluated on."""
+    return nn.Sequential(nn.Flatten(), Noting(Path(folder)), nn.Linear(math.prod(feature_shape), num_classes))
+
+
+class Noting(nn.Module):
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            with (self.folder / str(os.getpid())).open("a") as notes:
+                notes.write(f"{len(x)}\n")
+        return x
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_an_evaluation_is_divided_and_has_the_bits_of_one_process(size: int, tmp_path: Path) -> None:
+    """1,438 test examples are two batches: of three ranks one has none. Averages are evaluated, and training goes on
+    from the model; the public part has one batch."""
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    spec = trial_by(
+        "flat",
+        "poisson",
+        data=DataSpec("digits", test_fraction=0.8, public_fraction=0.1),
+        model=Component(f"{__file__}:noting_net", {"folder": str(notes)}),
+        averaging=Component("ema", {"decay": 0.5}),
+    )
+    assert ended(started({"trial": spec}, tmp_path, size)) == [0] * size
+    seen = {each.name: [int(line) for line in each.read_text().split()] for each in notes.iterdir()}
+    first, second = 1024, 414
+    assert sorted(map(sum, seen.values())) == [3 * second, 3 * first + 2 * 36], "two epochs, and the end"
+    _, result, files = outcome(tmp_path / "trial")
+    dataset, model = load_dataset(spec.data), load_model(files, spec, code_of(spec))
+    loss = build_loss(spec.loss)
+    expected, stored = predict(model, dataset.test, dataset, loss), read_outcomes(files.outcomes)
+    assert isinstance(stored, Outcomes)
+    assert np.array_equal(stored.predicted, expected.classes)
+    assert np.array_equal(stored.log_losses, expected.log_losses.astype(np.float32))
+    alone = counted(evaluate(model, dataset.test, dataset, loss, 1), expected, dataset.test, dataset)
+    assert result.evaluation == alone
+    assert result.history[-1].public == evaluate(model, dataset.public or dataset.test, dataset, loss, 1)
 
 
 @pytest.fixture(scope="module")

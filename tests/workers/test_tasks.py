@@ -15,9 +15,9 @@ from torch.nn import functional
 
 from accounting.errors import InvalidInput
 from accounting.records import TrialFiles
-from tests.workers.data_folders import make_numbers, make_texts, make_tokenizer
+from tests.workers.data_folders import make_masks, make_numbers, make_texts, make_tokenizer
 from tests.workers.trial_specs import small_trial
-from workers.data import Source, load_source, make_split
+from workers.data import Source, as_targets, load_source, make_split
 from workers.gradients import GradientEngine
 from workers.losses import LOSSES, TASK_OF, build_loss
 from workers.outcomes import ScoredOutcomes, read_outcomes
@@ -94,7 +94,29 @@ def test_language_modelling_counts_every_token_once() -> None:
     assert found["token_accuracy"] == pytest.approx(right)
 
 
+def test_segmentation_agrees_with_scikit_learn() -> None:
+    """From counts of every picture; some pixels are not counted, and one class neither occurs nor is predicted."""
+    logits, labels = torch.randn(30, 4, 6, 5), torch.randint(0, 3, (30, 6, 5)).short()
+    logits[:, 3] = -9.0
+    labels[torch.rand(30, 6, 5) < 0.3] = IGNORED
+    labels[3] = IGNORED
+    found = scores_of("segmentation", logits, labels)
+    counted = (labels != IGNORED).flatten()
+    theirs, mine = labels.flatten()[counted].numpy(), logits.argmax(1).flatten()[counted].numpy()
+    assert found["mean_iou"] == pytest.approx(metrics.jaccard_score(theirs, mine, average="macro"), rel=1e-12)
+    assert found["mean_dice"] == pytest.approx(metrics.f1_score(theirs, mine, average="macro"), rel=1e-12)
+    assert found["pixel_accuracy"] == pytest.approx(metrics.accuracy_score(theirs, mine), rel=1e-12)
+    parts = parts_of("segmentation", logits, labels, ("a", "b", "c", "d"))
+    of_each = metrics.jaccard_score(theirs, mine, average=None)
+    assert [parts[name]["iou"] for name in ("a", "b", "c")] == pytest.approx(of_each, rel=1e-12)
+    assert parts["a"]["precision"] == pytest.approx(metrics.precision_score(theirs, mine, average=None)[0])
+    assert parts["a"]["true_positive_rate"] == pytest.approx(metrics.recall_score(theirs, mine, average=None)[0])
+    assert parts["d"] == {}
+
+
 def test_nothing_counted_is_not_defined() -> None:
+    unlabelled = scores_of("segmentation", torch.randn(3, 2, 4, 4), torch.full((3, 4, 4), IGNORED))
+    assert all(np.isnan(value) for value in unlabelled.values())
     nothing = scores_of("language_modelling", torch.randn(3, 2, 4), torch.full((3, 2), IGNORED))
     assert all(np.isnan(value) for value in nothing.values())
     absent = scores_of("multi_label", -torch.ones(3, 2), torch.zeros(3, 2, dtype=torch.int64))
@@ -130,6 +152,10 @@ def labels_of(loss: str, rows: int) -> tuple[Net, Tensor]:
             return Net(3, 3), torch.randn(rows, 3)
         case "multi_label":
             return Net(3, 3), torch.randint(0, 2, (rows, 3))
+        case "segmentation":
+            pixels = torch.randint(0, 6, (rows, 2, 2))
+            pixels[torch.arange(4).view(2, 2) >= torch.arange(rows)[:, None, None] % 5] = IGNORED
+            return Net(24, 6, 2, 2), pixels
     labels = torch.randint(0, 6, (rows, 4))
     labels[torch.arange(4) >= torch.arange(rows)[:, None] % 5] = IGNORED
     return Net(24, 4, 6), labels
@@ -147,11 +173,13 @@ class TestEveryNewLoss:
             "regression": functional.mse_loss,
             "multi_label": lambda one, other: functional.binary_cross_entropy_with_logits(one, other.float()),
             "language_modelling": functional.cross_entropy,
+            "segmentation": lambda one, other: functional.cross_entropy(one[None], other[None]),
         }
         expected = [float(torchs[TASK_OF[name]](outputs[row], labels[row])) for row in range(20)]
         found = build_loss(Component(name))(outputs, labels).tolist()
         assert found == pytest.approx([0.0 if np.isnan(each) else each for each in expected], rel=1e-5)
-        assert TASK_OF[name] != "language_modelling" or np.isnan(expected[0]), "torch has no mean of no position"
+        has_none = TASK_OF[name] in ("language_modelling", "segmentation")
+        assert not has_none or np.isnan(expected[0]), "torch has no mean of no position"
 
     def test_norms_are_those_of_one_example_at_a_time(self, name: str) -> None:
         model, labels = labels_of(name, 20)
@@ -189,6 +217,17 @@ def texts(folder: Path, objective: str) -> DataSpec:
     return DataSpec("text", {**params, "groups": ["de", "en"], "objective": objective})
 
 
+def pictures(folder: Path, **params: Any) -> DataSpec:
+    made = make_masks(folder / "pictures")
+    known = {
+        "classes": ["ground", "disc"],
+        "size": 16,
+        "groups": str(made / "groups.csv"),
+        "group_names": ["day", "night"],
+    }
+    return DataSpec("image_masks", {"path": str(made), **known, **params})
+
+
 SMALL = Component("language_model", {"width": 8, "depth": 1, "heads": 2})
 TRIALS: dict[str, Callable[[Path], TrialSpec]] = {
     "one target": lambda folder: small_trial(data=table(folder, label="y", task="regression"), loss=Component("mse")),
@@ -203,6 +242,16 @@ TRIALS: dict[str, Callable[[Path], TrialSpec]] = {
     ),
     "next tokens": lambda folder: small_trial(
         data=texts(folder, "causal_lm"), model=SMALL, loss=Component("causal_lm")
+    ),
+    "pixels": lambda folder: small_trial(
+        data=pictures(folder), model=Component("unet", {"width": 4}), loss=Component("pixel_cross_entropy")
+    ),
+    "pixels, augmented": lambda folder: small_trial(
+        data=pictures(folder),
+        model=Component("unet", {"width": 4, "depth": 1}),
+        loss=Component("pixel_cross_entropy"),
+        augmentation=Component("flip_and_crop", {"multiplicity": 2, "padding": 2}),
+        epochs=1,
     ),
 }
 
@@ -229,7 +278,9 @@ def test_a_trial_of_every_task(name: str, tmp_path: Path) -> None:
     source = load_source(spec.data)
     at = [source.train.example_ids.tolist().index(each) for each in outcomes.example_ids.tolist()]
     outputs = torch.from_numpy(load_trained(files, spec).logits(source.train.features[at]))
-    np.testing.assert_allclose(task.kept(outputs, source.train.labels[at]).numpy(), outcomes.kept, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        task.kept(outputs, as_targets(source.train.labels[at])).numpy(), outcomes.kept, rtol=1e-4, atol=1e-4
+    )
 
 
 def test_an_own_source_has_a_task() -> None:
@@ -249,6 +300,8 @@ def test_an_own_source_has_a_task() -> None:
         ("multi_label", np.zeros((4, 2)), ("a", "b"), "multi_label takes int64"),
         ("language_modelling", np.full((4, 3), 9), ("a", "b"), "must be tokens from 0 to 1, or -100"),
         ("language_modelling", np.zeros(4, np.int64), ("a", "b"), "language_modelling takes int64"),
+        ("segmentation", np.full((4, 2, 2), 2), ("a", "b"), "must be classes from 0 to 1, or -100"),
+        ("segmentation", np.zeros((4, 2), np.int64), ("a", "b"), "segmentation takes whole numbers"),
         ("classification", np.zeros((4, 2), np.int64), ("a", "b"), "must be int64 with one class for each example"),
         ("regressions", np.zeros((4, 1)), ("y",), "unknown task 'regressions'; did you mean 'regression'"),
         ("regression", np.zeros((4, 1)), (), "classes of 'own' must be at least 1"),

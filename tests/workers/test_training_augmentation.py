@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
+from accounting.errors import InvalidInput
 from tests.workers.trial_runs import train
 from tests.workers.trial_specs import small_trial
-from workers.augmentation import FlipAndCrop
+from workers.augmentation import FlipAndCrop, augmented
 from workers.data import load_dataset
 from workers.gradients import GradientEngine
 from workers.losses import build_loss
@@ -18,15 +20,28 @@ from workers.spec import Component, DataSpec, NoiseSpec, SamplingSpec
 
 def test_flips_and_crops_keep_copies_together() -> None:
     images = torch.arange(4.0)[:, None, None, None].expand(4, 3, 8, 8).contiguous()
-    augmented = FlipAndCrop(multiplicity=3)(images, torch.Generator().manual_seed(0))
-    assert augmented.shape == (12, 3, 8, 8)
-    assert augmented[:, 0, 0, 0].tolist() == [float(i) for i in range(4) for _ in range(3)]
+    copies = FlipAndCrop(multiplicity=3)(images, torch.Generator().manual_seed(0))
+    assert copies.shape == (12, 3, 8, 8)
+    assert copies[:, 0, 0, 0].tolist() == [float(i) for i in range(4) for _ in range(3)]
     ramp = torch.arange(8.0).expand(1, 1, 8, 8).contiguous()
     plain = FlipAndCrop(multiplicity=50, padding=0)(ramp, torch.Generator().manual_seed(0))
     flipped = (plain[:, 0, 0, 0] == 7.0).sum()
     assert 10 < flipped < 40
     assert torch.equal(plain[plain[:, 0, 0, 0] == 7.0][0], ramp[0].flip(2))
     assert FlipAndCrop(multiplicity=2)(images[:0], torch.Generator()).shape == (0, 3, 8, 8)
+
+
+def test_masks_move_with_their_pictures() -> None:
+    """Pictures whose pixels are their labels stay so; labels of another size are refused."""
+    labels = torch.randint(-100, 30_000, (5, 8, 8))
+    pictures = labels[:, None].float().expand(5, 3, 8, 8)
+    x, y = augmented(FlipAndCrop(multiplicity=4), pictures, labels, torch.Generator().manual_seed(0))
+    assert y.dtype == torch.int64
+    assert x.shape == (20, 3, 8, 8)
+    assert torch.equal(x[:, 1].long(), y)
+    assert not torch.equal(y, labels.repeat_interleave(4, 0))
+    with pytest.raises(InvalidInput, match=r"labels of pixels have the size \(4, 4\), but pictures \(8, 8\)"):
+        augmented(FlipAndCrop(), pictures, labels[:, ::2, ::2], torch.Generator())
 
 
 def test_augmented_training_clips_the_mean_of_the_copies(tmp_path: Path) -> None:

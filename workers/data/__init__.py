@@ -10,7 +10,7 @@ import numpy as np
 from accounting.errors import InvalidInput
 from accounting.registry import build
 from workers.data.adult import adult
-from workers.data.base import Dataset, Preparation, Scaling, Source, Split, Tokens, make_split
+from workers.data.base import Dataset, Preparation, Scaling, Source, Split, Tokens, as_targets, make_split
 from workers.data.breast_cancer import breast_cancer, breast_cancer_wisconsin
 from workers.data.cifar import cifar10
 from workers.data.cuts import cut
@@ -19,6 +19,8 @@ from workers.data.dutch import dutch
 from workers.data.files import CACHE
 from workers.data.idx import fashion_mnist, mnist
 from workers.data.images import IMAGENET_SCALING, image_folder
+from workers.data.labels import TableTask
+from workers.data.masks import image_masks
 from workers.data.profile import ColumnProfile, TableProfile, profile_table
 from workers.data.table import table
 from workers.data.texts import text
@@ -36,6 +38,7 @@ _SOURCES: Mapping[str, Callable[..., Source]] = {
     "dutch": dutch,
     "fashion_mnist": fashion_mnist,
     "image_folder": image_folder,
+    "image_masks": image_masks,
     "mnist": mnist,
     "parquet": table,
     "text": text,
@@ -116,7 +119,9 @@ __all__ = [
     "Source",
     "Split",
     "TableProfile",
+    "TableTask",
     "Tokens",
+    "as_targets",
     "describe",
     "load_dataset",
     "load_source",

@@ -7,7 +7,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 
 from accounting.errors import InvalidInput, PrivateDetail
+from workers.data.mapped import Place
 from workers.data.preparation import require_one_by_one
 from workers.tasks import task_called
 
 Indices = npt.NDArray[np.int64]
+_OF_LABELS: Final = (torch.int64, torch.float32, torch.int32, torch.int16)
 
 
 @dataclass(frozen=True)
@@ -26,10 +28,11 @@ class Split:
     """Examples of one split; every tensor has the same length n.
 
     features: [n, ...] in their stored type (uint8 images, float32 rows, int32 or int64 tokens). labels: of the task of
-    the data set (`workers.tasks`); for classification int64 [n], indices into its class names. groups: int64 [n],
-    indices into its group names. example_ids: int64 [n], positions in the source; unique within the data set, and the
-    same in every run. user_ids: int64 [n], the owner of each example if the source names one; all examples of a user
-    stay in the same split.
+    the data set (`workers.tasks`); for classification int64 [n], indices into its class names; those of tokens and
+    pixels may be int32 or int16, and pass `as_targets` batch by batch. groups: int64 [n], indices into its group names.
+    example_ids: int64 [n], positions in the source; unique within the data set, and the same in every run. user_ids:
+    int64 [n], the owner of each example if the source names one; all examples of a user stay in the same split.
+    place: where features and labels lie, or features alone, if they are memory-mapped.
     """
 
     features: Tensor
@@ -37,12 +40,14 @@ class Split:
     groups: Tensor
     example_ids: Tensor
     user_ids: Tensor | None = None
+    place: Place | None = None
 
     def __post_init__(self) -> None:
-        if len(self.labels) != len(self.features) or self.labels.dtype not in (torch.int64, torch.float32):
+        if len(self.labels) != len(self.features) or self.labels.dtype not in _OF_LABELS:
             raise InvalidInput(
                 f"labels has shape {tuple(self.labels.shape)} and type {self.labels.dtype}, but must be int64 or "
-                f"float32 with one entry for each of the {len(self.features)} examples"
+                "float32 (or, of tokens and pixels, int32 or int16) with one entry for each of the "
+                f"{len(self.features)} examples"
             )
         columns = {"groups": self.groups, "example_ids": self.example_ids}
         if self.user_ids is not None:
@@ -61,7 +66,17 @@ class Split:
         """The examples at ``indices``, in that order."""
         at = torch.from_numpy(np.asarray(indices, dtype=np.int64))
         users = None if self.user_ids is None else self.user_ids[at]
-        return Split(self.features[at], self.labels[at], self.groups[at], self.example_ids[at], users)
+        place, features, labels = None, self.features, self.labels
+        if self.place is None:
+            features, labels = features[at], labels[at]
+        else:
+            place, (features, labels) = self.place.select((features, labels), at)
+        return Split(features, labels, self.groups[at], self.example_ids[at], users, place)
+
+
+def as_targets(labels: Tensor) -> Tensor:
+    """Stored labels as losses and tasks take them: int64 or float32."""
+    return labels if labels.is_floating_point() else labels.long()
 
 
 class Preparation(Protocol):
@@ -252,8 +267,9 @@ def make_split(
 ) -> Split:
     """A split from arrays. Groups default to the labels; ids default to first_id, first_id + 1, ...
 
-    labels: of classes [n]; of other tasks [n, ...], where numbers with a fractional type become float32, and groups
-    default to one. Raises: InvalidInput for columns that are not whole numbers, or of another length than ``features``.
+    labels: of classes [n]; of other tasks [n, ...], where numbers with a fractional type become float32, int16 and
+    int32 stay as they are, and groups default to one. Raises: InvalidInput for columns that are not whole numbers, or
+    of another length than ``features``.
     """
     stored = features if isinstance(features, Tensor) else torch.from_numpy(np.array(features, order="C"))
     ids = np.arange(first_id, first_id + len(stored)) if example_ids is None else example_ids
@@ -270,7 +286,9 @@ def make_split(
 
 def _labels(values: npt.ArrayLike) -> Tensor:
     array = np.asarray(values)
-    return torch.from_numpy(array.astype(np.float32)) if array.ndim > 1 and array.dtype.kind == "f" else _int64(values)
+    if array.ndim > 1 and array.dtype.kind == "f":
+        return torch.from_numpy(array.astype(np.float32))
+    return torch.from_numpy(array) if array.ndim > 1 and array.dtype in (np.int16, np.int32) else _int64(values)
 
 
 def _int64(values: npt.ArrayLike) -> Tensor:

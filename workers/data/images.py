@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from accounting.errors import InvalidInput, PrivateDetail
-from workers.data.base import Source, Split, encode, make_split, not_private, numbered, pixels, repeated
+from workers.data.base import Indices, Source, Split, encode, make_split, not_private, numbered, pixels, repeated
 from workers.data.files import reading, require_path
 from workers.data.tabular import attributes, intersected, intersected_indices
 
@@ -45,31 +45,61 @@ def image_folder(
 
     Raises: InvalidInput for folders, groups or pictures that do not fit; DataCorruption for unreadable files.
     """
-    columns = attributes("image_folder", group)
-    if groups is None and (group_names is not None or group != "group"):
-        what = "group" if group_names is None else "group_names"
-        raise InvalidInput(
-            f"`{what}` needs `groups`, the CSV file with the attributes of each picture; name it too. Without "
-            "attributes, the groups are the classes"
-        )
+    require_groups("image_folder", groups, group, group_names)
     folder = require_path(path)
     parts = _parts(folder)
     listed = [_list(part) for part in parts]
     files = [file for part in listed for file in part.files]
     class_names = tuple(classes or listed[0].class_names)
     labels = encode([name for part in listed for name in part.labels], class_names, f"class folders of {folder}")
-    named = None if groups is None else _groups(Path(groups), folder, files, columns)
-    values = {} if named is None else _group_values(named, group_names)
-    names = class_names if named is None else intersected(values)
-    members = labels if named is None else intersected_indices(named, values, f"groups of {groups}: ")
-    whole = make_split(read_images(files, size), labels, members)
-    train, test = _divide(whole, len(listed[0].files)) if len(parts) > 1 else (whole, None)
-    is_read = named is not None and not group_names
+    grouped = Grouping.of_classes(class_names, labels, bool(classes))
+    if groups is not None:
+        grouped = Grouping.read(Path(groups), folder, files, attributes("image_folder", group), group_names)
+    whole = make_split(read_images(files, size), labels, grouped.members)
+    train, test = divided(whole, len(listed[0].files)) if len(parts) > 1 else (whole, None)
+    is_read = groups is not None and not group_names
     learnt = {"the classes (`classes`)": not classes, "the groups (`group_names`)": is_read}
     notes = not_private([what for what, is_learnt in learnt.items() if is_learnt])
-    is_declared = bool(classes if named is None else group_names)
-    shown = names if is_declared else numbered("group", len(names))
-    return Source(folder.name, train, test, shown, class_names, IMAGENET_SCALING, notes)
+    return Source(folder.name, train, test, grouped.names, class_names, IMAGENET_SCALING, notes)
+
+
+def require_groups(source: str, groups: str | None, group: str | Sequence[str], group_names: object) -> None:
+    """Raises: InvalidInput for attributes without the file that has them."""
+    attributes(source, group)
+    if groups is None and (group_names is not None or group != "group"):
+        what = "group" if group_names is None else "group_names"
+        raise InvalidInput(
+            f"`{what}` needs `groups`, the CSV file with the attributes of each picture; name it too. Without "
+            "attributes, the groups are the classes, and pictures with masks have one group"
+        )
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """Groups of pictures: names as they are shown, and of each picture its group, an index into these."""
+
+    names: tuple[str, ...]
+    members: Indices
+
+    @classmethod
+    def of_classes(cls, names: tuple[str, ...], labels: Indices, are_declared: bool) -> Grouping:
+        return cls(names if are_declared else numbered("group", len(names)), labels)
+
+    @classmethod
+    def read(
+        cls,
+        path: Path,
+        folder: Path,
+        files: list[Path],
+        columns: Sequence[str],
+        declared: Sequence[str] | Mapping[str, Sequence[str]] | None,
+    ) -> Grouping:
+        """The intersections of the attributes ``columns`` of a CSV file, declared or as they are found."""
+        named = _groups(path, folder, files, columns)
+        values = _group_values(named, declared)
+        names = intersected(values)
+        members = intersected_indices(named, values, f"groups of {path}: ")
+        return cls(names if declared else numbered("group", len(names)), members)
 
 
 @dataclass(frozen=True)
@@ -114,7 +144,8 @@ def _list(folder: Path) -> _Listing:
     return _Listing([Path(file) for file, _ in found.samples], [names[label] for _, label in found.samples], names)
 
 
-def _divide(whole: Split, train_size: int) -> tuple[Split, Split]:
+def divided(whole: Split, train_size: int) -> tuple[Split, Split]:
+    """The first ``train_size`` examples, and the others."""
     indices = np.arange(len(whole))
     return whole.select(indices[:train_size]), whole.select(indices[train_size:])
 
@@ -158,11 +189,12 @@ def read_images(files: Sequence[Path], size: int) -> Tensor:
     """uint8 [n, 3, size, size], resized with bilinear interpolation."""
     if size < 1:
         raise InvalidInput(f"size is {size}, but pictures need at least 1 x 1 pixel")
-    _refuse_links(files)
+    refuse_links(files)
     return torch.stack([_read_image(file, size) for file in files])
 
 
-def _refuse_links(files: Sequence[Path]) -> None:
+def refuse_links(files: Sequence[Path]) -> None:
+    """Raises: InvalidInput where one file is there twice, by a link."""
     seen: dict[Path, Path] = {}
     for file in files:
         first = seen.setdefault(file.resolve(), file)

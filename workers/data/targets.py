@@ -29,13 +29,13 @@ class Block:
 
 def masked_tokens(
     block: Block, first: int, mask: int, vocabulary: int, fraction: float, seed: int
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
     """Tokens [n, t] of which some are masked, and labels [n, t]: those tokens, elsewhere `IGNORED`.
 
     Of each row, every own token is predicted with probability ``fraction``, and one at least. What is drawn of a row
     depends on ``seed`` and its position, ``first`` for the first row, and not on other rows.
     """
-    ids, labels = block.ids.copy(), np.full(block.ids.shape, IGNORED, dtype=np.int64)
+    ids, labels = block.ids.copy(), np.full(block.ids.shape, IGNORED, dtype=np.int32)
     for start in range(0, len(ids), _ROWS_AT_ONCE):
         rows = slice(start, start + _ROWS_AT_ONCE)
         own, tokens = block.own[rows], block.ids[rows]
@@ -56,9 +56,9 @@ def _draws(seed: int, first: int, rows: int, length: int) -> npt.NDArray[np.floa
     return drawn.reshape(rows, 3, length).transpose(1, 0, 2)
 
 
-def next_tokens(block: Block, padding: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+def next_tokens(block: Block, padding: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
     """The tokens [n, t], and labels [n, t]: at each position the next token, `IGNORED` where that is padding."""
-    labels = np.full(block.ids.shape, IGNORED, dtype=np.int64)
+    labels = np.full(block.ids.shape, IGNORED, dtype=np.int32)
     following = block.ids[:, 1:]
     labels[:, :-1] = np.where(following == padding, IGNORED, following)
     return block.ids, labels

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv as csv
-import pyarrow.json as json
+import pyarrow.json as arrow_json
 import pyarrow.parquet as parquet
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from accounting.errors import InvalidInput
 from accounting.registry import lookup, nearest
 from workers.data.base import Source, Split, Tokens, repeated
 from workers.data.files import reading, require_path
 from workers.data.labels import TableTask, label_columns
+from workers.data.mapped import Blocks, Form, Place, digest_of
 from workers.data.spelling import Values
 from workers.data.table import (
     Declared,
@@ -40,7 +42,9 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 _ROWS_AT_ONCE: Final = 1024
-"""Texts that are in memory, and encoded, at a time."""
+"""Texts that are in memory at a time."""
+_TOKENS_AT_ONCE: Final = 2**17
+"""Tokens up to which texts are encoded at a time: tokenizers takes about a hundred bytes for each."""
 _PADDING: Final = ("[PAD]", "<pad>")
 Columns = Sequence[str]
 Length = Annotated[int, Field(ge=2, le=65_536)]
@@ -63,6 +67,7 @@ def text(
     mask_token: str = "[MASK]",
     mask_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15,
     mask_seed: Annotated[int, Field(ge=0, lt=2**63)] = 0,
+    cache: str | None = None,
 ) -> Source:
     """The column ``text`` of a .csv (UTF-8, with a header), .parquet or .jsonl file, as token ids.
 
@@ -71,7 +76,8 @@ def text(
     ``label`` (of ``task`` regression or multi_label, as in tables, also several); ``masked_lm`` predicts a share of
     ``mask_fraction`` of the tokens, ``causal_lm`` each token from those before it. What is masked depends on
     ``mask_seed`` and the position of the row alone. group, user, test_path, classes, groups: as of tables. Rows with a
-    missing value are left out.
+    missing value are left out. cache: a folder of this node in which tokens lie in memory-mapped files, made once and
+    read batch by batch, for texts that exceed memory; they are as private as the texts.
 
     Raises: InvalidInput for unknown columns and tokens, and undeclared values; DataCorruption for unreadable files.
     """
@@ -84,16 +90,22 @@ def text(
     if text in roles.used:
         raise InvalidInput(f"the column {text!r} is the text, and also a label, group or user; name another of both")
     texts = declared.texts(labels, by, user)
-    tables = [_read(path, text, roles, texts, encoder)]
+    tables = [_File.read(path, text, roles, texts)]
     if test_path is not None:
         require_other(test_path, path)
-        tables.append(_read(test_path, text, roles, texts, encoder))
+        tables.append(_File.read(test_path, text, roles, texts))
     encoding = encoding_of(tables[0].columns, roles, declared)
-    learn = _targets(objective, encoder, mask_token, mask_fraction, mask_seed)
+    learner = _Learner(
+        encoder,
+        _targets(objective, encoder, mask_token, mask_fraction, mask_seed),
+        1 if objective == "label" else 2,
+        None if cache is None else Path(cache).expanduser().absolute(),
+        json.dumps([max_length, encoder.padding, objective, mask_token, mask_fraction, mask_seed]),
+    )
     users, first = user_names([each.columns for each in tables], user), 0
     splits = []
     for each in tables:
-        splits.append(_split(each, encoding, users, first, learn))
+        splits.append(learner.split(each, encoding, users, first))
         first += each.columns.num_rows
     is_complete = sum(map(len, splits)) == first
     return Source(
@@ -183,44 +195,58 @@ def _padding(tokenizer: Tokenizer, path: Path, named: str | None) -> int:
 
 
 @dataclass(frozen=True)
-class _Encoded:
-    """Rows of a file: columns with a role besides the text, tokens [n, length], which are of the text, and whether a
-    row has a text."""
+class _File:
+    """A file without its texts. columns: those with a role, of all rows. rows: which have a text and all values."""
 
+    path: Path
+    text: str
     columns: pa.Table
-    block: Block
-    has_text: npt.NDArray[np.bool_]
+    rows: npt.NDArray[np.int64]
 
-
-def _read(path: str, text: str, roles: Roles, texts: Mapping[str, Values], encoder: _Encoder) -> _Encoded:
-    """The rows of a file. Of the texts, one block at a time is in memory."""
-    found = require_path(path)
-    stream = lookup(_STREAMS, found.suffix.lower(), "file type")
-    numeric = [name for name in roles.labels if name not in texts]
-    kept, parts, own, given = [], [], [], []
-    with reading(found):
-        used = (text, *roles.used)
-        for rows in stream(found, used, (text, *texts), numeric):
+    @classmethod
+    def read(cls, path: str, text: str, roles: Roles, texts: Mapping[str, Values]) -> _File:
+        found, used = require_path(path), (text, *roles.used)
+        numeric = [name for name in roles.labels if name not in texts]
+        kept, given = [], []
+        for rows in _stream(found, used, (text, *texts), numeric):
             for name in used:
                 if name not in rows.schema.names:
                     raise InvalidInput(f"there is no column {name!r} in {found}; {nearest(name, rows.schema.names)}")
             if twice := repeated(rows.schema.names):
                 raise InvalidInput(f"the table {found} has more than one column named {twice!r}; rename them")
-            strings = _strings(rows.column(rows.schema.names.index(text)), text, found)
-            ids, counted = encoder.encode([each or "" for each in strings.to_pylist()])
-            parts.append(ids)
-            own.append(counted)
-            given.append(strings.is_valid().to_numpy(zero_copy_only=False))
+            given.append(_strings(rows, text, found).is_valid().to_numpy(zero_copy_only=False))
             kept.append(rows.select(list(roles.used)))
-    if not parts:
-        raise InvalidInput(f"the table {found} has no rows")
-    table = (
-        used_columns(pa.Table.from_batches(kept), roles, texts, path) if roles.used else _empty(sum(map(len, parts)))
-    )
-    return _Encoded(table, Block(np.concatenate(parts), np.concatenate(own)), np.concatenate(given))
+        if not given:
+            raise InvalidInput(f"the table {found} has no rows")
+        has_text = np.concatenate(given)
+        columns = _empty(len(has_text))
+        if roles.used:
+            columns = used_columns(pa.Table.from_batches(kept), roles, texts, path)
+        is_complete = np.zeros(len(has_text), dtype=bool)
+        is_complete[complete_rows(columns)] = True
+        return cls(found, text, columns, np.flatnonzero(is_complete & has_text))
+
+    def blocks(self, encoder: _Encoder, learn: Learn, first: int) -> Blocks:
+        """What is learnt of the complete rows, block by block. first: id of the first row."""
+        start, size = 0, max(1, _TOKENS_AT_ONCE // encoder.length)
+        whole = _stream(self.path, (self.text,), (self.text,), ())
+        for rows in (batch.slice(at, size) for batch in whole for at in range(0, batch.num_rows, size)):
+            ids, own = encoder.encode([each or "" for each in _strings(rows, self.text, self.path).to_pylist()])
+            low, high = np.searchsorted(self.rows, (start, start + len(ids)))
+            complete = self.rows[low:high] - start
+            yield tuple(column[complete] for column in learn(Block(ids, own), first + start))
+            start += len(ids)
 
 
-def _strings(values: pa.Array, name: str, path: Path) -> pa.Array:
+def _stream(path: Path, used: Columns, texts: Columns, numeric: Columns) -> Iterator[pa.RecordBatch]:
+    """The rows of a file in blocks, one of which is in memory at a time."""
+    stream = lookup(_STREAMS, path.suffix.lower(), "file type")
+    with reading(path):
+        yield from stream(path, used, texts, numeric)
+
+
+def _strings(rows: pa.RecordBatch, name: str, path: Path) -> pa.Array:
+    values = rows.column(rows.schema.names.index(name))
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()
     if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type) or pa.types.is_null(values.type)):
@@ -256,7 +282,7 @@ def _only(used: Columns, there: Columns) -> list[str] | None:
 
 
 def _json_batches(path: Path, used: Columns, texts: Columns, numeric: Columns) -> Iterator[pa.RecordBatch]:
-    with json.open_json(path) as reader:
+    with arrow_json.open_json(path) as reader:
         yield from _in_blocks(reader)
 
 
@@ -272,33 +298,51 @@ _STREAMS: Final[Mapping[str, Callable[[Path, Columns, Columns, Columns], Iterato
     ".parquet": _parquet_batches,
 }
 """By file name extension."""
-Learn = Callable[[Block, int], tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]]
-"""Features and labels of a block of rows, the first of which has the given position."""
+Learn = Callable[[Block, int], tuple[npt.NDArray[Any], ...]]
+"""Features, and labels where they follow from tokens, of a block of rows, the first of which has the given position."""
 
 
-def _targets(objective: Objective, encoder: _Encoder, mask: str, fraction: float, seed: int) -> Learn | None:
-    """How labels follow from tokens; None where they do not."""
+def _targets(objective: Objective, encoder: _Encoder, mask: str, fraction: float, seed: int) -> Learn:
+    """How features and labels follow from tokens."""
     if objective == "masked_lm":
         token = encoder.token(mask, "mask_token")
         return lambda block, first: masked_tokens(block, first, token, len(encoder.tokens), fraction, seed)
-    return (lambda block, first: next_tokens(block, encoder.padding)) if objective == "causal_lm" else None
+    if objective == "causal_lm":
+        return lambda block, first: next_tokens(block, encoder.padding)
+    return lambda block, first: (block.ids,)
 
 
-def _split(each: _Encoded, encoding: Encoding, users: tuple[str, ...], first: int, learn: Learn | None) -> Split:
-    """The complete rows of a file as a split. first: id of its first row."""
-    is_complete = np.zeros(each.columns.num_rows, dtype=bool)
-    is_complete[complete_rows(each.columns)] = True
-    rows = np.flatnonzero(is_complete & each.has_text)
-    if len(rows) == 0:
-        raise InvalidInput("no row has a text and all other values; correct the column `text`, or choose others")
-    complete = each.columns.take(rows)
-    if learn is None:
-        tokens = _selected(each.block.ids, rows)
-        return encoding.joined(tokens, complete, rows + first, users, encoding.labels.encode(complete))
-    features, labels = learn(each.block, first)
-    return encoding.joined(_selected(features, rows), complete, rows + first, users, labels[rows])
+@dataclass(frozen=True)
+class _Learner:
+    """Turns the rows of files into splits. cache: where tokens lie, by a hash of what they follow from, if anywhere.
 
+    settings: all of those that tokens follow from besides their file and their position.
+    """
 
-def _selected(values: npt.NDArray[np.int32], rows: npt.NDArray[np.int64]) -> Tensor:
-    """The rows, without a copy where they are all."""
-    return torch.from_numpy(values if len(rows) == len(values) else values[rows])
+    encoder: _Encoder
+    learn: Learn
+    columns: int
+    cache: Path | None
+    settings: str
+
+    def split(self, each: _File, encoding: Encoding, users: tuple[str, ...], first: int) -> Split:
+        """The complete rows of a file. first: id of its first row."""
+        if len(each.rows) == 0:
+            raise InvalidInput("no row has a text and all other values; correct the column `text`, or choose others")
+        complete, place = each.columns.take(each.rows), self._place(each, first)
+        if place is None:
+            blocks = zip(*each.blocks(self.encoder, self.learn, first), strict=True)
+            found = tuple(torch.from_numpy(np.concatenate(column)) for column in blocks)
+        else:
+            forms = [Form(torch.int32, (self.encoder.length,))] * self.columns
+            found = place.columns(forms, lambda: each.blocks(self.encoder, self.learn, first))
+        labels = found[1].numpy() if self.columns > 1 else encoding.labels.encode(complete)
+        return replace(encoding.joined(found[0], complete, each.rows + first, users, labels), place=place)
+
+    def _place(self, each: _File, first: int) -> Place | None:
+        if self.cache is None:
+            return None
+        with each.path.open("rb") as table:
+            content = hashlib.file_digest(table, "sha256").hexdigest()
+        parts = (content, each.text, self.settings, str(first), self.encoder.path.read_bytes(), each.rows.data)
+        return Place(self.cache, digest_of(*parts))

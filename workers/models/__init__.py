@@ -20,6 +20,7 @@ from workers.models.layers import WeightStandardizedConv2d
 from workers.models.pretrained import load_weights
 from workers.models.residual import resnet20_gn, wide_resnet, wrn16_4
 from workers.models.transformer import language_model, transformer
+from workers.models.unet import unet
 from workers.spec import Component
 
 _MODELS: Mapping[str, Callable[..., nn.Module]] = {
@@ -32,6 +33,7 @@ _MODELS: Mapping[str, Callable[..., nn.Module]] = {
     "pca_mlp": pca_mlp,
     "resnet20_gn": resnet20_gn,
     "transformer": transformer,
+    "unet": unet,
     "wide_resnet": wide_resnet,
     "wrn16_4": wrn16_4,
 }
@@ -42,10 +44,10 @@ MODELS: Mapping[str, Callable[..., nn.Module]] = {name: with_checked_types(make)
 def build_model(component: Component, dataset: Dataset, seed: int, code: UserCode = NO_CODE) -> nn.Module:
     """The model, on the CPU, mapping prepared features [b, ...] to outputs [b, num_classes].
 
-    Of language models the outputs are [b, t, num_classes]. What the data's preparation says of its tokens is passed to
-    a model that takes it, unless the user gives it. Initialisation depends only on ``seed``; the global random state is
-    restored. The user's own model is ``module:function(feature_shape, num_classes, **params) -> nn.Module`` with a
-    module in ``code``.
+    Of language models the outputs are [b, t, num_classes], of segmentation [b, num_classes, h, w]. What the data's
+    preparation says of its tokens is passed to a model that takes it, unless the user gives it. Initialisation depends
+    only on ``seed``; the global random state is restored. The user's own model is
+    ``module:function(feature_shape, num_classes, **params) -> nn.Module`` with a module in ``code``.
 
     Raises:
         InvalidInput: unknown model or key, a model that does not fit the features, or the user's own model whose module

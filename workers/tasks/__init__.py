@@ -7,16 +7,18 @@ from typing import Final
 
 from accounting.registry import lookup
 from workers.tasks.classification import CLASSIFICATION
-from workers.tasks.language_modelling import IGNORED, LANGUAGE_MODELLING
+from workers.tasks.language_modelling import LANGUAGE_MODELLING
 from workers.tasks.multi_label import MULTI_LABEL
-from workers.tasks.protocol import Score, Task, Unit, known
+from workers.tasks.protocol import IGNORED, Score, Task, Unit, known
 from workers.tasks.regression import REGRESSION
+from workers.tasks.segmentation import SEGMENTATION
 
 TASKS: Final[Mapping[str, Task]] = {
     "classification": CLASSIFICATION,
     "language_modelling": LANGUAGE_MODELLING,
     "multi_label": MULTI_LABEL,
     "regression": REGRESSION,
+    "segmentation": SEGMENTATION,
 }
 """Tasks by name."""
 MAIN_SCORES: Final = tuple(task.main for task in TASKS.values())

@@ -9,18 +9,15 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from accounting.errors import InvalidInput
-from workers.tasks.protocol import Array, Score, share
+from workers.tasks.protocol import IGNORED, Array, Score, share, within
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-IGNORED: Final = -100
-"""Label of a position that is not counted."""
-
 
 @dataclass(frozen=True)
 class LanguageModelling:
-    """Labels: int64 [n, t], the token at each of t positions, `IGNORED` where it is not counted.
+    """Labels: whole numbers [n, t], the token at each of t positions, `IGNORED` where it is not counted.
 
     Outputs: [t, V], at each position a logit for each of V tokens.
     """
@@ -36,7 +33,7 @@ class LanguageModelling:
                 f"{what} have shape {tuple(labels.shape)} and type {labels.dtype}, but language_modelling takes int64 "
                 f"[n, t]: a token for each position, {IGNORED} where it is not counted"
             )
-        if not bool(((labels == IGNORED) | ((labels >= 0) & (labels < len(names)))).all()):
+        if not within(labels, len(names)):
             raise InvalidInput(f"{what} must be tokens from 0 to {len(names) - 1}, or {IGNORED} where none is counted")
 
     def output_shape(self, labels: Tensor, names: tuple[str, ...]) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Array = npt.NDArray[np.float64]
+_ROWS: Final = 1024
+IGNORED: Final = -100
+"""Label of a token or pixel that is not counted."""
 Unit = Literal["share", "number", "fit"]
 """``share``: in [0, 1]. ``number``: at least 0. ``fit``: at most 1, and below 0 where a constant does better."""
 
@@ -76,6 +79,11 @@ class Task(Protocol):
     def parts(self, sums: Array, names: tuple[str, ...]) -> Mapping[str, Mapping[str, float]]:
         """Numbers of single labels or targets, by their name, from sums [m] of `kept`; empty if there are none."""
         ...
+
+
+def within(labels: Tensor, count: int) -> bool:
+    """Whether all are `IGNORED` or from 0 to ``count`` - 1; read in blocks, as they may be memory-mapped."""
+    return all(bool(((rows == IGNORED) | ((rows >= 0) & (rows < count))).all()) for rows in labels.split(_ROWS))
 
 
 def known(numbers: Mapping[str, Array]) -> dict[str, float]:

@@ -11,10 +11,11 @@ import pyarrow.parquet as parquet
 import pytest
 
 from accounting.errors import InvalidInput
-from orchestration.sweeps.draft import draft_sweep
+from orchestration.sweeps.draft import TextColumn, draft_sweep
 from orchestration.sweeps.plan import plan_sweep
 from orchestration.sweeps.schema import parse_sweep
 from tests.orchestration.processes import dpsweep
+from tests.workers.data_folders import make_numbers, make_texts, make_tokenizer
 
 ODD = 'farm"er: [x], #1'
 COLUMNS = ("id", "age", "income", "job", "sex", "city", "code", "empty", "active", "approved")
@@ -52,7 +53,7 @@ def write(folder: Path, suffix: str, rows: int = 200) -> Path:
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 def test_a_draft_plans_cleanly_and_declares_all_that_it_uses(tmp_path: Path, suffix: str) -> None:
-    text = draft_sweep(write(tmp_path, suffix), "approved", "sex")
+    text = draft_sweep(write(tmp_path, suffix), ["approved"], "sex")
     sweep = parse_sweep(text)
     plan = plan_sweep(sweep)
     assert (plan.refusals, plan.warnings) == ((), ())
@@ -72,7 +73,7 @@ def test_a_draft_plans_cleanly_and_declares_all_that_it_uses(tmp_path: Path, suf
 
 
 def test_a_draft_says_that_it_was_read_off_the_data(tmp_path: Path) -> None:
-    text = draft_sweep(write(tmp_path, ".csv"), "approved", None)
+    text = draft_sweep(write(tmp_path, ".csv"), ["approved"], None)
     assert "CONFIRM BEFORE YOU RUN IT" in text
     assert text.count("read off the data") >= 3
     assert "missing in 2.0% of the rows" in text
@@ -80,20 +81,61 @@ def test_a_draft_says_that_it_was_read_off_the_data(tmp_path: Path) -> None:
     assert parse_sweep(text).data[0].params["features"][0] == "age"
 
 
+@pytest.mark.parametrize(
+    ("labels", "task", "loss", "ranges"),
+    [
+        (["y"], "regression", "mse", ["y", "x0"]),
+        (["y", "z"], "regression", "mse", ["y", "z", "x0"]),
+        (["red", "green", "blue"], "multi_label", "binary_cross_entropy", ["x0"]),
+    ],
+)
+def test_other_tasks_are_drafted(tmp_path: Path, labels: list[str], task: str, loss: str, ranges: list[str]) -> None:
+    """By what the labels hold; targets have ranges, too, so that their gradients are not cut at random."""
+    text = draft_sweep(make_numbers(tmp_path / "numbers.csv"), labels, "sex")
+    assert f"  task: {task}    # CONFIRM" in text
+    sweep = parse_sweep(text)
+    plan = plan_sweep(sweep)
+    assert (plan.refusals, plan.warnings) == ((), ())
+    assert plan.trials[0].dataset.task == task
+    assert [note for note in plan.trials[0].dataset.notes if "not private" in note] == []
+    assert [each.name for each in sweep.loss] == [loss]
+    assert set(ranges) <= set(sweep.data[0].params["ranges"])
+    assert not set(labels) & set(sweep.data[0].params["features"])
+
+
+def test_texts_are_drafted_with_a_tokenizer(tmp_path: Path) -> None:
+    path, tokenizer = make_texts(tmp_path / "texts.csv"), make_tokenizer(tmp_path / "tokenizer.json")
+    plan = plan_sweep(parse_sweep(draft_sweep(path, ["mood"], "lang", TextColumn("body", tokenizer))))
+    assert (plan.refusals, plan.warnings) == ((), ())
+    assert plan.trials[0].dataset.class_names == ("neg", "pos")
+    assert plan.trials[0].dataset.feature_shape == (128,)
+
+
+def test_labels_that_are_not_alike_are_refused(tmp_path: Path) -> None:
+    numbers = make_numbers(tmp_path / "numbers.csv")
+    for labels in (["y", "red"], ["sex", "red"]):
+        with pytest.raises(InvalidInput, match=f"'{labels[0]}', 'red' are neither all of 0 and 1"):
+            draft_sweep(numbers, labels, None)
+    with pytest.raises(InvalidInput, match="the text column 'bodi' is not in the table; did you mean 'body'"):
+        draft_sweep(make_texts(tmp_path / "texts.csv"), ["mood"], None, TextColumn("bodi", tmp_path))
+    texts = dpsweep("init", tmp_path / "texts.csv", "--label", "mood", "--group", "lang", "--text", "body")
+    assert (texts.returncode, "--text and --tokenizer belong together" in texts.stderr) == (2, True)
+
+
 def test_what_cannot_be_drafted_is_refused(tmp_path: Path) -> None:
     table = write(tmp_path, ".csv")
     for label, group, message in (
         ("aproved", "sex", "did you mean 'approved'"),
-        ("income", "sex", "label column 'income' has more than 50 distinct values"),
+        ("city", "sex", "label column 'city' has more than 50 distinct values"),
         ("approved", "city", "group column 'city' has more than 50"),
         ("empty", None, "fewer than two"),
     ):
         with pytest.raises(InvalidInput, match=message):
-            draft_sweep(table, label, group)
+            draft_sweep(table, [label], group)
     with pytest.raises(InvalidInput, match="has 20 rows; a sweep needs at least 50"):
-        draft_sweep(write(tmp_path, ".csv", rows=20), "approved", "sex")
+        draft_sweep(write(tmp_path, ".csv", rows=20), ["approved"], "sex")
     with pytest.raises(InvalidInput, match="there is no"):
-        draft_sweep(tmp_path / "none.csv", "approved", "sex")
+        draft_sweep(tmp_path / "none.csv", ["approved"], "sex")
 
 
 def test_the_command_writes_a_private_file_once(tmp_path: Path) -> None:

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.architectures import FTTransformer, UNet
+from benchmarks.architectures import FTTransformer
 from workers.gradients import GradientEngine
+from workers.models import MODELS as REGISTERED
 
 FAST = {"rule", "rewrite", "parameters per row"}
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "FT-transformer": (lambda: FTTransformer(7, 16), (7,)),
-    "U-Net": (lambda: UNet(8), (3, 16, 16)),
+    "U-Net": (lambda: REGISTERED["unet"]((3, 16, 16), 3, width=8), (3, 16, 16)),
 }
 
 

@@ -1,0 +1,152 @@
+"""Tokens in memory-mapped files: the same examples, written once, and in memory only while they are used."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from accounting.errors import InvalidInput
+from accounting.records import TrialFiles
+from tests.workers.data_folders import make_texts, make_tokenizer
+from tests.workers.trial_specs import small_trial
+from workers.batch_gradients import TrainingData
+from workers.data import load_dataset, texts
+from workers.spec import Component, DataSpec
+from workers.trial import run_trial
+
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "label": {"objective": "label", "label": "mood", "classes": ["neg", "pos"]},
+    "masked_lm": {"objective": "masked_lm", "mask_seed": 7},
+    "causal_lm": {"objective": "causal_lm"},
+}
+
+
+def spec_of(folder: Path, objective: str, cache: Path | None, rows: int = 9000, **cuts: Any) -> DataSpec:
+    """More rows than a selection may have in memory."""
+    path, tokenizer = folder / "texts.jsonl", folder / "tokenizer.json"
+    if not path.exists():
+        make_texts(path, rows)
+        make_tokenizer(tokenizer)
+    params = {"path": str(path), "text": "body", "tokenizer": str(tokenizer), "max_length": 8, "group": "lang"}
+    given = {**params, "groups": ["de", "en"], **OBJECTIVES[objective], **({"cache": str(cache)} if cache else {})}
+    return DataSpec("text", given, **{"test_fraction": 0.2, "public_fraction": 0.2, "keep": {"en": 0.9}, **cuts})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("texts")
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_the_examples_are_those_in_memory(objective: str, folder: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "tokens"
+    there, here = (load_dataset(spec_of(folder, objective, each)) for each in (cache, None))
+    assert there.digest() == here.digest()
+    assert there.train.place is not None
+    assert there.train.features.shape == here.train.features.shape
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(file.stat().st_mode) & 0o077 for file in cache.glob("*.[01]")} == {0}
+    assert not list(cache.glob("*.unfinished"))
+
+
+def test_they_are_written_once_for_all_that_read_them(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of four that load at once, one encodes; a later one finds the files. Another seed has files of its own."""
+    spec, encoded = spec_of(folder, "masked_lm", tmp_path / "tokens"), []
+    encode = texts._Encoder.encode
+
+    def counted(self: Any, some: Any) -> Any:
+        encoded.append(len(some))
+        return encode(self, some)
+
+    monkeypatch.setattr(texts._Encoder, "encode", counted)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: load_dataset(spec).digest(), range(4)))
+    assert len({*found, load_dataset(spec).digest()}) == 1
+    assert sum(encoded) == 9000
+    other = replace(spec, params={**spec.params, "mask_seed": 8})
+    assert load_dataset(other).digest() != found[0]
+    assert sum(encoded) == 18000
+
+
+def test_a_trial_has_the_same_bits(folder: Path, tmp_path: Path) -> None:
+    model = Component("language_model", {"width": 4, "depth": 1, "heads": 1})
+    weights = []
+    for cache in (tmp_path / "tokens", None):
+        data = spec_of(folder, "causal_lm", cache, keep={"en": 0.5})
+        spec = small_trial(data=data, model=model, loss=Component("causal_lm"), epochs=1)
+        spec = replace(spec, sampling=replace(spec.sampling, batch_size=500))
+        root = tmp_path / f"trial-{cache is None}"
+        result = run_trial(spec, str(root))
+        weights.append((torch.load(TrialFiles(str(root)).model, weights_only=True), result.evaluation))
+    (mapped, first), (held, second) = weights
+    assert first == second
+    assert all(torch.equal(mapped[name], values) for name, values in held.items())
+
+
+def test_data_without_room_on_the_device_go_over_batch_by_batch(folder: Path) -> None:
+    dataset, device = load_dataset(spec_of(folder, "causal_lm", None)), torch.device("cpu")
+    near, far = (TrainingData(dataset, device, room) for room in (1e9, 0.0))
+    for one, other in zip(near.inputs(torch.tensor([5, 0, 5])), far.inputs(torch.tensor([5, 0, 5])), strict=True):
+        assert torch.equal(one, other)
+
+
+PEAK = """
+import sys, threading, torch
+from workers.batch_gradients import TrainingData
+from workers.data import load_dataset
+from workers.spec import DataSpec
+def anonymous():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("RssAnon")) / 1024
+path, tokenizer, *cache = sys.argv[1:]
+params = {"path": path, "text": "body", "tokenizer": tokenizer, "max_length": 512, "objective": "causal_lm"}
+spec = DataSpec("text", {**params, **({"cache": cache[0]} if cache else {})}, test_fraction=0.5)
+peak, ended = [anonymous()], threading.Event()
+def watch():
+    while not ended.wait(0.002):
+        peak[0] = max(peak[0], anonymous())
+watcher = threading.Thread(target=watch)
+watcher.start()
+dataset = load_dataset(spec)
+data = TrainingData(dataset, torch.device("cpu"), float("inf"))
+for rows in torch.randperm(len(data)).split(256):
+    data.inputs(rows)
+dataset.digest()
+ended.set()
+watcher.join()
+print(peak[0])
+"""
+
+
+def test_memory_does_not_grow_with_the_texts(tmp_path: Path) -> None:
+    """10,000 more texts of 512 tokens and as many labels are 41 MB; what the process holds of its own grows by less
+    than a quarter, and without `cache` by more. Pages of the files are the system's, which drops them when it must."""
+    tokenizer, peaks = make_tokenizer(tmp_path / "tokenizer.json"), []
+    for rows, cache in ((2_500, [str(tmp_path / "tokens")]), (12_500, [str(tmp_path / "tokens")]), (12_500, [])):
+        path = make_texts(tmp_path / f"{rows}.parquet", rows)
+        arguments = [sys.executable, "-c", PEAK, str(path), str(tokenizer), *cache]
+        done = subprocess.run(arguments, capture_output=True, text=True, check=True, env={**os.environ})
+        peaks.append(float(done.stdout))
+    few, many, held = peaks
+    assert many - few < 10
+    assert held - few > 41
+
+
+def test_a_cache_that_cannot_be_is_refused(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidInput, match=r"cache '.*/file' cannot hold the examples \(.*\); name another folder"):
+        load_dataset(spec_of(folder, "causal_lm", tmp_path / "file"))
+    monkeypatch.setenv("DPSWEEP_KEY", "0" * 64)
+    with pytest.raises(InvalidInput, match="which DPSWEEP_KEY does not encrypt; leave out `cache`, or unset the key"):
+        load_dataset(spec_of(folder, "causal_lm", tmp_path / "tokens"))

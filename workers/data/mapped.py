@@ -1,0 +1,128 @@
+"""Examples that lie in memory-mapped files, for data that exceed memory.
+
+Rows are written once, block by block, and read as they are used: the system holds what it has room for, once for all
+processes of a node that map the same file. A file is named by a hash of all that its rows were made of.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from accounting.errors import InvalidInput
+from accounting.records import is_encrypting, make_private_file, make_private_folder
+
+_FEW: Final = 1024
+"""Rows up to which a selection is held in memory."""
+_BYTES: Final = 2**20
+"""About as many are copied at a time."""
+Blocks = Iterator[Sequence[npt.NDArray[Any]]]
+"""For each block of rows, these rows of every column."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """Type and shape of one row of a column."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        return self.dtype.itemsize * math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where columns of the same rows lie. key: what their files are named by."""
+
+    folder: Path
+    key: str
+
+    def columns(self, forms: Sequence[Form], blocks: Callable[[], Blocks]) -> tuple[Tensor, ...]:
+        """The columns, each a tensor [n, *shape]; ``blocks`` are asked for only where no process has written them yet.
+
+        Raises: InvalidInput for a folder that cannot be written, or with a key that encrypts private files.
+        """
+        if is_encrypting():
+            raise InvalidInput(
+                f"cache {str(self.folder)!r} would hold examples as they are, which DPSWEEP_KEY does not encrypt; "
+                "leave out `cache`, or unset the key"
+            )
+        files = [self.folder / f"{self.key}.{number}" for number in range(len(forms))]
+        try:
+            make_private_folder(self.folder)
+            with _alone(self.folder / f"{self.key}.lock"):
+                if not all(file.exists() for file in files):
+                    _write(files, blocks())
+        except OSError as error:
+            raise InvalidInput(
+                f"cache {str(self.folder)!r} cannot hold the examples ({os.strerror(error.errno or 0)}); name another "
+                "folder, or leave out `cache`"
+            ) from error
+        return tuple(_mapped(file, form) for file, form in zip(files, forms, strict=True))
+
+    def select(self, columns: Sequence[Tensor], at: Tensor) -> tuple[Place | None, tuple[Tensor, ...]]:
+        """The rows ``at`` of columns that lie here, and where they lie; a few are held in memory."""
+        if len(at) <= _FEW:
+            return None, tuple(column[at] for column in columns)
+        place = Place(self.folder, digest_of(self.key, at.numpy().data))
+        forms = [Form(column.dtype, tuple(column.shape[1:])) for column in columns]
+        rows = max(1, _BYTES // sum(form.bytes for form in forms))
+        return place, place.columns(
+            forms, lambda: ([column[some].numpy() for column in columns] for some in at.split(rows))
+        )
+
+
+def digest_of(*parts: str | bytes | memoryview) -> str:
+    """A sha256 of all parts and their lengths."""
+    digest = hashlib.sha256()
+    for part in parts:
+        content = part.encode() if isinstance(part, str) else part
+        digest.update(f"{memoryview(content).nbytes} ".encode())
+        digest.update(content)
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """Let one process of this node write at a time; the others find what it has written."""
+    with lock.open("a") as opened:
+        fcntl.flock(opened, fcntl.LOCK_EX)
+        yield
+
+
+def _write(files: Sequence[Path], blocks: Blocks) -> None:
+    """Write the columns beside their places, and move them there when they are complete."""
+    unfinished = [file.with_suffix(f"{file.suffix}.unfinished") for file in files]
+    for file in unfinished:
+        file.unlink(missing_ok=True)
+        make_private_file(file)
+    with contextlib.ExitStack() as stack:
+        opened = [stack.enter_context(file.open("wb")) for file in unfinished]
+        for block in blocks:
+            for rows, file in zip(block, opened, strict=True):
+                np.ascontiguousarray(rows).tofile(file)
+    for complete, file in zip(unfinished, files, strict=True):
+        complete.replace(file)
+
+
+def _mapped(file: Path, form: Form) -> Tensor:
+    """The rows of a file; a change of the tensor would not reach it."""
+    rows = file.stat().st_size // form.bytes
+    if rows == 0:
+        return torch.empty(0, *form.shape, dtype=form.dtype)
+    stored = torch.from_file(str(file), shared=False, size=rows * math.prod(form.shape), dtype=form.dtype)
+    return stored.view(rows, *form.shape)

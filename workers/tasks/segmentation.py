@@ -1,0 +1,116 @@
+"""A class for each pixel of a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from accounting.errors import InvalidInput
+from workers.tasks.protocol import IGNORED, Array, Score, known, mean_of_known, share, within
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Segmentation:
+    """Labels: whole numbers [n, height, width], the class of each pixel, `IGNORED` where it is not counted.
+
+    Outputs: [K, height, width], a logit for each of K classes at every pixel. Volumes have one more axis.
+    """
+
+    name: str = "segmentation"
+    main: str = "mean_iou"
+    scores: tuple[Score, ...] = ()
+    least_names: int = 2
+
+    def check_labels(self, what: str, labels: Tensor, names: tuple[str, ...]) -> None:
+        if labels.ndim < 3 or labels.is_floating_point():
+            raise InvalidInput(
+                f"{what} have shape {tuple(labels.shape)} and type {labels.dtype}, but segmentation takes whole "
+                f"numbers [n, height, width]: a class for each pixel, {IGNORED} where it is not counted"
+            )
+        if not within(labels, len(names)):
+            raise InvalidInput(f"{what} must be classes from 0 to {len(names) - 1}, or {IGNORED} where none is counted")
+
+    def output_shape(self, labels: Tensor, names: tuple[str, ...]) -> tuple[int, ...]:
+        return len(names), *labels.shape[1:]
+
+    def outputs(self, names: tuple[str, ...]) -> str:
+        return f"one logit for each of {len(names)} classes at every pixel"
+
+    def kept(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """[b, 3 K]: of each class the pixels that are right, those predicted, and those labelled so, counted ones."""
+        import torch  # late: sweep files do not need it
+
+        ignored = torch.full_like(labels, IGNORED)
+        predicted = torch.where(labels == IGNORED, ignored, outputs.argmax(1).to(labels))
+        right = torch.where(predicted == labels, labels, ignored)
+        classes = range(outputs.shape[1])
+        counts = [(found == each).flatten(1).sum(1) for found in (right, predicted, labels) for each in classes]
+        return torch.stack(counts, 1).double()
+
+    def parts(self, sums: Array, names: tuple[str, ...]) -> Mapping[str, Mapping[str, float]]:
+        """Of each class; what is not defined, as for one that neither occurs nor is predicted, is left out."""
+        found = {name: of(*_blocks(sums)) for name, of in _OF_CLASSES.items()}
+        return {name: known({each: values[at] for each, values in found.items()}) for at, name in enumerate(names)}
+
+
+def _blocks(sums: Array) -> tuple[Array, Array, Array]:
+    """Counts [..., K] of pixels that are right, predicted and labelled."""
+    right, predicted, labelled = np.split(sums, 3, axis=-1)
+    return right, predicted, labelled
+
+
+def _iou(right: Array, predicted: Array, labelled: Array) -> Array:
+    return share(right, predicted + labelled - right)
+
+
+def _dice(right: Array, predicted: Array, labelled: Array) -> Array:
+    return share(2.0 * right, predicted + labelled)
+
+
+def _pixel_accuracy(sums: Array) -> Array:
+    right, _, labelled = _blocks(sums)
+    return share(right.sum(-1), labelled.sum(-1))
+
+
+_OF_CLASSES: Final = {
+    "iou": _iou,
+    "dice": _dice,
+    "precision": lambda right, predicted, labelled: share(right, predicted),
+    "true_positive_rate": lambda right, predicted, labelled: share(right, labelled),
+}
+SEGMENTATION: Final = Segmentation(
+    scores=(
+        Score(
+            "mean_iou",
+            "Mean IoU",
+            "higher",
+            "share",
+            lambda sums: mean_of_known(_iou(*_blocks(sums))),
+            "Intersection over union of a class: the pixels rightly predicted so, over those predicted or labelled so, "
+            "summed over all pictures; the mean is over classes, without those that neither occur nor are predicted.",
+        ),
+        Score(
+            "mean_dice",
+            "Mean Dice",
+            "higher",
+            "share",
+            lambda sums: mean_of_known(_dice(*_blocks(sums))),
+            "Twice the pixels rightly predicted as a class over those predicted so plus those labelled so: the F1 of "
+            "its pixels; the mean is over classes as of mean IoU.",
+        ),
+        Score(
+            "pixel_accuracy",
+            "Pixel accuracy",
+            "higher",
+            "share",
+            _pixel_accuracy,
+            "The share of counted pixels that are predicted right: classes count by how many pixels they have.",
+        ),
+    )
+)
