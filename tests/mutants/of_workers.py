@@ -262,15 +262,15 @@ WORKERS: Final[tuple[Mutant, ...]] = (
         "workers/gradients/engine.py",
         ENGINE,
         B(
-            "prepared: dict[str, ExampleGradients] = {}\n        for",
-            "prepared: dict[str, ExampleGradients] = {}\n        gradients.popitem()\n        for",
+            "square_together(gradients.values())\n        for",
+            "gradients.popitem()\n        for",
             "norms leave out a parameter",
             True,
             ("tests/workers/gradients/test_engine.py",),
         ),
         B("first.random_state.restore()", "pass", "the summed pass draws other masks than the measured one", True),
         B(
-            "_require_same(torch.stack(differ))",
+            "require_same(torch.stack(differ))",
             "pass",
             "passes that differ are not noticed",
             True,
@@ -316,6 +316,16 @@ WORKERS: Final[tuple[Mutant, ...]] = (
     ),
     *bugs_in(
         "workers/preprocessing.py",
+    *bugs_in(
+        "workers/gradients/micro_batches.py",
+        ("tests/workers/gradients/test_static_shapes.py",),
+        B(
+            "return MicroBatch(*padded, len(x) // multiplicity)",
+            "return MicroBatch(*padded, size)",
+            "padding counts as examples",
+            True,
+        ),
+    ),
         ("tests/workers/test_preprocessing.py",),
         B(
             "noise.added(moments[rows, columns], self.noise_multiplier)",
