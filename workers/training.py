@@ -31,7 +31,7 @@ from workers.clipping import (
 )
 from workers.courses import new_courses, note_epoch
 from workers.data import Dataset
-from workers.devices import choose_device
+from workers.devices import choose_device, sent
 from workers.evaluation import Evaluation, evaluate
 from workers.gradients import RandomState, WeightedSum, modes_of
 from workers.history import EpochRecord
@@ -80,6 +80,8 @@ class Trainer:
         """What computes norms and clipped sums."""
         self._model, self._data = local.model, local.data
         self._modes = modes_of(self._model)
+        self._test, public = replace(dataset.test, features=dataset.test.features.to(device)), dataset.public
+        self._public = None if public is None else replace(public, features=public.features.to(device))
         self._parameters = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
         self._optimizer = make_optimizer(spec.optimizer, self._parameters)
         self._learning_rate = make_learning_rate_schedule(
@@ -253,7 +255,7 @@ class Trainer:
         if prices is not None:
             self._run.clipping = self._method.pay(self._run.clipping, prices)
 
-        rows = torch.from_numpy(self._sampler.next_batch()).to(self._data.device)
+        rows = sent(torch.from_numpy(self._sampler.next_batch()), self._data.device)
         clipped = self._clipped_sum(rows)
         self.counters.non_finite_gradients += clipped.non_finite
         self.counters.empty_batches += int(len(rows) == 0)
@@ -303,8 +305,8 @@ class Trainer:
         """Weights by the rule that the method chooses from the noisy answer to its query."""
         query = self._method.query
         assert query is not None, "methods without a query decide before the batch"
-        answer = self._method.answer(self._run.clipping, batch, self._setting).cpu()
-        self._decide(self._noise.added(answer, query.noise_std))
+        answer = self._method.answer(self._run.clipping, batch, self._setting)
+        self._decide(self._noise.added(answer, query.noise_std).cpu())
         return self._rule.weights(batch)
 
     def _decide(self, noisy_answer: Tensor) -> None:
@@ -319,7 +321,8 @@ class Trainer:
         """Add noise of std sigma S (1 + NORM_ERROR), which covers the rounding error of clipped norms, and update."""
         std = sigma * self._rule.sensitivity * (1.0 + NORM_ERROR) if sigma > 0.0 else 0.0
         batch_size = self._setting.batch_size
-        noisy = {name: each / batch_size for name, each in self._noise.added_to_each(gradients, std).items()}
+        sums = self._noise.added_to_each(gradients, std)
+        noisy = dict(zip(sums, torch._foreach_div(list(sums.values()), batch_size), strict=True))
         self._optimizer.step(noisy, self._learning_rate(self.step_count), std / batch_size)
         if self._average is not None:
             self._average.update(self._parameters)
@@ -348,9 +351,10 @@ class Trainer:
 
     def evaluations(self) -> tuple[Evaluation, Evaluation | None]:
         """The model as it is now on held-out test data and, if there are any, on public data."""
-        shown, public, least = self.released_model(), self._dataset.public, self._spec.min_group_size
-        test = evaluate(shown, self._dataset.test, self._dataset, self.local.loss, least)
-        return test, None if public is None else evaluate(shown, public, self._dataset, self.local.loss, least)
+        shown, least = self.released_model(), self._spec.min_group_size
+        test, public = self._test, self._public
+        shown_test = evaluate(shown, test, self._dataset, self.local.loss, least)
+        return shown_test, None if public is None else evaluate(shown, public, self._dataset, self.local.loss, least)
 
     def _note_departures(self, sigma: float) -> None:
         prices, groups = self._planned.prices(sigma), self._dataset.train.groups
