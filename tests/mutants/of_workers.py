@@ -171,6 +171,12 @@ WORKERS: Final[tuple[Mutant, ...]] = (
     *bugs_in(
         "workers/chacha.py",
         CHACHA,
+        B(
+            "ChaChaStream(os.urandom(KEY_BYTES), device)",
+            "ChaChaStream(bytes(KEY_BYTES), device)",
+            "the key is known",
+            True,
+        ),
         B("        self._series += 1\n", "", "all calls have the same noise", True),
         B("        self._next_block += blocks\n", "", "all parts of a call have the same noise", True),
         B("if first + blocks > MOST_BLOCKS:", "if first > MOST_BLOCKS:", "the counter begins anew within a call", True),

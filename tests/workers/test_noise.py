@@ -227,7 +227,7 @@ def test_draws_do_not_depend_on_how_many_are_made_at_once(
 
 
 def test_a_device_draws_what_a_cpu_draws() -> None:
-    """But for the last bits of its logarithm, square root, sine and cosine, which decide on one release in 10^10."""
+    """But for the last bits of its logarithm, square root, sine and cosine, which decide on one release in 10^11."""
     there, here = KeyedNoise(DEVICE), KeyedNoise(torch.device("cpu"))
     here.restore(there.state())
     values = {"a": torch.randn(300, 1000), "b": torch.randn(7)}
