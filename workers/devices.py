@@ -6,6 +6,7 @@ import contextlib
 import math
 
 import torch
+from torch import Tensor
 
 from accounting.errors import InvalidInput
 
@@ -23,6 +24,11 @@ def choose_device(name: str) -> torch.device:
             f"device is {name!r}, but torch finds {found} CUDA devices here; use auto or cpu, or give trials a GPU"
         )
     return device
+
+
+def sent(values: Tensor, device: torch.device) -> Tensor:
+    """``values``, which are on the CPU, on the device. The host does not wait until a GPU has taken them."""
+    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)
 
 
 def known_device(name: str) -> torch.device:

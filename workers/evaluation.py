@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from accounting.errors import InvalidInput
 from workers.data import Dataset, Preparation, Split, as_targets
+from workers.devices import room_for_data
 from workers.gradients import modes_kept
 from workers.losses import Loss
 from workers.rates import Counts, calibration_error, confusion_counts, gaps, mean_by_group
@@ -149,6 +150,17 @@ def in_batches(
 
 Predict = Callable[[nn.Module, Split, Dataset, Loss], Predictions]
 """`predict`, in this process or by several together."""
+
+
+def with_evaluated_on(device: torch.device, dataset: Dataset) -> Dataset:
+    """The data set with the features that are evaluated after every epoch on the device, where there is room for them."""
+
+    def moved(split: Split) -> Split:
+        fits = split.features.nbytes <= room_for_data(device)
+        return replace(split, features=split.features.to(device)) if fits else split
+
+    public = None if dataset.public is None else moved(dataset.public)
+    return replace(dataset, test=moved(dataset.test), public=public)
 
 
 def evaluate(

@@ -2,13 +2,13 @@
 
 ========================  ==========================================================================================
 ``seeded``                research mode: whoever knows the trial's seed can subtract the noise. For experiments only.
-``os_entropy``            a 256-bit key from the operating system, expanded by SHAKE-256. For models that are released.
+``os_entropy``            a 256-bit key from the operating system, expanded by ChaCha20. For models that are released.
 ``os_entropy_secure``     the same, but each value is a scaled sum of four draws, against attacks that recover a draw
                           from its floating-point rounding (Holohan and Braghin, 2021, "Secure random sampling").
 ========================  ==========================================================================================
 
 Values with noise from a key are rounded to a public grid, so that their last bits do not reveal the exact value.
-The key is stored only in the private checkpoint.
+The key is stored only in the private checkpoint. Trials that earlier versions began with SHAKE-256 go on with it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -29,13 +28,7 @@ from accounting.errors import require_finite
 from accounting.keyed import KeyedStream
 from accounting.registry import lookup
 from accounting.rounding import release_grid
-
-BLOCK: Final = 65_536
-"""Draws made at once; their working memory fits in a core's cache."""
-
-
-_SMALL: Final = 16_384
-"""Tensors with fewer values get their noise together."""
+from workers.gaussians import CIPHERS
 
 
 class NoiseSource(Protocol):
@@ -77,7 +70,8 @@ class SeededNoise:
         return values + self.normal(tuple(values.shape), std).to(values)
 
     def added_to_each(self, values: Mapping[str, Tensor], std: float) -> dict[str, Tensor]:
-        return {name: self.added(each, std) for name, each in values.items()}
+        noise = [self.normal(tuple(each.shape), std).to(each) for each in values.values()]
+        return dict(zip(values, torch._foreach_add(list(values.values()), noise), strict=True))
 
     def state(self) -> dict[str, Any]:
         return {"generator": self._generator.get_state()}
@@ -87,30 +81,41 @@ class SeededNoise:
 
 
 class KeyedNoise:
-    """Noise from a secret key: the Box-Muller transform of the key's uniform bits.
+    """Noise from a secret key, by the standard normal values of a cipher.
 
     draws: each value is the sum of this many independent draws, divided by the square root of their number, and has the
-    same distribution; with four, recovering a draw from its rounding is infeasible.
+    same distribution; with four, recovering a draw from its rounding is infeasible. cipher: of a new run; `restore`
+    takes that of the run.
     """
 
-    def __init__(self, stream: KeyedStream, device: torch.device, draws: int = 1) -> None:
-        self._stream, self._device, self._draws = stream, device, draws
+    def __init__(self, device: torch.device, draws: int = 1, cipher: str = "chacha20") -> None:
+        self._device, self._draws, self._cipher = device, draws, cipher
+        self._gaussians = CIPHERS[cipher](device)
 
     def normal(self, shape: tuple[int, ...], std: float) -> Tensor:
-        return self._exact(shape, std).to(self._device, torch.float32)
+        require_finite("noise std", std, at_least=0.0)
+        values = torch.empty(math.prod(shape), dtype=torch.float32, device=self._device)
+        with _one_thread():
+            for part, noise in self._scaled(values, std):
+                part.copy_(noise)
+        return values.view(shape)
 
     def added(self, values: Tensor, std: float) -> Tensor:
         """values + noise in double precision, rounded to the public grid, which is much coarser."""
         if std == 0.0:
             return values
-        grid = release_grid(std)
-        noisy = self._exact(tuple(values.shape), std).add_(values.cpu())
-        return noisy.div_(grid).round_().mul_(grid).to(values)
+        require_finite("noise std", std, at_least=0.0)
+        grid, noisy = release_grid(std), values.flatten().clone()
+        with _one_thread():
+            for part, noise in self._scaled(noisy, std):
+                part.copy_(noise.add_(part.to(noise.device)).div_(grid).round_().mul_(grid))
+        return noisy.view(values.shape)
 
     def added_to_each(self, values: Mapping[str, Tensor], std: float) -> dict[str, Tensor]:
-        """Small tensors get their noise together, as one call takes longer than their draws; on a GPU all do, as the
-        host would wait for each of them."""
-        together = [name for name, each in values.items() if each.numel() < _SMALL or each.is_cuda]
+        """Those below a number of values, for ChaCha20 all, get their noise together: a call takes longer than the
+        draws of a small tensor. On a GPU all do, as the host would wait for each."""
+        below = self._gaussians.together_below
+        together = [name for name, each in values.items() if each.numel() < below or each.is_cuda]
         joined = self.added(torch.cat([values[n].flatten() for n in together]), std) if together else torch.zeros(0)
         parts = dict(zip(together, joined.split([values[name].numel() for name in together]), strict=True))
         return {
@@ -118,30 +123,21 @@ class KeyedNoise:
             for name, each in values.items()
         }
 
-    def _exact(self, shape: tuple[int, ...], std: float) -> Tensor:
-        """The noise in float64, on the CPU."""
-        require_finite("noise std", std, at_least=0.0)
-        values, scale = torch.empty(math.prod(shape), dtype=torch.float64), std / math.sqrt(self._draws)
-        with _one_thread():
-            for block in torch.split(values, BLOCK // self._draws):
-                count = self._draws * len(block)
-                draws = _box_muller(self._stream.words(count + count % 2))[:count]
-                torch.sum(draws.view(self._draws, -1), 0, out=block).mul_(scale)
-        return values.view(shape)
+    def _scaled(self, values: Tensor, std: float) -> Iterator[tuple[Tensor, Tensor]]:
+        """Every part of ``values`` [n] with noise of the same length, in float64 where it is made."""
+        start, scale = 0, std / math.sqrt(self._draws)
+        for draws in self._gaussians.pieces(len(values), self._draws):
+            yield values[start : start + len(draws)], draws.mul_(scale)
+            start += len(draws)
 
     def state(self) -> dict[str, Any]:
-        return self._stream.state()
+        return {"cipher": self._cipher, "stream": self._gaussians.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self._stream.restore(state)
-
-
-def _box_muller(words: npt.NDArray[np.uint64]) -> Tensor:
-    """Uniform 64-bit words (an even number) -> as many independent standard normal values, float64."""
-    uniform = torch.from_numpy((words >> np.uint64(11)).astype(np.float64))
-    radius, angle = uniform.add_(0.5).mul_(2.0**-53).chunk(2)  # in (0, 1): the logarithm is finite
-    radius, angle = radius.log_().mul_(-2.0).sqrt_(), angle.mul_(2.0 * math.pi)
-    return torch.cat([radius * angle.cos(), radius * angle.sin()])
+        """Continue with the cipher of the state; earlier versions had only SHAKE-256, and kept its state alone."""
+        self._cipher = state.get("cipher", "shake256")
+        self._gaussians = lookup(CIPHERS, self._cipher, "cipher")(self._device)
+        self._gaussians.restore(state.get("stream", state))
 
 
 @contextmanager
@@ -160,11 +156,11 @@ def _seeded(seed: int, device: torch.device) -> NoiseSource:
 
 
 def _os_entropy(seed: int, device: torch.device) -> NoiseSource:
-    return KeyedNoise(KeyedStream.from_os(), device)
+    return KeyedNoise(device)
 
 
 def _os_entropy_secure(seed: int, device: torch.device) -> NoiseSource:
-    return KeyedNoise(KeyedStream.from_os(), device, draws=4)
+    return KeyedNoise(device, draws=4)
 
 
 @dataclass(frozen=True)

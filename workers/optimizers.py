@@ -153,12 +153,17 @@ class BiasCorrectedAdam:
         self.noise_moment = beta2 * self.noise_moment + (1.0 - beta2) * noise_std**2
         debias1, debias2 = 1.0 - beta1**self.steps, 1.0 - beta2**self.steps
         rate = self.learning_rate * factor
-        for name, gradient in gradients.items():
-            parameter, (first, second) = self.parameters[name], self.moments[name]
-            first.lerp_(gradient, 1.0 - beta1)
-            second.mul_(beta2).addcmul_(gradient, gradient, value=1.0 - beta2)
-            signal = (second - self.noise_moment).div_(debias2).clamp_(min=self.floor**2)
-            parameter.mul_(1.0 - rate * self.weight_decay).addcdiv_(first, signal.sqrt_(), value=-rate / debias1)
+        new, parameters = list(gradients.values()), [self.parameters[name] for name in gradients]
+        first, second = (list(each) for each in zip(*(self.moments[name] for name in gradients), strict=True))
+        torch._foreach_lerp_(first, new, 1.0 - beta1)
+        torch._foreach_mul_(second, beta2)
+        torch._foreach_addcmul_(second, new, new, value=1.0 - beta2)
+        signals = torch._foreach_sub(second, self.noise_moment)
+        torch._foreach_div_(signals, debias2)
+        torch._foreach_clamp_min_(signals, self.floor**2)
+        torch._foreach_sqrt_(signals)
+        torch._foreach_mul_(parameters, 1.0 - rate * self.weight_decay)
+        torch._foreach_addcdiv_(parameters, first, signals, value=-rate / debias1)
 
     def state(self) -> dict[str, Any]:
         return {"steps": self.steps, "noise_moment": self.noise_moment, "moments": self.moments}
@@ -329,8 +334,7 @@ class ExponentialAverage:
     def update(self, parameters: Parameters) -> None:
         decay = min(self._decay, (1 + self._steps) / (10 + self._steps))
         self._steps += 1
-        for name, value in self.values.items():
-            value.lerp_(parameters[name], 1.0 - decay)
+        torch._foreach_lerp_(list(self.values.values()), [parameters[name] for name in self.values], 1.0 - decay)
 
     def state(self) -> dict[str, Any]:
         return {"steps": self._steps, "values": self.values}

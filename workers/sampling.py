@@ -12,6 +12,7 @@ from accounting.errors import InvalidInput, require_finite
 from accounting.keyed import KeyedStream
 from accounting.registry import lookup
 from accounting.samplings import Sampling, sampling_of_sizes
+from workers.gaps import are_worth_it, rows_by_gaps
 from workers.noise import derive_seed, noise_source_kind
 from workers.spec import SamplingSpec
 
@@ -56,12 +57,18 @@ class RowDraws(Protocol):
 
 
 class SeededRows:
-    """Research mode: numpy's PCG64, seeded by the trial."""
+    """Research mode: numpy's PCG64, seeded by the trial.
+
+    The rows of large data sets are drawn at once: how many, and which. A trial of an earlier version goes on to look at
+    each.
+    """
 
     def __init__(self, seed: int) -> None:
-        self._rng = np.random.Generator(np.random.PCG64(seed))
+        self._rng, self._draws_at_once = np.random.Generator(np.random.PCG64(seed)), True
 
     def each(self, n: int, expected: int) -> Rows:
+        if self._draws_at_once and are_worth_it(n, expected):
+            return self.subset(n, int(self._rng.binomial(n, expected / n)))
         return np.flatnonzero(self._rng.random(n) < expected / n)
 
     def subset(self, n: int, count: int) -> Rows:
@@ -71,23 +78,30 @@ class SeededRows:
         return self._rng.permutation(n)
 
     def state(self) -> dict[str, Any]:
-        return {"generator": self._rng.bit_generator.state}
+        return {"generator": self._rng.bit_generator.state, "draws_at_once": self._draws_at_once}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self._rng.bit_generator.state = state["generator"]
+        self._draws_at_once = state.get("draws_at_once", False)
 
 
 class KeyedRows:
-    """Choices from a secret key. They have the stated distribution if the bits of the stream are uniform."""
+    """Choices from a secret key. They have the stated distribution if the bits of the stream are uniform.
+
+    Of large data sets the gaps between rows are drawn. A trial of an earlier version goes on to look at each row.
+    """
 
     def __init__(self, stream: KeyedStream) -> None:
-        self._stream = stream
+        self._stream, self._draws_gaps = stream, True
 
     def each(self, n: int, expected: int) -> Rows:
-        """The probability is rounded down to a multiple of 2^-72, which never weakens the guarantee.
+        """The probability is rounded down to a multiple of 2^-72, which never weakens the guarantee; by gaps, as
+        `rows_by_gaps` says.
 
         A row's first byte decides unless it ties with the threshold (one row in 256); ties draw 64 more bits.
         """
+        if self._draws_gaps and are_worth_it(n, expected):
+            return rows_by_gaps(self._stream, n, expected)
         threshold, rest = divmod((expected << 72) // n, 1 << 64)
         first = self._stream.octets(n)
         ties = np.flatnonzero(first == threshold)
@@ -113,10 +127,11 @@ class KeyedRows:
         return rows if (np.diff(words[rows]) > 0).all() else self.order(n)
 
     def state(self) -> dict[str, Any]:
-        return self._stream.state()
+        return {**self._stream.state(), "draws_gaps": self._draws_gaps}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self._stream.restore(state)
+        self._draws_gaps = state.get("draws_gaps", False)
 
 
 def make_row_draws(noise_source: str, seed: int, purpose: str = "sampling") -> RowDraws:

@@ -31,8 +31,8 @@ from workers.clipping import (
 )
 from workers.courses import new_courses, note_epoch
 from workers.data import Dataset
-from workers.devices import choose_device
-from workers.evaluation import Evaluation, Predictions, evaluate
+from workers.devices import choose_device, sent
+from workers.evaluation import Evaluation, Predictions, evaluate, with_evaluated_on
 from workers.gradients import RandomState, WeightedSum, modes_of
 from workers.history import EpochRecord
 from workers.imports import NO_CODE, UserCode
@@ -69,7 +69,7 @@ class Trainer:
         code: UserCode = NO_CODE,
     ) -> None:
         device = choose_device(spec.execution.device)
-        self._spec, self._dataset, self._noise, self._code = spec, dataset, noise, code
+        self._spec, self._noise, self._code = spec, noise, code
         self._method = make_clipping(spec.clipping, code)
         check_spec(spec, mechanism, self._method, 0 if dataset.public is None else len(dataset.public))
         self.total_steps = spec.epochs * mechanism.steps_per_epoch
@@ -80,6 +80,7 @@ class Trainer:
         """What computes norms and clipped sums."""
         self._model, self._data = local.model, local.data
         self._modes = modes_of(self._model)
+        self._dataset = with_evaluated_on(device, dataset)
         self._parameters = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
         self._optimizer = make_optimizer(spec.optimizer, self._parameters)
         self._learning_rate = make_learning_rate_schedule(
@@ -253,7 +254,7 @@ class Trainer:
         if prices is not None:
             self._run.clipping = self._method.pay(self._run.clipping, prices)
 
-        rows = torch.from_numpy(self._sampler.next_batch()).to(self._data.device)
+        rows = sent(torch.from_numpy(self._sampler.next_batch()), self._data.device)
         clipped = self._clipped_sum(rows)
         self.counters.non_finite_gradients += clipped.non_finite
         self.counters.empty_batches += int(len(rows) == 0)
@@ -303,8 +304,8 @@ class Trainer:
         """Weights by the rule that the method chooses from the noisy answer to its query."""
         query = self._method.query
         assert query is not None, "methods without a query decide before the batch"
-        answer = self._method.answer(self._run.clipping, batch, self._setting).cpu()
-        self._decide(self._noise.added(answer, query.noise_std))
+        answer = self._method.answer(self._run.clipping, batch, self._setting)
+        self._decide(self._noise.added(answer, query.noise_std).cpu())
         return self._rule.weights(batch)
 
     def _decide(self, noisy_answer: Tensor) -> None:
@@ -319,7 +320,8 @@ class Trainer:
         """Add noise of std sigma S (1 + NORM_ERROR), which covers the rounding error of clipped norms, and update."""
         std = sigma * self._rule.sensitivity * (1.0 + NORM_ERROR) if sigma > 0.0 else 0.0
         batch_size = self._setting.batch_size
-        noisy = {name: each / batch_size for name, each in self._noise.added_to_each(gradients, std).items()}
+        sums = self._noise.added_to_each(gradients, std)
+        noisy = dict(zip(sums, torch._foreach_div(list(sums.values()), batch_size), strict=True))
         self._optimizer.step(noisy, self._learning_rate(self.step_count), std / batch_size)
         if self._average is not None:
             self._average.update(self._parameters)

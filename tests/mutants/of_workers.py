@@ -7,6 +7,8 @@ from typing import Final
 from tests.mutants.mutant import Bug as B
 from tests.mutants.mutant import Mutant, bugs_in
 
+CHACHA: Final = ("tests/workers/test_chacha.py",)
+CHACHA_VALUES: Final = ("tests/workers/test_noise.py::test_draws_are_those_of_box_and_muller_from_the_bits_of_openssl",)
 DRAWS: Final = ("tests/workers/test_training_draws.py",)
 ENGINE: Final = ("tests/workers/gradients/test_edges.py",)
 NOISE: Final = ("tests/workers/test_noise.py",)
@@ -38,7 +40,7 @@ WORKERS: Final[tuple[Mutant, ...]] = (
             "noise of a bound above 1 is that of 1",
             True,
         ),
-        B("self._noise.added_to_each(gradients, std).items()", "gradients.items()", "the model gets no noise", True),
+        B("self._noise.added_to_each(gradients, std)", "gradients", "the model gets no noise", True),
         B(
             "batch_size = self._setting.batch_size",
             "batch_size = max(self.counters.empty_batches, 1)",
@@ -145,20 +147,48 @@ WORKERS: Final[tuple[Mutant, ...]] = (
         NOISE,
         B("std / math.sqrt(self._draws)", "std / self._draws", "noise of four draws is half as large", True),
         B(
-            "return KeyedNoise(KeyedStream.from_os(), device)\n",
+            "return KeyedNoise(device)\n",
             "return SeededNoise(seed, device)\n",
             "noise of a released model comes from the seed",
             True,
         ),
         B(
-            "return noisy.div_(grid).round_().mul_(grid).to(values)",
-            "return noisy.to(values)",
+            ".div_(grid).round_().mul_(grid))",
+            ")",
             "low-order bits give values away",
             True,
         ),
-        B(".mul_(-2.0).sqrt_()", ".mul_(-1.0).sqrt_()", "noise is too small by sqrt 2", True),
         B("_TWISTER_WORDS: Final = 624", "_TWISTER_WORDS: Final = 2", "64 bits of a generator are secret", True),
         B('f"dpsweep:{purpose}:{seed}"', 'f"dpsweep:{seed}"', "all purposes share a seed"),
+    ),
+    *bugs_in(
+        "workers/gaussians.py",
+        NOISE,
+        B(".mul_(-2.0).sqrt_()", ".mul_(-1.0).sqrt_()", "noise is too small by sqrt 2", True),
+        B("words.bitwise_right_shift(11)", "words.bitwise_right_shift(31)", "noise has 33 bits", True, CHACHA_VALUES),
+        B("max(1, count)", "count", "trials that began with SHAKE-256 go on with other noise", True),
+    ),
+    *bugs_in(
+        "workers/chacha.py",
+        CHACHA,
+        B(
+            "ChaChaStream(os.urandom(KEY_BYTES), device)",
+            "ChaChaStream(bytes(KEY_BYTES), device)",
+            "the key is known",
+            True,
+        ),
+        B("        self._series += 1\n", "", "all calls have the same noise", True),
+        B("        self._next_block += blocks\n", "", "all parts of a call have the same noise", True),
+        B("if first + blocks > MOST_BLOCKS:", "if first > MOST_BLOCKS:", "the counter begins anew within a call", True),
+        B("for _ in range(10):", "for _ in range(4):", "ChaCha8 instead of ChaCha20", True),
+    ),
+    *bugs_in(
+        "workers/gaps.py",
+        ("tests/workers/test_gaps.py",),
+        B("* _ONE) - 1", "* _ONE) * 2", "rows join twice as often", True),
+        B("* _ONE) - 1", "* _ONE) + 1", "rows join more often than is stated", True),
+        B("k % 2 == 1", "k % 2 == 0", "events occur where they should not", True),
+        B("words > np.uint64(most)", "words > np.uint64(2**64 - 1)", "small integers are more likely", True),
     ),
     *bugs_in(
         "workers/sampling.py",
@@ -262,15 +292,15 @@ WORKERS: Final[tuple[Mutant, ...]] = (
         "workers/gradients/engine.py",
         ENGINE,
         B(
-            "prepared: dict[str, ExampleGradients] = {}\n        for",
-            "prepared: dict[str, ExampleGradients] = {}\n        gradients.popitem()\n        for",
+            "square_together(gradients.values())\n        for",
+            "gradients.popitem()\n        for",
             "norms leave out a parameter",
             True,
             ("tests/workers/gradients/test_engine.py",),
         ),
         B("first.random_state.restore()", "pass", "the summed pass draws other masks than the measured one", True),
         B(
-            "_require_same(torch.stack(differ))",
+            "require_same(torch.stack(differ))",
             "pass",
             "passes that differ are not noticed",
             True,
@@ -291,6 +321,16 @@ WORKERS: Final[tuple[Mutant, ...]] = (
         "workers/gradients/verification.py",
         ("tests/workers/gradients/test_verification.py",),
         B("raise refused from None", "return True", "rows that are mixed pass in double precision", True),
+    ),
+    *bugs_in(
+        "workers/gradients/micro_batches.py",
+        ("tests/workers/gradients/test_static_shapes.py",),
+        B(
+            "return MicroBatch(*padded, len(x) // multiplicity)",
+            "return MicroBatch(*padded, size)",
+            "padding counts as examples",
+            True,
+        ),
     ),
     *bugs_in(
         "workers/gradients/looks.py",

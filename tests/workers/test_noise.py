@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import os
 
+import mpmath
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from scipy.stats import binomtest, kstest, norm
 
 from accounting.errors import InvalidInput
 from accounting.keyed import KEY_BYTES
 from accounting.rounding import release_grid
 from tests.workers.devices import DEVICE
+from workers import gaussians
+from workers.gaussians import BLOCK, ChaChaGaussians
 from workers.noise import (
-    BLOCK,
     NOISE_SOURCES,
+    KeyedNoise,
     NoiseSource,
     derive_seed,
     make_noise_source,
@@ -24,18 +31,25 @@ from workers.noise import (
 )
 
 CPU = DEVICE
-every_source = pytest.mark.parametrize("name", NOISE_SOURCES)
+EARLIER = {"os_entropy of earlier versions": "os_entropy", "os_entropy_secure of earlier versions": "os_entropy_secure"}
+"""Trials that earlier versions began go on with SHAKE-256."""
+every_source = pytest.mark.parametrize("name", [*NOISE_SOURCES, *EARLIER])
 
 
 def source(name: str, seed: int = 0) -> NoiseSource:
-    return make_noise_source(name, seed, CPU)
+    noise = make_noise_source(EARLIER.get(name, name), seed, CPU)
+    if name in EARLIER:
+        noise.restore({"key": os.urandom(KEY_BYTES), "counter": 0})
+    return noise
 
 
 def repeatable(name: str, key: int) -> NoiseSource:
     """The same draws in every run of the tests, also where the key comes from the operating system."""
-    noise = source(name, seed=key)
-    if name != "seeded":
-        noise.restore({"key": key.to_bytes(KEY_BYTES, "little"), "counter": 0})
+    noise, secret = source(name, seed=key), key.to_bytes(KEY_BYTES, "little")
+    if name in EARLIER:
+        noise.restore({"key": secret, "counter": 0})
+    elif name != "seeded":
+        noise.restore({"cipher": "chacha20", "stream": {"key": secret, "series": 0}})
     return noise
 
 
@@ -148,6 +162,83 @@ def test_only_seeded_noise_follows_the_seed() -> None:
     assert not torch.equal(source("seeded", 1).normal((4,), 1.0), source("seeded", 2).normal((4,), 1.0))
     for name in ("os_entropy", "os_entropy_secure"):
         assert not torch.equal(source(name, 1).normal((4,), 1.0), source(name, 1).normal((4,), 1.0))
+
+
+@pytest.mark.parametrize(
+    ("name", "digest"),
+    [
+        ("os_entropy", "544574d7cabbb3d761c74abb1e3dd4f91fa7c9eca7d90efbad4a779c47f3c5eb"),
+        ("os_entropy_secure", "2fff4fe8e060231126fe92a62a30c67361ff7e4f6e54387dc80d24a73499fb0a"),
+    ],
+)
+def test_trials_that_began_with_shake_go_on_with_the_same_bits(name: str, digest: str) -> None:
+    """The digests are those of the version that had no other cipher: one call, an empty one, many tensors, a count."""
+    noise = make_noise_source(name, 0, torch.device("cpu"))
+    noise.restore({"key": bytes(range(KEY_BYTES)), "counter": 7})
+    shapes = {"a": (40, 101), "large": (300, 1000), "b": (7,), "other": (20001,), "empty": (0, 3)}
+    values = {
+        each: torch.arange(math.prod(shape), dtype=torch.float32).view(shape).div(1000)
+        for each, shape in shapes.items()
+    }
+    made = [noise.normal((70001,), 1.5), noise.normal((0,), 1.5)]
+    made += noise.added_to_each(values, 2.0).values()
+    again = make_noise_source(name, 0, torch.device("cpu"))
+    again.restore(noise.state())
+    made += again.added_to_each(values, 2.0).values()
+    made.append(again.added(torch.ones(5, dtype=torch.float64), 3.0))
+    found = hashlib.sha256(b"".join(each.numpy().tobytes() for each in made)).hexdigest()
+    assert found == digest
+
+
+@pytest.mark.parametrize("draws", [1, 4])
+def test_draws_are_those_of_box_and_muller_from_the_bits_of_openssl(draws: int) -> None:
+    """Computed again with mpmath from the stream that OpenSSL makes: the second series of a key."""
+    count, key = 600, bytes(range(KEY_BYTES))
+    noise = KeyedNoise(CPU, draws)
+    noise.restore({"cipher": "chacha20", "stream": {"key": key, "series": 1}})
+    drawn = noise.added(torch.zeros(count, dtype=torch.float64), 1.0)
+    nonce = (0).to_bytes(4, "little") + (1).to_bytes(12, "little")
+    octets = Cipher(ChaCha20(key, nonce), None).encryptor().update(bytes(8 * count * draws))
+    uniform = [(word // 2**11 + mpmath.mpf(0.5)) / 2**53 for word in np.frombuffer(octets, "<u8").tolist()]
+    normal = []
+    for first, second in zip(uniform[::2], uniform[1::2], strict=True):
+        radius, angle = mpmath.sqrt(-2 * mpmath.log(first)), 2 * mpmath.pi * second
+        normal += [radius * mpmath.cos(angle), radius * mpmath.sin(angle)]
+    expected = [float(sum(normal[draws * i : draws * (i + 1)]) / mpmath.sqrt(draws)) for i in range(count)]
+    grid = release_grid(1.0)
+    assert torch.equal(drawn.cpu(), torch.tensor(expected, dtype=torch.float64).div(grid).round().mul(grid))
+
+
+@pytest.mark.parametrize("count", [1, 7, 1000, 4097])
+@pytest.mark.parametrize("draws", [1, 4])
+def test_draws_do_not_depend_on_how_many_are_made_at_once(
+    count: int, draws: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU makes more at once than a CPU."""
+    made = []
+    for block in (64, 1024, BLOCK):
+        monkeypatch.setattr(gaussians, "BLOCK", block)
+        found = ChaChaGaussians(torch.device("cpu"))
+        found.restore({"key": bytes(range(KEY_BYTES)), "series": 3})
+        made.append(torch.cat(list(found.pieces(count, draws))))
+    assert made[0].shape == (count,)
+    for other in made[1:]:
+        torch.testing.assert_close(made[0], other, rtol=1e-14, atol=1e-14)
+
+
+def test_a_device_draws_what_a_cpu_draws() -> None:
+    """But for the last bits of its logarithm, square root, sine and cosine, which decide on one release in 10^11."""
+    there, here = KeyedNoise(DEVICE), KeyedNoise(torch.device("cpu"))
+    here.restore(there.state())
+    values = {"a": torch.randn(300, 1000), "b": torch.randn(7)}
+    expected = here.added_to_each(values, 2.0)
+    found = there.added_to_each({name: value.to(DEVICE) for name, value in values.items()}, 2.0)
+    assert all(torch.equal(found[name].cpu(), expected[name]) for name in values)
+
+
+def test_an_unknown_cipher_in_a_checkpoint_is_named() -> None:
+    with pytest.raises(InvalidInput, match="unknown cipher 'aes'; valid: chacha20, shake256"):
+        source("os_entropy").restore({"cipher": "aes", "stream": {}})
 
 
 def test_secure_draws_lie_on_no_grid_of_single_draws() -> None:

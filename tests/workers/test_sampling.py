@@ -256,7 +256,7 @@ def test_secret_batches_come_from_the_cryptographic_stream(noise_source: str) ->
         assert isinstance(draws, SeededRows)
         return
     state = draws.state()
-    assert state.keys() == {"key", "counter"}
+    assert state.keys() == {"key", "counter", "draws_gaps"}
     assert len(state["key"]) == KEY_BYTES
     assert state["key"] != make_row_draws(noise_source, seed=3).state()["key"]
     first = hashlib.shake_256(state["key"] + (0).to_bytes(8, "little")).digest(1024)

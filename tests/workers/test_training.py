@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -147,13 +148,13 @@ def test_noise_is_scaled_to_the_sensitivity_and_covers_the_rounding_of_norms(
 ) -> None:
     """A clipped gradient may exceed its bound by 1e-5 of it; every parameter gets the same noise std."""
     trainer = new_trainer(small_trial(noise=NoiseSpec(1.5), clipping=Component(name, {"bound": 3.0})), tmp_path)
-    added, stds = trainer._noise.added, list[tuple[int, float]]()
+    normal, stds = trainer._noise.normal, list[tuple[int, float]]()
 
-    def recorded(values: torch.Tensor, std: float) -> torch.Tensor:
-        stds.append((values.numel(), std))
-        return added(values, std)
+    def recorded(shape: tuple[int, ...], std: float) -> torch.Tensor:
+        stds.append((math.prod(shape), std))
+        return normal(shape, std)
 
-    monkeypatch.setattr(trainer._noise, "added", recorded)
+    monkeypatch.setattr(trainer._noise, "normal", recorded)
     trainer.step()
     sensitivity = trainer._rule.sensitivity
     assert sensitivity == 3.0 or name == "dpsgd_f"

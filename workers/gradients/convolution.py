@@ -19,6 +19,7 @@ from workers.gradients.factors import (
     gram_norm_sq,
     keep,
     mark,
+    summed_rows,
     widen,
 )
 from workers.gradients.planning import rates
@@ -95,8 +96,8 @@ class Correlations(Planned):
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """The weight gradient of an ordinary convolution, at its ordinary cost."""
-        per_row = weights.repeat_interleave(self._rows).view(-1, *[1] * (self.grads.dim() - 1))
-        return self.geometry.weight_gradient(self.inputs, self.grads * per_row)
+        per_row = weights if self._rows == 1 else weights.repeat_interleave(self._rows)
+        return self.geometry.weight_gradient(self.inputs, self.grads * per_row.view(-1, *[1] * (self.grads.dim() - 1)))
 
     def instantiate(self) -> Tensor:
         _, gradients = min(self._instantiating().values(), key=lambda method: method.norm_seconds).prepare()
@@ -146,7 +147,7 @@ class Correlations(Planned):
             stacked = self.geometry.weight_gradient(
                 chunk.inputs.reshape(1, -1, *size), chunk.grads.reshape(1, -1, *self.grads.shape[2:]), rows
             )
-            parts.append(_sum_rows(stacked.view(rows, *self.geometry.shape), chunk.examples))
+            parts.append(summed_rows(stacked.view(rows, *self.geometry.shape), chunk.examples))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _instantiate_by_unfolding(self) -> Tensor:
@@ -156,7 +157,7 @@ class Correlations(Planned):
             patches = geometry.patches(chunk.inputs, positions)
             by_group = patches.reshape(len(patches), groups, prod(geometry.shape[1:]), -1)
             per_row = chunk.grads.view(len(patches), groups, geometry.shape[0] // groups, -1) @ by_group.mT
-            parts.append(_sum_rows(per_row.view(-1, *geometry.shape), chunk.examples))
+            parts.append(summed_rows(per_row.view(-1, *geometry.shape), chunk.examples))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     # -- by Gram matrices ---------------------------------------------------------------------------------------------
@@ -223,13 +224,6 @@ def _by_example(rows: Tensor, examples: int) -> Tensor:
     return rows.view(examples, -1, *rows.shape[1:]).transpose(1, 2)
 
 
-def _sum_rows(per_row: Tensor, examples: int) -> Tensor:
-    """[B K, ...] -> [B, ...]."""
-    if len(per_row) == examples:
-        return per_row
-    return per_row.view(examples, -1, *per_row.shape[1:]).sum(1)
-
-
 def correlations(module: _ConvNd, activation: Tensor, grad: Tensor, examples: int) -> Correlations:
     """Per-example gradients of the kernel of a convolution module."""
     inputs, grads = widen(activation).contiguous(), widen(grad).contiguous()
@@ -250,7 +244,7 @@ def convolution(module: _ConvNd, activation: Tensor, output: Tensor | None, exam
         weight = correlations(module, activation, grad, examples)
         if module.bias is None:
             return {"weight": weight}
-        bias = weight.grads.flatten(2).sum(2).view(examples, -1, module.out_channels).sum(1)
+        bias = summed_rows(weight.grads.flatten(2).sum(2), examples)
         return {"weight": weight, "bias": Instantiated(bias)}
 
     return differentiate

@@ -19,15 +19,23 @@ from accounting.errors import InvalidInput
 from workers.gradients.capture import Capture, capturing
 from workers.gradients.checks import check_model
 from workers.gradients.draws import draws
-from workers.gradients.factors import HALF_PRECISION, ExampleGradients, widen
+from workers.gradients.factors import HALF_PRECISION, ExampleGradients, square_together, sum_together, widen
 from workers.gradients.layers import Form, find_layers
 from workers.gradients.looks import Look, Looks, Outputs, Together
+from workers.gradients.micro_batches import (
+    LastMicroBatch,
+    MicroBatch,
+    micro_batches,
+    require_known,
+    require_rows,
+    with_padding,
+)
 from workers.gradients.modes import modes_of
 from workers.gradients.norms import Combination, infinite_for_nan
 from workers.gradients.per_row import NotCovered
-from workers.gradients.planning import Planner, ShapePlanner
+from workers.gradients.planning import Planner, default_planner
 from workers.gradients.randomness import RandomState
-from workers.gradients.results import BatchNorms, WeightedSum
+from workers.gradients.results import BatchNorms, WeightedSum, require_same
 from workers.gradients.sums import Sums
 from workers.gradients.verification import (
     HALF_TOLERANCE,
@@ -51,8 +59,8 @@ WeighRows = Callable[[BatchNorms, slice], Tensor]
 class Pass:
     """One micro-batch after its backward pass.
 
-    finite: mask [b] of finite norms, or None if all are. gradients: empty after a norm pass. random_state: the state
-    from which the pass started, or None if it drew nothing.
+    finite: mask of finite norms, padding included, or None if all are. gradients: empty after a norm pass.
+    random_state: the state from which the pass started, or None if it drew nothing.
     """
 
     norms: BatchNorms
@@ -64,10 +72,11 @@ class Pass:
 class GradientEngine:
     """Per-example gradients of ``per_example_loss(model(x), y)`` with respect to the trainable parameters.
 
-    micro_batch_size: maximum number of examples in memory at once; None for the whole batch. multiplicity: K
+    micro_batch_size: maximum number of examples in memory at once; None for the whole batch. last_micro_batch: one with
+    fewer examples stays "shorter", or is "padded" with rows of weight 0, so that all have one shape. multiplicity: K
     consecutive rows of x and y are one example, whose loss is their mean (augmentation multiplicity, De et al. 2022).
     layerwise: also return norms per layer, and accept weights per layer. planner: chooses among equivalent
-    computations. autocast: dtype of `torch.autocast` in the forward pass, or None.
+    computations, by default `default_planner`. autocast: dtype of `torch.autocast` in the forward pass, or None.
 
     The model must treat the rows of a batch independently. `check_model` refuses layers known not to, and the first
     batch is verified on a few examples. float32 norms from 1e-12 on have a relative error of at most 1e-5 if
@@ -92,6 +101,7 @@ class GradientEngine:
         per_example_loss: PerExampleLoss,
         *,
         micro_batch_size: int | None = None,
+        last_micro_batch: LastMicroBatch = "shorter",
         multiplicity: int = 1,
         layerwise: bool = False,
         planner: Planner | None = None,
@@ -101,12 +111,13 @@ class GradientEngine:
             raise InvalidInput(f"micro_batch_size is {micro_batch_size}, but must be at least 1, or None")
         if not multiplicity >= 1:
             raise InvalidInput(f"multiplicity is {multiplicity}, but must be at least 1")
+        require_known(last_micro_batch, micro_batch_size)
         check_model(model)
         self.model = model
         self._loss = per_example_loss
-        self._micro_batch_size = micro_batch_size
+        self._micro_batch_size, self._last_micro_batch = micro_batch_size, last_micro_batch
         self._multiplicity = multiplicity
-        self._planner = planner or ShapePlanner()
+        self._planner = planner or default_planner(next(iter(model.parameters())).device)
         self._autocast = autocast
         self._layers = self._named_layers = find_layers(model)
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -133,7 +144,7 @@ class GradientEngine:
     def norms(self, x: Tensor, y: Tensor) -> BatchNorms:
         """Norms and losses of every example, computed in the cheapest way; nothing is kept for a weighted sum."""
         batches = self._micro_batches(x, y)
-        passes = self._looks.settled(batches, lambda look: [self._pass(*rows, look, keep=False) for rows in batches])
+        passes = self._looks.settled(batches, lambda look: [self._pass(batch, look, keep=False) for batch in batches])
         return self._combination.joined([one.norms for one in passes], x.device)
 
     @torch.no_grad()
@@ -150,16 +161,16 @@ class GradientEngine:
         batches = self._micro_batches(x, y)
         if len(batches) <= 1:
             return self.weighted_sum_rowwise(x, y, lambda norms, _: weigh(norms))
-        passes = self._looks.settled(batches, lambda look: [self._norm_pass(*rows, look) for rows in batches])
+        passes = self._looks.settled(batches, lambda look: [self._norm_pass(batch, look) for batch in batches])
         norms = self._combination.joined([one.norms for one in passes], x.device)
         weights = self._checked(weigh(norms), norms)
         sums, cleaned, differ = Sums(self._parameters), [], []
         with RandomState.preserved(x.device):
             parts = torch.split(weights, [len(one.norms.losses) for one in passes])
-            for first, rows, part in zip(passes, batches, parts, strict=True):
+            for first, batch, part in zip(passes, batches, parts, strict=True):
                 cleaned.append(_without(part, first.finite))
-                differ.append(self._sum_again(*rows, first, cleaned[-1], sums))
-        _require_same(torch.stack(differ))
+                differ.append(self._sum_again(batch, first, cleaned[-1], sums))
+        require_same(torch.stack(differ))
         non_finite = sum(_count_infinite(one) for one in passes)
         return WeightedSum(norms, torch.cat(cleaned), sums.complete(), non_finite)
 
@@ -172,12 +183,10 @@ class GradientEngine:
         batches = self._micro_batches(x, y)
         return self._looks.settled(batches, partial(self._rowwise, x, batches, weigh))
 
-    def _rowwise(
-        self, x: Tensor, batches: Sequence[tuple[Tensor, Tensor]], weigh: WeighRows, look: Look
-    ) -> WeightedSum:
+    def _rowwise(self, x: Tensor, batches: Sequence[MicroBatch], weigh: WeighRows, look: Look) -> WeightedSum:
         parts, weights, sums, start, non_finite = [], [], Sums(self._parameters), 0, 0
-        for rows in batches:
-            norms, part, infinite = self._sum_rowwise(*rows, look, start, weigh, sums)
+        for batch in batches:
+            norms, part, infinite = self._sum_rowwise(batch, look, start, weigh, sums)
             parts.append(norms)
             weights.append(part)
             start += len(part)
@@ -190,36 +199,33 @@ class GradientEngine:
         """Whether a pass over these rows draws random numbers (as dropout does): then norms differ between passes."""
         return draws(self.model, x.device, lambda: self._losses(x, y))
 
-    def _sum_again(self, x: Tensor, y: Tensor, first: Pass, weights: Tensor, sums: Sums) -> Tensor:
+    def _sum_again(self, batch: MicroBatch, first: Pass, weights: Tensor, sums: Sums) -> Tensor:
         """Add the sum of a micro-batch whose weights are known. Its gradients are freed on return.
 
         Returns whether any loss differs from that of the first pass, on the device.
         """
         if first.random_state is not None:
             first.random_state.restore()
-        losses, gradients = self._differentiate(x, y)
-        self._add(sums, gradients, weights, first.finite)
-        return torch.isclose(first.norms.losses, losses, rtol=1e-5, atol=1e-6, equal_nan=True).logical_not_().any()
+        losses, gradients = self._differentiate(batch.x, batch.y)
+        self._add(sums, batch, gradients, weights, first.finite)
+        return (
+            torch.isclose(first.norms.losses, losses[: batch.examples], rtol=1e-5, atol=1e-6, equal_nan=True)
+            .logical_not_()
+            .any()
+        )
 
     def _sum_rowwise(
-        self, x: Tensor, y: Tensor, look: Look, start: int, weigh: WeighRows, sums: Sums
+        self, batch: MicroBatch, look: Look, start: int, weigh: WeighRows, sums: Sums
     ) -> tuple[BatchNorms, Tensor, int]:
         """Norms, weights and number of infinite norms of one micro-batch. Its gradients are freed on return."""
-        done = self._pass(x, y, look, keep=True)
+        done = self._pass(batch, look, keep=True)
         norms = done.norms
         weights = _without(self._checked(weigh(norms, slice(start, start + len(norms.norms))), norms), done.finite)
-        self._add(sums, done.gradients, weights, done.finite)
+        self._add(sums, batch, done.gradients, weights, done.finite)
         return norms, weights, _count_infinite(done)
 
-    def _micro_batches(self, x: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor]]:
-        for name, value in (("x", x), ("y", y)):
-            if not isinstance(value, Tensor):
-                raise InvalidInput(f"{name} is a {type(value).__name__}, but must be a tensor with one row per example")
-        rows = x.shape[0]
-        if rows % self._multiplicity or rows != y.shape[0]:
-            raise InvalidInput(
-                f"x has {rows} rows and y {y.shape[0]}, but both need the same multiple of {self._multiplicity} rows"
-            )
+    def _micro_batches(self, x: Tensor, y: Tensor) -> list[MicroBatch]:
+        require_rows(x, y, self._multiplicity)
         frozen = [name for name, parameter in self._parameters.items() if not parameter.requires_grad]
         if frozen:
             raise InvalidInput(f"{', '.join(frozen)} no longer require gradients; make a new engine after freezing")
@@ -228,10 +234,8 @@ class GradientEngine:
             check_model(self.model)
             if self._verify(x, y):
                 self._verified.add(modes)
-        size = rows if self._micro_batch_size is None else self._micro_batch_size * self._multiplicity
-        if 0 < rows <= size:
-            return [(x, y)]
-        return [(x[start : start + size], y[start : start + size]) for start in range(0, rows, max(1, size))]
+        size = self._micro_batch_size or max(1, len(x) // self._multiplicity)
+        return micro_batches(x, y, size, self._multiplicity, self._last_micro_batch)
 
     def _verify(self, x: Tensor, y: Tensor) -> bool:
         """Verify a few examples of a micro-batch; whether that is conclusive, which a batch of one never is.
@@ -281,17 +285,18 @@ class GradientEngine:
         tolerance = HALF_TOLERANCE if self._has_half_precision else TOLERANCE
         return examples > 0 and verify(self.model, within, alone, examples, tolerance) and examples > 1
 
-    def _norm_pass(self, x: Tensor, y: Tensor, look: Look) -> Pass:
+    def _norm_pass(self, batch: MicroBatch, look: Look) -> Pass:
         """A pass that can be repeated with the same random numbers."""
-        before = RandomState.of(x.device)
-        done = self._pass(x, y, look, keep=False)
+        before = RandomState.of(batch.x.device)
+        done = self._pass(batch, look, keep=False)
         return done if before.is_current() else replace(done, random_state=before)
 
-    def _pass(self, x: Tensor, y: Tensor, look: Look, *, keep: bool) -> Pass:
-        before = RandomState.of(x.device) if self._outputs.are_read else None
-        losses, gradients = self._differentiate(x, y)
+    def _pass(self, batch: MicroBatch, look: Look, *, keep: bool) -> Pass:
+        before = RandomState.of(batch.x.device) if self._outputs.are_read else None
+        losses, gradients = self._differentiate(batch.x, batch.y)
         squares: dict[str, Tensor] = {}
         prepared: dict[str, ExampleGradients] = {}
+        square_together(gradients.values())
         for name, factors in gradients.items():
             if keep:
                 squares[name], prepared[name] = factors.prepare(self._planner)
@@ -301,11 +306,11 @@ class GradientEngine:
         if not look.finds_finite(self._outputs.confirmed(norms.norms.sum())):
             if before is not None and self._outputs.look_again():
                 before.restore()
-                return self._pass(x, y, look, keep=keep)
+                return self._pass(batch, look, keep=keep)
             norms, finite = self._combination.precise(squares, {**gradients, **prepared}, losses)
         elif isinstance(look, Together):
             infinite_for_nan(norms)
-        return Pass(norms, finite, prepared)
+        return Pass(norms.of_first(batch.examples), finite, prepared)
 
     def _differentiate(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, ExampleGradients]]:
         """Losses [B], and the per-example gradients of every parameter in factored form."""
@@ -363,10 +368,20 @@ class GradientEngine:
         return weights.to(norms.norms)
 
     def _add(
-        self, sums: Sums, gradients: Mapping[str, ExampleGradients], weights: Tensor, finite: Tensor | None
+        self,
+        sums: Sums,
+        batch: MicroBatch,
+        gradients: Mapping[str, ExampleGradients],
+        weights: Tensor,
+        finite: Tensor | None,
     ) -> None:
+        weights = with_padding(weights, len(batch.x) // self._multiplicity)
         kept = None if finite is None else finite.nonzero().squeeze(1)
         if kept is not None and not len(kept):
+            return
+        if kept is None and weights.dim() == 1:
+            for name, total in sum_together(gradients, weights).items():
+                sums.add(name, total)
             return
         for name, factors in gradients.items():
             column = weights if weights.dim() == 1 else weights[:, self._layer_of[name]]
@@ -375,19 +390,11 @@ class GradientEngine:
             sums.add(name, factors.weighted_sum(column))
 
 
-def _require_same(differ: Tensor) -> None:
-    """Refuse a second pass with other losses: the norms of the first would not be those of the summed gradients."""
-    if bool(differ.any()):
-        raise InvalidInput(
-            "the model's losses on the same rows differ from one pass to the next: it draws random numbers from "
-            "elsewhere than torch's own generators, or changes while it runs; use torch.rand and the like"
-        )
-
-
 def _without(weights: Tensor, finite: Tensor | None) -> Tensor:
     """Weights [B] or [B, L], set to 0 for examples whose norm is not finite."""
     if finite is None:
         return weights
+    finite = finite[: len(weights)]
     return weights.masked_fill(~(finite if weights.dim() == 1 else finite[:, None]), 0.0)
 
 
@@ -396,4 +403,4 @@ def _cat(parts: list[Tensor]) -> Tensor:
 
 
 def _count_infinite(one: Pass) -> int:
-    return 0 if one.finite is None else int((~one.finite).sum())
+    return 0 if one.finite is None else int((~one.finite[: len(one.norms.losses)]).sum())

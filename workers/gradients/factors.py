@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial, reduce
 
@@ -91,6 +91,13 @@ def sum_of_squares(gradients: Tensor) -> Tensor:
     return _squared_norms(blocks).sum(1).add_(_squared_norms(flat[:, whole:]))
 
 
+def summed_rows(per_row: Tensor, examples: int) -> Tensor:
+    """[B K, ...] -> [B, ...]: the sum over the K rows of every example; the same tensor if K is 1."""
+    if len(per_row) == examples:
+        return per_row
+    return per_row.view(examples, -1, *per_row.shape[1:]).sum(1)
+
+
 def _squared_norms(vectors: Tensor) -> Tensor:
     norms: Tensor = torch.linalg.vector_norm(vectors, dim=-1)
     return norms.mul_(norms)
@@ -149,6 +156,36 @@ class Instantiated(ExampleGradients):
 
     def select(self, rows: Tensor) -> Instantiated:
         return Instantiated(self.gradients[rows])
+
+    @property
+    def is_small(self) -> bool:
+        """Whether they are rows of so few numbers that it takes longer to start an operation on them than to do it."""
+        return self.gradients.dim() == 2 and self.gradients.shape[1] <= _BLOCK
+
+
+def square_together(gradients: Iterable[ExampleGradients]) -> None:
+    """Have the squared norms of small instantiated gradients computed, at once for all that have one size."""
+    by_form = dict[Hashable, list[Instantiated]]()
+    for each in gradients:
+        if isinstance(each, Instantiated) and each.is_small:
+            by_form.setdefault((each.gradients.shape, each.gradients.dtype), []).append(each)
+    for alike in by_form.values():
+        if len(alike) > 1:
+            together = _squared_norms(torch.stack([each.gradients for each in alike]))
+            for each, squared_norms in zip(alike, together, strict=True):
+                vars(each)["squared_norms"] = squared_norms  # where the cached property looks first
+
+
+def sum_together(gradients: Mapping[str, ExampleGradients], weights: Tensor) -> Mapping[str, Tensor]:
+    """`ExampleGradients.weighted_sum` of each, computed at once for all that are small and instantiated."""
+    small = {
+        name: each.gradients for name, each in gradients.items() if isinstance(each, Instantiated) and each.is_small
+    }
+    if len(small) < 2:
+        return {name: each.weighted_sum(weights) for name, each in gradients.items()}
+    together = torch.mv(torch.cat(list(small.values()), 1).mT, weights)
+    done = dict(zip(small, together.split([each.shape[1] for each in small.values()]), strict=True))
+    return {name: done[name] if name in done else each.weighted_sum(weights) for name, each in gradients.items()}
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from workers.gradients.layers import Layer, outputs_are_precise, which_read_outputs
+from workers.gradients.micro_batches import MicroBatch
 from workers.gradients.randomness import RandomState
 
 T = TypeVar("T")
@@ -57,11 +58,11 @@ class Looks:
     def __init__(self) -> None:
         self._at_each = False
 
-    def settled(self, batches: Sequence[tuple[Tensor, Tensor]], compute: Callable[[Look], T]) -> T:
+    def settled(self, batches: Sequence[MicroBatch], compute: Callable[[Look], T]) -> T:
         """What ``compute`` makes of the micro-batches; it may be called twice, with the same random numbers."""
         if len(batches) <= 1 or self._at_each:
             return compute(AtOnce())
-        before, together = RandomState.of(batches[0][0].device), Together()
+        before, together = RandomState.of(batches[0].x.device), Together()
         done = [compute(together)]
         if together.all_finite():
             return done[0]

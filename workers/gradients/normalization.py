@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from workers.gradients.factors import ExampleGradients, Instantiated, widen
+from workers.gradients.factors import ExampleGradients, Instantiated, summed_rows, widen
 from workers.gradients.rules import Differentiate
 
 
@@ -54,7 +54,7 @@ def _channelwise(
             inputs.view(1, -1, length),
             mean.view(1, -1),
             inverse_std.view(1, -1),
-            inputs.new_ones(rows * channels),  # not used; torch 2.11 fails without one
+            inputs.view(-1)[: rows * channels],  # not used; torch 2.11 fails without one
             1,
             rows * channels,
             length,
@@ -62,8 +62,8 @@ def _channelwise(
             [False, True, True],
         )
         return {
-            "weight": Instantiated(scale.view(examples, -1, channels).sum(1)),
-            "bias": Instantiated(shift.view(examples, -1, channels).sum(1)),
+            "weight": Instantiated(summed_rows(scale.view(-1, channels), examples)),
+            "bias": Instantiated(summed_rows(shift.view(-1, channels), examples)),
         }
 
     return differentiate

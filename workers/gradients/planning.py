@@ -95,6 +95,11 @@ class TimingPlanner:
         return min(seconds[1:])
 
 
+def default_planner(device: torch.device) -> Planner:
+    """`ShapePlanner` on a CPU, whose rates are measured, and `TimingPlanner` on any other device."""
+    return ShapePlanner() if device.type == "cpu" else TimingPlanner()
+
+
 def _synchronize() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()

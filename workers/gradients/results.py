@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from accounting.errors import InvalidInput
+
 
 @dataclass(frozen=True)
 class BatchNorms:
@@ -20,6 +22,13 @@ class BatchNorms:
     layer_norms: Tensor | None
     losses: Tensor
 
+    def of_first(self, examples: int) -> BatchNorms:
+        """Those of the first examples."""
+        if examples == len(self.losses):
+            return self
+        layer_norms = None if self.layer_norms is None else self.layer_norms[:examples]
+        return BatchNorms(self.norms[:examples], layer_norms, self.losses[:examples])
+
 
 @dataclass(frozen=True)
 class WeightedSum:
@@ -32,3 +41,12 @@ class WeightedSum:
     weights: Tensor
     gradients: dict[str, Tensor]
     non_finite: int
+
+
+def require_same(differ: Tensor) -> None:
+    """Refuse a second pass with other losses: the norms of the first would not be those of the summed gradients."""
+    if bool(differ.any()):
+        raise InvalidInput(
+            "the model's losses on the same rows differ from one pass to the next: it draws random numbers from "
+            "elsewhere than torch's own generators, or changes while it runs; use torch.rand and the like"
+        )

@@ -22,6 +22,7 @@ from workers.gradients.factors import (
     Prepared,
     mark,
     sum_of_squares,
+    summed_rows,
     widen,
 )
 from workers.gradients.rules import Differentiate
@@ -130,14 +131,14 @@ def standardized_convolution(
 def outputs_are_precise(modules: Sequence[WeightStandardizedConv2d]) -> Tensor:
     """Mask [len(modules)]: whether each module's gains are large enough to divide its output by them."""
     gains = [module.gain for module in modules]
-    smallest = torch.stack([torch.linalg.vector_norm(gain, -math.inf) for gain in gains])
-    largest = torch.stack([torch.linalg.vector_norm(gain, math.inf) for gain in gains])
+    smallest = torch.stack(torch._foreach_norm(gains, -math.inf))
+    largest = torch.stack(torch._foreach_norm(gains, math.inf))
     biases = [module.gain.new_zeros(1) if module.bias is None else module.bias for module in modules]
-    most = torch.stack([torch.linalg.vector_norm(bias, math.inf) for bias in biases])
+    most = torch.stack(torch._foreach_norm(biases, math.inf))
     return smallest > SMALLEST_GAIN * torch.maximum(largest, most)
 
 
 def _over_positions(grads: Tensor, response: Tensor | None, examples: int) -> Tensor:
     """Sum of grads [B K, out, *positions] (times the response, if given) over rows and positions: [B, out]."""
     product = grads if response is None else grads * response
-    return product.flatten(2).sum(2).view(examples, -1, grads.shape[1]).sum(1)
+    return summed_rows(product.flatten(2).sum(2), examples)

@@ -6,6 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from accounting.errors import InvalidInput
+from tests.workers.brute_force import per_example_loss
+from tests.workers.gradients.test_engine import CASES
 from workers.clipping.protocol import NORM_ERROR
 from workers.gradients import BatchNorms, GradientEngine
 from workers.gradients.factors import sum_of_squares
@@ -91,3 +94,30 @@ def test_standardised_kernels_under_autocast_keep_the_bound() -> None:
         clipped = engine.weighted_sum(torch.randn(1, 3, 5, 5), torch.zeros(1), lambda norms: 1.0 / norms.norms)
         norm = torch.stack([gradient.double().norm() for gradient in clipped.gradients.values()]).norm()
         assert abs(float(norm) - 1.0) < NORM_ERROR
+
+
+PRELU = ("prelu", "hooks of the user")
+"""torch promotes no types for the slopes of PReLU per row, so these are refused."""
+
+
+@pytest.mark.parametrize("name", PRELU)
+def test_a_prelu_under_autocast_is_refused(name: str) -> None:
+    engine = GradientEngine(CASES[name].model(), per_example_loss, autocast=torch.bfloat16)
+    with pytest.raises(InvalidInput, match="prelu: Type promoting not supported"):
+        engine.norms(*CASES[name].inputs(3))
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name not in PRELU])
+def test_what_an_example_adds_under_autocast_keeps_the_bound(name: str) -> None:
+    """Gradients are those of bfloat16, but what an example adds to a sum is as long as its norm says: both are made in
+    float32 of the same activations and output gradients."""
+    torch.manual_seed(0)
+    model = CASES[name].model()
+    x, y = CASES[name].inputs(3)
+    engine = GradientEngine(model, per_example_loss, autocast=torch.bfloat16)
+    engine.norms(x, y)
+    for example in range(3):
+        chosen = torch.nn.functional.one_hot(torch.tensor(example), 3)
+        alone = engine.weighted_sum(x, y, lambda norms, chosen=chosen: chosen / norms.norms)  # type: ignore[misc]
+        added = torch.cat([gradient.double().flatten() for gradient in alone.gradients.values()]).norm()
+        assert abs(float(added) - 1.0) < NORM_ERROR

@@ -11,7 +11,7 @@ import torch
 from tests.workers.brute_force import gradients_one_by_one, norms_of, per_example_loss, relative_error
 from tests.workers.gradients.test_engine import CASES, TOLERANCE
 from workers.gradients import GradientEngine, TimingPlanner
-from workers.gradients.planning import Alternative, T
+from workers.gradients.planning import Alternative, ShapePlanner, T, default_planner
 
 PLANNED = ["linear on sequences", *(name for name in CASES if "conv" in name and "transposed" not in name)]
 
@@ -56,3 +56,8 @@ def test_timing_planner_keeps_its_choices_and_agrees() -> None:
     engine.norms(x[:3], y[:3])  # Poisson batches have a new size at every step
     assert planner.chosen == chosen
     torch.testing.assert_close(first, norms_of(gradients_one_by_one(model, x, y)), rtol=TOLERANCE, atol=0)
+
+
+def test_alternatives_are_timed_where_no_rates_are_measured() -> None:
+    assert isinstance(default_planner(torch.device("cpu")), ShapePlanner)
+    assert isinstance(default_planner(torch.device("cuda")), TimingPlanner)

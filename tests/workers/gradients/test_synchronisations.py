@@ -147,3 +147,30 @@ def test_gains_that_become_too_small_to_divide_by_change_bits_at_no_other_step(s
         for got in (engine.norms(x, y).norms, engine.weighted_sum_rowwise(x, y, lambda n, _: clip(n)).norms.norms):
             torch.testing.assert_close(got, expected, rtol=1e-5, atol=0.0)
             assert torch.equal(got, resumed.norms(x, y).norms)
+
+
+class Operators(TorchDispatchMode):
+    """Counts the operators that compute something: views are left out."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        returned = [each.alias_info for each in func._schema.returns]
+        is_view = any(alias is not None and not alias.is_write for alias in returned)
+        self.count += not is_view and func.overloadpacket.__name__ != "_unsafe_view"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("name", "most"), [("logistic", 27), ("resnet20_gn", 534), ("wrn16_4", 1212), ("transformer", 271)]
+)
+def test_a_step_takes_no_more_operators_than_documented(name: str, most: int) -> None:
+    torch.manual_seed(0)
+    model, (x, y) = STEPS[name].model(), STEPS[name].inputs(4)
+    engine = GradientEngine(model, per_example_loss)
+    engine.norms(x, y)  # verifies the model
+    with Operators() as operators:
+        engine.weighted_sum_rowwise(x, y, lambda norms, rows: clip(norms))
+    assert operators.count <= most

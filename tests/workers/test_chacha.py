@@ -1,0 +1,186 @@
+"""ChaCha20 against the vectors of RFC 8439, OpenSSL and a reference in plain Python; no block is ever used twice."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+
+from accounting.errors import DpsweepError, InvalidInput
+from tests.workers.devices import DEVICE
+from tests.workers.test_training import new_trainer
+from tests.workers.trial_specs import small_trial
+from workers import chacha
+from workers.chacha import ChaChaStream, by_integer_operations, keystream, require_standard
+from workers.spec import Component
+
+CPU = torch.device("cpu")
+KEY = bytes(range(32))
+
+
+def octets(words: torch.Tensor) -> bytes:
+    return words.cpu().numpy().tobytes()
+
+
+VECTORS = [
+    (  # section 2.3.2
+        (KEY, bytes.fromhex("000000090000004a00000000"), 1),
+        "10f1e7e4d13b5915500fdd1fa32071c4c7d1f4c733c068030422aa9ac3d46c4e"
+        "d2826446079faa0914c2d705d98b02a2b5129cd1de164eb9cbd083e8a2503c4e",
+    ),
+    (  # appendix A.1, vectors 1 to 5
+        (bytes(32), bytes(12), 0),
+        "76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7"
+        "da41597c5157488d7724e03fb8d84a376a43b8f41518a11cc387b669b2ee6586",
+    ),
+    (
+        (bytes(32), bytes(12), 1),
+        "9f07e7be5551387a98ba977c732d080dcb0f29a048e3656912c6533e32ee7aed"
+        "29b721769ce64e43d57133b074d839d531ed1f28510afb45ace10a1f4b794d6f",
+    ),
+    (
+        (bytes(31) + b"\1", bytes(12), 1),
+        "3aeb5224ecf849929b9d828db1ced4dd832025e8018b8160b82284f3c949aa5a"
+        "8eca00bbb4a73bdad192b5c42f73f2fd4e273644c8b36125a64addeb006c13a0",
+    ),
+    (
+        (b"\0\xff" + bytes(30), bytes(12), 2),
+        "72d54dfbf12ec44b362692df94137f328fea8da73990265ec1bbbea1ae9af0ca"
+        "13b25aa26cb4a648cb9b9d1be65b2c0924a66c54d545ec1b7374f4872e99f096",
+    ),
+    (
+        (bytes(32), bytes(11) + b"\2", 0),
+        "c2c64d378cd536374ae204b9ef933fcd1a8b2288b3dfa49672ab765b54ee27c7"
+        "8a970e0e955c14f3a88e741b97c286f75f8fc299e8148362fa198a39531bed6d",
+    ),
+]
+
+
+@pytest.mark.parametrize(("arguments", "expected"), VECTORS)
+def test_the_vectors_of_rfc_8439(arguments: tuple[bytes, bytes, int], expected: str) -> None:
+    for device in (CPU, DEVICE):
+        assert octets(keystream(*arguments, 1, device)).hex() == expected
+        assert octets(by_integer_operations(*arguments, 1, device)).hex() == expected
+
+
+def block_in_plain_python(key: bytes, nonce: bytes, counter: int) -> bytes:
+    """RFC 8439, section 2.3, on Python's integers."""
+    start = list(struct.unpack("<16I", b"expand 32-byte k" + key + counter.to_bytes(4, "little") + nonce))
+    state = list(start)
+
+    def turn(into: int, by: int, bits: int) -> None:
+        mixed = state[into] ^ state[by]
+        state[into] = (mixed << bits | mixed >> (32 - bits)) % 2**32
+
+    def quarter_round(a: int, b: int, c: int, d: int) -> None:
+        for left, right, turned, bits in ((a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)):
+            state[left] = (state[left] + state[right]) % 2**32
+            turn(turned, left, bits)
+
+    for _ in range(10):
+        for column in range(4):
+            quarter_round(column, 4 + column, 8 + column, 12 + column)
+        for column in range(4):
+            quarter_round(column, 4 + (column + 1) % 4, 8 + (column + 2) % 4, 12 + (column + 3) % 4)
+    return struct.pack("<16I", *((new + old) % 2**32 for new, old in zip(state, start, strict=True)))
+
+
+@pytest.mark.parametrize("first", [0, 1, 2**31 - 3, 2**32 - 6])
+def test_series_of_blocks_equal_openssl_and_plain_python(first: int) -> None:
+    torch.manual_seed(first)
+    key, nonce = (bytes(torch.randint(256, (size,)).tolist()) for size in (32, 12))
+    expected = b"".join(block_in_plain_python(key, nonce, first + index) for index in range(6))
+    by_openssl = Cipher(ChaCha20(key, first.to_bytes(4, "little") + nonce), None).encryptor().update(bytes(6 * 64))
+    assert expected == by_openssl
+    for device in (CPU, DEVICE):
+        assert octets(by_integer_operations(key, nonce, first, 6, device)) == expected
+        assert octets(keystream(key, nonce, first, 6, device)) == expected
+        assert octets(keystream(key, nonce, first + 2, 3, device)) == expected[2 * 64 : 5 * 64]
+
+
+def test_a_counter_that_would_begin_anew_is_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"34359738376 random words .* has 34359738368; draw them in several calls"):
+        keystream(KEY, bytes(12), 2**32 - 1, 2, DEVICE)
+    assert keystream(KEY, bytes(12), 2**32 - 1, 1, DEVICE).shape == (8,)
+    assert keystream(KEY, bytes(12), 2**32, 0, DEVICE).shape == (0,)
+
+
+def test_no_two_calls_share_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over series, uneven calls within them, and a stream that is restored as after the death of its process."""
+    used: list[tuple[bytes, int]] = []
+    original = chacha.keystream
+
+    def recorded(key: bytes, nonce: bytes, first: int, blocks: int, device: torch.device) -> torch.Tensor:
+        used.extend((nonce, first + index) for index in range(blocks))
+        return original(key, nonce, first, blocks, device)
+
+    monkeypatch.setattr(chacha, "keystream", recorded)
+    stream, made = ChaChaStream(KEY, DEVICE), []
+    for _ in range(4):
+        for _ in range(3):
+            series = stream.series()
+            made += [series.words(count) for count in (1, 8, 0, 9, 70)]
+        later = ChaChaStream(bytes(32), DEVICE)
+        later.restore(stream.state())
+        stream = later
+    assert len(used) == len(set(used)) == 12 * (1 + 1 + 2 + 9)
+    words = torch.cat(made).tolist()
+    assert len(words) == len(set(words)) == 12 * 88
+
+
+@pytest.mark.parametrize("noise_source", ["os_entropy", "os_entropy_secure"])
+def test_no_two_draws_of_a_trial_share_a_block(
+    noise_source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The initial bound, the queries of a step and its gradients, also after the trial was continued."""
+    used: list[tuple[bytes, bytes, int]] = []
+    original = chacha.keystream
+
+    def recorded(key: bytes, nonce: bytes, first: int, blocks: int, device: torch.device) -> torch.Tensor:
+        used.extend((key, nonce, first + index) for index in range(blocks))
+        return original(key, nonce, first, blocks, device)
+
+    monkeypatch.setattr(chacha, "keystream", recorded)
+    bound = {"median_multiple": 1.0, "noise_multiplier": 20.0, "rounds": 12}
+    spec = small_trial(noise_source=noise_source, clipping=Component("quantile", {"bound": bound}))
+    trainer = new_trainer(spec, tmp_path / "begun")
+    for _ in range(3):
+        trainer.step()
+    before = len(used)
+    again = new_trainer(spec, tmp_path / "continued")
+    del used[before:]  # the new start had a key of its own
+    again.restore(trainer.state())
+    for _ in range(3):
+        again.step()
+    assert len({key for key, _, _ in used}) == 1
+    assert len({nonce for _, nonce, _ in used}) == 12 + 6 * 2
+    assert len(used) == len(set(used))
+
+
+def test_a_series_goes_on_where_its_last_call_ended() -> None:
+    stream = ChaChaStream(KEY, DEVICE)
+    state = stream.state()
+    series = stream.series()
+    parts = torch.cat([series.words(count) for count in (8, 64, 16)])
+    stream.restore(state)
+    assert torch.equal(stream.series().words(88), parts)
+    assert not torch.equal(stream.series().words(88), parts)
+
+
+def test_keys_of_the_system_differ() -> None:
+    first, second = (ChaChaStream.from_os(DEVICE).series().words(8) for _ in range(2))
+    assert not torch.equal(first, second)
+
+
+def test_a_device_that_computes_another_cipher_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    require_standard.cache_clear()
+    require_standard(DEVICE)
+    require_standard.cache_clear()
+    monkeypatch.setattr(chacha, "_CONSTANTS", (1, 2, 3, 4))
+    with pytest.raises(DpsweepError, match=r"another ChaCha20 on .*; set execution.device: cpu"):
+        require_standard(DEVICE)
+    require_standard.cache_clear()

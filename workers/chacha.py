@@ -1,0 +1,140 @@
+"""ChaCha20 (RFC 8439): uniform bits from a secret key, the same on every device.
+
+On a CPU they are OpenSSL's. On another device they are computed there, by integer operations of torch, so that noise
+for a model on a GPU needs neither the host nor copies.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import struct
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from accounting.errors import DpsweepError, InvalidInput
+
+KEY_BYTES: Final = 32
+NONCE_BYTES: Final = 12
+WORDS: Final = 8
+"""64-bit words of one block."""
+MOST_BLOCKS: Final = 2**32
+"""Blocks of one key and nonce: the block counter has 32 bits."""
+
+_CONSTANTS: Final = struct.unpack("<4i", b"expand 32-byte k")
+
+
+class ChaChaStream:
+    """Uniform 64-bit words on a device, from a key and a nonce of its own for each series of them.
+
+    Guarantee: without the 256-bit key the words are computationally indistinguishable from uniform ones, if ChaCha20 is
+    a pseudo-random function. No block of the keystream is used twice: the nonce is the number of the series, and within
+    a series the block counter is the position. The words do not depend on the device.
+    """
+
+    def __init__(self, key: bytes, device: torch.device) -> None:
+        if device.type != "cpu":
+            require_standard(device)
+        self._key, self._series, self.device = key, 0, device
+
+    @staticmethod
+    def from_os(device: torch.device) -> ChaChaStream:
+        """A stream with a fresh key from the operating system."""
+        return ChaChaStream(os.urandom(KEY_BYTES), device)
+
+    def series(self) -> Series:
+        """The next series of words; no other of this key has any of its blocks."""
+        nonce = self._series.to_bytes(NONCE_BYTES, "little")
+        self._series += 1
+        return Series(self._key, nonce, self.device)
+
+    def state(self) -> dict[str, Any]:
+        """Key and number of the next series, for `restore`; as secret as the words."""
+        return {"key": self._key, "series": self._series}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state` returned."""
+        self._key, self._series = state["key"], state["series"]
+
+
+class Series:
+    """The words of one key and nonce, in order."""
+
+    def __init__(self, key: bytes, nonce: bytes, device: torch.device) -> None:
+        self._key, self._nonce, self._device = key, nonce, device
+        self._next_block = 0
+
+    def words(self, count: int) -> Tensor:
+        """The next ``count`` words, int64 [count] with uniform bits; what is left of the last block is not used."""
+        first, blocks = self._next_block, -(-count // WORDS)
+        self._next_block += blocks
+        return keystream(self._key, self._nonce, first, blocks, self._device)[:count]
+
+
+def keystream(key: bytes, nonce: bytes, first: int, blocks: int, device: torch.device) -> Tensor:
+    """The blocks ``first`` to ``first + blocks - 1`` of the keystream, as int64 [8 blocks], little-endian.
+
+    Raises: InvalidInput beyond the last block of a nonce, where the counter would begin anew.
+    """
+    if first + blocks > MOST_BLOCKS:
+        raise InvalidInput(
+            f"{(first + blocks) * WORDS} random words are asked for at once, but one nonce of ChaCha20 has "
+            f"{MOST_BLOCKS * WORDS}; draw them in several calls"
+        )
+    if blocks == 0:
+        return torch.empty(0, dtype=torch.int64, device=device)
+    by = _by_openssl if device.type == "cpu" else by_integer_operations
+    return by(key, nonce, first, blocks, device)
+
+
+def _by_openssl(key: bytes, nonce: bytes, first: int, blocks: int, device: torch.device) -> Tensor:
+    from cryptography.hazmat.primitives.ciphers import Cipher
+    from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+
+    made = bytearray(64 * blocks)
+    cipher = Cipher(ChaCha20(key, first.to_bytes(4, "little") + nonce), mode=None)
+    cipher.encryptor().update_into(bytes(len(made)), made)
+    return torch.frombuffer(made, dtype=torch.int64)
+
+
+def by_integer_operations(key: bytes, nonce: bytes, first: int, blocks: int, device: torch.device) -> Tensor:
+    """`keystream` on any device: RFC 8439, section 2.3, on all blocks at once."""
+    start = torch.empty(16, blocks, dtype=torch.int32, device=device)
+    for row, value in enumerate((*_CONSTANTS, *struct.unpack("<8i", key))):
+        start[row] = value
+    start[12] = torch.arange(first, first + blocks, device=device).to(torch.int32)
+    for row, value in enumerate(struct.unpack("<3i", nonce), start=13):
+        start[row] = value
+    a, b, c, d = start.clone().split(4)
+    for _ in range(10):
+        _quarter_rounds(a, b, c, d)
+        b, c, d = b.roll(-1, 0), c.roll(-2, 0), d.roll(-3, 0)
+        _quarter_rounds(a, b, c, d)
+        b, c, d = b.roll(1, 0), c.roll(2, 0), d.roll(3, 0)
+    return start.add_(torch.cat([a, b, c, d])).mT.flatten().view(torch.int64)
+
+
+def _quarter_rounds(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> None:
+    """The quarter round of RFC 8439, section 2.1, in place on four columns [4, blocks] at once; sums wrap around."""
+    for left, right, turned, bits in ((a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)):
+        turned.bitwise_xor_(left.add_(right))
+        low = turned.bitwise_right_shift(32 - bits).bitwise_and_((1 << bits) - 1)  # the shift copies the sign
+        turned.bitwise_left_shift_(bits).bitwise_or_(low)
+
+
+@functools.cache
+def require_standard(device: torch.device) -> None:
+    """Compare blocks that the device computes with those of OpenSSL, once for each device; the key is public.
+
+    Raises: DpsweepError where they differ.
+    """
+    key, nonce, first, blocks = bytes(range(KEY_BYTES)), bytes(range(NONCE_BYTES)), 2**31 - 500, 1000
+    expected = _by_openssl(key, nonce, first, blocks, torch.device("cpu"))
+    if not torch.equal(by_integer_operations(key, nonce, first, blocks, device).cpu(), expected):
+        raise DpsweepError(
+            f"torch {torch.__version__} computes another ChaCha20 on {device} than RFC 8439 defines, so noise that is "
+            "made there would not be secret; set execution.device: cpu, or use another version of torch"
+        )

@@ -1,0 +1,109 @@
+"""Standard normal values from a secret key, by the Box-Muller transform of uniform bits, in double precision.
+
+A value takes 64 bits of the key's stream, of which 53 decide on it; the largest is 8.65 in size, beyond which a normal
+value lies with probability 5e-18.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from accounting.keyed import KeyedStream
+from workers.chacha import ChaChaStream
+
+BLOCK: Final = 65_536
+"""Draws made at once on a CPU; their working memory fits in a core's cache."""
+
+_DEVICE_BLOCK: Final = 2**22
+"""Draws made at once on another device, which takes as long to be told what to do as to do it for fewer."""
+
+
+class Gaussians(Protocol):
+    """Independent values from N(0, 1) in float64.
+
+    Guarantee: no two values share bits of the key's stream, also after `restore` of a later `state`.
+    """
+
+    device: torch.device
+    """Where the values are made."""
+    together_below: float
+    """Tensors with fewer values are given theirs by one call."""
+
+    def pieces(self, count: int, draws: int) -> Iterator[Tensor]:
+        """``count`` values, piece by piece; each is the sum of ``draws`` (1, 2 or 4) values from N(0, 1)."""
+        ...
+
+    def state(self) -> dict[str, Any]: ...
+
+    def restore(self, state: Mapping[str, Any]) -> None: ...
+
+
+class ShakeGaussians:
+    """From SHAKE-256, on the CPU: trials that began so go on so, with the same bits."""
+
+    together_below = 16_384
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream, self.device = KeyedStream.from_os(), torch.device("cpu")
+
+    def pieces(self, count: int, draws: int) -> Iterator[Tensor]:
+        most = BLOCK // draws
+        for start in range(0, max(1, count), most):  # no values take a call of the stream too, as they ever did
+            needed = draws * min(most, count - start)
+            words = torch.from_numpy(self._stream.words(needed + needed % 2).view(np.int64).copy())
+            yield torch.cat(_normal(*_uniform(words).chunk(2)))[:needed].view(draws, -1).sum(0)
+
+    def state(self) -> dict[str, Any]:
+        return self._stream.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._stream.restore(state)
+
+
+class ChaChaGaussians:
+    """From ChaCha20, on the given device. On two kinds of device the values differ by the last bits of logarithm,
+    square root, sine and cosine in float64, and by no more: the uniform bits are the same."""
+
+    together_below = math.inf
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream, self.device = ChaChaStream.from_os(device), device
+
+    def pieces(self, count: int, draws: int) -> Iterator[Tensor]:
+        words, most = self._stream.series(), (BLOCK if self.device.type == "cpu" else _DEVICE_BLOCK) // draws
+        for start in range(0, count, most):
+            needed = draws * min(most, count - start)
+            pairs = _uniform(words.words(needed + needed % 2)).view(-1, 2)  # of neighbours, however long a piece is
+            values = torch.stack(_normal(*pairs.unbind(1)), 1).flatten()[:needed]
+            yield values if draws == 1 else values.view(-1, draws).sum(1)
+
+    def state(self) -> dict[str, Any]:
+        return self._stream.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._stream.restore(state)
+
+
+CIPHERS: Final[Mapping[str, Callable[[torch.device], Gaussians]]] = {
+    "chacha20": ChaChaGaussians,
+    "shake256": ShakeGaussians,
+}
+"""Makers with a fresh key from the operating system, by the names that checkpoints keep."""
+
+
+def _uniform(words: Tensor) -> Tensor:
+    """Uniform 64-bit words -> float64 in (0, 1], multiples of 2^-54, from the upper 53 bits."""
+    upper = words.bitwise_right_shift(11).bitwise_and_((1 << 53) - 1)  # the shift copies the sign
+    return upper.double().add_(0.5).mul_(2.0**-53)
+
+
+def _normal(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """Two independent standard normal values from two independent uniform ones."""
+    radius, angle = first.log().mul_(-2.0).sqrt_(), second * (2.0 * math.pi)
+    return radius * angle.cos(), angle.sin_().mul_(radius)

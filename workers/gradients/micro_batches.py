@@ -1,0 +1,74 @@
+"""Micro-batches of a batch, of one shape where the last is padded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import torch
+from torch import Tensor
+
+from accounting.errors import InvalidInput
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Rows of x and y, K for each example. examples: of the batch; what follows them in x and y is padding."""
+
+    x: Tensor
+    y: Tensor
+    examples: int
+
+
+LastMicroBatch = Literal["shorter", "padded"]
+"""What becomes of the last micro-batch, which has fewer examples than the others."""
+
+
+def micro_batches(x: Tensor, y: Tensor, size: int, multiplicity: int, last: LastMicroBatch) -> list[MicroBatch]:
+    """The rows in micro-batches of ``size`` examples; every row is in one of them, and an empty batch has none."""
+    step, make = size * multiplicity, _LAST[last]
+    return [
+        make(x[start : start + step], y[start : start + step], size, multiplicity) for start in range(0, len(x), step)
+    ]
+
+
+def require_known(last: str, micro_batch_size: int | None) -> None:
+    """Raises: InvalidInput for an unknown form of the last micro-batch, and for padding to no given size."""
+    if last not in _LAST:
+        raise InvalidInput(f"last_micro_batch is {last!r}, but must be one of {', '.join(_LAST)}")
+    if last == "padded" and micro_batch_size is None:
+        raise InvalidInput(
+            "last_micro_batch is padded, but there is no micro_batch_size to which it could be; give micro_batch_size"
+        )
+
+
+def require_rows(x: Tensor, y: Tensor, multiplicity: int) -> None:
+    """Raises: InvalidInput where x and y are not tensors with the same multiple of ``multiplicity`` rows."""
+    for name, value in (("x", x), ("y", y)):
+        if not isinstance(value, Tensor):
+            raise InvalidInput(f"{name} is a {type(value).__name__}, but must be a tensor with one row per example")
+    if len(x) % multiplicity or len(x) != len(y):
+        raise InvalidInput(
+            f"x has {len(x)} rows and y {len(y)}, but both need the same multiple of {multiplicity} rows"
+        )
+
+
+def _shorter(x: Tensor, y: Tensor, size: int, multiplicity: int) -> MicroBatch:
+    return MicroBatch(x, y, len(x) // multiplicity)
+
+
+def _padded(x: Tensor, y: Tensor, size: int, multiplicity: int) -> MicroBatch:
+    """Padding is zeros, which are nobody's data."""
+    missing = size * multiplicity - len(x)
+    padded = (torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing else rows for rows in (x, y))
+    return MicroBatch(*padded, len(x) // multiplicity)
+
+
+_LAST: Final[Mapping[str, Callable[[Tensor, Tensor, int, int], MicroBatch]]] = {"shorter": _shorter, "padded": _padded}
+
+
+def with_padding(values: Tensor, rows: int) -> Tensor:
+    """``values`` [b, ...], followed by zeros to length ``rows``."""
+    missing = rows - len(values)
+    return torch.cat([values, values.new_zeros(missing, *values.shape[1:])]) if missing else values
