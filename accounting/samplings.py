@@ -19,7 +19,6 @@ from accounting.errors import InvalidInput, UnsupportedMechanism, keep_finite, k
 from accounting.registry import lookup
 
 Array = NDArray[np.float64]
-
 Adjacency = Literal["add_remove", "zero_out", "replace_one"]
 """``add_remove``: one data set is the other plus one record.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -82,9 +83,14 @@ def _rooms() -> dict[str, set[str]]:
     return found
 
 
+@functools.cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def _imports(path: Path) -> Iterator[tuple[str, str]]:
     """Module and name of each ``from module import name`` in the file."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(_tree(path)):
         if isinstance(node, ast.ImportFrom) and node.module is not None:
             yield from ((node.module, alias.name) for alias in node.names)
 
@@ -133,7 +139,7 @@ def _used_names(tree: ast.Module) -> set[str]:
 
 def test_nothing_public_is_reached_by_tests_alone() -> None:
     """Every public function and class is used by product code, or named by a document or an example."""
-    trees = {path: ast.parse(path.read_text()) for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
+    trees = {path: _tree(path) for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
     used = set().union(*map(_used_names, trees.values()))
     documents = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.py")]
     documented = set().union(*(_words(path.read_text()) for path in documents))

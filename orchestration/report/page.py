@@ -27,10 +27,7 @@ from orchestration.comparison.ledger import composed
 from orchestration.comparison.rate_metrics import group_metric, spoken, spoken_worst
 from orchestration.comparison.settings import Setting
 from orchestration.comparison.values import epsilon, main, worst_over_median
-from orchestration.records.published import (
-    PublishedSweep,
-    PublishedTrial,
-)
+from orchestration.records.published import PublishedSweep, PublishedTrial
 from orchestration.records.release_modes import release_mode
 from orchestration.records.states import TrialState
 from orchestration.report.catalogue import (

@@ -34,10 +34,7 @@ if TYPE_CHECKING:
     from orchestration.sweeps.schema import SweepSpec
 
 _PRIVATE: Final = ("clipping", "noise")
-COMPONENTS: Final = (
-    *("model", "loss", "optimizer", "learning_rate_schedule", "augmentation", "averaging"),
-    *_PRIVATE,
-)
+COMPONENTS: Final = ("model", "loss", "optimizer", "learning_rate_schedule", "augmentation", "averaging", *_PRIVATE)
 """The components whose parameters may be tuned, besides ``sampling.batch_size`` and ``epochs``."""
 _RANGES: Final = ("uniform", "log_uniform")
 _MOST_CANDIDATES: Final = 1_000
@@ -52,9 +49,7 @@ def _values(value: object) -> object:
         case {**found} if len(found) == 1 and next(iter(found)) in _RANGES:
             ((kind, ends),) = found.items()
             match ends:
-                case [int() | float() as low, int() | float() as high] if low < high and (
-                    kind == "uniform" or low > 0.0
-                ):
+                case [int() | float() as low, int() | float() as high] if low < high and (kind == "uniform" or low > 0):
                     return value
             raise InvalidInput(f"{kind} needs two increasing numbers, above 0 for log_uniform, but got {shortly(ends)}")
     raise InvalidInput(f"expected a list of values, or uniform or log_uniform with two ends, but got {shortly(value)}")

@@ -14,7 +14,7 @@ from accounting.errors import InvalidInput
 from accounting.gaussian import gaussian_epsilon
 from workers.audit import AuditResult, audit_scores
 
-AUDITS, CANARIES = 2000, 100
+AUDITS, CANARIES = 1000, 100
 
 
 def audits(scores_of: str, strength: float, delta: float, confidence: float, groups: int = 1) -> list[AuditResult]:

@@ -32,7 +32,7 @@ def trace_of(sample_rate: float, sigma: float, steps: int = 500, *releases: Rele
 @pytest.mark.parametrize(("sample_rate", "sigma"), [(1e-6, 0.7), (0.01, 0.8), (0.3, 2.0), (1.0, 5.0), (0.05, 300.0)])
 def test_prices_are_upper_bounds_of_the_divergence(order: int, sample_rate: float, sigma: float) -> None:
     prices = RenyiFilter(1.0, order).prices(sample_rate, sigma)
-    for c in [1e-9, 1e-5, *np.random.default_rng(order).uniform(0.0, 1.0, 12), 1.0]:
+    for c in [1e-9, 1e-5, *np.random.default_rng(order).uniform(0.0, 1.0, 5), 1.0]:
         with mpmath.workdps(60):
             q, u = mpmath.mpf(sample_rate), (mpmath.mpf(c) / mpmath.mpf(sigma)) ** 2
             moment = mpmath.fsum(

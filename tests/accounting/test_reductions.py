@@ -67,7 +67,6 @@ def dp_accounting_epsilon(trace: Trace, delta: float) -> float:
     ("trace", "gap"),
     [
         (truncated(10_000, 100, 200), 0.002),
-        (truncated(10_000, 100, 150), 0.01),
         (truncated(10_000, 100, 130), 0.4),
         (truncated(10_000, 100, 100), 0.1),
         (truncated(1000, 50, 90, sigma=2.0, steps=500), 0.01),

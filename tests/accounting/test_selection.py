@@ -102,9 +102,8 @@ class TestExactly:
     """The winner's law, where one run is a single Gaussian and its score a function of the output."""
 
     @pytest.mark.parametrize("shape", SHAPES)
-    @pytest.mark.parametrize("mean", [1.2, 14.0, 200.0])
-    @pytest.mark.parametrize("mu", [0.3, 1.0, 3.0])
-    def test_no_claim_is_below_the_exact_epsilon(self, mu: float, mean: float, shape: float) -> None:
+    @pytest.mark.parametrize(("mean", "mu"), [(1.2, 0.3), (1.2, 3.0), (14.0, 1.0), (200.0, 0.3), (200.0, 3.0)])
+    def test_no_claim_is_below_the_exact_epsilon(self, mean: float, mu: float, shape: float) -> None:
         trials = RandomTrials(mean, shape)
         exact = max(
             exact_epsilon(trials, *means, tail) for means in ((0.0, mu), (mu, 0.0)) for tail in (norm.sf, norm.cdf)

@@ -7,7 +7,7 @@ from typing import Final
 from tests.mutants.mutant import Bug as B
 from tests.mutants.mutant import Mutant, bugs_in
 
-CLIPPING: Final = ("tests/workers/clipping/test_clipping.py",)
+CLIPPING: Final = ("tests/workers/clipping/test_clipping.py", "tests/workers/clipping/test_methods.py")
 
 METHODS: Final[tuple[Mutant, ...]] = (
     *bugs_in(

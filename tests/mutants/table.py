@@ -11,6 +11,16 @@ from tests.mutants.of_hostile import HOSTILE
 from tests.mutants.of_numerics import NUMERICS
 from tests.mutants.of_orchestration import ORCHESTRATION
 from tests.mutants.of_results import RESULTS
+from tests.mutants.of_selection import SELECTIONS
 from tests.mutants.of_workers import WORKERS
 
-MUTANTS: Final[tuple[Mutant, ...]] = (*ACCOUNTING, *NUMERICS, *METHODS, *WORKERS, *ORCHESTRATION, *RESULTS, *HOSTILE)
+MUTANTS: Final[tuple[Mutant, ...]] = (
+    *ACCOUNTING,
+    *SELECTIONS,
+    *NUMERICS,
+    *METHODS,
+    *WORKERS,
+    *ORCHESTRATION,
+    *RESULTS,
+    *HOSTILE,
+)

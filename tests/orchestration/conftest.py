@@ -19,6 +19,10 @@ def sigint_is_heard() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+_lasting: set[str] = set()
+"""Names of modules that are no test's: thousands, which take longer to look at than most tests."""
+
+
 @pytest.fixture(autouse=True)
 def modules_of_users_are_forgotten(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Another test's sweep has other modules beside it, of equal names."""
@@ -26,9 +30,11 @@ def modules_of_users_are_forgotten(tmp_path_factory: pytest.TempPathFactory) -> 
     yield
     sys.path[:] = path
     folder = str(tmp_path_factory.getbasetemp())
-    for name, module in [*sys.modules.items()]:
-        if str(getattr(module, "__file__", "")).startswith(folder):
+    for name in sys.modules.keys() - _lasting:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(folder):
             del sys.modules[name]
+        else:
+            _lasting.add(name)
 
 
 @pytest.fixture

@@ -28,27 +28,50 @@ def environment(**changes: str) -> dict[str, str]:
     return {**kept, "OMP_NUM_THREADS": "1", **changes}
 
 
+class Running:
+    """The command in a process of its own that need not import everything first."""
+
+    def __init__(self, arguments: tuple[object, ...], changes: dict[str, str], out: Path, err: Path) -> None:
+        self._command = ["dpsweep", *map(str, arguments)]
+        given = (self._command, environment(**changes), os.getcwd(), str(out), str(err))
+        self._process = FORKS.Process(target=_command, args=given)
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    def poll(self) -> int | None:
+        """Its exit code once it has ended, as `subprocess.Popen` gives it."""
+        return self._process.exitcode
+
+    def wait(self, seconds: float) -> int:
+        self._process.join(seconds)
+        if (code := self._process.exitcode) is None:
+            self._process.kill()
+            self._process.join()
+            raise AssertionError(f"{self._command} did not end")
+        return code
+
+    def send_signal(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+
 def dpsweep(*arguments: object, **changes: str) -> subprocess.CompletedProcess[str]:
-    """Run the command to its end, in a process of its own that need not import everything first."""
-    command = ["dpsweep", *map(str, arguments)]
+    """Run the command to its end."""
     with tempfile.TemporaryDirectory() as folder:
         out, err = (Path(folder) / name for name in ("out", "err"))
-        process = FORKS.Process(
-            target=_command, args=(command, environment(**changes), os.getcwd(), str(out), str(err))
-        )
-        process.start()
-        process.join(PATIENCE)
-        if process.exitcode is None:
-            process.kill()
-            process.join()
-            raise AssertionError(f"{command} did not end: {out.read_text()} {err.read_text()}")
-        return subprocess.CompletedProcess(command, process.exitcode, out.read_text(), err.read_text())
+        code = Running(arguments, changes, out, err).wait(PATIENCE)
+        return subprocess.CompletedProcess([*map(str, arguments)], code, out.read_text(), err.read_text())
+
+
+def start(*arguments: object, log: Path, **changes: str) -> Running:
+    """Start the command and return at once; what it prints goes to ``log``."""
+    return Running(arguments, changes, log, log)
 
 
 def _command(command: list[str], environment: dict[str, str], folder: str, out: str, err: str) -> None:
     """The command as a new interpreter runs it, in a process that was forked."""
     for descriptor, file in ((1, out), (2, err)):
-        opened = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        opened = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(opened, descriptor)
         os.close(opened)
     os.chdir(folder)
@@ -63,13 +86,6 @@ def _command(command: list[str], environment: dict[str, str], folder: str, out: 
         main()
     finally:
         atexit._run_exitfuncs()  # multiprocessing leaves them out
-
-
-def start(*arguments: object, log: Path, **changes: str) -> subprocess.Popen[bytes]:
-    """Start the command and return at once; what it prints goes to ``log``."""
-    with log.open("wb") as output:
-        command = [*COMMAND, *map(str, arguments)]
-        return subprocess.Popen(command, stdout=output, stderr=output, env=environment(**changes))
 
 
 @contextlib.contextmanager

@@ -51,11 +51,12 @@ SCHEDULE_PARAMS: Mapping[str, dict[str, Any]] = {
 
 
 def in_the_gate(clipping: str, schedule: str, sampling: str) -> bool:
-    """Whether the combination is one of those in which any two parts meet each other."""
-    places = [
-        [*table].index(name) for table, name in ((CLIPPING, clipping), (SCHEDULES, schedule), (SAMPLERS, sampling))
-    ]
-    return clipping in ("none", "filter") or sum(places[:2]) % len(SAMPLERS) == places[2]
+    """Whether the combination is one of those in which every clipping method and every schedule meet every sampling."""
+    with_all = [name for name in CLIPPING if name not in ("none", "filter")]
+    if clipping not in with_all:
+        return True
+    place = with_all.index(clipping) + [*SAMPLERS].index(sampling)
+    return [*SCHEDULES][place % len(SCHEDULES)] == schedule
 
 
 COMBINATIONS = [
@@ -66,7 +67,7 @@ COMBINATIONS = [
     if clipping != "none" or schedule == "constant"  # without clipping there is no noise to schedule
     if clipping != "filter" or sampling == "poisson"  # filters refuse the others
 ]
-"""All of them take a minute together."""
+"""All of them take minutes together."""
 
 
 def test_the_table_has_every_schedule_and_every_parameter() -> None:

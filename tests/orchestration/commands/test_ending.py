@@ -13,7 +13,7 @@ from mlflow import MlflowClient
 
 from accounting.records.files import exists
 from orchestration.records.layout import SweepFiles
-from tests.orchestration.processes import COMMAND, PATIENCE, environment, start, wait_until
+from tests.orchestration.processes import COMMAND, PATIENCE, Running, environment, start, wait_until
 from tests.orchestration.sample_grids import keys_of, small
 
 LONG = small(clipping="flat", noise="constant", seeds=0, epochs=2000, privacy={"noise_multiplier": 1.0, "delta": 1e-5})
@@ -30,7 +30,7 @@ def arguments(files: SweepFiles) -> list[str]:
     return ["run", str(Path(files.root).parent / "sweep.yaml"), "--output", files.root, "--address", "in-process"]
 
 
-def wait_for_training(process: subprocess.Popen[bytes], files: SweepFiles) -> None:
+def wait_for_training(process: Running | subprocess.Popen[bytes], files: SweepFiles) -> None:
     checkpoint = files.trial(keys_of(LONG)["flat-seed0"]).checkpoint
     wait_until(lambda: exists(checkpoint) or process.poll() is not None, "the trial to train")
     assert process.poll() is None
@@ -68,11 +68,9 @@ def test_under_nohup_a_run_outlives_its_terminal(tmp_path: Path) -> None:
     """With ``--resume``, which old scripts give."""
     (tmp_path / "sweep.yaml").write_text(SHORT)
     files = SweepFiles(str(tmp_path / "out"))
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # inherited by the process, as nohup does it
-    try:
-        process = start(*arguments(files), "--resume", log=tmp_path / "log")
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    with (tmp_path / "log").open("wb") as log:
+        nohup = ["nohup", *COMMAND, *arguments(files), "--resume"]
+        process = subprocess.Popen(nohup, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment())
     wait_until(lambda: exists(files.manifest) or process.poll() is not None, "the run to start")
     process.send_signal(signal.SIGHUP)
     assert process.wait(PATIENCE) == 0, (tmp_path / "log").read_text()

@@ -13,7 +13,7 @@ from sklearn import metrics as sklearn_metrics
 
 from accounting.errors import InvalidInput
 from orchestration.comparison.best import best, parse_conditions
-from orchestration.comparison.evidence import NO_EVIDENCE, gather
+from orchestration.comparison.evidence import NO_EVIDENCE, Evidence, gather
 from orchestration.comparison.findings import Findings, as_dict, findings, has_diverged, warnings
 from orchestration.comparison.metrics import METRICS, known, of_task
 from orchestration.comparison.rate_metrics import GROUP_METRICS, WORST_GROUP_METRICS
@@ -226,7 +226,7 @@ def selective(found: float, wrong: float, seed: int) -> Outcomes:
 
 
 @pytest.fixture(scope="module")
-def disputed() -> tuple[list[PublishedTrial], dict[str, Outcomes]]:
+def disputed() -> tuple[list[PublishedTrial], Evidence]:
     """Of the small group, flat finds half of the positives, and dpsgd_f most of them at the price of its negatives."""
     trials, found = sweep_of({"none": (0.95, 0.92)})
     for clipping, shares in (("flat", (0.5, 0.02)), ("dpsgd_f", (0.8, 0.4))):
@@ -234,7 +234,7 @@ def disputed() -> tuple[list[PublishedTrial], dict[str, Outcomes]]:
             own = selective(*shares, seed)
             trials.append(trial(own, clipping, seed))
             found[trials[-1].key] = own
-    return trials, found
+    return trials, gather(trials, found)
 
 
 @pytest.mark.parametrize(
@@ -246,11 +246,11 @@ def disputed() -> tuple[list[PublishedTrial], dict[str, Outcomes]]:
     ],
 )
 def test_the_metric_of_the_worst_group_is_the_users_choice(
-    disputed: tuple[list[PublishedTrial], dict[str, Outcomes]], worst_group: str, winner: str, said: str
+    disputed: tuple[list[PublishedTrial], Evidence], worst_group: str, winner: str, said: str
 ) -> None:
-    trials, outcomes = disputed
+    trials, evidence = disputed
     data = replace(published(trials), worst_group=worst_group)
-    found = findings(data, gather(trials, outcomes))
+    found = findings(data, evidence)
     name = f"worst_group_{worst_group}"
     assert found.headline == ("accuracy", name)
     chosen = best(found, "worst_group")
@@ -274,9 +274,10 @@ def test_every_setting_is_stored_with_all_its_intervals(sample: Findings) -> Non
 
 
 def test_a_condition_on_what_is_better_when_low_is_an_upper_bound(
-    disputed: tuple[list[PublishedTrial], dict[str, Outcomes]],
+    disputed: tuple[list[PublishedTrial], Evidence],
 ) -> None:
-    found = found_in(*disputed)
+    trials, evidence = disputed
+    found = findings(published(trials), evidence)
     limit = {"worst_group_false_positive_rate": 0.1}
     assert best(found, "worst_group_true_positive_rate", at_least=limit).setting.clipping == "flat"
     with pytest.raises(InvalidInput, match=r"worst_group_false_positive_rate at most 0\.001; the least of"):

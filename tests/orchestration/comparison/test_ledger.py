@@ -66,10 +66,18 @@ def test_an_earlier_attempt_is_added() -> None:
 def test_every_process_computes_the_same_bits() -> None:
     """Hashes of strings differ between processes, and with them the order of sets."""
     code = (
-        "from tests.orchestration.comparison.test_ledger import *\n"
-        "runs = [replace(RUN, segments=(replace(RUN.segments[0], noise_multiplier=noise),)) for noise in "
-        "(0.9, 1.1, 1.3, 1.7)]\n"
-        "print(composed(trial(str(seed), attempt(str(seed), trace=run)) for seed, run in enumerate(runs)).epsilon)"
+        "from accounting import PoissonSampling, Segment, Trace\n"
+        "from orchestration.comparison.ledger import composed\n"
+        "from orchestration.records.attempts import Attempt\n"
+        "from orchestration.records.published import PublishedPrivacy, PublishedTrial\n"
+        "from orchestration.records.states import TrialState\n"
+        "levels = (0.9, 1.1, 1.3, 1.7)\n"
+        "runs = {level: Trace(1000, (Segment(0, 200, PoissonSampling(0.05), level),)) for level in levels}\n"
+        "attempts = {str(level): Attempt(str(level), 1, 1e-5, run, None, ended=True) for level, run in runs.items()}\n"
+        "privacy = PublishedPrivacy(1.0, 1e-5, 'pld')\n"
+        "trials = [PublishedTrial(key, {}, TrialState.FINISHED, privacy=privacy, attempts=(attempt,)) "
+        "for key, attempt in attempts.items()]\n"
+        "print(composed(trials).epsilon)"
     )
     printed = {
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True).stdout

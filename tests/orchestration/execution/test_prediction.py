@@ -133,8 +133,6 @@ def test_the_command_shows_the_prediction(
     assert 1.0 < found["seconds"] < 3600.0
     assert run_plan(monkeypatch, file, "--price-per-hour", 1) == 2
     assert "add --probe" in capsys.readouterr().err
-    assert run_plan(monkeypatch, file, "--probe", "--cpus", 0.5) == 2
-    assert "a trial reserves 1 CPUs" in capsys.readouterr().err
 
 
 BROKEN = """

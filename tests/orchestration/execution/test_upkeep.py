@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from pathlib import Path
 
@@ -34,10 +35,15 @@ TEXT = small(
 KEYS = list(keys_of(TEXT).values())
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> SweepFiles:
+    return trained_sweep(tmp_path_factory.mktemp("trained") / "out", TEXT)
+
+
 @pytest.fixture
-def files(tmp_path: Path) -> SweepFiles:
+def files(trained: SweepFiles, tmp_path: Path) -> SweepFiles:
     """A sweep of two accounted trials, the first of which ended ten days ago."""
-    return trained_sweep(tmp_path / "out", TEXT)
+    return SweepFiles(str(shutil.copytree(trained.root, tmp_path / "out")))
 
 
 def trained_sweep(folder: Path, text: str) -> SweepFiles:

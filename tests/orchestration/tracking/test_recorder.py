@@ -17,7 +17,7 @@ from orchestration.tracking.mlflow import MlflowTracker
 from orchestration.tracking.recorder import Recorder
 from tests.orchestration.processes import wait_until
 from tests.orchestration.sample_sweeps import EPOCHS, sample_trial
-from tests.orchestration.tracking.test_mlflow import SWEEP, client_of, content, one, opened, runs_of, tracked
+from tests.orchestration.tracking.recordings import SWEEP, client_of, content, one, opened, runs_of, tracked
 
 
 class GrowingTrial:

@@ -17,7 +17,7 @@ from tests.orchestration.processes import dpsweep
 from tests.orchestration.sample_grids import small
 from tests.orchestration.sample_sweeps import sample_trial
 from tests.orchestration.servers import POSTGRES, closed_port, has_s3, mlflow_server, objects_in, postgres, s3
-from tests.orchestration.tracking.test_mlflow import NOTHING, SWEEP, content, record, tracked
+from tests.orchestration.tracking.recordings import NOTHING, SWEEP, content, record, tracked
 
 from mlflow import MlflowClient  # isort: skip  (after orchestration.tracking.mlflow, which keeps it quiet)
 

@@ -233,7 +233,7 @@ class TestGoldenCounts:
         assert counts[2] == 5958
         assert len(dataset.test) == 10000
 
-    @pytest.mark.no_cover  # 60,000 pictures are read
+    @pytest.mark.long  # 60,000 pictures are read
     def test_cifar10_says_that_jpegs_are_not_the_original(self) -> None:
         require_stored("cifar10", "cifar10-jpeg/train.parquet")
         source = load_source(DataSpec("cifar10"))

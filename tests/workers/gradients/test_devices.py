@@ -37,21 +37,25 @@ class DecidedScalars(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("options", [{"micro_batch_size": 4}, {"layerwise": True, "multiplicity": 2}])
+IN_PIECES: dict[str, Any] = {"micro_batch_size": 4}
+BY_LAYER: dict[str, Any] = {"layerwise": True, "multiplicity": 2}
+
+
 @pytest.mark.parametrize(
-    "name",
+    ("name", "options"),
     [
-        "linear on sequences",
-        "conv2d circular",
-        "conv2d of 16 channels",
-        "weight-standardised conv2d",
-        "group norm",
-        "layer norm",
-        "rms norm",
-        "self-attention",
-        "cross-attention",
-        "prelu",
+        ("linear on sequences", IN_PIECES),
+        ("linear on sequences", BY_LAYER),
+        ("conv2d circular", BY_LAYER),
+        ("conv2d of 16 channels", IN_PIECES),
+        ("weight-standardised conv2d", IN_PIECES),
+        ("group norm", BY_LAYER),
+        ("rms norm", IN_PIECES),
+        ("self-attention", BY_LAYER),
+        ("cross-attention", IN_PIECES),
+        ("prelu", IN_PIECES),
     ],
+    ids=lambda value: value if isinstance(value, str) else next(iter(value)),
 )
 def test_a_step_on_another_device_stays_there(name: str, options: dict[str, Any]) -> None:
     model = CASES[name].model().to(META)

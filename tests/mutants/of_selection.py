@@ -1,0 +1,88 @@
+"""Bugs in what a choice among several runs costs, by file."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutants.mutant import Bug as B
+from tests.mutants.mutant import Mutant, bugs_in
+
+SELECTION: Final = (
+    "tests/accounting/test_selection.py::TestAgainstDpAccounting",
+    "tests/accounting/test_selection.py::TestProperties",
+    "tests/accounting/test_selection.py::TestExactly",
+    "tests/accounting/test_selection.py::TestLaw",
+)
+
+SELECTIONS: Final[tuple[Mutant, ...]] = (
+    *bugs_in(
+        "accounting/exponential_choice.py",
+        ("tests/accounting/test_exponential_choice.py",),
+        B("Fraction(self.epsilon) / 2", "Fraction(self.epsilon)", "a choice costs twice what it claims", privacy=True),
+    ),
+    *bugs_in(
+        "accounting/selection.py",
+        ("tests/accounting/test_exponential_choice.py",),
+        B("epsilon=max(run.epsilon, choice.epsilon)", "epsilon=run.epsilon", "a choice costs nothing", privacy=True),
+        B("if require_group_size(group_size) > 1:", "if False:", "a choice covers groups over several parts", True),
+        B(
+            "return np.maximum(total_rdp(replace(trace, selection=None)), pure_rdp(trace.selection.epsilon))",
+            "return total_rdp(replace(trace, selection=None))",
+            "the total of a sweep forgets its choices",
+            privacy=True,
+        ),
+    ),
+    *bugs_in(
+        "accounting/selection.py",
+        SELECTION,
+        B(
+            "+ math.log(trials.largest_mean) / (ORDERS - 1.0)",
+            "",
+            "the Renyi bound of a selection forgets the expected number of trials",
+            privacy=True,
+        ),
+        B(
+            "gamma, aim = trials.gamma, delta / trials.largest_mean",
+            "gamma, aim = trials.gamma, delta",
+            "the profile of a selection forgets the expected number of trials",
+            privacy=True,
+        ),
+        B(
+            "(released + (1.0 + trials.shape) * ratio)",
+            "(released + trials.shape * ratio)",
+            "the profile of a selection forgets one ratio",
+            privacy=True,
+        ),
+        B(
+            "odds = gamma / (1.0 - gamma)",
+            "odds = 1.0 / (1.0 - gamma)",
+            "the ratio of a selection is sought as if trials were few",
+            privacy=True,
+        ),
+    ),
+    *bugs_in(
+        "accounting/reductions.py",
+        ("tests/accounting/test_selected_traces.py",),
+        B("    require_one_run(trace)\n", "", "a selection costs what one of its runs costs", privacy=True),
+    ),
+    *bugs_in(
+        "accounting/together.py",
+        ("tests/accounting/test_selected_traces.py",),
+        B(
+            "share = delta / (sum(selected.values()) + bool(plain))",
+            "share = delta",
+            "every selection has the whole delta for itself",
+            privacy=True,
+        ),
+    ),
+    *bugs_in(
+        "accounting/random_trials.py",
+        SELECTION,
+        B(
+            "* (number + self.shape) / (number + 1.0)",
+            "* (number + self.shape) / number",
+            "the number of trials follows another law than the one accounted for",
+            privacy=True,
+        ),
+    ),
+)
