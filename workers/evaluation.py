@@ -153,7 +153,7 @@ Predict = Callable[[nn.Module, Split, Dataset, Loss], Predictions]
 
 
 def with_evaluated_on(device: torch.device, dataset: Dataset) -> Dataset:
-    """The data set with the features that are evaluated after every epoch on the device, where there is room for them."""
+    """The data set with the features that every epoch evaluates on the device, where there is room for them."""
 
     def moved(split: Split) -> Split:
         fits = split.features.nbytes <= room_for_data(device)
