@@ -6,7 +6,8 @@ Runs `dpsweep run` on a sweep of --trials private trials of 11 steps each, in te
 own, on a Ray cluster that it starts (--in-process: without Ray). With --s3-trials, runs as many trials again whose
 results go to an S3 server on this machine (moto, of `pip install 'dpsweep[test]'`), and counts the requests.
 
-- first_s: from the start of the command to the first file of a trial. plan_s: the part of it until the plan is stored.
+- first_s: from the start of the command to the first file of a trial. plan_s: the part of it until the plan is stored,
+  imports and the start of Ray included.
 - driver_cpu_s: CPU of the driver's process for each trial, after the first has begun, until the command ends.
 - wall_s: seconds for each trial, likewise.
 - requests: for each trial, by what they are about.

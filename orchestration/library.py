@@ -279,14 +279,17 @@ def run(
     """
     spec, text, code = _read(sweep, allow_code)
     prepare_environment(address)
-    from orchestration.pipeline import NoDisplay, RunRequest, run_sweep
-    from orchestration.records.limits import Limits
-
     tracking_uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
-    folder = None if output is None else str(output)
-    limits, others = Limits(max_hours, max_trials, stop_after_failures, max_gpu_hours), tuple(map(str, sources))
-    request = RunRequest(spec, text, folder, address, tracking_uri, code, limits, tuple(retry), others)
-    outcome = run_sweep(request, NoDisplay())
+    folder, others = None if output is None else str(output), tuple(map(str, sources))
+    from orchestration.execution.ahead import ray_ahead
+
+    with ray_ahead(spec, folder, address, code):
+        from orchestration.pipeline import NoDisplay, RunRequest, run_sweep
+        from orchestration.records.limits import Limits
+
+        limits = Limits(max_hours, max_trials, stop_after_failures, max_gpu_hours)
+        request = RunRequest(spec, text, folder, address, tracking_uri, code, limits, tuple(retry), others)
+        outcome = run_sweep(request, NoDisplay())
     return Sweep(outcome.record, outcome.files, code)
 
 

@@ -392,11 +392,11 @@ def show_accounts(folder: str, tracking_uri: str | None = None) -> None:
     if not release_mode(record.disclosure).is_sensitive:
         return
     tracker, data = _tracker(tracking_uri or embedded_tracking_uri(files.local_folder), files), record.data()
-    tracker.open_sweep(tracked(record))
+    tracker.open_sweep(tracked(record, files))
     for trial in data.trials:
         tracker.log_trial(trial)
     tracker.log_report(page, data, figures_for_mlflow(data))
-    tracker.log_comparison(found, headline(data, found), files)
+    tracker.log_comparison(found, headline(data, found))
     tracker.close("FAILED" if record.failed else "FINISHED")
 
 

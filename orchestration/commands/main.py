@@ -99,6 +99,7 @@ def run(
 
     A sweep file is code: it runs the functions that it names in the modules of its folder.
     """
+    from orchestration.execution.ahead import ray_ahead
     from orchestration.sweeps.schema import parse_sweep
     from orchestration.sweeps.text import read_text
     from orchestration.sweeps.user_code import permitted
@@ -107,12 +108,13 @@ def run(
     spec = parse_sweep(text, str(sweep))
     code = permitted(spec, sweep.resolve().parent, allow_code or ())
     prepare_environment(address)
-    from orchestration.pipeline import RunRequest
-    from orchestration.records.limits import Limits
+    with ray_ahead(spec, output, address, code):
+        from orchestration.pipeline import RunRequest
+        from orchestration.records.limits import Limits
 
-    limits = Limits(max_hours, max_trials, stop_after_failures, max_gpu_hours)
-    chosen = (tuple(retry or ()), tuple(source or ()))
-    run_to_the_end(RunRequest(spec, text, output, address, tracking_uri, code, limits, *chosen), as_json)
+        limits = Limits(max_hours, max_trials, stop_after_failures, max_gpu_hours)
+        chosen = (tuple(retry or ()), tuple(source or ()))
+        run_to_the_end(RunRequest(spec, text, output, address, tracking_uri, code, limits, *chosen), as_json)
 
 
 @app.command(**panels.listed(panels.RESULTS, "report runs/quickstart --watch"))

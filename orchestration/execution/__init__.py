@@ -5,6 +5,7 @@ Other rooms import from the modules in `__all__` only: `environment` must be imp
 
 __all__ = [
     "again",
+    "ahead",
     "backend",
     "coordinator",
     "disk_space",

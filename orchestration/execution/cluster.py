@@ -34,6 +34,7 @@ from accounting.records import KEY_VARIABLE, KeyCheck, read_bytes, require_key, 
 from orchestration.execution.environment import EMBEDDED, reread_environment
 from orchestration.execution.keeping import kept
 from orchestration.execution.nodes import amounts_of
+from orchestration.execution.preloading import NO_PLACES, Places, preloading
 from orchestration.execution.session import private_session
 from orchestration.sweeps.user_code import packed
 from workers.imports import NO_CODE, UserCode
@@ -56,12 +57,13 @@ def connected(address: str, log: Path, code: UserCode = NO_CODE) -> Iterator[Use
     cluster requires another token, and when this process was connected to Ray by others, because leaving the block
     would end that connection.
     """
-    with kept(functools.partial(_connection, address, code)) as shipped, logged_to(log):
+    with kept(functools.partial(connection, address, code)) as shipped, logged_to(log):
         yield shipped
 
 
 @contextlib.contextmanager
-def _connection(address: str, code: UserCode) -> Iterator[UserCode]:
+def connection(address: str, code: UserCode, places: Places = NO_PLACES) -> Iterator[UserCode]:
+    """`connected`, without `kept_open` and without a log. places: in an embedded cluster."""
     if ray.is_initialized():
         raise InvalidInput("this process is connected to Ray already; call ray.shutdown(), or use another process")
     with nodes_told_to_the_log(), private_session() if address == EMBEDDED else contextlib.nullcontext():
@@ -69,7 +71,8 @@ def _connection(address: str, code: UserCode) -> Iterator[UserCode]:
             with _termination_as_before():
                 reread_environment()
                 if address == EMBEDDED:
-                    _start_embedded()
+                    with preloading(places):
+                        _start_embedded()
                 else:
                     code = _join(address, code)
             yield code
@@ -79,11 +82,22 @@ def _connection(address: str, code: UserCode) -> Iterator[UserCode]:
 
 @contextlib.contextmanager
 def _termination_as_before() -> Iterator[None]:
-    """Restore the SIGTERM handler that Ray replaces; Ray's own handler aborts with a native stack trace."""
-    handler = signal.getsignal(signal.SIGTERM)
-    yield
+    """Restore the SIGTERM handler that Ray replaces; Ray's own handler aborts with a native stack trace.
+
+    In another thread than the main one Ray cannot replace it, and warns of that.
+    """
+    handler, logger = signal.getsignal(signal.SIGTERM), logging.getLogger(ray_worker.__name__)
+    logger.addFilter(_is_no_word_of_sigterm)
+    try:
+        yield
+    finally:
+        logger.removeFilter(_is_no_word_of_sigterm)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)
+
+
+def _is_no_word_of_sigterm(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith("SIGTERM handler is not set")
 
 
 def _start_embedded() -> None:

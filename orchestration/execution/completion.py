@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -160,6 +161,7 @@ def epsilon_so_far(planned: PlannedTrial, trace: Trace) -> float:
     return min(epsilon_after(bound, bound.steps, planned.spec.delta), planned.worst_case.epsilon)
 
 
+@functools.lru_cache(maxsize=4096)  # trials that differ only in the seed have the same trace
 def epsilon_after(trace: Trace, step: int, delta: float) -> float:
     """Worst-case epsilon of the first ``step`` steps, by RDP: an upper bound cheap enough to compute every epoch."""
     return account(trace.until(step), delta, "rdp").epsilon

@@ -99,7 +99,7 @@ class Coordinator:
         if wrong := list(unfounded(self._files, self._record())):
             raise DataCorruption("\n".join(wrong))
         self._require_same_data()
-        self._tracker.open_sweep(tracked(self._record()), self._anew)
+        self._tracker.open_sweep(tracked(self._record(), self._files), self._anew)
         self._recorder.start()
         for key in self._planned:
             if self._status[key].result is None and exists(self._files.trial(key).training):
@@ -199,7 +199,7 @@ class Coordinator:
         def publish(tracker: Tracker) -> None:
             data = record.data()
             tracker.log_report(page, data, figures_for_mlflow(data))
-            tracker.log_comparison(found, headline(data, found), self._files)
+            tracker.log_comparison(found, headline(data, found))
             tracker.close("KILLED" if self._status.stopped_by else "FAILED" if record.failed else "FINISHED")
 
         self._recorder.finish(self._points, publish)

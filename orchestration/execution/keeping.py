@@ -1,9 +1,12 @@
-"""One connection for several sweeps that run in turn, such as a tuning and what it tunes."""
+"""One connection for several sweeps that run in turn, such as a tuning and what it tunes, or one that is opened while
+its sweep is still planned.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Final, TypeVar
 
@@ -11,13 +14,19 @@ T = TypeVar("T")
 
 _stacks: Final[list[ExitStack]] = []
 """Of the block of `kept_open` that this process is in, if any: what is to be closed at its end."""
-_opened: Final[list[Any]] = []
-"""What was opened within it, if anything."""
+_opened: Final[list[Future[Any]]] = []
+"""What was opened within it, or is being opened, if anything."""
 
 
 @contextlib.contextmanager
 def kept_open() -> Iterator[None]:
-    """What `kept` opens first in this ``with`` block stays open until its end, and `kept` gives it from then on."""
+    """What `kept` opens first in this ``with`` block stays open until its end, and `kept` gives it from then on.
+
+    Within another such block it is without effect.
+    """
+    if _stacks:
+        yield
+        return
     with ExitStack() as stack:
         _stacks.append(stack)
         try:
@@ -28,6 +37,15 @@ def kept_open() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def opened_ahead(opening: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
+    """`kept_open`, with ``opening`` begun at once, in a thread: the first `kept` waits for it, and raises its error."""
+    with kept_open(), ThreadPoolExecutor(1, thread_name_prefix="dpsweep-ahead") as thread:
+        stack = _stacks[0]
+        _opened.append(thread.submit(lambda: stack.enter_context(opening())))
+        yield
+
+
+@contextlib.contextmanager
 def kept(opening: Callable[[], AbstractContextManager[T]]) -> Iterator[T]:
     """What ``opening`` opens: closed at the end of this block, or of the block of `kept_open` around it."""
     if not _stacks:
@@ -35,5 +53,11 @@ def kept(opening: Callable[[], AbstractContextManager[T]]) -> Iterator[T]:
             yield found
         return
     if not _opened:
-        _opened.append(_stacks[0].enter_context(opening()))
-    yield _opened[0]
+        _opened.append(_done(_stacks[0].enter_context(opening())))
+    yield _opened[0].result()
+
+
+def _done(value: T) -> Future[T]:
+    future = Future[T]()
+    future.set_result(value)
+    return future

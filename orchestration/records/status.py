@@ -163,7 +163,10 @@ class SweepStatus:
     @property
     def must_stop(self) -> str | None:
         """Why no trial may train any further in this run, if so: its hours are over, or too many trials have failed."""
-        limits, failed, spent = self.limits, self.counts()[TrialState.FAILED], self.spent
+        limits = self.limits
+        if limits == NO_LIMITS:  # asked at every event of every trial
+            return None
+        failed, spent = self.counts()[TrialState.FAILED], self.spent
         if limits.hours is not None and spent.seconds >= 3600.0 * limits.hours:
             return f"{limits.hours:g} hours are over (--max-hours)"
         if limits.gpu_hours is not None and spent.gpu_seconds >= 3600.0 * limits.gpu_hours:

@@ -11,15 +11,17 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from types import MappingProxyType
+from typing import Any
 
 from orchestration.tracking.embedded import client_of  # first, as it keeps MLflow quiet
 
 # isort: split
 from mlflow import MlflowClient
-from mlflow.entities import Dataset, DatasetInput, Metric, Param, Run, RunTag
+from mlflow.entities import Dataset, DatasetInput, Run
+from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_ARTIFACTS
 from plotly.graph_objects import Figure
 
 from accounting.errors import DpsweepError
@@ -44,16 +46,17 @@ from orchestration.tracking.protocol import (
     epoch_metrics,
     group_table,
 )
+from orchestration.tracking.runs import Point, Runs
 
-T = TypeVar("T")
+Tags = Mapping[str, str]
+_NO_TAGS: Tags = MappingProxyType({})
 
 _KIND, _GROUPS = "dpsweep.kind", "dpsweep.groups_digest"
 _PARENT, _NOTE = "mlflow.parentRunId", "mlflow.note.content"
 _OUTCOME = "dpsweep.outcome"
 _OUTCOMES: Mapping[RunStatus, str] = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "interrupted"}
 """Of a sweep, by the status of its run."""
-_SCALARS = ("final/", "privacy/", "fairness/", "deviation/", "trials/")
-_ENTITIES_PER_BATCH, _PARAMS_OR_TAGS_PER_BATCH = 1000, 100
+_TABLE = "groups.json"
 logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # prints a traceback for what is raised anyway
 _LONGEST_TAG, _LONGEST_PARAM = 5000, 500
 _STATUSES: Mapping[TrialState, str] = {
@@ -74,28 +77,28 @@ class MlflowTracker:
 
     def __init__(self, tracking_uri: str, *, experiment: str = EXPERIMENT, artifact_root: str | None = None) -> None:
         self._uri = tracking_uri
-        with self._reported("cannot use"):
+        with _reported("cannot use", tracking_uri):
             probe(tracking_uri)
             self._client = client_of(tracking_uri)
             location = None if is_server(tracking_uri) else artifact_root
             self._experiment = _experiment_id(self._client, experiment, location)
+        self._written = Runs(self._client, self._experiment, tracking_uri)
         self._sweep_id = self._parent = ""
         self._runs: dict[tuple[str, str], str] = {}
         self._trials: dict[str, PublishedTrial] = {}
-        self._points: dict[str, set[tuple[str, int]]] = {}
-        """Points already recorded, as (name, step), by run id."""
 
     def open_sweep(self, sweep: TrackedSweep, anew: Sequence[str] = ()) -> str:
-        self._sweep_id = sweep.sweep_id
+        self._sweep_id, self._files = sweep.sweep_id, SweepFiles(sweep.root)
+        self._models = ModelLog(self._client, self._experiment, sweep.sweep_id, self._files)
         with self._reported("cannot open the sweep in"):
             self._runs = {}
             for run in self._runs_of_sweep():
                 self._adopt(run)
             for run_id in filter(None, (self._runs.pop(("trial", key), None) for key in anew)):
-                self._client.delete_run(run_id)
+                self._written.delete(run_id)
             self._parent = self._runs.get(("sweep", "")) or self._create("sweep", "", sweep.name)
-            self._client.update_run(self._parent, status="RUNNING")
-            self._write(self._parent, tags={_OUTCOME: "running"})
+            self._written.reopen(self._parent)
+            self._written.write(self._parent, tags={_OUTCOME: "running"})
             self._client.log_text(self._parent, sweep.spec, "sweep.yaml")
             self._client.log_dict(self._parent, dict(sweep.manifest), "manifest.json")
         return self._parent
@@ -105,15 +108,16 @@ class MlflowTracker:
         if trial.state not in _STATUSES:
             return self._runs.get(("trial", trial.key), "")
         with self._reported(f"cannot record trial {trial.key} in"):
-            run = self._trial_run(trial)
-            self._write(run.info.run_id, run, params=_params(trial), tags=_tags(trial))
-            self._log_epochs(run, trial)
-            self._log_final(run, final_metrics(trial))
-            self._log_groups(run, trial)
-            if trial.dataset is not None and not (run.inputs and run.inputs.dataset_inputs):
-                self._client.log_inputs(run.info.run_id, [DatasetInput(_dataset(trial.dataset))])
-            self._end(run, _STATUSES[trial.state], trial.ended)
-        return str(run.info.run_id)
+            run_id, params = self._trial_run(trial), _params(trial)
+            if trial.dataset is not None:
+                self._written.name_data(run_id, DatasetInput(_dataset(trial.dataset)))
+            tags = {**_tags(trial), **self._log_groups(run_id, trial)}
+            model = self._models.of_trial(run_id, trial) if trial.state is TrialState.FINISHED else None
+            self._written.write(run_id, params, tags, final_metrics(trial), _points(trial), model)
+            status = _STATUSES[trial.state]
+            if status != "RUNNING":
+                self._written.end(run_id, status, trial.ended)
+        return run_id
 
     def log_report(self, page: str, data: PublishedSweep, figures: Mapping[str, Figure]) -> None:
         with self._reported("cannot attach the report in"):
@@ -123,20 +127,19 @@ class MlflowTracker:
                     self._parent, figure, f"figures/{name}.html", save_kwargs={"include_plotlyjs": True}
                 )
             if release_mode(data.disclosure).is_sensitive:
-                self._write(self._parent, tags={"sensitive": "true"})
+                self._written.write(self._parent, tags={"sensitive": "true"})
 
-    def log_comparison(self, found: Findings, sentences: Sequence[str], files: SweepFiles) -> None:
+    def log_comparison(self, found: Findings, sentences: Sequence[str]) -> None:
         with self._reported("cannot record the comparison in"):
             runs = {key: run for (kind, key), run in self._runs.items() if kind == "trial"}
-            ModelLog(self._client, self._experiment, self._sweep_id, files).record(found, runs)
-            note = "\n\n".join(map(for_markdown, [*sentences, f"Report: {files.report}"]))
-            tags, best = {_NOTE: note[:_LONGEST_TAG]}, found.best(found.main.name)
+            self._models.record(found, runs)
+            note = "\n\n".join(map(for_markdown, [*sentences, f"Report: {self._files.report}"]))
+            tags, best, means = {_NOTE: note[:_LONGEST_TAG]}, found.best(found.main.name), dict[str, float]()
             if best is not None:
                 tags["best_setting"] = best.name[:_LONGEST_TAG]
                 costs, _ = composition_entries(self._trials.values())  # of the sweep, which `close` writes
                 means = {name: over.mean for name, over in _spreads(best.trials).items() if name not in costs}
-                self._log_final(self._client.get_run(self._parent), means)
-            self._write(self._parent, self._client.get_run(self._parent), tags=tags)
+            self._written.write(self._parent, tags=tags, values=means)
             self._client.set_experiment_tag(
                 self._experiment,
                 f"mlflow.sharedViewState.{self._sweep_id}",
@@ -155,13 +158,12 @@ class MlflowTracker:
                     self._log_average(setting)
             counts = {f"trials/{state.word}": float(self._count(state)) for state in TrialState if state.has_ended}
             values, tags = composition_entries(self._trials.values())
-            parent = self._client.get_run(self._parent)
-            self._log_final(parent, {**counts, **values})
-            self._write(self._parent, parent, tags={**tags, _OUTCOME: _OUTCOMES[status]})
+            tags = {**tags, _OUTCOME: _OUTCOMES[status]}
+            self._written.write(self._parent, tags=tags, values={**counts, **values})
             for run_id in self._runs.values():
                 if run_id != self._parent:
-                    self._interrupt(self._client.get_run(run_id))
-            self._client.set_terminated(self._parent, status)
+                    self._interrupt(run_id)
+            self._written.end(self._parent, status)
 
     def _count(self, state: TrialState) -> int:
         return sum(trial.state is state for trial in self._trials.values())
@@ -183,88 +185,51 @@ class MlflowTracker:
         """Register a run of an earlier driver; if it is still RUNNING, that driver was killed: end the run."""
         kind = run.data.tags.get(_KIND, "")
         key = (kind, run.data.tags.get(SETTING if kind == "average" else TRIAL, ""))
+        self._written.know(run)
         if key in self._runs:
-            self._client.delete_run(run.info.run_id)  # duplicate from two concurrent drivers: keep the older run
+            self._written.delete(run.info.run_id)  # duplicate from two concurrent drivers: keep the older run
             return
         self._runs[key] = run.info.run_id
-        self._interrupt(run)
+        self._interrupt(run.info.run_id)
 
-    def _interrupt(self, run: Run) -> None:
+    def _interrupt(self, run_id: str) -> None:
         """Close a RUNNING run as killed, with the outcome interrupted."""
-        if run.info.status == "RUNNING":
-            self._write(run.info.run_id, tags={_OUTCOME: "interrupted"})
-            self._client.set_terminated(run.info.run_id, "KILLED")
+        if self._written.held(run_id).status == "RUNNING":
+            self._written.write(run_id, tags={_OUTCOME: "interrupted"})
+            self._written.end(run_id, "KILLED")
 
-    def _create(self, kind: str, key: str, name: str, started: float | None = None) -> str:
+    def _create(self, kind: str, key: str, name: str, started: float | None = None, tags: Tags = _NO_TAGS) -> str:
         """A new run, created together with its identifying tags, so that a resume finds it even after a kill."""
-        tags = {SWEEP: self._sweep_id, _KIND: kind}
+        tags = {**tags, SWEEP: self._sweep_id, _KIND: kind}
         if kind != "sweep":
             tags |= {_PARENT: self._parent, SETTING if kind == "average" else TRIAL: key}
-        run = self._client.create_run(self._experiment, _milliseconds(started), tags, name)
-        self._runs[kind, key] = run.info.run_id
-        return str(run.info.run_id)
+        run_id = self._written.create(name, tags, started)
+        self._runs[kind, key] = run_id
+        return run_id
 
-    def _trial_run(self, trial: PublishedTrial) -> Run:
+    def _trial_run(self, trial: PublishedTrial) -> str:
         """The run of the trial. MLflow parameters are immutable, so a run with different ones is replaced."""
         key = trial.key
         run_id = self._runs.get(("trial", key))
         if run_id is not None:
-            run = self._client.get_run(run_id)
             params = _params(trial)
-            if all(params.get(name, value) == value for name, value in run.data.params.items()):
-                if run.info.status != "RUNNING" and trial.state.is_running:
-                    self._client.update_run(run_id, status="RUNNING")
-                return run
-            self._client.delete_run(run_id)
+            if all(params.get(name, value) == value for name, value in self._written.held(run_id).params.items()):
+                if trial.state.is_running:
+                    self._written.reopen(run_id)
+                return run_id
+            self._written.delete(run_id)
         seed = f" · seed {trial.labels['seed']}" if "seed" in trial.labels else ""
-        return self._client.get_run(self._create("trial", key, setting_name(trial) + seed, trial.started))
+        return self._create("trial", key, setting_name(trial) + seed, trial.started, _tags(trial))
 
-    def _log_epochs(self, run: Run, trial: PublishedTrial) -> None:
-        """Append the points that are not recorded yet: new epochs, and series known only once the trial has ended."""
-        history, run_id = trial.history, run.info.run_id
-        recorded = self._points.pop(run_id, None)  # read again after a failed write, which may be partial
-        if recorded is None:
-            recorded = self._recorded_points(run)
-        start = trial.started or time.time()
-        span = max((trial.ended or time.time()) - start, 0.0)
-        metrics = [
-            Metric(valid_name(name), value, int(1000 * (start + span * (place + 1) / len(history))), epoch.step)
-            for place, epoch in enumerate(history)
-            for name, value in epoch_metrics(epoch).items()
-            if (valid_name(name), epoch.step) not in recorded
-        ]
-        for chunk in _chunks(metrics, _ENTITIES_PER_BATCH):
-            self._client.log_batch(run_id, metrics=chunk)
-        self._points[run_id] = recorded | {(metric.key, metric.step) for metric in metrics}
-
-    def _recorded_points(self, run: Run) -> set[tuple[str, int]]:
-        series = (name for name in run.data.metrics if not name.startswith(_SCALARS))
-        histories = (self._client.get_metric_history(run.info.run_id, name) for name in series)
-        return {(metric.key, metric.step) for history in histories for metric in history}
-
-    def _log_final(self, run: Run, values: Mapping[str, float]) -> None:
-        """Write the scalars that are new or have changed, at step 0."""
-        now = int(1000 * time.time())
-        changed = [
-            Metric(valid_name(name), value, now, 0)
-            for name, value in values.items()
-            if run.data.metrics.get(valid_name(name)) != value
-        ]
-        for chunk in _chunks(changed, _ENTITIES_PER_BATCH):
-            self._client.log_batch(run.info.run_id, metrics=chunk)
-
-    def _log_groups(self, run: Run, trial: PublishedTrial) -> None:
-        """Write the table of groups. log_table would append to an existing table, so a changed one is overwritten."""
+    def _log_groups(self, run_id: str, trial: PublishedTrial) -> dict[str, str]:
+        """Write the table of groups, unless it is there; the tags by which MLflow's page and this one find it."""
         table = group_table(trial)
         content = {"columns": list(table), "data": [list(row) for row in zip(*table.values(), strict=True)]}
         digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()
-        if not content["data"] or run.data.tags.get(_GROUPS) == digest:
-            return
-        if "mlflow.loggedArtifacts" in run.data.tags:
-            self._client.log_dict(run.info.run_id, content, "groups.json")
-        else:
-            self._client.log_table(run.info.run_id, table, "groups.json")
-        self._write(run.info.run_id, tags={_GROUPS: digest})
+        if not content["data"] or self._written.held(run_id).tags.get(_GROUPS) == digest:
+            return {}
+        self._written.attach(run_id, _TABLE, content)
+        return {_GROUPS: digest, MLFLOW_LOGGED_ARTIFACTS: json.dumps([{"path": _TABLE, "type": "table"}])}
 
     def _log_average(self, setting: Setting) -> None:
         """The run of a setting: means over seeds under the metrics' names, standard deviations under ``deviation/``.
@@ -272,12 +237,10 @@ class MlflowTracker:
         A mean of epsilons claims nothing: what the means cost is the composed epsilon.
         """
         name = f"{setting.name} · mean of {len(setting.trials)} seeds"
-        run_id = self._runs.get(("average", setting.name)) or self._create("average", setting.name, name)
         members = [self._trials[trial.key] for trial in setting.trials]
         values: dict[str, float] = {}
         for metric, over in _spreads(members).items():
             values |= {metric: over.mean, f"deviation/{metric}": over.deviation}
-        run = self._client.get_run(run_id)
         together, claims = composition_entries(members)
         values = {metric: value for metric, value in values.items() if not metric.endswith(COMPOSED)} | together
         tags = {
@@ -286,41 +249,33 @@ class MlflowTracker:
             "seeds": str(len(members)),
             "mlflow.runName": name,
         }
-        self._write(run_id, run, params=_shared([_params(member) for member in members]), tags=tags)
-        self._log_final(run, values)
-        self._end(run, "FINISHED", None)
-
-    def _write(
-        self,
-        run_id: str,
-        run: Run | None = None,
-        params: Mapping[str, str] | None = None,
-        tags: Mapping[str, str] | None = None,
-    ) -> None:
-        """Write parameters and tags, except those that ``run``, if given, already has."""
-        known = {**run.data.params} if run else {}
-        tagged = {**run.data.tags} if run else {}
-        new = [Param(key, value) for key, value in (params or {}).items() if key not in known]
-        changed = [RunTag(key, value) for key, value in (tags or {}).items() if tagged.get(key, "") != value]
-        for some in _chunks(new, _PARAMS_OR_TAGS_PER_BATCH):
-            self._client.log_batch(run_id, params=some)
-        for some_tags in _chunks(changed, _PARAMS_OR_TAGS_PER_BATCH):
-            self._client.log_batch(run_id, tags=some_tags)
-
-    def _end(self, run: Run, status: str, ended: float | None) -> None:
-        if status != "RUNNING" and run.info.status != status:
-            self._client.set_terminated(run.info.run_id, status, _milliseconds(ended))
+        known = self._runs.get(("average", setting.name))
+        run_id = known or self._create("average", setting.name, name, tags=tags)
+        self._written.write(run_id, _shared([_params(member) for member in members]), tags, values)
+        self._written.end(run_id, "FINISHED")
 
     @contextmanager
     def _reported(self, doing: str) -> Iterator[None]:
-        """Turn any error of a store or artifact repository (each raises its own types) into `TrackingUnavailable`."""
+        """`_reported` for this store; what runs hold is read again after an error."""
         try:
-            yield
-        except DpsweepError:
+            with _reported(doing, self._uri):
+                yield
+        except BaseException:
+            self._written.forget()
+            self._models.forget()
             raise
-        except Exception as error:
-            reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-            raise TrackingUnavailable(masked(f"{doing} MLflow at {self._uri}: {reason}", self._uri)) from error
+
+
+@contextmanager
+def _reported(doing: str, uri: str) -> Iterator[None]:
+    """Turn any error of a store or artifact repository (each raises its own types) into `TrackingUnavailable`."""
+    try:
+        yield
+    except DpsweepError:
+        raise
+    except Exception as error:
+        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise TrackingUnavailable(masked(f"{doing} MLflow at {uri}: {reason}", uri)) from error
 
 
 def _experiment_id(client: MlflowClient, name: str, artifact_location: str | None) -> str:
@@ -352,6 +307,17 @@ def _tags(trial: PublishedTrial) -> dict[str, str]:
     }
 
 
+def _points(trial: PublishedTrial) -> list[Point]:
+    """The series of a trial, its epochs spread evenly over the time that it took."""
+    start, epochs = trial.started or time.time(), len(trial.history)
+    span = max((trial.ended or time.time()) - start, 0.0)
+    return [
+        Point(name, value, epoch.step, int(1000 * (start + span * (place + 1) / epochs)))
+        for place, epoch in enumerate(trial.history)
+        for name, value in epoch_metrics(epoch).items()
+    ]
+
+
 def _dataset(dataset: PublishedDataset) -> Dataset:
     profile = json.dumps(dict(dataset.profile))
     return Dataset(dataset.name, dataset.digest[:36], "dpsweep", json.dumps({"name": dataset.source}), None, profile)
@@ -372,14 +338,3 @@ def _spreads(trials: Sequence[PublishedTrial]) -> dict[str, Spread]:
 
 def _shared_names(mappings: Sequence[Mapping[str, Any]]) -> list[str]:
     return [name for name in mappings[0] if all(name in other for other in mappings)]
-
-
-def _chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    remaining = list(items)
-    while remaining:
-        yield remaining[:size]
-        remaining = remaining[size:]
-
-
-def _milliseconds(seconds: float | None) -> int | None:
-    return None if seconds is None else int(1000 * seconds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
@@ -10,6 +11,7 @@ import re
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,7 +26,7 @@ from orchestration.comparison.entries import Metric as Measured
 from orchestration.comparison.findings import Findings
 from orchestration.comparison.metrics import final_metrics, metric
 from orchestration.comparison.parameters import varying
-from orchestration.comparison.settings import Setting, first_seed
+from orchestration.comparison.settings import Setting, first_seed, setting_name
 from orchestration.records.layout import SweepFiles
 from orchestration.records.published import PublishedTrial
 from workers.trained import input_of, output_axes
@@ -125,25 +127,59 @@ def _charts(parameters: Sequence[str], worst_group: Measured, main: str) -> list
     ]
 
 
+@dataclass
+class LoggedNumbers:
+    """A logged model, the data that it was tested on, and the numbers that MLflow has of it."""
+
+    model_id: str
+    dataset: Mapping[str, str]
+    numbers: dict[str, float] = field(default_factory=dict)
+
+    def metric(self, name: str, value: float, run: str) -> Metric:
+        """A number of the model, now, which is one of its run too."""
+        now = int(1000 * time.time())
+        return Metric(name, value, now, 0, model_id=self.model_id, run_id=run, **self.dataset)
+
+
 class ModelLog:
-    """The logged models of one sweep in one experiment; files: where the trials lie."""
+    """The logged models of one sweep in one experiment; files: where the trials lie.
+
+    Which there are is asked once, and again after `forget`.
+    """
 
     def __init__(self, client: MlflowClient, experiment: str, sweep_id: str, files: SweepFiles) -> None:
         self._client, self._experiment, self._sweep_id, self._files = client, experiment, sweep_id, files
+        self._models: dict[str, LoggedNumbers] | None = None
+
+    def forget(self) -> None:
+        """Ask again which models there are, after an error."""
+        self._models = None
+
+    def of_trial(self, run: str, trial: PublishedTrial) -> LoggedNumbers:
+        """The model of a finished trial and its ``run``; a new one has its parameters, and no numbers yet."""
+        if self._models is None:
+            self._models = {model.tags[TRIAL]: _numbers_of(model) for model in self._existing()}
+        known = self._models.get(trial.key)
+        if known is None:
+            known = self._models[trial.key] = LoggedNumbers(self._create(run, trial), {})
+        if trial.dataset is not None:
+            known.dataset = {"dataset_name": trial.dataset.name, "dataset_digest": trial.dataset.digest[:36]}
+        return known
 
     def record(self, found: Findings, runs: Mapping[str, str]) -> None:
-        """Record every finished trial as a logged model; those that exist are updated.
+        """Give the model of every finished trial what it lacks of the trial's numbers, and its setting a model.
 
-        runs: run id by the key of the trial. A model has the parameters and numbers of its trial. The first seed of a
-        setting stands for it: it alone has the setting's means, as ``setting/accuracy``, so that a search ordered by
-        them finds settings and not lucky seeds, and the weights, if it is private.
+        runs: run id by the key of the trial. The first seed of a setting stands for it: it alone has the setting's
+        means, as ``setting/accuracy``, so that a search ordered by them finds settings and not lucky seeds, and the
+        weights, if it is private.
         """
-        existing = {model.tags.get(TRIAL): model for model in self._existing()}
         for setting in found.settings:
             for trial in (each for each in setting.trials if each.key in runs):
-                model = existing.get(trial.key) or self._create(runs[trial.key], setting, trial)
-                values = final_metrics(trial) | (_means(found, setting) if trial is first_seed(setting) else {})
-                self._log(runs[trial.key], model, trial, values)
+                run, is_first = runs[trial.key], trial is first_seed(setting)
+                model = self.of_trial(run, trial)
+                self._log(run, model, final_metrics(trial) | (_means(found, setting) if is_first else {}))
+                if is_first and not trial.is_baseline:
+                    self._keep_weights(model.model_id, self._files.trial(trial.key))
 
     def _existing(self) -> Iterator[LoggedModel]:
         token: str | None = None
@@ -156,16 +192,27 @@ class ModelLog:
             if not token:
                 return
 
-    def _create(self, run: str, setting: Setting, trial: PublishedTrial) -> LoggedModel:
-        own = self._files.trial(trial.key)
-        tags = {SWEEP: self._sweep_id, TRIAL: trial.key, SETTING: setting.name[:5000], "path": own.model}
+    def _create(self, run: str, trial: PublishedTrial) -> str:
+        path, setting = self._files.trial(trial.key).model, setting_name(trial)
+        tags = {SWEEP: self._sweep_id, TRIAL: trial.key, SETTING: setting[:5000], "path": path}
         params = {str(name)[:250]: str(value)[:500] for name, value in {**trial.labels, **trial.params}.items()}
-        model: LoggedModel = self._client.create_logged_model(self._experiment, None, run, tags, params, "dpsweep")
-        if trial is first_seed(setting) and not trial.is_baseline and exists(own.model):
-            self._attach(model.model_id, own)
+        model = self._client.create_logged_model(self._experiment, None, run, tags, params, "dpsweep")
         self._client.log_outputs(run, [LoggedModelOutput(model.model_id, 0)])
         self._client.finalize_logged_model(model.model_id, "READY")
-        return model
+        return str(model.model_id)
+
+    def _keep_weights(self, model_id: str, files: TrialFiles) -> None:
+        """Copy the weights, unless they are there, or no longer on disk."""
+        if exists(files.model) and not self._client.list_logged_model_artifacts(model_id):
+            self._attach(model_id, files)
+
+    def _log(self, run: str, model: LoggedNumbers, values: Mapping[str, float]) -> None:
+        """Add the numbers of the model that are new or have changed."""
+        named = {valid_name(name): value for name, value in values.items() if math.isfinite(value)}
+        changed = {name: value for name, value in named.items() if model.numbers.get(name) != value}
+        if changed:
+            self._client.log_batch(run, metrics=[model.metric(*each, run) for each in changed.items()])
+            model.numbers |= changed
 
     def _attach(self, model_id: str, files: TrialFiles) -> None:
         """Copy the weights, and what turns examples into inputs, with the signature of both."""
@@ -192,20 +239,9 @@ class ModelLog:
             described.save(str(Path(folder, "MLmodel")))
             self._client.log_model_artifacts(model_id, folder)
 
-    def _log(self, run: str, model: LoggedModel, trial: PublishedTrial, values: Mapping[str, float]) -> None:
-        """Add the numbers of the model that are new or have changed, linked to the data that it was tested on."""
-        known = {metric.key: metric.value for metric in (model.metrics or [])}
-        now = int(1000 * time.time())
-        data: dict[str, Any] = {}
-        if trial.dataset is not None:
-            data = {"dataset_name": trial.dataset.name, "dataset_digest": trial.dataset.digest[:36]}
-        changed = [
-            Metric(name, value, now, 0, model_id=model.model_id, run_id=run, **data)
-            for name, value in ((valid_name(name), value) for name, value in values.items())
-            if math.isfinite(value) and known.get(name) != value
-        ]
-        if changed:
-            self._client.log_batch(run, metrics=changed)
+
+def _numbers_of(model: LoggedModel) -> LoggedNumbers:
+    return LoggedNumbers(model.model_id, {}, {metric.key: metric.value for metric in (model.metrics or [])})
 
 
 def _means(found: Findings, setting: Setting) -> dict[str, float]:
@@ -214,6 +250,7 @@ def _means(found: Findings, setting: Setting) -> dict[str, float]:
     return {f"setting/{name}": mean.mean for name, mean in means.items() if mean is not None}
 
 
+@functools.lru_cache(maxsize=4096)
 def valid_name(text: str) -> str:
     """``text`` as a valid MLflow name of a metric or parameter; a changed name gets a hash to keep it unique."""
     parts = re.sub(r"[^\w.\- /]", "_", text).split("/")

@@ -36,21 +36,20 @@ class TrackingUnavailable(DpsweepError):
 class TrackedSweep:
     """What the parent run of a sweep shows.
 
-    sweep_id: unique to the sweep, unchanged by a resume. spec: the sweep's YAML.
+    sweep_id: unique to the sweep, unchanged by a resume. spec: the sweep's YAML. root: folder or URI of its files.
     """
 
     sweep_id: str
     name: str
     spec: str
+    root: str
     manifest: Mapping[str, object] = field(default_factory=dict)
 
 
-def tracked(record: SweepRecord) -> TrackedSweep:
+def tracked(record: SweepRecord, files: SweepFiles) -> TrackedSweep:
     """The sweep of a record, as a tracker opens it."""
     manifest = record.manifest
-    return TrackedSweep(
-        sweep_id=manifest.sweep_id, name=record.sweep.name, spec=manifest.text, manifest=manifest.provenance()
-    )
+    return TrackedSweep(manifest.sweep_id, record.sweep.name, manifest.text, files.root, manifest.provenance())
 
 
 class Tracker(Protocol):
@@ -63,15 +62,15 @@ class Tracker(Protocol):
         """
 
     def log_trial(self, trial: PublishedTrial) -> str:
-        """Update the trial's run; call it while the trial runs and when it has ended. Returns the run's id, or ""
-        if the trial has not started."""
+        """Update the trial's run, and the model of a finished one; call it while the trial runs and when it has ended.
+        Returns the run's id, or "" if the trial has not started."""
 
     def log_report(self, page: str, data: PublishedSweep, figures: Mapping[str, Figure]) -> None:
         """Attach the rendered page and its main figures to the parent run; tag the run if they are sensitive."""
 
-    def log_comparison(self, found: Findings, sentences: Sequence[str], files: SweepFiles) -> None:
-        """Record a model per finished trial, and on the parent run the headline: the best private setting in numbers,
-        and the ``sentences``. files: where the models of the trials lie."""
+    def log_comparison(self, found: Findings, sentences: Sequence[str]) -> None:
+        """Record what the models of finished trials lack, and on the parent run the headline: the best private setting
+        in numbers, and the ``sentences``."""
 
     def close(self, status: RunStatus = "FINISHED") -> None:
         """Write the averages over seeds and end the parent run; no run of the sweep is RUNNING afterwards."""

@@ -19,7 +19,8 @@ class Recorder:
     """Updates the runs of changed trials every few seconds. Between `start` and `finish` only its thread writes.
 
     Each update is the whole current state of a trial, with all its epochs, not a single event. A slow tracker therefore
-    gets fewer and larger updates, and a failed update is repeated until it succeeds.
+    gets fewer and larger updates, and a failed update is repeated until it succeeds. A trial is shown as running once
+    it has run for as long as an interval: one that is over by then takes half as many requests.
 
     current: returns the trial with a given key as it is now; called from the recorder's thread.
     """
@@ -70,8 +71,7 @@ class Recorder:
     def _attempt(self, then: Callable[[Tracker], None] = lambda tracker: None) -> bool:
         """Record every changed trial, then call ``then``. Returns whether all of it succeeded."""
         try:
-            while self._changed:
-                self._record(self._changed.pop())
+            self._record_changed()
             then(self._tracker)
         except TrackingUnavailable as error:
             self.failure = error
@@ -79,8 +79,25 @@ class Recorder:
         self.failure = None
         return True
 
-    def _record(self, key: str) -> None:
-        trial = self._current(key)
+    def _record_changed(self) -> None:
+        begun = set[str]()
+        try:
+            while self._changed:
+                trial = self._current(self._changed.pop())
+                if self._has_just_begun(trial):
+                    begun.add(trial.key)
+                else:
+                    self._record(trial)
+        finally:
+            self._changed.update(begun)
+
+    def _has_just_begun(self, trial: PublishedTrial) -> bool:
+        if self._ending.is_set() or not trial.state.is_running:
+            return False
+        return trial.key not in self._recorded and time.time() - (trial.started or 0.0) < INTERVAL
+
+    def _record(self, trial: PublishedTrial) -> None:
+        key = trial.key
         if self._recorded.get(key) == trial:
             return
         try:

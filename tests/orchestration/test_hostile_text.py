@@ -141,7 +141,7 @@ def test_the_display_shows_it_so_too() -> None:
 
 def test_notes_in_mlflow_show_text_and_fetch_nothing(tmp_path: Path) -> None:
     tracker = MlflowTracker(embedded_tracking_uri(tmp_path))
-    tracker.open_sweep(TrackedSweep("id", "name", "text"))
+    tracker.open_sweep(TrackedSweep("id", "name", "text", str(tmp_path)))
     run_id = tracker.log_trial(PublishedTrial("a", {"clipping": "flat"}, TrialState.FAILED, error=HOSTILE))
     note = MlflowClient(embedded_tracking_uri(tmp_path)).get_run(run_id).data.tags["mlflow.note.content"]
     assert r"\!\[x\](http" in note

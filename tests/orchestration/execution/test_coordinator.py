@@ -54,7 +54,7 @@ class KeptTracker:
     def log_report(self, page: str, data: PublishedSweep, figures: Mapping[str, Figure]) -> None:
         self.reports.append(data)
 
-    def log_comparison(self, found: Findings, sentences: Sequence[str], files: SweepFiles) -> None:
+    def log_comparison(self, found: Findings, sentences: Sequence[str]) -> None:
         self.comparisons.append((found, tuple(sentences)))
 
     def close(self, status: RunStatus = "FINISHED") -> None:

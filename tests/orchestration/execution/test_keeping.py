@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
 import pytest
 
-from orchestration.execution.keeping import kept, kept_open
+from orchestration.execution.keeping import kept, kept_open, opened_ahead
 
 
 def connections(events: list[str]) -> Callable[[], AbstractContextManager[int]]:
@@ -66,3 +67,57 @@ def test_an_error_after_it_was_used_closes_it() -> None:
     with pytest.raises(ValueError, match="lost"):
         lost()
     assert events == ["opened 0", "closed 0"]
+
+
+def test_a_block_within_another_keeps_what_that_one_keeps() -> None:
+    events: list[str] = []
+    with kept_open():
+        with kept_open(), kept(connections(events)):
+            pass
+        assert events == ["opened 0"], "the outer block is not over"
+        with kept(connections(events)) as found:
+            assert found == 0
+    assert events == ["opened 0", "closed 0"]
+
+
+def test_what_is_opened_ahead_opens_beside_other_work_and_closes_with_the_block() -> None:
+    events: list[str] = []
+    other_work_done = threading.Event()
+
+    @contextlib.contextmanager
+    def slow() -> Iterator[int]:
+        assert other_work_done.wait(10.0)
+        with connections(events)() as number:
+            yield number
+
+    with opened_ahead(slow):
+        events.append("other work")
+        other_work_done.set()
+        with kept(connections(events)) as found:
+            assert found == 0, "it is waited for, and nothing else is opened"
+        events.append("end of the block")
+    assert events == ["other work", "opened 0", "end of the block", "closed 0"]
+
+
+def test_what_is_opened_ahead_closes_where_nobody_has_asked_for_it() -> None:
+    events: list[str] = []
+
+    def refused() -> None:
+        with opened_ahead(connections(events)):
+            raise ValueError("the plan is refused")
+
+    with pytest.raises(ValueError, match="refused"):
+        refused()
+    assert events == ["opened 0", "closed 0"]
+    with kept(connections(events)) as found:
+        assert found == 1, "a later run has a connection of its own"
+
+
+def test_an_error_of_opening_ahead_is_that_of_the_one_who_asks() -> None:
+    @contextlib.contextmanager
+    def unable() -> Iterator[int]:
+        raise ValueError("no memory")
+        yield 0
+
+    with opened_ahead(unable), pytest.raises(ValueError, match="no memory"), kept(unable):
+        pytest.fail("nothing was opened")

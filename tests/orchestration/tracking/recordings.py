@@ -17,14 +17,14 @@ from tests.orchestration.sample_sweeps import EPOCHS, sample_sweep
 from mlflow import MlflowClient  # isort: skip  (after orchestration.tracking.mlflow, which keeps it quiet)
 from mlflow.entities import Run  # isort: skip
 
-SWEEP = TrackedSweep("sweep-1", "quickstart", "name: quickstart\n", {"python": "3.11"})
+SWEEP = TrackedSweep("sweep-1", "quickstart", "name: quickstart\n", "runs/quickstart", {"python": "3.11"})
 NOTHING = replace(sample_sweep("none"), trials=())
 DATA = PublishedDataset("digits", "9a1f", "scikit-learn", {"train_size": 1438})
 
 
 def opened(folder: Path) -> MlflowTracker:
     tracker = MlflowTracker(embedded_tracking_uri(folder), artifact_root=str(folder / "artifacts"))
-    tracker.open_sweep(SWEEP)
+    tracker.open_sweep(replace(SWEEP, root=str(folder / "sweep")))
     return tracker
 
 

@@ -53,7 +53,7 @@ def test_the_best_model_is_found_by_a_search_and_loads_with_its_signature(
 ) -> None:
     tracker, found, files = compared(folder)
     for _ in range(2):  # a resumed sweep records nothing twice
-        tracker.log_comparison(found, ["flat and <b>others</b> cannot be told apart."], files)
+        tracker.log_comparison(found, ["flat and <b>others</b> cannot be told apart."])
     client = client_of(folder)
     experiment = client.get_experiment_by_name("dpsweep")
     assert experiment is not None
@@ -78,7 +78,7 @@ def test_the_best_model_is_found_by_a_search_and_loads_with_its_signature(
 
 def test_the_winner_gets_a_name_and_an_alias_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tracker, found, files = compared(folder)
-    tracker.log_comparison(found, [], files)
+    tracker.log_comparison(found, [])
     winner, uri = best(found, "worst_group"), embedded_tracking_uri(folder)
     for _ in range(2):
         made = register_best(winner, SWEEP.sweep_id, files, "people", tracking_uri=uri)
@@ -104,9 +104,9 @@ def test_the_winner_gets_a_name_and_an_alias_once(folder: Path, monkeypatch: pyt
 
 
 def test_another_metric_of_the_worst_group_orders_runs_and_models(folder: Path) -> None:
-    tracker, found, files = compared(folder)
+    tracker, found, _ = compared(folder)
     chosen = replace(found, worst_group=WORST_GROUP_METRICS["false_positive_rate"])
-    tracker.log_comparison(chosen, [], files)
+    tracker.log_comparison(chosen, [])
     client = client_of(folder)
     experiment = client.get_experiment_by_name("dpsweep")
     assert experiment is not None
@@ -124,7 +124,7 @@ def test_another_metric_of_the_worst_group_orders_runs_and_models(folder: Path) 
 def test_no_baselines_weights_and_no_pickle_are_copied(folder: Path) -> None:
     tracker, found, files = compared(folder)
     run_trial(small_trial(epochs=1), files.trial("none-0").root)
-    tracker.log_comparison(found, [], files)
+    tracker.log_comparison(found, [])
     stored = {path.name for path in (folder / "artifacts").rglob("*") if path.is_file()}
     assert {"MLmodel", "model.pt", "inputs.pt", "spec.json"} <= stored
     assert len(list((folder / "artifacts").rglob("model.pt"))) == 1
@@ -133,7 +133,7 @@ def test_no_baselines_weights_and_no_pickle_are_copied(folder: Path) -> None:
 
 def test_the_sweeps_own_run_has_the_headline_and_its_address_opens_the_comparison(folder: Path) -> None:
     tracker, found, files = compared(folder)
-    tracker.log_comparison(found, ["flat and <b>others</b> cannot be told apart."], files)
+    tracker.log_comparison(found, ["flat and <b>others</b> cannot be told apart."])
     run, best = one(runs_of(client_of(folder)), kind="sweep"), found.best("accuracy")
     assert best is not None
     mean = best.over_seeds(accuracy)

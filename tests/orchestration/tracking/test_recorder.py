@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,6 +67,31 @@ def test_a_trial_is_seen_while_it_trains(folder: Path) -> None:
     assert following.failure is None
     assert recorded_steps(folder) == [epoch.step for epoch in trial.whole.history]
     assert {run.info.status for run in runs_of(client_of(folder))} == {"FINISHED"}
+
+
+def test_a_trial_that_is_over_at_once_is_recorded_as_it_ended_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that has run for an interval is seen running, as above."""
+    trial, seen = GrowingTrial(), list[TrialState]()
+
+    class Noting(MlflowTracker):
+        def log_trial(self, trial: PublishedTrial) -> str:
+            seen.append(trial.state)
+            return super().log_trial(trial)
+
+    trial.whole = replace(trial.whole, started=time.time())
+    tracker = Noting(embedded_tracking_uri(folder), artifact_root=str(folder / "artifacts"))
+    tracker.open_sweep(SWEEP)
+    following = Recorder(tracker, trial)
+    monkeypatch.setattr(recorder, "INTERVAL", 60.0)
+    following.changed(trial.key)
+    assert following._attempt()
+    assert seen == []
+    trial.epochs = EPOCHS
+    assert following._attempt(), "it was not forgotten"
+    assert seen == [TrialState.FINISHED]
+    assert recorded_steps(folder) == [epoch.step for epoch in trial.whole.history]
 
 
 class SlowTracker(MlflowTracker):

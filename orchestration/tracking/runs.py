@@ -1,0 +1,181 @@
+"""The runs of one experiment in MLflow, written with few requests: each costs about as much CPU as an epoch of a small
+model.
+
+What a run holds is remembered, because only this process writes it. After an error, which may have come before or after
+a write, it is forgotten, and read again when it is needed.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from mlflow import MlflowClient
+from mlflow.entities import DatasetInput, Metric, Param, Run, RunTag
+from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+from orchestration.tracking.models import LoggedNumbers, valid_name
+
+_SCALARS: Final = ("final/", "privacy/", "fairness/", "deviation/", "trials/")
+_NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
+_NO_VALUES: Final[Mapping[str, float]] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Point:
+    """A value of a series. moment: in milliseconds since 1970 UTC."""
+
+    name: str
+    value: float
+    step: int
+    moment: int
+
+
+@dataclass
+class Held:
+    """What a run holds: its status, parameters and tags, the last value of each metric, and whether it names data.
+
+    artifacts: where its files are, as a URI.
+    points: name and step of those in series; None until they are asked for.
+    """
+
+    status: str
+    params: dict[str, str]
+    tags: dict[str, str]
+    metrics: dict[str, float]
+    names_data: bool
+    artifacts: str
+    points: set[tuple[str, int]] | None = None
+
+
+class Runs:
+    """Creates and writes runs of one experiment."""
+
+    def __init__(self, client: MlflowClient, experiment: str, tracking_uri: str) -> None:
+        self._client, self._experiment, self._uri = client, experiment, tracking_uri
+        self._held: dict[str, Held] = {}
+
+    def create(self, name: str, tags: Mapping[str, str], started: float | None = None) -> str:
+        """A new run with its tags. A kill leaves it with all of them, or no run."""
+        run = self._client.create_run(self._experiment, milliseconds(started), dict(tags), name)
+        self.know(run)
+        return str(run.info.run_id)
+
+    def know(self, run: Run) -> None:
+        """Remember what a run holds that was found by a search."""
+        data, names_data = run.data, bool(run.inputs and run.inputs.dataset_inputs)
+        points = None if data.metrics else set[tuple[str, int]]()
+        self._held[run.info.run_id] = Held(
+            run.info.status,
+            dict(data.params),
+            dict(data.tags),
+            dict(data.metrics),
+            names_data,
+            run.info.artifact_uri,
+            points,
+        )
+
+    def forget(self) -> None:
+        """Read every run again before it is written the next time."""
+        self._held.clear()
+
+    def held(self, run_id: str) -> Held:
+        """What the run holds."""
+        if run_id not in self._held:
+            self.know(self._client.get_run(run_id))
+        return self._held[run_id]
+
+    def write(
+        self,
+        run_id: str,
+        params: Mapping[str, str] = _NOTHING,
+        tags: Mapping[str, str] = _NOTHING,
+        values: Mapping[str, float] = _NO_VALUES,
+        points: Sequence[Point] = (),
+        model: LoggedNumbers | None = None,
+    ) -> None:
+        """Write, in one request, what the run does not hold yet; ``values`` are scalars, at step 0.
+
+        Parameters that the run holds stay as they are: MLflow changes none. model: of whom the values are as well.
+        """
+        held, now = self.held(run_id), int(1000 * time.time())
+        new = {key: value for key, value in params.items() if key not in held.params}
+        changed = {key: value for key, value in tags.items() if held.tags.get(key, "") != value}
+        named = {valid_name(name): value for name, value in values.items()}
+        scalars = [
+            model.metric(key, value, run_id) if model else Metric(key, value, now, 0)
+            for key, value in named.items()
+            if held.metrics.get(key) != value
+        ]
+        recorded = self._points(run_id) if points else set[tuple[str, int]]()
+        further = [
+            Metric(valid_name(point.name), point.value, point.moment, point.step)
+            for point in points
+            if (valid_name(point.name), point.step) not in recorded
+        ]
+        if new or changed or scalars or further:
+            self._client.log_batch(
+                run_id,
+                [*further, *scalars],
+                [Param(key, value) for key, value in new.items()],
+                [RunTag(key, value) for key, value in changed.items()],
+            )
+        held.params |= new
+        held.tags |= changed
+        held.metrics |= {metric.key: metric.value for metric in (*further, *scalars)}
+        recorded.update((metric.key, metric.step) for metric in further)
+        if model:
+            model.numbers |= {metric.key: metric.value for metric in scalars}
+
+    def _points(self, run_id: str) -> set[tuple[str, int]]:
+        held = self.held(run_id)
+        if held.points is None:
+            series = (name for name in held.metrics if not name.startswith(_SCALARS))
+            histories = (self._client.get_metric_history(run_id, name) for name in series)
+            held.points = {(metric.key, metric.step) for history in histories for metric in history}
+        return held.points
+
+    def attach(self, run_id: str, name: str, content: Mapping[str, object]) -> None:
+        """Store a JSON file with the run, without asking MLflow where its files are."""
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, name)
+            file.write_text(json.dumps(content))
+            repository = get_artifact_repository(self.held(run_id).artifacts, self._uri)
+            repository.log_artifact(str(file))  # type: ignore[no-untyped-call]  # MLflow's has no types
+
+    def name_data(self, run_id: str, data: DatasetInput) -> None:
+        """Link the run to its data, unless it is."""
+        held = self.held(run_id)
+        if not held.names_data:
+            self._client.log_inputs(run_id, [data])
+            held.names_data = True
+
+    def reopen(self, run_id: str) -> None:
+        """Let the run be RUNNING."""
+        held = self.held(run_id)
+        if held.status != "RUNNING":
+            self._client.update_run(run_id, status="RUNNING")
+            held.status = "RUNNING"
+
+    def end(self, run_id: str, status: str, ended: float | None = None) -> None:
+        """End the run with that status, unless it has it."""
+        held = self.held(run_id)
+        if held.status != status:
+            self._client.set_terminated(run_id, status, milliseconds(ended))
+            held.status = status
+
+    def delete(self, run_id: str) -> None:
+        """Delete the run."""
+        self._client.delete_run(run_id)
+        self._held.pop(run_id, None)
+
+
+def milliseconds(seconds: float | None) -> int | None:
+    """Seconds since 1970 as MLflow counts time."""
+    return None if seconds is None else int(1000 * seconds)
