@@ -20,7 +20,8 @@ rule adds the aliases of delta_v, bounded by `_aliasing`, and subtracts those of
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,10 +40,16 @@ _RETREAT = 0.7
 """Ratio of tilt - 1 to the best Renyi order - 1; higher orders then bound the aliasing."""
 
 NEGLIGIBLE = 1e-6
-"""Target size of aliasing and truncation, relative to delta."""
+"""Target size of exp(K) where a contour ends, relative to the real point."""
+
+_ALIASING = 1e-3
+"""Target size of aliasing, relative to delta: epsilon, whose relative error is smaller by (a - 1) eps, hardly moves."""
 
 FLOAT_ERROR = 1e-11
 """Bound on the relative rounding error of a term, without that of the moments."""
+
+STEP_ERROR = 1e-14
+"""Bound on the rounding error that each step adds to K."""
 
 _DAMPING = 20.0
 """Terms beyond the contour are damped by at least exp(-20) = 2e-9."""
@@ -85,17 +92,23 @@ def _alike(*columns: Array | NDArray[np.intp]) -> list[NDArray[np.intp]]:
     return np.split(np.argsort(key, kind="stable"), np.cumsum(np.bincount(key))[:-1]) if len(key) else []
 
 
+def tilts_from(tilt: float, steps: Sequence[int]) -> list[float]:
+    """The tilts of buckets so many steps above one of them; the same numbers from whichever of them."""
+    first = round(np.log((tilt - 1.0) / _RETREAT) / np.log(_TILT_STEP))
+    return [1.0 + _RETREAT * _TILT_STEP ** (first + step) for step in steps]
+
+
 def _rounded(values: Array, factor: float) -> Array:
     """The powers of ``factor`` nearest to ``values``."""
     return np.asarray(factor ** np.round(np.log(values) / np.log(factor)))
 
 
 def _periods(renyi: RenyiCosts, rows: NDArray[np.intp], delta: float, tilt: float) -> Array:
-    """Periods P [rows] so long that the weighted aliases delta(eps + m P) are negligible relative to delta(eps).
+    """Periods P [rows] so long that the weighted aliases delta(eps + m P) are at most about `_ALIASING` delta(eps).
 
     To the left delta(eps - m P) <= 1; to the right delta(eps + m P) <= exp((b-1) (rdp_b - eps - m P)) for b > tilt.
     """
-    wanted = -np.log(delta * NEGLIGIBLE)
+    wanted = -np.log(delta * _ALIASING)
     places = np.flatnonzero(1.1 * tilt < FEW_ORDERS)
     higher = FEW_ORDERS[places]
     log_tails = (higher - 1.0) * (renyi.rdp[np.ix_(rows, places)] - 0.8 * renyi.epsilons[rows, None])
@@ -116,12 +129,12 @@ def _rounded_stops(roots: Array, reached: NDArray[np.int64]) -> NDArray[np.intp]
     return np.asarray(np.maximum(stops[np.searchsorted(stops, reached, side="right")], 2))
 
 
-def plain_exponent(costs: StepWeights, contour: Contour, v: float) -> tuple[Complex, Complex]:
-    """K [points] of pure releases and the damping v, and of each unit of precision of Gaussians."""
+def plain_exponent(pure: tuple[float, ...], contour: Contour, v: float) -> tuple[Complex, Complex]:
+    """K [points] of pure releases with these epsilons and the damping v, and of each unit of precision of Gaussians."""
     z = contour.points
     gaussian = np.asarray(0.5 * z * (z - 1.0))
     exponent = v * gaussian
-    for epsilon in costs.pure:
+    for epsilon in pure:
         exponent = exponent + _log_pure_moment(epsilon, z)
     return exponent, gaussian
 
@@ -141,6 +154,22 @@ def lower_kernel(contour: Contour, v: float) -> Complex:
     """The kernel of the lower bound if exp(K) is damped by precision v; see the module's description."""
     z = contour.points
     return np.asarray(upper_kernel(contour) * (1.0 - v * np.exp(0.125 * v) * z * (z - 1.0)))
+
+
+@functools.lru_cache(maxsize=512)
+def upper_factors(contour: Contour) -> Array:
+    """What `spectrum_kernels.spectrum` needs of `upper_kernel`; [3, points]."""
+    return _factors(upper_kernel(contour))
+
+
+@functools.lru_cache(maxsize=64)
+def lower_factors(contour: Contour, v: float) -> Array:
+    """The same of `lower_kernel`."""
+    return _factors(lower_kernel(contour, v))
+
+
+def _factors(kernel: Complex) -> Array:
+    return np.array([kernel.real, kernel.imag, np.abs(kernel)])
 
 
 def left_out(contour: Contour, size: int, v: float) -> float:
@@ -166,10 +195,10 @@ class Terms:
     ends: Array
 
 
-def terms_of(exponents: Array, contour: Contour, factors: Complex, cuts: Array) -> Terms:
-    """The terms of exp(K) times ``factors`` [points]; exponents and cuts as in `spectrum_kernels.spectrum`."""
-    terms = Terms(np.empty((len(exponents), 2 * contour.size)), np.empty((2, len(exponents))))
-    spectrum(exponents, np.array([factors.real, factors.imag, np.abs(factors)]), cuts, terms.values, *terms.ends)
+def terms_of(exponents: Array, factors: Array, cuts: Array) -> Terms:
+    """The terms of exp(K) times ``factors`` [3, points]; all as in `spectrum_kernels.spectrum`."""
+    terms = Terms(np.empty((len(exponents), 2 * factors.shape[1])), np.empty((2, len(exponents))))
+    spectrum(exponents, factors, cuts, terms.values, *terms.ends)
     return terms
 
 
@@ -180,24 +209,33 @@ def raise_bounds(
 
     ``above`` and ``below`` are the terms with `upper_kernel` and `lower_kernel`, damped by v; ``renyi`` is of all rows.
     """
-    period, tilt = 2.0 * np.pi / contour.spacing, contour.tilt
-    orders = FEW_ORDERS[1.001 * tilt < FEW_ORDERS]
-    aliases = 0.5 * v * orders * (orders - 1.0) + _log_series((orders - tilt) * period)
-    left = float(np.exp(_log_series(np.array((tilt - 1.0) * period))))
+    left, tails = _alias_bounds(contour, v)
     certified_bounds(
         above.values,
         above.ends,
         below.values,
         below.ends,
-        np.array([tilt, contour.spacing, left]),
+        np.array([contour.tilt, contour.spacing, left]),
         renyi.delta,
-        np.array([orders - 1.0, aliases]),
+        tails,
         renyi.rdp,
-        len(FEW_ORDERS) - len(orders),
+        len(FEW_ORDERS) - tails.shape[1],
         rows,
         renyi.epsilons,
         bounds,
     )
+
+
+@functools.lru_cache(maxsize=512)
+def _alias_bounds(contour: Contour, v: float) -> tuple[float, Array]:
+    """The aliases from the left, and what bounds those from the right at the last orders of `FEW_ORDERS`; [2, orders].
+
+    See `spectrum_kernels.certified_bounds`.
+    """
+    period, tilt = 2.0 * np.pi / contour.spacing, contour.tilt
+    orders = FEW_ORDERS[1.001 * tilt < FEW_ORDERS]
+    aliases = 0.5 * v * orders * (orders - 1.0) + _log_series((orders - tilt) * period)
+    return float(np.exp(_log_series(np.array((tilt - 1.0) * period)))), np.array([orders - 1.0, aliases])
 
 
 def _log_series(rate: Array) -> Array:

@@ -29,6 +29,9 @@ FOUND_TABLE = types.Array(float64, 2, "C")
 _LANES = 16
 """Rows that are spread at once."""
 
+_WINDOW = 4
+"""Orders that are evaluated at once for a lower bound."""
+
 
 def helper(function: Function) -> Function:
     """Compiled into each of its callers. Division by zero gives infinities and NaN, as numpy does."""
@@ -95,7 +98,7 @@ def spread(
             for node in range(low, high + 1):
                 weights[filled], nodes[filled] = dense[node], node
                 filled += dense[node] != 0.0
-                dense[node] = 0.0
+            dense[low : high + 1] = 0.0
             ends[start + lane + 1] = filled
 
 
@@ -162,7 +165,23 @@ def sums(
         _sums(weights[at], nodes[at], precision[rows[i]], table, plain, 0, found[i])
 
 
-@kernel(GIVEN, NODES, PLACES, GIVEN, TABLE, TABLE, TABLE, TABLE, GIVEN, int64, FOUND_TABLE)
+@helper
+def _least_until(total: Array, terms: Array, first: int, step: int, ceiling: float) -> tuple[float, bool]:
+    """The least of the odd entries of total + terms from place ``first`` on until one exceeds the ceiling.
+
+    And whether one did. total has two entries for each of terms.
+    """
+    least, k = np.inf, first
+    while 0 <= 2 * k < len(total):
+        value = total[2 * k + 1] + terms[k]
+        least = min(least, value)
+        if value > ceiling:
+            return least, True
+        k += step
+    return least, False
+
+
+@kernel(GIVEN, NODES, PLACES, GIVEN, TABLE, TABLE, TABLE, TABLE, GIVEN, int64, float64, FOUND_TABLE)
 def best_orders(
     weights: Array,
     nodes: NDArray[np.int32],
@@ -174,86 +193,51 @@ def best_orders(
     plain: Array,
     terms: Array,
     stride: int,
+    slack: float,
     found: Array,
 ) -> None:
-    """Write found [4, rows]: the least of sum + terms, its place, and the first and the last of the coarse sums.
+    """Write found [5, rows]: the least of upper sum + terms, its place, the first upper and lower sum, and the least of
+    lower sum + terms.
 
-    Sums as in `sums`, over orders: table [nodes, orders], plain [2, orders], terms [orders]. coarse and coarse_plain
-    are their columns 0, stride, 2 stride, ..., and the last one, and then one that is not searched. Searched are these
-    orders and those around the best of them.
+    Sums as in `sums`, over orders: table [nodes, 2 orders] and plain [2, 2 orders] with the upper and the lower entry
+    of each order side by side, terms [orders]. coarse and coarse_plain are the upper entries of the orders 0, stride,
+    2 stride, ..., and the last one, and then the lower entry of order 0. The least upper sum is sought among these
+    orders and those around the best of them; the least lower sum from there to the first order on either side where it
+    exceeds the least upper one by ``slack``, or to the outermost order.
     """
-    last, few = table.shape[1] - 1, coarse.shape[1] - 1
-    several, window = np.empty(few + 1), np.empty(2 * stride + 1)
+    orders, few = len(terms), coarse.shape[1] - 1
+    several, window = np.empty(few + 1), np.empty(2 * max(2 * stride + 1, _WINDOW))
     for row in range(len(ends) - 1):
         at = slice(ends[row], ends[row + 1])
         _sums(weights[at], nodes[at], precision[row], coarse, coarse_plain, 0, several)
         best, nearest = np.inf, 0
         for k in range(few):
-            value = several[k] + terms[min(k * stride, last)]
+            value = several[k] + terms[min(k * stride, orders - 1)]
             if value < best:
                 best, nearest = value, k
-        start, stop = max((nearest - 1) * stride, 0), min((nearest + 1) * stride, last)
-        total = window[: stop - start + 1]
-        _sums(weights[at], nodes[at], precision[row], table, plain, start, total)
-        best, place = np.inf, start
-        for k in range(len(total)):
-            value = total[k] + terms[start + k]
+        left, right = max((nearest - 1) * stride, 0), min((nearest + 1) * stride + 1, orders)
+        own = window[: 2 * (right - left)]
+        _sums(weights[at], nodes[at], precision[row], table, plain, 2 * left, own)
+        best, place = np.inf, left
+        for k in range(right - left):
+            value = own[2 * k] + terms[left + k]
             if value < best:
-                best, place = value, start + k
-        found[0, row], found[1, row], found[2, row], found[3, row] = best, place, several[0], several[few]
-
-
-@helper
-def _least_until(total: Array, terms: Array, first: int, step: int, ceiling: float) -> tuple[float, bool]:
-    """The least of total + terms from the ``first`` place on until one exceeds the ceiling, and whether one did."""
-    least, k = np.inf, first
-    while 0 <= k < len(total):
-        value = total[k] + terms[k]
-        least = min(least, value)
-        if value > ceiling:
-            return least, True
-        k += step
-    return least, False
-
-
-@kernel(GIVEN, NODES, PLACES, GIVEN, TABLE, TABLE, GIVEN, PLACES, GIVEN, int64, FOUND)
-def least_sums(
-    weights: Array,
-    nodes: NDArray[np.int32],
-    ends: NDArray[np.int64],
-    precision: Array,
-    table: Array,
-    plain: Array,
-    terms: Array,
-    place: NDArray[np.int64],
-    ceiling: Array,
-    width: int,
-    found: Array,
-) -> None:
-    """Write found [rows]: the least of sum + terms in a window of orders.
-
-    The window of a row reaches from its ``place`` to the first order on either side where sum + terms exceeds the row's
-    ``ceiling``, or to the outermost order. ``width`` orders are evaluated on either side, and then as many at once.
-    """
-    orders, total = table.shape[1], np.empty(2 * width)
-    for row in range(len(ends) - 1):
-        at, most = slice(ends[row], ends[row + 1]), ceiling[row]
-        left, right = max(place[row] - width, 0), min(place[row] + width, orders)
-        own = total[: right - left]
-        _sums(weights[at], nodes[at], precision[row], table, plain, left, own)
-        least, above = _least_until(own, terms[left:], place[row] - left, 1, most)
-        more, below = _least_until(own, terms[left:], place[row] - left - 1, -1, most)
+                best, place = value, left + k
+        ceiling = best + slack
+        least, above = _least_until(own, terms[left:], place - left, 1, ceiling)
+        more, below = _least_until(own, terms[left:], place - left - 1, -1, ceiling)
         least = min(least, more)
         while right < orders and not above:
-            start, right = right, min(right + width, orders)
-            own = total[: right - start]
-            _sums(weights[at], nodes[at], precision[row], table, plain, start, own)
-            more, above = _least_until(own, terms[start:], 0, 1, most)
+            start, right = right, min(right + _WINDOW, orders)
+            own = window[: 2 * (right - start)]
+            _sums(weights[at], nodes[at], precision[row], table, plain, 2 * start, own)
+            more, above = _least_until(own, terms[start:], 0, 1, ceiling)
             least = min(least, more)
         while left > 0 and not below:
-            stop, left = left, max(left - width, 0)
-            own = total[: stop - left]
-            _sums(weights[at], nodes[at], precision[row], table, plain, left, own)
-            more, below = _least_until(own, terms[left:], len(own) - 1, -1, most)
+            stop, left = left, max(left - _WINDOW, 0)
+            own = window[: 2 * (stop - left)]
+            _sums(weights[at], nodes[at], precision[row], table, plain, 2 * left, own)
+            more, below = _least_until(own, terms[left:], stop - left - 1, -1, ceiling)
             least = min(least, more)
-        found[row] = least
+        found[0, row], found[1, row], found[2, row], found[3, row] = best, place, several[0], several[few]
+        found[4, row] = least

@@ -25,7 +25,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,20 +46,22 @@ from accounting.individual.inversion import (
     FLOAT_ERROR,
     LARGEST_EPSILON,
     NEGLIGIBLE,
+    STEP_ERROR,
     Bucket,
     buckets,
     damping,
     left_out,
-    lower_kernel,
+    lower_factors,
     plain_exponent,
     raise_bounds,
     terms_of,
-    upper_kernel,
+    upper_factors,
 )
 from accounting.individual.kept import kept
 from accounting.individual.rdp import RenyiCosts, renyi_costs
 from accounting.individual.spectrum_kernels import LOOSE
 from accounting.individual.spreading import NODES, near_reached, spread_linearly, weighted_sums
+from accounting.individual.tail_bounds import within
 from accounting.pld import MIN_DELTA, CertifiedEpsilon, epsilon_of_rounds, rounds_of_examples
 
 _SIZES = (16, 32, 48, 64, 80, 96, 128, 160, 192, 256)
@@ -76,9 +78,6 @@ _PIECES = 16
 
 _BLOCK = 1 << 10
 """Rows whose terms are held at once."""
-
-_STEP_ERROR = 1e-14
-"""Bound on the rounding error that each step adds to K."""
 
 _FEW_STEPS = 1000
 """Up to this many steps, exp(K) reaches high frequencies, where K is less linear in the step weights."""
@@ -145,11 +144,14 @@ def _interpolated_epsilons(costs: StepWeights, renyi: RenyiCosts, delta: float) 
     """Upper and lower epsilon [rows] with K interpolated between nodes."""
     bound = renyi.epsilons
     above, below = np.where(bound > 0.0, np.inf, 0.0), np.zeros_like(bound)
-    bounds = np.zeros((2, len(bound)))
+    bounds, all_costs = np.zeros((2, len(bound))), near_reached(costs, [len(p.precisions) for p in costs.sampled])
     for bucket in buckets(costs, renyi, delta):
         own = near_reached(costs.of(bucket.rows), bucket.stops)
-        for direction in EXPONENTS:
-            _Group(own, bucket, renyi, direction).raise_all(bounds)
+        _Group(own, bucket, renyi, "remove").raise_all(bounds)
+        cheaper = within(all_costs, bucket.rows, bucket.tilt, bounds[0, bucket.rows], delta, "add")
+        rest = np.flatnonzero(~cheaper)
+        if len(rest):
+            _Group(own.of(rest), replace(bucket, rows=bucket.rows[rest]), renyi, "add").raise_all(bounds)
         above[bucket.rows], below[bucket.rows] = bounds[:, bucket.rows]
     return np.minimum(above, bound), below
 
@@ -161,7 +163,7 @@ def _moment_columns(sample_rate: float, nodes: bytes, contour: Contour, directio
     Real and imaginary parts, then the largest error of each piece of the contour, with that of rounding a step.
     """
     table = moment_table(sample_rate, np.frombuffer(nodes), contour, direction)
-    errors = table.errors.reshape(len(table.errors), _PIECES, -1).max(axis=2) + _STEP_ERROR
+    errors = table.errors.reshape(len(table.errors), _PIECES, -1).max(axis=2) + STEP_ERROR
     exponent = _real_exponent(contour.tilt, direction)
     decays = [_node_decay(sample_rate, nodes, exponent, contour.spacing * size) for size in _cut_sizes(contour)]
     return np.hstack([table.log_moments.real, table.log_moments.imag, errors, np.transpose(decays)])
@@ -241,28 +243,39 @@ class _Group:
 
     def _raise(self, bounds: Array, rows: NDArray[np.intp], contour: Contour, v: float) -> None:
         """Raise ``bounds`` [2, all rows] of some rows of the bucket, given those of the other direction."""
-        table, plain = self._columns(contour, v)
-        cuts = np.array([(size, left_out(contour, size, v)) for size in _cut_sizes(contour)]).T.copy()
+        table, plain, cuts = self._columns(contour), _plain_columns(self.costs.pure, contour, v), _cuts(contour, v)
         for start in range(0, len(rows), _BLOCK):
             some = rows[start : start + _BLOCK]
             exponents = weighted_sums(self.costs, table, plain, some)
-            above = terms_of(exponents, contour, upper_kernel(contour), cuts)
-            below = terms_of(exponents, contour, lower_kernel(contour, v), cuts) if v > 0.0 else above
+            above = terms_of(exponents, upper_factors(contour), cuts)
+            below = terms_of(exponents, lower_factors(contour, v), cuts) if v > 0.0 else above
             raise_bounds(bounds, self.bucket.rows[some], contour, v, above, below, self.renyi)
 
-    def _columns(self, contour: Contour, v: float) -> tuple[Array, Array]:
-        """What `weighted_sums` needs for the first argument of `spectrum_kernels.spectrum`: K, its error, its decay."""
+    def _columns(self, contour: Contour) -> Array:
+        """The table for `weighted_sums`: K, its error and its decay, as `spectrum_kernels.spectrum` takes them."""
         tables = [
             _moment_columns(part.sample_rate, part.precisions.tobytes(), contour, self.direction)
             for part in self.costs.sampled
         ]
-        with np.errstate(over="ignore", invalid="ignore"):  # what is no number certifies nothing
-            fixed, gaussian = plain_exponent(self.costs, contour, v)
-        frequencies = contour.spacing * np.array(_cut_sizes(contour))
-        plain = np.array(
-            [
-                np.concatenate([fixed.real, fixed.imag, np.full(_PIECES, FLOAT_ERROR), 0.0 * frequencies]),
-                np.concatenate([gaussian.real, gaussian.imag, np.zeros(_PIECES), 0.5 * frequencies**2]),
-            ]
-        )
-        return np.concatenate([np.empty((0, plain.shape[1])), *tables]), plain
+        width = 2 * contour.size + _PIECES + len(_CUTS)
+        return tables[0] if len(tables) == 1 else np.concatenate([np.empty((0, width)), *tables])
+
+
+@functools.lru_cache(maxsize=512)
+def _plain_columns(pure: tuple[float, ...], contour: Contour, v: float) -> Array:
+    """The columns of what is not sampled: of pure releases and damping, and of each unit of precision of Gaussians."""
+    with np.errstate(over="ignore", invalid="ignore"):  # what is no number certifies nothing
+        fixed, gaussian = plain_exponent(pure, contour, v)
+    frequencies = contour.spacing * np.array(_cut_sizes(contour))
+    return np.array(
+        [
+            np.concatenate([fixed.real, fixed.imag, np.full(_PIECES, FLOAT_ERROR), 0.0 * frequencies]),
+            np.concatenate([gaussian.real, gaussian.imag, np.zeros(_PIECES), 0.5 * frequencies**2]),
+        ]
+    )
+
+
+@functools.lru_cache(maxsize=512)
+def _cuts(contour: Contour, v: float) -> Array:
+    """After how many points a row may end, and the bound of `left_out`; [2, cuts]."""
+    return np.array([(size, left_out(contour, size, v)) for size in _cut_sizes(contour)]).T.copy()

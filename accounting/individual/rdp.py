@@ -2,13 +2,12 @@
 
 An example's epsilon is a minimum over `ORDERS`. Over real orders that function falls, then rises
 (`accounting.renyi.improved_terms`), so each example is evaluated at few of them first, and then at those around the
-best of these. Any order gives an upper bound. The lower bound is proven for all orders: see `_lower`.
+best of these. Any order gives an upper bound. The lower bound is proven for all orders: see `_best_orders`.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,10 +16,9 @@ from numpy.typing import NDArray
 from accounting.individual.contributions import (
     Array,
     RecordedContributions,
-    SampledNodes,
     StepWeights,
 )
-from accounting.individual.kernels import best_orders, least_sums
+from accounting.individual.kernels import best_orders
 from accounting.individual.spreading import near_reached, spread_linearly, weighted_sums
 from accounting.renyi import ORDERS, improved_terms, pure_rdp, sampled_gaussian_rdp, zero_where_free
 
@@ -30,9 +28,6 @@ _TABLE_ERROR = 4e-9
 _LAST = len(ORDERS) - 1
 _STRIDE = 8
 """Every example is evaluated at every order so far apart, and then around the best of these."""
-
-_WINDOW = 4
-"""Orders that are evaluated at once for a lower bound."""
 
 _FEW_PLACES = np.unique(np.searchsorted(ORDERS - 1.0, 0.02 * 1.15 ** np.arange(88.0)).clip(0, _LAST))
 FEW_ORDERS: Array = ORDERS[_FEW_PLACES]
@@ -59,65 +54,62 @@ def rdp_epsilons(contributions: RecordedContributions, delta: float) -> tuple[Ar
     (`accounting.individual.contributions`).
     """
     costs = _on_few_nodes(contributions.costs(spread_linearly))
-    best = _best_orders(costs, delta)
-    return best.epsilons(delta), _lower(costs, best, delta)
+    best = _best_orders(costs, delta, np.inf if _steep(costs) else 0.0)
+    return best.epsilons(delta), best.lower_epsilons(delta)
 
 
 @dataclass(frozen=True)
 class _Best:
     """The least sum of RDP and `improved_terms`, its place in `ORDERS`, and RDP at the first order; all [rows].
 
-    first_below is the same as first, from the table of lower bounds.
+    least_below and first_below are the same as least and first, from the table of lower bounds.
     """
 
     least: Array
     places: NDArray[np.int64]
     first: Array
     first_below: Array
+    least_below: Array
 
     def epsilons(self, delta: float) -> Array:
         """Upper bounds [rows]."""
         return zero_where_free(self.least, self.first, delta)
 
+    def lower_epsilons(self, delta: float) -> Array:
+        """Lower bounds [rows] on the Renyi bound in exact arithmetic, over all orders."""
+        return zero_where_free(self.least_below, self.first_below, delta)
 
-def _best_orders(costs: StepWeights, delta: float) -> _Best:
-    """The least sums over `ORDERS`, found at few of them, because a sum falls, then rises."""
-    table, below, plain = _stacked(costs, _table), _stacked(costs, _lower_table), _plain(costs)
+
+def _best_orders(costs: StepWeights, delta: float, slack: float) -> _Best:
+    """The least sums over `ORDERS`, found at few of them, because a sum falls, then rises.
+
+    Beyond an order that costs more than the upper bound, everything does. So the least lower bound is sought from the
+    best order to the first one on either side that is proven to cost more by ``slack``.
+    """
+    table, plain = _stacked(costs), _plain(costs)
     stride = 1 if _steep(costs) else _STRIDE
-    coarse = np.unique([*range(0, len(ORDERS), stride), _LAST])
-    found = np.empty((4, len(costs.precision)))
+    coarse = np.append(2 * np.unique([*range(0, len(ORDERS), stride), _LAST]), 1)
+    found = np.empty((5, len(costs.precision)))
     best_orders(
         *_entries(costs),
-        np.ascontiguousarray(np.hstack([table[:, coarse], below[:, :1]])),
-        np.ascontiguousarray(np.hstack([plain[:, coarse], plain[:, :1]])),
+        np.ascontiguousarray(table[:, coarse]),
+        np.ascontiguousarray(plain[:, coarse]),
         table,
         plain,
         improved_terms(ORDERS, delta),
         stride,
+        slack,
         found,
     )
-    return _Best(found[0], found[1].astype(np.int64), found[2], found[3])
-
-
-def _lower(costs: StepWeights, best: _Best, delta: float) -> Array:
-    """Lower bound [rows] on the Renyi bound in exact arithmetic, over all orders.
-
-    Beyond an order that costs more than the upper bound, everything does, because the sum falls, then rises. So the
-    least lower bound is sought from the best order to the first one on either side that is proven to cost more.
-    """
-    ceiling = np.full(len(best.places), np.inf) if _steep(costs) else best.least
-    found = np.empty(len(best.places))
-    table, plain = _stacked(costs, _lower_table), _plain(costs)
-    least_sums(*_entries(costs), table, plain, improved_terms(ORDERS, delta), best.places, ceiling, _WINDOW, found)
-    return zero_where_free(found, best.first_below, delta)
+    return _Best(found[0], found[1].astype(np.int64), *found[2:])
 
 
 def renyi_costs(costs: StepWeights, delta: float) -> RenyiCosts:
     """The upper bounds of `rdp_epsilons`."""
     costs = _on_few_nodes(costs)
-    best = _best_orders(costs, delta)
-    few = np.ascontiguousarray(_stacked(costs, _table)[:, _FEW_PLACES])
-    rdp = weighted_sums(costs, few, np.ascontiguousarray(_plain(costs)[:, _FEW_PLACES]))
+    best = _best_orders(costs, delta, -np.inf)
+    few, plain = (np.ascontiguousarray(each[:, 2 * _FEW_PLACES]) for each in (_stacked(costs), _plain(costs)))
+    rdp = weighted_sums(costs, few, plain)
     return RenyiCosts(rdp, best.epsilons(delta), ORDERS[best.places], delta)
 
 
@@ -131,17 +123,20 @@ def _steep(costs: StepWeights) -> bool:
 
 
 def _plain(costs: StepWeights) -> Array:
-    """RDP of pure releases, and of one unit of precision of unsampled Gaussians; shape [2, orders]."""
+    """RDP of pure releases, and of one unit of precision of unsampled Gaussians; [2, 2 orders], as in `_stacked`."""
     plain = np.array([np.zeros_like(ORDERS), 0.5 * ORDERS])
     for epsilon in costs.pure:
         plain[0] += pure_rdp(epsilon, ORDERS)
-    return plain
+    return np.repeat(plain, 2, axis=1)
 
 
-def _stacked(costs: StepWeights, table: Callable[[SampledNodes], Array]) -> Array:
-    """The tables of all sampling rates as one; shape [nodes, orders]."""
-    tables = [table(part) for part in costs.sampled]
-    return tables[0] if len(tables) == 1 else np.concatenate([np.empty((0, len(ORDERS))), *tables])
+def _stacked(costs: StepWeights) -> Array:
+    """The tables of all sampling rates as one: RDP of a step at each node, and the lower bound that `_below` gives.
+
+    Shape [nodes, 2 orders], with both entries of an order side by side.
+    """
+    tables = [_table(part.sample_rate, part.precisions.tobytes()) for part in costs.sampled]
+    return tables[0] if len(tables) == 1 else np.concatenate([np.empty((0, 2 * len(ORDERS))), *tables])
 
 
 def _entries(costs: StepWeights) -> tuple[Array, NDArray[np.int32], NDArray[np.int64], Array]:
@@ -149,25 +144,14 @@ def _entries(costs: StepWeights) -> tuple[Array, NDArray[np.int32], NDArray[np.i
     return costs.steps.weights, costs.steps.nodes, costs.steps.ends, costs.precision
 
 
-def _table(part: SampledNodes) -> Array:
-    """RDP of one step at each node; shape [nodes, orders]."""
-    return _tables(part.sample_rate, part.precisions.tobytes())[0]
-
-
-def _lower_table(part: SampledNodes) -> Array:
-    """`_table` minus the largest overshoot of linear spreading beside each node; shape [nodes, orders]."""
-    return _tables(part.sample_rate, part.precisions.tobytes())[1]
-
-
 @functools.lru_cache(maxsize=32)
-def _tables(sample_rate: float, nodes: bytes) -> tuple[Array, Array]:
-    """Both tables, kept because all parts of a trial share their nodes: up to 4 MB each."""
+def _table(sample_rate: float, nodes: bytes) -> Array:
+    """See `_stacked`; kept because all parts of a trial share their nodes: up to 8 MB each."""
     precisions = np.frombuffer(nodes)
     upper = np.array([_node_rdp(sample_rate, u) for u in precisions.tolist()])
-    lower = _below(sample_rate, precisions, upper)
-    for table in (upper, lower):
-        table.setflags(write=False)
-    return upper, lower
+    table = np.stack([upper, _below(sample_rate, precisions, upper)], axis=2).reshape(len(upper), -1)
+    table.setflags(write=False)
+    return table
 
 
 def _node_rdp(sample_rate: float, precision: float) -> Array:

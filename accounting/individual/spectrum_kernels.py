@@ -17,8 +17,9 @@ LOOSE = 1e-2
 
 _NEWTON_STEPS = 40
 
-_CLOSE = 1e-7
-"""The search ends this close to where delta(eps) is delta, relative to the largest epsilon."""
+_CLOSE, _CLOSE_BELOW = 1e-7, 2e-5
+"""The search ends this close to where delta(eps) is delta, relative to the largest epsilon: of upper, and lower bounds,
+whose errors are larger anyway."""
 
 _PER_LOG_2, _LOG_2 = 1.4426950408889634, (0.693145751953125, 1.4286068203094172e-06)
 _PER_QUARTER = 0.6366197723675814
@@ -157,6 +158,21 @@ def _estimate(terms: Array, scale: float, tilt: float, spacing: float, stop: flo
 
 
 @helper
+def _crossing(at: float, value: float, slope: float, before: float, value_before: float, slope_before: float) -> float:
+    """Where a curve with these values and slopes at two places is zero: its inverse, interpolated by a cubic.
+
+    By Newton's step from the first place where there is no other, or no such number.
+    """
+    newton = at - value / slope
+    between, rate, rate_before = (before - at) / (value_before - value), 1.0 / slope, 1.0 / slope_before
+    bend = (between - rate) / (value_before - value)
+    bend_before = (rate_before - between) / (value_before - value)
+    cubic = (bend_before - bend) / (value_before - value)
+    found = newton + value * value * (bend - cubic * value_before)
+    return found if abs(found - newton) <= abs(before - at) else newton
+
+
+@helper
 def _search(
     terms: Array,
     kept: int,
@@ -170,25 +186,29 @@ def _search(
 ) -> float:
     """An epsilon in [0, stop] at which the curve was found to lie on this ``side`` of zero, close to it.
 
-    Infinity or 0 where none was found, never one at which the curve is no number. Newton's method inside a shrinking
+    Infinity or 0 where none was found, never one at which the curve is no number. `_crossing` inside a shrinking
     bracket, each step of which aims a little beyond zero, so that the last of them lands on the wanted side.
     """
     left, right, epsilon = 0.0, np.inf, min(start, stop)
+    before, value_before, slope_before = np.nan, np.nan, np.nan
     certified = np.inf if side == _ABOVE else 0.0
+    close = (_CLOSE if side == _ABOVE else _CLOSE_BELOW) * stop
     for _ in range(_NEWTON_STEPS):
         value, slope = _curve(terms, kept, error, scale, tilt, spacing, epsilon)
-        wanted, here, step = side * value <= 0.0, epsilon, value / slope
+        wanted, here = side * value <= 0.0, epsilon
+        crossing = _crossing(here, value, slope, before, value_before, slope_before)
+        before, value_before, slope_before = here, value, slope
         if wanted:
             certified = epsilon
         if value > 0.0:
             left = epsilon
         else:
             right = epsilon
-        newton = epsilon - step + side * 0.5 * _CLOSE * stop
-        if not (newton >= left and newton <= right):
-            newton = stop if right == np.inf else 0.5 * (left + right)
-        epsilon = min(newton, stop)
-        if (wanted and abs(step) <= _CLOSE * stop) or (value > 0.0 and here >= stop) or right - left <= 1e-10 * stop:
+        aim = crossing + side * 0.5 * close
+        if not (aim >= left and aim <= right):
+            aim = stop if right == np.inf else 0.5 * (left + right)
+        epsilon = min(aim, stop)
+        if (wanted and abs(crossing - here) <= close) or (value > 0.0 and here >= stop) or right - left <= 1e-10 * stop:
             break
     return certified
 

@@ -179,8 +179,8 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
             True,
         ),
         B(
-            "        found[row] = least\n",
-            "        found[row] = more\n",
+            "        found[4, row] = least\n",
+            "        found[4, row] = more\n",
             "a lower bound is the sum at an order that costs more",
             False,
             ("tests/accounting/individual/test_rdp.py",),

@@ -20,10 +20,10 @@ from accounting.samplings import PoissonSampling
 ROOT = Path(__file__).resolve().parents[3]
 USED_IN = {
     spreading: ("spread", "mark", "sums"),
-    rdp: ("best_orders", "least_sums"),
+    rdp: ("best_orders",),
     inversion: ("reach", "spectrum", "certified_bounds"),
-    kernels: ("_sums",),
-    spectrum_kernels: ("_curve", "_estimate", "_search", "_aliasing"),
+    kernels: ("_sums", "_least_until"),
+    spectrum_kernels: ("_curve", "_estimate", "_crossing", "_search", "_aliasing"),
 }
 ROWS = np.array([[0.4, 0.9, 0.0], [1.0, 0.2, 0.7], [0.05, 1e-3, 0.0]])
 TRACES = {
