@@ -122,7 +122,7 @@ def _quarter_rounds(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> None:
     for left, right, turned, bits in ((a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)):
         turned.bitwise_xor_(left.add_(right))
         low = turned.bitwise_right_shift(32 - bits).bitwise_and_((1 << bits) - 1)  # the shift copies the sign
-        turned.bitwise_left_shift_(bits).bitwise_or_(low)
+        torch.add(low, turned, alpha=1 << bits, out=turned)
 
 
 @functools.cache

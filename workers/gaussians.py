@@ -47,7 +47,7 @@ class Gaussians(Protocol):
 class ShakeGaussians:
     """From SHAKE-256, on the CPU: trials that began so go on so, with the same bits."""
 
-    together_below = 16_384
+    together_below: float = 16_384
 
     def __init__(self, device: torch.device) -> None:
         self._stream, self.device = KeyedStream.from_os(), torch.device("cpu")
@@ -70,7 +70,7 @@ class ChaChaGaussians:
     """From ChaCha20, on the given device. On two kinds of device the values differ by the last bits of logarithm,
     square root, sine and cosine in float64, and by no more: the uniform bits are the same."""
 
-    together_below = math.inf
+    together_below: float = math.inf
 
     def __init__(self, device: torch.device) -> None:
         self._stream, self.device = ChaChaStream.from_os(device), device

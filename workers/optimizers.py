@@ -153,7 +153,7 @@ class BiasCorrectedAdam:
         self.noise_moment = beta2 * self.noise_moment + (1.0 - beta2) * noise_std**2
         debias1, debias2 = 1.0 - beta1**self.steps, 1.0 - beta2**self.steps
         rate = self.learning_rate * factor
-        new, parameters = list(gradients.values()), [self.parameters[name] for name in gradients]
+        new, parameters = list(gradients.values()), list[Tensor](self.parameters[name] for name in gradients)
         first, second = (list(each) for each in zip(*(self.moments[name] for name in gradients), strict=True))
         torch._foreach_lerp_(first, new, 1.0 - beta1)
         torch._foreach_mul_(second, beta2)

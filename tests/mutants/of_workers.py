@@ -326,8 +326,8 @@ WORKERS: Final[tuple[Mutant, ...]] = (
         "workers/gradients/micro_batches.py",
         ("tests/workers/gradients/test_static_shapes.py",),
         B(
-            "return MicroBatch(*padded, len(x) // multiplicity)",
-            "return MicroBatch(*padded, size)",
+            "with_padding(y, rows), len(x) // multiplicity)",
+            "with_padding(y, rows), size)",
             "padding counts as examples",
             True,
         ),

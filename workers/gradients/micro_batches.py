@@ -60,9 +60,8 @@ def _shorter(x: Tensor, y: Tensor, size: int, multiplicity: int) -> MicroBatch:
 
 def _padded(x: Tensor, y: Tensor, size: int, multiplicity: int) -> MicroBatch:
     """Padding is zeros, which are nobody's data."""
-    missing = size * multiplicity - len(x)
-    padded = (torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing else rows for rows in (x, y))
-    return MicroBatch(*padded, len(x) // multiplicity)
+    rows = size * multiplicity
+    return MicroBatch(with_padding(x, rows), with_padding(y, rows), len(x) // multiplicity)
 
 
 _LAST: Final[Mapping[str, Callable[[Tensor, Tensor, int, int], MicroBatch]]] = {"shorter": _shorter, "padded": _padded}

@@ -130,7 +130,7 @@ def standardized_convolution(
 
 def outputs_are_precise(modules: Sequence[WeightStandardizedConv2d]) -> Tensor:
     """Mask [len(modules)]: whether each module's gains are large enough to divide its output by them."""
-    gains = [module.gain for module in modules]
+    gains = list[Tensor](module.gain for module in modules)
     smallest = torch.stack(torch._foreach_norm(gains, -math.inf))
     largest = torch.stack(torch._foreach_norm(gains, math.inf))
     biases = [module.gain.new_zeros(1) if module.bias is None else module.bias for module in modules]

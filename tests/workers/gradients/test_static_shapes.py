@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,11 +12,11 @@ from torch import Tensor, nn
 
 from accounting.errors import InvalidInput
 from tests.workers.brute_force import per_example_loss
-from tests.workers.devices import DEVICE
+from tests.workers.devices import NAME
 from tests.workers.gradients.test_engine import CASES
 from tests.workers.test_training import new_trainer
 from tests.workers.trial_specs import small_trial
-from workers.gradients import BatchNorms, GradientEngine
+from workers.gradients import BatchNorms, GradientEngine, WeightedSum
 from workers.spec import ExecutionSpec
 
 SOME = (
@@ -44,15 +46,28 @@ class Shapes:
         return per_example_loss(output, y)
 
 
+def weights_by_layer(norms: BatchNorms) -> Tensor:
+    assert norms.layer_norms is not None
+    return 0.3 / norms.layer_norms
+
+
+def require_equal(found: WeightedSum, wanted: WeightedSum) -> None:
+    assert found.weights.shape == wanted.weights.shape
+    assert found.non_finite == 0
+    torch.testing.assert_close(found.norms.norms, wanted.norms.norms, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(found.norms.layer_norms, wanted.norms.layer_norms, rtol=1e-5, atol=1e-7)
+    for parameter, gradient in wanted.gradients.items():
+        torch.testing.assert_close(found.gradients[parameter], gradient, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("multiplicity", [1, 2])
 @pytest.mark.parametrize("name", SOME)
 def test_padded_micro_batches_have_one_shape_and_the_same_results(name: str, multiplicity: int) -> None:
     torch.manual_seed(0)
     model, shapes = CASES[name].model(), Shapes()
     x, y = CASES[name].inputs(max(SIZES) * multiplicity)
-    known = {"micro_batch_size": 4, "multiplicity": multiplicity, "layerwise": True}
-    padded = GradientEngine(model, shapes, last_micro_batch="padded", **known)  # type: ignore[arg-type]  # mixed values
-    plain = GradientEngine(model, per_example_loss, **known)  # type: ignore[arg-type]
+    make = partial(GradientEngine, micro_batch_size=4, multiplicity=multiplicity, layerwise=True)
+    padded, plain = make(model, shapes, last_micro_batch="padded"), make(model, per_example_loss)
     padded.norms(x, y)  # verifies the model on a few examples
     shapes.seen.clear()
     for size in SIZES:
@@ -60,21 +75,10 @@ def test_padded_micro_batches_have_one_shape_and_the_same_results(name: str, mul
         expected, norms = plain.norms(*some), padded.norms(*some)
         assert norms.norms.shape == norms.losses.shape == (size,)
         torch.testing.assert_close(norms.norms, expected.norms, rtol=1e-5, atol=1e-7)
-        torch.testing.assert_close(norms.layer_norms, expected.layer_norms, rtol=1e-5, atol=1e-7)
-        sums = (
-            (padded.weighted_sum(*some, clip), plain.weighted_sum(*some, clip)),
-            (padded.weighted_sum_rowwise(*some, lambda n, _: clip(n)), plain.weighted_sum(*some, clip)),
-        )
-        for found, wanted in sums:
-            assert found.weights.shape == (size,)
-            assert found.non_finite == 0
-            for parameter, gradient in wanted.gradients.items():
-                torch.testing.assert_close(found.gradients[parameter], gradient, rtol=1e-5, atol=1e-6)
-        by_layer = [
-            e.weighted_sum(*some, lambda n: (0.3 / n.norms[:, None]).expand_as(n.layer_norms)) for e in (padded, plain)
-        ]  # type: ignore[arg-type, type-var]  # layerwise
-        for parameter, gradient in by_layer[1].gradients.items():
-            torch.testing.assert_close(by_layer[0].gradients[parameter], gradient, rtol=1e-5, atol=1e-6)
+        for weigh in (clip, weights_by_layer):
+            wanted = plain.weighted_sum(*some, weigh)
+            require_equal(padded.weighted_sum(*some, weigh), wanted)
+            require_equal(padded.weighted_sum_rowwise(*some, lambda norms, _, weigh=weigh: weigh(norms)), wanted)  # type: ignore[misc]  # no lambda with defaults
     assert len(shapes.seen) == 1
 
 
@@ -123,18 +127,22 @@ def test_an_example_whose_gradient_is_not_finite_is_counted_beside_padding() -> 
 def test_poisson_batches_of_a_trial_have_one_shape_and_lose_no_example(tmp_path: Path) -> None:
     """The same trial with padding and without: the same batches, whose models agree but for rounding."""
     parameters = []
-    for last in ("shorter", "padded"):
-        execution = ExecutionSpec(device=str(DEVICE), micro_batch_size=8, last_micro_batch=last)  # type: ignore[arg-type]
-        trainer = new_trainer(small_trial(execution=execution), tmp_path / last)
+    plain = ExecutionSpec(device=NAME, micro_batch_size=8)
+    for execution in (plain, replace(plain, last_micro_batch="padded")):
+        trainer = new_trainer(small_trial(execution=execution), tmp_path / execution.last_micro_batch)
         shapes = set[tuple[int, ...]]()
         trainer.step()
-        hook = trainer._model.register_forward_hook(lambda _, args, out, seen=shapes: seen.add(tuple(args[0].shape)))  # type: ignore[misc]
+        hook = trainer._model.register_forward_pre_hook(partial(note_shape, shapes))
         for _ in range(6):
             trainer.step()
         hook.remove()
-        assert (len(shapes) == 1) == (last == "padded")
+        assert (len(shapes) == 1) == (execution.last_micro_batch == "padded")
         parameters.append(torch.cat([each.detach().flatten() for each in trainer._model.parameters()]))
     torch.testing.assert_close(*parameters, rtol=1e-4, atol=1e-5)
+
+
+def note_shape(seen: set[tuple[int, ...]], module: nn.Module, args: tuple[Tensor]) -> None:
+    seen.add(tuple(args[0].shape))
 
 
 def test_padding_to_no_size_and_unknown_forms_are_refused() -> None:
