@@ -113,8 +113,8 @@ def _write(files: Sequence[Path], blocks: Blocks) -> None:
     with contextlib.ExitStack() as stack:
         opened = [stack.enter_context(file.open("wb")) for file in unfinished]
         for block in blocks:
-            for rows, file in zip(block, opened, strict=True):
-                np.ascontiguousarray(rows).tofile(file)
+            for rows, column in zip(block, opened, strict=True):
+                np.ascontiguousarray(rows).tofile(column)
     for complete, file in zip(unfinished, files, strict=True):
         complete.replace(file)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -78,7 +78,7 @@ def _pixel_accuracy(sums: Array) -> Array:
     return share(right.sum(-1), labelled.sum(-1))
 
 
-_OF_CLASSES: Final = {
+_OF_CLASSES: Final[Mapping[str, Callable[[Array, Array, Array], Array]]] = {
     "iou": _iou,
     "dice": _dice,
     "precision": lambda right, predicted, labelled: share(right, predicted),

@@ -13,7 +13,14 @@ import pytest
 import torch
 
 from accounting.errors import InvalidInput
-from tests.workers.data_folders import make_cifar_jpegs, make_fashion, make_image_folder, make_table, make_utkface
+from tests.workers.data_folders import (
+    make_cifar_jpegs,
+    make_fashion,
+    make_image_folder,
+    make_masks,
+    make_table,
+    make_utkface,
+)
 from workers.data import SOURCES, Dataset, Source, Split, describe, load_dataset, load_source
 from workers.data.cuts import cut
 from workers.spec import DataSpec
@@ -25,7 +32,7 @@ STORED = {
     "dutch": "dutch/dutch.csv",
     "mnist": "MNIST/raw/train-images-idx3-ubyte.gz",
 }
-MADE = ("csv", "parquet", "cifar10", "fashion_mnist", "image_folder", "utkface")
+MADE = ("csv", "parquet", "cifar10", "fashion_mnist", "image_folder", "image_masks", "utkface")
 
 
 def require_stored(name: str, path: str | None = None) -> None:
@@ -54,6 +61,11 @@ def spec(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         "cifar10": lambda: {"root": str(make_cifar_jpegs(folder))},
         "fashion_mnist": lambda: {"root": str(make_fashion(folder))},
         "image_folder": lambda: {"path": str(make_image_folder(folder)), "size": 8},
+        "image_masks": lambda: {
+            "path": str(make_masks(folder)),
+            "classes": ["ground", "disc", "edge"],
+            "values": [0, 1, 255],
+        },
         "utkface": lambda: {"root": str(make_utkface(folder)), "size": 8},
     }
     params = makers[name]() if name in makers else {}
@@ -117,7 +129,7 @@ class TestEverySource:
             for at in (0, len(split) // 2, len(split) - 1):
                 part, origin = place[int(split.example_ids[at])]
                 assert torch.equal(split.features[at], part.features[origin])
-                assert split.labels[at] == part.labels[origin]
+                assert torch.equal(split.labels[at], part.labels[origin])
                 assert split.groups[at] == part.groups[origin]
 
     def test_loads_the_same_twice(self, spec: DataSpec, dataset: Dataset) -> None:
