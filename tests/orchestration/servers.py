@@ -67,11 +67,15 @@ def postgres() -> Iterator[str]:
 def mlflow_server(
     store: str, artifacts: str, options: Sequence[str] = (), secrets: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[str]:
-    """options: more of its command line; secrets: more of its environment."""
+    """options: more of its command line; secrets: more of its environment.
+
+    Without the eight processes for jobs that MLflow's server starts beside itself, which dpsweep does not use.
+    """
     port = closed_port()
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", store, "--host", "127.0.0.1"]
     command += ["--port", str(port), "--artifacts-destination", artifacts, "--workers", "1", *options]
-    with _listening(command, port, {**os.environ, **secrets}) as address:
+    changes = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **secrets}
+    with _listening(command, port, {**os.environ, **changes}) as address:
         yield address
 
 

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,42 +19,10 @@ from orchestration.records.layout import SweepFiles
 from orchestration.sweeps.schema import parse_sweep
 from orchestration.sweeps.user_code import permitted
 from tests.orchestration.execution.test_upkeep import TEXT, trained_sweep
+from tests.orchestration.execution.three_nodes import CLOSED, Nodes, three_nodes
 from tests.orchestration.processes import PATIENCE, dpsweep, script, start, wait_until
 from tests.orchestration.reference import assert_same_trial, run_undisturbed
 from tests.orchestration.sample_grids import keys_of, small
-
-NODES = """
-import sys
-from ray.cluster_utils import Cluster
-from tests.orchestration.processes import descendants, training_workers
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
-for _ in range(2):
-    cluster.add_node(num_cpus=1)
-cluster.wait_for_nodes()
-print(cluster.address, flush=True)
-
-def trains(node):
-    return training_workers(descendants(node.all_processes["raylet"][0].process.pid))
-
-for _ in sys.stdin:
-    doomed = [node for node in cluster.worker_nodes if trains(node)][:1]
-    for node in doomed:
-        cluster.remove_node(node, allow_graceful=False)
-        cluster.add_node(num_cpus=1)
-    print(len(doomed), flush=True)
-cluster.shutdown()
-"""
-"""A head without work and two workers, each with a scheduler and object store of its own, until stdin closes.
-
-For every line, a node that trains is killed and another one joins; the answer is how many were killed.
-"""
-CLOSED = {
-    "RAY_AUTH_MODE": "token",
-    "RAY_AUTH_TOKEN": "a1" * 32,
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # on 127.0.0.1 only
-    "RAY_prestart_worker_first_driver": "0",  # a driver brings an environment of its own, which such workers lack
-}
-"""A cluster that requires a token and is not to be reached from elsewhere, and starts workers when needed."""
 
 QUICKSTART = Path(__file__).parents[3] / "sweeps" / "quickstart.yaml"
 SWEEP = small(
@@ -75,30 +42,10 @@ def narrow(feature_shape, num_classes):
 """
 
 
-@dataclass(frozen=True)
-class Nodes:
-    """The cluster that `NODES` started."""
-
-    address: str
-    process: subprocess.Popen[str]
-
-    def lose_one_that_trains(self) -> bool:
-        """Kill a node with a trial that trains, if there is one, and let another node join."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-        return next(int(line) for line in self.process.stdout if line.strip().isdigit()) == 1
-
-
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
-    said = tmp_path_factory.mktemp("nodes") / "stderr"
-    with script(NODES, errors=said, **CLOSED) as process:
-        assert process.stdout is not None
-        found = next((line.strip() for line in process.stdout if ":" in line), None)
-        assert found is not None, said.read_text()
-        yield Nodes(found, process)
+    with three_nodes(tmp_path_factory.mktemp("nodes")) as found:
+        yield found
 
 
 @pytest.fixture
@@ -255,12 +202,66 @@ def test_another_token_is_refused_in_words(address: str, tmp_path: Path) -> None
 def test_resources_that_no_node_has_are_refused_in_words(address: str, tmp_path: Path) -> None:
     """Within half a minute; Ray itself waits for ever."""
     started = time.monotonic()
-    done = run_on(address, tmp_path, small(resources={"gpus": 1}))
+    done = run_on(address, tmp_path, small(resources={"gpus": 2}))
     assert time.monotonic() - started < 60.0, "10 s for nodes to join, and the time to start the command"
     assert done.returncode == 2
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert "a trial reserves 1 CPU and 1 GPU, but no single node has that (at most 1 CPU and 0 GPU)" in line
+    assert "a trial reserves 1 CPU and 2 GPU, but no single node has that (at most 1 CPU and 1 GPU)" in line
     assert not (tmp_path / "out" / "sweep.json").exists()
+
+
+NOTES = """
+import math, pathlib, uuid
+import ray
+from torch import nn
+
+
+class Notes(nn.Linear):
+    def forward(self, x):
+        if self.training and not hasattr(self, "noted"):
+            self.noted = True
+            if ray.is_initialized():
+                context = ray.get_runtime_context()
+                place = context.get_node_labels().get("pool", "") + " " + str(context.get_assigned_resources())
+                (pathlib.Path({notes!r}) / uuid.uuid4().hex).write_text(place)
+        return super().forward(x)
+
+
+def build(feature_shape, num_classes):
+    return nn.Sequential(nn.Flatten(), Notes(math.prod(feature_shape), num_classes))
+"""
+"""A model that notes, when it is trained by Ray, on which node and with what."""
+ON_A100 = {"when": {"clipping": "flat"}, "gpus": 0.5, "labels": {"pool": "train", "ray.io/accelerator-type": "A100"}}
+
+
+def test_each_setting_trains_on_what_it_asks_for(address: str, tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    (tmp_path / "notes_model.py").write_text(NOTES.replace("{notes!r}", repr(str(notes))))
+    text = small(
+        model="notes_model:build",
+        clipping=["none", "flat"],
+        noise="constant",
+        seeds=0,
+        epochs=1,
+        resources=[ON_A100, {"cpus": 1}],
+        execution={"device": "cpu"},
+    )
+    done = run_on(address, tmp_path, text)
+    assert done.returncode == 0, done.stderr
+    found = [note.read_text() for note in notes.iterdir()]
+    assert len(found) == 2, "the baseline and the private trial"
+    (on_gpu,) = [note for note in found if "'GPU': 0.5" in note]
+    assert on_gpu.startswith("train "), found
+
+
+def test_a_label_that_no_node_has_is_refused_in_words(address: str, tmp_path: Path) -> None:
+    section = {**ON_A100, "labels": {"ray.io/accelerator-type": "H100"}}
+    done = run_on(address, tmp_path, small(resources=[section, {}]))
+    assert done.returncode == 2
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert "a trial with clipping flat reserves 1 CPU and 0.5 GPU and 1 label ray.io/accelerator-type=H100" in line
+    assert json.loads(done.stdout or "{}") == {}
 
 
 WHERE = """

@@ -12,7 +12,7 @@ import pytest
 from accounting.records.encryption import KEY_VARIABLE
 from orchestration.records.layout import SweepFiles
 from orchestration.sweeps.schema import parse_sweep
-from tests.orchestration.execution.test_cluster import CLOSED
+from tests.orchestration.execution.three_nodes import CLOSED
 from tests.orchestration.processes import dpsweep, script
 from tests.orchestration.reference import assert_same_trial, run_undisturbed
 from tests.orchestration.sample_grids import small

@@ -33,4 +33,5 @@ def test_tune_ends_its_trials_and_none_counts_as_stopped_by_a_scheduler(
     last = outcome.files.trial(outcome.record.points[2].key)
     assert not exists(last.spec), "it was never started"
     shutil.rmtree(outcome.files.trial(outcome.record.points[1].key).root, ignore_errors=True)
-    assert states(run(tmp_path, address=EMBEDDED, epochs=20)) == [TrialState.FINISHED] * 3
+    again = run(tmp_path, address=EMBEDDED, epochs=20, resources={"max_concurrent": 1})
+    assert states(again) == [TrialState.FINISHED] * 3

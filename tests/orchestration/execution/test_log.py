@@ -8,7 +8,7 @@ import pytest
 from ray._private import worker
 
 from orchestration.execution.cluster import logged_to, nodes_told_to_the_log
-from tests.orchestration.execution.test_cluster import CLOSED
+from tests.orchestration.execution.three_nodes import CLOSED
 from tests.orchestration.processes import script
 
 DUMP = "Raylet is terminated. Last 20 lines of the Raylet logs:\n    [state-dump] NodeManager.GcsCheckAlive"

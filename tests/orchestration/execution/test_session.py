@@ -117,7 +117,10 @@ class Running:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """In a folder as long as can be, in which links to a victim were planted, and which another user's run used too."""
+    """In a folder as long as can be, in which links to a victim were planted, and which another user's run used too.
+
+    It ends with an exception, which leaves nothing but what was there.
+    """
     folder = tmp_path_factory.mktemp("running")
     victim = folder / "victim"
     victim.mkdir()
@@ -131,9 +134,11 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
             before.append(shared / "dps-bbbbbbbb")
             before[-1].mkdir()
             os.chown(before[-1], NOBODY, NOBODY)
-        with driver(shared, folder / "log"):
+        with driver(shared, folder / "log") as process:
             (session,) = set(shared.iterdir()) - set(before)
             yield Running(shared, session, victim)
+            process.communicate("fail", timeout=PATIENCE)
+        assert "ZeroDivisionError" in said_by(folder / "log").read_text()
         assert sorted(shared.iterdir()) == sorted(before)
         assert [path.name for path in victim.iterdir()] == ["precious"]
 
@@ -159,14 +164,6 @@ def test_another_user_reaches_nothing(running: Running) -> None:
 
 def test_links_planted_in_advance_are_not_followed(running: Running) -> None:
     assert [path.name for path in running.victim.iterdir()] == ["precious"]
-
-
-def test_an_exception_in_the_driver_leaves_nothing(shared: Path, tmp_path: Path) -> None:
-    with driver(shared, tmp_path / "log") as process:
-        assert len(list(shared.iterdir())) == 1
-        process.communicate("fail", timeout=PATIENCE)
-    assert "ZeroDivisionError" in said_by(tmp_path / "log").read_text()
-    assert not list(shared.iterdir())
 
 
 def has_begun(shared: Path) -> bool:
@@ -230,7 +227,9 @@ def test_what_a_killed_driver_left_goes_at_the_next_start(shared: Path, tmp_path
     assert not list(shared.iterdir())
 
 
+@pytest.mark.long
 def test_a_run_does_without_a_longer_one(tmp_path: Path) -> None:
+    """Which place it takes instead is seen below, without Ray."""
     with folder_for_all(_LONGEST + 1) as folder:
         with driver(folder, tmp_path / "log"):
             assert not list(folder.iterdir())
