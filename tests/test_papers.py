@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 import dpsweep
+from benchmarks.measures import measured
 from benchmarks.papers import PAPERS
 from benchmarks.printed import EXPERIMENTS, PLANNED_ONLY
 from benchmarks.reproduce import collect
 from benchmarks.reproduced import StoredSetting, StoredSweep, difference, over_runs, read_stored, write_stored
+from orchestration.records.layout import SweepFiles
 
 ROOT = Path(__file__).parents[1]
 SWEEPS = ROOT / "sweeps" / "papers"
@@ -171,3 +173,29 @@ def test_the_command_stores_what_a_sweep_has_found(tmp_path: Path) -> None:
     assert accuracy.low is not None
     assert accuracy.low <= accuracy.mean
     assert 0.5 < flat.numbers["training_accuracy"].mean <= 1.0
+
+
+def test_what_paper_a_measures_of_a_trial(tmp_path: Path) -> None:
+    """Estimates that see every step are exact, PLD is no higher than Renyi, and every group is attacked."""
+    sweep = {
+        "name": "tumours",
+        "data": "breast_cancer",
+        "model": "logistic",
+        "sampling": {"method": "poisson", "batch_size": 152},
+        "epochs": 2,
+        "clipping": "flat",
+        "privacy": {"target_epsilon": 3, "delta": 1e-5, "accountant": "rdp"},
+        "norms": {"refreshes_per_epoch": 3, "exact_examples": 50},
+        "release": "raw",
+    }
+    stored = dpsweep.run(sweep, output=tmp_path / "tumours", address="in-process")
+    (trial,) = stored.trials.values()
+    found = measured("a-mnist", trial, SweepFiles(stored.folder).trial(trial.key))
+    assert trial.trace.steps == 6
+    assert found["refreshes_3.correlation"] == pytest.approx(1.0)
+    assert -1.0 <= (found["refreshes_0.5.correlation"] or 0.0) < 1.0
+    assert 0.0 < (found["mean_example_epsilon_by_pld"] or 0.0) < (found["mean_example_epsilon"] or 0.0)
+    assert (found["mean_example_epsilon_by_pld"] or 0.0) <= (found["worst_case_by_pld"] or 0.0) < 3.0
+    assert found["group_correlation"] == pytest.approx(-1.0) or found["group_correlation"] == pytest.approx(1.0)
+    assert {"membership", "membership.malignant", "membership.benign"} <= set(found)
+    assert 0.3 < (found["membership"] or 0.0) < 0.7
