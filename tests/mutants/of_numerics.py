@@ -210,11 +210,17 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
+        "accounting/individual/tail_bounds.py",
+        ("tests/accounting/individual/test_tail_bounds.py",),
+        B("<= np.log(delta) - _MARGIN", "<= np.log(delta) + 5.0", "a direction of far larger delta is left out", True),
+        B("log_peaks - epsilons", "3.0 * log_peaks - epsilons", "a bound on delta is taken to be lower", True),
+    ),
+    *bugs_in(
         "accounting/individual/spectrum_kernels.py",
         INDIVIDUAL,
         B("- oy * s + error", "- oy * s", "errors are not added to delta", True),
         B("falls = scale - np.log1p(", "falls = scale - 0.0 * np.log1p(", "a lower bound forgets aliases"),
-        B("wanted, here, step = side * value <= 0.0,", "wanted, here, step = True,", "any epsilon is certified", True),
+        B("wanted, here = side * value <= 0.0,", "wanted, here = True,", "any epsilon is certified", True),
         B(
             "tilt, spacing, upper)[0] <= 0.0:",
             "tilt, spacing, upper)[0] < np.inf:",
