@@ -38,9 +38,14 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "accounting/pld/fourier.py",
+        "accounting/pld/curve.py",
         COMPOSITION,
         B("* (1 + self.relative) + self.infinity)", "* (1 + self.relative))", "mass at infinity is dropped", True),
+        B("(value - additive) * max(0.0, 1 - self.relative)", "(value + additive)", "a lower bound with errors added"),
+    ),
+    *bugs_in(
+        "accounting/pld/fourier.py",
+        COMPOSITION,
         B(
             "            self.infinity + other.infinity,\n",
             "            self.infinity,\n",
@@ -54,7 +59,6 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
             True,
         ),
         B("1 / (1 + np.exp(-loss))", "0.5", "randomised response without odds", True),
-        B("(value - additive) * max(0.0, 1 - self.relative)", "(value + additive)", "a lower bound with errors added"),
     ),
     *bugs_in(
         "accounting/pld/loss.py",
