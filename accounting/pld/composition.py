@@ -22,7 +22,8 @@ from accounting.estimates import Claim
 from accounting.gaussian import gaussian_delta, gaussian_epsilon
 from accounting.mechanism import Trace
 from accounting.pld.ceilings import Method, gaussian_ceiling, gaussian_delta_ceiling, renyi_ceiling, total_variation
-from accounting.pld.fourier import Composed, LatticePlan, compose, compose_upper
+from accounting.pld.curve import Composed
+from accounting.pld.fourier import LatticePlan, compose, compose_upper
 from accounting.pld.group_rounds import GroupRounds, rounds_of_group
 from accounting.pld.lattice import make_plan, spacing_for
 from accounting.pld.loss import DIRECTIONS, MAX_POINTS

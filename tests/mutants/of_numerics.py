@@ -38,9 +38,14 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "accounting/pld/fourier.py",
+        "accounting/pld/curve.py",
         COMPOSITION,
         B("* (1 + self.relative) + self.infinity)", "* (1 + self.relative))", "mass at infinity is dropped", True),
+        B("(value - additive) * max(0.0, 1 - self.relative)", "(value + additive)", "a lower bound with errors added"),
+    ),
+    *bugs_in(
+        "accounting/pld/fourier.py",
+        COMPOSITION,
         B(
             "            self.infinity + other.infinity,\n",
             "            self.infinity,\n",
@@ -54,7 +59,6 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
             True,
         ),
         B("1 / (1 + np.exp(-loss))", "0.5", "randomised response without odds", True),
-        B("(value - additive) * max(0.0, 1 - self.relative)", "(value + additive)", "a lower bound with errors added"),
     ),
     *bugs_in(
         "accounting/pld/loss.py",
@@ -210,11 +214,17 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
+        "accounting/individual/tail_bounds.py",
+        ("tests/accounting/individual/test_tail_bounds.py",),
+        B("<= np.log(delta) - _MARGIN", "<= np.log(delta) + 5.0", "a direction of far larger delta is left out", True),
+        B("log_peaks - epsilons", "3.0 * log_peaks - epsilons", "a bound on delta is taken to be lower", True),
+    ),
+    *bugs_in(
         "accounting/individual/spectrum_kernels.py",
         INDIVIDUAL,
         B("- oy * s + error", "- oy * s", "errors are not added to delta", True),
         B("falls = scale - np.log1p(", "falls = scale - 0.0 * np.log1p(", "a lower bound forgets aliases"),
-        B("wanted, here, step = side * value <= 0.0,", "wanted, here, step = True,", "any epsilon is certified", True),
+        B("wanted, here = side * value <= 0.0,", "wanted, here = True,", "any epsilon is certified", True),
         B(
             "tilt, spacing, upper)[0] <= 0.0:",
             "tilt, spacing, upper)[0] < np.inf:",

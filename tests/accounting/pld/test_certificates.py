@@ -14,7 +14,8 @@ from accounting.gaussian import gaussian_epsilon
 from accounting.mechanism import GaussianRelease, Segment, Trace
 from accounting.pld import composition, fourier
 from accounting.pld.composition import delta_pld, epsilon_pld
-from accounting.pld.fourier import Composed, LatticePlan, compose, compose_upper
+from accounting.pld.curve import Composed
+from accounting.pld.fourier import LatticePlan, compose, compose_upper
 from accounting.pld.group_rounds import GroupRounds
 from accounting.pld.lattice import make_plan
 from accounting.pld.loss import DIRECTIONS, Direction, discretise
