@@ -316,6 +316,7 @@ def noise_seconds(model: nn.Module, source: str, repeat: int, device: torch.devi
     def add() -> None:
         noise.added_to_each(sums, 1.0)
 
+    add()  # loads the cipher
     return seconds(add, repeat, device)
 
 
