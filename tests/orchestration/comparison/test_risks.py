@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from orchestration.comparison.metrics import final_metrics, known
 from orchestration.comparison.values import advantage, tpr_at_fpr_1pct
-from orchestration.report.page import render
+from tests.orchestration.report.pages import rendered
 from tests.orchestration.sample_sweeps import sample_sweep
 
 
@@ -32,7 +32,7 @@ def test_baselines_and_trials_of_older_versions_have_none() -> None:
 
 
 def test_the_report_shows_them_rounded_up() -> None:
-    page = render(sample_sweep())
+    page = rendered("raw")
     assert "Advantage at most" in page
     assert "TPR at 1% FPR at most" in page
     assert "<small>advantage " in page

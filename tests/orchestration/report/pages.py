@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from html.parser import HTMLParser
 
 import plotly.graph_objects as go
 
 from orchestration.records.published import PublishedSweep
+from orchestration.records.release_modes import Disclosure
 from orchestration.report.catalogue import drawn_figures
+from orchestration.report.page import render
+from tests.orchestration.sample_sweeps import sample_sweep
+
+
+@functools.cache
+def rendered(disclosure: Disclosure) -> str:
+    """The page of the sample sweep, drawn once for all tests that read it."""
+    return render(sample_sweep(disclosure))
 
 
 def figures(data: PublishedSweep) -> dict[str, go.Figure]:

@@ -13,7 +13,7 @@ import pytest
 from orchestration.records.release_modes import Disclosure
 from orchestration.report import page
 from orchestration.report.page import render
-from tests.orchestration.report.pages import Page
+from tests.orchestration.report.pages import Page, rendered
 from tests.orchestration.sample_sweeps import sample_sweep
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), "")
@@ -47,7 +47,7 @@ def answers(html: str, folder: Path, width: int) -> dict[str, str]:
 
 @pytest.mark.parametrize("disclosure", ["raw", "none"])
 def test_a_browser_draws_every_picture_without_complaint(tmp_path: Path, disclosure: Disclosure) -> None:
-    html = render(sample_sweep(disclosure))
+    html = rendered(disclosure)
     finished = opened(html, tmp_path)
     assert f'data-drawn="{len(Page(html).plots)}"' in finished.stdout
     assert finished.stdout.count('class="main-svg"') >= len(Page(html).plots)
@@ -55,7 +55,7 @@ def test_a_browser_draws_every_picture_without_complaint(tmp_path: Path, disclos
 
 
 def test_a_browser_unpacks_the_data_of_a_large_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = render(sample_sweep())
+    plain = rendered("raw")
     monkeypatch.setattr(page, "_LARGE", 1000)
     html = render(sample_sweep())
     assert 'type="application/json"' not in html
@@ -94,7 +94,7 @@ const wait = setInterval(() => {
 def test_a_reader_sorts_filters_and_chooses_axes(tmp_path: Path, width: int) -> None:
     measure = "document.body.dataset.wide = document.documentElement.scrollWidth"
     narrow = f"<script>addEventListener('load', () => {{ {measure} }})</script>"
-    data = answers(render(sample_sweep("none")).replace("</body>", narrow + DRIVE), tmp_path, width)
+    data = answers(rendered("none").replace("</body>", narrow + DRIVE), tmp_path, width)
     accuracies = [float(each) for each in data["sorted"].split()]
     assert accuracies == sorted(accuracies)
     assert len(accuracies) == 7
@@ -119,7 +119,7 @@ const ready = setInterval(async () => {
 @pytest.mark.parametrize("spoilt", ["", '<img src="data:,">'], ids=["as it is", "with a picture without a name"])
 def test_axe_finds_nothing_that_keeps_a_reader_out(tmp_path: Path, width: int, spoilt: str) -> None:
     axe = files("axe_core_python").joinpath("axe.min.js").read_text().replace("</script>", "<\\/script>")
-    html = render(sample_sweep()).replace("</body>", f"{spoilt}<script>{axe}</script>{CHECK}")
+    html = rendered("raw").replace("</body>", f"{spoilt}<script>{axe}</script>{CHECK}")
     data = answers(html, tmp_path, width)
     assert int(data["passes"]) > 20
     assert ("critical image-alt" in data["found"]) if spoilt else (data["found"] == "")

@@ -31,13 +31,13 @@ from orchestration.records.states import TrialState
 from orchestration.report.catalogue import FIGURES, drawn_figures, figures_for_mlflow
 from orchestration.report.page import render
 from orchestration.report.prose import headline
-from tests.orchestration.report.pages import Page, figures
+from tests.orchestration.report.pages import Page, figures, rendered
 from tests.orchestration.sample_sweeps import sample_sweep, sample_trial
 
 
 def test_a_page_stands_alone() -> None:
     """Nothing is loaded from anywhere, and every picture it shows is inside it."""
-    html = render(sample_sweep())
+    html = rendered("raw")
     page = Page(html)
     assert page.addresses == ["data:,"]
     content = re.search(r'<script id="figures" type="application/json">(.*?)</script>', html, re.DOTALL)
@@ -50,7 +50,7 @@ def test_a_page_stands_alone() -> None:
 
 
 def test_the_page_says_that_trials_add_up_and_baselines_are_not_protected() -> None:
-    said = " ".join(" ".join(Page(render(sample_sweep())).words).split())
+    said = " ".join(" ".join(Page(rendered("raw")).words).split())
     assert "publishing several costs more, as the composed ε says" in said
     assert "No guarantee covers the non-private baseline" in said
 
@@ -75,7 +75,7 @@ def test_the_headline_says_what_was_found() -> None:
 
 
 def test_withheld_statistics_are_nowhere_and_the_page_says_why() -> None:
-    html = render(sample_sweep("none"))
+    html = rendered("none")
     text = Page(html).text.replace("ε i", "εᵢ")
     assert text.count(RELEASE_MODES["none"].missing) == 2
     assert "median example paid" not in text
@@ -86,8 +86,8 @@ def test_withheld_statistics_are_nowhere_and_the_page_says_why() -> None:
 
 
 def test_exact_statistics_are_announced() -> None:
-    assert "Sensitive. This page shows exact statistics" in Page(render(sample_sweep("raw"))).text
-    released = Page(render(sample_sweep("private"))).text
+    assert "Sensitive. This page shows exact statistics" in Page(rendered("raw")).text
+    released = Page(rendered("private")).text
     assert "Sensitive." not in released
     assert "released with differential privacy at ε = 0.100" in released
 
@@ -100,7 +100,7 @@ def test_user_text_is_never_markup() -> None:
     trial = replace(trial, quality=replace(trial.quality, groups=groups), error=hostile, notes=(hostile,), key=hostile)
     data = replace(sample_sweep(), name=hostile, trials=(trial,), provenance={hostile: hostile})
     html = render(data)
-    plain = render(sample_sweep())
+    plain = rendered("raw")
     assert html.count("<script") == plain.count("<script")
     assert "<img" not in html.replace(_plotly(html), "")
     assert hostile in Page(html).text
@@ -254,36 +254,36 @@ def test_unequal_cost_is_the_range_of_changes() -> None:
 
 
 def test_the_quality_of_estimates_is_shown_to_the_owner_alone() -> None:
-    text = Page(render(sample_sweep("raw"))).text
+    text = Page(rendered("raw")).text
     assert "How good the estimates are" in text
     assert "200 0.9912 0.0123 0.0789" in text, "two seeds of 100 examples each"
     for disclosure in ("private", "none"):
-        assert "How good the estimates are" not in Page(render(sample_sweep(disclosure))).text
+        assert "How good the estimates are" not in Page(rendered(disclosure)).text
 
 
 def test_attacks_are_shown_by_group_with_their_standard_error_to_the_owner_alone() -> None:
-    text = Page(render(sample_sweep("raw"))).text
+    text = Page(rendered("raw")).text
     assert "Who can be found in the model" in text
     assert "68.8 ± 4.2% of 144" in text, "two baselines, each with a standard error of 6 points"
     assert re.search(r"56\.2 ± 4\.2% of 144, mean ε i \d", text)
     assert "Membership attack" in text
     for disclosure in ("private", "none"):
-        shown = Page(render(sample_sweep(disclosure))).text
+        shown = Page(rendered(disclosure)).text
         assert "found in the model" not in shown
         assert "Membership" not in shown
 
 
 def test_the_correlation_with_loss_is_shown_to_the_owner_alone() -> None:
-    text = Page(render(sample_sweep("raw"))).text
+    text = Page(rendered("raw")).text
     assert "and loss" in text
     assert "0.87 −0.31 −0.31" in text
     assert text.count("Pearson’s r of ε i and log loss") == 4, "the table, what it means, and two axes to choose"
     for disclosure in ("private", "none"):
-        assert "log loss" not in Page(render(sample_sweep(disclosure))).text
+        assert "log loss" not in Page(rendered(disclosure)).text
 
 
 def test_pictures_have_names_and_tables_can_be_scrolled_without_a_mouse() -> None:
-    html = render(sample_sweep())
+    html = rendered("raw")
     assert '<html lang="en">' in html
     body = html[html.index("<body>") : html.index("<script>")]
     assert body.count('role="img" aria-label="') == len(Page(html).plots) + 1, "and the one with axes to choose"
