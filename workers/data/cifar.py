@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,38 +14,50 @@ from PIL import Image
 from torch import Tensor
 
 from accounting.errors import DataCorruption, PrivateDetail
-from workers.data.base import Preparation, Source, make_split, pixels
+from workers.data.base import Preparation, Source, Split, make_split, pixels
 from workers.data.files import UNREADABLE, locate, reading
 from workers.data.images import colours
+from workers.data.mapped import Form, Place, digest_of
 
 _CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _MEAN, _STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 
-def cifar10(root: str | None = None) -> Source:
+def cifar10(root: str | None = None, cache: str | None = None) -> Source:
     """50,000 + 10,000 colour pictures of 32 x 32 pixels; groups are the ten classes.
 
     Read from ``cifar-10-batches-py`` (the original) if it exists, else from ``cifar10-jpeg/train.parquet`` and
     ``test.parquet`` with columns image_jpeg and label. Pixels decoded from JPEG differ from the original: see the note.
+    cache: a folder of this node in which they lie in memory-mapped files, decoded once for all trials.
     """
     folder = locate("cifar10", ("cifar-10-batches-py", "cifar10-jpeg"), root, _download)
     if folder.name == "cifar10-jpeg":
         return _source(
-            *_read_jpegs(folder / "train.parquet"),
-            *_read_jpegs(folder / "test.parquet"),
+            _read_jpegs(folder / "train.parquet", cache),
+            _read_jpegs(folder / "test.parquet", cache),
             "pictures decoded from JPEG: not CIFAR-10's original pixels",
         )
-    return _source(*_read_batches(folder, train=True), *_read_batches(folder, train=False))
+    return _source(_read_batches(folder, train=True), _read_batches(folder, train=False))
 
 
-def _source(
-    train: Tensor, train_labels: npt.NDArray[np.int64], test: Tensor, test_labels: npt.NDArray[np.int64], *notes: str
-) -> Source:
+@dataclass(frozen=True)
+class _Part:
+    """Pictures [n, 3, 32, 32] and labels [n]. place: where the pictures lie, if they are memory-mapped."""
+
+    pictures: Tensor
+    labels: npt.NDArray[np.int64]
+    place: Place | None = None
+
+    def split(self, first_id: int = 0) -> Split:
+        return replace(make_split(self.pictures, self.labels, first_id=first_id), place=self.place)
+
+
+def _source(train: _Part, test: _Part, *notes: str) -> Source:
     preparation: Preparation = pixels(_MEAN, _STD)
     return Source(
         "cifar10",
-        make_split(train, train_labels),
-        make_split(test, test_labels, first_id=len(train_labels)),
+        train.split(),
+        test.split(first_id=len(train.labels)),
         _CLASSES,
         _CLASSES,
         preparation,
@@ -58,7 +71,7 @@ def _download(cache: Path) -> None:
     torchvision.datasets.CIFAR10(root=str(cache), download=True)
 
 
-def _read_batches(folder: Path, *, train: bool) -> tuple[Tensor, npt.NDArray[np.int64]]:
+def _read_batches(folder: Path, *, train: bool) -> _Part:
     import torchvision  # late: importing it takes seconds
 
     try:
@@ -66,18 +79,23 @@ def _read_batches(folder: Path, *, train: bool) -> tuple[Tensor, npt.NDArray[np.
     except RuntimeError as error:
         raise DataCorruption(f"{folder} does not hold the published files of CIFAR-10: {error}") from error
     pictures = torch.from_numpy(batches.data).permute(0, 3, 1, 2).contiguous()
-    return pictures, np.array(batches.targets, dtype=np.int64)
+    return _Part(pictures, np.array(batches.targets, dtype=np.int64))
 
 
-def _read_jpegs(path: Path) -> tuple[Tensor, npt.NDArray[np.int64]]:
+def _read_jpegs(path: Path, cache: str | None) -> _Part:
     with reading(path):
         table = parquet.read_table(path, columns=["image_jpeg", "label"])
     if table.num_rows == 0:
         raise DataCorruption(f"{path} holds no pictures; replace the file")
     if any(column.null_count for column in table.columns):
         raise DataCorruption(f"{path} has a picture without image_jpeg or label; replace the file")
-    pictures = np.stack([_decode(jpeg.as_py(), path, row) for row, jpeg in enumerate(table["image_jpeg"])])
-    return torch.from_numpy(pictures), table["label"].to_numpy().astype(np.int64)
+    labels = table["label"].to_numpy().astype(np.int64)
+    decoded = (_decode(jpeg.as_py(), path, row)[None] for row, jpeg in enumerate(table["image_jpeg"]))
+    if cache is None:
+        return _Part(torch.from_numpy(np.concatenate(list(decoded))), labels)
+    place = Place(Path(cache).expanduser().absolute(), digest_of("cifar10", path.read_bytes()))
+    (pictures,) = place.columns([Form(torch.uint8, (3, 32, 32))], lambda: ([picture] for picture in decoded))
+    return _Part(pictures, labels, place)
 
 
 def _decode(jpeg: bytes, path: Path, row: int) -> npt.NDArray[np.uint8]:

@@ -16,10 +16,10 @@ import torch
 
 from accounting.errors import InvalidInput
 from accounting.records import TrialFiles
-from tests.workers.data_folders import make_texts, make_tokenizer
+from tests.workers.data_folders import make_cifar_jpegs, make_texts, make_tokenizer
 from tests.workers.trial_specs import small_trial
 from workers.batch_gradients import TrainingData
-from workers.data import load_dataset, texts
+from workers.data import cifar, load_dataset, texts
 from workers.spec import Component, DataSpec
 from workers.trial import run_trial
 
@@ -77,6 +77,24 @@ def test_they_are_written_once_for_all_that_read_them(
     other = replace(spec, params={**spec.params, "mask_seed": 8})
     assert load_dataset(other).digest() != found[0]
     assert sum(encoded) == 18000
+
+
+def test_pictures_are_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root, decoded = make_cifar_jpegs(tmp_path), []
+    decode = cifar._decode
+
+    def counted(*picture: Any) -> Any:
+        decoded.append(picture[2])
+        return decode(*picture)
+
+    monkeypatch.setattr(cifar, "_decode", counted)
+    found = [
+        load_dataset(DataSpec("cifar10", {"root": str(root), **({"cache": str(tmp_path / "c")} if cached else {})}))
+        for cached in (True, True, False)
+    ]
+    assert len({each.digest() for each in found}) == 1
+    assert len(decoded) == 2 * 80
+    assert found[1].train.place is not None
 
 
 def test_a_trial_has_the_same_bits(folder: Path, tmp_path: Path) -> None:
