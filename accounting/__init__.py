@@ -6,7 +6,7 @@
     1.515
 
 The names exported here are the library's interface. Importing it loads neither torch, ray nor mlflow;
-`accounting.parallel` runs the accounting of single examples on Ray actors.
+`accounting.jobs` accounts a stored trial part by part, `accounting.parallel` the parts of many as Ray tasks.
 """
 
 from accounting.accountants import ACCOUNTANTS, account

@@ -27,7 +27,7 @@ from unittest import mock
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this file's own folder would shadow the package accounting
 
 from accounting.accountants import account
-from accounting.parallel import AccountingJob, store_epsilons
+from accounting.jobs import AccountingJob, store_epsilons
 from accounting.records import StoredEpsilons, TrialFiles, read_trace
 from accounting.summaries import CountedEpsilons, Counting
 from orchestration.execution.estimate_quality import quality_of_estimates

@@ -12,7 +12,7 @@ from typing import Any
 from accounting.accountants import account
 from accounting.errors import InvalidInput
 from accounting.estimates import PrivacyEstimate
-from accounting.parallel import AccountingJob, PartResult, Scatter, account_all
+from accounting.jobs import AccountingJob, PartResult, Scatter, account_all
 from accounting.records import (
     PartFiles,
     StoredEpsilons,

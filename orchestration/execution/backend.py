@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from accounting.errors import DpsweepError, StorageError
-from accounting.parallel import AccountingJob, PartResult
+from accounting.jobs import AccountingJob, PartResult
 from accounting.planning import PROCESSES, Solver
 from accounting.records import KeyCheck, PartFiles, exists, new_key_check, require_key
 from orchestration.execution.environment import EMBEDDED, IN_PROCESS
@@ -89,7 +89,7 @@ class Backend(Protocol):
         """
 
     def scatter(self, job: AccountingJob, parts: Sequence[PartFiles]) -> Iterator[PartResult]:
-        """The results of the given parts of one trial, in order; see `accounting.parallel.Scatter`."""
+        """The results of the given parts of one trial, in order; see `accounting.jobs.Scatter`."""
 
     def show(self, snapshot: SweepSnapshot) -> None:
         """Show the numbers of a snapshot to those who watch the cluster, if there is one."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 from accounting.accountants import account
 from accounting.estimates import PrivacyEstimate
+from accounting.jobs import AccountingJob, Scatter, account_in_process, store_epsilons
 from accounting.mechanism import Segment, Trace
-from accounting.parallel import AccountingJob, Scatter, account_in_process, store_epsilons
 from accounting.records import StoredEpsilons, TrialFiles, read_trace
 from accounting.release import ReleaseSpec, release_counted
 from accounting.summaries import CountedEpsilons, Counting, EpsilonSummary

@@ -13,8 +13,8 @@ from types import TracebackType
 from typing import Self
 
 from accounting.errors import DataCorruption, InvalidInput, StorageError
+from accounting.jobs import AccountingJob, PartResult, Scatter
 from accounting.mechanism import Trace
-from accounting.parallel import AccountingJob, PartResult, Scatter
 from accounting.records import PartFiles, delete_folder, exists, modified, read_trace
 from orchestration.comparison import shown
 from orchestration.comparison.claims import unfounded

@@ -8,7 +8,7 @@ from functools import partial
 from typing import final
 
 from accounting.errors import InvalidInput
-from accounting.parallel import AccountingJob, PartResult, account_in_process
+from accounting.jobs import AccountingJob, PartResult, account_in_process
 from accounting.records import PartFiles
 from orchestration.execution.backend import TrainingObserver, TrialContext, lighter
 from orchestration.execution.environment import IN_PROCESS

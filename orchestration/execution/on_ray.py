@@ -6,7 +6,8 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import final
 
-from accounting.parallel import AccountingJob, AccountingQueue, PartResult
+from accounting.jobs import AccountingJob, PartResult
+from accounting.parallel import AccountingQueue
 from accounting.records import PartFiles
 from orchestration.execution.backend import TrainingObserver, TrialContext
 from orchestration.execution.cluster import check_keys, check_resources, check_shared_storage, connected

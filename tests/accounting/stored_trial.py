@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from accounting.jobs import AccountingJob, Scatter, account_in_process, store_epsilons
 from accounting.mechanism import Segment, SideQuery, Trace
-from accounting.parallel import AccountingJob, Scatter, account_in_process, store_epsilons
 from accounting.records.epsilons import Epsilons, read_epsilons
 from accounting.records.layout import TrialFiles
 from accounting.records.shards import NormShardWriter, NormSnapshot

@@ -19,13 +19,8 @@ import pytest
 
 from accounting.errors import DataCorruption, InvalidInput
 from accounting.individual.epsilons import IndividualEpsilons, individual_epsilons
-from accounting.parallel import (
-    AccountingFailed,
-    AccountingJob,
-    AccountingQueue,
-    account_in_process,
-    epsilons_of_part,
-)
+from accounting.jobs import AccountingJob, account_in_process, epsilons_of_part
+from accounting.parallel import AccountingFailed, AccountingQueue
 from accounting.records.epsilons import read_epsilons
 from accounting.records.layout import TrialFiles
 from accounting.records.shards import NormShards, NormShardWriter
@@ -99,7 +94,7 @@ def test_what_an_interrupted_run_has_stored_is_not_computed_again(
         seen.append(len(given[1]))
         return individual_epsilons(*given)
 
-    monkeypatch.setattr("accounting.parallel.individual_epsilons", observed)
+    monkeypatch.setattr("accounting.jobs.individual_epsilons", observed)
     for _ in range(3):
         with pytest.raises(DataCorruption, match="was not accounted"):
             account_trial(job, lambda job, parts: account_in_process(job, parts[:4]))

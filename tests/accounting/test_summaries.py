@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from accounting.errors import InvalidInput
-from accounting.parallel import AccountingJob, PartResult, gathered
+from accounting.jobs import AccountingJob, PartResult, gathered
 from accounting.records.epsilons import Epsilons, StoredEpsilons, write_epsilons
 from accounting.release import ReleaseSpec, release_counted
 from accounting.summaries import (

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from accounting.errors import DataCorruption, InvalidInput
 from accounting.individual import individual_epsilons
-from accounting.parallel import UNITS, AccountingJob, account_part, store_epsilons
+from accounting.jobs import UNITS, AccountingJob, account_part, store_epsilons
 from accounting.pld import epsilon_of_examples
 from accounting.records import NormShards, StoredUsers, TrialFiles, read_epsilons, read_private, read_trace, write_users
 from accounting.summaries import Counting

@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
+from accounting.jobs import epsilons_of_part
 from accounting.mechanism import Trace
-from accounting.parallel import epsilons_of_part
 from accounting.records.epsilons import Epsilons
 from accounting.records.layout import TrialFiles
 from accounting.records.shards import NormShards

@@ -333,7 +333,7 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "accounting/parallel.py",
+        "accounting/jobs.py",
         ("tests/accounting/test_parallel.py",),
         B(
             "if result.part != part:",

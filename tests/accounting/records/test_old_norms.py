@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from accounting.errors import DataCorruption, StorageError
-from accounting.parallel import store_epsilons
+from accounting.jobs import store_epsilons
 from accounting.records.encryption import KEY_VARIABLE
 from accounting.records.epsilons import read_epsilons
 from accounting.records.files import list_files, read_bytes

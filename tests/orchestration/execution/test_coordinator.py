@@ -9,7 +9,7 @@ import pytest
 from plotly.graph_objects import Figure
 
 from accounting.errors import StorageError
-from accounting.parallel import AccountingJob, PartResult, Scatter, account_in_process
+from accounting.jobs import AccountingJob, PartResult, Scatter, account_in_process
 from accounting.records.part_files import PartFiles
 from orchestration.comparison.findings import Findings
 from orchestration.comparison.record import SweepRecord
