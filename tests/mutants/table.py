@@ -12,6 +12,7 @@ from tests.mutants.of_numerics import NUMERICS
 from tests.mutants.of_orchestration import ORCHESTRATION
 from tests.mutants.of_results import RESULTS
 from tests.mutants.of_selection import SELECTIONS
+from tests.mutants.of_steps import STEPS
 from tests.mutants.of_workers import WORKERS
 
 MUTANTS: Final[tuple[Mutant, ...]] = (
@@ -19,6 +20,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     *SELECTIONS,
     *NUMERICS,
     *METHODS,
+    *STEPS,
     *WORKERS,
     *ORCHESTRATION,
     *RESULTS,

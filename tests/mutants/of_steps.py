@@ -1,0 +1,357 @@
+"""Bugs in the steps of a training, by file; those that a review found no test for come first."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutants.mutant import Bug as B
+from tests.mutants.mutant import Mutant, bugs_in
+
+CHACHA: Final = ("tests/workers/test_chacha.py",)
+CHACHA_VALUES: Final = ("tests/workers/test_noise.py::test_draws_are_those_of_box_and_muller_from_the_bits_of_openssl",)
+DRAWS: Final = ("tests/workers/test_training_draws.py",)
+ENGINE: Final = ("tests/workers/gradients/test_edges.py",)
+NOISE: Final = ("tests/workers/test_noise.py",)
+NORMS: Final = ("tests/workers/test_training_norms.py",)
+PRIVACY: Final = ("tests/workers/test_training_privacy.py",)
+SAMPLING: Final = ("tests/workers/test_sampling.py",)
+TRAINING: Final = ("tests/workers/test_training.py",)
+
+STEPS: Final[tuple[Mutant, ...]] = (
+    *bugs_in(
+        "workers/training.py",
+        TRAINING,
+        B(
+            "make_row_draws(spec.noise_source, spec.seed)",
+            'make_row_draws("seeded", spec.seed)',
+            "batches of a released model come from the public seed",
+            True,
+            DRAWS,
+        ),
+        B(
+            "self._rule.sensitivity * (1.0 + NORM_ERROR)",
+            "self._rule.sensitivity",
+            "noise does not cover the rounding of norms",
+            True,
+        ),
+        B(
+            "std = sigma * self._rule.sensitivity",
+            "std = sigma * min(self._rule.sensitivity, 1.0)",
+            "noise of a bound above 1 is that of 1",
+            True,
+        ),
+        B("self._noise.added_to_each(gradients, std)", "gradients", "the model gets no noise", True),
+        B(
+            "batch_size = self._setting.batch_size",
+            "batch_size = max(self.counters.empty_batches, 1)",
+            "the sum is divided by something private",
+            True,
+        ),
+        B("self._noise.added(answer, query.noise_std)", "answer", "the query gets no noise", True),
+        B(
+            'seed_torch(spec.noise_source, spec.seed, "model")',
+            'seed_torch("seeded", spec.seed, "model")',
+            "dropout comes from the public seed",
+            True,
+            DRAWS,
+        ),
+        B(
+            "not self._method.keeps_to_contributions and local.engine.draws(",
+            "False and local.engine.draws(",
+            "norms of a model that draws are guarantees",
+            True,
+            DRAWS,
+        ),
+        B(
+            "lambda std: float(self._noise.normal((1,), std))",
+            "lambda std: 0.0",
+            "the initial median has no noise",
+            True,
+            TRAINING,
+        ),
+        B(
+            "repeatable = before.is_current() and modes_of(self._model) == self._modes",
+            "repeatable = True",
+            "models that change later keep guarantees",
+            True,
+            ("tests/workers/test_modes.py",),
+        ),
+        B(
+            "epochs = -(-self.step_count // self._planned.steps_per_epoch)",
+            "epochs = self.step_count // self._planned.steps_per_epoch",
+            "the trace of a run within an epoch lacks that epoch",
+            True,
+            ("tests/workers/test_training.py", *PRIVACY),
+        ),
+        B(
+            "if self.epoch >= self._paid_epochs:",
+            "if self._paid_epochs == 0:",
+            "a validation schedule leaves its budget",
+            False,
+            PRIVACY,
+        ),
+        B(
+            "None if public is None else evaluate(shown, public,",
+            "None if public is None else evaluate(shown, self._dataset.train,",
+            "the schedule reads the training data",
+            True,
+            TRAINING,
+        ),
+        B(
+            '    def store_norms(self) -> None:\n        """Have',
+            '    def store_norms(self) -> None:\n        return\n        """Have',
+            "no norms are stored",
+            False,
+            NORMS,
+        ),
+        B("**self._average.values})", "})", "the average is not what is shown"),
+        B(
+            "self._everyone.renew(rows, clipped.norms)",
+            "pass",
+            "norms of batches are forgotten",
+            False,
+            NORMS,
+        ),
+        B(
+            "is not self._decided_from:",
+            "is None:",
+            "a rule outlives the state that it came from",
+            True,
+        ),
+    ),
+    *bugs_in(
+        "workers/requirements.py",
+        TRAINING,
+        B(
+            'if highest > 0.0 and spec.clipping.name == "none":',
+            "if False:",
+            "noise without clipping is accepted",
+            True,
+        ),
+        B(
+            "= max(segment.noise_multiplier for segment in mechanism",
+            "= min(segment.noise_multiplier for segment in mechanism",
+            "noise that rises without clipping is accepted",
+            True,
+        ),
+        B(
+            "if (spec.norms.when_sampled or spec.norms.are_off) and method.refreshes:",
+            "if False:",
+            "bounds of single examples rest on norms of batches",
+            True,
+            NORMS,
+        ),
+    ),
+    *bugs_in(
+        "workers/noise.py",
+        NOISE,
+        B("std / math.sqrt(self._draws)", "std / self._draws", "noise of four draws is half as large", True),
+        B(
+            "return KeyedNoise(device)\n",
+            "return SeededNoise(seed, device)\n",
+            "noise of a released model comes from the seed",
+            True,
+        ),
+        B(
+            ".div_(grid).round_().mul_(grid))",
+            ")",
+            "low-order bits give values away",
+            True,
+        ),
+        B("_TWISTER_WORDS: Final = 624", "_TWISTER_WORDS: Final = 2", "64 bits of a generator are secret", True),
+        B('f"dpsweep:{purpose}:{seed}"', 'f"dpsweep:{seed}"', "all purposes share a seed"),
+    ),
+    *bugs_in(
+        "workers/gaussians.py",
+        NOISE,
+        B(".mul_(-2.0).sqrt_()", ".mul_(-1.0).sqrt_()", "noise is too small by sqrt 2", True),
+        B("words.bitwise_right_shift(11)", "words.bitwise_right_shift(31)", "noise has 33 bits", True, CHACHA_VALUES),
+        B("max(1, count)", "count", "trials that began with SHAKE-256 go on with other noise", True),
+    ),
+    *bugs_in(
+        "workers/chacha.py",
+        CHACHA,
+        B(
+            "ChaChaStream(os.urandom(KEY_BYTES), device)",
+            "ChaChaStream(bytes(KEY_BYTES), device)",
+            "the key is known",
+            True,
+        ),
+        B("        self._series += 1\n", "", "all calls have the same noise", True),
+        B("        self._next_block += blocks\n", "", "all parts of a call have the same noise", True),
+        B("if first + blocks > MOST_BLOCKS:", "if first > MOST_BLOCKS:", "the counter begins anew within a call", True),
+        B("for _ in range(10):", "for _ in range(4):", "ChaCha8 instead of ChaCha20", True),
+    ),
+    *bugs_in(
+        "workers/gaps.py",
+        ("tests/workers/test_gaps.py",),
+        B("* _ONE) - 1", "* _ONE) * 2", "rows join twice as often", True),
+        B("* _ONE) - 1", "* _ONE) + 1", "rows join more often than is stated", True),
+        B("k % 2 == 1", "k % 2 == 0", "events occur where they should not", True),
+        B("words > np.uint64(most)", "words > np.uint64(2**64 - 1)", "small integers are more likely", True),
+    ),
+    *bugs_in(
+        "workers/sampling.py",
+        SAMPLING,
+        B(
+            "if noise_source_kind(noise_source).is_secret:\n        return KeyedRows",
+            "if False:\n        return KeyedRows",
+            "batches come from the seed",
+            True,
+            DRAWS,
+        ),
+        B("(expected << 72) // n", "(expected << 72) // n * 2", "rows join twice as often", True),
+        B(
+            "self._rng.random(n) < expected / n",
+            "self._rng.random(n) < 1.5 * expected / n",
+            "rows join half again as often",
+            True,
+        ),
+        B(
+            "if len(self._remaining) == 0:",
+            "if len(self._remaining) < self._batch_size:",
+            "an epoch leaves out its last rows",
+            True,
+        ),
+        B(
+            "self._draws.subset(self._dataset_size, self._batch_size)",
+            "self._draws.subset(self._dataset_size, self._batch_size + 1)",
+            "fixed batches have one row more",
+            True,
+        ),
+        B("joins[ties] = self._stream.words(len(ties)) < rest", "joins[ties] = True", "ties all join"),
+    ),
+    *bugs_in(
+        "accounting/planning.py",
+        PRIVACY,
+        B(
+            'contributions = "estimate" if planned.noise_follows_results else self.contributions',
+            "contributions = self.contributions",
+            "contributions under reacting noise are guarantees",
+            True,
+            PRIVACY,
+        ),
+        B(
+            "replace(self.run, schedule=with_initial(self.run.schedule, noise_multiplier))",
+            "self.run",
+            "the noise that is searched is not in the run",
+            True,
+            ("tests/accounting/test_planning.py",),
+        ),
+    ),
+    *bugs_in(
+        "workers/mechanism.py",
+        NORMS,
+        B(
+            "repeatable = spec.augmentation is None and not spec.execution.autocast",
+            "repeatable = True",
+            "norms of other inputs are guarantees",
+            True,
+        ),
+        B(
+            "*clipping.releases(spec.clipping, code), *releases)",
+            "*releases)",
+            "the initial median is not in the trace",
+            True,
+            PRIVACY,
+        ),
+        B(
+            "*clipping.releases(spec.clipping, code), *releases)",
+            "*clipping.releases(spec.clipping, code))",
+            "what is released after training is not in the trace",
+            True,
+            ("tests/orchestration/execution/test_completing.py",),
+        ),
+        B("clipping.side_queries(spec.clipping, code)", "()", "queries are not in the trace", True, PRIVACY),
+        B(
+            "EpsilonBudget(spec.epsilon, delta)",
+            "EpsilonBudget(spec.epsilon, 0.5)",
+            "a budget at another delta",
+            True,
+            PRIVACY,
+        ),
+    ),
+    *bugs_in(
+        "workers/recording.py",
+        ("tests/workers/test_recording.py",),
+        B("_ORDER * (_ORDER - 1.0) / 2.0 / max", "1e-9 / max", "several rules count as their root mean square", True),
+        B(
+            "self._total() / self.steps) / self.rate",
+            "self._total() / (self.steps + 1)) / self.rate",
+            "an interval counts one step too many",
+            True,
+        ),
+        B(
+            "return step == 0 or math.floor",
+            "return math.floor",
+            "nothing is due at step 0",
+            survives="equivalent: floor of -rate is -1, so step 0 is due by the second condition too",
+        ),
+    ),
+    *bugs_in(
+        "workers/gradients/engine.py",
+        ENGINE,
+        B(
+            "square_together(gradients.values())\n        for",
+            "gradients.popitem()\n        for",
+            "norms leave out a parameter",
+            True,
+            ("tests/workers/gradients/test_engine.py",),
+        ),
+        B("first.random_state.restore()", "pass", "the summed pass draws other masks than the measured one", True),
+        B(
+            "require_same(torch.stack(differ))",
+            "pass",
+            "passes that differ are not noticed",
+            True,
+            ("tests/workers/gradients/test_refusals.py",),
+        ),
+    ),
+    *bugs_in(
+        "workers/gradients/norms.py",
+        ENGINE,
+        B(
+            "values.nan_to_num_(nan=math.inf, posinf=math.inf)",
+            "values.nan_to_num_(nan=0.0, posinf=math.inf)",
+            "gradients that are not finite have norm 0",
+            True,
+        ),
+    ),
+    *bugs_in(
+        "workers/gradients/verification.py",
+        ("tests/workers/gradients/test_verification.py",),
+        B("raise refused from None", "return True", "rows that are mixed pass in double precision", True),
+    ),
+    *bugs_in(
+        "workers/gradients/micro_batches.py",
+        ("tests/workers/gradients/test_static_shapes.py",),
+        B(
+            "with_padding(y, rows), len(x) // multiplicity)",
+            "with_padding(y, rows), size)",
+            "padding counts as examples",
+            True,
+        ),
+    ),
+    *bugs_in(
+        "workers/gradients/looks.py",
+        ("tests/workers/gradients/test_synchronisations.py",),
+        B("if together.all_finite():", "if True:", "norms that lost digits weigh as they are", True),
+        B(
+            "return torch.where((now == self._precise).all(), total, math.nan)",
+            "return total",
+            "old gains decide",
+            True,
+        ),
+    ),
+    *bugs_in(
+        "workers/gradients/factors.py",
+        ("tests/workers/gradients/test_norm_error.py",),
+        B(
+            "torch.maximum(CANCELLATION * squares, COHERENT_CANCELLATION * absolute)",
+            "torch.zeros_like(squares)",
+            "norms of positions that cancel lose their digits",
+            True,
+        ),
+        B("if whole <= _BLOCK:", "if True:", "long sums of squares lose digits", True),
+    ),
+)
