@@ -47,6 +47,10 @@ class CompareSettings(Settings):
             "token_accuracy_change",
             "perplexity",
             "token_loss",
+            "mean_iou",
+            "mean_iou_change",
+            "mean_dice",
+            "pixel_accuracy",
         ]
         | None,
         BeforeValidator(_full_name),
