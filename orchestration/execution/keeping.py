@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Final, TypeVar
 
@@ -38,11 +38,18 @@ def kept_open() -> Iterator[None]:
 
 @contextlib.contextmanager
 def opened_ahead(opening: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
-    """`kept_open`, with ``opening`` begun at once, in a thread: the first `kept` waits for it, and raises its error."""
-    with kept_open(), ThreadPoolExecutor(1, thread_name_prefix="dpsweep-ahead") as thread:
+    """`kept_open`, with ``opening`` begun at once, in a thread: the first `kept` waits for it, and raises its error.
+
+    The thread lives until all is closed: Linux ends the processes of a Ray when the thread that started them ends.
+    """
+    with ThreadPoolExecutor(1, thread_name_prefix="dpsweep-ahead") as thread, kept_open():
         stack = _stacks[0]
-        _opened.append(thread.submit(lambda: stack.enter_context(opening())))
-        yield
+        opened = thread.submit(lambda: stack.enter_context(opening()))
+        _opened.append(opened)
+        try:
+            yield
+        finally:
+            wait([opened])
 
 
 @contextlib.contextmanager

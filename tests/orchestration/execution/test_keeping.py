@@ -121,3 +121,18 @@ def test_an_error_of_opening_ahead_is_that_of_the_one_who_asks() -> None:
 
     with opened_ahead(unable), pytest.raises(ValueError, match="no memory"), kept(unable):
         pytest.fail("nothing was opened")
+
+
+def test_what_was_opened_ahead_is_closed_before_its_thread_ends() -> None:
+    """Linux kills the processes of a Ray with the thread that started them."""
+    lived = []
+
+    @contextlib.contextmanager
+    def opening() -> Iterator[None]:
+        thread = threading.current_thread()
+        yield
+        lived.append(thread.is_alive())
+
+    with opened_ahead(opening):
+        pass
+    assert lived == [True]
