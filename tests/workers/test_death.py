@@ -230,7 +230,7 @@ def test_a_trial_does_not_go_on_with_other_data(tmp_path: Path, monkeypatch: pyt
 def test_an_altered_shard_is_found_by_the_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The manifest says that other bytes were committed than those that the resumed run produces."""
     spec = interrupted(tmp_path, monkeypatch, at_step=3)
-    manifest = f"{TrialFiles(str(tmp_path)).norms}/step=00000001/manifest.json"
+    manifest = f"{TrialFiles(str(tmp_path)).norms}/step=00000000/manifest.json"
     content = read_private_sealed(manifest, "") or b""
     altered = re.sub(rb'"digests": "(.)', lambda digit: b'"digests": "' + b"10"[digit[1] != b"0" :][:1], content)
     assert altered != content

@@ -26,6 +26,7 @@ from accounting.records.traces import read_trace
 from orchestration.commands.main import app
 from orchestration.records.layout import SweepFiles
 from tests.orchestration.execution.test_upkeep import KEYS, TEXT, files, trained_sweep
+from tests.orchestration.execution.test_upkeep import trained as trained
 
 __all__ = ["files"]
 
