@@ -43,6 +43,7 @@ ROOT = str(Path(__file__).resolve().parents[1])
 sys.path[0] = ROOT  # this file's own folder would shadow the package accounting
 
 from accounting import parallel
+from accounting.jobs import AccountingJob, PartResult, account_part, store_epsilons
 from accounting.mechanism import Segment, Trace
 from accounting.records import (
     NormShards,
@@ -168,11 +169,11 @@ def _warm() -> None:
 class Noted:
     """Accounts parts as ``work`` does, and stores what each took in ``folder``."""
 
-    def __init__(self, work: Callable[..., parallel.PartResult], folder: str) -> None:
+    def __init__(self, work: Callable[..., PartResult], folder: str) -> None:
         self._work, self._folder = work, folder
         Path(folder).mkdir(parents=True, exist_ok=True)
 
-    def __call__(self, job: parallel.AccountingJob, part: PartFiles) -> parallel.PartResult:
+    def __call__(self, job: AccountingJob, part: PartFiles) -> PartResult:
         begun, cpu = time.monotonic(), time.process_time()
         result = self._work(job, part)
         spent = Spent(time.process_time() - cpu, time.monotonic() - begun, peak_megabytes())
@@ -190,17 +191,17 @@ class Asleep:
     """Sleeps in place of computing a part, and returns the result of another one."""
 
     seconds: float
-    result: parallel.PartResult
+    result: PartResult
 
-    def __call__(self, job: parallel.AccountingJob, part: PartFiles) -> parallel.PartResult:
+    def __call__(self, job: AccountingJob, part: PartFiles) -> PartResult:
         time.sleep(self.seconds)
         return replace(self.result, part=part.part, record=replace(self.result.record, part=part.part))
 
 
-def job_of(root: str, method: str) -> parallel.AccountingJob:
+def job_of(root: str, method: str) -> AccountingJob:
     """Account the trial at `root` into a folder that nothing was stored in."""
     folder = tempfile.mkdtemp(dir=root, prefix="epsilons-")
-    return parallel.AccountingJob(root, DELTA, method, counting=Counting(BOUND), folder=folder)
+    return AccountingJob(root, DELTA, method, counting=Counting(BOUND), folder=folder)
 
 
 def account(roots: Sequence[str], method: str, nodes: int, noted: Noted) -> tuple[list[Any], float, float]:
@@ -213,7 +214,7 @@ def account(roots: Sequence[str], method: str, nodes: int, noted: Noted) -> tupl
         ThreadPoolExecutor(len(jobs)) as threads,
     ):
         begun, cpu = time.monotonic(), time.process_time()
-        running = [threads.submit(parallel.store_epsilons, job, queue.scatter) for job in jobs]
+        running = [threads.submit(store_epsilons, job, queue.scatter) for job in jobs]
         summaries = [each.result() for each in running]
         wall = time.monotonic() - begun
         if not isinstance(noted._work, Asleep):
@@ -224,7 +225,7 @@ def account(roots: Sequence[str], method: str, nodes: int, noted: Noted) -> tupl
 
 def computed(roots: Sequence[str], size: Size, task: str, method: str, nodes: int) -> Row:
     """Account the trials for real."""
-    noted = Noted(parallel.account_part, tempfile.mkdtemp(dir=roots[0], prefix="spent-"))
+    noted = Noted(account_part, tempfile.mkdtemp(dir=roots[0], prefix="spent-"))
     _, driver_cpu, wall = account(roots, method, nodes, noted)
     parts, driver = noted.spent(), peak_megabytes()
     ours, hashing = driver_cpu + sum(part.cpu for part in parts), sum(map(hashing_seconds, roots))
@@ -245,7 +246,7 @@ def computed(roots: Sequence[str], size: Size, task: str, method: str, nodes: in
 def asleep(roots: Sequence[str], size: Size, task: str, seconds: float, nodes: int) -> Row:
     """Queue the trials' parts, each of which sleeps."""
     shards = NormShards(TrialFiles(roots[0]).norms)
-    result = parallel.account_part(job_of(roots[0], "rdp"), shards.files(0))
+    result = account_part(job_of(roots[0], "rdp"), shards.files(0))
     noted = Noted(Asleep(seconds, result), tempfile.mkdtemp(dir=roots[0], prefix="spent-"))
     _, _, wall = account(roots, "rdp", nodes, noted)
     ideal = seconds * len(noted.spent()) / nodes
