@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import shlex
@@ -62,3 +63,15 @@ def test_the_cluster_page_shows_commands_that_exist() -> None:
 @pytest.mark.parametrize("path", sorted((ROOT / "sweeps").glob("*.yaml")), ids=lambda path: path.stem)
 def test_shipped_sweeps_are_valid(path: Path) -> None:
     assert parse_sweep(path.read_text(), str(path)).name == path.stem
+
+
+def test_registries_for_new_parts_lie_where_the_architecture_says() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    table = page.split("A new part touches these files")[1].split("\n## ")[0]
+    named = re.findall(r"`([A-Z_]+)` in `([\w/]+)\.py`", table)
+    assert len(named) >= 16
+    for registry, path in named:
+        module = importlib.import_module(path.removesuffix("/__init__").replace("/", "."))
+        assert len(getattr(module, registry)) >= 2, registry
+        assert registry in (ROOT / f"{path}.py").read_text()
+    assert [path for path in re.findall(r"`(\w+/[\w/]*(?:\.py)?)`", table) if not (ROOT / path).exists()] == []

@@ -23,6 +23,7 @@ from orchestration.comparison.values import (
     worst_over_median,
 )
 from orchestration.records.published import PublishedSweep, PublishedTrial, task_of
+from orchestration.records.release_modes import release_mode
 from orchestration.records.states import TrialState
 from orchestration.report.catalogue import norms_are_off
 from orchestration.report.decisions import decisions
@@ -94,9 +95,8 @@ ATTACK = (
 
 def meanings(data: PublishedSweep) -> list[tuple[str, str]]:
     """The terms of the page with their meanings: metrics, comparison, and attacks if shown."""
-    metrics = [
-        metric for metric in of_task(data.task) if metric.meaning and (data.disclosure == "raw" or not metric.exact)
-    ]
+    is_exact = release_mode(data.disclosure).is_sensitive
+    metrics = [metric for metric in of_task(data.task) if metric.meaning and (is_exact or not metric.exact)]
     attacked = any(trial.attacks for trial in data.trials)
     main = spoken(group_metric(task_called(data.task).main))
     terms = ((term, meaning.replace("{main}", main)) for term, meaning in TERMS)
@@ -156,7 +156,8 @@ def _withheld(data: PublishedSweep) -> str:
         )
     said = "What single training examples paid is withheld; see below for why."
     traces = [attempt.trace for trial in data.trials for attempt in trial.attempts if attempt.trace.is_private]
-    if data.disclosure != "none" or not traces or any(trace.selection for trace in traces):
+    shows_some = release_mode(data.disclosure).statistics is not None
+    if shows_some or not traces or any(trace.selection for trace in traces):
         return said
     release = ReleaseSpec()
     alone = Trace(traces[-1].dataset_size, releases=release.releases(), adjacency=traces[-1].adjacency)

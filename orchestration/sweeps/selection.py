@@ -16,6 +16,7 @@ from accounting.errors import InvalidInput
 from accounting.exponential_choice import ExponentialChoice
 from accounting.mechanism import Selection, Trace
 from accounting.random_trials import RandomTrials
+from orchestration.records.release_modes import release_mode
 from orchestration.sweeps.text import parse_text
 from orchestration.sweeps.tune import Adapted, Drawn, TuneSettings, candidates_of
 from workers.spec import AttackSpec
@@ -40,7 +41,7 @@ def check_selection(tune: TuneSettings, sweep: SweepSpec) -> None:
         refuse("the proof needs candidates that do not follow results", "use search: grid or random")
     if not noise_source_kind(sweep.noise_source).is_secret:
         refuse(f"noise_source {sweep.noise_source} lets whoever knows a seed subtract the noise", "use os_entropy")
-    if sweep.release.name != "none":
+    if release_mode(sweep.release.name).statistics is not None:
         refuse(f"release {sweep.release.name} shows statistics of single examples", "use release: none")
     if sweep.audit is not None or (sweep.attacks or AttackSpec()) != AttackSpec():
         refuse("attacks and audits examine single runs", "leave them out")
