@@ -56,7 +56,6 @@ from orchestration.tracking.addresses import is_server
 from orchestration.tracking.embedded import embedded_tracking_uri
 from orchestration.tracking.mlflow import MlflowTracker
 from orchestration.tracking.protocol import TrackingUnavailable, tracked
-from workers.checkpoint import forget_checkpoint
 from workers.imports import NO_CODE, UserCode
 
 
@@ -361,23 +360,6 @@ def _tracker(uri: str, files: SweepFiles) -> MlflowTracker:
         return MlflowTracker(uri, artifact_root=files.artifacts)
     except TrackingUnavailable as error:
         raise InvalidInput(f"{error}; nothing was started") from error
-
-
-def forget_keys(folder: str) -> tuple[str, ...]:
-    """Delete the checkpoints of all trials that have not finished, and with them the keys of their noise.
-
-    Returns the keys of these trials. Whoever resumes the sweep starts them anew, with other noise: what they have shown
-    stays counted. Deleting is not erasing: backups, snapshots and the disk itself may keep what a file held.
-
-    Raises: InvalidInput for a folder without a sweep, and while another process runs it.
-    """
-    files = SweepFiles(absolute(folder))
-    record = stored_record(files)
-    with exclusive(files.local_folder), claimed(files.claim):
-        kept = [point.key for point in record.points if exists(files.trial(point.key).checkpoint)]
-        for key in kept:
-            forget_checkpoint(files.trial(key).checkpoint)
-    return tuple(kept)
 
 
 def show_accounts(folder: str, tracking_uri: str | None = None) -> None:

@@ -22,9 +22,10 @@ from accounting.records import TrialFiles, closed_to_strangers
 from workers.devices import choose_device
 from workers.imports import NO_CODE, UserCode
 from workers.recording import closed_afterwards
+from workers.reproducible import reproducible
 from workers.spec import TrialSpec
 from workers.training import Trainer
-from workers.trial import begin, reproducible
+from workers.trial import begin
 
 _MOST_STEPS: Final = 40
 _LONG_ENOUGH: Final = 2.0

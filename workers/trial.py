@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
-import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -42,18 +40,18 @@ from workers.imports import NO_CODE, UserCode
 from workers.losses import build_loss
 from workers.mechanism import mechanism_of
 from workers.membership import likelihood_ratio_attack
-from workers.micro_batches import LackOfMemory
 from workers.noise import make_noise_source, noise_source_kind
 from workers.outcomes import outcomes_of, write_outcomes
 from workers.preprocessing import make_preprocessing
 from workers.ranks import RankGroup
 from workers.recording import closed_afterwards, is_due
+from workers.reproducible import explained, reproducible
 from workers.run_state import ModelModes, ModelValues
-from workers.spec import AttackSpec, ExecutionSpec, TrialSpec, at_speed_of
+from workers.spec import AttackSpec, TrialSpec, at_speed_of
 from workers.trained import describe_inputs
 from workers.training import Trainer
 
-__all__ = ["Begun", "Progress", "TrainingResult", "begin", "follow_trial", "reproducible", "run_trial"]
+__all__ = ["Begun", "Progress", "TrainingResult", "begin", "follow_trial", "run_trial"]
 
 OnProgress = Callable[[Progress], None]
 
@@ -88,7 +86,7 @@ def run_trial(
         forget_checkpoint(files.checkpoint)
         _meet(group)
         return read_training_result(files.training)
-    with reproducible(spec.execution, spec.seed), _explained(spec.execution):
+    with reproducible(spec.execution, spec.seed), explained(spec.execution):
         return _train(spec, files, code, releases, on_progress or _ignore, group)
 
 
@@ -106,7 +104,7 @@ def follow_trial(
     if exists(files.training):
         return
     spec = _as_begun(files, spec.checked())
-    with reproducible(spec.execution, spec.seed), _explained(spec.execution):
+    with reproducible(spec.execution, spec.seed), explained(spec.execution):
         owner = fingerprint(spec.to_json(), mechanism_of(spec, len(dataset.train), releases, code), dataset.digest())
         stored = load_checkpoint(files.checkpoint, owner)
         assert stored is not None, "rank 0 has stored it before the ranks meet"
@@ -158,56 +156,6 @@ def _refuse_other_releases(files: TrialFiles, releases: tuple[Release, ...]) -> 
             f"{files.root} holds a finished trial with the releases {stored}, which do not end in {releases}; "
             f"use another folder, or {START_ANEW}"
         )
-
-
-@contextlib.contextmanager
-def reproducible(execution: ExecutionSpec, seed: int) -> Iterator[None]:
-    """Set threads, determinism, precision and torch's global random state for one trial, and restore them afterwards.
-
-    TensorFloat-32 is off: it rounds factors to 10 bits, so a clipped gradient could exceed its bound by far more than
-    the rounding error that the noise covers. The debug mode "error" is torch.use_deterministic_algorithms without its
-    import of the compiler (torch._inductor), which reads its own setting from the environment.
-    """
-    device = choose_device(execution.device)
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what deterministic algorithms need on CUDA
-    if execution.deterministic:
-        os.environ.setdefault("TORCHINDUCTOR_DETERMINISTIC", "1")
-    threads, deterministic = torch.get_num_threads(), torch.get_deterministic_debug_mode()
-    precision, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.set_num_threads(execution.threads)
-        torch.set_deterministic_debug_mode("error" if execution.deterministic else "default")
-        torch.set_float32_matmul_precision("highest")
-        torch.backends.cudnn.allow_tf32 = False
-        torch.manual_seed(seed)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(threads)
-            torch.set_deterministic_debug_mode(deterministic)
-            torch.set_float32_matmul_precision(precision)
-            torch.backends.cudnn.allow_tf32 = convolutions
-
-
-@contextlib.contextmanager
-def _explained(execution: ExecutionSpec) -> Iterator[None]:
-    """Turn torch errors that a field of ``execution`` can prevent into an `InvalidInput` that names the field."""
-    try:
-        yield
-    except RuntimeError as error:
-        reason = str(error).partition("\n")[0]
-        if "does not have a deterministic implementation" in reason:
-            operation = reason.split()[0]
-            raise InvalidInput(
-                f"torch has no deterministic algorithm for {operation} on device {execution.device!r}; "
-                "set execution.deterministic: false, or use a model without it"
-            ) from error
-        if isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in reason:
-            raise LackOfMemory(
-                f"memory of device {execution.device!r} does not suffice at execution.micro_batch_size: "
-                f"{json.dumps(execution.micro_batch_size)} (null is the whole batch at once); set it lower"
-            ) from error
-        raise
 
 
 @dataclass(frozen=True)

@@ -142,7 +142,7 @@ def forget(
 
     A trial keeps its key, in its private checkpoint, until it has finished: with it a resumed trial repeats its noise.
     """
-    from orchestration.pipeline import forget_keys
+    from orchestration.execution.removal import forget_keys
 
     forgotten = forget_keys(folder)
     for key in forgotten:

@@ -17,7 +17,8 @@ from orchestration.comparison.settings import Setting, setting_name, shown_over_
 from orchestration.records.published import NON_PRIVATE, Label, PublishedTrial, task_of
 from orchestration.records.release_modes import release_mode
 from orchestration.records.states import TrialState
-from orchestration.sweeps.grid import BASELINE, GridPoint
+from orchestration.sweeps.combinations import BASELINE
+from orchestration.sweeps.grid import GridPoint
 from workers.spec import SPEED
 from workers.tasks import task_called
 

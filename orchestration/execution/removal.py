@@ -1,4 +1,4 @@
-"""Delete a sweep: its trials, reports and MLflow store, and nothing else that lies in its folder."""
+"""Delete a sweep: its trials, reports and MLflow store, and nothing else that lies in its folder; or parts of it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from accounting.records import delete, delete_folder, delete_if_empty, exists, l
 from orchestration.comparison.record import SweepRecord
 from orchestration.comparison.stored import stored_record
 from orchestration.records.attempts import AttemptLog
-from orchestration.records.layout import SweepFiles
+from orchestration.records.layout import SweepFiles, absolute
 from orchestration.records.ownership import claimed, exclusive
 from orchestration.records.states import TrialState
+from workers.checkpoint import forget_checkpoint
 
 
 def delete_sweep(files: SweepFiles) -> tuple[str, ...]:
@@ -42,6 +43,23 @@ def delete_sweep(files: SweepFiles) -> tuple[str, ...]:
         delete(files.claim)
         delete_if_empty(files.root)
     return counted
+
+
+def forget_keys(folder: str) -> tuple[str, ...]:
+    """Delete the checkpoints of all trials that have not finished, and with them the keys of their noise.
+
+    Returns the keys of these trials. Whoever resumes the sweep starts them anew, with other noise: what they have shown
+    stays counted. Deleting is not erasing: backups, snapshots and the disk itself may keep what a file held.
+
+    Raises: InvalidInput for a folder without a sweep, and while another process runs it.
+    """
+    files = SweepFiles(absolute(folder))
+    record = stored_record(files)
+    with exclusive(files.local_folder), claimed(files.claim):
+        kept = [point.key for point in record.points if exists(files.trial(point.key).checkpoint)]
+        for key in kept:
+            forget_checkpoint(files.trial(key).checkpoint)
+    return tuple(kept)
 
 
 def start_anew(files: SweepFiles, which: Sequence[str]) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ Other rooms import from the modules in `__all__` only: `text` and `schema` load 
 """
 
 __all__ = [
+    "combinations",
     "draft",
     "fields",
     "grid",

@@ -8,17 +8,25 @@ of its combination.
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any, Final
 
 from accounting.errors import InvalidInput, require_finite
 from accounting.release import ReleaseSpec
 from orchestration.records.published import NON_PRIVATE, Label
 from orchestration.records.release_modes import release_spec
+from orchestration.sweeps.combinations import (
+    BASELINE,
+    combinations,
+    comparable_places,
+    is_paired,
+    pairs,
+    private_axes,
+    shared_axes,
+    values_of,
+)
 from orchestration.sweeps.identity import content, short_name, trial_key
 from orchestration.sweeps.labels import Choice, labels_by_axis, labels_of, shown_choice
 from orchestration.sweeps.schema import OWN_NOISE, SweepSpec
@@ -26,8 +34,6 @@ from orchestration.sweeps.tune import Adapted, TuneSettings, adapt, on_its_part,
 from workers.evaluation import MIN_GROUP_SIZE
 from workers.spec import AttackSpec, Component, NoiseSpec, TrialSpec
 
-BASELINE = "none"
-"""The clipping method of a non-private baseline."""
 MAX_TRIALS = 10_000
 """Maximum number of trials of a sweep; Ray Tune, MLflow and the report handle thousands."""
 Names = Mapping[str, str]
@@ -132,20 +138,20 @@ def drafts(sweep: SweepSpec, names: Names = NO_PAST.names) -> tuple[Draft, ...]:
     if sweep.tune is not None and sweep.adapted is not None and _runs(sweep.adapted):
         return _selected(sweep, sweep.tune, _runs(sweep.adapted), names)
     release = release_spec(sweep.release.name, sweep.release.params)
-    shared = [chosen for chosen in _combinations(_shared_axes(sweep)) if _is_paired(sweep, chosen)]
+    shared = [chosen for chosen in combinations(shared_axes(sweep)) if is_paired(sweep, chosen)]
     unclipped = [{"clipping": place} for place, each in enumerate(sweep.clipping) if each.name == BASELINE]
     baselines = {
-        (candidate, _comparable(sweep, chosen)): _baseline(sweep, _values(chosen), candidate, names)
+        (candidate, comparable_places(sweep, chosen)): _baseline(sweep, values_of(chosen), candidate, names)
         for chosen in reversed(shared)  # of several that are comparable, the first stays
-        if any(_is_paired(sweep, chosen, clipping) for clipping in unclipped)
+        if any(is_paired(sweep, chosen, clipping) for clipping in unclipped)
         for candidate in reversed(_candidates(sweep))
     }
     private = [
-        _private(sweep, _values({**level, **chosen}), candidate, baselines.get((candidate, comparable)), release, names)
+        _private(sweep, values_of({**level, **chosen}), candidate, baselines.get((candidate, places)), release, names)
         for chosen in shared
-        for comparable in (_comparable(sweep, chosen),)
-        for level in _combinations(_private_axes(sweep))
-        if _is_paired(sweep, {**level, **chosen})
+        for places in (comparable_places(sweep, chosen),)
+        for level in combinations(private_axes(sweep))
+        if is_paired(sweep, {**level, **chosen})
         for candidate in _candidates(sweep)
     ]
     return _proposed(sweep, (*reversed(baselines.values()), *private))
@@ -234,59 +240,12 @@ def _adapted(
     return adapt(trial, sweep.adapted.winners[setting].values), setting
 
 
-def repeated(sweep: SweepSpec) -> tuple[str, ...]:
-    """The axes of the sweep that list a value twice."""
-    axes = {**_shared_axes(sweep), **_private_axes(sweep)}
-    return tuple(axis for axis, values in axes.items() if len({value for _, value in values}) < len(values))
-
-
-Axes = Mapping[str, Sequence[tuple[int, Any]]]
-"""The values of each axis, by the field of `TrialSpec` that it sets, each with its place in the sweep's list."""
-Chosen = Mapping[str, tuple[int, Any]]
-"""One value of each axis, with its place."""
-_AXES: Final = {"seeds": "seed", "noise": "schedule", "target_epsilon": "epsilon", "noise_multiplier": "sigma"}
-"""Axes that a sweep file calls otherwise."""
-
-
-def _placed(values: Iterable[Any]) -> list[tuple[int, Any]]:
-    return list(enumerate(values))
-
-
-def _values(chosen: Chosen) -> Choice:
-    return {axis: value for axis, (_, value) in chosen.items()}
-
-
-def _combinations(axes: Axes) -> Iterator[Chosen]:
-    for chosen in itertools.product(*axes.values()):
-        yield dict(zip(axes, chosen, strict=True))
-
-
-def _pairs(sweep: SweepSpec) -> list[list[str]]:
-    """The groups of axes that vary together."""
-    return [[_AXES.get(key, key) for key in group] for group in sweep.pairs]
-
-
-def _is_paired(sweep: SweepSpec, chosen: Chosen, also: Mapping[str, int] = MappingProxyType({})) -> bool:
-    """Whether axes that vary together are at one place of their lists. also: places of further axes."""
-    places = {axis: place for axis, (place, _) in chosen.items()} | dict(also)
-    return all(len({places[axis] for axis in group if axis in places}) <= 1 for group in _pairs(sweep))
-
-
-def _comparable(sweep: SweepSpec, chosen: Chosen) -> tuple[int, ...]:
-    """Equal for a private trial and its baseline: the places of all shared axes but those that vary with clipping.
-
-    Data and seed are always among them.
-    """
-    paired = {axis for group in _pairs(sweep) if "clipping" in group for axis in group} - {"data", "seed"}
-    return tuple(place for axis, (place, _) in chosen.items() if axis not in paired)
-
-
 def _require_countable(sweep: SweepSpec) -> None:
     """Axes that vary together count once."""
-    later = {axis for group in _pairs(sweep) for axis in group[1:]}
+    later = {axis for group in pairs(sweep) for axis in group[1:]}
     shared, private = (
         math.prod(len(values) for axis, values in axes(sweep).items() if axis not in later)
-        for axes in (_shared_axes, _private_axes)
+        for axes in (shared_axes, private_axes)
     )
     trials = shared * (private + any(clipping.name == BASELINE for clipping in sweep.clipping))
     proposed = sweep.adapted.proposed.values() if sweep.adapted else ()
@@ -295,34 +254,6 @@ def _require_countable(sweep: SweepSpec) -> None:
         raise InvalidInput(
             f"the grid has up to {trials:,} trials, but a sweep at most {MAX_TRIALS:,}; shorten its lists, or split it"
         )
-
-
-_COMPONENTS = (
-    "model",
-    "preprocessing",
-    "loss",
-    "optimizer",
-    "learning_rate_schedule",
-    "augmentation",
-    "averaging",
-)
-
-
-def _shared_axes(sweep: SweepSpec) -> Axes:
-    """The axes that private trials and baselines share."""
-    fields = ("data", *_COMPONENTS, "sampling", "epochs", "norms")
-    return {**{axis: _placed(getattr(sweep, axis)) for axis in fields}, "seed": _placed(sweep.seeds)}
-
-
-def _private_axes(sweep: SweepSpec) -> Axes:
-    """The axes of private trials alone: clipping, schedule, and the target ``epsilon`` or the noise ``sigma``."""
-    privacy = sweep.privacy
-    return {
-        "clipping": [(place, each) for place, each in _placed(sweep.clipping) if each.name != BASELINE],
-        "schedule": _placed(sweep.noise),
-        **({"epsilon": _placed(privacy.target_epsilon)} if privacy.target_epsilon else {}),
-        **({"sigma": _placed(privacy.noise_multiplier)} if privacy.noise_multiplier else {}),
-    }
 
 
 def _with_own_noise(choice: Choice) -> Choice:
@@ -340,7 +271,7 @@ def _trial(sweep: SweepSpec, choice: Choice) -> TrialSpec:
     """The non-private trial of one combination, without a key."""
     return TrialSpec(
         key="",
-        **{axis: choice[axis] for axis in _shared_axes(sweep)},
+        **{axis: choice[axis] for axis in shared_axes(sweep)},
         delta=sweep.privacy.delta,
         clipping=Component(BASELINE),
         noise=NoiseSpec(0.0),

@@ -10,7 +10,7 @@ from accounting.accountants import account
 from accounting.exponential_choice import ExponentialChoice
 from accounting.random_trials import RandomTrials
 from accounting.together import account_together
-from orchestration.sweeps.grid import repeated
+from orchestration.sweeps.combinations import repeated
 from orchestration.sweeps.schema import SweepSpec
 from workers.imports import UserCode, is_import_path
 from workers.spec import TrialSpec

@@ -106,13 +106,17 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "orchestration/sweeps/grid.py",
+        "orchestration/sweeps/combinations.py",
         ("tests/orchestration/sweeps/test_axes.py",),
         B(
-            "<= 1 for group in _pairs(sweep))",
-            "<= 9 for group in _pairs(sweep))",
+            "<= 1 for group in pairs(sweep))",
+            "<= 9 for group in pairs(sweep))",
             "axes that vary together are combined all the same",
         ),
+    ),
+    *bugs_in(
+        "orchestration/sweeps/grid.py",
+        ("tests/orchestration/sweeps/test_axes.py",),
         B(
             'if axis not in ("epsilon", "sigma")}',
             'if axis != "sigma"}',

@@ -17,7 +17,8 @@ from accounting.errors import DataCorruption, InvalidInput
 from accounting.mechanism import Trace
 from accounting.records import TrialFiles, read_sealed, write_sealed
 from orchestration.execution.environment import IN_PROCESS
-from orchestration.pipeline import NoDisplay, Outcome, RunRequest, forget_keys, render_again, run_sweep
+from orchestration.execution.removal import forget_keys
+from orchestration.pipeline import NoDisplay, Outcome, RunRequest, render_again, run_sweep
 from orchestration.records.attempts import read_attempts
 from orchestration.records.layout import SweepFiles
 from orchestration.records.manifest import read_manifest

@@ -20,8 +20,9 @@ from orchestration.commands.main import app, report
 from orchestration.commands.progress import ConsoleDisplay
 from orchestration.commands.tables import outcome_object, print_outcome
 from orchestration.execution.environment import IN_PROCESS
+from orchestration.execution.removal import forget_keys
 from orchestration.execution.submission import Job
-from orchestration.pipeline import Outcome, RunRequest, forget_keys, render_again, run_sweep
+from orchestration.pipeline import Outcome, RunRequest, render_again, run_sweep
 from orchestration.records.published import PublishedTrial
 from orchestration.records.states import TrialState
 from orchestration.records.status import TrialStatus

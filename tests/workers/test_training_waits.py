@@ -12,8 +12,9 @@ from tests.workers.gradients.test_synchronisations import Waits
 from tests.workers.trial_specs import small_trial
 from workers.imports import NO_CODE
 from workers.recording import closed_afterwards
+from workers.reproducible import reproducible
 from workers.spec import Component, NormSpec
-from workers.trial import begin, reproducible
+from workers.trial import begin
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,90 @@
+"""The axes of a sweep's grid: its lists, which of them vary together, and their combinations. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final
+
+from orchestration.sweeps.labels import Choice
+from orchestration.sweeps.schema import SweepSpec
+
+BASELINE = "none"
+"""The clipping method of a non-private baseline."""
+
+Axes = Mapping[str, Sequence[tuple[int, Any]]]
+"""The values of each axis, by the field of `TrialSpec` that it sets, each with its place in the sweep's list."""
+Chosen = Mapping[str, tuple[int, Any]]
+"""One value of each axis, with its place."""
+_AXES: Final = {"seeds": "seed", "noise": "schedule", "target_epsilon": "epsilon", "noise_multiplier": "sigma"}
+"""Axes that a sweep file calls otherwise."""
+
+
+def _placed(values: Iterable[Any]) -> list[tuple[int, Any]]:
+    return list(enumerate(values))
+
+
+def values_of(chosen: Chosen) -> Choice:
+    """The values without their places."""
+    return {axis: value for axis, (_, value) in chosen.items()}
+
+
+def combinations(axes: Axes) -> Iterator[Chosen]:
+    """The product of all axes."""
+    for chosen in itertools.product(*axes.values()):
+        yield dict(zip(axes, chosen, strict=True))
+
+
+def pairs(sweep: SweepSpec) -> list[list[str]]:
+    """The groups of axes that vary together."""
+    return [[_AXES.get(key, key) for key in group] for group in sweep.pairs]
+
+
+def is_paired(sweep: SweepSpec, chosen: Chosen, also: Mapping[str, int] = MappingProxyType({})) -> bool:
+    """Whether axes that vary together are at one place of their lists. also: places of further axes."""
+    places = {axis: place for axis, (place, _) in chosen.items()} | dict(also)
+    return all(len({places[axis] for axis in group if axis in places}) <= 1 for group in pairs(sweep))
+
+
+def comparable_places(sweep: SweepSpec, chosen: Chosen) -> tuple[int, ...]:
+    """Equal for a private trial and its baseline: the places of all shared axes but those that vary with clipping.
+
+    Data and seed are always among them.
+    """
+    paired = {axis for group in pairs(sweep) if "clipping" in group for axis in group} - {"data", "seed"}
+    return tuple(place for axis, (place, _) in chosen.items() if axis not in paired)
+
+
+_COMPONENTS = (
+    "model",
+    "preprocessing",
+    "loss",
+    "optimizer",
+    "learning_rate_schedule",
+    "augmentation",
+    "averaging",
+)
+
+
+def shared_axes(sweep: SweepSpec) -> Axes:
+    """The axes that private trials and baselines share."""
+    fields = ("data", *_COMPONENTS, "sampling", "epochs", "norms")
+    return {**{axis: _placed(getattr(sweep, axis)) for axis in fields}, "seed": _placed(sweep.seeds)}
+
+
+def private_axes(sweep: SweepSpec) -> Axes:
+    """The axes of private trials alone: clipping, schedule, and the target ``epsilon`` or the noise ``sigma``."""
+    privacy = sweep.privacy
+    return {
+        "clipping": [(place, each) for place, each in _placed(sweep.clipping) if each.name != BASELINE],
+        "schedule": _placed(sweep.noise),
+        **({"epsilon": _placed(privacy.target_epsilon)} if privacy.target_epsilon else {}),
+        **({"sigma": _placed(privacy.noise_multiplier)} if privacy.noise_multiplier else {}),
+    }
+
+
+def repeated(sweep: SweepSpec) -> tuple[str, ...]:
+    """The axes of the sweep that list a value twice."""
+    axes = {**shared_axes(sweep), **private_axes(sweep)}
+    return tuple(axis for axis, values in axes.items() if len({value for _, value in values}) < len(values))
