@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-import plotly.graph_objects as go
-
 from orchestration.comparison.formats import SHARES
 from orchestration.comparison.rate_metrics import WORST_GROUP_METRICS, group_metric
 from orchestration.comparison.settings import finished_settings, group_names
@@ -20,6 +18,7 @@ from orchestration.report import courses, of_training, trade_offs
 from orchestration.report import figures as draw
 from orchestration.report.curves import searched_curves, tuning_curves
 from orchestration.report.figures import Scene
+from orchestration.report.plot import Plot
 from orchestration.report.style import style_of
 from workers.tasks import task_called
 
@@ -65,13 +64,13 @@ class Figure:
     name: str
     title: str
     section: Section
-    draw: Callable[[Scene], Mapping[str, go.Figure | None]]
+    draw: Callable[[Scene], Mapping[str, Plot | None]]
     missing: Callable[[PublishedSweep], str] = _left_out
     in_mlflow: bool = False
     """Whether the figure is also attached to the sweep's MLflow run."""
 
 
-def _one(draw: Callable[[Scene], go.Figure | None]) -> Callable[[Scene], Mapping[str, go.Figure | None]]:
+def _one(draw: Callable[[Scene], Plot | None]) -> Callable[[Scene], Mapping[str, Plot | None]]:
     return lambda scene: {"": draw(scene)}
 
 
@@ -131,7 +130,7 @@ class Drawn:
     kind: Figure
     name: str
     title: str
-    figure: go.Figure
+    figure: Plot
 
 
 def drawn_figures(data: PublishedSweep) -> tuple[Drawn, ...]:
@@ -139,9 +138,9 @@ def drawn_figures(data: PublishedSweep) -> tuple[Drawn, ...]:
     return _drawn(data, FIGURES)
 
 
-def figures_for_mlflow(data: PublishedSweep) -> dict[str, go.Figure]:
-    """The figures to attach to the sweep's MLflow run, by name."""
-    return {drawn.name: drawn.figure for drawn in _drawn(data, [kind for kind in FIGURES if kind.in_mlflow])}
+def figures_for_mlflow(data: PublishedSweep) -> dict[str, str]:
+    """The figures to attach to the sweep's MLflow run, by name, as HTML pages."""
+    return {drawn.name: drawn.figure.page() for drawn in _drawn(data, [kind for kind in FIGURES if kind.in_mlflow])}
 
 
 def _drawn(data: PublishedSweep, kinds: Sequence[Figure]) -> tuple[Drawn, ...]:

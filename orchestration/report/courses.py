@@ -8,8 +8,6 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-import plotly.graph_objects as go
-
 from accounting.accountants import account, total_rho
 from accounting.errors import UnsupportedMechanism
 from accounting.estimates import PrivacyEstimate
@@ -20,31 +18,32 @@ from orchestration.comparison.settings import Setting
 from orchestration.comparison.statistics import spread
 from orchestration.records.published import PublishedTrial
 from orchestration.report.figures import Scene, apart, blank, label_end, line, meta_of, plain_text
+from orchestration.report.plot import Plot
 from orchestration.report.style import PALETTE
 
 _OVERLAID: Final = ("pld", "gdp", "rdp", "rdp-classic", "zcdp", "zcdp-sampled", "strong")
 """Accountants that are compared over epochs; those of dp-accounting are too slow for a page."""
 
 
-def accuracy_over_epochs(scene: Scene) -> go.Figure:
+def accuracy_over_epochs(scene: Scene) -> Plot:
     """Accuracy, or the main score, on test data after each epoch: one line per setting, for its first seed."""
     return _over_epochs(scene, f"test_{scene.main.name}", f"{spoken(scene.main)} on test data", scene.main_ticks)
 
 
-def loss_over_epochs(scene: Scene) -> go.Figure:
+def loss_over_epochs(scene: Scene) -> Plot:
     """Mean loss on test data after each epoch: one line per setting, for its first seed."""
     return _over_epochs(scene, "test_loss", "loss on test data", ".3~g")
 
 
-def epsilon_over_epochs(scene: Scene) -> go.Figure:
+def epsilon_over_epochs(scene: Scene) -> Plot:
     """What the steps so far cost (paper C, Figure 2): one line per setting, for its first seed."""
     return _over_epochs(scene, "epsilon", "worst-case ε so far", ".3~g")
 
 
-def accountants_over_epochs(scene: Scene) -> dict[str, go.Figure | None]:
+def accountants_over_epochs(scene: Scene) -> dict[str, Plot | None]:
     """Every accountant that covers the run over epochs (paper C, Figure 2): a figure for each schedule, of the first
     seed of its first setting. What is an estimate is dotted."""
-    drawn: dict[str, go.Figure | None] = {}
+    drawn: dict[str, Plot | None] = {}
     for setting in scene.settings:
         found = None if setting.is_baseline or setting.schedule in drawn else _last_trace(setting.trials[0])
         history = setting.trials[0].history
@@ -61,7 +60,7 @@ _PLOTTED: Final = 240.0
 """Pixels from the lowest to the highest point of a figure, about."""
 
 
-def _accountants(costs: Mapping[str, tuple[PrivacyEstimate, ...]], epochs: list[int], delta: float) -> go.Figure | None:
+def _accountants(costs: Mapping[str, tuple[PrivacyEstimate, ...]], epochs: list[int], delta: float) -> Plot | None:
     figure = blank(height=360)
     finite = {name: found for name, found in costs.items() if all(0.0 < each.epsilon < math.inf for each in found)}
     ends = [math.log10(estimates[-1].epsilon) for estimates in finite.values()]
@@ -94,7 +93,7 @@ def _by_accountant(trace: Trace, delta: float, steps: tuple[int, ...]) -> dict[s
     return found
 
 
-def rho_over_epochs(scene: Scene) -> go.Figure:
+def rho_over_epochs(scene: Scene) -> Plot:
     """rho of the steps so far (paper C), where nothing is sampled: one line per setting, of its first seed."""
     figure = blank(height=360)
     for setting in scene.settings:
@@ -109,7 +108,7 @@ def rho_over_epochs(scene: Scene) -> go.Figure:
     return figure
 
 
-def noise(scene: Scene) -> go.Figure:
+def noise(scene: Scene) -> Plot:
     """Noise multiplier per epoch: one line per setting, for its first seed."""
     figure = blank(height=360)
     for setting in scene.settings:
@@ -122,7 +121,7 @@ def noise(scene: Scene) -> go.Figure:
     return figure
 
 
-def clipping_bounds(scene: Scene) -> go.Figure:
+def clipping_bounds(scene: Scene) -> Plot:
     """Clipping bounds per epoch: one line per setting, or per group if the method has a bound per group.
 
     Bounds per group follow noisy counts and fluctuate; the largest and the smallest are drawn bold and labelled.
@@ -158,7 +157,7 @@ def clipping_bounds(scene: Scene) -> go.Figure:
     return figure
 
 
-def departures(scene: Scene) -> go.Figure:
+def departures(scene: Scene) -> Plot:
     """The share of each group that has spent the budget of a filter, per epoch, of the first seed."""
     figure = blank(height=360)
     for setting in scene.settings:
@@ -174,7 +173,7 @@ def departures(scene: Scene) -> go.Figure:
     return figure
 
 
-def _over_epochs(scene: Scene, name: str, title: str, ticks: str) -> go.Figure:
+def _over_epochs(scene: Scene, name: str, title: str, ticks: str) -> Plot:
     figure = blank(height=360)
     for setting in scene.settings:
         history = setting.trials[0].history
@@ -186,7 +185,7 @@ def _over_epochs(scene: Scene, name: str, title: str, ticks: str) -> go.Figure:
     return figure
 
 
-def epsilon_over_group_size(scene: Scene) -> go.Figure | None:
+def epsilon_over_group_size(scene: Scene) -> Plot | None:
     """Epsilon of any k records together (paper B, Figure 1): tight, by Vadhan's conversion (dotted), and k times that
     of one record (dashed); None where fewer than two sizes were accounted."""
     figure = blank(height=430)
@@ -200,7 +199,7 @@ def epsilon_over_group_size(scene: Scene) -> go.Figure | None:
         is_bound = all(each.linear_is_bound for each in compared.values())
         _add(figure, scene, setting, {k: each.vadhan for k, each in compared.items()}, "dot", VADHAN)
         _add(figure, scene, setting, {k: each.linear for k, each in compared.items()}, "dash", linear_heading(is_bound))
-    ticks = sorted({size for trace in figure.data for size in trace.x})
+    ticks = sorted({size for trace in figure.data for size in trace["x"]})
     figure.update_xaxes(title_text="records together, k", type="log", tickvals=ticks, ticktext=list(map(str, ticks)))
     figure.update_yaxes(title_text="worst-case ε (log scale)", type="log", tickformat=".3~g", dtick="D2")
     return figure if figure.data else None
@@ -224,7 +223,7 @@ def _of_trace(trace: Trace, delta: float, sizes: tuple[int, ...]) -> dict[int, G
 
 
 def _add(
-    figure: go.Figure,
+    figure: Plot,
     scene: Scene,
     setting: Setting,
     epsilons: Mapping[int, float],

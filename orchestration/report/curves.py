@@ -7,20 +7,19 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-import plotly.graph_objects as go
-
 from orchestration.comparison.settings import Setting
 from orchestration.records.published import PublishedTuning
 from orchestration.report.figures import Axis, Scene, blank, is_number, meta_of, numbers, plain_text, spoken_place
+from orchestration.report.plot import Plot
 from orchestration.report.trade_offs import total_axis, worst_axis
 
 _ROOM: Final = 0.08
 """Share of an axis that the label of a tick takes."""
 
 
-def tuning_curves(scene: Scene) -> dict[str, go.Figure]:
+def tuning_curves(scene: Scene) -> dict[str, Plot]:
     """Accuracy, and that of the worst group, against each hyperparameter that has two values under one method."""
-    drawn: dict[str, go.Figure] = {}
+    drawn: dict[str, Plot] = {}
     for name in _varied(scene):
         for up in (total_axis(scene, ""), worst_axis(scene)):
             figure = _curve(scene, name, up)
@@ -38,7 +37,7 @@ def _varied(scene: Scene) -> list[str]:
     return list(dict.fromkeys(name for (name, _), found in values.items() if len(found) > 1))
 
 
-def _curve(scene: Scene, name: str, up: Axis) -> go.Figure:
+def _curve(scene: Scene, name: str, up: Axis) -> Plot:
     figure = blank(height=320)
     methods: dict[tuple[str, str], list[tuple[float, Setting]]] = {}
     for setting in scene.settings:
@@ -79,7 +78,7 @@ def _curve(scene: Scene, name: str, up: Axis) -> go.Figure:
     return figure
 
 
-def searched_curves(scene: Scene) -> dict[str, go.Figure]:
+def searched_curves(scene: Scene) -> dict[str, Plot]:
     """What tuning is the best by, against each number that it tried: for every setting its best at each value."""
     tuned = [(setting, tuning) for setting in scene.settings if (tuning := setting.trials[0].tuning) is not None]
     places = dict.fromkeys(place for _, found in tuned for values, _ in found.tried for place in values)
@@ -96,7 +95,7 @@ def searched_curves(scene: Scene) -> dict[str, go.Figure]:
     return drawn
 
 
-def _add_search(figure: go.Figure, scene: Scene, setting: Setting, found: PublishedTuning, place: str) -> None:
+def _add_search(figure: Plot, scene: Scene, setting: Setting, found: PublishedTuning, place: str) -> None:
     """A faint dot for each candidate, a line through the best at each value, and a large marker where it was chosen."""
     known = [
         (float(at), score) for values, score in found.tried if score is not None and is_number(at := values.get(place))
@@ -131,9 +130,9 @@ def _add_search(figure: go.Figure, scene: Scene, setting: Setting, found: Publis
     )
 
 
-def _label_values(figure: go.Figure, place: str) -> None:
+def _label_values(figure: Plot, place: str) -> None:
     """An axis of a swept number, logarithmic where it is positive. Its ticks are the values, where labels have room."""
-    values = sorted({float(at) for trace in figure.data for at in trace.x})
+    values = sorted({float(at) for trace in figure.data for at in trace["x"]})
     scale = "log" if all(at > 0 for at in values) else "linear"
     figure.update_xaxes(title_text=plain_text(spoken_place(place)), type=scale, tickformat=".3~g")
     if _are_apart([math.log(at) for at in values] if scale == "log" else values):

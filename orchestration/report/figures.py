@@ -1,4 +1,4 @@
-"""Draw the figures of the report with plotly. Pure; `orchestration.report.catalogue` lists them."""
+"""Draw the figures of the report. Pure; `orchestration.report.catalogue` lists them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeGuard
-
-import plotly.graph_objects as go
 
 from orchestration.comparison.entries import GroupMetric, Metric
 from orchestration.comparison.formats import SHARES
@@ -21,6 +19,7 @@ from orchestration.comparison.settings import (
 )
 from orchestration.comparison.values import epsilon
 from orchestration.records.published import PublishedEpoch, PublishedGroup, PublishedTrial
+from orchestration.report.plot import Plot
 from orchestration.report.style import BAND, FONT, INK, MUTED, RULE, Style
 from workers.tasks import task_called
 
@@ -61,12 +60,12 @@ class Scene:
         return ".2~%" if self.main.format in SHARES else ".3~g"
 
 
-def group_accuracy(scene: Scene) -> go.Figure:
+def group_accuracy(scene: Scene) -> Plot:
     """Accuracy, or the main score, of each group on test data."""
     return by_group(scene, lambda name: group_value(name, scene.main.value), scene.main_ticks)
 
 
-def group_change(scene: Scene) -> go.Figure:
+def group_change(scene: Scene) -> Plot:
     """Change of each group's accuracy or main score against the baseline; of a share in percentage points."""
     change = group_metric(f"{scene.main.name}_change")
     factor = 100.0 if change.format in SHARES else 1.0
@@ -78,12 +77,12 @@ def group_change(scene: Scene) -> go.Figure:
     return by_group(scene, lambda name: group_value(name, of_group), "~g")
 
 
-def group_loss(scene: Scene) -> go.Figure:
+def group_loss(scene: Scene) -> Plot:
     """Mean loss of each group on test data (paper D)."""
     return by_group(scene, lambda name: group_value(name, lambda group: group.loss), ".3~g")
 
 
-def mean_group_epsilon(scene: Scene) -> go.Figure:
+def mean_group_epsilon(scene: Scene) -> Plot:
     """Mean epsilon_i of each group's training examples; whiskers are at least the standard error."""
     return by_group(scene, group_epsilon, ".3~g", group_epsilon_error, limits=_possible(scene.settings))
 
@@ -94,7 +93,7 @@ def by_group(
     tickformat: str,
     error: Callable[[str], Value] = lambda name: lambda trial: None,
     limits: tuple[float, float] | None = None,
-) -> go.Figure:
+) -> Plot:
     """One row per group, one marker per setting: the mean over seeds, with whiskers over their range.
 
     error: standard error of a value; whiskers are at least that of the mean over seeds. Groups and settings are at the
@@ -102,7 +101,7 @@ def by_group(
     """
     settings, style, names = scene.settings, scene.style, scene.groups
     figure = blank(height=60 + len(names) * max(26, 7 * len(settings)))
-    figure.layout.shapes = [_band(row) for row in range(0, len(names), 2)]
+    figure.shapes.extend(_band(row) for row in range(0, len(names), 2))
     for place, setting in enumerate(settings):
         offset = 0.8 * ((place + 0.5) / len(settings) - 0.5)
         known = [
@@ -141,7 +140,7 @@ def by_group(
     return figure
 
 
-def who_pays(scene: Scene) -> go.Figure:
+def who_pays(scene: Scene) -> Plot:
     """Mean epsilon_i of a group against its accuracy or main score: one marker per group and setting."""
     settings, style, names = scene.settings, scene.style, scene.groups
     word = spoken(scene.main)
@@ -175,15 +174,15 @@ def who_pays(scene: Scene) -> go.Figure:
     ticks = ".0%" if scene.main.format in SHARES else ".3~g"
     figure.update_xaxes(title_text=f"{word} of the group on test data", tickformat=ticks)
     figure.update_yaxes(title_text="mean ε<sub>i</sub> of the group's training examples", range=_possible(settings))
-    figure.data = [trace for trace in figure.data if len(trace.x)]
+    figure.data = [trace for trace in figure.data if trace["x"]]
     return figure
 
 
-def histograms(scene: Scene) -> dict[str, go.Figure]:
+def histograms(scene: Scene) -> dict[str, Plot]:
     """Histograms of epsilon_i over the training examples, with the worst case. Settings that differ only in the
     schedule share a figure; keys are their names without the schedule."""
     settings, style = scene.settings, scene.style
-    drawn: dict[str, go.Figure] = {}
+    drawn: dict[str, Plot] = {}
     for setting in settings:
         for edges, shares in _pooled_histograms(setting):
             figure = drawn.setdefault(setting.name_without_schedule, blank(height=250))
@@ -225,14 +224,19 @@ def _pooled_histograms(setting: Setting) -> list[tuple[list[float], list[float]]
     return [(edges, [statistics.fmean(column) for column in zip(*members, strict=True)]) for edges, members in pools]
 
 
-def _mark_worst_case(figure: go.Figure, worst: float) -> None:
-    if any(math.isclose(shape.x0, worst, rel_tol=0.01) for shape in figure.layout.shapes):
+def _mark_worst_case(figure: Plot, worst: float) -> None:
+    if any(math.isclose(shape["x0"], worst, rel_tol=0.01) for shape in figure.shapes):
         return
     figure.add_vline(worst, line={"color": INK, "width": 1.5})
     figure.add_annotation(
-        x=worst, y=1, yref="paper", xanchor="right", yanchor="bottom", text=f"worst case {worst:#.3g}"
+        x=worst,
+        y=1,
+        yref="paper",
+        xanchor="right",
+        yanchor="bottom",
+        text=f"worst case {worst:#.3g}",
+        font={"size": 12, "color": INK},
     )
-    figure.update_annotations(showarrow=False, font={"size": 12, "color": INK})
 
 
 _LINE_HEIGHT: Final = 13.0
@@ -253,12 +257,12 @@ def apart(heights: Sequence[float]) -> list[float]:
 
 
 _MOST_LABELS: Final = 40
-"""Labels of a figure: more would cover each other, and each takes plotly longer than the one before."""
+"""Labels of a figure: more would cover each other."""
 
 
-def label_end(figure: go.Figure, text: str, x: float, y: float, colour: str, raised: float = 0.0) -> None:
+def label_end(figure: Plot, text: str, x: float, y: float, colour: str, raised: float = 0.0) -> None:
     """Write ``text`` to the right of a point, ``raised`` pixels above it, unless the figure has enough labels."""
-    if len(figure.layout.annotations) >= _MOST_LABELS:
+    if len(figure.annotations) >= _MOST_LABELS:
         return
     figure.add_annotation(
         x=x,
@@ -267,13 +271,12 @@ def label_end(figure: go.Figure, text: str, x: float, y: float, colour: str, rai
         xanchor="left",
         xshift=4,
         yshift=raised,
-        showarrow=False,
         font={"size": 12, "color": colour},
     )
 
 
 def line(
-    figure: go.Figure,
+    figure: Plot,
     setting: Setting,
     style: Style,
     history: Sequence[PublishedEpoch],
@@ -301,9 +304,9 @@ def _band(row: int) -> dict[str, Any]:
     return {**place, "fillcolor": BAND, "line": {"width": 0}, "layer": "below"}
 
 
-def blank(height: int) -> go.Figure:
+def blank(height: int) -> Plot:
     """An empty figure in the look of the report; height in pixels."""
-    return go.Figure(layout={**_LOOK, "height": height})
+    return Plot({**_LOOK, "height": height})
 
 
 _AXIS: Final = {
@@ -316,7 +319,6 @@ _AXIS: Final = {
     "tickfont": {"color": MUTED},
 }
 _LOOK: Final = {
-    "template": "none",
     "showlegend": False,
     "autosize": True,
     "margin": {"l": 12, "r": 14, "t": 18, "b": 12},
@@ -327,7 +329,6 @@ _LOOK: Final = {
     "xaxis": {**_AXIS, "zerolinecolor": INK, "zerolinewidth": 1},
     "yaxis": _AXIS,
 }
-"""Given to plotly at once: to update a figure takes sixteen times as long."""
 
 
 def whiskers(mean: float, low: float, high: float, colour: str) -> dict[str, Any]:

@@ -5,36 +5,35 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import plotly.graph_objects as go
-
 from orchestration.comparison.formats import correlation
 from orchestration.comparison.rate_metrics import group_metric
 from orchestration.comparison.settings import Setting, first_seed, group_value
 from orchestration.records.published import Density, PublishedTrial
 from orchestration.report.figures import Scene, blank, by_group, faded, label_end, line, meta_of, plain_text
+from orchestration.report.plot import Plot
 from orchestration.report.style import INK
 
 
-def gradient_norms(scene: Scene) -> go.Figure:
+def gradient_norms(scene: Scene) -> Plot:
     """Mean gradient norm of the training examples of each group, before clipping (papers A and D)."""
     return _in_training(scene, "gradient_norm")
 
 
-def clipping_biases(scene: Scene) -> go.Figure:
+def clipping_biases(scene: Scene) -> Plot:
     """Mean norm of what clipping takes off the gradients of each group (paper D, Section 4.2)."""
     return _in_training(scene, "clipping_bias")
 
 
-def noise_errors(scene: Scene) -> go.Figure:
+def noise_errors(scene: Scene) -> Plot:
     """Norm of the noise in the mean gradient of each group (paper D, Section 4.2)."""
     return _in_training(scene, "noise_error")
 
 
-def _in_training(scene: Scene, name: str) -> go.Figure:
+def _in_training(scene: Scene, name: str) -> Plot:
     return by_group(scene, lambda group: group_value(group, group_metric(name).value), ".3~g")
 
 
-def norms_over_epochs(scene: Scene) -> go.Figure:
+def norms_over_epochs(scene: Scene) -> Plot:
     """Mean gradient norm of each group over the epochs of the first seed; the largest at the end is labelled."""
     figure = blank(height=360)
     for setting in scene.settings:
@@ -56,7 +55,7 @@ def norms_over_epochs(scene: Scene) -> go.Figure:
     return figure
 
 
-def loss_densities(scene: Scene) -> dict[str, go.Figure | None]:
+def loss_densities(scene: Scene) -> dict[str, Plot | None]:
     """epsilon_i of every training example against its log loss (paper A, Figure 5), of the first seed."""
 
     def found(trial: PublishedTrial) -> tuple[Density | None, float | None]:
@@ -66,7 +65,7 @@ def loss_densities(scene: Scene) -> dict[str, go.Figure | None]:
     return _densities(scene, found, "ln loss when norms were last taken", "ε<sub>i</sub>")
 
 
-def estimate_densities(scene: Scene) -> dict[str, go.Figure | None]:
+def estimate_densities(scene: Scene) -> dict[str, Plot | None]:
     """Estimated epsilon_i against those from norms of every step (paper A, Figure 2), of the first seed."""
 
     def found(trial: PublishedTrial) -> tuple[Density | None, float | None]:
@@ -76,17 +75,18 @@ def estimate_densities(scene: Scene) -> dict[str, go.Figure | None]:
     drawn = _densities(scene, found, "ε<sub>i</sub> from norms of every step", "ε<sub>i</sub> as estimated")
     for figure in drawn.values():
         if figure is not None:
-            ends = [min(*figure.data[0].x, *figure.data[0].y), max(*figure.data[0].x, *figure.data[0].y)]
-            figure.add_scatter(x=ends, y=ends, mode="lines", line={"color": INK, "width": 1, "dash": "dot"})
-            figure.data[1].update(hoverinfo="skip", meta=figure.data[0].meta)
+            (density,) = figure.data
+            ends = [limit(*density["x"], *density["y"]) for limit in (min, max)]
+            look = {"mode": "lines", "line": {"color": INK, "width": 1, "dash": "dot"}, "hoverinfo": "skip"}
+            figure.add_scatter(x=ends, y=ends, meta=density["meta"], **look)
     return drawn
 
 
 def _densities(
     scene: Scene, found: Callable[[PublishedTrial], tuple[Density | None, float | None]], across: str, up: str
-) -> dict[str, go.Figure | None]:
+) -> dict[str, Plot | None]:
     """One figure for each setting whose first seed has a density, by its name and Pearson's r."""
-    drawn: dict[str, go.Figure | None] = {}
+    drawn: dict[str, Plot | None] = {}
     for setting in scene.settings:
         density, r = found(first_seed(setting))
         if density is not None:
@@ -95,7 +95,7 @@ def _densities(
     return drawn
 
 
-def _heatmap(scene: Scene, setting: Setting, density: Density, across: str, up: str) -> go.Figure:
+def _heatmap(scene: Scene, setting: Setting, density: Density, across: str, up: str) -> Plot:
     """Counts as depth of the setting's colour, on a logarithmic scale; empty cells have none."""
     figure, colour = blank(height=300), scene.style.colour(setting)
     counts = [[count or None for count in column] for column in zip(*density.counts, strict=True)]

@@ -92,7 +92,7 @@ def render(data: PublishedSweep, evidence: Evidence = NO_EVIDENCE) -> str:
         rows=_embedded("rows", rows),
         plotly=_packed("plotly", _packed_plotly()),
         settings=_embedded("settings", explorer_data(found, style)),
-        figures=_embedded("figures", {each.name: _plain(each) for each in drawn}),
+        figures=_embedded("figures", {each.name: each.figure.plain() for each in drawn}),
     )
 
 
@@ -136,18 +136,12 @@ def _embedded(name: str, value: Any) -> str:
     return f'<script id="{name}" type="application/json">{text}</script>'
 
 
-def _plain(drawn: Drawn) -> dict[str, Any]:
-    """A figure as plain data for the page's script, in seven digits, of which at most four are shown."""
-    made = json.loads(drawn.figure.to_json(), parse_float=lambda written: float(f"{float(written):.7g}"))
-    return {"data": made["data"], "layout": made["layout"]}
-
-
 def _panels(data: PublishedSweep, drawn: Sequence[Drawn]) -> dict[Section, str]:
     """The figures of each section as HTML, and the reasons why others are missing."""
     panels: dict[Section, str] = {}
     for kind in FIGURES:
         own = [each for each in drawn if each.kind is kind]
-        html = "".join(panel(each.name, each.title, each.figure.layout.height) for each in own)
+        html = "".join(panel(each.name, each.title, each.figure.height) for each in own)
         panels[kind.section] = panels.get(kind.section, "") + (
             html or missing_panel(titled(kind, data.task), kind.missing(data))
         )

@@ -5,29 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import plotly.graph_objects as go
-
 from orchestration.comparison.formats import SHARES
 from orchestration.comparison.rate_metrics import spoken, spoken_worst
 from orchestration.comparison.settings import Setting, best_trade_offs
 from orchestration.comparison.values import epsilon, main
 from orchestration.report.figures import Axis, Scene, blank, meta_of, numbers, plain_text, spoken_place, whiskers
+from orchestration.report.plot import Plot
 from orchestration.report.style import INK, MUTED
 
 _COST = Axis("worst-case ε (log scale)", epsilon, ".3~g")
 
 
-def utility_fairness(scene: Scene) -> go.Figure:
+def utility_fairness(scene: Scene) -> Plot:
     """The chosen metric of the worst-served group against accuracy on all test data."""
     return _scatter(scene, total_axis(scene), worst_axis(scene))
 
 
-def privacy_utility(scene: Scene) -> go.Figure | None:
+def privacy_utility(scene: Scene) -> Plot | None:
     """Accuracy against worst-case epsilon; None if all private settings have the same epsilon."""
     return _privacy(scene, total_axis(scene))
 
 
-def privacy_fairness(scene: Scene) -> go.Figure | None:
+def privacy_fairness(scene: Scene) -> Plot | None:
     """The worst group against worst-case epsilon; None if all private settings have the same epsilon."""
     return _privacy(scene, worst_axis(scene))
 
@@ -58,7 +57,7 @@ def worst_axis(scene: Scene) -> Axis:
     return Axis(f"{spoken_worst(of)} of the worst-served group", of.value, ".2~%" if of.format in SHARES else ".3~g")
 
 
-def _privacy(scene: Scene, y: Axis) -> go.Figure | None:
+def _privacy(scene: Scene, y: Axis) -> Plot | None:
     """``y`` against worst-case epsilon; None if all private settings have the same epsilon to two digits."""
     private = [setting for setting in scene.settings if not setting.is_baseline]
     costs = {f"{cost.mean:.2g}" for cost in (setting.over_seeds(epsilon) for setting in private) if cost}
@@ -70,13 +69,11 @@ def _privacy(scene: Scene, y: Axis) -> go.Figure | None:
         level = baseline.over_seeds(y.value)
         if level:
             figure.add_hline(level.mean, line={"color": MUTED, "width": 1, "dash": "dot"})
-            figure.add_annotation(
-                x=0, xref="paper", xanchor="left", y=level.mean, yanchor="bottom", text=baseline.name, showarrow=False
-            )
+            figure.add_annotation(x=0, xref="paper", xanchor="left", y=level.mean, yanchor="bottom", text=baseline.name)
     return figure
 
 
-def _scatter(scene: Scene, x: Axis, y: Axis) -> go.Figure:
+def _scatter(scene: Scene, x: Axis, y: Axis) -> Plot:
     """One marker per setting at its mean over seeds, whiskers over their range, a faint dot per seed."""
     figure = blank(height=430)
     style, front = scene.style, best_trade_offs(scene.settings, scene.worst_group)

@@ -22,7 +22,6 @@ from orchestration.tracking.embedded import client_of  # first, as it keeps MLfl
 from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, Run
 from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_ARTIFACTS
-from plotly.graph_objects import Figure
 
 from accounting.errors import DpsweepError
 from orchestration.comparison.findings import Findings
@@ -119,13 +118,11 @@ class MlflowTracker:
                 self._written.end(run_id, status, trial.ended)
         return run_id
 
-    def log_report(self, page: str, data: PublishedSweep, figures: Mapping[str, Figure]) -> None:
+    def log_report(self, page: str, data: PublishedSweep, figures: Mapping[str, str]) -> None:
         with self._reported("cannot attach the report in"):
             self._client.log_text(self._parent, page, "report.html")
             for name, figure in figures.items():
-                self._client.log_figure(
-                    self._parent, figure, f"figures/{name}.html", save_kwargs={"include_plotlyjs": True}
-                )
+                self._client.log_text(self._parent, figure, f"figures/{name}.html")
             if release_mode(data.disclosure).is_sensitive:
                 self._written.write(self._parent, tags={"sensitive": "true"})
 

@@ -11,8 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from plotly.graph_objects import Figure
-
 from accounting.errors import DpsweepError
 from orchestration.comparison.findings import Findings
 from orchestration.comparison.ledger import composed
@@ -65,7 +63,7 @@ class Tracker(Protocol):
         """Update the trial's run, and the model of a finished one; call it while the trial runs and when it has ended.
         Returns the run's id, or "" if the trial has not started."""
 
-    def log_report(self, page: str, data: PublishedSweep, figures: Mapping[str, Figure]) -> None:
+    def log_report(self, page: str, data: PublishedSweep, figures: Mapping[str, str]) -> None:
         """Attach the rendered page and its main figures to the parent run; tag the run if they are sensitive."""
 
     def log_comparison(self, found: Findings, sentences: Sequence[str]) -> None:

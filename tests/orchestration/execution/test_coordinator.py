@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from plotly.graph_objects import Figure
 
 from accounting.errors import StorageError
 from accounting.jobs import AccountingJob, PartResult, Scatter, account_in_process
@@ -51,7 +50,7 @@ class KeptTracker:
         self.trials[trial.key] = trial
         return trial.key
 
-    def log_report(self, page: str, data: PublishedSweep, figures: Mapping[str, Figure]) -> None:
+    def log_report(self, page: str, data: PublishedSweep, figures: Mapping[str, str]) -> None:
         self.reports.append(data)
 
     def log_comparison(self, found: Findings, sentences: Sequence[str]) -> None:

@@ -21,7 +21,8 @@ def rendered(disclosure: Disclosure) -> str:
 
 
 def figures(data: PublishedSweep) -> dict[str, go.Figure]:
-    return {drawn.name: drawn.figure for drawn in drawn_figures(data)}
+    """The figures of a report; plotly refuses what plotly.js does not know."""
+    return {drawn.name: go.Figure(drawn.figure.data, drawn.figure.layout) for drawn in drawn_figures(data)}
 
 
 class Page(HTMLParser):

@@ -171,7 +171,9 @@ def test_every_figure_that_is_drawn_has_its_place_on_the_page_and_some_in_mlflow
     left_out = {"tuning: ", "tried: ", "loss", "accountants: ", "rho"}
     assert {each.kind for each in drawn} == {kind for kind in FIGURES if kind.name not in left_out}
     assert all(f'data-figure="{each.name}"' in html and each.title for each in drawn)
-    assert list(figures_for_mlflow(data)) == ["utility-fairness", "group-accuracy", "group-epsilon"]
+    pages = figures_for_mlflow(data)
+    assert list(pages) == ["utility-fairness", "group-accuracy", "group-epsilon"]
+    assert all("</html>" in page and "Plotly.newPlot(" in page for page in pages.values())
 
 
 def test_a_marker_tells_the_hyperparameters_that_differ() -> None:

@@ -1,0 +1,87 @@
+"""A figure of plotly.js as the plain data that a page holds.
+
+plotly's own classes check every value as a figure is drawn, which takes most of the time of a report. Here nothing is
+checked; tests give the figures to those classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import plotly.io
+
+
+@dataclass
+class Plot:
+    """Traces and layout under the names of plotly.js; methods are called as those of `plotly.graph_objects.Figure`."""
+
+    layout: dict[str, Any]
+    data: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def height(self) -> int:
+        """In pixels."""
+        return int(self.layout["height"])
+
+    @property
+    def shapes(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.layout.setdefault("shapes", [])
+        return found
+
+    @property
+    def annotations(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.layout.setdefault("annotations", [])
+        return found
+
+    def add_scatter(self, **trace: Any) -> None:
+        self.data.append({"type": "scatter", **trace})
+
+    def add_heatmap(self, **trace: Any) -> None:
+        self.data.append({"type": "heatmap", **trace})
+
+    def add_vline(self, x: float, **look: Any) -> None:
+        """A vertical line over the whole height."""
+        self._add_line({"xref": "x", "yref": "y domain", "x0": x, "x1": x, "y0": 0, "y1": 1, **look})
+
+    def add_hline(self, y: float, **look: Any) -> None:
+        """A horizontal line over the whole width."""
+        self._add_line({"xref": "x domain", "yref": "y", "x0": 0, "x1": 1, "y0": y, "y1": y, **look})
+
+    def _add_line(self, shape: dict[str, Any]) -> None:
+        self.shapes.append({"type": "line", **shape})
+
+    def add_annotation(self, **annotation: Any) -> None:
+        self.annotations.append({"showarrow": False, **annotation})
+
+    def update_xaxes(self, **changes: Any) -> None:
+        self._update("xaxis", changes)
+
+    def update_yaxes(self, **changes: Any) -> None:
+        self._update("yaxis", changes)
+
+    def _update(self, axis: str, changes: dict[str, Any]) -> None:
+        known = self.layout.get(axis, {})
+        new = {name: value for name, value in changes.items() if name != "title_text" and value is not None}
+        if "title_text" in changes:
+            new["title"] = {**known.get("title", {}), "text": changes["title_text"]}
+        self.layout[axis] = {**known, **new}
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON, in seven digits, of which at most four are shown."""
+        return {"data": _rounded(self.data), "layout": _rounded(self.layout)}
+
+    def page(self) -> str:
+        """The figure alone as a complete HTML page that needs no network."""
+        return str(plotly.io.to_html(self.plain(), validate=False))
+
+
+def _rounded(value: Any) -> Any:
+    """What is infinite or no number is missing."""
+    if isinstance(value, float):
+        return float(f"{value:.7g}") if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: _rounded(found) for name, found in value.items()}
+    return [_rounded(found) for found in value] if isinstance(value, list | tuple) else value
