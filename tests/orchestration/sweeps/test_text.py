@@ -60,11 +60,12 @@ def leaves(annotation: Any, kinds: tuple[type, ...], path: Path = ()) -> Iterato
 NUMBERS = sorted(set(leaves(SweepSpec, (int, float))))
 TRUTHS = sorted(set(leaves(SweepSpec, (bool,))))
 dotted = ".".join
+_SMALL = yaml.safe_load(SMALL)
 
 
 def sweep_with(path: Path, value: str) -> str:
     """The small sweep with ``value``, as YAML, where ``path`` leads."""
-    content = yaml.safe_load(SMALL) | {key: value for key, value in REQUIRED.items() if key == path[0]}
+    content = _SMALL | {key: value for key, value in REQUIRED.items() if key == path[0]}
     section = content
     for key in path[:-1]:
         section[key] = section = dict(section.get(key) or {})

@@ -15,8 +15,6 @@ from tests.workers.devices import DEVICE
 from workers.gradients import GradientEngine
 
 WHY = "needs transformers and peft: pip install 'dpsweep[models]'"
-transformers = pytest.importorskip("transformers", reason=WHY, exc_type=ImportError)
-peft = pytest.importorskip("peft", reason=WHY, exc_type=ImportError)
 
 VOCABULARY, LENGTH, WIDTH = 50, 9, 32
 SIZES = {
@@ -30,6 +28,15 @@ SIZES = {
     "num_labels": 3,
 }
 FAST = {"rule", "rewrite", "parameters per row"}
+
+
+def transformers() -> Any:
+    """Late, because each of the processes that share the tests collects this file, and this takes seconds."""
+    return pytest.importorskip("transformers", reason=WHY, exc_type=ImportError)
+
+
+def peft() -> Any:
+    return pytest.importorskip("peft", reason=WHY, exc_type=ImportError)
 
 
 class Logits(nn.Module):
@@ -57,34 +64,34 @@ class Encoded(nn.Module):
 
 def bert() -> nn.Module:
     options = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    return transformers.BertForSequenceClassification(transformers.BertConfig(**SIZES, **options))  # type: ignore[no-any-return]
+    return transformers().BertForSequenceClassification(transformers().BertConfig(**SIZES, **options))  # type: ignore[no-any-return]
 
 
 def gpt2() -> nn.Module:
-    config = transformers.GPT2Config(
+    config = transformers().GPT2Config(
         vocab_size=VOCABULARY, n_positions=16, n_embd=WIDTH, n_layer=2, n_head=4, num_labels=3, pad_token_id=0,
         bos_token_id=1, eos_token_id=2, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
     )  # fmt: skip
-    return transformers.GPT2ForSequenceClassification(config)  # type: ignore[no-any-return]
+    return transformers().GPT2ForSequenceClassification(config)  # type: ignore[no-any-return]
 
 
 def llama() -> nn.Module:
-    return transformers.LlamaForSequenceClassification(transformers.LlamaConfig(**SIZES, num_key_value_heads=2))  # type: ignore[no-any-return]
+    return transformers().LlamaForSequenceClassification(transformers().LlamaConfig(**SIZES, num_key_value_heads=2))  # type: ignore[no-any-return]
 
 
 def t5() -> nn.Module:
-    config = transformers.T5Config(
+    config = transformers().T5Config(
         vocab_size=VOCABULARY, d_model=WIDTH, d_kv=8, d_ff=48, num_layers=2, num_heads=4, dropout_rate=0.0
     )
-    return transformers.T5EncoderModel(config)  # type: ignore[no-any-return]
+    return transformers().T5EncoderModel(config)  # type: ignore[no-any-return]
 
 
 def vit() -> nn.Module:
-    config = transformers.ViTConfig(
+    config = transformers().ViTConfig(
         hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, image_size=16,
         patch_size=4, num_labels=3, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
     )  # fmt: skip
-    return transformers.ViTForImageClassification(config)  # type: ignore[no-any-return]
+    return transformers().ViTForImageClassification(config)  # type: ignore[no-any-return]
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
@@ -99,17 +106,17 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 def adapter(name: str) -> Any:
     projections = ["query", "value", "q_proj", "v_proj"]
     return {
-        "lora": peft.LoraConfig(task_type="SEQ_CLS", r=4, target_modules=projections),
-        "dora": peft.LoraConfig(task_type="SEQ_CLS", r=4, target_modules=projections, use_dora=True),
-        "ia3": peft.IA3Config(task_type="SEQ_CLS", target_modules=projections, feedforward_modules=[]),
-        "prompt": peft.PromptTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=4),
-        "prefix": peft.PrefixTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=4),
+        "lora": peft().LoraConfig(task_type="SEQ_CLS", r=4, target_modules=projections),
+        "dora": peft().LoraConfig(task_type="SEQ_CLS", r=4, target_modules=projections, use_dora=True),
+        "ia3": peft().IA3Config(task_type="SEQ_CLS", target_modules=projections, feedforward_modules=[]),
+        "prompt": peft().PromptTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=4),
+        "prefix": peft().PrefixTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=4),
     }[name]
 
 
 def adapted(make: Callable[[], nn.Module], name: str, trunk: torch.dtype) -> nn.Module:
     """The model with a frozen trunk and an adapter in float32, moved away from where its gradients vanish."""
-    model = peft.get_peft_model(make().to(trunk), adapter(name))
+    model = peft().get_peft_model(make().to(trunk), adapter(name))
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = torch.randn_like(parameter, dtype=torch.float32) * 0.2 + 0.2
