@@ -28,7 +28,7 @@ from orchestration.sweeps.user_code import permitted
 from tests.orchestration.processes import dpsweep
 from tests.orchestration.sample_grids import key_in, small, trial_in
 
-TRIALS = 7
+TRIALS = 4
 MY_MODEL = """
 import math
 from torch import nn
@@ -51,6 +51,7 @@ class FinishedSweep:
             small(
                 model={"name": "my_model:narrow", "width": 12},
                 clipping=["none", *({"name": name, "bound": 6.0} for name in ("flat", "dpsgd_f", "individual"))],
+                noise="constant",
                 seeds=0,
                 epochs=4,
                 release={"name": "private", "group_count_noise_multiplier": 5.0, "group_sum_noise_multiplier": 5.0},
@@ -118,7 +119,7 @@ def test_each_private_trial_has_trace_shards_epsilons_and_result(sweep: Finished
 
 
 def test_only_released_statistics_leave_the_private_folder(sweep: FinishedSweep) -> None:
-    files = trial_in(sweep.files.root, "flat-constant-seed0")
+    files = trial_in(sweep.files.root, "flat-seed0")
     exact, result = read_exact_statistics(files.private_summary, ""), read_result(files.result)
     assert exact is not None
     assert isinstance(result, TrialResult)
@@ -252,7 +253,7 @@ def copied(sweep: FinishedSweep, folder: Path) -> SweepFiles:
 
 def test_report_notices_damage_to_every_file_of_a_trial(sweep: FinishedSweep, tmp_path: Path) -> None:
     files = copied(sweep, tmp_path)
-    root = Path(trial_in(files.root, "individual-constant-seed0").root)
+    root = Path(trial_in(files.root, "individual-seed0").root)
     everything = [path for path in root.rglob("*") if path.is_file()]
     assert len(everything) > 10
     for path in [*everything, Path(files.manifest)]:
@@ -270,7 +271,7 @@ def test_report_notices_damage_to_every_file_of_a_trial(sweep: FinishedSweep, tm
 
 def test_resume_notices_damage_to_what_it_uses_and_uses_nothing_else(sweep: FinishedSweep, tmp_path: Path) -> None:
     files = copied(sweep, tmp_path)
-    trial = trial_in(files.root, "individual-constant-seed0")
+    trial = trial_in(files.root, "individual-seed0")
     used = (Path(trial.result), Path(trial.private_summary), Path(trial.trace))
     for path in Path(trial.root).rglob("*"):
         if path.is_file() and path not in used:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
+import numpy.typing as npt
 
 from workers.data.base import Scaling, Source, make_split
 
 
 def digits() -> Source:
     """1797 real images, pixel values 0..16 scaled to 0..1; groups are the ten digits."""
+    images, labels = _read()
+    names = tuple(str(digit) for digit in range(10))
+    return Source("digits", make_split(images.copy(), labels.copy()), None, names, names, Scaling(scale=(16.0,)))
+
+
+@functools.cache
+def _read() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """Images and labels, once for all trials of a process: they are stored as text."""
     from sklearn.datasets import load_digits  # late: importing sklearn takes a second
 
     bundle = load_digits()
-    images = bundle.images.astype(np.uint8)[:, None]
-    names = tuple(str(digit) for digit in range(10))
-    return Source("digits", make_split(images, bundle.target), None, names, names, Scaling(scale=(16.0,)))
+    return bundle.images.astype(np.uint8)[:, None], bundle.target

@@ -22,7 +22,7 @@ def test_tune_ends_its_trials_and_none_counts_as_stopped_by_a_scheduler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setenv("RAY_AUTH_MODE", "disabled")  # this process has used Ray without a token before the second run
+        patched.setenv("RAY_AUTH_MODE", "disabled")  # as where another test of this process has used Ray
         patched.setattr(SweepStatus, "must_stop", property(enough))
         outcome = run(tmp_path, address=EMBEDDED, epochs=20, resources={"max_concurrent": 1})
     assert states(outcome) == [TrialState.PENDING] * 3
@@ -33,5 +33,5 @@ def test_tune_ends_its_trials_and_none_counts_as_stopped_by_a_scheduler(
     last = outcome.files.trial(outcome.record.points[2].key)
     assert not exists(last.spec), "it was never started"
     shutil.rmtree(outcome.files.trial(outcome.record.points[1].key).root, ignore_errors=True)
-    again = run(tmp_path, address=EMBEDDED, epochs=20, resources={"max_concurrent": 1})
+    again = run(tmp_path, epochs=20, resources={"max_concurrent": 1})
     assert states(again) == [TrialState.FINISHED] * 3

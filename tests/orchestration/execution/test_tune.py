@@ -14,6 +14,7 @@ from accounting.accountants import account
 from accounting.records.files import exists
 from orchestration.records.layout import SweepFiles
 from orchestration.records.results import StoppedTrial, read_result
+from orchestration.sweeps.grid import grid
 from orchestration.sweeps.plan import plan_sweep
 from orchestration.sweeps.schema import parse_sweep
 from tests.orchestration.processes import dpsweep
@@ -33,7 +34,7 @@ SWEEP = small(
 )
 """One trial after the other. Of the two that differ in the learning rate alone, the one that hardly learns is stopped
 when it is first compared with the other; a baseline and a setting with much noise learn as little, and go on."""
-GOOD, STOPPED, NOISY = (planned.key for planned in plan_sweep(parse_sweep(SWEEP)).trials if planned.spec.is_private)
+GOOD, STOPPED, NOISY = (point.key for point in grid(parse_sweep(SWEEP)) if point.is_private)
 
 
 @pytest.fixture(scope="module")
