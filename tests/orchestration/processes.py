@@ -108,12 +108,13 @@ def script(code: str, *arguments: object, errors: Path, **changes: str) -> Itera
         process.wait(PATIENCE)
 
 
-def wait_until(holds: Callable[[], bool], what: str) -> None:
+def wait_until(holds: Callable[[], bool], what: str, pause: float = 0.02) -> None:
+    """pause: between two looks, in seconds; longer where a look itself takes the processor."""
     deadline = time.monotonic() + PATIENCE
     while not holds():
         if time.monotonic() > deadline:
             raise AssertionError(f"waited in vain for {what}")
-        time.sleep(0.02)
+        time.sleep(pause)
 
 
 def descendants(pid: int) -> list[int]:

@@ -182,7 +182,8 @@ def _kill_when_watched(sweep_file: Path, files: SweepFiles, log: Path) -> None:
     driver = start("run", sweep_file, "--output", files.root, log=log)
     wait_until(lambda: exists(files.trial(next(iter(KEYS))).result) or driver.poll() is not None, "a result")
     wait_until(lambda: trains_in_the_middle(files) or driver.poll() is not None, "a trial to train")
-    wait_until(lambda: is_watched_training(files) or driver.poll() is not None, "MLflow to show a trial that trains")
+    shown = "MLflow to show a trial that trains"
+    wait_until(lambda: is_watched_training(files) or driver.poll() is not None, shown, pause=0.3)
     assert driver.poll() is None, log.read_text()
     below = descendants(driver.pid)
     kill(driver.pid)
