@@ -18,8 +18,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -30,64 +29,27 @@ from accounting.accountants import account
 from accounting.jobs import AccountingJob, store_epsilons
 from accounting.records import StoredEpsilons, TrialFiles, read_trace
 from accounting.summaries import CountedEpsilons, Counting
+from benchmarks.cases import DELTA, DIGITS, KINDS, Case
 from orchestration.execution.estimate_quality import quality_of_estimates
 from workers.recording import NormRecorder
-from workers.spec import Component, DataSpec, NoiseSpec, NormSpec, SamplingSpec, TrialSpec
+from workers.spec import Component, DataSpec
 from workers.trial import run_trial
 
-DELTA = 1e-5
 NORMS: Mapping[str, float | str] = {"when_sampled": "when_sampled", "1": 1.0, "3": 3.0}
-DIGITS: Sequence[str] = tuple("0123456789")
-KINDS: Sequence[str] = (
-    *("airplane", "automobile", "bird", "cat", "deer"),
-    *("dog", "frog", "horse", "ship", "truck"),
-)
-
-
-@dataclass(frozen=True)
-class Case:
-    """A trial. tracked: examples with norms of every step. bound: near the norms, or all examples would pay alike.
-    rows, few: kept of each of ``classes``, and with --quick.
-    """
-
-    name: str
-    data: DataSpec
-    model: Component
-    batch_size: int
-    epochs: int
-    learning_rate: float
-    noise_multiplier: float
-    tracked: int
-    bound: float
-    classes: Sequence[str] = ()
-    rows: int | None = None
-    few: int | None = None
-
-    def spec(self, norms: float | str, quick: bool) -> TrialSpec:
-        kept = self.few if quick else self.rows
-        return TrialSpec(
-            key=self.name,
-            data=self.data if kept is None else replace(self.data, keep=dict.fromkeys(self.classes, kept)),
-            model=self.model,
-            sampling=SamplingSpec("poisson", self.batch_size),
-            clipping=Component("flat", {"bound": self.bound}),
-            noise=NoiseSpec(self.noise_multiplier),
-            epochs=self.epochs,
-            delta=DELTA,
-            seed=0,
-            optimizer=Component("sgd", {"learning_rate": self.learning_rate}),
-            norms=NormSpec(refreshes_per_epoch=norms, exact_examples=min(self.tracked, 200) if quick else self.tracked),
-        )
-
-
-CASES: Mapping[str, Case] = {
+CASES: Mapping[str, Case] = {  # bounds near the norms, or all examples would pay alike
     each.name: each
     for each in (
-        Case("adult_logistic", DataSpec("adult"), Component("logistic"), 256, 5, 0.5, 1.0, 1000, 1.0),
-        Case("mnist_cnn", DataSpec("mnist"), Component("cnn_dpsgdf"), 256, 5, 0.5, 1.0, 300, 1.0, DIGITS, 600, 100),
-        Case("cifar_resnet20", DataSpec("cifar10"), Component("resnet20_gn"), 64, 4, 0.02, 1.0, 60, 30.0, KINDS, 32, 8),
+        Case("adult_logistic", DataSpec("adult"), Component("logistic"), 256, 5, 0.5, tracked=1000),
+        Case(
+            "mnist_cnn", DataSpec("mnist"), Component("cnn_dpsgdf"), 256, 5, 0.5, classes=DIGITS, rows=600, few=100,
+            tracked=300,
+        ),
+        Case(
+            "cifar_resnet20", DataSpec("cifar10"), Component("resnet20_gn"), 64, 4, 0.02, bound=30.0, classes=KINDS,
+            rows=32, few=8, tracked=60,
+        ),
     )
-}
+}  # fmt: skip
 
 
 def measured(case: Case, norms: str, quick: bool) -> dict[str, Any]:

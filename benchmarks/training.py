@@ -59,6 +59,8 @@ FEWEST_SAMPLES: Mapping[str, int] = {"dpsweep": 8, "norm_pass": 8}
 """Minimum number of samples of methods with a target ratio; two for others, one if a plain step exceeds the budget."""
 
 Step = Callable[[Tensor, Tensor], None]
+Mean = Callable[[Tensor, Tensor], Mapping[str, Tensor]]
+"""Of gradients, by the name of their parameter."""
 
 
 @dataclass(frozen=True)
@@ -120,31 +122,27 @@ def plain(model: nn.Module, micro_batch: int) -> Step:
 
 
 def dpsweep(model: nn.Module, micro_batch: int) -> Step:
-    clipped_mean, parameters = clipping(model, micro_batch), dict(model.named_parameters())
-    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    return updating(model, clipping(model, micro_batch))
+
+
+def dpsweep_with_noise(model: nn.Module, micro_batch: int) -> Step:
+    clipped_mean, device = clipping(model, micro_batch), next(model.parameters()).device
+    noise = make_noise_source("seeded", 0, device)
+    return updating(model, lambda x, y: noise.added_to_each(clipped_mean(x, y), NOISE_MULTIPLIER * CLIP / len(x)))
+
+
+def updating(model: nn.Module, mean: Mean) -> Step:
+    parameters, optimizer = dict(model.named_parameters()), torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
 
     def step(x: Tensor, y: Tensor) -> None:
-        for name, gradient in clipped_mean(x, y).items():
+        for name, gradient in mean(x, y).items():
             parameters[name].grad = gradient
         optimizer.step()
 
     return step
 
 
-def dpsweep_with_noise(model: nn.Module, micro_batch: int) -> Step:
-    clipped_mean, parameters = clipping(model, micro_batch), dict(model.named_parameters())
-    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-    noise = make_noise_source("seeded", 0, next(model.parameters()).device)
-
-    def step(x: Tensor, y: Tensor) -> None:
-        for name, gradient in clipped_mean(x, y).items():
-            parameters[name].grad = gradient.add_(noise.normal(tuple(gradient.shape), NOISE_MULTIPLIER * CLIP / len(x)))
-        optimizer.step()
-
-    return step
-
-
-def clipping(model: nn.Module, micro_batch: int) -> Callable[[Tensor, Tensor], Mapping[str, Tensor]]:
+def clipping(model: nn.Module, micro_batch: int) -> Mean:
     """Mean of the clipped gradients of a batch, computed by `GradientEngine`."""
     engine = GradientEngine(model, losses, micro_batch_size=micro_batch)
 

@@ -30,9 +30,9 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,14 +47,14 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from accounting.errors import InvalidInput
+from benchmarks.cases import DIGITS, KINDS, Case
 from workers import training, trial
 from workers.data import Dataset, load_dataset
 from workers.devices import choose_device
 from workers.models import build_model
 from workers.recording import Interval, NormRecorder
-from workers.spec import Component, DataSpec, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec, TrialSpec
+from workers.spec import Component, DataSpec, ExecutionSpec, TrialSpec
 
-BOUND, NOISE_MULTIPLIER, LEARNING_RATE = 1.0, 1.0, 0.1
 SHARES: Mapping[str, tuple[Any, str]] = {
     "data": (trial, "load_dataset"),
     "checkpoints": (trial, "save_checkpoint"),
@@ -67,56 +67,19 @@ SHARES: Mapping[str, tuple[Any, str]] = {
 }
 """Functions whose CPU time is a share of a trial; none of them calls another."""
 
-DIGITS: Sequence[str] = tuple("0123456789")
-KINDS: Sequence[str] = (
-    *("airplane", "automobile", "bird", "cat", "deer"),
-    *("dog", "frog", "horse", "ship", "truck"),
-)
-Loop = Callable[["Case", DataSpec, torch.device], None]
-
-
-@dataclass(frozen=True)
-class Case:
-    """A trial to measure. few: rows kept of each class with --quick; rows: kept of each class otherwise."""
-
-    name: str
-    data: DataSpec
-    model: Component
-    batch_size: int
-    epochs: int
-    classes: Sequence[str] = ()
-    rows: int | None = None
-    few: int | None = None
-
-    def spec(self, refreshes: float | str, quick: bool, device: torch.device) -> TrialSpec:
-        kept = self.few if quick else self.rows
-        return TrialSpec(
-            key=self.name,
-            data=self.data if kept is None else replace(self.data, keep=dict.fromkeys(self.classes, kept)),
-            model=self.model,
-            sampling=SamplingSpec("poisson", self.batch_size),
-            clipping=Component("flat", {"bound": BOUND}),
-            noise=NoiseSpec(NOISE_MULTIPLIER),
-            epochs=self.epochs,
-            delta=1e-5,
-            seed=0,
-            optimizer=Component("sgd", {"learning_rate": LEARNING_RATE}),
-            norms=NormSpec(refreshes_per_epoch=refreshes),
-            noise_source="os_entropy",
-            execution=ExecutionSpec(device=str(device)),
-        )
-
-
+Loop = Callable[[Case, DataSpec, torch.device], None]
 CASES: Mapping[str, Case] = {
     each.name: each
     for each in (
         Case("adult_logistic", DataSpec("adult"), Component("logistic"), 256, 5),
-        Case("mnist_cnn", DataSpec("mnist"), Component("cnn_dpsgdf"), 256, 3, DIGITS, rows=2000, few=200),
-        Case("cifar_resnet20", DataSpec("cifar10"), Component("resnet20_gn"), 256, 2, KINDS, rows=128, few=16),
-        Case("cifar_wrn16_4", DataSpec("cifar10"), Component("wrn16_4"), 128, 2, KINDS, rows=32, few=8),
-        Case("mnist_transformer", DataSpec("mnist"), Component("transformer"), 256, 3, DIGITS, rows=300, few=50),
+        Case("mnist_cnn", DataSpec("mnist"), Component("cnn_dpsgdf"), 256, 3, classes=DIGITS, rows=2000, few=200),
+        Case("cifar_resnet20", DataSpec("cifar10"), Component("resnet20_gn"), 256, 2, classes=KINDS, rows=128, few=16),
+        Case("cifar_wrn16_4", DataSpec("cifar10"), Component("wrn16_4"), 128, 2, classes=KINDS, rows=32, few=8),
+        Case(
+            "mnist_transformer", DataSpec("mnist"), Component("transformer"), 256, 3, classes=DIGITS, rows=300, few=50,
+        ),
     )
-}
+}  # fmt: skip
 
 
 # -- one training, by each method --------------------------------------------------------------------------------------
@@ -138,7 +101,7 @@ def evaluate(model: nn.Module, dataset: Dataset) -> tuple[float, Tensor]:
 def start(case: Case, dataset: Dataset, device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
     model = build_model(case.model, dataset, 0).to(device)
-    return model, torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    return model, torch.optim.SGD(model.parameters(), lr=case.learning_rate)
 
 
 def train(
@@ -184,8 +147,8 @@ def opacus(case: Case, data: DataSpec, device: torch.device) -> None:
         module=model,
         optimizer=optimizer,
         data_loader=loader,
-        noise_multiplier=NOISE_MULTIPLIER,
-        max_grad_norm=BOUND,
+        noise_multiplier=case.noise_multiplier,
+        max_grad_norm=case.bound,
     )
     for _ in range(case.epochs):
         train(private, steps, iter(batches), dataset)
@@ -246,12 +209,10 @@ def counted(spent: Counter[str], clock: Callable[[], float]) -> Iterator[None]:
 
 def measure(case: Case, quick: bool, device: torch.device) -> dict[str, object]:
     """All results of a case: ratios to the plain loop, and shares of the trial."""
-    spec, clock = case.spec(1.0, quick, device), clock_of(device)
-    trials = {
-        "dpsweep": spec,
-        "sampled": case.spec("when_sampled", quick, device),
-        "off": case.spec("off", quick, device),
-    }
+    clock, released = clock_of(device), {"noise_source": "os_entropy", "execution": ExecutionSpec(device=str(device))}
+    norms: Mapping[str, float | str] = {"dpsweep": 1.0, "sampled": "when_sampled", "off": "off"}
+    trials = {name: case.spec(refreshes, quick, **released) for name, refreshes in norms.items()}
+    spec = trials["dpsweep"]
     examples = len(load_dataset(spec.data).train)
     for loop in PEERS.values():  # what is imported at first use, as by torch's optimisers, is no part of a training
         loop(replace(case, epochs=1), spec.data, device)

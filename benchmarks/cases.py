@@ -1,0 +1,57 @@
+"""Trials that several benchmarks measure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from workers.spec import Component, DataSpec, NoiseSpec, NormSpec, SamplingSpec, TrialSpec
+
+DELTA: Final = 1e-5
+DIGITS: Final = tuple("0123456789")
+KINDS: Final = (
+    *("airplane", "automobile", "bird", "cat", "deer"),
+    *("dog", "frog", "horse", "ship", "truck"),
+)
+"""The classes of CIFAR-10."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A trial with Poisson batches, flat clipping and SGD.
+
+    rows: kept of each of ``classes``, all if None; few: the same with --quick. tracked: examples with norms of every
+    step, at most 200 with --quick.
+    """
+
+    name: str
+    data: DataSpec
+    model: Component
+    batch_size: int
+    epochs: int
+    learning_rate: float = 0.1
+    bound: float = 1.0
+    noise_multiplier: float = 1.0
+    classes: Sequence[str] = ()
+    rows: int | None = None
+    few: int | None = None
+    tracked: int = 0
+
+    def spec(self, refreshes: float | str, quick: bool, **changes: Any) -> TrialSpec:
+        """The trial with norms refreshed that often, and other fields as in ``changes``."""
+        kept, tracked = (self.few, min(self.tracked, 200)) if quick else (self.rows, self.tracked)
+        spec = TrialSpec(
+            key=self.name,
+            data=self.data if kept is None else replace(self.data, keep=dict.fromkeys(self.classes, kept)),
+            model=self.model,
+            sampling=SamplingSpec("poisson", self.batch_size),
+            clipping=Component("flat", {"bound": self.bound}),
+            noise=NoiseSpec(self.noise_multiplier),
+            epochs=self.epochs,
+            delta=DELTA,
+            seed=0,
+            optimizer=Component("sgd", {"learning_rate": self.learning_rate}),
+            norms=NormSpec(refreshes_per_epoch=refreshes, exact_examples=tracked),
+        )
+        return replace(spec, **changes)
