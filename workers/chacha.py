@@ -12,7 +12,9 @@ import struct
 from collections.abc import Mapping
 from typing import Any, Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from accounting.errors import DpsweepError, InvalidInput
@@ -72,6 +74,37 @@ class Series:
         first, blocks = self._next_block, -(-count // WORDS)
         self._next_block += blocks
         return keystream(self._key, self._nonce, first, blocks, self._device)[:count]
+
+
+class ChaChaBits:
+    """The bits of a `ChaChaStream` on the CPU as numpy arrays, a series for every call."""
+
+    cipher: Final = "chacha20"
+
+    def __init__(self, key: bytes) -> None:
+        self._stream = ChaChaStream(key, torch.device("cpu"))
+
+    @staticmethod
+    def from_os() -> ChaChaBits:
+        """A stream with a fresh key from the operating system."""
+        return ChaChaBits(os.urandom(KEY_BYTES))
+
+    def octets(self, count: int) -> NDArray[np.uint8]:
+        """``count`` uniform bytes."""
+        return self.words(-(-count // 8)).view(np.uint8)[:count]
+
+    def words(self, count: int) -> NDArray[np.uint64]:
+        """``count`` uniform 64-bit words."""
+        drawn: NDArray[np.uint64] = self._stream.series().words(count).numpy().view("<u8")
+        return drawn
+
+    def state(self) -> dict[str, Any]:
+        """Key and number of the next call, for `restore`; as secret as the numbers drawn."""
+        return self._stream.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state` returned."""
+        self._stream.restore(state)
 
 
 def keystream(key: bytes, nonce: bytes, first: int, blocks: int, device: torch.device) -> Tensor:

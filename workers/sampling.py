@@ -12,6 +12,7 @@ from accounting.errors import InvalidInput, require_finite
 from accounting.keyed import KeyedStream
 from accounting.registry import lookup
 from accounting.samplings import Sampling, sampling_of_sizes
+from workers.chacha import ChaChaBits
 from workers.gaps import are_worth_it, rows_by_gaps
 from workers.noise import derive_seed, noise_source_kind
 from workers.spec import SamplingSpec
@@ -85,13 +86,35 @@ class SeededRows:
         self._draws_at_once = state.get("draws_at_once", False)
 
 
+class Bits(Protocol):
+    """Uniform bits from a secret key, reproducible from `state`. cipher: its name in `CIPHERS`."""
+
+    cipher: Final[str]
+
+    def octets(self, count: int) -> npt.NDArray[np.uint8]: ...
+
+    def words(self, count: int) -> npt.NDArray[np.uint64]: ...
+
+    def state(self) -> dict[str, Any]: ...
+
+    def restore(self, state: Mapping[str, Any]) -> None: ...
+
+
+CIPHERS: Final[Mapping[str, Callable[[], Bits]]] = {
+    "chacha20": ChaChaBits.from_os,
+    "shake256": KeyedStream.from_os,
+}
+"""Makers with a fresh key from the operating system, by the names that checkpoints keep."""
+
+
 class KeyedRows:
     """Choices from a secret key. They have the stated distribution if the bits of the stream are uniform.
 
-    Of large data sets the gaps between rows are drawn. A trial of an earlier version goes on to look at each row.
+    Of large data sets the gaps between rows are drawn. A trial of an earlier version goes on to look at each row, and
+    with SHAKE-256.
     """
 
-    def __init__(self, stream: KeyedStream) -> None:
+    def __init__(self, stream: Bits) -> None:
         self._stream, self._draws_gaps = stream, True
 
     def each(self, n: int, expected: int) -> Rows:
@@ -127,9 +150,10 @@ class KeyedRows:
         return rows if (np.diff(words[rows]) > 0).all() else self.order(n)
 
     def state(self) -> dict[str, Any]:
-        return {**self._stream.state(), "draws_gaps": self._draws_gaps}
+        return {**self._stream.state(), "cipher": self._stream.cipher, "draws_gaps": self._draws_gaps}
 
     def restore(self, state: Mapping[str, Any]) -> None:
+        self._stream = lookup(CIPHERS, state.get("cipher", KeyedStream.cipher), "cipher")()
         self._stream.restore(state)
         self._draws_gaps = state.get("draws_gaps", False)
 
@@ -140,7 +164,7 @@ def make_row_draws(noise_source: str, seed: int, purpose: str = "sampling") -> R
     Privacy amplification by sampling holds only while the batches are secret.
     """
     if noise_source_kind(noise_source).is_secret:
-        return KeyedRows(KeyedStream.from_os())
+        return KeyedRows(ChaChaBits.from_os())
     return SeededRows(derive_seed(seed, purpose))
 
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from scipy.stats import binom, binomtest, chi2_contingency, chisquare
 
 from accounting.errors import InvalidInput
@@ -22,6 +24,7 @@ from accounting.samplings import (
     ShuffledSampling,
     TruncatedPoissonSampling,
 )
+from workers.chacha import ChaChaBits
 from workers.noise import NOISE_SOURCES
 from workers.sampling import (
     SAMPLERS,
@@ -39,7 +42,8 @@ SIZE, BATCH = 50, 12
 every_sampler = pytest.mark.parametrize("method", SAMPLERS)
 DRAWS: Mapping[str, Callable[[int], RowDraws]] = {
     "seeded": SeededRows,
-    "keyed": lambda key: KeyedRows(KeyedStream(key.to_bytes(KEY_BYTES, "little"))),
+    "keyed": lambda key: KeyedRows(ChaChaBits(key.to_bytes(KEY_BYTES, "little"))),
+    "keyed by SHAKE-256": lambda key: KeyedRows(KeyedStream(key.to_bytes(KEY_BYTES, "little"))),
 }
 every_draws = pytest.mark.parametrize("draws", DRAWS)
 STATED: dict[str, Sampling] = {
@@ -250,15 +254,26 @@ def test_every_keyed_subset_and_order_is_equally_likely(count: int) -> None:
 
 @pytest.mark.parametrize("noise_source", NOISE_SOURCES)
 def test_secret_batches_come_from_the_cryptographic_stream(noise_source: str) -> None:
-    """An independent SHAKE-256 of key and counter says which rows join; no other generator is involved."""
+    """An independent ChaCha20 of key and number of the call says which rows join; no other generator is involved."""
     draws = make_row_draws(noise_source, seed=3)
     if noise_source == "seeded":
         assert isinstance(draws, SeededRows)
         return
     state = draws.state()
-    assert state.keys() == {"key", "counter", "draws_gaps"}
+    assert state.keys() == {"key", "series", "cipher", "draws_gaps"}
     assert len(state["key"]) == KEY_BYTES
     assert state["key"] != make_row_draws(noise_source, seed=3).state()["key"]
-    first = hashlib.shake_256(state["key"] + (0).to_bytes(8, "little")).digest(1024)
-    expected = {row for row, byte in enumerate(first) if byte < 64}
-    assert set(draws.each(1024, 256).tolist()) == expected
+    for call in (0, 2):  # ties take the calls between
+        counter_and_nonce = bytes(4) + call.to_bytes(12, "little")
+        cipher = Cipher(ChaCha20(state["key"], counter_and_nonce), mode=None).encryptor()
+        expected = {row for row, byte in enumerate(cipher.update(bytes(1024))) if byte < 64}
+        assert set(draws.each(1024, 256).tolist()) == expected
+
+
+def test_trials_that_began_with_shake_go_on_with_it() -> None:
+    """An earlier version kept key and counter, and no cipher."""
+    key, draws = bytes(range(KEY_BYTES)), KeyedRows(ChaChaBits.from_os())
+    draws.restore({"key": key, "counter": 7})
+    first = hashlib.shake_256(key + (7).to_bytes(8, "little")).digest(1024)
+    assert set(draws.each(1024, 256).tolist()) == {row for row, byte in enumerate(first) if byte < 64}
+    assert draws.state() == {"key": key, "counter": 9, "cipher": "shake256", "draws_gaps": False}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from torch import Tensor, nn
 from torch.nn import functional
 from torchvision.ops import StochasticDepth
@@ -66,10 +67,10 @@ def test_no_seed_of_torch_gives_away_what_training_draws(noise_source: str, tmp_
 
 @pytest.mark.parametrize("noise_source", ["os_entropy", "os_entropy_secure"])
 def test_batches_come_from_a_cryptographic_stream(noise_source: str, tmp_path: Path) -> None:
-    """An independent SHAKE-256 of key and counter says who joins."""
+    """An independent ChaCha20 of key and nonce says who joins."""
     trainer = trainer_of(replace(AUGMENTED, noise_source=noise_source), tmp_path)
     state, n = trainer.state()["sampler"], len(trainer._data)
-    first = hashlib.shake_256(state["key"] + (0).to_bytes(8, "little")).digest(n)
+    first = Cipher(ChaCha20(state["key"], bytes(16)), mode=None).encryptor().update(bytes(n))
     threshold = 256 * AUGMENTED.sampling.batch_size / n
     batch = trainer._sampler.next_batch().tolist()
     undecided = {row for row in range(n) if first[row] == int(threshold)}
