@@ -9,7 +9,16 @@ from typing import Final, Literal
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from workers.gradients import attention, convolution, embedding, linear, normalization, recurrent, standardized
+from workers.gradients import (
+    activation,
+    attention,
+    convolution,
+    embedding,
+    linear,
+    normalization,
+    recurrent,
+    standardized,
+)
 from workers.gradients.rules import Rewrite, Rule
 from workers.models import WeightStandardizedConv2d
 
@@ -28,6 +37,7 @@ RULES: Mapping[type[nn.Module], Rule] = {
     nn.InstanceNorm1d: normalization.instance_norm,
     nn.InstanceNorm2d: normalization.instance_norm,
     nn.InstanceNorm3d: normalization.instance_norm,
+    nn.PReLU: activation.prelu,
     WeightStandardizedConv2d: standardized.standardized_convolution,
 }
 

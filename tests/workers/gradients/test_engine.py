@@ -162,7 +162,7 @@ def sequence_model(layer: nn.Module, width: int = 8) -> nn.Module:
 
 def hooked() -> nn.Module:
     """Hooks that change what layers read and return run once, also around a layer in the fallback."""
-    model = nn.Sequential(nn.Linear(5, 5), nn.PReLU(5), nn.Linear(5, 3))
+    model = nn.Sequential(nn.Linear(5, 5), Scale(5), nn.Linear(5, 3))
     for layer in (model[0], model[1]):
         layer.register_forward_pre_hook(lambda module, args: (args[0] * 2.0,))
         layer.register_forward_hook(lambda module, args, output: output * 3.0)
@@ -312,6 +312,8 @@ CASES: dict[str, Case] = {
     "sparse embedding": Case(lambda: Embedded(sparse=True), TOKENS),
     "own parameter": Case(lambda: nn.Sequential(nn.Linear(5, 5), Scale(5), nn.Linear(5, 3)), ROWS),
     "prelu": Case(lambda: nn.Sequential(nn.Linear(5, 5), nn.PReLU(5), nn.Linear(5, 3)), ROWS),
+    "prelu of one slope": Case(lambda: nn.Sequential(nn.Linear(5, 5), nn.PReLU(), nn.Linear(5, 3)), ROWS),
+    "prelu of images": Case(lambda: image_model(nn.PReLU(4), 4), IMAGE),
     "weight norm": Case(lambda: nn.Sequential(parametrizations.weight_norm(nn.Linear(5, 4)), nn.Linear(4, 3)), ROWS),
     "bilinear through a residual": Case(lambda: nn.Sequential(nn.Linear(5, 5), Scale(5), Scale(5)), ROWS),
     "shared": Case(Tied, TOKENS),

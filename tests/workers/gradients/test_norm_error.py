@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from accounting.errors import InvalidInput
 from tests.workers.brute_force import per_example_loss
 from tests.workers.gradients.test_engine import CASES
 from workers.clipping.protocol import NORM_ERROR
@@ -96,18 +95,7 @@ def test_standardised_kernels_under_autocast_keep_the_bound() -> None:
         assert abs(float(norm) - 1.0) < NORM_ERROR
 
 
-PRELU = ("prelu", "hooks of the user")
-"""torch promotes no types for the slopes of PReLU per row, so these are refused."""
-
-
-@pytest.mark.parametrize("name", PRELU)
-def test_a_prelu_under_autocast_is_refused(name: str) -> None:
-    engine = GradientEngine(CASES[name].model(), per_example_loss, autocast=torch.bfloat16)
-    with pytest.raises(InvalidInput, match="prelu: Type promoting not supported"):
-        engine.norms(*CASES[name].inputs(3))
-
-
-@pytest.mark.parametrize("name", [name for name in CASES if name not in PRELU])
+@pytest.mark.parametrize("name", CASES)
 def test_what_an_example_adds_under_autocast_keeps_the_bound(name: str) -> None:
     """Gradients are those of bfloat16, but what an example adds to a sum is as long as its norm says: both are made in
     float32 of the same activations and output gradients."""
