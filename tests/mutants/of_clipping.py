@@ -26,7 +26,7 @@ METHODS: Final[tuple[Mutant, ...]] = (
             True,
         ),
         B(
-            "torch.where(finite, weights, torch.zeros_like(weights))",
+            "torch.where(finite if weights.ndim == 1 else finite[:, None], weights, 0.0)",
             "weights",
             "gradients that are not finite are summed",
             True,
