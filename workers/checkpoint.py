@@ -16,6 +16,8 @@ from accounting.records import open_filesystem, read_private, write_private
 _KIND: Final = b"dpsweep-checkpoint-"
 _MAGIC: Final = _KIND + b"3\n"
 _DIGEST_BYTES: Final = 32
+_START: Final = len(_MAGIC) + _DIGEST_BYTES
+"""Of what torch has written, behind its digest."""
 
 
 def fingerprint(*parts: object) -> str:
@@ -32,9 +34,11 @@ def save_checkpoint(uri: str, owner: str, state: Mapping[str, Any]) -> None:
     state: tensors, numbers, strings, bytes and containers of them.
     """
     buffer = io.BytesIO()
+    buffer.write(_MAGIC + bytes(_DIGEST_BYTES))
     torch.save({"owner": owner, "state": dict(state)}, buffer)
-    payload = buffer.getvalue()
-    write_private(uri, _MAGIC + hashlib.sha256(payload).digest() + payload)
+    with buffer.getbuffer() as content:  # a copy of the state, as large as the model, is one too many
+        content[len(_MAGIC) : _START] = hashlib.sha256(content[_START:]).digest()
+        write_private(uri, content)
 
 
 def load_checkpoint(uri: str, owner: str) -> dict[str, Any] | None:
@@ -52,11 +56,12 @@ def load_checkpoint(uri: str, owner: str) -> dict[str, Any] | None:
         raise InvalidInput(
             f"{uri} is of another version of dpsweep; finish the trial with that version, or {START_ANEW}"
         )
-    start = len(_MAGIC) + _DIGEST_BYTES
-    digest, payload = data[len(_MAGIC) : start], data[start:]
-    if not data.startswith(_MAGIC) or hashlib.sha256(payload).digest() != digest:
+    digest = data[len(_MAGIC) : _START]
+    if not data.startswith(_MAGIC) or hashlib.sha256(memoryview(data)[_START:]).digest() != digest:
         raise DataCorruption(f"{uri} is damaged; restore it from a backup, or {START_ANEW}")
-    content = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
+    stored = io.BytesIO(data)
+    stored.seek(_START)
+    content = torch.load(stored, map_location="cpu", weights_only=True)
     if content["owner"] != owner:
         raise InvalidInput(
             f"{uri} belongs to a trial with other settings, releases or data; use another folder, or {START_ANEW}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final, Protocol
@@ -10,7 +11,7 @@ import torch
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from torch import nn
 
-from accounting.errors import DataCorruption
+from accounting.errors import START_ANEW, DataCorruption, InvalidInput
 from accounting.estimates import Claim
 from accounting.records import read_private
 from workers.clipping import ClippingState
@@ -109,17 +110,49 @@ def _as_it_is(value: Any) -> Any:
     return value
 
 
-@dataclass(frozen=True)
 class ModelValues:
-    """The parameters and buffers of a model."""
+    """The trainable parameters and the buffers of a model.
 
-    model: nn.Module
+    Frozen parameters are those that the model is built with: a checkpoint keeps their digest, so that one of an adapter
+    is as small as the adapter. Those that the model changes in place itself are kept, too.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._built = {id(value): value._version for value in model.parameters() if not value.requires_grad}
+        self._digest = _digest_of_what_stays(model)
 
     def state(self) -> dict[str, Any]:
-        return self.model.state_dict()
+        stored = self._model.state_dict(keep_vars=True)
+        kept = {name: value for name, value in stored.items() if not self._stays(value)}
+        values = {name: each.detach() if isinstance(each, torch.Tensor) else each for name, each in kept.items()}
+        return {"values": values, "built": self._digest}
+
+    def _stays(self, value: Any) -> bool:
+        """Whether it is a frozen parameter with the value that the model was built with."""
+        return id(value) in self._built and value._version == self._built[id(value)]
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self.model.load_state_dict(state)
+        """Raises: InvalidInput where the model is built with other parameters than that of the state."""
+        if not isinstance(state.get("built"), str):  # of an earlier version, which kept the whole model
+            self._model.load_state_dict(state)
+        elif state["built"] == self._digest:
+            self._model.load_state_dict(state["values"], strict=False)
+        else:
+            raise InvalidInput(
+                "the model is built with other names, shapes or frozen values of parameters than when the trial began; "
+                f"build it from the same weights, or {START_ANEW}"
+            )
+
+
+def _digest_of_what_stays(model: nn.Module) -> str:
+    """sha256 of the names, types and shapes of all parameters, and of the values of frozen ones."""
+    digest = hashlib.sha256()
+    for name, value in model.named_parameters():
+        digest.update(repr((name, value.dtype, tuple(value.shape), value.requires_grad)).encode())
+        if not value.requires_grad:
+            digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True)

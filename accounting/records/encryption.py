@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import io
 import os
 import re
 import struct
@@ -77,18 +78,23 @@ def require_key(check: KeyCheck | None, where: str) -> None:
             raise InvalidInput(_other_key(where))
 
 
-def encrypted(uri: str, content: bytes) -> bytes:
+def encrypted(uri: str, content: bytes | memoryview) -> bytes:
     """What is stored of the private file ``uri``: its content, encrypted if there is a key. Deterministic.
 
     Raises: InvalidInput for a key that is none, or without the package that encrypts.
     """
     key = _key()
     if key is None:
-        return content
-    salt = hmac.digest(_salting(key), struct.pack(">Q", len(uri.encode())) + uri.encode() + content, hashlib.sha256)
+        return bytes(content)
+    salting = hmac.new(_salting(key), struct.pack(">Q", len(uri.encode())) + uri.encode(), hashlib.sha256)
+    salting.update(content)
+    salt = salting.digest()
     cipher, check = _cipher(key, salt)
-    segments = (cipher.encrypt(nonce, segment, None) for nonce, segment in _segments(content, _SEGMENT))
-    return b"".join((_MAGIC, salt, check, *segments))
+    stored = io.BytesIO()  # bytes.join would hold all segments twice
+    stored.write(b"".join((_MAGIC, salt, check)))
+    for nonce, segment in _segments(content, _SEGMENT):
+        stored.write(cipher.encrypt(nonce, segment, None))
+    return stored.getvalue()
 
 
 def decrypted(uri: str, stored: bytes) -> bytes:
@@ -112,11 +118,13 @@ def decrypted(uri: str, stored: bytes) -> bytes:
         raise InvalidInput(_other_key(uri))
     from cryptography.exceptions import InvalidTag
 
-    segments = _segments(stored[_HEADER:], _SEGMENT + _TAG)
+    content = io.BytesIO()
     try:
-        return b"".join(cipher.decrypt(nonce, segment, None) for nonce, segment in segments)
+        for nonce, segment in _segments(memoryview(stored)[_HEADER:], _SEGMENT + _TAG):
+            content.write(cipher.decrypt(nonce, segment, None))
     except InvalidTag:
         raise _damaged(uri) from None
+    return content.getvalue()
 
 
 def is_encrypting() -> bool:
@@ -162,7 +170,7 @@ def _cipher(key: bytes, salt: bytes) -> tuple[AESGCM, bytes]:
     return AESGCM(own), check
 
 
-def _segments(data: bytes, size: int) -> Iterator[tuple[bytes, memoryview]]:
+def _segments(data: bytes | memoryview, size: int) -> Iterator[tuple[bytes, memoryview]]:
     """The segments in order, at least one, each with its nonce: 3 zero bytes, its number in 8, and 1 for the last."""
     view, last = memoryview(data), max(0, -(-len(data) // size) - 1)
     for number in range(last + 1):

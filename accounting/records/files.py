@@ -72,7 +72,7 @@ def read_range(uri: str, start: int, size: int) -> tuple[bytes, int]:
         return bytes(stream.read_at(size, start)) if start + size <= whole else b"", whole
 
 
-def write_bytes_atomically(uri: str, data: bytes, private: bool = False) -> None:
+def write_bytes_atomically(uri: str, data: bytes | memoryview, private: bool = False) -> None:
     """Replace the content of ``uri``: whatever fails, it holds either the old bytes or the new ones.
 
     private gives the file mode 0600, and its folder and every folder created for it mode 0700; other files get what the
@@ -191,7 +191,7 @@ def _named_errors(action: str, uri: str) -> Iterator[None]:
         ) from error
 
 
-def _put_object(filesystem: fs.FileSystem, path: str, data: bytes) -> None:
+def _put_object(filesystem: fs.FileSystem, path: str, data: bytes | memoryview) -> None:
     try:
         stream = filesystem.open_output_stream(path)
     except FileNotFoundError:  # a store with real folders
@@ -201,7 +201,7 @@ def _put_object(filesystem: fs.FileSystem, path: str, data: bytes) -> None:
         stream.write(data)
 
 
-def _replace_local(path: Path, data: bytes, private: bool) -> None:
+def _replace_local(path: Path, data: bytes | memoryview, private: bool) -> None:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}{_TEMPORARY}")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _mode(private))
     try:
@@ -259,7 +259,7 @@ def closed_to_strangers() -> Iterator[None]:
         os.umask(before)
 
 
-def _write_all(handle: int, data: bytes) -> None:
+def _write_all(handle: int, data: bytes | memoryview) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(handle, view) :]

@@ -18,9 +18,10 @@ def read_private(uri: str) -> bytes:
     return decrypted(uri, read_bytes(uri))
 
 
-def write_private(uri: str, content: bytes) -> None:
+def write_private(uri: str, content: bytes | memoryview) -> None:
     """Replace the content of a private file atomically. Raises: StorageError; InvalidInput as `encrypted`."""
-    write_bytes_atomically(uri, encrypted(uri, content), private=True)
+    stored = encrypted(uri, content) if is_encrypting() else content
+    write_bytes_atomically(uri, stored, private=True)
 
 
 def append_private(uri: str, content: bytes) -> None:

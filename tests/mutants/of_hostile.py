@@ -65,10 +65,10 @@ HOSTILE: Final[tuple[Mutant, ...]] = (
     *bugs_in(
         "accounting/records/private_files.py",
         ENCRYPTION,
-        B("encrypted(uri, content), private=True)", "encrypted(uri, content))", "private files are public", True),
+        B("stored, private=True)", "stored)", "private files are public", True),
         B(
-            "write_bytes_atomically(uri, encrypted(uri, content),",
-            "write_bytes_atomically(uri, content,",
+            "encrypted(uri, content) if is_encrypting() else content",
+            "content",
             "private files are not encrypted",
             True,
         ),
@@ -77,7 +77,7 @@ HOSTILE: Final[tuple[Mutant, ...]] = (
     *bugs_in(
         "accounting/records/encryption.py",
         ENCRYPTION,
-        B("uri.encode() + content, hashlib", "uri.encode(), hashlib", "a file's key and nonces repeat", True),
+        B("salting.update(content)", "salting.update(b'')", "a file's key and nonces repeat", True),
         B('>Q", len(uri.encode())) + uri.encode()', '>Q", 0)', "equal contents of two files look equal", True),
         B('>3xQ?", number,', '>3xQ?", 0,', "nonces repeat within a file", True),
         B("number == last), view", "False), view", "a file that is cut off between segments is read", True),

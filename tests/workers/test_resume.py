@@ -18,7 +18,7 @@ from tests.accounting.stored_trial import account_trial, job_of
 from tests.workers.devices import NAME
 from tests.workers.own_code import code_of
 from tests.workers.resumption import assert_same_trial, run_with_deaths, stored_bytes
-from tests.workers.trial_specs import DROPOUT_NET, TUMOURS, TUMOURS_READ_ONCE, clipping_by, small_trial
+from tests.workers.trial_specs import DROPOUT_NET, FROZEN_TRUNK, TUMOURS, TUMOURS_READ_ONCE, clipping_by, small_trial
 from workers.clipping import CLIPPING
 from workers.history import TrainingResult
 from workers.noise import NOISE_SOURCES
@@ -138,6 +138,7 @@ KINDS_OF_STATE: Mapping[str, dict[str, Any]] = {
     "sampled, bounds change": {"norms": NormSpec("when_sampled"), "clipping": Component("dpsgd_f")},
     "sampled by layer": {"norms": NormSpec("when_sampled"), "clipping": Component("per_layer")},
     "dropout": {"model": DROPOUT_NET},
+    "frozen": {"model": FROZEN_TRUNK},
     "augmentation": {
         "data": DataSpec("digits", keep={str(digit): 6 for digit in range(10)}),
         "model": Component("cnn_dpsgdf", {"channels": [2, 2], "kernel_size": 3, "padding": 1, "hidden": 8}),

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+from accounting.errors import InvalidInput
 from accounting.records.layout import TrialFiles
 from accounting.records.snapshots import SnapshotWriter
 from tests.workers.devices import DEVICE
@@ -20,7 +22,7 @@ from workers.checkpoint import load_checkpoint, save_checkpoint
 from workers.data import load_dataset
 from workers.mechanism import mechanism_of
 from workers.noise import make_noise_source
-from workers.run_state import RunState
+from workers.run_state import ModelValues, RunState
 from workers.spec import Component, NormSpec, SamplingSpec, TrialSpec
 from workers.training import Trainer
 
@@ -142,3 +144,49 @@ def test_the_state_of_a_run_has_every_field(tmp_path: Path) -> None:
     again = RunState("estimate")
     again.restore(state)
     assert differences(picture(trainer._run), picture(again)) == []
+
+
+def adapter_net(seed: int = 0) -> nn.Module:
+    """Nine tenths of it are frozen."""
+    torch.manual_seed(seed)
+    frozen = nn.Linear(30, 30).requires_grad_(False)
+    return nn.Sequential(frozen, nn.BatchNorm1d(30).eval(), nn.Linear(30, 1))
+
+
+def test_a_checkpoint_keeps_what_trains_and_the_buffers() -> None:
+    model = adapter_net()
+    values, again = ModelValues(model), adapter_net()
+    with torch.no_grad():
+        model[2].weight.add_(1.0)
+        model[1].running_mean.add_(1.0)
+    trained = {name for name, each in model.named_parameters() if each.requires_grad}
+    assert values.state()["values"].keys() == trained | dict(model.named_buffers()).keys()
+    ModelValues(again).restore(values.state())
+    assert differences(picture(model.state_dict()), picture(again.state_dict())) == []
+
+
+def test_a_model_with_other_frozen_values_does_not_go_on() -> None:
+    """Its noise would be that of another model."""
+    state = ModelValues(adapter_net()).state()
+    for other in (adapter_net(seed=1), adapter_net().requires_grad_(True)):
+        with pytest.raises(InvalidInput, match="other names, shapes or frozen values of parameters"):
+            ModelValues(other).restore(state)
+
+
+def test_what_a_model_changes_in_place_is_kept_although_it_is_frozen() -> None:
+    model = adapter_net()
+    values = ModelValues(model)
+    with torch.no_grad():
+        model[0].weight.add_(1.0)
+    again = adapter_net()
+    restored = ModelValues(again)
+    restored.restore(values.state())
+    assert torch.equal(again[0].weight, model[0].weight)
+    assert "0.weight" in restored.state()["values"], "and in the next one"
+
+
+def test_a_checkpoint_of_the_whole_model_is_still_read() -> None:
+    model, again = adapter_net(), adapter_net(seed=1)
+    ModelValues(again).restore(model.state_dict())
+    assert torch.equal(again[0].weight, model[0].weight)
+    assert torch.equal(again[2].weight, model[2].weight)

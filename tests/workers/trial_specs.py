@@ -56,3 +56,12 @@ def dropout_net(feature_shape: tuple[int, ...], num_classes: int) -> nn.Module:
 
 
 DROPOUT_NET = Component(f"{__file__}:dropout_net")
+
+
+def frozen_trunk(feature_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """A user's own model of which a small part trains."""
+    trunk = nn.Sequential(nn.Flatten(), nn.Linear(feature_shape[0], 1000), nn.ReLU(), nn.Linear(1000, 20))
+    return nn.Sequential(trunk.requires_grad_(False), nn.Linear(20, num_classes))
+
+
+FROZEN_TRUNK = Component(f"{__file__}:frozen_trunk")
