@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -24,8 +25,20 @@ from workers.models import build_model
 from workers.noise import start_generator
 from workers.spec import TrialSpec
 
-_CHUNK: Final = 512
-"""Examples per norm pass; fixed, so that a resumed run repeats every bit."""
+_LEAST, _MOST, _NUMBERS = 512, 4096, 2**18
+
+
+def rows_at_once(features: int, parameters: int) -> int:
+    """Examples per norm pass. A function of sizes, so that a resumed run repeats every bit.
+
+    More where examples have few features and the model few parameters: a pass then takes as long to start as to do.
+    What layers keep of an example is at most about features times parameters.
+
+    >>> rows_at_once(features=40, parameters=82), rows_at_once(features=784, parameters=500_000)
+    (3196, 512)
+    """
+    return min(max(_LEAST, _NUMBERS // max(features, parameters)), _MOST)
+
 
 Weigh = Callable[[BatchNorms], Tensor]
 """Norms of a whole batch -> weights [b] or, where clipping is by layer, [b, L]."""
@@ -123,6 +136,8 @@ class LocalGradients:
     def __init__(self, spec: TrialSpec, dataset: Dataset, method: ClippingMethod, code: UserCode) -> None:
         device, execution = choose_device(spec.execution.device), spec.execution
         self.model = build_model(spec.model, dataset, spec.seed, code).to(device)
+        features, parameters = math.prod(dataset.feature_shape), sum(each.numel() for each in self.model.parameters())
+        self._rows_at_once = rows_at_once(features, parameters)
         self.loss = build_loss(spec.loss, code, dataset.task)
         self.data = TrainingData(dataset, device, room_for_data(device))
         self.augmentation_rng = torch.Generator()
@@ -153,7 +168,7 @@ class LocalGradients:
         return Decision(self._method.decide(state, NO_ANSWER, self.setting), state)
 
     def norms(self, rows: Tensor) -> BatchNorms:
-        chunks = [self._plain.norms(*self.data.inputs(some)) for some in torch.split(rows, _CHUNK)]
+        chunks = [self._plain.norms(*self.data.inputs(some)) for some in torch.split(rows, self._rows_at_once)]
         by_layer = [chunk.layer_norms for chunk in chunks if chunk.layer_norms is not None]
         return BatchNorms(
             torch.cat([chunk.norms for chunk in chunks]),

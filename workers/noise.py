@@ -144,6 +144,9 @@ class KeyedNoise:
 def _one_thread() -> Iterator[None]:
     """Use one torch thread: blocks are small, and on a busy machine several threads can be a hundred times slower."""
     threads = torch.get_num_threads()
+    if threads == 1:  # to set it again would empty torch's cache of kernels
+        yield
+        return
     torch.set_num_threads(1)
     try:
         yield
