@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,7 @@ from accounting.individual.contour import Complex, Contour
 from accounting.individual.contributions import Array, StepWeights
 from accounting.individual.kernels import reach
 from accounting.individual.rdp import FEW_ORDERS, RenyiCosts
-from accounting.individual.spectrum_kernels import certified_bounds, spectrum
+from accounting.individual.spectrum_kernels import certified_bounds
 
 _TILT_STEP, _PERIOD_STEP, _REACH_STEP = 1.25, 2.0, 2.0**0.5
 """Examples share a contour if their tilt - 1, period and largest sqrt(u) agree within these factors."""
@@ -44,6 +44,9 @@ NEGLIGIBLE = 1e-6
 
 _ALIASING = 1e-3
 """Target size of aliasing, relative to delta: epsilon, whose relative error is smaller by (a - 1) eps, hardly moves."""
+
+_TAIL_ORDERS = 16
+"""Orders above the tilt that bound aliases: up to where alpha - 1 is nine times as large."""
 
 FLOAT_ERROR = 1e-11
 """Bound on the relative rounding error of a term, without that of the moments."""
@@ -60,27 +63,38 @@ LARGEST_EPSILON = 1e3
 
 @dataclass(frozen=True)
 class Bucket:
-    """Rows with one tilt and period. In part p no row has weight on nodes from ``stops[p]`` on."""
+    """Rows with one tilt and period. In part p no row has weight on nodes from ``stops[p]`` on.
+
+    rdp [rows, orders] at the orders of `tail_places`.
+    """
 
     rows: NDArray[np.intp]
     tilt: float
     period: float
     stops: tuple[int, ...]
+    rdp: Array
+
+    def of(self, some: NDArray[np.intp]) -> Bucket:
+        """The same of some of its rows."""
+        return replace(self, rows=self.rows[some], rdp=self.rdp[some])
 
 
 def buckets(costs: StepWeights, renyi: RenyiCosts, delta: float) -> Iterator[Bucket]:
     """Each row with 0 < Renyi epsilon <= `LARGEST_EPSILON` in one bucket, which depends on that row alone."""
     active = np.flatnonzero((renyi.epsilons > 0.0) & (renyi.epsilons <= LARGEST_EPSILON))
     tilts = 1.0 + _RETREAT * _rounded(renyi.orders[active] - 1.0, _TILT_STEP)
-    periods = np.empty(len(active))
-    for tilt in np.unique(tilts):
-        at = tilts == tilt
-        periods[at] = _periods(renyi, active[at], delta, tilt)
+    periods, rdp = np.empty(len(active)), np.empty((len(active), _TAIL_ORDERS))
+    for tilt in np.unique(tilts).tolist():
+        at, places = np.flatnonzero(tilts == tilt), tail_places(tilt)
+        tail = renyi.rdp(active[at], places)
+        periods[at] = _periods(tail, FEW_ORDERS[places], renyi.epsilons[active[at]], delta, tilt)
+        rdp[at, : len(places)] = tail
     periods = _PERIOD_STEP**0.5 * _rounded(periods, _PERIOD_STEP)
     stops = [own[active] for own in _stops(costs)]
     for rows in _alike(tilts, periods, *stops):
         at = rows[0]
-        yield Bucket(active[rows], float(tilts[at]), float(periods[at]), tuple(int(own[at]) for own in stops))
+        tail = rdp[rows, : len(tail_places(tilts[at]))]
+        yield Bucket(active[rows], float(tilts[at]), float(periods[at]), tuple(int(own[at]) for own in stops), tail)
 
 
 def _alike(*columns: Array | NDArray[np.intp]) -> list[NDArray[np.intp]]:
@@ -103,16 +117,20 @@ def _rounded(values: Array, factor: float) -> Array:
     return np.asarray(factor ** np.round(np.log(values) / np.log(factor)))
 
 
-def _periods(renyi: RenyiCosts, rows: NDArray[np.intp], delta: float, tilt: float) -> Array:
+def tail_places(tilt: float) -> NDArray[np.intp]:
+    """The places in `FEW_ORDERS` of the first orders clearly above ``tilt``, which bound aliases from the right."""
+    return np.flatnonzero(1.1 * tilt < FEW_ORDERS)[:_TAIL_ORDERS]
+
+
+def _periods(rdp: Array, orders: Array, epsilons: Array, delta: float, tilt: float) -> Array:
     """Periods P [rows] so long that the weighted aliases delta(eps + m P) are at most about `_ALIASING` delta(eps).
 
     To the left delta(eps - m P) <= 1; to the right delta(eps + m P) <= exp((b-1) (rdp_b - eps - m P)) for b > tilt.
+    rdp [rows, orders]; epsilons [rows] by Renyi DP.
     """
     wanted = -np.log(delta * _ALIASING)
-    places = np.flatnonzero(1.1 * tilt < FEW_ORDERS)
-    higher = FEW_ORDERS[places]
-    log_tails = (higher - 1.0) * (renyi.rdp[np.ix_(rows, places)] - 0.8 * renyi.epsilons[rows, None])
-    right = (log_tails + wanted) / (higher - tilt)
+    log_tails = (orders - 1.0) * (rdp - 0.8 * epsilons[:, None])
+    right = (log_tails + wanted) / (orders - tilt)
     return np.asarray(np.maximum(wanted / (tilt - 1.0), right.min(axis=1, initial=np.inf)))
 
 
@@ -158,7 +176,7 @@ def lower_kernel(contour: Contour, v: float) -> Complex:
 
 @functools.lru_cache(maxsize=512)
 def upper_factors(contour: Contour) -> Array:
-    """What `spectrum_kernels.spectrum` needs of `upper_kernel`; [3, points]."""
+    """`upper_kernel` as `spectrum_kernels.certified_bounds` takes it; [3, points]."""
     return _factors(upper_kernel(contour))
 
 
@@ -183,44 +201,25 @@ def left_out(contour: Contour, size: int, v: float) -> float:
     return float(np.exp(-0.5 * v * end**2) * (plain + (bump if v > 0.0 else 0.0)))
 
 
-@dataclass(frozen=True)
-class Terms:
-    """Terms of the trapezoidal rule without e^(eps (1-z)), of a few rows.
-
-    values [rows, 2 points] are their real and imaginary parts; ends [2, rows] how many are kept, and a bound on the
-    error of their sum.
-    """
-
-    values: Array
-    ends: Array
-
-
-def terms_of(exponents: Array, factors: Array, cuts: Array) -> Terms:
-    """The terms of exp(K) times ``factors`` [3, points]; all as in `spectrum_kernels.spectrum`."""
-    terms = Terms(np.empty((len(exponents), 2 * factors.shape[1])), np.empty((2, len(exponents))))
-    spectrum(exponents, factors, cuts, terms.values, *terms.ends)
-    return terms
-
-
 def raise_bounds(
-    bounds: Array, rows: NDArray[np.intp], contour: Contour, v: float, above: Terms, below: Terms, renyi: RenyiCosts
+    bounds: Array, bucket: Bucket, exponents: Array, cuts: Array, contour: Contour, v: float, renyi: RenyiCosts
 ) -> None:
-    """Raise ``bounds`` [2, all rows] of ``rows`` to those of their terms; see `spectrum_kernels.certified_bounds`.
+    """Raise ``bounds`` [2, all rows] of the rows of a bucket; see `spectrum_kernels.certified_bounds`.
 
-    ``above`` and ``below`` are the terms with `upper_kernel` and `lower_kernel`, damped by v; ``renyi`` is of all rows.
+    exponents [rows, ...] are its sums, with K damped by v; cuts belong to the contour; ``renyi`` is of all rows.
     """
     left, tails = _alias_bounds(contour, v)
+    above = upper_factors(contour)
     certified_bounds(
-        above.values,
-        above.ends,
-        below.values,
-        below.ends,
-        np.array([contour.tilt, contour.spacing, left]),
+        exponents,
+        above,
+        lower_factors(contour, v) if v > 0.0 else above,
+        cuts,
+        np.array([contour.tilt, contour.spacing, left, v]),
         renyi.delta,
         tails,
-        renyi.rdp,
-        len(FEW_ORDERS) - tails.shape[1],
-        rows,
+        bucket.rdp,
+        bucket.rows,
         renyi.epsilons,
         bounds,
     )
@@ -228,12 +227,12 @@ def raise_bounds(
 
 @functools.lru_cache(maxsize=512)
 def _alias_bounds(contour: Contour, v: float) -> tuple[float, Array]:
-    """The aliases from the left, and what bounds those from the right at the last orders of `FEW_ORDERS`; [2, orders].
+    """The aliases from the left, and for each order of `tail_places` what bounds those from the right; [2, orders].
 
     See `spectrum_kernels.certified_bounds`.
     """
     period, tilt = 2.0 * np.pi / contour.spacing, contour.tilt
-    orders = FEW_ORDERS[1.001 * tilt < FEW_ORDERS]
+    orders = FEW_ORDERS[tail_places(tilt)]
     aliases = 0.5 * v * orders * (orders - 1.0) + _log_series((orders - tilt) * period)
     return float(np.exp(_log_series(np.array((tilt - 1.0) * period)))), np.array([orders - 1.0, aliases])
 

@@ -17,7 +17,8 @@ Why the result is certified:
 All of this is added to delta. delta is evaluated again at the epsilon returned; where the Renyi bound is lower, that is
 returned. Where hardly any batch is expected to draw an example, exp(K) decays slowly, so the spectrum is damped
 (`accounting.individual.inversion`), and at high frequencies K is not linear enough in the step weights. After few steps
-examples whose bounds stay noticeably loose are therefore accounted again, each as a group of one (`accounting.pld`).
+examples whose bounds stay noticeably loose are therefore accounted again, on more nodes, and those of small data sets
+that are still loose each as a group of one (`accounting.pld`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,16 +52,13 @@ from accounting.individual.inversion import (
     buckets,
     damping,
     left_out,
-    lower_factors,
     plain_exponent,
     raise_bounds,
-    terms_of,
-    upper_factors,
 )
 from accounting.individual.kept import kept
 from accounting.individual.rdp import RenyiCosts, renyi_costs
 from accounting.individual.spectrum_kernels import LOOSE
-from accounting.individual.spreading import NODES, near_reached, spread_linearly, weighted_sums
+from accounting.individual.spreading import NODES, near_reached, of_rows, spread_linearly, weighted_sums
 from accounting.individual.tail_bounds import within
 from accounting.pld import MIN_DELTA, CertifiedEpsilon, epsilon_of_rounds, rounds_of_examples
 
@@ -82,12 +80,13 @@ _BLOCK = 1 << 10
 _FEW_STEPS = 1000
 """Up to this many steps, exp(K) reaches high frequencies, where K is less linear in the step weights."""
 
-_MORE_NODES = 2
-"""Then there are so many times more nodes, which divides the error of K by the square of that."""
+_DENSITIES = (2, 4, 8)
+"""Then there are so many times more nodes, which divides the error of K by the square of that: at first for all rows,
+then for those whose bounds are noticeably loose, until they are tight."""
 
 _FEW_EXAMPLES = 100_000
-"""Examples of a data set up to which those whose bounds stay loose then are accounted again, at 20 to 200 ms each: of
-all or of none, because groups are compared."""
+"""Examples of a data set up to which those whose bounds are still loose are accounted on a lattice, at 20 to 200 ms
+each: of all or of none, because groups are compared."""
 
 _NOTICEABLE = 0.01
 """Smaller gaps between the bounds stay. A fiftieth of the examples of a large data set may have one, at epsilons of
@@ -101,20 +100,35 @@ _TOLERANCES = (0.5 * LOOSE, 0.05 * LOOSE)
 
 def pld_epsilons(contributions: RecordedContributions, delta: float) -> tuple[Array, Array]:
     """Upper and lower epsilon [rows] at ``delta``, the worse of removing and adding the example."""
-    trace, spread = contributions.trace, spread_linearly
+    trace = contributions.trace
     is_short = trace.steps <= _FEW_STEPS
-    if is_short:
-        spread = functools.partial(spread_linearly, nodes=_MORE_NODES * NODES)
-    costs = contributions.costs(spread)
-    renyi = renyi_costs(costs, delta)
-    upper, lower = _interpolated_epsilons(costs, renyi, delta)
-    upper = np.minimum(upper, _of_one_gaussian(costs, delta))
+    first, *denser = _DENSITIES if is_short else (1,)
+    upper, lower, loose = _on_nodes(contributions, delta, first, _NOTICEABLE)
+    for density in denser:
+        if len(loose):
+            above, below, left = _on_nodes(contributions.of(loose), delta, density, 0.0)
+            upper[loose], lower[loose] = np.minimum(upper[loose], above), np.maximum(lower[loose], below)
+            loose = loose[left]
     if is_short and trace.dataset_size <= _FEW_EXAMPLES and delta >= MIN_DELTA:
-        loose = (upper - lower > np.maximum(LOOSE * upper, _NOTICEABLE)) & (renyi.epsilons <= LARGEST_EPSILON)
-        for row in np.flatnonzero(loose).tolist():
+        for row in loose.tolist():
             alone = _alone(contributions.of(slice(row, row + 1)), delta)
             upper[row], lower[row] = min(upper[row], alone.upper), max(lower[row], alone.lower)
     return upper, np.minimum(lower, upper)
+
+
+def _on_nodes(
+    contributions: RecordedContributions, delta: float, density: int, gap: float
+) -> tuple[Array, Array, NDArray[np.intp]]:
+    """Upper and lower epsilon [rows], on ``density`` times `NODES`, and the rows where they are too far apart.
+
+    That is more than `LOOSE` relative to the upper one, and more than ``gap``.
+    """
+    costs = contributions.costs(functools.partial(spread_linearly, nodes=density * NODES))
+    renyi = renyi_costs(costs, delta)
+    upper, lower = _interpolated_epsilons(costs, renyi, delta)
+    upper = np.minimum(upper, _of_one_gaussian(costs, delta))
+    loose = (upper - lower > np.maximum(LOOSE * upper, gap)) & (renyi.epsilons <= LARGEST_EPSILON)
+    return upper, lower, np.flatnonzero(loose)
 
 
 def _of_one_gaussian(costs: StepWeights, delta: float) -> Array:
@@ -146,12 +160,12 @@ def _interpolated_epsilons(costs: StepWeights, renyi: RenyiCosts, delta: float) 
     above, below = np.where(bound > 0.0, np.inf, 0.0), np.zeros_like(bound)
     bounds, all_costs = np.zeros((2, len(bound))), near_reached(costs, [len(p.precisions) for p in costs.sampled])
     for bucket in buckets(costs, renyi, delta):
-        own = near_reached(costs.of(bucket.rows), bucket.stops)
-        _Group(own, bucket, renyi, "remove").raise_all(bounds)
+        own, places = of_rows(costs, bucket.rows, bucket.stops)
+        _Group(own, places, bucket, renyi, "remove").raise_all(bounds)
         cheaper = within(all_costs, bucket.rows, bucket.tilt, bounds[0, bucket.rows], delta, "add")
         rest = np.flatnonzero(~cheaper)
         if len(rest):
-            _Group(own.of(rest), replace(bucket, rows=bucket.rows[rest]), renyi, "add").raise_all(bounds)
+            _Group(own, places[rest], bucket.of(rest), renyi, "add").raise_all(bounds)
         above[bucket.rows], below[bucket.rows] = bounds[:, bucket.rows]
     return np.minimum(above, bound), below
 
@@ -193,9 +207,10 @@ def _cut_sizes(contour: Contour) -> list[int]:
 
 @dataclass(frozen=True)
 class _Group:
-    """The rows of a bucket, in one direction. costs are of these rows, renyi of all."""
+    """The rows of a bucket, in one direction: ``places`` [rows] among those of ``costs``. renyi is of all rows."""
 
     costs: StepWeights
+    places: NDArray[np.intp]
     bucket: Bucket
     renyi: RenyiCosts
     direction: str
@@ -238,7 +253,7 @@ class _Group:
             for p in self.costs.sampled
         ]
         table = np.concatenate([np.empty((0, len(ends))), *decays])
-        decay = weighted_sums(self.costs, table, np.array([0.0 * ends, 0.5 * ends**2]))
+        decay = weighted_sums(self.costs, table, np.array([0.0 * ends, 0.5 * ends**2]), self.places)
         return np.asarray(decay >= -np.log(NEGLIGIBLE))
 
     def _raise(self, bounds: Array, rows: NDArray[np.intp], contour: Contour, v: float) -> None:
@@ -246,13 +261,11 @@ class _Group:
         table, plain, cuts = self._columns(contour), _plain_columns(self.costs.pure, contour, v), _cuts(contour, v)
         for start in range(0, len(rows), _BLOCK):
             some = rows[start : start + _BLOCK]
-            exponents = weighted_sums(self.costs, table, plain, some)
-            above = terms_of(exponents, upper_factors(contour), cuts)
-            below = terms_of(exponents, lower_factors(contour, v), cuts) if v > 0.0 else above
-            raise_bounds(bounds, self.bucket.rows[some], contour, v, above, below, self.renyi)
+            exponents = weighted_sums(self.costs, table, plain, self.places[some])
+            raise_bounds(bounds, self.bucket.of(some), exponents, cuts, contour, v, self.renyi)
 
     def _columns(self, contour: Contour) -> Array:
-        """The table for `weighted_sums`: K, its error and its decay, as `spectrum_kernels.spectrum` takes them."""
+        """The table for `weighted_sums`: K, its error and its decay, as `certified_bounds` takes them."""
         tables = [
             _moment_columns(part.sample_rate, part.precisions.tobytes(), contour, self.direction)
             for part in self.costs.sampled

@@ -31,7 +31,7 @@ _STRIDE = 8
 
 _FEW_PLACES = np.unique(np.searchsorted(ORDERS - 1.0, 0.02 * 1.15 ** np.arange(88.0)).clip(0, _LAST))
 FEW_ORDERS: Array = ORDERS[_FEW_PLACES]
-"""Orders at which `RenyiCosts` has RDP: alpha - 1 grows by factors of about 1.15."""
+"""Orders at which `RenyiCosts` gives RDP: alpha - 1 grows by factors of about 1.15."""
 
 _STEEP = 100.0
 """Above this precision `accounting.renyi` has no sampled RDP at fractional orders, so the search may miss the best."""
@@ -39,12 +39,18 @@ _STEEP = 100.0
 
 @dataclass(frozen=True)
 class RenyiCosts:
-    """Upper bounds of examples: rdp [rows, orders] at `FEW_ORDERS`; epsilons [rows] at delta, and their orders."""
+    """Upper bounds of examples: epsilons [rows] at delta, and their orders. costs: of the same rows."""
 
-    rdp: Array
     epsilons: Array
     orders: Array
     delta: float
+    costs: StepWeights
+
+    def rdp(self, rows: NDArray[np.intp], places: NDArray[np.intp]) -> Array:
+        """RDP [rows, places] of some rows at some of `FEW_ORDERS`."""
+        columns = 2 * _FEW_PLACES[places]
+        few, plain = (np.ascontiguousarray(each[:, columns]) for each in (_stacked(self.costs), _plain(self.costs)))
+        return weighted_sums(self.costs, few, plain, rows)
 
 
 def rdp_epsilons(contributions: RecordedContributions, delta: float) -> tuple[Array, Array]:
@@ -108,9 +114,7 @@ def renyi_costs(costs: StepWeights, delta: float) -> RenyiCosts:
     """The upper bounds of `rdp_epsilons`."""
     costs = _on_few_nodes(costs)
     best = _best_orders(costs, delta, -np.inf)
-    few, plain = (np.ascontiguousarray(each[:, 2 * _FEW_PLACES]) for each in (_stacked(costs), _plain(costs)))
-    rdp = weighted_sums(costs, few, plain)
-    return RenyiCosts(rdp, best.epsilons(delta), ORDERS[best.places], delta)
+    return RenyiCosts(best.epsilons(delta), ORDERS[best.places], delta, costs)
 
 
 def _on_few_nodes(costs: StepWeights) -> StepWeights:

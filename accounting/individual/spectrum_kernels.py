@@ -7,17 +7,17 @@ compiled, in `accounting.individual.kernels`.
 from __future__ import annotations
 
 import numpy as np
-from numba import float64, int64
+from numba import float64
 from numpy.typing import NDArray
 
-from accounting.individual.kernels import FOUND, FOUND_TABLE, GIVEN, PLACES, TABLE, Array, helper, kernel
+from accounting.individual.kernels import FOUND_TABLE, GIVEN, PLACES, TABLE, Array, helper, kernel
 
 LOOSE = 1e-2
 """Relative gap between the bounds above which they are computed again by a slower method."""
 
-_NEWTON_STEPS = 40
+_STEPS = 40
 
-_CLOSE, _CLOSE_BELOW = 1e-7, 2e-5
+_CLOSE, _CLOSE_BELOW = 1e-6, 2e-5
 """The search ends this close to where delta(eps) is delta, relative to the largest epsilon: of upper, and lower bounds,
 whose errors are larger anyway."""
 
@@ -46,7 +46,7 @@ def _exponentials(x: Array, found: Array) -> None:
     for k in range(len(x)):
         n = np.floor(x[k] * _PER_LOG_2 + 0.5)
         r = (x[k] - n * _LOG_2[0]) - n * _LOG_2[1]
-        series = ((r / 6227020800.0 + 1.0 / 479001600.0) * r + 1.0 / 39916800.0) * r + 1.0 / 3628800.0
+        series = ((r * (1.0 / 6227020800.0) + 1.0 / 479001600.0) * r + 1.0 / 39916800.0) * r + 1.0 / 3628800.0
         series = (((series * r + 1.0 / 362880.0) * r + 1.0 / 40320.0) * r + 1.0 / 5040.0) * r + 1.0 / 720.0
         series = (((series * r + 1.0 / 120.0) * r + 1.0 / 24.0) * r + 1.0 / 6.0) * r + 0.5
         value = ((series * r + 1.0) * r + 1.0) * found[k]
@@ -63,9 +63,9 @@ def _turns(x: Array, cosines: Array, sines: Array) -> None:
         n = np.floor(x[k] * _PER_QUARTER + 0.5)
         r = ((x[k] - n * _QUARTER[0]) - n * _QUARTER[1]) - n * _QUARTER[2]
         z = r * r
-        odd = ((-z / 1307674368000.0 + 1.0 / 6227020800.0) * z - 1.0 / 39916800.0) * z + 1.0 / 362880.0
+        odd = ((z * (-1.0 / 1307674368000.0) + 1.0 / 6227020800.0) * z - 1.0 / 39916800.0) * z + 1.0 / 362880.0
         odd = ((odd * z - 1.0 / 5040.0) * z + 1.0 / 120.0) * z - 1.0 / 6.0
-        even = ((z / 20922789888000.0 - 1.0 / 87178291200.0) * z + 1.0 / 479001600.0) * z - 1.0 / 3628800.0
+        even = ((z * (1.0 / 20922789888000.0) - 1.0 / 87178291200.0) * z + 1.0 / 479001600.0) * z - 1.0 / 3628800.0
         even = ((even * z + 1.0 / 40320.0) * z - 1.0 / 720.0) * z + 1.0 / 24.0
         sine, cosine = r + r * z * odd, 1.0 - 0.5 * z + z * z * even
         quadrant = n - 4.0 * np.floor(0.25 * n)
@@ -76,44 +76,39 @@ def _turns(x: Array, cosines: Array, sines: Array) -> None:
         sines[k] = known * (-y_of if quadrant >= 2.0 else y_of)
 
 
-@kernel(TABLE, TABLE, TABLE, FOUND_TABLE, FOUND, FOUND)
-def spectrum(sums: Array, factors: Array, cuts: Array, terms: Array, kept: Array, errors: Array) -> None:
-    """Terms of the trapezoidal rule, and how many of them are kept with which error.
+@helper
+def _terms(
+    sums: Array, factors: Array, cuts: Array, moduli: Array, cosines: Array, sines: Array, terms: Array
+) -> tuple[int, float]:
+    """Write the ``terms`` [2 points] of the trapezoidal rule of one row; how many are kept, and with which error.
 
-    sums [rows, 2 points + pieces + cuts]: real and imaginary parts of K, a bound on the error of K in each piece of the
-    contour, and the decay of |exp(K)| from each cut on. factors [3, points]: real and imaginary parts of what exp(K) is
-    multiplied with, and its modulus. cuts [2, cuts]: after how many points a row may end, and the bound of `left_out`.
-    Written: terms [rows, 2 points], real and imaginary parts; kept and errors [rows].
-
-    Each row ends where the errors of kept and dropped terms together are least: at high frequencies the terms are
-    negligible, but the error of K may not be.
+    sums [2 points + pieces + cuts], factors [3, points] and cuts [2, cuts] as in `certified_bounds`. moduli, cosines
+    and sines [points] are overwritten. A row ends where the errors of kept and dropped terms together are least: at
+    high frequencies the terms are negligible, but the error of K may not be.
     """
     points, choices = factors.shape[1], cuts.shape[1]
-    pieces = sums.shape[1] - 2 * points - choices
+    pieces = len(sums) - 2 * points - choices
     length = points // pieces
-    moduli, cosines, sines = np.empty(points), np.empty(points), np.empty(points)
-    for row in range(len(sums)):
-        real = sums[row, :points]
-        slack, decay = sums[row, 2 * points : 2 * points + pieces], sums[row, 2 * points + pieces :]
-        _exponentials(real, moduli)
-        _turns(sums[row, points : 2 * points], cosines, sines)
-        for k in range(points):
-            x, y = moduli[k] * cosines[k], moduli[k] * sines[k]
-            terms[row, k] = factors[0, k] * x - factors[1, k] * y
-            terms[row, points + k] = factors[0, k] * y + factors[1, k] * x
-            moduli[k] *= factors[2, k]
-        least, spent, piece, best = np.inf, 0.0, 0, 0
-        for choice in range(choices):
-            while piece * length < cuts[0, choice]:
-                total = 0.0
-                for k in range(piece * length, (piece + 1) * length):
-                    total += moduli[k]
-                spent += total * np.expm1(min(slack[piece], 700.0))
-                piece += 1
-            error = spent + np.exp(real[0] - decay[choice]) * cuts[1, choice]
-            if error < least:
-                least, best = error, choice
-        kept[row], errors[row] = cuts[0, best], least
+    slack, decay = sums[2 * points : 2 * points + pieces], sums[2 * points + pieces :]
+    _exponentials(sums[:points], moduli)
+    _turns(sums[points : 2 * points], cosines, sines)
+    for k in range(points):
+        x, y = moduli[k] * cosines[k], moduli[k] * sines[k]
+        terms[k] = factors[0, k] * x - factors[1, k] * y
+        terms[points + k] = factors[0, k] * y + factors[1, k] * x
+        moduli[k] *= factors[2, k]
+    least, spent, piece, best = np.inf, 0.0, 0, 0
+    for choice in range(choices):
+        while piece * length < cuts[0, choice]:
+            total = 0.0
+            for k in range(piece * length, (piece + 1) * length):
+                total += moduli[k]
+            spent += total * np.expm1(min(slack[piece], 700.0))
+            piece += 1
+        error = spent + np.exp(sums[0] - decay[choice]) * cuts[1, choice]
+        if error < least:
+            least, best = error, choice
+    return int(cuts[0, best]), least
 
 
 @helper
@@ -143,6 +138,21 @@ def _curve(
 
 
 @helper
+def _height(terms: Array, kept: int, error: float, scale: float, tilt: float, spacing: float, epsilon: float) -> float:
+    """The same without the slope, for half the work."""
+    points = len(terms) // 2
+    c, s = np.cos(spacing * epsilon), -np.sin(spacing * epsilon)
+    c2, s2 = c * c - s * s, 2.0 * c * s
+    ex = ey = ox = oy = 0.0
+    if kept % 2 == 1:
+        ex, ey = terms[kept - 1], terms[points + kept - 1]
+    for k in range(2 * (kept // 2) - 2, -1, -2):
+        ex, ey = ex * c2 - ey * s2 + terms[k], ex * s2 + ey * c2 + terms[points + k]
+        ox, oy = ox * c2 - oy * s2 + terms[k + 1], ox * s2 + oy * c2 + terms[points + k + 1]
+    return float(scale + np.log(ex + ox * c - oy * s + error) + (1.0 - tilt) * epsilon)
+
+
+@helper
 def _estimate(terms: Array, scale: float, tilt: float, spacing: float, stop: float) -> float:
     """About where the curve falls below zero on [0, stop], as if losses under the tilt were normal.
 
@@ -158,21 +168,6 @@ def _estimate(terms: Array, scale: float, tilt: float, spacing: float, stop: flo
 
 
 @helper
-def _crossing(at: float, value: float, slope: float, before: float, value_before: float, slope_before: float) -> float:
-    """Where a curve with these values and slopes at two places is zero: its inverse, interpolated by a cubic.
-
-    By Newton's step from the first place where there is no other, or no such number.
-    """
-    newton = at - value / slope
-    between, rate, rate_before = (before - at) / (value_before - value), 1.0 / slope, 1.0 / slope_before
-    bend = (between - rate) / (value_before - value)
-    bend_before = (rate_before - between) / (value_before - value)
-    cubic = (bend_before - bend) / (value_before - value)
-    found = newton + value * value * (bend - cubic * value_before)
-    return found if abs(found - newton) <= abs(before - at) else newton
-
-
-@helper
 def _search(
     terms: Array,
     kept: int,
@@ -180,37 +175,48 @@ def _search(
     scale: float,
     tilt: float,
     spacing: float,
-    start: float,
+    place: tuple[float, float, float],
     stop: float,
     side: float,
-) -> float:
+) -> tuple[float, float, float]:
     """An epsilon in [0, stop] at which the curve was found to lie on this ``side`` of zero, close to it.
 
-    Infinity or 0 where none was found, never one at which the curve is no number. `_crossing` inside a shrinking
-    bracket, each step of which aims a little beyond zero, so that the last of them lands on the wanted side.
+    Infinity or 0 where none was found, never one at which the curve is no number; and the curve's value and the inverse
+    of its slope at the last epsilon. place: where the search begins, with about the same two numbers there.
+
+    epsilon as a function of the curve's value is interpolated by a parabola through the last three places, at first
+    through two of them with the slope, inside a shrinking bracket. Each step aims a little beyond zero, so that the
+    last of them lands on the wanted side.
     """
-    left, right, epsilon = 0.0, np.inf, min(start, stop)
-    before, value_before, slope_before = np.nan, np.nan, np.nan
-    certified = np.inf if side == _ABOVE else 0.0
+    at, value, rate = place
+    older = value
     close = (_CLOSE if side == _ABOVE else _CLOSE_BELOW) * stop
-    for _ in range(_NEWTON_STEPS):
-        value, slope = _curve(terms, kept, error, scale, tilt, spacing, epsilon)
-        wanted, here = side * value <= 0.0, epsilon
-        crossing = _crossing(here, value, slope, before, value_before, slope_before)
-        before, value_before, slope_before = here, value, slope
+    certified = np.inf if side == _ABOVE else 0.0
+    left, right = (at, np.inf) if value > 0.0 else (0.0, at)
+    crossing = at - value * rate
+    for _ in range(_STEPS):
+        here = crossing + side * 0.5 * close
+        if not (here >= left and here <= right):
+            here = stop if right == np.inf else 0.5 * (left + right)
+        here = min(here, stop)
+        height = _height(terms, kept, error, scale, tilt, spacing, here)
+        wanted = side * height <= 0.0
         if wanted:
-            certified = epsilon
-        if value > 0.0:
-            left = epsilon
+            certified = here
+        if height > 0.0:
+            left = here
         else:
-            right = epsilon
-        aim = crossing + side * 0.5 * close
-        if not (aim >= left and aim <= right):
-            aim = stop if right == np.inf else 0.5 * (left + right)
-        epsilon = min(aim, stop)
-        if (wanted and abs(crossing - here) <= close) or (value > 0.0 and here >= stop) or right - left <= 1e-10 * stop:
+            right = here
+        secant = (at - here) / (value - height)
+        crossing = here - secant * height + (rate - secant) / (older - height) * value * height
+        at, value, rate, older = here, height, secant, value
+        if (
+            (wanted and abs(crossing - here) <= close)
+            or (height > 0.0 and here >= stop)
+            or right - left <= 1e-10 * stop
+        ):
             break
-    return certified
+    return certified, value, rate
 
 
 @helper
@@ -222,45 +228,53 @@ def _aliasing(tails: Array, left: float, rdp: Array, epsilon: float) -> float:
     return float(left + np.exp(right))
 
 
-@kernel(TABLE, TABLE, TABLE, TABLE, GIVEN, float64, TABLE, TABLE, int64, PLACES, GIVEN, FOUND_TABLE)
+@kernel(TABLE, TABLE, TABLE, TABLE, GIVEN, float64, TABLE, TABLE, PLACES, GIVEN, FOUND_TABLE)
 def certified_bounds(
+    sums: Array,
     above: Array,
-    above_ends: Array,
     below: Array,
-    below_ends: Array,
+    cuts: Array,
     contour: Array,
     delta: float,
     tails: Array,
     rdp: Array,
-    first: int,
     rows: NDArray[np.int64],
     stop: Array,
     bounds: Array,
 ) -> None:
-    """Raise the ``bounds`` [2, all rows] of ``rows``, upper and lower, to those of these terms where they are larger.
+    """Raise the ``bounds`` [2, all rows] of ``rows``, upper and lower, to those of these sums where they are larger.
 
-    above, below [rows, 2 points]: terms for either bound; above_ends, below_ends [2, rows]: how many are kept, and the
-    bound on the error of their sum. contour: tilt, spacing, and the aliases from the left. tails [2, orders] and
-    rdp [all rows, orders from ``first`` on] bound those from the right, see `_aliasing`. stop [all rows]: Renyi
-    epsilons.
+    sums [rows, 2 points + pieces + cuts]: real and imaginary parts of K, a bound on the error of K in each piece of the
+    contour, and the decay of |exp(K)| from each cut on. above, below [3, points]: what exp(K) is multiplied with for
+    either bound, its real and imaginary parts and modulus. cuts [2, cuts]: after how many points a row may end, and the
+    bound of `inversion.left_out`. contour: tilt, spacing, the aliases from the left, and the damping, without which
+    above and below are alike. tails [2, orders] and rdp
+    [rows, orders] bound those from the right, see `_aliasing`. stop [all rows]: Renyi epsilons.
 
     ``bounds`` are those of the other direction, 0 where there are none yet. Where these are tight, and delta at the
     upper one is small enough in this direction too, they stay. Infinity and 0 stand where nothing can be certified.
     """
-    tilt, spacing, left = contour[0], contour[1], contour[2]
+    tilt, spacing, left, points = contour[0], contour[1], contour[2], above.shape[1]
     scale = np.log(spacing / np.pi) - np.log(delta)
+    own, moduli, cosines, sines = np.empty(2 * points), np.empty(points), np.empty(points), np.empty(points)
     for i in range(len(rows)):
-        row, kept, error = rows[i], int(above_ends[0, i]), above_ends[1, i]
-        upper, lower, own = bounds[0, row], bounds[1, row], above[i]
+        row = rows[i]
+        upper, lower, most = bounds[0, row], bounds[1, row], stop[row]
+        kept, error = _terms(sums[i], above, cuts, moduli, cosines, sines, own)
         tight = upper > 0.0 and lower >= (1.0 - LOOSE) * upper
-        if tight and _curve(own, kept, error, scale, tilt, spacing, upper)[0] <= 0.0:
+        if tight and _height(own, kept, error, scale, tilt, spacing, upper) <= 0.0:
             continue
-        start = _estimate(own, scale, tilt, spacing, stop[row])
-        found = _search(own, kept, error, scale, tilt, spacing, start, stop[row], _ABOVE)
-        nearly = 0.9 * found
-        falls = scale - np.log1p(_aliasing(tails, left, rdp[row, first:], nearly) / delta)
-        kept, error = int(below_ends[0, i]), below_ends[1, i]
-        least = _search(below[i], kept, -error, falls, tilt, spacing, found, stop[row], _BELOW)
+        start = _estimate(own, scale, tilt, spacing, most)
+        value, slope = _curve(own, kept, error, scale, tilt, spacing, start)
+        found, value, rate = _search(own, kept, error, scale, tilt, spacing, (start, value, 1.0 / slope), most, _ABOVE)
         bounds[0, row] = max(upper, found)
+        if found == np.inf:
+            continue
+        nearly = 0.9 * found
+        aliases = np.log1p(_aliasing(tails, left, rdp[i], nearly) / delta)
+        value += np.log1p(-2.0 * error * np.exp(scale + (1.0 - tilt) * found - value)) - aliases
+        if contour[3] > 0.0:
+            kept, error = _terms(sums[i], below, cuts, moduli, cosines, sines, own)
+        least = _search(own, kept, -error, scale - aliases, tilt, spacing, (found, value, rate), most, _BELOW)[0]
         if least >= nearly:
             bounds[1, row] = max(lower, least)

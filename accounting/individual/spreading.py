@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,9 @@ _BESIDE = 2
 
 _FEW = 4
 """Nodes are left out where less than one in so many is needed; else tables are worth keeping for other rows."""
+
+_MANY = 256
+"""So many rows reach most nodes: which of them they do not reach is not asked."""
 
 
 def spread_linearly(
@@ -95,6 +99,20 @@ def near_reached(costs: StepWeights, stops: Sequence[int]) -> StepWeights:
     reached, parts = np.zeros(costs.starts[-1], np.bool_), zip(costs.starts, stops, strict=False)
     mark(costs.steps.nodes, reached)
     return costs.on_nodes([_near(np.flatnonzero(reached[start : start + stop]), stop) for start, stop in parts])
+
+
+def of_rows(costs: StepWeights, rows: NDArray[np.intp], stops: Sequence[int]) -> tuple[StepWeights, NDArray[np.intp]]:
+    """The costs of some ``rows`` on the nodes that `near_reached` leaves of those before ``stops``, and where they are.
+
+    Rows are copied only where that changes the numbers of their nodes.
+    """
+    own = costs.of(rows) if len(costs.sampled) > 1 or len(rows) < _MANY else costs
+    if own is costs:
+        sampled = tuple(
+            replace(p, precisions=p.precisions[:stop]) for p, stop in zip(costs.sampled, stops, strict=True)
+        )
+        return replace(costs, sampled=sampled), rows
+    return near_reached(own, stops), np.arange(len(rows))
 
 
 def _near(reached: NDArray[np.intp], size: int) -> NDArray[np.intp]:

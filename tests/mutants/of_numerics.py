@@ -222,12 +222,12 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
     *bugs_in(
         "accounting/individual/spectrum_kernels.py",
         INDIVIDUAL,
-        B("- oy * s + error", "- oy * s", "errors are not added to delta", True),
-        B("falls = scale - np.log1p(", "falls = scale - 0.0 * np.log1p(", "a lower bound forgets aliases"),
-        B("wanted, here = side * value <= 0.0,", "wanted, here = True,", "any epsilon is certified", True),
+        B("- oy * s + error)", "- oy * s)", "errors are not added to delta", True),
+        B("aliases = np.log1p(", "aliases = 0.0 * np.log1p(", "a lower bound forgets aliases"),
+        B("wanted = side * height <= 0.0", "wanted = True", "any epsilon is certified", True),
         B(
-            "tilt, spacing, upper)[0] <= 0.0:",
-            "tilt, spacing, upper)[0] < np.inf:",
+            "tilt, spacing, upper) <= 0.0:",
+            "tilt, spacing, upper) < np.inf:",
             "the direction that comes first counts alone",
             True,
         ),

@@ -10,38 +10,36 @@ from dp_accounting import get_epsilon_gaussian
 
 from accounting.individual import inversion, spectrum_kernels
 from accounting.individual.contour import Contour
-from accounting.individual.inversion import Terms, raise_bounds, upper_kernel
-from accounting.individual.rdp import FEW_ORDERS, RenyiCosts
-from accounting.renyi import ORDERS, epsilon_improved
+from accounting.individual.contributions import RecordedContributions
+from accounting.individual.inversion import Bucket, left_out, raise_bounds, tail_places
+from accounting.individual.rdp import renyi_costs
+from accounting.individual.spreading import spread_linearly
+from accounting.mechanism import GaussianRelease, Trace
 from tests.accounting.individual.test_kernels import python_of
 
 DELTA = 1e-5
 
 
+COSTS = RecordedContributions.checked([0], [[1.0]], Trace(10, (), (GaussianRelease("mean", 1.0),))).costs(
+    spread_linearly
+)
+
+
 def bounds(
-    period: float,
-    size: int,
-    share_above: float = 0.0,
-    share_below: float = 0.0,
-    known: tuple[float, float] = (0.0, 0.0),
+    period: float, size: int, share: float = 0.0, known: tuple[float, float] = (0.0, 0.0)
 ) -> tuple[float, float]:
     """Upper and lower epsilon of an example that paid a Gaussian of noise multiplier 1.
 
-    From a contour of this period, with errors that are shares of the sum of terms. known: bounds of the other
-    direction.
+    From a contour of this period, with an error that is a share of every term. known: bounds of the other direction.
     """
     contour = Contour(4.4, 2.0 * np.pi / period, size)
-    z = contour.points
-    terms = upper_kernel(contour) * np.exp(0.5 * z * (z - 1.0))
-    values, size_of_sum = np.concatenate([terms.real, terms.imag])[None, :], float(np.abs(terms).sum())
-    above, below = (
-        Terms(values, np.array([[float(size)], [share * size_of_sum]])) for share in (share_above, share_below)
-    )
-    renyi = RenyiCosts(
-        0.5 * FEW_ORDERS[None, :], epsilon_improved(0.5 * ORDERS[None, :], DELTA), np.array([5.0]), DELTA
-    )
+    exponent = 0.5 * contour.points * (contour.points - 1.0)
+    sums = np.concatenate([exponent.real, exponent.imag, np.full(16, np.log1p(share)), [1e3]])
+    cuts = np.array([[float(size)], [left_out(contour, size, 0.0)]])
+    renyi, rows = renyi_costs(COSTS, DELTA), np.array([0])
+    bucket = Bucket(rows, contour.tilt, period, (), renyi.rdp(rows, tail_places(contour.tilt)))
     found = np.array([[known[0]], [known[1]]])
-    raise_bounds(found, np.array([0]), contour, 0.0, above, below, renyi)
+    raise_bounds(found, bucket, sums[None, :], cuts, contour, 0.0, renyi)
     return float(found[0, 0]), float(found[1, 0])
 
 
@@ -54,25 +52,31 @@ def test_without_errors_they_meet_at_the_exact_epsilon() -> None:
 
 
 def test_few_evaluations_find_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Most of the time of accounting by pld is spent in these."""
-    curve, evaluated = python_of(spectrum_kernels._curve), []
+    """Much of the time of accounting by pld is spent in these."""
+    evaluated: list[float] = []
 
-    def counted(*arguments: Any) -> tuple[float, float]:
-        evaluated.append(arguments[-1])
-        found: tuple[float, float] = curve(*arguments)
-        return found
+    def counting(name: str) -> None:
+        plain = python_of(getattr(spectrum_kernels, name))
 
-    monkeypatch.setattr(spectrum_kernels, "_curve", counted)
+        def counted(*arguments: Any) -> Any:
+            evaluated.append(arguments[-1])
+            return plain(*arguments)
+
+        monkeypatch.setattr(spectrum_kernels, name, counted)
+
+    counting("_curve")
+    counting("_height")
     monkeypatch.setattr(spectrum_kernels, "_search", python_of(spectrum_kernels._search))
     monkeypatch.setattr(inversion, "certified_bounds", python_of(spectrum_kernels.certified_bounds))
     bounds(30.0, 64)
-    assert 2 < len(evaluated) <= 7
+    assert 2 < len(evaluated) <= 6
 
 
 def test_errors_widen_them() -> None:
     upper, lower = bounds(30.0, 64)
-    assert bounds(30.0, 64, share_above=1e-3)[0] > upper * (1 + 1e-5)
-    assert bounds(30.0, 64, share_below=1e-3)[1] < lower * (1 - 1e-5)
+    wider = bounds(30.0, 64, share=1e-3)
+    assert wider[0] > upper * (1 + 1e-5)
+    assert wider[1] < lower * (1 - 1e-5)
 
 
 @pytest.mark.parametrize("period", [2.0, 3.0, 4.0, 6.0])
@@ -90,4 +94,4 @@ def test_the_worse_direction_counts() -> None:
     assert bounds(30.0, 64, known=lower) == own
     assert bounds(30.0, 64, known=(higher[0], 0.0)) == (higher[0], own[1])
     assert bounds(30.0, 64, known=(np.inf, 0.0)) == (np.inf, own[1])
-    assert bounds(30.0, 64, share_above=10.0, known=higher)[0] == np.inf
+    assert bounds(30.0, 64, share=10.0, known=higher)[0] == np.inf

@@ -21,9 +21,9 @@ ROOT = Path(__file__).resolve().parents[3]
 USED_IN = {
     spreading: ("spread", "mark", "sums"),
     rdp: ("best_orders",),
-    inversion: ("reach", "spectrum", "certified_bounds"),
+    inversion: ("reach", "certified_bounds"),
     kernels: ("_sums", "_least_until"),
-    spectrum_kernels: ("_curve", "_estimate", "_crossing", "_search", "_aliasing"),
+    spectrum_kernels: ("_terms", "_curve", "_height", "_estimate", "_search", "_aliasing"),
 }
 ROWS = np.array([[0.4, 0.9, 0.0], [1.0, 0.2, 0.7], [0.05, 1e-3, 0.0]])
 TRACES = {
