@@ -159,9 +159,8 @@ class LocalGradients:
         self.engine = engine(self._augmentation.multiplicity if self._augmentation else 1)
         self._plain = self.engine if self._augmentation is None else engine(1)
         self._method = method
-        self.setting = Setting(
-            dataset.group_names, self.engine.layer_names, len(dataset.train), spec.sampling.batch_size
-        )
+        size = len(dataset.train)
+        self.setting = Setting(dataset.group_names, self.engine.layer_names, size, spec.sampling.expected_size(size))
 
     def decision(self, state: ClippingState) -> Decision:
         """What a clipping method without a query decides in this state."""

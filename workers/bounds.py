@@ -1,6 +1,7 @@
 """Bounds of number fields, read from their types, such as ``Annotated[int, Field(ge=1, le=1024)]``.
 
-pydantic enforces them on fields read from a file, `check_bounds` on dataclasses built in Python.
+pydantic enforces them on fields read from a file, `check_bounds` on dataclasses built in Python. `place_of` says where
+a field lies that pydantic refuses.
 """
 
 from __future__ import annotations
@@ -50,3 +51,16 @@ def _bounds(hint: Any) -> Iterator[tuple[str, float]]:
             )
         else:
             yield from _bounds(part)
+
+
+def place_of(location: tuple[int | str, ...], content: Any) -> Iterator[str]:
+    """Keys and list positions of a pydantic location as they are in ``content``, without pydantic's internal steps."""
+    for part in location:
+        inside: dict[int | str, Any] = {}
+        if isinstance(content, Mapping):
+            inside = {str(key): value for key, value in content.items()}
+        elif isinstance(content, list):
+            inside = dict(enumerate(content))
+        if part in inside:
+            content = inside[part]
+            yield str(part)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from accounting.budgets import Budget, EpsilonBudget, RhoBudget
 from accounting.calibration import calibrate_filter, count_within_budget
-from accounting.mechanism import Release
+from accounting.mechanism import Release, Trace
 from accounting.planning import TrialMechanism
 from accounting.schedules import make_schedule
 from workers import clipping
@@ -57,7 +57,16 @@ def affordable_epochs(spec: TrialSpec, mechanism: TrialMechanism, public_accurac
     if spec.budget is None:
         return spec.epochs
     budget = make_budget(spec.budget, spec.delta)
-    return count_within_budget(lambda epochs: mechanism.trace(epochs, public_accuracies), budget, spec.epochs)
+
+    def paid(epochs: int) -> Trace:
+        return paid_by(spec.budget, mechanism.trace(epochs, public_accuracies))
+
+    return count_within_budget(paid, budget, spec.epochs)
+
+
+def paid_by(spec: BudgetSpec | None, trace: Trace) -> Trace:
+    """The part of a run that the budget pays for; what else it releases is part of its epsilon all the same."""
+    return replace(trace, releases=()) if spec is not None and spec.covers == "training" else trace
 
 
 def make_budget(spec: BudgetSpec, delta: float) -> Budget:

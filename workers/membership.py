@@ -157,7 +157,7 @@ def _reference_models(
         reference = replace(
             spec,
             seed=derive_seed(spec.seed, f"reference model {number}"),
-            sampling=replace(spec.sampling, batch_size=min(spec.sampling.batch_size, len(rows))),
+            sampling=replace(spec.sampling, batch_size=min(spec.sampling.expected_size(len(rows)), len(rows))),
             norms=NormSpec(refreshes_per_epoch=1e-9),
             attacks=AttackSpec(),
             audit=None,

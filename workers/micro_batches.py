@@ -16,9 +16,9 @@ class LackOfMemory(InvalidInput):
     """The memory of the device does not suffice for the trial at its micro-batch size."""
 
 
-def in_smaller_pieces(spec: TrialSpec) -> TrialSpec | None:
+def in_smaller_pieces(spec: TrialSpec, dataset_size: int) -> TrialSpec | None:
     """The trial with a quarter of its micro-batch; None where a micro-batch is one example already."""
-    size = spec.execution.micro_batch_size or spec.sampling.batch_size
+    size = spec.execution.micro_batch_size or spec.sampling.expected_size(dataset_size)
     if size == 1:
         return None
     return replace(spec, execution=replace(spec.execution, micro_batch_size=max(1, size // _SMALLER)))

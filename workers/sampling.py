@@ -288,7 +288,7 @@ def make_sampler(
     leaves_out: the rows that an `AUDITABLE` sampling leaves out of every batch, before it is cut.
     """
     planned_sampling(spec, dataset_size)
-    sampler = lookup(SAMPLERS, spec.method, "sampling")(dataset_size, spec.batch_size, draws)
+    sampler = lookup(SAMPLERS, spec.method, "sampling")(dataset_size, spec.expected_size(dataset_size), draws)
     sampler = sampler if leaves_out is None else PartialSampler(sampler, leaves_out)
     return sampler if spec.max_batch_size is None else CutSampler(sampler, spec.max_batch_size, draws)
 
@@ -302,9 +302,10 @@ def planned_sampling(spec: SamplingSpec, dataset_size: int) -> Sampling:
     PoissonSampling(sample_rate=0.01)
     """
     require_finite("training set size", dataset_size, at_least=1)
-    if not 1 <= spec.batch_size <= dataset_size:
+    batch_size = spec.expected_size(dataset_size)
+    if not 1 <= batch_size <= dataset_size:
         raise InvalidInput(
-            f"batch_size is {spec.batch_size}, but must be between 1 and the {dataset_size} training examples; "
+            f"batch_size is {batch_size}, but must be between 1 and the {dataset_size} training examples; "
             "choose a smaller batch_size"
         )
-    return sampling_of_sizes(spec.method, dataset_size, spec.batch_size, spec.max_batch_size)
+    return sampling_of_sizes(spec.method, dataset_size, batch_size, spec.max_batch_size)

@@ -9,6 +9,7 @@ number are in the type of its field, which sweep files use too; other requiremen
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,7 @@ from pydantic_core import PydanticSerializationError, core_schema
 from accounting.errors import InvalidInput
 from accounting.mechanism import Selection
 from accounting.samplings import SAMPLINGS, Adjacency
-from workers.bounds import check_bounds
+from workers.bounds import check_bounds, place_of
 
 Params = dict[str, Any]
 
@@ -48,6 +49,11 @@ MAX_THREADS = 1024
 
 def _is_none(value: object) -> bool:
     return value is None
+
+
+def _is_everything(value: object) -> bool:
+    """Not written, so that trials of versions without the field can still be resumed."""
+    return value == "everything"
 
 
 @dataclass(frozen=True)
@@ -98,17 +104,22 @@ class DataSpec:
 class SamplingSpec:
     """How batches are drawn.
 
-    method: a name in `accounting.samplings.SAMPLINGS`. batch_size: the expected batch size, which is public.
+    method: a name in `accounting.samplings.SAMPLINGS`. batch_size: the expected batch size, which is public; full: all
+    training examples, so that an epoch is one step.
 
     max_batch_size: of a larger Poisson batch, only a uniformly random subset of this size is kept.
     """
 
     method: Annotated[str, name_in(SAMPLINGS)]
-    batch_size: Annotated[int, Field(ge=1)]
+    batch_size: Annotated[int, Field(ge=1)] | Literal["full"]
     max_batch_size: Annotated[int, Field(ge=1)] | None = None
 
     def __post_init__(self) -> None:
         check_bounds(self, "sampling")
+
+    def expected_size(self, dataset_size: int) -> int:
+        """The expected batch size on ``dataset_size`` training examples."""
+        return dataset_size if self.batch_size == "full" else self.batch_size
 
 
 @dataclass(frozen=True)
@@ -130,6 +141,9 @@ class BudgetSpec:
     """Of zero-concentrated DP."""
     epsilon: Annotated[float, Field(gt=0.0)] | None = None
     """At the sweep's delta."""
+    covers: Annotated[Literal["everything", "training"], Field(exclude_if=_is_everything)] = "everything"
+    """What the budget pays for: everything that is released, or the steps of training alone, without releases on the
+    whole data such as ``dp_pca``, a bound, or statistics. Every epsilon that is shown counts everything."""
 
     def __post_init__(self) -> None:
         check_bounds(self, "budget")
@@ -317,10 +331,11 @@ class TrialSpec:
         Raises: InvalidInput naming the first field whose value has another type than declared.
         """
         try:
-            spec = TrialSpec.from_json(_ADAPTER.dump_json(self, warnings=False))
+            text = _ADAPTER.dump_json(self, warnings=False)
+            spec = TrialSpec.from_json(text)
         except ValidationError as error:
             first = error.errors()[0]
-            field = ".".join(map(str, first["loc"]))
+            field = ".".join(place_of(first["loc"], json.loads(text)))
             raise InvalidInput(f"{field} is {first['input']!r} in JSON, but: {first['msg']}") from error
         except PydanticSerializationError as error:
             raise InvalidInput(f"a trial is written as JSON: {error}; use numbers, text, lists and maps") from error

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from accounting.errors import UnsupportedMechanism, require_finite
 from accounting.individual.contributions import Array
 from accounting.mechanism import Trace, require_one_run
-from accounting.renyi import ORDERS, sampled_gaussian_rdp
+from accounting.renyi import ORDERS, classic_terms, sampled_gaussian_rdp
 from accounting.samplings import PoissonSampling
 from accounting.snapshots import checked_snapshots
 
@@ -54,4 +54,4 @@ def algorithm_2(
         for level in np.unique(levels):
             cost = sampled_gaussian_rdp(segment.sampling.sample_rate, segment.noise_multiplier / (level * rounding))
             rdp += ((levels == level) @ np.array(spent, np.float64))[:, None] * cost
-    return np.asarray(np.min(rdp - np.log(delta) / (ORDERS - 1.0), axis=1))
+    return np.asarray(np.min(rdp + classic_terms(ORDERS, delta), axis=1))

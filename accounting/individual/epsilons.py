@@ -30,6 +30,12 @@ def _by_rdp(recorded: RecordedContributions, delta: float) -> tuple[Array, Array
     return rdp_epsilons(recorded, delta)
 
 
+def _by_classic_rdp(recorded: RecordedContributions, delta: float) -> tuple[Array, Array]:
+    from accounting.individual.rdp import classic_epsilons
+
+    return classic_epsilons(recorded, delta)
+
+
 def _by_pld(recorded: RecordedContributions, delta: float) -> tuple[Array, Array]:
     from accounting.individual.pld import pld_epsilons
 
@@ -38,9 +44,11 @@ def _by_pld(recorded: RecordedContributions, delta: float) -> tuple[Array, Array
 
 INDIVIDUAL_ACCOUNTANTS: Mapping[str, Callable[[RecordedContributions, float], tuple[Array, Array]]] = {
     "rdp": _by_rdp,
+    "rdp-classic": _by_classic_rdp,
     "pld": _by_pld,
 }
-"""Methods by name: recorded contributions, delta -> (upper, lower). Both are certified; ``pld`` is tight."""
+"""Methods by name: recorded contributions, delta -> (upper, lower). Both are certified; ``pld`` is tight, and
+``rdp-classic`` has the conversion of papers A and C."""
 
 FILTERED = "filter"
 """The method of epsilons that a filter enforced."""
@@ -55,7 +63,7 @@ class IndividualEpsilons:
     """upper and lower have shape [examples]; both are infinite for an example that contributed to a step without noise.
 
     upper is certified for the given contributions. lower is a certified lower bound: with ``pld`` on the true epsilon
-    of the worst neighbouring pair, with ``rdp`` on the Renyi bound in exact arithmetic. For truncated Poisson
+    of the worst neighbouring pair, else on the Renyi bound in exact arithmetic. For truncated Poisson
     batches, lower is a bound of the run that dominates them (`accounting.reductions.without_cuts`).
     """
 

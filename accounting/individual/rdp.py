@@ -1,8 +1,9 @@
 """Individual accounting by Renyi DP: the product of step weights and the RDP of each node.
 
 An example's epsilon is a minimum over `ORDERS`. Over real orders that function falls, then rises
-(`accounting.renyi.improved_terms`), so each example is evaluated at few of them first, and then at those around the
-best of these. Any order gives an upper bound. The lower bound is proven for all orders: see `_best_orders`.
+(`accounting.renyi.improved_terms`, `classic_terms`), so each example is evaluated at few of them first, and then at
+those around the best of these. Any order gives an upper bound. The lower bound is proven for all orders: see
+`_best_orders`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from accounting.individual.contributions import (
 )
 from accounting.individual.kernels import best_orders
 from accounting.individual.spreading import near_reached, spread_linearly, weighted_sums
-from accounting.renyi import ORDERS, improved_terms, pure_rdp, sampled_gaussian_rdp, zero_where_free
+from accounting.renyi import ORDERS, classic_terms, improved_terms, pure_rdp, sampled_gaussian_rdp, zero_where_free
 
 _TABLE_ERROR = 4e-9
 """Relative error allowed for a table entry, above that of `accounting.renyi`; subtracted for the lower bound."""
@@ -59,14 +60,24 @@ def rdp_epsilons(contributions: RecordedContributions, delta: float) -> tuple[Ar
     Spreading steps over nodes can only increase upper, because RDP is convex in a step's precision
     (`accounting.individual.contributions`).
     """
+    return _converted(contributions, delta, improved_terms(ORDERS, delta))
+
+
+def classic_epsilons(contributions: RecordedContributions, delta: float) -> tuple[Array, Array]:
+    """The same by Mironov's conversion, which papers A and C use; never below `rdp_epsilons`."""
+    return _converted(contributions, delta, classic_terms(ORDERS, delta))
+
+
+def _converted(contributions: RecordedContributions, delta: float, terms: Array) -> tuple[Array, Array]:
+    """Upper and lower epsilon [rows] where ``terms`` are added to the RDP at each order."""
     costs = _on_few_nodes(contributions.costs(spread_linearly))
-    best = _best_orders(costs, delta, np.inf if _steep(costs) else 0.0)
+    best = _best_orders(costs, terms, np.inf if _steep(costs) else 0.0)
     return best.epsilons(delta), best.lower_epsilons(delta)
 
 
 @dataclass(frozen=True)
 class _Best:
-    """The least sum of RDP and `improved_terms`, its place in `ORDERS`, and RDP at the first order; all [rows].
+    """The least sum of RDP and a conversion's terms, its place in `ORDERS`, and RDP at the first order; all [rows].
 
     least_below and first_below are the same as least and first, from the table of lower bounds.
     """
@@ -86,7 +97,7 @@ class _Best:
         return zero_where_free(self.least_below, self.first_below, delta)
 
 
-def _best_orders(costs: StepWeights, delta: float, slack: float) -> _Best:
+def _best_orders(costs: StepWeights, terms: Array, slack: float) -> _Best:
     """The least sums over `ORDERS`, found at few of them, because a sum falls, then rises.
 
     Beyond an order that costs more than the upper bound, everything does. So the least lower bound is sought from the
@@ -102,7 +113,7 @@ def _best_orders(costs: StepWeights, delta: float, slack: float) -> _Best:
         np.ascontiguousarray(plain[:, coarse]),
         table,
         plain,
-        improved_terms(ORDERS, delta),
+        terms,
         stride,
         slack,
         found,
@@ -113,7 +124,7 @@ def _best_orders(costs: StepWeights, delta: float, slack: float) -> _Best:
 def renyi_costs(costs: StepWeights, delta: float) -> RenyiCosts:
     """The upper bounds of `rdp_epsilons`."""
     costs = _on_few_nodes(costs)
-    best = _best_orders(costs, delta, -np.inf)
+    best = _best_orders(costs, improved_terms(ORDERS, delta), -np.inf)
     return RenyiCosts(best.epsilons(delta), ORDERS[best.places], delta, costs)
 
 

@@ -117,7 +117,8 @@ def account(
     trial: Annotated[str | None, typer.Option(help="Key of one trial (default: all).", metavar="KEY")] = None,
     delta: Annotated[float | None, typer.Option(help="Failure probability (default: that of the sweep).")] = None,
     individual: Annotated[
-        str | None, typer.Option(help="Accounting of single examples: rdp or pld (default: that of the sweep).")
+        str | None,
+        typer.Option(help="Accounting of single examples: rdp, rdp-classic or pld (default: that of the sweep)."),
     ] = None,
     group_sizes: Annotated[
         str | None, typer.Option(help="Also the ε of any k records, for several k: 2,4 or 2..8.", metavar="SIZES")

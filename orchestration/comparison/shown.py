@@ -113,7 +113,8 @@ def _audit(result: TrialResult) -> PublishedAudit | None:
 
 def _courses(result: TrialResult) -> dict[str, PublishedCourse]:
     """By the name of the group."""
-    training, batch_size = result.training, result.spec.sampling.batch_size
+    training = result.training
+    batch_size = result.spec.sampling.expected_size(training.train_size)
     found = {}
     for course in result.courses:
         history = training.history[len(training.history) - len(course.norms) :]

@@ -103,7 +103,7 @@ def lighter(planned: PlannedTrial, observer: TrainingObserver) -> PlannedTrial |
 
     It starts from nothing: noise is never repeated on sums that are rounded otherwise.
     """
-    smaller = in_smaller_pieces(planned.spec)
+    smaller = in_smaller_pieces(planned.spec, planned.dataset.train_size)
     if smaller is None:
         return None
     size = smaller.execution.micro_batch_size

@@ -320,9 +320,8 @@ def _check_components(trial: TrialSpec, dataset: DatasetDescription, code: UserC
     method = clipping.make_clipping(trial.clipping, code)
     if is_import_path(trial.clipping.name):
         layers = ("first layer", "last layer")
-        clipping.rehearse(
-            method, clipping.Setting(dataset.group_names, layers, dataset.train_size, trial.sampling.batch_size)
-        )
+        batch_size = trial.sampling.expected_size(dataset.train_size)
+        clipping.rehearse(method, clipping.Setting(dataset.group_names, layers, dataset.train_size, batch_size))
     make_optimizer(trial.optimizer, parameters)
     make_learning_rate_schedule(trial.learning_rate_schedule, total_steps=1, steps_per_epoch=1)
     if trial.averaging is not None:

@@ -13,6 +13,7 @@ from accounting.together import account_together
 from orchestration.sweeps.combinations import repeated
 from orchestration.sweeps.schema import SweepSpec
 from workers.imports import UserCode, is_import_path
+from workers.mechanism import make_budget, paid_by
 from workers.spec import TrialSpec
 
 if TYPE_CHECKING:
@@ -27,7 +28,26 @@ def of_sweep(sweep: SweepSpec) -> tuple[str, ...]:
 
 def of_trials(trials: Sequence[PlannedTrial], code: UserCode | None) -> tuple[str, ...]:
     """What is odd about trials that can run. code: None if the user's own code was not run."""
-    return (*_large_deltas(trials), *(_untried(trials) if code is None else ()))
+    return (*_large_deltas(trials), *_beyond_budgets(trials), *(_untried(trials) if code is None else ()))
+
+
+def _beyond_budgets(trials: Sequence[PlannedTrial]) -> tuple[str, ...]:
+    """What the dearest trial costs whose budget leaves some of its releases out."""
+    found: list[tuple[float, str]] = []
+    for trial in trials:
+        budget, left_out = trial.spec.budget, [release.name for release in trial.trace.releases]
+        if budget is not None and budget.covers == "training" and left_out:
+            kind = make_budget(budget, trial.spec.delta)
+            paid, whole = kind.cost(paid_by(budget, trial.trace)), kind.cost(trial.trace)
+            found.append(
+                (
+                    whole,
+                    f"the budget covers training alone: of {trial.key}, it pays {kind.unit} {paid:.6g} of "
+                    f"{kind.limit:.6g}; with {', '.join(left_out)} the trial costs {kind.unit} {whole:.6g}, and every "
+                    "ε counts all of it",
+                )
+            )
+    return (max(found, key=lambda each: each[0])[1],) if found else ()
 
 
 def _large_deltas(trials: Sequence[PlannedTrial]) -> tuple[str, ...]:

@@ -34,6 +34,7 @@ from orchestration.sweeps.resources import ResourceSettings, check_sections, res
 from orchestration.sweeps.selection import check_selection
 from orchestration.sweeps.text import parse_text, shortly
 from orchestration.sweeps.tune import Adapted, TuneSettings, check_places, check_tuning
+from workers.bounds import place_of
 from workers.imports import is_import_path
 from workers.spec import (
     Component,
@@ -368,20 +369,7 @@ def _error_lines(error: ValidationError, content: Mapping[str, Any]) -> Iterator
         if item["type"] not in ("value_error", "missing"):
             message = f"{message}, but got {shortly(item['input'])}"
         missing = [str(item["loc"][-1])] if item["type"] == "missing" else []
-        wrong.setdefault(".".join([*_place(item["loc"], content), *missing]), []).append(message)
+        wrong.setdefault(".".join([*place_of(item["loc"], content), *missing]), []).append(message)
     for place, messages in wrong.items():
         line = "; or ".join(dict.fromkeys(messages))
         yield f"{place}: {line}" if place else line
-
-
-def _place(location: tuple[int | str, ...], content: Any) -> Iterator[str]:
-    """Keys and list positions of a pydantic location as the user wrote them, without pydantic's internal steps."""
-    for part in location:
-        inside: dict[int | str, Any] = {}
-        if isinstance(content, Mapping):
-            inside = {str(key): value for key, value in content.items()}
-        elif isinstance(content, list):
-            inside = dict(enumerate(content))
-        if part in inside:
-            content = inside[part]
-            yield str(part)

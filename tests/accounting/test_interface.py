@@ -73,5 +73,5 @@ def test_the_command_line_offers_what_is_registered() -> None:
 def test_a_sweep_takes_every_registered_individual_accountant() -> None:
     for name in INDIVIDUAL_ACCOUNTANTS:
         assert AccountingSettings(individual=name).individual == name
-    with pytest.raises(ValidationError, match="Input should be 'rdp' or 'pld'"):
+    with pytest.raises(ValidationError, match="Input should be 'rdp', 'rdp-classic' or 'pld'"):
         AccountingSettings(individual="gdp")

@@ -115,7 +115,7 @@ PUBLIC: dict[str, Callable[[Draw], Any]] = {
         accountants.account(_trace(d), _delta(d), _one_of(d, *accountants.ACCOUNTANTS), _size(d)).epsilon
     ),
     "individual_epsilons": lambda d: epsilons.individual_epsilons(
-        *_snapshots(d), _trace(d), _delta(d), _one_of(d, "rdp", "pld")
+        *_snapshots(d), _trace(d), _delta(d), _one_of(d, "rdp", "rdp-classic", "pld")
     ),
     "epsilon_of_examples": lambda d: pld.epsilon_of_examples(_trace(d), *_snapshots(d), _delta(d), 1e-2),
     "group_epsilons": lambda d: pld.group_epsilons(_trace(d), _delta(d), [_size(d)], _one_of(d, 1e-2))[0],

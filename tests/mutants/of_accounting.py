@@ -249,8 +249,8 @@ ACCOUNTING: Final[tuple[Mutant, ...]] = (
             True,
         ),
         B(
-            "rdp - np.log(delta) / (orders - 1.0)",
-            "rdp - np.log(delta) / orders",
+            "-np.log(delta) / (orders - 1.0)",
+            "-np.log(delta) / orders",
             "the classic conversion divides by alpha",
             True,
         ),

@@ -125,7 +125,8 @@ def test_exact_results_are_disclosed_by_raw_alone(tmp_path: Path) -> None:
     assert isinstance(result, TrialResult)
     noise = result.training.history[-1].noise_multiplier * 6.0 * result.training.parameters**0.5
     for group, course in zip(shown.quality.groups, result.courses, strict=True):
-        in_batch = result.spec.sampling.batch_size * course.examples / result.training.train_size
+        size = result.training.train_size
+        in_batch = result.spec.sampling.expected_size(size) * course.examples / size
         assert known_of_groups(shown)[group.name]["noise_error"] == pytest.approx(noise / in_batch, rel=1e-9)
         assert known_of_groups(shown)[group.name]["clipping_bias"] == course.biases[-1]
     assert final_metrics(shown)["fairness/noise_error_gap"] > 0.0

@@ -64,6 +64,14 @@ def test_states_the_planned_sampling(method: str) -> None:
     assert (planned, planned.steps_per_epoch) == (STATED[method], 5)
 
 
+@every_sampler
+def test_a_full_batch_holds_everyone_and_is_an_epoch(method: str) -> None:
+    spec = SamplingSpec(method, "full")
+    assert planned_sampling(spec, SIZE).steps_per_epoch == 1
+    drawn = make_sampler(spec, SIZE, SeededRows(0))
+    assert drawn.next_batch().tolist() == drawn.next_batch().tolist() == list(range(SIZE))
+
+
 @every_draws
 @every_sampler
 def test_rows_are_distinct_ascending_and_in_range(method: str, draws: str) -> None:

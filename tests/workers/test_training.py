@@ -109,6 +109,7 @@ def test_one_step_is_the_clipped_sum_over_the_expected_batch_size(tmp_path: Path
     rows = torch.from_numpy(twin._sampler.next_batch())
     assert len(rows) != spec.sampling.batch_size
     x, y = twin._data.inputs(rows)
+    expected = spec.sampling.expected_size(len(twin._data))
     total = torch.zeros_like(before)
     for row in range(len(rows)):
         model = twin.released_model()
@@ -116,7 +117,7 @@ def test_one_step_is_the_clipped_sum_over_the_expected_batch_size(tmp_path: Path
         torch.nn.functional.cross_entropy(model(x[row : row + 1]), y[row : row + 1]).backward()
         gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
         total += gradient * min(1.0, 0.5 / float(gradient.norm()))
-    torch.testing.assert_close(flat_parameters(trainer), before - 2.0 * total / spec.sampling.batch_size)
+    torch.testing.assert_close(flat_parameters(trainer), before - 2.0 * total / expected)
 
 
 @pytest.mark.parametrize("noise_source", ["seeded", "os_entropy", "os_entropy_secure"])

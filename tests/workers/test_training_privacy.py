@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 
 from accounting.accountants import account, total_rho
 from accounting.mechanism import GaussianRelease
+from accounting.records import read_bytes
+from accounting.samplings import PoissonSampling
 from accounting.schedules import make_schedule, planned_trace
 from tests.workers.devices import NAME
 from tests.workers.trial_runs import TRAIN_SIZE, norms_of, train
@@ -116,6 +118,37 @@ def test_an_epsilon_budget_ends_training_before_it_is_passed(tmp_path: Path) -> 
     assert result.stopped == "budget"
     assert account(trace, spec.delta).epsilon <= 3.0
     assert account(mechanism_of(spec, TRAIN_SIZE).trace(result.epochs + 1), spec.delta).epsilon > 3.0
+
+
+@pytest.mark.parametrize(("covers", "epochs"), [("everything", 3), ("training", 4)])
+def test_a_budget_of_training_leaves_releases_out_and_the_trace_has_them(
+    covers: Literal["everything", "training"], epochs: int, tmp_path: Path
+) -> None:
+    """Each shuffled epoch costs rho 1 / (2 * 2^2) and the DP-PCA 1 / (2 * 16^2)."""
+    spec = small_trial(
+        epochs=10,
+        sampling=SamplingSpec("shuffle", 36),
+        noise=NoiseSpec(2.0),
+        preprocessing=Component("dp_pca", {"dimensions": 8, "noise_multiplier": 16.0}),
+        budget=BudgetSpec(rho=0.5, covers=covers),
+    )
+    result, trace, _ = train(spec, tmp_path)
+    assert (result.epochs, result.stopped) == (epochs, "budget")
+    assert total_rho(trace) == pytest.approx(epochs / 8 + 1 / 512, rel=1e-12)
+    rho = epochs / 8 + 1 / 512
+    assert account(trace, 1e-5, "zcdp").epsilon == pytest.approx(rho + 2.0 * math.sqrt(rho * math.log(1e5)), rel=1e-9)
+
+
+def test_a_full_batch_is_the_number_of_training_examples(tmp_path: Path) -> None:
+    """The same mechanism and the same bits as with the number written out."""
+    named, counted = (
+        train(small_trial(epochs=3, sampling=SamplingSpec("poisson", size)), tmp_path / str(size))
+        for size in ("full", TRAIN_SIZE)
+    )
+    assert named[1] == counted[1]
+    assert (named[1].segments[0].sampling, named[0].steps) == (PoissonSampling(1.0), 3)
+    assert named[0].history == counted[0].history
+    assert read_bytes(named[2].model) == read_bytes(counted[2].model)
 
 
 def test_non_private_training_says_so(tmp_path: Path) -> None:

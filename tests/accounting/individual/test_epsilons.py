@@ -68,6 +68,19 @@ def test_rdp_is_within_a_thousandth_above_dp_accounting() -> None:
         assert lower <= exact * (1 + 1e-5)
 
 
+def test_the_classic_conversion_is_that_of_dp_accountings_renyi_divergences() -> None:
+    contributions = _contributions(4)
+    result = _account(contributions, _trace(), "rdp-classic")
+    for row, upper, lower in zip(contributions, result.upper, result.lower, strict=True):
+        accountant = RdpAccountant(ORDERS.tolist())
+        for value in row:
+            gaussian = dp_accounting.GaussianDpEvent(1.0 / value)
+            accountant.compose(dp_accounting.PoissonSampledDpEvent(0.02, gaussian), 100)
+        exact = float(np.min(np.asarray(accountant._rdp) + math.log(1 / DELTA) / (ORDERS - 1)))
+        assert exact * (1 - 1e-5) <= upper <= exact * 1.001
+        assert lower <= exact * (1 + 1e-5)
+
+
 def test_pld_brackets_and_matches_dp_accounting() -> None:
     contributions = np.round(_contributions(4), 2)
     result = _account(contributions, _trace())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -9,10 +10,18 @@ import pytest
 from numpy.typing import NDArray
 
 from accounting.individual.contributions import RecordedContributions, StepWeights
-from accounting.individual.rdp import FEW_ORDERS, rdp_epsilons, renyi_costs
+from accounting.individual.rdp import FEW_ORDERS, classic_epsilons, rdp_epsilons, renyi_costs
 from accounting.individual.spreading import spread_linearly
 from accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
-from accounting.renyi import ORDERS, epsilon_improved, improved_terms, pure_rdp, sampled_gaussian_rdp
+from accounting.renyi import (
+    ORDERS,
+    Array,
+    classic_terms,
+    epsilon_improved,
+    improved_terms,
+    pure_rdp,
+    sampled_gaussian_rdp,
+)
 from accounting.samplings import PoissonSampling
 
 STEPS = (0, 40, 80)
@@ -80,6 +89,20 @@ def test_few_orders_find_what_all_orders_find(trace: Trace, delta: float) -> Non
     assert (lower <= upper).all()
 
 
+@pytest.mark.parametrize("delta", [1e-2, 1e-5, 1e-12])
+@pytest.mark.parametrize("trace", TRACES.values(), ids=TRACES)
+def test_the_classic_conversion_of_an_example(trace: Trace, delta: float) -> None:
+    """rho + log(1 / delta) / (alpha - 1) at the best of all orders, and 0 for one that nothing is learnt of."""
+    recorded = RecordedContributions.checked(STEPS, contributions(), trace)
+    upper, lower = classic_epsilons(recorded, delta)
+    everywhere = at_every_order(recorded)
+    expected = np.min(everywhere + np.log(1.0 / delta) / (ORDERS - 1.0), axis=1)
+    free = -np.expm1(-everywhere.min(axis=1)) < delta**2
+    np.testing.assert_allclose(upper, np.where(free, 0.0, expected), rtol=1e-12)
+    assert (lower <= upper).all()
+    assert (upper >= rdp_epsilons(recorded, delta)[0]).all()
+
+
 @pytest.mark.parametrize("trace", TRACES.values(), ids=TRACES)
 def test_the_lower_bound_is_below_what_the_steps_cost_unspread(trace: Trace) -> None:
     recorded = RecordedContributions.checked(STEPS, contributions(20), trace)
@@ -114,11 +137,14 @@ def test_spreading_keeps_the_steps_and_what_they_cost_together(trace: Trace) -> 
         np.testing.assert_allclose(weights @ part.precisions, precision, rtol=1e-12)
 
 
+@pytest.mark.parametrize("terms", [improved_terms, classic_terms])
 @pytest.mark.parametrize("delta", [1e-2, 1e-12])
 @pytest.mark.parametrize(("sample_rate", "sigma"), [(0.001, 0.6), (0.1, 1.0), (0.02, 8.0), (0.5, 0.3)])
-def test_over_orders_the_sum_falls_then_rises(sample_rate: float, sigma: float, delta: float) -> None:
+def test_over_orders_the_sum_falls_then_rises(
+    sample_rate: float, sigma: float, delta: float, terms: Callable[[Array, float], Array]
+) -> None:
     for steps in (1, 100, 100_000):
-        values = steps * sampled_gaussian_rdp(sample_rate, sigma) + improved_terms(ORDERS, delta)
+        values = steps * sampled_gaussian_rdp(sample_rate, sigma) + terms(ORDERS, delta)
         rises = np.diff(values) > 1e-8 * np.abs(values[:-1])
         falls = np.diff(values) < -1e-8 * np.abs(values[:-1])
         assert not falls[np.argmax(rises) :].any() or not rises.any()

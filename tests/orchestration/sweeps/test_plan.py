@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from types import ModuleType
@@ -91,6 +92,27 @@ def test_given_noise_is_kept_and_a_budget_shortens_the_run() -> None:
     ).trials[1]
     assert shorter.spec.noise.initial_noise_multiplier == spent.spec.noise.initial_noise_multiplier == 2.0
     assert 0 < shorter.trace.steps < spent.trace.steps
+
+
+def test_a_budget_of_training_alone_says_what_the_whole_run_costs() -> None:
+    """rho 1 / (2 * 2^2) for an epoch, 1 / (2 * 16^2) for the bound that is released."""
+    changes = {
+        "sampling": {"method": "shuffle", "batch_size": "full"},
+        "clipping": {"name": "flat", "bound": {"median_multiple": 1.0, "noise_multiplier": 16}},
+        "noise": "constant",
+        "epochs": 10,
+    }
+    privacy = {"noise_multiplier": 2.0, "delta": 1e-5, "accountant": "zcdp"}
+    whole, training = (
+        planned(**changes, privacy={**privacy, "budget": {"rho": 0.5, **covers}})
+        for covers in ({}, {"covers": "training"})
+    )
+    assert [plan.trials[0].trace.steps for plan in (whole, training)] == [3, 4]
+    assert whole.warnings == ()
+    (warning,) = training.warnings
+    assert "pays rho 0.5 of 0.5; with median norm at initialisation the trial costs rho 0.501953, and every" in warning
+    rho = 0.5 + 1 / 512
+    assert training.trials[0].worst_case.epsilon == pytest.approx(rho + 2.0 * (rho * math.log(1e5)) ** 0.5, rel=1e-9)
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])

@@ -180,7 +180,8 @@ def test_every_number_out_of_bounds_has_a_line_with_its_place_value_and_bound() 
         for place in (
             "data.test_fraction: Input should be less than 1, but got 1",
             "data.split_seed: Input should be greater than or equal to 0, but got -1",
-            "sampling.1.batch_size: Input should be greater than or equal to 1, but got 0",
+            "sampling.1.batch_size: Input should be greater than or equal to 1, but got 0; or Input should be 'full', "
+            "but got 0",
             "epochs.1: Input should be less than or equal to 1000000, but got 1000001",
             "seeds: Input should be greater than or equal to 0, but got -1",
             "privacy.delta: Input should be less than 1, but got 1",
