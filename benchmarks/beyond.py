@@ -1,9 +1,8 @@
-"""The figures of docs/reproduction.md that go beyond the papers, each drawn from one stored sweep."""
+"""How the figures that go beyond the papers are drawn, each from one stored sweep; `benchmarks.figures` names them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from benchmarks.charts import Axis, Panel, Point, Series, chart
@@ -11,14 +10,7 @@ from benchmarks.reproduced import Number, StoredSetting, StoredSweep
 from orchestration.report.style import CLIPPING_COLOURS, PALETTE
 
 GROUPS: Final = {"Male": PALETTE[0], "Female": PALETTE[1]}
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A figure. title: what it shows, in words for those who do not see it. draw: its SVG."""
-
-    title: str
-    draw: Callable[[StoredSweep], str]
+CLASSES: Final = {"2": PALETTE[0], "8": PALETTE[1]}
 
 
 def _ends(number: Number) -> tuple[float, float] | None:
@@ -40,8 +32,8 @@ def _names(settings: Sequence[StoredSetting]) -> Axis:
     return Axis("", {-row: setting.name for row, setting in enumerate(settings)})
 
 
-def payers(sweep: StoredSweep) -> str:
-    """Accuracy and mean epsilon_i of each group by setting."""
+def payers(sweep: StoredSweep, groups: Mapping[str, str] = GROUPS) -> str:
+    """Accuracy and mean epsilon_i of each group by setting. groups: names and colours."""
     settings = _private(sweep)
     shown = (("test accuracy", "by_group.{}.accuracy"), ("mean εᵢ of the training examples", "epsilon_of.{}"))
     panels = [
@@ -49,11 +41,29 @@ def payers(sweep: StoredSweep) -> str:
             title,
             Axis(),
             _names(settings),
-            [_rows(settings, number.format(group), group, colour) for group, colour in GROUPS.items()],
+            [_rows(settings, number.format(group), group, colour) for group, colour in groups.items()],
         )
         for title, number in shown
     ]
     return chart(panels, height=110 + 34 * len(settings), left=190)
+
+
+def digits(sweep: StoredSweep) -> str:
+    """Accuracy against mean epsilon_i, one point per digit, for each way of clipping (paper A, Figures 6 and 8)."""
+    methods = {"flat": "one bound for all", "individual": "individual clipping"}
+
+    def points(setting: StoredSetting) -> list[Point]:
+        names = [number.partition(".")[2] for number in setting.numbers if number.startswith("epsilon_of.")]
+        found = [
+            (setting.numbers[f"epsilon_of.{name}"], setting.numbers[f"by_group.{name}.accuracy"]) for name in names
+        ]
+        return [Point(paid.mean, accuracy.mean, y_ends=_ends(accuracy)) for paid, accuracy in found]
+
+    series = []
+    for setting in _private(sweep):
+        method = str(setting.parameters["clipping.name"])
+        series.append(Series(methods[method], CLIPPING_COLOURS[method], points(setting)))
+    return chart([Panel("test accuracy of each digit", Axis("mean εᵢ of its training examples"), Axis(), series)])
 
 
 def bounds(sweep: StoredSweep) -> str:
@@ -123,16 +133,3 @@ def tuning(sweep: StoredSweep) -> str:
         for title, number in shown.items()
     ]
     return chart(panels, height=360)
-
-
-FIGURES: Final[Mapping[str, Figure]] = {
-    "adult-payers": Figure(
-        "Accuracy and mean epsilon of single examples by group, for each method and schedule", payers
-    ),
-    "adult-bounds": Figure("Change of accuracy against the clipping bound, for DPSGD and DPSGD-F", bounds),
-    "adult-filter": Figure("Test accuracy of flat clipping and of filters with less noise", filters),
-    "adult-tuning": Figure(
-        "Accuracy against gaps between the groups for all choices of bound and learning rate", tuning
-    ),
-}
-"""By the name of their sweep."""

@@ -95,7 +95,7 @@ def of_refreshes(trial: dpsweep.Trial, files: TrialFiles) -> Mapping[str, float 
 
     From the examples whose norms were stored at every step, of which each estimate sees those at its refreshes.
     """
-    if not trial.spec.is_private:
+    if not trial.spec.is_private or not trial.spec.norms.exact_examples:
         return {}
     trace, delta = trial.trace, trial.epsilons().delta
     shards = NormShards(files.exact_norms)
@@ -158,6 +158,7 @@ MEASURES: Mapping[str, tuple[Measure, ...]] = {
     "c": (training_accuracy,),
     "d": (of_examples,),
     "adult": (of_examples,),
+    "mnist": (of_examples,),
     "d-adult": (of_examples, mean_gradients),
     "d-dutch": (of_examples, mean_gradients),
     "d-mnist": (of_examples, mean_gradients),

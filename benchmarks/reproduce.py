@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -36,6 +36,7 @@ if __name__ == "__main__" and not ALLOCATOR.items() <= os.environ.items():  # gl
 import importlib.metadata
 
 import dpsweep
+from benchmarks.curves import curves_of
 from benchmarks.measures import measured
 from benchmarks.reproduced import Number, StoredSetting, StoredSweep, over_runs, write_stored
 from orchestration.records.layout import SweepFiles
@@ -69,6 +70,10 @@ def collect(stored: dpsweep.Sweep, name: str, cpu_seconds: float, sources: Seque
         found = measured(name, stored.trials[row["key"]], files.trial(row["key"]))
         numbers = dict(_of_row(row)) | {key: float(value) for key, value in found.items() if _is_known(value)}
         by_setting[row["setting.name"]].append((row, numbers))
+
+    def curves(key: str) -> dict[str, tuple[float, ...]]:
+        return curves_of(name, stored.trials[key])
+
     if not finished:
         raise dpsweep.InvalidInput(f"no trial of {stored.folder} has finished; train it without --collect")
     results = (trial.result for trial in stored.trials.values())
@@ -89,7 +94,7 @@ def collect(stored: dpsweep.Sweep, name: str, cpu_seconds: float, sources: Seque
         test_size=training.test_size,
         overlap=overlap,
         cpu_seconds=round(cpu_seconds),
-        settings=tuple(_setting(setting, runs, overlap) for setting, runs in by_setting.items()),
+        settings=tuple(_setting(setting, runs, overlap, curves) for setting, runs in by_setting.items()),
     )
 
 
@@ -105,7 +110,13 @@ def _of_row(row: Mapping[str, Any]) -> Iterable[tuple[str, float]]:
             yield column, float(value)
 
 
-def _setting(name: str, runs: list[tuple[dict[str, Any], dict[str, float]]], overlap: float) -> StoredSetting:
+def _setting(
+    name: str,
+    runs: list[tuple[dict[str, Any], dict[str, float]]],
+    overlap: float,
+    curves: Callable[[str], dict[str, tuple[float, ...]]],
+) -> StoredSetting:
+    """runs: row of `Sweep.results` and numbers of each. curves: of the trial of a key."""
     places = tuple((int(row["labels.seed"]), int(row.get("labels.split_seed") or 0)) for row, _ in runs)
     order = sorted(range(len(runs)), key=places.__getitem__)
     first = runs[order[0]][0]
@@ -122,6 +133,7 @@ def _setting(name: str, runs: list[tuple[dict[str, Any], dict[str, float]]], ove
             key: _number(key, [runs[place][1][key] for place in order], first, [s for _, s in sorted(places)], overlap)
             for key in common
         },
+        curves=curves(str(first["key"])),
     )
 
 

@@ -9,7 +9,7 @@ import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -44,13 +44,15 @@ class StoredSetting:
     """One setting of a sweep with the numbers of its finished runs.
 
     name: as the sweep's report calls it. parameters: those that vary in the sweep, and the labels. runs: seed of
-    training and seed of the split, in the order of every number's values.
+    training and seed of the split, in the order of every number's values. curves: of the first run, numbers after each
+    epoch (`benchmarks.curves`).
     """
 
     name: str
     parameters: Mapping[str, str | int | float | bool | None]
     runs: tuple[tuple[int, int], ...]
     numbers: Mapping[str, Number]
+    curves: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from benchmarks.beyond import FIGURES
+from benchmarks.figures import FIGURES
 from benchmarks.printed import EXPERIMENTS, PLANNED_ONLY, Experiment, Form
 from benchmarks.reproduced import Number, StoredSetting, StoredSweep, difference, read_stored
 
@@ -36,7 +36,8 @@ def page(text: str, stored: Mapping[str, StoredSweep]) -> str:
 
 def figures(stored: Mapping[str, StoredSweep]) -> dict[str, str]:
     """The figures as SVG by the name of the file in docs/images."""
-    return {f"{name}.svg": figure.draw(stored[name]) for name, figure in FIGURES.items() if name in stored}
+    known = {name: figure for name, figure in FIGURES.items() if all(sweep in stored for sweep in figure.sweeps)}
+    return {f"{name}.svg": figure.draw(stored) for name, figure in known.items()}
 
 
 def stored_results() -> dict[str, StoredSweep]:

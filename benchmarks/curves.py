@@ -1,0 +1,70 @@
+"""Numbers of a trial after each epoch, which the papers plot: stored beside those of its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import dpsweep
+from accounting.accountants import total_rho
+from orchestration.records.results import TrialResult
+from workers.history import EpochRecord
+
+Curve = Callable[[dpsweep.Trial, EpochRecord], float | None]
+
+
+def _accuracy(trial: dpsweep.Trial, record: EpochRecord) -> float | None:
+    return record.test.accuracy
+
+
+def _accuracy_of(group: str) -> Curve:
+    def accuracy(trial: dpsweep.Trial, record: EpochRecord) -> float | None:
+        return next(each.accuracy for each in record.test.groups if each.name == group)
+
+    return accuracy
+
+
+def _noise(trial: dpsweep.Trial, record: EpochRecord) -> float | None:
+    return record.noise_multiplier if trial.spec.is_private else None
+
+
+def _rho(trial: dpsweep.Trial, record: EpochRecord) -> float | None:
+    """Of everything released until the end of the epoch."""
+    return total_rho(trial.trace.until(record.step)) if trial.spec.is_private else None
+
+
+def _bound_of(group: str) -> Curve:
+    def bound(trial: dpsweep.Trial, record: EpochRecord) -> float | None:
+        return record.bounds.get(group)
+
+    return bound
+
+
+_SCHEDULES: Final = {"accuracy": _accuracy, "noise_multiplier": _noise, "rho": _rho}
+_DIGITS: Final = {
+    "accuracy": _accuracy,
+    **{f"accuracy of {digit}": _accuracy_of(str(digit)) for digit in (2, 8)},
+    **{f"bound of {digit}": _bound_of(str(digit)) for digit in range(10)},
+}
+CURVES: Final[Mapping[str, Mapping[str, Curve]]] = {
+    "c-table2": _SCHEDULES,
+    "c-table2-uniform": _SCHEDULES,
+    "c-table2-same-epochs": _SCHEDULES,
+    "c-table2-validation": _SCHEDULES,
+    "d-mnist": _DIGITS,
+    "d-mnist-short": _DIGITS,
+}
+"""What is stored after each epoch, by the name of the sweep."""
+
+
+def curves_of(name: str, trial: dpsweep.Trial) -> dict[str, tuple[float, ...]]:
+    """The curves of a finished trial of the sweep called ``name``, to four digits; those that it does not have are left
+    out."""
+    if not isinstance(trial.result, TrialResult):
+        return {}
+    found = {}
+    for curve, of in CURVES.get(name, {}).items():
+        values = [value for record in trial.result.training.history if (value := of(trial, record)) is not None]
+        if values:
+            found[curve] = tuple(float(f"{value:.4g}") for value in values)
+    return found

@@ -1,0 +1,177 @@
+"""The figures of docs/reproduction.md, each drawn from stored sweeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from benchmarks import beyond
+from benchmarks.charts import Axis, Panel, Point, Series, chart
+from benchmarks.reproduced import StoredSetting, StoredSweep
+from orchestration.report.style import CLIPPING_COLOURS, PALETTE
+
+Stored = Mapping[str, StoredSweep]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure. title: what it shows, in words for those who do not see it. sweeps: that it is drawn from. draw: its
+    SVG, from all that is stored."""
+
+    title: str
+    sweeps: tuple[str, ...]
+    draw: Callable[[Stored], str]
+
+
+def _alone(name: str, title: str, draw: Callable[[StoredSweep], str]) -> Figure:
+    """A figure of one sweep."""
+    return Figure(title, (name,), lambda stored: draw(stored[name]))
+
+
+_MOST_POINTS: Final = 20
+
+
+def _curve(name: str, colour: str, values: tuple[float, ...]) -> Series:
+    """Values after each epoch, joined; of many epochs some, the last among them."""
+    stride = -(-len(values) // _MOST_POINTS)
+    shown = range(len(values) - 1, -1, -stride)
+    points = [Point(epoch + 1, values[epoch]) for epoch in reversed(shown)]
+    return Series(name, colour, points, joined=True)
+
+
+_SCHEDULES: Final = ("c-table2-uniform", "c-table2", "c-table2-validation")
+_NAMES: Final = {"constant": "uniform"}
+
+
+def _schedules(stored: Stored) -> Iterator[tuple[str, str, StoredSetting]]:
+    """Name, colour and numbers of each schedule of paper C's Table II."""
+    settings = (setting for sweep in _SCHEDULES for setting in stored[sweep].settings)
+    for colour, setting in zip(PALETTE, settings, strict=False):
+        schedule = str(setting.parameters["schedule"])
+        yield _NAMES.get(schedule, schedule), colour, setting
+
+
+def _over_epochs(title: str, curve: str) -> Callable[[Stored], str]:
+    """One curve of all schedules of Table II; accuracy of the longest run without privacy too."""
+
+    def draw(stored: Stored) -> str:
+        series = [_curve(name, colour, setting.curves[curve]) for name, colour, setting in _schedules(stored)]
+        plain = [each.curves for each in stored["c-table2-same-epochs"].settings if "epsilon" not in each.numbers]
+        if curve == "accuracy":
+            longest = max((each[curve] for each in plain), key=len)
+            series.append(_curve("without privacy", CLIPPING_COLOURS["non-private"], longest))
+        return chart([Panel(title, Axis("epoch"), Axis(), series)], height=330)
+
+    return draw
+
+
+_METHODS: Final = {
+    "non-private": ("SGD", CLIPPING_COLOURS["non-private"]),
+    "flat · constant": ("DPSGD", PALETTE[0]),
+    "dpsgd_f · constant": ("DPSGD-F", PALETTE[1]),
+}
+
+
+def _classes(sweep: StoredSweep) -> str:
+    """Paper D, Figure 1: accuracy of each class by method."""
+    series = []
+    for setting in sweep.settings:
+        name, colour = _METHODS[setting.name]
+        found = {digit: setting.numbers[f"by_group.{digit}.accuracy"] for digit in range(10)}
+        points = [
+            Point(
+                digit,
+                each.mean,
+                y_ends=(each.low, each.high) if each.low is not None and each.high is not None else None,
+            )
+            for digit, each in found.items()
+        ]
+        series.append(Series(name, colour, points))
+    axis = Axis("class", {digit: str(digit) for digit in range(10)})
+    return chart([Panel("test accuracy of each class", axis, Axis(), series)], height=330)
+
+
+def _class_bounds(sweep: StoredSweep) -> str:
+    """Paper D, Figure 2: the clipping bound of each class over the epochs of DPSGD-F."""
+    setting = next(each for each in sweep.settings if each.name == "dpsgd_f · constant")
+    colours = dict.fromkeys(range(10), CLIPPING_COLOURS["non-private"]) | {2: PALETTE[0], 8: PALETTE[1]}
+    names = {2: "class 2", 8: "class 8"}
+    series = [
+        _curve(names.get(digit, "the others"), colour, setting.curves[f"bound of {digit}"])
+        for digit, colour in sorted(colours.items(), key=lambda each: each[0] in names)
+    ]
+    return chart([Panel("clipping bound of DPSGD-F", Axis("epoch"), Axis(), series)], height=330)
+
+
+def _change_over_epochs(sweep: StoredSweep) -> str:
+    """Paper D, Figure 3(a): change of accuracy against SGD after as many epochs, by class and method."""
+    plain, *private = sweep.settings
+
+    def series(setting: StoredSetting, digit: int) -> Series:
+        pairs = zip(setting.curves[f"accuracy of {digit}"], plain.curves[f"accuracy of {digit}"], strict=True)
+        return _curve(f"class {digit}", beyond.CLASSES[str(digit)], tuple(own - theirs for own, theirs in pairs))
+
+    panels = [
+        Panel(
+            f"change of accuracy, {_METHODS[setting.name][0]}",
+            Axis("epoch"),
+            Axis(),
+            [series(setting, digit) for digit in (2, 8)],
+        )
+        for setting in private
+    ]
+    return chart(panels, height=330)
+
+
+_FROM_TABLE_2: Final = (*_SCHEDULES, "c-table2-same-epochs")
+FIGURES: Final[Mapping[str, Figure]] = {
+    "a-mnist": _alone("a-mnist", "Test accuracy of each digit against the mean epsilon of its examples", beyond.digits),
+    "a-mnist-cnn": _alone(
+        "a-mnist-cnn",
+        "Test accuracy of each digit against the mean epsilon of its examples, of a convolutional network",
+        beyond.digits,
+    ),
+    "c-figure4": Figure(
+        "Noise multiplier over the epochs of each schedule of paper C's Table II",
+        _FROM_TABLE_2,
+        _over_epochs("noise multiplier", "noise_multiplier"),
+    ),
+    "c-figure12": Figure(
+        "Test accuracy over the epochs of each schedule of paper C's Table II, and without privacy",
+        _FROM_TABLE_2,
+        _over_epochs("test accuracy", "accuracy"),
+    ),
+    "c-figure13": Figure(
+        "rho spent after each epoch by each schedule of paper C's Table II",
+        _FROM_TABLE_2,
+        _over_epochs("ρ spent, with that of the DP-PCA", "rho"),
+    ),
+    "d-figure1": _alone("d-mnist", "Test accuracy of each class under SGD, DPSGD and DPSGD-F", _classes),
+    "d-figure2": _alone("d-mnist", "Clipping bound of each class over the epochs of DPSGD-F", _class_bounds),
+    "d-figure3": _alone(
+        "d-mnist", "Change of accuracy of classes 2 and 8 over the epochs of DPSGD and DPSGD-F", _change_over_epochs
+    ),
+    "adult-payers": _alone(
+        "adult-payers",
+        "Accuracy and mean epsilon of single examples by group, for each method and schedule",
+        beyond.payers,
+    ),
+    "mnist-payers": _alone(
+        "mnist-payers",
+        "Accuracy and mean epsilon of single examples of classes 2 and 8, for each method and schedule",
+        lambda sweep: beyond.payers(sweep, beyond.CLASSES),
+    ),
+    "adult-bounds": _alone(
+        "adult-bounds", "Change of accuracy against the clipping bound, for DPSGD and DPSGD-F", beyond.bounds
+    ),
+    "adult-filter": _alone(
+        "adult-filter", "Test accuracy of flat clipping and of filters with less noise", beyond.filters
+    ),
+    "adult-tuning": _alone(
+        "adult-tuning",
+        "Accuracy against gaps between the groups for all choices of bound and learning rate",
+        beyond.tuning,
+    ),
+}
+"""By the name of their file in docs/images."""
