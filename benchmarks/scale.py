@@ -24,7 +24,6 @@ import hashlib
 import json
 import multiprocessing
 import os
-import resource
 import shutil
 import sys
 import tempfile
@@ -58,6 +57,7 @@ from accounting.records import (
 )
 from accounting.samplings import PoissonSampling
 from accounting.summaries import CountedEpsilons, Counting
+from workers.memory import peak_bytes
 
 DELTA, STEPS_EACH, BOUND = 1e-8, 20, 50.0
 QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -120,7 +120,7 @@ def write_trial(root: str, size: Size, seed: int = 0) -> None:
 
 def peak_megabytes() -> float:
     """Of this process so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return peak_bytes() / 2**20
 
 
 def hashing_seconds(root: str) -> float:

@@ -6,7 +6,6 @@ What is returned are times and memory. They depend on the data as those of a tri
 from __future__ import annotations
 
 import contextlib
-import resource
 import statistics
 import tempfile
 import time
@@ -21,6 +20,7 @@ from accounting.mechanism import Release
 from accounting.records import TrialFiles, closed_to_strangers
 from workers.devices import choose_device
 from workers.imports import NO_CODE, UserCode
+from workers.memory import peak_bytes
 from workers.recording import closed_afterwards
 from workers.reproducible import reproducible
 from workers.spec import TrialSpec
@@ -97,7 +97,7 @@ def _measured(
         refresh=refresh,
         evaluation=evaluation,
         checkpoint=checkpoint,
-        memory=_peak(),
+        memory=peak_bytes(),
         gpu_memory=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0,
         cores=cores,
         steps=1 + len(steps),
@@ -141,12 +141,3 @@ def _forget_peak(device: torch.device) -> None:
         _RESET_PEAK.write_text("5")
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-
-
-def _peak() -> int:
-    """Most bytes of memory that this process has held."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
-    except (OSError, StopIteration):
-        return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
