@@ -89,7 +89,8 @@ class SeededRows:
 class Bits(Protocol):
     """Uniform bits from a secret key, reproducible from `state`. cipher: its name in `CIPHERS`."""
 
-    cipher: Final[str]
+    @property
+    def cipher(self) -> str: ...
 
     def octets(self, count: int) -> npt.NDArray[np.uint8]: ...
 

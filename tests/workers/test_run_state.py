@@ -157,8 +157,8 @@ def test_a_checkpoint_keeps_what_trains_and_the_buffers() -> None:
     model = adapter_net()
     values, again = ModelValues(model), adapter_net()
     with torch.no_grad():
-        model[2].weight.add_(1.0)
-        model[1].running_mean.add_(1.0)
+        model.get_parameter("2.weight").add_(1.0)
+        model.get_buffer("1.running_mean").add_(1.0)
     trained = {name for name, each in model.named_parameters() if each.requires_grad}
     assert values.state()["values"].keys() == trained | dict(model.named_buffers()).keys()
     ModelValues(again).restore(values.state())
@@ -177,16 +177,16 @@ def test_what_a_model_changes_in_place_is_kept_although_it_is_frozen() -> None:
     model = adapter_net()
     values = ModelValues(model)
     with torch.no_grad():
-        model[0].weight.add_(1.0)
+        model.get_parameter("0.weight").add_(1.0)
     again = adapter_net()
     restored = ModelValues(again)
     restored.restore(values.state())
-    assert torch.equal(again[0].weight, model[0].weight)
+    assert torch.equal(again.get_parameter("0.weight"), model.get_parameter("0.weight"))
     assert "0.weight" in restored.state()["values"], "and in the next one"
 
 
 def test_a_checkpoint_of_the_whole_model_is_still_read() -> None:
     model, again = adapter_net(), adapter_net(seed=1)
     ModelValues(again).restore(model.state_dict())
-    assert torch.equal(again[0].weight, model[0].weight)
-    assert torch.equal(again[2].weight, model[2].weight)
+    assert torch.equal(again.get_parameter("0.weight"), model.get_parameter("0.weight"))
+    assert torch.equal(again.get_parameter("2.weight"), model.get_parameter("2.weight"))

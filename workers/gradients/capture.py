@@ -85,10 +85,11 @@ class Capture:
         edges = [edge for use in self.uses for edge in use.edges]
         if not edges or not losses.requires_grad:
             return {}
-        scales = losses.new_full(losses.shape, scale)  # as from the sum of scaled losses, without computing that
+        with torch.enable_grad():
+            total = (losses * scale).sum()  # grad of each loss by itself would have torch import sympy
         again = capturing(self.layers, self.rows, self.examples) if self.layers else nullcontext()
         with again:  # activation checkpointing runs layers again: use the same form
-            remaining = iter(torch.autograd.grad(losses, edges, scales, allow_unused=True))
+            remaining = iter(torch.autograd.grad(total, edges, allow_unused=True))
         found: dict[str, list[ExampleGradients]] = {}
         for use in self.uses:
             grads = [next(remaining) for _ in use.edges]
