@@ -366,7 +366,5 @@ PLANNED_ONLY: Final[Mapping[str, str]] = {
     "a-cifar": "300 epochs of a WRN16-4 need a GPU, which was not at hand",
     "a-cifar-small": "not trained yet: about 13 CPU minutes",
     "c-figure6": "not trained yet: about 13 CPU minutes",
-    "c-figure8": "not trained yet: about 5 CPU minutes",
-    "c-table4": "not trained yet: about 20 CPU minutes, most of them for three layers of 1000",
 }
 """Sweeps that are planned and not trained here, and why."""
