@@ -22,8 +22,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
@@ -41,6 +42,7 @@ from accounting.pld.composition import epsilon_pld
 from accounting.samplings import PoissonSampling
 from accounting.schedules import make_schedule, planned_trace
 
+P = ParamSpec("P")
 T = TypeVar("T")
 Array = NDArray[np.float64]
 
@@ -66,9 +68,10 @@ class Result:
         return {**asdict(self), "speedup": self.speedup}
 
 
-def timed(function: Callable[[], T]) -> tuple[T, float]:
+def timed(function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> tuple[T, float]:
+    """What the call returns, and its seconds."""
     start = time.perf_counter()
-    return function(), time.perf_counter() - start
+    return function(*arguments, **named), time.perf_counter() - start
 
 
 # -- the whole data set, under a schedule of many noise levels ---------------------------------------------------------
@@ -81,12 +84,12 @@ def schedule(quick: bool) -> Iterator[Result]:
     for levels, steps_each, peers in QUICK_SCHEDULES if quick else SCHEDULES:
         planned = make_schedule("exponential", 2.0, decay=0.7 / levels)
         trace = planned_trace(planned, PoissonSampling(0.01), levels, steps_each, 50_000)
-        ours, ours_s = timed(lambda trace=trace: epsilon_pld(trace, SCHEDULE_DELTA))
+        ours, ours_s = timed(epsilon_pld, trace, SCHEDULE_DELTA)
         certified = (ours.upper - ours.lower) / ours.upper
         if not peers:
             yield Result(f"schedule_{levels}x{steps_each}", ours_s, certified_gap=certified)
         for name in peers:
-            value, peer_s = timed(lambda trace=trace, name=name: SCHEDULE_PEERS[name](trace))
+            value, peer_s = timed(SCHEDULE_PEERS[name], trace)
             gap = abs(ours.upper - value) / value
             yield Result(f"schedule_{levels}x{steps_each}", ours_s, name, peer_s, gap, certified)
 
@@ -128,8 +131,8 @@ def groups(quick: bool) -> Iterator[Result]:
     trace = Trace(50_000, (Segment(0, 2000, PoissonSampling(0.01), 1.0),))
     for grid, sizes in QUICK_GROUP_GRIDS if quick else GROUP_GRIDS:
         for size in sizes:
-            ours, ours_s = timed(lambda size=size: epsilon_pld(trace, GROUP_DELTA, size))
-            value, peer_s = timed(lambda size=size, grid=grid: dp_accounting_pld(trace, GROUP_DELTA, size, grid))
+            ours, ours_s = timed(epsilon_pld, trace, GROUP_DELTA, size)
+            value, peer_s = timed(dp_accounting_pld, trace, GROUP_DELTA, size, grid)
             gap, certified = abs(ours.upper - value) / value, (ours.upper - ours.lower) / ours.upper
             yield Result(f"group_k{size}", ours_s, f"dp-accounting MoG, grid {grid:g}", peer_s, gap, certified)
 
@@ -138,7 +141,7 @@ def hard_groups(quick: bool) -> Iterator[Result]:
     """Little noise and large groups, without a peer: the peers need many minutes or report infinity."""
     for sigma, size in ((1.0, 64),) if quick else ((1.0, 256), (0.5, 64), (0.3, 256)):
         trace = Trace(50_000, (Segment(0, 2000, PoissonSampling(0.01), sigma),))
-        ours, ours_s = timed(lambda trace=trace, size=size: epsilon_pld(trace, GROUP_DELTA, size))
+        ours, ours_s = timed(epsilon_pld, trace, GROUP_DELTA, size)
         gap = (ours.upper - ours.lower) / ours.upper
         yield Result(f"group_k{size}_sigma{sigma:g}", ours_s, certified_gap=gap)
 
@@ -171,13 +174,13 @@ def individual_rdp(quick: bool) -> Iterator[Result]:
     rows, snapshots, sample = (20_000, 50, 1) if quick else (50_000, 200, 3)
     values, steps_each = contributions(rows, snapshots), 12
     trace, starts = individual_trace(steps_each * snapshots), np.arange(snapshots) * steps_each
-    ours, ours_s = timed(lambda: individual_epsilons(starts, values, trace, INDIVIDUAL_DELTA, "rdp"))
+    ours, ours_s = timed(individual_epsilons, starts, values, trace, INDIVIDUAL_DELTA, "rdp")
     chosen = np.random.default_rng(1).choice(rows, sample, replace=False)
     for name, peer in {
         "exact RDP, one by one": _exact_rdp,
         "dp-accounting RDP, one by one": _dp_accounting_rdp,
     }.items():
-        found, peer_s = timed(lambda peer=peer: [peer(values[row], steps_each) for row in chosen])
+        found, peer_s = timed(_one_by_one, peer, values[chosen], steps_each)
         yield Result(
             f"individual_rdp_{rows * snapshots:.0e}",
             ours_s,
@@ -187,6 +190,10 @@ def individual_rdp(quick: bool) -> Iterator[Result]:
             ours_items=rows,
             peer_items=sample,
         )
+
+
+def _one_by_one(peer: Callable[[Array, int], float], rows: Array, steps_each: int) -> list[float]:
+    return [peer(row, steps_each) for row in rows]
 
 
 def _exact_rdp(row: Array, steps_each: int) -> float:
@@ -212,15 +219,13 @@ def individual_pld(quick: bool) -> Iterator[Result]:
     rows, snapshots, sample = (4_000, 30, 3) if quick else (60_000, 300, 10)
     values, steps_each = contributions(rows, snapshots, LEVELS), 20
     trace, starts = individual_trace(steps_each * snapshots), np.arange(snapshots) * steps_each
-    ours, ours_s = timed(lambda: individual_epsilons(starts, values, trace, INDIVIDUAL_DELTA, "pld"))
+    ours, ours_s = timed(individual_epsilons, starts, values, trace, INDIVIDUAL_DELTA, "pld")
     certified = float(np.max((ours.upper - ours.lower) / ours.upper))
     chosen = np.random.default_rng(1).choice(rows, sample, replace=False)
     shared = {level: _level_pld(level) for level in np.unique(values[chosen]).tolist()}
     peers = {"shared": (chosen, shared.__getitem__), "own": (chosen[:1], _level_pld)}
     for name, (few, pld_of) in peers.items():
-        found, peer_s = timed(
-            lambda few=few, pld_of=pld_of: [_dp_accounting_pld_of(values[row], steps_each, pld_of) for row in few]
-        )
+        found, peer_s = timed(_one_by_one, partial(_dp_accounting_pld_of, pld_of=pld_of), values[few], steps_each)
         yield Result(
             f"individual_pld_{rows}x{snapshots}",
             ours_s,

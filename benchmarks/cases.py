@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from workers.spec import Component, DataSpec, NoiseSpec, NormSpec, SamplingSpec, TrialSpec
 
@@ -15,6 +15,9 @@ KINDS: Final = (
     *("dog", "frog", "horse", "ship", "truck"),
 )
 """The classes of CIFAR-10."""
+
+Refreshes = float | Literal["every_step", "when_sampled", "off"]
+"""How often norms are taken: `NormSpec.refreshes_per_epoch`."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class Case:
     few: int | None = None
     tracked: int = 0
 
-    def spec(self, refreshes: float | str, quick: bool, **changes: Any) -> TrialSpec:
+    def spec(self, refreshes: Refreshes, quick: bool, **changes: Any) -> TrialSpec:
         """The trial with norms refreshed that often, and other fields as in ``changes``."""
         kept, tracked = (self.few, min(self.tracked, 200)) if quick else (self.rows, self.tracked)
         spec = TrialSpec(

@@ -29,13 +29,13 @@ from accounting.accountants import account
 from accounting.jobs import AccountingJob, store_epsilons
 from accounting.records import StoredEpsilons, TrialFiles, read_trace
 from accounting.summaries import CountedEpsilons, Counting
-from benchmarks.cases import DELTA, DIGITS, KINDS, Case
+from benchmarks.cases import DELTA, DIGITS, KINDS, Case, Refreshes
 from orchestration.execution.estimate_quality import quality_of_estimates
 from workers.recording import NormRecorder
 from workers.spec import Component, DataSpec
 from workers.trial import run_trial
 
-NORMS: Mapping[str, float | str] = {"when_sampled": "when_sampled", "1": 1.0, "3": 3.0}
+NORMS: Mapping[str, Refreshes] = {"when_sampled": "when_sampled", "1": 1.0, "3": 3.0}
 CASES: Mapping[str, Case] = {  # bounds near the norms, or all examples would pay alike
     each.name: each
     for each in (

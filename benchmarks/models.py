@@ -51,7 +51,8 @@ class Logits(nn.Module):
         self.model = model
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.model(input_ids=x).logits
+        logits: Tensor = self.model(input_ids=x).logits
+        return logits
 
 
 class Recurrent(nn.Module):
@@ -62,7 +63,8 @@ class Recurrent(nn.Module):
         self.cell, self.head = cell, nn.Linear(cell.hidden_size, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.cell(x)[0][:, -1])
+        outputs: Tensor = self.head(self.cell(x)[0][:, -1])
+        return outputs
 
 
 SIZES = {
@@ -73,7 +75,8 @@ SIZES = {
 
 def bert() -> nn.Module:
     options = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    return transformers.BertForSequenceClassification(transformers.BertConfig(**SIZES, **options))
+    model: nn.Module = transformers.BertForSequenceClassification(transformers.BertConfig(**SIZES, **options))
+    return model
 
 
 def gpt2() -> nn.Module:
@@ -81,11 +84,13 @@ def gpt2() -> nn.Module:
         vocab_size=VOCABULARY, n_positions=64, n_embd=128, n_layer=2, n_head=4, num_labels=3, pad_token_id=0,
         bos_token_id=1, eos_token_id=2, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
     )  # fmt: skip
-    return transformers.GPT2ForSequenceClassification(config)
+    model: nn.Module = transformers.GPT2ForSequenceClassification(config)
+    return model
 
 
 def llama() -> nn.Module:
-    return transformers.LlamaForSequenceClassification(transformers.LlamaConfig(**SIZES))
+    model: nn.Module = transformers.LlamaForSequenceClassification(transformers.LlamaConfig(**SIZES))
+    return model
 
 
 def adapted(config: Any) -> nn.Module:

@@ -140,7 +140,8 @@ def cluster(nodes: int) -> Iterator[None]:
     from ray import cloudpickle
     from ray.cluster_utils import Cluster
 
-    cloudpickle.register_pickle_by_value(sys.modules[Row.__module__])  # workers do not import this file
+    # workers do not import this file
+    cloudpickle.register_pickle_by_value(sys.modules[Row.__module__])  # type: ignore[no-untyped-call]
     started = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     try:
         for _ in range(nodes):
@@ -151,7 +152,7 @@ def cluster(nodes: int) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
-        started.shutdown()
+        started.shutdown()  # type: ignore[no-untyped-call]
 
 
 def _warm() -> None:

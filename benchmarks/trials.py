@@ -29,7 +29,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -47,7 +47,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from accounting.errors import InvalidInput
-from benchmarks.cases import DIGITS, KINDS, Case
+from benchmarks.cases import DIGITS, KINDS, Case, Refreshes
 from workers import training, trial
 from workers.data import Dataset, load_dataset
 from workers.devices import choose_device
@@ -182,7 +182,7 @@ def seconds_of(run: Callable[[], None], clock: Callable[[], float]) -> float:
 
 
 @contextmanager
-def counted(spent: Counter[str], clock: Callable[[], float]) -> Iterator[None]:
+def counted(spent: dict[str, float], clock: Callable[[], float]) -> Iterator[None]:
     """Add the seconds of each of `SHARES` to ``spent`` while the block runs."""
 
     def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -210,7 +210,7 @@ def counted(spent: Counter[str], clock: Callable[[], float]) -> Iterator[None]:
 def measure(case: Case, quick: bool, device: torch.device) -> dict[str, object]:
     """All results of a case: ratios to the plain loop, and shares of the trial."""
     clock, released = clock_of(device), {"noise_source": "os_entropy", "execution": ExecutionSpec(device=str(device))}
-    norms: Mapping[str, float | str] = {"dpsweep": 1.0, "sampled": "when_sampled", "off": "off"}
+    norms: Mapping[str, Refreshes] = {"dpsweep": 1.0, "sampled": "when_sampled", "off": "off"}
     trials = {name: case.spec(refreshes, quick, **released) for name, refreshes in norms.items()}
     spec = trials["dpsweep"]
     examples = len(load_dataset(spec.data).train)
@@ -219,7 +219,7 @@ def measure(case: Case, quick: bool, device: torch.device) -> dict[str, object]:
     dpsweep(replace(spec, epochs=1))
     seconds = {name: seconds_of(partial(loop, case, spec.data, device), clock) for name, loop in PEERS.items()}
     seconds |= {name: seconds_of(partial(dpsweep, each), clock) for name, each in trials.items()}
-    spent = Counter[str]()
+    spent = defaultdict[str, float](float)
     with counted(spent, clock):
         whole = seconds_of(partial(dpsweep, spec), clock)
     return {
