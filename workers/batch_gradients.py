@@ -26,6 +26,7 @@ from workers.noise import start_generator
 from workers.spec import TrialSpec
 
 _LEAST, _MOST, _NUMBERS = 512, 4096, 2**18
+"""The fewest and the most examples of a norm pass, and what examples times features, or parameters, come to between."""
 
 
 def rows_at_once(features: int, parameters: int) -> int:

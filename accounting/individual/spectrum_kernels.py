@@ -248,8 +248,8 @@ def certified_bounds(
     contour, and the decay of |exp(K)| from each cut on. above, below [3, points]: what exp(K) is multiplied with for
     either bound, its real and imaginary parts and modulus. cuts [2, cuts]: after how many points a row may end, and the
     bound of `inversion.left_out`. contour: tilt, spacing, the aliases from the left, and the damping, without which
-    above and below are alike. tails [2, orders] and rdp
-    [rows, orders] bound those from the right, see `_aliasing`. stop [all rows]: Renyi epsilons.
+    above and below are alike. tails [2, orders] and rdp [rows, orders] bound those from the right, see `_aliasing`.
+    stop [all rows]: Renyi epsilons.
 
     ``bounds`` are those of the other direction, 0 where there are none yet. Where these are tight, and delta at the
     upper one is small enough in this direction too, they stay. Infinity and 0 stand where nothing can be certified.
