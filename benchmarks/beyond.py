@@ -13,7 +13,8 @@ GROUPS: Final = {"Male": PALETTE[0], "Female": PALETTE[1]}
 CLASSES: Final = {"2": PALETTE[0], "8": PALETTE[1]}
 
 
-def _ends(number: Number) -> tuple[float, float] | None:
+def ends(number: Number) -> tuple[float, float] | None:
+    """Those of its interval, where that is known."""
     return None if number.low is None or number.high is None else (number.low, number.high)
 
 
@@ -24,7 +25,7 @@ def _private(sweep: StoredSweep) -> list[StoredSetting]:
 def _rows(settings: Sequence[StoredSetting], number: str, name: str, colour: str, hollow: bool = False) -> Series:
     """One point per setting, from the top down."""
     known = [(-row, setting.numbers[number]) for row, setting in enumerate(settings) if number in setting.numbers]
-    points = [Point(found.mean, row, x_ends=_ends(found)) for row, found in known]
+    points = [Point(found.mean, row, x_ends=ends(found)) for row, found in known]
     return Series(name, colour, points, hollow=hollow)
 
 
@@ -57,7 +58,7 @@ def digits(sweep: StoredSweep) -> str:
         found = [
             (setting.numbers[f"epsilon_of.{name}"], setting.numbers[f"by_group.{name}.accuracy"]) for name in names
         ]
-        return [Point(paid.mean, accuracy.mean, y_ends=_ends(accuracy)) for paid, accuracy in found]
+        return [Point(paid.mean, accuracy.mean, y_ends=ends(accuracy)) for paid, accuracy in found]
 
     series = []
     for setting in _private(sweep):
@@ -77,7 +78,7 @@ def bounds(sweep: StoredSweep) -> str:
             for setting in _private(sweep)
             if setting.parameters["clipping.name"] == method
         )
-        points = [Point(bound, value.mean, y_ends=_ends(value)) for bound, value in found]
+        points = [Point(bound, value.mean, y_ends=ends(value)) for bound, value in found]
         return Series(methods[method], CLIPPING_COLOURS[method], points, joined=True)
 
     panels = [
@@ -120,8 +121,8 @@ def tuning(sweep: StoredSweep) -> str:
             Point(
                 setting.numbers["accuracy"].mean,
                 setting.numbers[number].mean,
-                _ends(setting.numbers["accuracy"]),
-                _ends(setting.numbers[number]),
+                ends(setting.numbers["accuracy"]),
+                ends(setting.numbers[number]),
             )
             for setting in chosen
         ]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from benchmarks import beyond
 from benchmarks.charts import Axis, Panel, Point, Series, chart
-from benchmarks.reproduced import StoredSetting, StoredSweep
+from benchmarks.reproduced import Number, StoredSetting, StoredSweep
 from orchestration.report.style import CLIPPING_COLOURS, PALETTE
 
 Stored = Mapping[str, StoredSweep]
@@ -66,6 +66,40 @@ def _over_epochs(title: str, curve: str) -> Callable[[Stored], str]:
     return draw
 
 
+def _both_accuracies(stored: Stored) -> str:
+    """Paper C, Figure 5: training and test accuracy of each schedule of Table II."""
+    schedules = list(_schedules(stored))
+    series = [
+        _over([(place, setting.numbers[number]) for place, (_, _, setting) in enumerate(schedules)], name, colour)
+        for number, name, colour in (("training_accuracy", "training", PALETTE[0]), ("accuracy", "test", PALETTE[1]))
+    ]
+    axis = Axis("", {place: name for place, (name, _, _) in enumerate(schedules)})
+    return chart([Panel("accuracy of each schedule", axis, Axis(), series)], height=330)
+
+
+def _training_times(stored: Stored) -> str:
+    """Paper C, Figure 6: accuracy by the epochs that the budget lasts, for each schedule."""
+    by_schedule: dict[str, list[StoredSetting]] = {}
+    for setting in stored["c-figure6"].settings:
+        by_schedule.setdefault(str(setting.parameters["schedule"]), []).append(setting)
+    uniform = stored["c-table2-uniform"].settings[0].numbers
+
+    def panel(title: str, number: str) -> Panel:
+        series = [
+            _over([(each.numbers["epochs"].mean, each.numbers[number]) for each in settings], name, colour, joined=True)
+            for colour, (name, settings) in zip(PALETTE, by_schedule.items(), strict=False)
+        ]
+        return Panel(title, Axis("epochs"), Axis(), series, levels={"uniform": uniform[number].mean})
+
+    return chart([panel("training accuracy", "training_accuracy"), panel("test accuracy", "accuracy")], height=330)
+
+
+def _over(numbers: Sequence[tuple[float, Number]], name: str, colour: str, joined: bool = False) -> Series:
+    """Numbers with their intervals, by where they stand on the x axis."""
+    points = [Point(x, number.mean, y_ends=beyond.ends(number)) for x, number in sorted(numbers, key=lambda at: at[0])]
+    return Series(name, colour, points, joined=joined)
+
+
 _METHODS: Final = {
     "non-private": ("SGD", CLIPPING_COLOURS["non-private"]),
     "flat · constant": ("DPSGD", PALETTE[0]),
@@ -78,16 +112,9 @@ def _classes(sweep: StoredSweep) -> str:
     series = []
     for setting in sweep.settings:
         name, colour = _METHODS[setting.name]
-        found = {digit: setting.numbers[f"by_group.{digit}.accuracy"] for digit in range(10)}
-        points = [
-            Point(
-                digit,
-                each.mean,
-                y_ends=(each.low, each.high) if each.low is not None and each.high is not None else None,
-            )
-            for digit, each in found.items()
-        ]
-        series.append(Series(name, colour, points))
+        series.append(
+            _over([(digit, setting.numbers[f"by_group.{digit}.accuracy"]) for digit in range(10)], name, colour)
+        )
     axis = Axis("class", {digit: str(digit) for digit in range(10)})
     return chart([Panel("test accuracy of each class", axis, Axis(), series)], height=330)
 
@@ -124,6 +151,29 @@ def _change_over_epochs(sweep: StoredSweep) -> str:
     return chart(panels, height=330)
 
 
+def _change_over_noise(sweep: StoredSweep) -> str:
+    """Paper D, Figure 3(b): change of accuracy against SGD by noise multiplier, by class and method."""
+
+    def series(method: str, digit: int) -> Series:
+        settings = [each for each in sweep.settings if each.name.startswith(f"{method} ")]
+        numbers = [
+            (each.numbers["noise_multiplier"].mean, each.numbers[f"by_group.{digit}.accuracy_change"])
+            for each in settings
+        ]
+        return _over(numbers, f"class {digit}", beyond.CLASSES[str(digit)], joined=True)
+
+    panels = [
+        Panel(
+            f"change of accuracy, {name}",
+            Axis("noise multiplier", logarithmic=True),
+            Axis(),
+            [series(method, digit) for digit in (2, 8)],
+        )
+        for method, name in (("flat", "DPSGD"), ("dpsgd_f", "DPSGD-F"))
+    ]
+    return chart(panels, height=330)
+
+
 _FROM_TABLE_2: Final = (*_SCHEDULES, "c-table2-same-epochs")
 FIGURES: Final[Mapping[str, Figure]] = {
     "a-mnist": _alone("a-mnist", "Test accuracy of each digit against the mean epsilon of its examples", beyond.digits),
@@ -136,6 +186,14 @@ FIGURES: Final[Mapping[str, Figure]] = {
         "Noise multiplier over the epochs of each schedule of paper C's Table II",
         _FROM_TABLE_2,
         _over_epochs("noise multiplier", "noise_multiplier"),
+    ),
+    "c-figure5": Figure(
+        "Training and test accuracy of each schedule of paper C's Table II", _SCHEDULES, _both_accuracies
+    ),
+    "c-figure6": Figure(
+        "Training and test accuracy against the epochs that the budget lasts, by schedule",
+        ("c-figure6", "c-table2-uniform"),
+        _training_times,
     ),
     "c-figure12": Figure(
         "Test accuracy over the epochs of each schedule of paper C's Table II, and without privacy",
@@ -151,6 +209,11 @@ FIGURES: Final[Mapping[str, Figure]] = {
     "d-figure2": _alone("d-mnist", "Clipping bound of each class over the epochs of DPSGD-F", _class_bounds),
     "d-figure3": _alone(
         "d-mnist", "Change of accuracy of classes 2 and 8 over the epochs of DPSGD and DPSGD-F", _change_over_epochs
+    ),
+    "d-figure3-noise": _alone(
+        "d-figure3",
+        "Change of accuracy of classes 2 and 8 against the noise multiplier of DPSGD and DPSGD-F",
+        _change_over_noise,
     ),
     "adult-payers": _alone(
         "adult-payers",

@@ -91,13 +91,14 @@ def _cancer(title: str, schedule: str, epochs: str) -> Experiment:
 
 
 _GROUPS_OF_MNIST: Final = ("", "2", "8")
+_PRINTED_SGD: Final = dict(zip(_GROUPS_OF_MNIST, (".9855", ".9903", ".9292"), strict=True))
 _PRINTED_F: Final = dict(zip(_GROUPS_OF_MNIST, ("-.0293", "-.0281", "-.0432"), strict=True))
 
 
 def _mnist(title: str) -> Experiment:
     return _paper_d(
         title,
-        dict(zip(_GROUPS_OF_MNIST, (".9855", ".9903", ".9292"), strict=True)),
+        _PRINTED_SGD,
         {
             ("flat · constant", "DPSGD"): dict(zip(_GROUPS_OF_MNIST, ("-.1081", "-.0707", "-.6807"), strict=True)),
             ("dpsgd_f · constant", "DPSGD-F"): _PRINTED_F,
@@ -128,6 +129,29 @@ def _search() -> Iterator[Item]:
                     {group: _PRINTED_F[group] for group in ("", "8")} if bound == "1.0" else {"": "none", "8": "none"},
                     "change",
                 )
+
+
+def _bounds() -> Iterator[Item]:
+    """Paper D, Table 3: DPSGD at each clipping bound, in all and for classes 2 and 8."""
+    yield from _by_group("non-private", "SGD", "accuracy", _PRINTED_SGD, "share")
+    for bound, printed in (
+        ("1.0", ("-.1081", "-.0707", "-.6807")),
+        ("2.0", ("-.0587", "-.0426", "-.3286")),
+        ("3.0", ("-.0390", "-.0232", "-.2013")),
+        ("4.0", ("-.0286", "-.0194", "-.1376")),
+        ("5.0", ("-.0240", "-.0145", "-.1099")),
+    ):
+        changes = dict(zip(_GROUPS_OF_MNIST, printed, strict=True))
+        yield from _by_group(f"flat-bound{bound} · constant", f"C = {bound[0]}", "accuracy_change", changes, "change")
+
+
+def _noises() -> Iterator[Item]:
+    """Paper D, Figure 3(b): DPSGD and DPSGD-F at each noise multiplier, for classes 2 and 8."""
+    for method, of in (("flat", "DPSGD"), ("dpsgd_f", "DPSGD-F")):
+        for sigma in ("0.8", "1.6", "3.2", "6.4"):
+            setting, name = f"{method} · constant · sigma {sigma}", f"{of}, noise multiplier {sigma}"
+            yield Item(f"{name}, epsilon", setting, "epsilon", "", "plain")
+            yield from _by_group(setting, name, "accuracy_change", dict.fromkeys(("2", "8"), ""), "change")
 
 
 def _individual() -> Iterator[Item]:
@@ -252,6 +276,9 @@ _INITIAL: Final = {
     f"initial noise {sigma}": (f"per_layer · exponential-decay{decay} · sigma {sigma}", "")
     for sigma, decay in ((7, "0.0037"), (10, "0.0138"), (14, "0.0222"), (20, "0.0303"))
 }
+_INITIAL_AT_ONE_DECAY: Final = {
+    f"initial noise {sigma}": (f"per_layer · exponential · sigma {sigma}", "") for sigma in (7, 10, 14, 20)
+}
 _LASTING: Final = {
     f"{name}, {epochs} epochs": (f"per_layer · {name}-{key}{value}", "")
     for name, key, values in (
@@ -338,13 +365,16 @@ EXPERIMENTS: Final[Mapping[str, Experiment]] = {
     ),
     "d-mnist": _mnist("Paper D, Tables 1 and 2 on MNIST with 500 of class 8"),
     "d-mnist-short": _mnist("The same with 20 epochs at three times the learning rate"),
+    "d-table3": Experiment("Paper D, Table 3 on MNIST with 500 of class 8: clipping bounds of DPSGD", tuple(_bounds())),
+    "d-figure3": Experiment("Paper D, Figure 3(b) on MNIST with 500 of class 8: noise", tuple(_noises())),
     "d-mnist-search": Experiment("What brings DPSGD-F to its printed change of accuracy on MNIST?", tuple(_search())),
     "c-figure6": Experiment("Paper C, Figure 6 with Table III: training times", _runs(_LASTING)),
     "c-figure7": Experiment("Paper C, Figure 7: decay rates", _runs(_DECAYS)),
     "c-figure8": Experiment("Paper C, Figure 8: factors of the validation schedule", _runs(_FACTORS)),
     "c-figure9": Experiment("Paper C, Figure 9: learning rates", _runs(_LINEAR)),
     "c-figure10": Experiment("Paper C, Figure 10: hidden units", _runs(_UNITS)),
-    "c-figure11": Experiment("Paper C, Figure 11: initial noise", _runs(_INITIAL)),
+    "c-figure11": Experiment("Paper C, Figure 11(a): initial noise, 60 epochs", _runs(_INITIAL)),
+    "c-figure11-decay": Experiment("Paper C, Figure 11(b): initial noise, decay 0.015", _runs(_INITIAL_AT_ONE_DECAY)),
     "c-table4": Experiment("Paper C, Table IV: hidden layers", _runs(_LAYERS)),
     "scattering-mnist": Experiment(
         "Tramèr and Boneh (2021), Table 1: scattering features and a linear model on MNIST at ε = 3",

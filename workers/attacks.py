@@ -1,4 +1,4 @@
-"""Membership inference by a loss threshold, per group (Yu et al. 2023, App. D).
+"""Membership inference by a loss threshold, per group (Yu et al. 2023, App. D), and scores on training examples.
 
 The success rate bounds epsilon neither from above nor from below. A low one proves nothing, because a better attack may
 succeed. A high one is no lower bound on epsilon: audits that count right guesses (Steinke et al. 2023) need an
@@ -20,7 +20,7 @@ from accounting.errors import DataCorruption, InvalidInput, PrivateDetail
 from accounting.records import read_private_sealed, write_private_sealed
 from workers.audit import AuditResult
 from workers.data import Dataset
-from workers.evaluation import predict
+from workers.evaluation import Evaluation, predict
 from workers.losses import Loss
 from workers.membership import MembershipAttack
 
@@ -59,11 +59,17 @@ class GroupAttack:
 
 @dataclass(frozen=True)
 class AttackResults:
-    """Results of the attacks on one trial, by the fields of `workers.spec.AttackSpec`, and its audit: private data."""
+    """Results of the attacks on one trial, by the fields of `workers.spec.AttackSpec`, and its audit: private data.
+
+    training_scores: the evaluation of the final model on its training examples, of every group that has any.
+    """
 
     loss_threshold: tuple[GroupAttack, ...] = ()
     audit: AuditResult | None = None
     rmia: tuple[MembershipAttack, ...] = ()
+    training_scores: Evaluation | None = None
+
+    __pydantic_config__ = ConfigDict(ser_json_inf_nan="strings")
 
 
 _RESULTS: TypeAdapter[AttackResults] = TypeAdapter(AttackResults)

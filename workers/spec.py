@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Final, Literal
@@ -218,13 +219,17 @@ class RmiaSpec:
 class AttackSpec:
     """Attacks on the trained model. They do not change the training; their results are private data.
 
-    loss_threshold: membership inference by a loss threshold, per group (see `workers.attacks`). rmia: the same by a
+    loss_threshold: membership inference by a loss threshold, per group (see `workers.attacks`). training_scores: loss
+    and scores, such as accuracy, on the training examples, per group; by how much they are better than those on test
+    examples is what guessing "a member if predicted right" gains (Yeom et al. 2018). rmia: membership inference by a
     likelihood ratio with reference models (see `workers.membership`).
     """
 
     loss_threshold: bool = False
+    training_scores: Annotated[bool, Field(exclude_if=operator.not_)] = False
     rmia: Annotated[RmiaSpec | None, Field(exclude_if=_is_none)] = None
-    """Not written where it is None, so that trials of versions without it can still be resumed."""
+    """Not written where it is None, as ``training_scores`` is not where it is False, so that trials of versions without
+    them can still be resumed."""
 
 
 @dataclass(frozen=True)

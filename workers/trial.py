@@ -33,7 +33,7 @@ from workers.clipping import claims, make_clipping
 from workers.data import Dataset, load_dataset
 from workers.devices import choose_device
 from workers.divided import DividedGradients, first_random_states, follow, restore_random_state
-from workers.evaluation import Predictions, counted
+from workers.evaluation import Predictions, counted, evaluate
 from workers.held_out import write_wrong
 from workers.history import Progress, TrainingResult, read_training_result
 from workers.imports import NO_CODE, UserCode
@@ -355,7 +355,8 @@ def _attacked(spec: TrialSpec, trainer: Trainer, dataset: Dataset, files: TrialF
         audited = audit(trainer.initial_model(), model, dataset, loss, canaries, spec.audit, spec.delta)
     threshold = attack(model, trained, loss, spec.seed) if spec.attacks.loss_threshold else ()
     ratio = likelihood_ratio_attack(model, trained, loss, spec, files, code) if spec.attacks.rmia else ()
-    return AttackResults(threshold, audited, ratio)
+    scored = evaluate(model, trained.train, trained, loss, 1) if spec.attacks.training_scores else None
+    return AttackResults(threshold, audited, ratio, scored)
 
 
 def _saved(content: Mapping[str, Any]) -> bytes:

@@ -12,7 +12,7 @@ from typing import Final
 from accounting.registry import lookup
 from orchestration.comparison.entries import Better, GroupMetric, Metric, Place
 from orchestration.comparison.formats import CORRELATION, COUNT, GAP, NUMBER, PERCENT, POINTS, Format
-from orchestration.comparison.score_metrics import SCORE_GROUP_METRICS
+from orchestration.comparison.score_metrics import ON_TRAINING, SCORE_GROUP_METRICS
 from orchestration.comparison.tested import (
     Measure,
     Tested,
@@ -32,6 +32,7 @@ from orchestration.comparison.values import (
     majority_rate,
     of_counts,
     of_two_classes,
+    on_training,
     score,
     two_classes,
 )
@@ -146,6 +147,17 @@ RATE_METRICS = (
         task="classification",
     ),
     Metric(
+        "training_accuracy",
+        "final/training_accuracy",
+        "Training accuracy",
+        on_training,
+        PERCENT,
+        ON_TRAINING,
+        of_model=True,
+        exact=True,
+        task="classification",
+    ),
+    Metric(
         "log_loss",
         "final/log_loss",
         "Log loss",
@@ -232,6 +244,9 @@ GROUP_METRICS = (
         "lower",
         by_group(calibration_error),
         "classification",
+    ),
+    GroupMetric(
+        "training_accuracy", "Training accuracy", lambda group: group.on_training, PERCENT, task="classification"
     ),
     GroupMetric("training_loss", "Training loss", in_training("losses"), NUMBER),
     GroupMetric("gradient_norm", "Gradient norm", in_training("norms"), NUMBER),

@@ -11,7 +11,7 @@ from typing import Final
 from orchestration.comparison.entries import GroupMetric, Metric, Place
 from orchestration.comparison.formats import CHANGE, FIT, GAP, NUMBER, PERCENT, POINTS, Format
 from orchestration.comparison.tested import by_group, change_by_group_of, change_of, gap_of, of_sums, overall
-from orchestration.comparison.values import score_called, score_gap
+from orchestration.comparison.values import on_training, score_called, score_gap
 from orchestration.records.published import PublishedGroup
 from workers.tasks import TASKS, Score, Task, Unit
 
@@ -44,8 +44,14 @@ _TESTED: Final = (
 )
 
 
+ON_TRAINING: Final = (
+    "The final model on its own training examples. The better than on test data, the more it tells who they are: "
+    "guessing that an example was trained on if it is predicted right then succeeds more often (Yeom et al. 2018)."
+)
+
+
 def _compared(task: Task, score: Score) -> Iterator[Metric]:
-    """The main score against the baseline, and between groups."""
+    """The main score against the baseline, between groups, and on training examples."""
     is_share, of = score.unit == "share", of_sums(task.name, score.of)
     points = ", points" if is_share else ""
     yield Metric(
@@ -76,6 +82,20 @@ def _compared(task: Task, score: Score) -> Iterator[Metric]:
         task=task.name,
     )
 
+    heading, shown = f"Training {score.heading}", _FORMATS[score.unit]
+    tracked = f"final/training_{score.name}"
+    yield Metric(
+        f"training_{score.name}",
+        tracked,
+        heading,
+        on_training,
+        shown,
+        ON_TRAINING,
+        of_model=True,
+        exact=True,
+        task=task.name,
+    )
+
 
 def _of_groups(task: Task) -> Iterator[GroupMetric]:
     for score in task.scores:
@@ -90,6 +110,13 @@ def _of_groups(task: Task) -> Iterator[GroupMetric]:
             task.name,
         )
         if score.name == task.main:
+            yield GroupMetric(
+                f"training_{score.name}",
+                f"Training {score.heading}",
+                lambda group: group.on_training,
+                _FORMATS[score.unit],
+                task=task.name,
+            )
             is_share, name = score.unit == "share", f"{score.name}_change"
             heading = f"Change{', points' if is_share else ''}"
             shown = POINTS if is_share else CHANGE

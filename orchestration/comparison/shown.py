@@ -38,7 +38,10 @@ def finished(point: GridPoint, result: TrialResult, baseline: TrialResult | None
         state=TrialState.FINISHED,
         privacy=_privacy(result),
         quality=_quality(
-            result.training.evaluation, baseline.training.evaluation if baseline else None, _courses(result)
+            result.training.evaluation,
+            baseline.training.evaluation if baseline else None,
+            _courses(result),
+            result.attacks.training_scores,
         ),
         individuals=result.individuals,
         attacks=tuple(
@@ -68,7 +71,7 @@ def stopped(point: GridPoint, result: StoppedTrial) -> PublishedTrial:
         state=TrialState.STOPPED,
         error=f"by the scheduler after epoch {result.epoch} of {result.spec.epochs}; its {found} of that moment",
         privacy=_privacy(result),
-        quality=_quality(result.evaluation, None, {}),
+        quality=_quality(result.evaluation, None, {}, None),
         history=result.history,
         started=result.started,
         ended=result.ended,
@@ -131,8 +134,13 @@ def _courses(result: TrialResult) -> dict[str, PublishedCourse]:
 
 
 def _quality(
-    evaluation: Evaluation, baseline: Evaluation | None, courses: Mapping[str, PublishedCourse]
+    evaluation: Evaluation,
+    baseline: Evaluation | None,
+    courses: Mapping[str, PublishedCourse],
+    training: Evaluation | None,
 ) -> PublishedQuality:
+    """training: the evaluation on training examples, where it may be shown."""
+    on_training = {group.name: _known(group.main) for group in training.groups} if training else {}
     changes: Mapping[str, float] = cost_of_privacy(evaluation, baseline) if baseline else {}
     change = _change(evaluation.main, baseline.main if baseline else None)
     return PublishedQuality(
@@ -149,6 +157,7 @@ def _quality(
                 group.counts,
                 courses.get(group.name),
                 _with_change(evaluation.task, group.scores, changes.get(group.name)),
+                on_training.get(group.name),
             )
             for group in evaluation.groups
         ),
@@ -157,7 +166,12 @@ def _quality(
         task=evaluation.task,
         scores=_with_change(evaluation.task, evaluation.scores, change),
         parts=evaluation.parts,
+        on_training=_known(training.main) if training else None,
     )
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value
 
 
 def _change(value: float | None, before: float | None) -> float | None:

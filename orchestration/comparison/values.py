@@ -229,6 +229,11 @@ def epsilon_gap(trial: PublishedTrial) -> float | None:
     return max(paid) - min(paid) if len(paid) > 1 else None
 
 
+def on_training(trial: PublishedTrial) -> float | None:
+    """The main score of the final model on its training examples."""
+    return trial.quality.on_training if trial.quality else None
+
+
 def in_training(name: str) -> Callable[[PublishedGroup], float | None]:
     """The last of the means called ``name`` in `PublishedCourse` of a group."""
 

@@ -76,7 +76,7 @@ class PublishedGroup:
 
     accuracy_change: accuracy minus that of the non-private baseline with the same data, model and seed, in [-1, 1]
     (negative: accuracy lost to privacy); None without a baseline. counts: None for trials of older versions. training:
-    of the group's training examples; None where exact statistics are not shown.
+    of the group's training examples; None where exact statistics are not shown. on_training: as of `PublishedQuality`.
     """
 
     name: str
@@ -87,6 +87,7 @@ class PublishedGroup:
     counts: Counts | None = None
     training: PublishedCourse | None = None
     scores: Mapping[str, float] = field(default_factory=dict)
+    on_training: float | None = None
 
     @property
     def main(self) -> float | None:
@@ -100,6 +101,7 @@ class PublishedQuality:
 
     accuracy, accuracy_change, fairness, counts: of classification. task: a name in `workers.tasks.TASKS`; of others,
     scores by name, and of single labels or targets in ``parts``. A change has the name of its score and ``_change``.
+    on_training: ``main`` on the training examples; None where it was not asked for, or exact statistics are not shown.
     """
 
     accuracy: float | None
@@ -111,6 +113,7 @@ class PublishedQuality:
     task: str = "classification"
     scores: Mapping[str, float] = field(default_factory=dict)
     parts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    on_training: float | None = None
 
     @property
     def main(self) -> float | None:

@@ -39,22 +39,25 @@ from orchestration.report.catalogue import (
     titled,
     why_examples_are_missing,
 )
+from orchestration.report.exact import (
+    accounts_section,
+    attacks_section,
+    audits_section,
+    estimates_table,
+    losses_table,
+    memberships_section,
+    training_scores_section,
+)
 from orchestration.report.explorer import explorer, explorer_data
 from orchestration.report.html import key, missing_panel, note, panel, section
 from orchestration.report.prose import SENSITIVE, headline, meanings
 from orchestration.report.style import Style, style_of
 from orchestration.report.tables import (
-    accounts_table,
-    attacks_table,
-    audits_table,
     by_group_table,
     classes_table,
     comparison_table,
-    estimates_table,
     fairness_table,
     group_sizes_table,
-    losses_table,
-    memberships_table,
     parts_table,
     settings_table,
     trials_table,
@@ -76,12 +79,13 @@ def render(data: PublishedSweep, evidence: Evidence = NO_EVIDENCE) -> str:
         _results(found, style, panels, {each.name for each in drawn}),
         _groups(data, found, style, panels, {each.name for each in drawn}),
         _individuals(data, settings, style, panels),
-        _attacks(settings, style),
-        _memberships(data.trials),
-        _audits(data.trials),
+        attacks_section(settings, style),
+        training_scores_section(settings, style, data.task),
+        memberships_section(data.trials),
+        audits_section(data.trials),
         _over_time(settings, style, panels),
         section("All trials", trials_table(data.trials, found.worst_group.name, data.task)),
-        _accounts(data.trials),
+        accounts_section(data.trials),
         _meanings(data),
     )
     body, rows = _without_rows(_subscripts("\n".join(part for part in sections if part)))
@@ -301,62 +305,6 @@ def _individuals(data: PublishedSweep, settings: Sequence[Setting], style: Style
         f'<figure><div class="panels">{panels["single examples"]}</div>{caption}</figure>',
         losses_table(settings, style),
         estimates_table(settings, style),
-    )
-
-
-def _attacks(settings: Sequence[Setting], style: Style) -> str:
-    """The section on membership attacks; "" if no trial was attacked or the results are withheld."""
-    found = attacks_table(settings, style)
-    if not found:
-        return ""
-    return section(
-        "Who can be found in the model",
-        "<p>A membership attack on each group: an example whose loss is below a threshold is called a training "
-        "example. Guessing is right for 50%. Below each share, the examples it was measured on and the mean εᵢ of the "
-        "group.</p>",
-        found,
-    )
-
-
-def _memberships(trials: Sequence[PublishedTrial]) -> str:
-    """The section on likelihood-ratio attacks; "" if no trial was attacked so or the results are withheld."""
-    found = memberships_table(trials)
-    if not found:
-        return ""
-    return section(
-        "Who can be found with reference models",
-        "<p>A membership attack on each group (RMIA): an example is scored by its probability under the trained model "
-        "over its mean probability under models trained with and without it. The area is the probability that a "
-        "training example scores above another one, with a 95% interval; guessing gives 0.5.</p>",
-        found,
-    )
-
-
-def _audits(trials: Sequence[PublishedTrial]) -> str:
-    """The section on audits; "" if no trial was audited or the results are withheld."""
-    found = audits_table(trials)
-    if not found:
-        return ""
-    return section(
-        "What an audit proves",
-        "<p>A fair coin for each canary, a random training example, decided whether it was trained on. Guesses from "
-        "the fall of its loss prove that ε is at least so much (Steinke, Nasr and Jagielski 2023): over all canaries, "
-        "and over those of each group that has enough. All bounds of a trial hold together with its confidence; 0 "
-        "proves nothing, and a bound above the claim contradicts it.</p>",
-        found,
-    )
-
-
-def _accounts(trials: Sequence[PublishedTrial]) -> str:
-    """The section on what `dpsweep account` found; "" if it found nothing, or the results are withheld."""
-    found = accounts_table(trials)
-    if not found:
-        return ""
-    return section(
-        "Accounted again",
-        "<p>Finished trials at another δ, by another method or by other groups, from their stored norms. ε is that of "
-        "the worst case; statistics of εᵢ are exact.</p>",
-        found,
     )
 
 

@@ -16,20 +16,13 @@ from orchestration.comparison.rate_metrics import GROUP_METRICS
 from orchestration.comparison.settings import (
     Setting,
     best_trade_offs,
-    group_attack,
-    group_epsilon,
-    group_loss_correlation,
     group_names,
     group_value,
     setting_name,
     shown_over_seeds,
     whose,
 )
-from orchestration.comparison.values import loss_correlation
 from orchestration.records.published import (
-    EstimateQuality,
-    PublishedAccount,
-    PublishedMembership,
     PublishedPrivacy,
     PublishedTrial,
 )
@@ -220,115 +213,6 @@ def _with_risk(shown: str, setting: Setting, size: int) -> str:
     return shown if worst is None else f"{shown}<br><small>advantage {at_most_share(worst)}</small>"
 
 
-def estimates_table(settings: Sequence[Setting], style: Style) -> str:
-    """Estimated against exactly tracked epsilon_i, by setting; "" if no trial tracked examples."""
-
-    def quality(value: Callable[[EstimateQuality], float | None]) -> Callable[[PublishedTrial], float | None]:
-        return lambda trial: (
-            value(trial.individuals.estimates) if trial.individuals and trial.individuals.estimates else None
-        )
-
-    rows = []
-    for setting in settings:
-        examples = setting.over_seeds(quality(lambda found: found.examples))
-        if examples is None:
-            continue
-        r = setting.over_seeds(quality(lambda found: found.correlation))
-        mean = setting.over_seeds(quality(lambda found: found.mean_error))
-        largest = setting.over_seeds(quality(lambda found: found.largest_error))
-        rows.append(
-            [
-                (named(setting, style), ""),
-                (f"{examples.mean * examples.count:.0f}", "n"),
-                (f"{r.mean:.4f}" if r else MISSING, "n"),
-                (number(mean.mean if mean else None), "n"),
-                (number(largest.high if largest else None), "n"),
-            ]
-        )
-    heads = (
-        ("εᵢ as estimated against εᵢ from norms of every step", ""), ("Examples tracked", "n"), ("Pearson’s r", "n"),
-        ("Mean error", "n"), ("Largest error", "n"),
-    )  # fmt: skip
-    return "<h3>How good the estimates are</h3>" + table(heads, rows) if rows else ""
-
-
-def losses_table(settings: Sequence[Setting], style: Style) -> str:
-    """Correlation of epsilon_i and log loss, overall and by group; "" if no trial has any."""
-    names = group_names([trial for setting in settings for trial in setting.trials])
-    values = (loss_correlation, *map(group_loss_correlation, names))
-    rows: list[list[Cell]] = []
-    for setting in settings:
-        found = [setting.over_seeds(value) for value in values]
-        if any(found):
-            cells = [CORRELATION.over_seeds(spread) if spread else MISSING for spread in found]
-            rows.append([(named(setting, style), ""), *((text, "n") for text in cells)])
-    heads = [("Pearson’s r of εᵢ and log loss", ""), ("All", "n"), *((name, "n") for name in names)]
-    return "<h3>εᵢ and loss</h3>" + table(heads, rows) if rows else ""
-
-
-def attacks_table(settings: Sequence[Setting], style: Style) -> str:
-    """Success of the membership attack, by setting and group; "" if no trial was attacked."""
-    attacked = [setting for setting in settings if any(trial.attacks for trial in setting.trials)]
-    names = group_names([trial for setting in attacked for trial in setting.trials])
-    rows: list[list[Cell]] = [
-        [(named(setting, style), ""), *((_attack_cell(setting, name), "n") for name in names)] for setting in attacked
-    ]
-    heads = [("Right guesses of membership", ""), *((name, "n") for name in names)]
-    return table(heads, rows) if rows else ""
-
-
-def _attack_cell(setting: Setting, name: str) -> str:
-    """Success rate with its standard error; below it, the number of attacked examples and the mean epsilon_i."""
-    rate = setting.over_seeds(group_attack(name, lambda group: group.success_rate))
-    measured = setting.over_seeds(group_attack(name, lambda group: group.examples))
-    if rate is None or measured is None:
-        return MISSING
-    error = setting.error_over_seeds(group_attack(name, lambda group: group.standard_error))
-    paid = setting.over_seeds(group_epsilon(name))
-    below = [f"of {measured.mean * measured.count:.0f}", *([f"mean εᵢ {number(paid.mean)}"] if paid else [])]
-    return f"{100 * rate.mean:.1f} ± {100 * error:.1f}%<br><small>{', '.join(below)}</small>"
-
-
-def memberships_table(trials: Sequence[PublishedTrial]) -> str:
-    """Areas of the likelihood-ratio attack with their intervals, by trial and group; "" if none was attacked so."""
-    attacked = [trial for trial in trials if trial.memberships]
-    names = dict.fromkeys(group.name for trial in attacked for group in trial.memberships)
-    rows: list[list[Cell]] = []
-    for trial in attacked:
-        found = {group.name: group for group in trial.memberships}
-        rows.append([(escape(trial.key), ""), *((_area(found.get(name)), "n") for name in names)])
-    heads = [("Area under the ROC curve", ""), *((name, "n") for name in names)]
-    return table(heads, rows) if rows else ""
-
-
-def _area(found: PublishedMembership | None) -> str:
-    if found is None:
-        return MISSING
-    interval = f"{found.lower:.3f} to {found.upper:.3f}"
-    return f"{found.auc:.3f}<br><small>{interval}, of {found.examples}; loss alone {found.loss_auc:.3f}</small>"
-
-
-def audits_table(trials: Sequence[PublishedTrial]) -> str:
-    """The claim and the audited lower bounds of each trial, over all canaries and by group; "" without an audit."""
-    audited = [(trial, trial.audit) for trial in trials if trial.audit is not None]
-    names = dict.fromkeys(name for _, audit in audited for name in audit.groups)
-    rows: list[list[Cell]] = []
-    for trial, audit in audited:
-        claimed = trial.privacy.epsilon if trial.privacy else None
-        bounds = [_audited(audit.epsilon, claimed), *(_audited(audit.groups.get(name), claimed) for name in names)]
-        guessed = f"{audit.correct} of {audit.guesses}"
-        facts = [number(claimed), f"{100 * audit.confidence:g}%", guessed]
-        rows.append([(escape(trial.key), ""), *((text, "n") for text in (*facts, *bounds))])
-    heads = [("Trial", ""), *((text, "n") for text in ("Claimed ε", "Confidence", "Right guesses", "ε at least"))]
-    return table([*heads, *((name, "n") for name in names)], rows) if rows else ""
-
-
-def _audited(bound: float | None, claimed: float | None) -> str:
-    """A lower bound, marked where it contradicts the claim."""
-    contradicts = bound is not None and claimed is not None and bound > claimed
-    return number(bound) + ("<br><small>above the claim</small>" if contradicts else "")
-
-
 def trials_table(trials: Sequence[PublishedTrial], worst_group: str, task: str = "classification") -> str:
     """One row per trial: status, claim, every metric of `metrics.Place.TRIALS`, error and notes.
 
@@ -352,23 +236,6 @@ def _trial_row(trial: PublishedTrial, shown: Sequence[Metric]) -> list[Cell]:
         *((metric.format.one(metric.value(trial)), "n") for metric in shown),
         (escape("; ".join(remarks)), ""),
     ]
-
-
-def accounts_table(trials: Sequence[PublishedTrial]) -> str:
-    """One row per accounting of `dpsweep account`; "" if there is none."""
-    words, numbers = ("Trial", "Method", "Groups"), ("δ", "ε", "Median εᵢ", "Mean εᵢ")
-    heads = (*((text, "") for text in words), *((text, "n") for text in numbers))
-    rows = [_account_row(trial, account) for trial in trials for account in trial.accounts]
-    return table(heads, rows) if rows else ""
-
-
-def _account_row(trial: PublishedTrial, account: PublishedAccount) -> list[Cell]:
-    sizes = [f"any {size} records: ε {number(epsilon)}" for size, epsilon in account.group_epsilons.items()]
-    means = [f"{name}: mean εᵢ {number(mean)}" for name, mean in account.group_means.items()]
-    claim = f"{escape(account.method)}<br><small class='claim'>{account.individual_kind.replace('_', ' ')}</small>"
-    values = (f"{account.delta:g}", *map(number, (account.epsilon, account.median, account.mean)))
-    words = (escape(trial.key), claim, escape("; ".join([*sizes, *means])))
-    return [*((text, "") for text in words), *((value, "n") for value in values)]
 
 
 def _claim(privacy: PublishedPrivacy) -> str:

@@ -30,14 +30,20 @@ from workers.trial import run_trial
 CANARY = 0.7319
 """The share of right guesses that every stored attack is made to have: it is nowhere by chance."""
 SHOWN = "73.2"
+TRAINING = 0.8257
+"""The accuracy that every model is made to have on its training examples."""
 
 
 def with_canary(files: TrialFiles) -> None:
-    attacks = read_attacks(files.attacks).loss_threshold
-    assert len(attacks) == 10
-    planted = tuple(replace(group, examples=10_000, correct=round(10_000 * CANARY)) for group in attacks)
+    attacks = read_attacks(files.attacks)
+    scores = attacks.training_scores
+    assert scores is not None
+    assert len(attacks.loss_threshold) == len(scores.groups) == 10
+    planted = tuple(replace(group, examples=10_000, correct=round(10_000 * CANARY)) for group in attacks.loss_threshold)
     ratio = MembershipAttack("0", 10_000, CANARY, CANARY - 0.01, CANARY + 0.01, CANARY)
-    write_attacks(files.attacks, AttackResults(planted, rmia=(ratio,)))
+    groups = tuple(replace(group, accuracy=TRAINING) for group in scores.groups)
+    trained = replace(scores, accuracy=TRAINING, groups=groups)
+    write_attacks(files.attacks, AttackResults(planted, rmia=(ratio,), training_scores=trained))
 
 
 def finished(folder: Path, release: str) -> SweepFiles:
@@ -46,7 +52,7 @@ def finished(folder: Path, release: str) -> SweepFiles:
         clipping=["none", {"name": "flat", "bound": 6.0}],
         noise="constant",
         seeds=0,
-        attacks={"loss_threshold": True},
+        attacks={"loss_threshold": True, "training_scores": True},
         release=release,
     )
     sweep, files = parse_sweep(text), SweepFiles(str(folder))
@@ -75,7 +81,7 @@ def test_attacks_and_correlations_stay_private(tmp_path: Path, release: str) -> 
     courses = read_counters(private.private_training).courses
     means = [repr(value) for course in courses for value in (course.norms[-1], course.losses[-1])]
     assert len(means) == 20, "of ten groups"
-    secrets = [str(CANARY), f"{SHOWN} ±", *(repr(r) for r in correlations if r is not None), *means]
+    secrets = [str(CANARY), str(TRAINING), f"{SHOWN} ±", *(repr(r) for r in correlations if r is not None), *means]
     assert len(secrets) > 10
     thresholds = [
         repr(group.threshold)
@@ -91,6 +97,8 @@ def test_attacks_and_correlations_stay_private(tmp_path: Path, release: str) -> 
     assert shown.count(f"{SHOWN} ± 0.4%") == 20, "two settings of ten groups"
     assert "Who can be found in the model" not in words(files.report)
     assert "Who can be found with reference models" not in words(files.report)
+    assert shown.count("points to test") == 22, "two settings, in all and of ten groups"
+    assert "their training examples" not in words(files.report)
     assert shown.count("0.722 to 0.742, of 10000; loss alone 0.732") == 2
     assert "Pearson’s r" in shown.replace("&#x27;", "’")
     record = render_again(files.root).record
@@ -98,6 +106,8 @@ def test_attacks_and_correlations_stay_private(tmp_path: Path, release: str) -> 
         trial = record.trial(point)
         assert "attack_success_rate" not in group_table(trial)
         assert "privacy/loss_correlation" not in final_metrics(trial)
+        assert "final/training_accuracy" not in final_metrics(trial)
+        assert set(group_table(trial)["training_accuracy"]) == {None}
         assert "fairness/clipping_bias_gap" not in final_metrics(trial)
         assert set(group_table(trial)["gradient_norm"]) == {None}
     owner = Path(files.private_report).read_text()
@@ -114,6 +124,8 @@ def test_exact_results_are_disclosed_by_raw_alone(tmp_path: Path) -> None:
     for point in record.points:
         trial = record.trial(point)
         assert group_table(trial)["attack_success_rate"] == [CANARY] * 10
+        assert group_table(trial)["training_accuracy"] == [TRAINING] * 10
+        assert final_metrics(trial)["final/training_accuracy"] == TRAINING
         assert trial.tags["sensitive"] == "true"
     exact = read_exact_statistics(trial_in(files.root, "flat-seed0").private_summary, "")
     assert exact is not None

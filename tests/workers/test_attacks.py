@@ -28,6 +28,7 @@ from workers.attacks import (
 )
 from workers.data import Source, load_dataset, make_split
 from workers.data.cuts import cut
+from workers.evaluation import evaluate, predict
 from workers.losses import build_loss
 from workers.models import build_model
 from workers.spec import (
@@ -128,7 +129,7 @@ def test_groups_are_attacked_apart() -> None:
 
 
 def attacked(root: Path, **changes: Any) -> tuple[TrialSpec, TrialFiles]:
-    spec = small_trial(attacks=AttackSpec(loss_threshold=True), **changes)
+    spec = small_trial(attacks=AttackSpec(loss_threshold=True, training_scores=True), **changes)
     run_trial(spec, str(root), code=allowed(__file__))
     return spec, TrialFiles(str(root))
 
@@ -140,7 +141,12 @@ def test_a_trial_attacks_the_model_that_it_stores(tmp_path: Path) -> None:
     model = build_model(spec.model, dataset, seed=1)
     model.load_state_dict(torch.load(files.model, weights_only=True))
     expected = attack(model, dataset, build_loss(spec.loss), spec.seed)
-    assert read_attacks(files.attacks) == AttackResults(loss_threshold=expected)
+    scores = evaluate(model, dataset.train, dataset, build_loss(spec.loss), min_group_size=1)
+    right = (
+        predict(model, dataset.train, dataset, build_loss(spec.loss)).classes == dataset.train.labels.numpy()
+    ).mean()
+    assert scores.accuracy == pytest.approx(right, abs=1e-12)
+    assert read_attacks(files.attacks) == AttackResults(loss_threshold=expected, training_scores=scores)
     assert [group.name for group in expected] == list(dataset.group_names)
     assert stat.S_IMODE(os.stat(files.attacks).st_mode) == 0o600
 
@@ -180,7 +186,13 @@ def test_a_baseline_that_learns_by_heart_is_found_out_and_a_private_trial_is_not
     }
     _, baseline = attacked(tmp_path / "baseline", clipping=Component("none"), noise=NoiseSpec(0.0), **common)
     _, private = attacked(tmp_path / "private", noise=NoiseSpec(8.0), **common)
-    (leaky,), (tight,) = (read_attacks(files.attacks).loss_threshold for files in (baseline, private))
+    of_baseline, of_private = (read_attacks(files.attacks) for files in (baseline, private))
+    (leaky,), (tight,) = of_baseline.loss_threshold, of_private.loss_threshold
+    known, guessed = of_baseline.training_scores, of_private.training_scores
+    assert known is not None
+    assert guessed is not None
+    assert known.main > 0.9
+    assert guessed.main < 0.7
     assert leaky.success_rate > 0.5 + 4.0 * leaky.standard_error
     assert abs(tight.success_rate - 0.5) < 4.0 * tight.standard_error
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import numpy as np
 
@@ -13,114 +11,19 @@ from orchestration.comparison.evidence import NO_EVIDENCE
 from orchestration.comparison.findings import Findings
 from orchestration.comparison.settings import finished_settings
 from orchestration.records.published import (
-    EstimateQuality,
-    IndividualStatistics,
-    PublishedAttack,
-    PublishedEpoch,
-    PublishedGroup,
     PublishedPrivacy,
-    PublishedQuality,
-    PublishedTrial,
 )
 from orchestration.records.states import TrialState
 from orchestration.report.style import style_of
 from orchestration.report.tables import (
-    attacks_table,
     classes_table,
-    estimates_table,
     group_sizes_table,
-    losses_table,
     settings_table,
     trials_table,
 )
+from tests.orchestration.report.sample_settings import SETTINGS, STYLE, TRIALS, rows
 from tests.orchestration.sample_outcomes import sweep_of
 from tests.orchestration.sample_sweeps import sample_sweep
-
-Row = dict[str, str]
-
-
-class Cells(HTMLParser):
-    """The rows of the tables of a page, by heading."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.heads: list[str] = []
-        self.rows: list[list[str]] = []
-        self._open = False
-        self.feed(html)
-
-    @property
-    def by_name(self) -> dict[str, Row]:
-        """Each row by the words of its first cell."""
-        assert all(len(row) == len(self.heads) for row in self.rows)
-        return {row[0]: dict(zip(self.heads, row, strict=True)) for row in self.rows}
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag == "tr":
-            self.rows.append([])
-        elif tag == "th":
-            self.heads.append("")
-        elif tag == "td":
-            self.rows[-1].append("")
-        self._open = tag in ("th", "td") or (self._open and tag in ("small", "br", "span", "svg", "circle", "path"))
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag == "thead":
-            self.rows = []
-
-    def handle_data(self, data: str) -> None:
-        cells = self.rows[-1] if self.rows and self.rows[-1] else self.heads
-        if cells:
-            cells[-1] += data
-
-
-def rows(html: str) -> dict[str, Row]:
-    return Cells(html).by_name
-
-
-def trial(clipping: str, seed: int, accuracy: float, epsilon: float, median: float) -> PublishedTrial:
-    private = clipping != "none"
-    return PublishedTrial(
-        key=f"{clipping}-{seed}",
-        labels={"clipping": clipping, "seed": seed},
-        state=TrialState.FINISHED,
-        privacy=PublishedPrivacy(
-            epsilon, 1e-5, "pld", group_epsilons={1: epsilon, 2: 2.0 * epsilon + seed} if private else {}
-        ),
-        quality=PublishedQuality(
-            accuracy,
-            2.0 - accuracy,
-            accuracy - 0.9,
-            (
-                PublishedGroup("common", 90, accuracy + 0.05, 0.2, -0.01),
-                PublishedGroup("rare", 10, accuracy - 0.2, 0.9, -0.05),
-            ),
-        ),
-        individuals=IndividualStatistics(
-            "raw",
-            "estimate",
-            mean=median + 0.25,
-            median=median,
-            estimates=EstimateQuality(100, 0.9 + 0.02 * seed, 0.01 + 0.01 * seed, 0.05 + 0.02 * seed),
-            loss_correlation=0.5 + 0.1 * seed,
-        )
-        if private
-        else None,
-        attacks=(PublishedAttack("common", 72, 0.55 + 0.1 * seed, 0.06), PublishedAttack("rare", 20, 0.6, 0.11)),
-        history=(PublishedEpoch(0, 10, 1.5), PublishedEpoch(1, 20, 1.25)) if private else (),
-        started=0.0,
-        ended=75.0 + 10 * seed,
-    )
-
-
-TRIALS = (
-    trial("none", 0, 0.9, math.inf, 0.0),
-    trial("flat", 0, 0.70, 3.0, 1.0),
-    trial("flat", 1, 0.80, 3.2, 1.2),
-    trial("dpsgd_f", 0, 0.60, 2.0, 1.6),
-)
-SETTINGS = finished_settings(TRIALS)
-STYLE = style_of(SETTINGS)
 
 
 def test_every_setting_shows_its_own_means_over_seeds() -> None:
@@ -172,30 +75,10 @@ def test_the_worst_seed_is_what_a_group_pays() -> None:
     assert (found["dpsgd_f"]["k = 1"], found["dpsgd_f"]["k = 2"]) == ("2.00", "4.00")
 
 
-def test_estimates_are_averaged_and_the_largest_error_is_the_largest() -> None:
-    found = rows(estimates_table(SETTINGS, STYLE))
-    assert list(found) == ["flat", "dpsgd_f"]
-    assert list(found["flat"].values())[1:] == ["200", "0.9100", "0.0150", "0.0700"]
-    assert list(found["dpsgd_f"].values())[1:] == ["100", "0.9000", "0.0100", "0.0500"]
-
-
-def test_correlations_with_loss_are_averaged() -> None:
-    found = rows(losses_table(SETTINGS, STYLE))
-    assert {name: row["All"] for name, row in found.items()} == {"flat": "0.55", "dpsgd_f": "0.50"}
-
-
-def test_attacks_show_rates_errors_over_seeds_and_examples() -> None:
-    found = rows(attacks_table(SETTINGS, STYLE))
-    assert found["flat"]["common"] == "60.0 ± 4.2%of 144"
-    assert found["dpsgd_f"]["common"] == "55.0 ± 6.0%of 72"
-    assert found["non-private"]["rare"] == "60.0 ± 11.0%of 20"
-
-
 def test_nothing_known_is_no_table() -> None:
     bare = finished_settings(replace(each, individuals=None, attacks=(), privacy=None) for each in TRIALS)
     style = style_of(bare)
-    for table in (group_sizes_table, estimates_table, losses_table, attacks_table):
-        assert table(bare, style) == ""
+    assert group_sizes_table(bare, style) == ""
     assert trials_table((), "worst_group_accuracy") == "<p>None.</p>"
 
 

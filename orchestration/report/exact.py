@@ -1,0 +1,257 @@
+"""Sections and tables of exact results on training examples; a report of another release mode has none of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from html import escape
+
+from orchestration.comparison.entries import Metric
+from orchestration.comparison.formats import CORRELATION, MISSING, PERCENT, number
+from orchestration.comparison.metrics import main_metric
+from orchestration.comparison.settings import (
+    Setting,
+    group_attack,
+    group_epsilon,
+    group_loss_correlation,
+    group_names,
+    group_value,
+)
+from orchestration.comparison.values import Value, loss_correlation, on_training
+from orchestration.records.published import (
+    EstimateQuality,
+    PublishedAccount,
+    PublishedGroup,
+    PublishedMembership,
+    PublishedTrial,
+)
+from orchestration.report.html import Cell, named, section, table
+from orchestration.report.style import Style
+
+
+def estimates_table(settings: Sequence[Setting], style: Style) -> str:
+    """Estimated against exactly tracked epsilon_i, by setting; "" if no trial tracked examples."""
+
+    def quality(value: Callable[[EstimateQuality], float | None]) -> Callable[[PublishedTrial], float | None]:
+        return lambda trial: (
+            value(trial.individuals.estimates) if trial.individuals and trial.individuals.estimates else None
+        )
+
+    rows = []
+    for setting in settings:
+        examples = setting.over_seeds(quality(lambda found: found.examples))
+        if examples is None:
+            continue
+        r = setting.over_seeds(quality(lambda found: found.correlation))
+        mean = setting.over_seeds(quality(lambda found: found.mean_error))
+        largest = setting.over_seeds(quality(lambda found: found.largest_error))
+        rows.append(
+            [
+                (named(setting, style), ""),
+                (f"{examples.mean * examples.count:.0f}", "n"),
+                (f"{r.mean:.4f}" if r else MISSING, "n"),
+                (number(mean.mean if mean else None), "n"),
+                (number(largest.high if largest else None), "n"),
+            ]
+        )
+    heads = (
+        ("εᵢ as estimated against εᵢ from norms of every step", ""), ("Examples tracked", "n"), ("Pearson’s r", "n"),
+        ("Mean error", "n"), ("Largest error", "n"),
+    )  # fmt: skip
+    return "<h3>How good the estimates are</h3>" + table(heads, rows) if rows else ""
+
+
+def losses_table(settings: Sequence[Setting], style: Style) -> str:
+    """Correlation of epsilon_i and log loss, overall and by group; "" if no trial has any."""
+    names = group_names([trial for setting in settings for trial in setting.trials])
+    values = (loss_correlation, *map(group_loss_correlation, names))
+    rows: list[list[Cell]] = []
+    for setting in settings:
+        found = [setting.over_seeds(value) for value in values]
+        if any(found):
+            cells = [CORRELATION.over_seeds(spread) if spread else MISSING for spread in found]
+            rows.append([(named(setting, style), ""), *((text, "n") for text in cells)])
+    heads = [("Pearson’s r of εᵢ and log loss", ""), ("All", "n"), *((name, "n") for name in names)]
+    return "<h3>εᵢ and loss</h3>" + table(heads, rows) if rows else ""
+
+
+def attacks_section(settings: Sequence[Setting], style: Style) -> str:
+    """The section on membership attacks; "" if no trial was attacked or the results are withheld."""
+    found = attacks_table(settings, style)
+    if not found:
+        return ""
+    return section(
+        "Who can be found in the model",
+        "<p>A membership attack on each group: an example whose loss is below a threshold is called a training "
+        "example. Guessing is right for 50%. Below each share, the examples it was measured on and the mean εᵢ of the "
+        "group.</p>",
+        found,
+    )
+
+
+def training_scores_section(settings: Sequence[Setting], style: Style, task: str) -> str:
+    """The section on training examples; "" if no trial was scored on them or the results are withheld."""
+    found = training_scores_table(settings, style, main_metric(task))
+    if not found:
+        return ""
+    return section(
+        "How well the models know their training examples",
+        "<p>The final models on their own training examples, and below, how much better or worse that is than on test "
+        "data. Where it is better, guessing that an example was trained on if it is predicted right succeeds more "
+        "often than chance (Yeom et al. 2018).</p>",
+        found,
+    )
+
+
+def memberships_section(trials: Sequence[PublishedTrial]) -> str:
+    """The section on likelihood-ratio attacks; "" if no trial was attacked so or the results are withheld."""
+    found = memberships_table(trials)
+    if not found:
+        return ""
+    return section(
+        "Who can be found with reference models",
+        "<p>A membership attack on each group (RMIA): an example is scored by its probability under the trained model "
+        "over its mean probability under models trained with and without it. The area is the probability that a "
+        "training example scores above another one, with a 95% interval; guessing gives 0.5.</p>",
+        found,
+    )
+
+
+def audits_section(trials: Sequence[PublishedTrial]) -> str:
+    """The section on audits; "" if no trial was audited or the results are withheld."""
+    found = audits_table(trials)
+    if not found:
+        return ""
+    return section(
+        "What an audit proves",
+        "<p>A fair coin for each canary, a random training example, decided whether it was trained on. Guesses from "
+        "the fall of its loss prove that ε is at least so much (Steinke, Nasr and Jagielski 2023): over all canaries, "
+        "and over those of each group that has enough. All bounds of a trial hold together with its confidence; 0 "
+        "proves nothing, and a bound above the claim contradicts it.</p>",
+        found,
+    )
+
+
+def accounts_section(trials: Sequence[PublishedTrial]) -> str:
+    """The section on what `dpsweep account` found; "" if it found nothing, or the results are withheld."""
+    found = accounts_table(trials)
+    if not found:
+        return ""
+    return section(
+        "Accounted again",
+        "<p>Finished trials at another δ, by another method or by other groups, from their stored norms. ε is that of "
+        "the worst case; statistics of εᵢ are exact.</p>",
+        found,
+    )
+
+
+def training_scores_table(settings: Sequence[Setting], style: Style, main: Metric) -> str:
+    """The main score on training examples with its distance to that on test examples, overall and by group; "" if no
+    trial has it."""
+    scored = [setting for setting in settings if setting.over_seeds(on_training)]
+    names = group_names([trial for setting in scored for trial in setting.trials])
+    of_groups = ((group_value(name, _on_training), group_value(name, _on_test)) for name in names)
+    pairs = [(on_training, main.value), *of_groups]
+    rows: list[list[Cell]] = [
+        [(named(setting, style), ""), *((_beside_test(setting, main, *pair), "n") for pair in pairs)]
+        for setting in scored
+    ]
+    heads = [(f"{main.heading.removeprefix('Test ').capitalize()} on training examples", ""), ("All", "n")]
+    return table([*heads, *((name, "n") for name in names)], rows) if rows else ""
+
+
+def _on_training(group: PublishedGroup) -> float | None:
+    return group.on_training
+
+
+def _on_test(group: PublishedGroup) -> float | None:
+    return group.main
+
+
+def _beside_test(setting: Setting, main: Metric, training: Value, test: Value) -> str:
+    """Over the seeds; below it, by how much it is above the same number of test examples."""
+    one, other = setting.over_seeds(training), setting.over_seeds(test)
+    if one is None or other is None:
+        return MISSING
+    distance = one.mean - other.mean
+    beside = f"{100 * distance:+.1f} points" if main.format is PERCENT else f"{distance:+.3g}"
+    return f"{main.format.over_seeds(one)}<br><small>{beside} to test</small>"
+
+
+def attacks_table(settings: Sequence[Setting], style: Style) -> str:
+    """Success of the membership attack, by setting and group; "" if no trial was attacked."""
+    attacked = [setting for setting in settings if any(trial.attacks for trial in setting.trials)]
+    names = group_names([trial for setting in attacked for trial in setting.trials])
+    rows: list[list[Cell]] = [
+        [(named(setting, style), ""), *((_attack_cell(setting, name), "n") for name in names)] for setting in attacked
+    ]
+    heads = [("Right guesses of membership", ""), *((name, "n") for name in names)]
+    return table(heads, rows) if rows else ""
+
+
+def _attack_cell(setting: Setting, name: str) -> str:
+    """Success rate with its standard error; below it, the number of attacked examples and the mean epsilon_i."""
+    rate = setting.over_seeds(group_attack(name, lambda group: group.success_rate))
+    measured = setting.over_seeds(group_attack(name, lambda group: group.examples))
+    if rate is None or measured is None:
+        return MISSING
+    error = setting.error_over_seeds(group_attack(name, lambda group: group.standard_error))
+    paid = setting.over_seeds(group_epsilon(name))
+    below = [f"of {measured.mean * measured.count:.0f}", *([f"mean εᵢ {number(paid.mean)}"] if paid else [])]
+    return f"{100 * rate.mean:.1f} ± {100 * error:.1f}%<br><small>{', '.join(below)}</small>"
+
+
+def memberships_table(trials: Sequence[PublishedTrial]) -> str:
+    """Areas of the likelihood-ratio attack with their intervals, by trial and group; "" if none was attacked so."""
+    attacked = [trial for trial in trials if trial.memberships]
+    names = dict.fromkeys(group.name for trial in attacked for group in trial.memberships)
+    rows: list[list[Cell]] = []
+    for trial in attacked:
+        found = {group.name: group for group in trial.memberships}
+        rows.append([(escape(trial.key), ""), *((_area(found.get(name)), "n") for name in names)])
+    heads = [("Area under the ROC curve", ""), *((name, "n") for name in names)]
+    return table(heads, rows) if rows else ""
+
+
+def _area(found: PublishedMembership | None) -> str:
+    if found is None:
+        return MISSING
+    interval = f"{found.lower:.3f} to {found.upper:.3f}"
+    return f"{found.auc:.3f}<br><small>{interval}, of {found.examples}; loss alone {found.loss_auc:.3f}</small>"
+
+
+def audits_table(trials: Sequence[PublishedTrial]) -> str:
+    """The claim and the audited lower bounds of each trial, over all canaries and by group; "" without an audit."""
+    audited = [(trial, trial.audit) for trial in trials if trial.audit is not None]
+    names = dict.fromkeys(name for _, audit in audited for name in audit.groups)
+    rows: list[list[Cell]] = []
+    for trial, audit in audited:
+        claimed = trial.privacy.epsilon if trial.privacy else None
+        bounds = [_audited(audit.epsilon, claimed), *(_audited(audit.groups.get(name), claimed) for name in names)]
+        guessed = f"{audit.correct} of {audit.guesses}"
+        facts = [number(claimed), f"{100 * audit.confidence:g}%", guessed]
+        rows.append([(escape(trial.key), ""), *((text, "n") for text in (*facts, *bounds))])
+    heads = [("Trial", ""), *((text, "n") for text in ("Claimed ε", "Confidence", "Right guesses", "ε at least"))]
+    return table([*heads, *((name, "n") for name in names)], rows) if rows else ""
+
+
+def _audited(bound: float | None, claimed: float | None) -> str:
+    """A lower bound, marked where it contradicts the claim."""
+    contradicts = bound is not None and claimed is not None and bound > claimed
+    return number(bound) + ("<br><small>above the claim</small>" if contradicts else "")
+
+
+def accounts_table(trials: Sequence[PublishedTrial]) -> str:
+    """One row per accounting of `dpsweep account`; "" if there is none."""
+    words, numbers = ("Trial", "Method", "Groups"), ("δ", "ε", "Median εᵢ", "Mean εᵢ")
+    heads = (*((text, "") for text in words), *((text, "n") for text in numbers))
+    rows = [_account_row(trial, account) for trial in trials for account in trial.accounts]
+    return table(heads, rows) if rows else ""
+
+
+def _account_row(trial: PublishedTrial, account: PublishedAccount) -> list[Cell]:
+    sizes = [f"any {size} records: ε {number(epsilon)}" for size, epsilon in account.group_epsilons.items()]
+    means = [f"{name}: mean εᵢ {number(mean)}" for name, mean in account.group_means.items()]
+    claim = f"{escape(account.method)}<br><small class='claim'>{account.individual_kind.replace('_', ' ')}</small>"
+    values = (f"{account.delta:g}", *map(number, (account.epsilon, account.median, account.mean)))
+    words = (escape(trial.key), claim, escape("; ".join([*sizes, *means])))
+    return [*((text, "") for text in words), *((value, "n") for value in values)]

@@ -1,0 +1,63 @@
+"""The cells of tables of exact results on training examples, and their sections."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from orchestration.comparison.metrics import main_metric
+from orchestration.comparison.settings import finished_settings
+from orchestration.report.exact import (
+    accounts_section,
+    attacks_section,
+    attacks_table,
+    audits_section,
+    estimates_table,
+    losses_table,
+    memberships_section,
+    training_scores_section,
+    training_scores_table,
+)
+from orchestration.report.style import style_of
+from tests.orchestration.report.sample_settings import SETTINGS, STYLE, TRIALS, rows
+
+
+def test_estimates_are_averaged_and_the_largest_error_is_the_largest() -> None:
+    found = rows(estimates_table(SETTINGS, STYLE))
+    assert list(found) == ["flat", "dpsgd_f"]
+    assert list(found["flat"].values())[1:] == ["200", "0.9100", "0.0150", "0.0700"]
+    assert list(found["dpsgd_f"].values())[1:] == ["100", "0.9000", "0.0100", "0.0500"]
+
+
+def test_correlations_with_loss_are_averaged() -> None:
+    found = rows(losses_table(SETTINGS, STYLE))
+    assert {name: row["All"] for name, row in found.items()} == {"flat": "0.55", "dpsgd_f": "0.50"}
+
+
+def test_attacks_show_rates_errors_over_seeds_and_examples() -> None:
+    found = rows(attacks_table(SETTINGS, STYLE))
+    assert found["flat"]["common"] == "60.0 ± 4.2%of 144"
+    assert found["dpsgd_f"]["common"] == "55.0 ± 6.0%of 72"
+    assert found["non-private"]["rare"] == "60.0 ± 11.0%of 20"
+
+
+def test_scores_on_training_examples_stand_beside_those_on_test_examples() -> None:
+    found = rows(training_scores_table(SETTINGS, STYLE, main_metric("classification")))
+    assert list(found) == ["non-private", "flat", "dpsgd_f"]
+    assert found["dpsgd_f"]["All"] == "62.0%+2.0 points to test"
+    assert found["flat"]["rare"].endswith("+10.0 points to test")
+    assert {row["common"].partition("%")[2][-20:] for row in found.values()} == {"+1.0 points to test"}
+
+
+def test_what_is_not_known_is_no_section() -> None:
+    bare = [
+        replace(each, individuals=None, attacks=(), quality=replace(each.quality, groups=(), on_training=None))
+        for each in TRIALS
+        if each.quality is not None
+    ]
+    settings = finished_settings(bare)
+    style = style_of(settings)
+    assert estimates_table(settings, style) == losses_table(settings, style) == attacks_section(settings, style) == ""
+    assert training_scores_section(settings, style, "classification") == ""
+    assert memberships_section(bare) == audits_section(bare) == accounts_section(bare) == ""
+    assert "Who can be found in the model" in attacks_section(SETTINGS, STYLE)
+    assert "their training examples" in training_scores_section(SETTINGS, STYLE, "classification")
