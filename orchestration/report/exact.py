@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 
 from orchestration.comparison.entries import Metric
-from orchestration.comparison.formats import CORRELATION, MISSING, PERCENT, number
+from orchestration.comparison.formats import CHANGE, CORRELATION, MISSING, PERCENT, POINTS, number
 from orchestration.comparison.metrics import main_metric
 from orchestration.comparison.settings import (
     Setting,
@@ -173,7 +173,7 @@ def _beside_test(setting: Setting, main: Metric, training: Value, test: Value) -
     if one is None or other is None:
         return MISSING
     distance = one.mean - other.mean
-    beside = f"{100 * distance:+.1f} points" if main.format is PERCENT else f"{distance:+.3g}"
+    beside = f"{POINTS.one(distance)} points" if main.format is PERCENT else CHANGE.one(distance)
     return f"{main.format.over_seeds(one)}<br><small>{beside} to test</small>"
 
 
