@@ -268,7 +268,7 @@ CASES: dict[str, Case] = {
     "group norm of rows": Case(lambda: nn.Sequential(nn.GroupNorm(1, 5), nn.Linear(5, 3)), ROWS),
     "instance norm": Case(lambda: image_model(nn.InstanceNorm2d(4, affine=True), 4), IMAGE),
     "layer norm": Case(lambda: sequence_model(nn.LayerNorm(8)), SEQUENCE),
-    "layer norm of two axes": Case(lambda: sequence_model(nn.LayerNorm((5, 8))), SEQUENCE),
+    "layer norm of two axes": Case(lambda: sequence_model(nn.LayerNorm([5, 8])), SEQUENCE),
     "rms norm": Case(lambda: sequence_model(nn.RMSNorm(8)), SEQUENCE),
     "self-attention": Case(lambda: Attending(lambda a, x: a(x, x, x)[0]), (5, 8)),
     "self-attention, flash": Case(
