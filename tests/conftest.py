@@ -100,11 +100,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    _choose_device(config.getoption("--device"))
+    set_device(config.getoption("--device"))
     _compile_once(config)
 
 
-def _choose_device(name: str) -> None:
+def set_device(name: str) -> None:
     """Tell the tests of training, before they are imported, and the processes that they start."""
     if name != "cpu":
         from workers.devices import choose_device  # late: it imports torch
@@ -119,9 +119,12 @@ def _choose_device(name: str) -> None:
 def _compile_once(config: pytest.Config) -> None:
     """In a fresh checkout, compile what tests import once, before several processes do it at the same time."""
     if config.getoption("numprocesses", None) and not (ROOT / "workers" / "__pycache__").exists():
-        environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
-        collect = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
-        subprocess.run(collect, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, check=False)
+        folders = [path.name for path in ROOT.iterdir() if (path / "__init__.py").exists()]
+        program = (
+            f"import compileall; [compileall.compile_dir(each, quiet=2) for each in {folders}]; import tests.warm; "
+        )
+        program += "[__import__(each) for each in (*tests.warm.IMPORTED, 'ray', 'tests.orchestration.conftest')]"
+        subprocess.run([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.DEVNULL, check=False)
 
 
 @pytest.hookimpl(tryfirst=True)

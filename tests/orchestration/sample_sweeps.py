@@ -136,6 +136,7 @@ def _history(clipping: str, schedule: str, sigma: float) -> tuple[PublishedEpoch
     )
 
 
+@functools.cache
 def sample_trial(
     clipping: str = "flat",
     schedule: str = "constant",
@@ -185,6 +186,7 @@ def _risks() -> dict[int, AttackRisk]:
     return {size: attack_risk(privacy_curve(trace, size)) for size in (1, 2, 4, 8)}
 
 
+@functools.cache
 def sample_sweep(
     disclosure: Disclosure = "raw", targets: tuple[float, ...] = (3.0,), baseline: bool = True
 ) -> PublishedSweep:

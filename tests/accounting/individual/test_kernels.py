@@ -97,7 +97,7 @@ def _stored(folder: Path) -> list[Path]:
 
 
 def test_processes_that_compile_at_once_store_the_same_code(tmp_path: Path) -> None:
-    answers = _answers(tmp_path, tmp_path / "home", processes=4)
+    answers = _answers(tmp_path, tmp_path / "home", processes=2)
     assert {answer.partition("]")[0] for answer in answers} == {"[0.0, 1.0, 4.0, 9.0"}
     assert sorted(path.suffix for path in _stored(tmp_path / "__pycache__")) == [".nbc", ".nbi"]
     assert _answers(tmp_path, tmp_path / "home") == answers[:1]
