@@ -154,7 +154,8 @@ def _log_moments_fractional(sample_rate: float, noise_multiplier: float, orders:
     """
     if noise_multiplier < 0.1:
         return np.asarray((orders - 1.0) * gaussian_rdp(noise_multiplier, orders))
-    few = np.array_split(orders, min(_GRIDS, len(orders)))
+    grids = _GRIDS if noise_multiplier < 1.0 else 1  # from 1 on the longest has 1.5 times the points of the shortest
+    few = np.array_split(orders, min(grids, len(orders)))
     return np.concatenate([_on_a_grid(sample_rate, noise_multiplier, some) for some in few])
 
 

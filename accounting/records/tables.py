@@ -43,7 +43,8 @@ def read_table(data: bytes, columns: Sequence[str] | None = None) -> pa.Table:
         if columns is None:
             return reader.read_all()
         wanted = [place for place, name in enumerate(reader.schema.names) if name in columns]
-    with pa.ipc.open_stream(stream, options=pa.ipc.IpcReadOptions(included_fields=wanted)) as reader:
+    alone = pa.ipc.IpcReadOptions(included_fields=wanted, use_threads=False)  # a few columns are not worth a thread
+    with pa.ipc.open_stream(stream, options=alone) as reader:
         return reader.read_all()
 
 
