@@ -69,7 +69,7 @@ def spread(
     row r ends. weights and nodes have room for one more entry than there can be.
     """
     count, rows = len(stretches), values.shape[1]
-    cells, above = np.empty((count, _LANES), np.int32), np.empty((count, _LANES))
+    cells, above = np.empty((count, _LANES)), np.empty((count, _LANES))
     dense, filled = np.zeros(size), 0
     for start in range(0, rows, _LANES):
         lanes = min(_LANES, rows - start)
@@ -77,13 +77,13 @@ def spread(
             fields = stretches[s]
             own, steps, slope, offset = values[int(fields[0]), start : start + lanes], fields[1], fields[2], fields[3]
             side, per_spacing, origin = fields[4], fields[5], fields[6]
-            top, first = int(fields[7]) - 2, int(fields[8])
+            top, first = fields[7] - 2.0, fields[8]
             for lane in range(lanes):
                 root = (min(own[lane], 1.0) + offset) * slope
                 if side > 0.0:
                     root = np.sqrt(root * root + side)
                 root = root * per_spacing - origin
-                cell = min(max(int(root), 0), top)
+                cell = min(max(np.floor(root), 0.0), top)  # a loop with whole numbers would not vectorise
                 part = min(max(root - cell, 0.0), 1.0)
                 twice = 2.0 * cell + 2.0 * origin
                 cells[s, lane] = first + cell
@@ -91,7 +91,7 @@ def spread(
         for lane in range(lanes):
             low, high = size, -1
             for s in range(count):
-                cell, part = cells[s, lane], above[s, lane]
+                cell, part = int(cells[s, lane]), above[s, lane]
                 dense[cell] += stretches[s, 1] - part
                 dense[cell + 1] += part
                 low, high = min(low, cell), max(high, cell + 1)

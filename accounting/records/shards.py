@@ -68,8 +68,8 @@ def check_contributions(contributions: Floats, where: str) -> None:
     The contributions are private, so the message quotes none of them.
     """
     values = np.asarray(contributions)
-    wrong = ~((values >= 0.0) & (values <= 1.0 + ROUNDING))
-    if wrong.any():
+    if not (values.min(initial=0.0) >= 0.0 and values.max(initial=0.0) <= 1.0 + ROUNDING):  # NaN is neither
+        wrong = ~((values >= 0.0) & (values <= 1.0 + ROUNDING))
         raise InvalidInput(
             f"{where}: contributions lie outside [0, 1]; a contribution is a clipped norm over the sensitivity that "
             "the noise was scaled to"

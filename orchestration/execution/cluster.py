@@ -68,7 +68,7 @@ def connection(address: str, code: UserCode, places: Places = NO_PLACES) -> Iter
         raise InvalidInput("this process is connected to Ray already; call ray.shutdown(), or use another process")
     with nodes_told_to_the_log(), private_session() if address == EMBEDDED else contextlib.nullcontext():
         try:
-            with _termination_as_before():
+            with _termination_as_before(), _only_warnings():
                 reread_environment()
                 if address == EMBEDDED:
                     with preloading(places):
@@ -94,6 +94,21 @@ def _termination_as_before() -> Iterator[None]:
         logger.removeFilter(_is_no_word_of_sigterm)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)
+
+
+@contextlib.contextmanager
+def _only_warnings() -> Iterator[None]:
+    """Keep off the terminal what Ray says as it connects, such as the cluster's address and each package it ships.
+
+    `logged_to` comes later, because nothing is written where no cluster answers.
+    """
+    logger = logging.getLogger("ray")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _is_no_word_of_sigterm(record: logging.LogRecord) -> bool:

@@ -141,6 +141,7 @@ def test_trials_are_accounted_again_on_the_nodes(address: str, tmp_path: Path) -
     arguments = ("account", files.root, "--delta", "1e-7", "--individual", "pld", "--json")
     there = dpsweep(*arguments, "--address", address, **CLOSED)
     assert there.returncode == 0, there.stderr
+    assert "INFO" not in there.stderr, "of what Ray logs as it connects"
     accounts = json.loads(there.stdout)["accounts"]
     stored = [read_epsilons(f"{account['folder']}/epsilons") for account in accounts]
     for account in accounts:
