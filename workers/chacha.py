@@ -49,9 +49,12 @@ class ChaChaStream:
 
     def series(self) -> Series:
         """The next series of words; no other of this key has any of its blocks."""
-        nonce = self._series.to_bytes(NONCE_BYTES, "little")
         self._series += 1
-        return Series(self._key, nonce, self.device)
+        return self.again(self._series - 1)
+
+    def again(self, number: int) -> Series:
+        """The series of a number, from its first word: for whoever drew it to go on where a checkpoint left it."""
+        return Series(self._key, number, self.device)
 
     def state(self) -> dict[str, Any]:
         """Key and number of the next series, for `restore`; as secret as the words."""
@@ -63,11 +66,11 @@ class ChaChaStream:
 
 
 class Series:
-    """The words of one key and nonce, in order."""
+    """The words of one key and nonce, in order. number: of the series, which is its nonce."""
 
-    def __init__(self, key: bytes, nonce: bytes, device: torch.device) -> None:
-        self._key, self._nonce, self._device = key, nonce, device
-        self._next_block = 0
+    def __init__(self, key: bytes, number: int, device: torch.device) -> None:
+        self._key, self.number, self._device = key, number, device
+        self._nonce, self._next_block = number.to_bytes(NONCE_BYTES, "little"), 0
 
     def words(self, count: int) -> Tensor:
         """The next ``count`` words, int64 [count] with uniform bits; what is left of the last block is not used."""

@@ -15,10 +15,13 @@ import torch
 from torch import Tensor
 
 from accounting.keyed import KeyedStream
-from workers.chacha import ChaChaStream
+from workers.chacha import ChaChaStream, Series
 
 BLOCK: Final = 65_536
 """Draws made at once on a CPU; their working memory fits in a core's cache."""
+
+_FEW: Final = BLOCK // 8
+"""Draws of a call up to which it shares a series with others."""
 
 _DEVICE_BLOCK: Final = 2**22
 """Draws made at once on another device, which takes as long to be told what to do as to do it for fewer."""
@@ -76,7 +79,10 @@ class ChaChaGaussians:
         self._stream, self.device = ChaChaStream.from_os(device), device
 
     def pieces(self, count: int, draws: int) -> Iterator[Tensor]:
-        words, most = self._stream.series(), (BLOCK if self.device.type == "cpu" else _DEVICE_BLOCK) // draws
+        return self._drawn_from(self._stream.series(), count, draws)
+
+    def _drawn_from(self, words: Series, count: int, draws: int) -> Iterator[Tensor]:
+        most = (BLOCK if self.device.type == "cpu" else _DEVICE_BLOCK) // draws
         for start in range(0, count, most):
             needed = draws * min(most, count - start)
             pairs = _uniform(words.words(needed + needed % 2)).view(-1, 2)  # of neighbours, however long a piece is
@@ -90,7 +96,48 @@ class ChaChaGaussians:
         self._stream.restore(state)
 
 
+class SharedChaChaGaussians(ChaChaGaussians):
+    """Calls for few draws share a series, whose draws are made at once: a call takes far longer to start than to draw.
+
+    A call takes the draws that follow those of the last such call; where too few are left of `BLOCK`, a series is begun
+    and the rest is never used. Calls for more than `_FEW` draws have a series of their own. The state keeps which
+    series is shared and how much of it is used, so that what is restored makes the same draws again.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self._shared: int | None = None
+        self._ahead, self._used = torch.zeros(0, dtype=torch.float64), 0
+
+    def pieces(self, count: int, draws: int) -> Iterator[Tensor]:
+        if count * draws > _FEW:
+            yield from super().pieces(count, draws)
+        elif count > 0:
+            values = self._next(count * draws)
+            yield values if draws == 1 else values.view(-1, draws).sum(1)
+
+    def _next(self, needed: int) -> Tensor:
+        if self._used + needed > len(self._ahead):
+            self._share(self._stream.series())
+        self._used += needed
+        return self._ahead[self._used - needed : self._used]
+
+    def _share(self, words: Series, used: int = 0) -> None:
+        (self._ahead,) = self._drawn_from(words, BLOCK, 1)
+        self._shared, self._used = words.number, used
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "shared": self._shared, "used": self._used}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        super().restore(state)
+        self._shared, self._ahead, self._used = None, self._ahead[:0], 0
+        if state["shared"] is not None:
+            self._share(self._stream.again(state["shared"]), state["used"])
+
+
 CIPHERS: Final[Mapping[str, Callable[[torch.device], Gaussians]]] = {
+    "chacha20_shared": SharedChaChaGaussians,
     "chacha20": ChaChaGaussians,
     "shake256": ShakeGaussians,
 }

@@ -88,7 +88,7 @@ class KeyedNoise:
     takes that of the run.
     """
 
-    def __init__(self, device: torch.device, draws: int = 1, cipher: str = "chacha20") -> None:
+    def __init__(self, device: torch.device, draws: int = 1, cipher: str = "chacha20_shared") -> None:
         self._device, self._draws, self._cipher = device, draws, cipher
         self._gaussians = CIPHERS[cipher](device)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from tests.workers.test_training import new_trainer
 from tests.workers.trial_specs import small_trial
 from workers import chacha
 from workers.chacha import ChaChaStream, by_integer_operations, keystream, require_standard
+from workers.gaussians import SharedChaChaGaussians
 from workers.spec import Component
 
 CPU = torch.device("cpu")
@@ -133,34 +135,46 @@ def test_no_two_calls_share_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("noise_source", ["os_entropy", "os_entropy_secure"])
-def test_no_two_draws_of_a_trial_share_a_block(
+def test_no_two_draws_of_a_trial_are_the_same(
     noise_source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The initial bound, the queries of a step and its gradients, also after the trial was continued."""
-    used: list[tuple[bytes, bytes, int]] = []
-    original = chacha.keystream
+    """The initial bound, the queries of a step and its gradients, also after the trial was continued.
+
+    A series that is shared is made again when a trial goes on, but what was drawn from it is not given again.
+    """
+    used, given = list[tuple[bytes, bytes, int]](), list[torch.Tensor]()
+    of_stream, of_calls = chacha.keystream, SharedChaChaGaussians.pieces
 
     def recorded(key: bytes, nonce: bytes, first: int, blocks: int, device: torch.device) -> torch.Tensor:
         used.extend((key, nonce, first + index) for index in range(blocks))
-        return original(key, nonce, first, blocks, device)
+        return of_stream(key, nonce, first, blocks, device)
+
+    def handed_out(self: SharedChaChaGaussians, count: int, draws: int) -> Iterator[torch.Tensor]:
+        for piece in of_calls(self, count, draws):
+            given.append(piece.clone())
+            yield piece
 
     monkeypatch.setattr(chacha, "keystream", recorded)
+    monkeypatch.setattr(SharedChaChaGaussians, "pieces", handed_out)
     bound = {"median_multiple": 1.0, "noise_multiplier": 20.0, "rounds": 12}
     spec = small_trial(noise_source=noise_source, clipping=Component("quantile", {"bound": bound}))
     trainer = new_trainer(spec, tmp_path / "begun")
     for _ in range(3):
         trainer.step()
-    before = len(used)
+    drawn = len(given)
     again = new_trainer(spec, tmp_path / "continued")
-    del used[before:]  # the new start had a key of its own
+    del given[drawn:]  # the new start had a key of its own
     again.restore(trainer.state())
     for _ in range(3):
         again.step()
     of_noise = trainer.state()["noise"]["stream"]["key"]
     of_batches = trainer.state()["sampler"]["key"]
-    assert {key for key, _, _ in used} == {of_noise, of_batches}
-    assert len({nonce for key, nonce, _ in used if key == of_noise}) == 12 + 6 * 2
-    assert len(used) == len(set(used))
+    batches = [block for block in used if block[0] == of_batches]
+    assert len(batches) == len(set(batches)) >= 6
+    assert len({nonce for key, nonce, _ in used if key == of_noise}) == 1  # of few draws
+    assert len(given) == 12 + 6 * 2
+    values = torch.cat(given).tolist()
+    assert len(values) == len(set(values)) > 6 * trainer.num_parameters
 
 
 def test_a_series_goes_on_where_its_last_call_ended() -> None:
@@ -171,6 +185,7 @@ def test_a_series_goes_on_where_its_last_call_ended() -> None:
     stream.restore(state)
     assert torch.equal(stream.series().words(88), parts)
     assert not torch.equal(stream.series().words(88), parts)
+    assert torch.equal(stream.again(series.number).words(88), parts)
 
 
 def test_keys_of_the_system_differ() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+from collections.abc import Sequence
+from typing import Any
 
 import mpmath
 import numpy as np
@@ -31,25 +33,37 @@ from workers.noise import (
 )
 
 CPU = DEVICE
-EARLIER = {"os_entropy of earlier versions": "os_entropy", "os_entropy_secure of earlier versions": "os_entropy_secure"}
-"""Trials that earlier versions began go on with SHAKE-256."""
+EARLIER = {
+    "os_entropy by SHAKE-256": "os_entropy",
+    "os_entropy_secure by SHAKE-256": "os_entropy_secure",
+    "os_entropy, a series for each call": "os_entropy",
+    "os_entropy_secure, a series for each call": "os_entropy_secure",
+}
+"""Trials that earlier versions began go on as they began."""
 every_source = pytest.mark.parametrize("name", [*NOISE_SOURCES, *EARLIER])
+
+
+def beginning(name: str, key: bytes) -> dict[str, Any]:
+    """The state of a source that has made no noise."""
+    if "SHAKE-256" in name:
+        return {"key": key, "counter": 0}
+    if name in EARLIER:
+        return {"cipher": "chacha20", "stream": {"key": key, "series": 0}}
+    return {"cipher": "chacha20_shared", "stream": {"key": key, "series": 0, "shared": None, "used": 0}}
 
 
 def source(name: str, seed: int = 0) -> NoiseSource:
     noise = make_noise_source(EARLIER.get(name, name), seed, CPU)
     if name in EARLIER:
-        noise.restore({"key": os.urandom(KEY_BYTES), "counter": 0})
+        noise.restore(beginning(name, os.urandom(KEY_BYTES)))
     return noise
 
 
 def repeatable(name: str, key: int) -> NoiseSource:
     """The same draws in every run of the tests, also where the key comes from the operating system."""
-    noise, secret = source(name, seed=key), key.to_bytes(KEY_BYTES, "little")
-    if name in EARLIER:
-        noise.restore({"key": secret, "counter": 0})
-    elif name != "seeded":
-        noise.restore({"cipher": "chacha20", "stream": {"key": secret, "series": 0}})
+    noise = source(name, seed=key)
+    if name != "seeded":
+        noise.restore(beginning(name, key.to_bytes(KEY_BYTES, "little")))
     return noise
 
 
@@ -113,6 +127,38 @@ def test_noise_of_several_tensors_is_independent_and_in_their_forms(name: str) -
     again = noise.added_to_each(values, 2.0)
     assert all(torch.equal(again[each], noisy[each]) for each in values)
     assert all(torch.equal(found, values[each]) for each, found in noise.added_to_each(values, 0.0).items())
+
+
+@every_source
+def test_draws_of_many_small_calls_are_gaussian_and_independent(name: str) -> None:
+    """They are made many calls at a time: more than three times as many as one series has, in calls of uneven sizes."""
+    noise, drawn = repeatable(name, 9), []
+    for size in [1, 2, 83, 999] * 200:
+        drawn.append(noise.normal((size,), 1.5).double() / 1.5)
+    values = torch.cat(drawn)
+    assert len(values) > 3 * BLOCK
+    assert kstest(values.numpy(), "norm").pvalue > 1e-3
+    parts = torch.stack(list(values[: 3 * BLOCK].split(1024)))
+    correlations = parts.corrcoef()[~torch.eye(len(parts), dtype=torch.bool)]
+    assert float(correlations.abs().max()) < 6.0 / math.sqrt(1024)
+    assert abs(float((values[1:] * values[:-1]).mean())) < 5.0 / math.sqrt(len(values))
+
+
+@every_source
+@pytest.mark.parametrize("calls", [0, 5, 80])
+def test_a_source_restored_between_small_and_large_calls_goes_on_as_the_first(name: str, calls: int) -> None:
+    """Where calls share what is made at once, also after the last that fits, and with a large call in between."""
+    noise = repeatable(name, 10)
+    for _ in range(calls):
+        noise.normal((811,), 1.0)
+    noise.normal((70_000,), 1.0)
+    state = noise.state()
+    sizes = (811, 3, 9000, 811, 0, 7000, 811)
+    expected = [noise.normal((size,), 1.0) for size in sizes]
+    other = source(name, seed=99)
+    other.normal((5,), 1.0)
+    other.restore(state)
+    assert all(torch.equal(other.normal((len(each),), 1.0), each) for each in expected)
 
 
 @every_source
@@ -190,6 +236,24 @@ def test_trials_that_began_with_shake_go_on_with_the_same_bits(name: str, digest
     assert found == digest
 
 
+def computed(words: Sequence[int], draws: int) -> torch.Tensor:
+    """The transform of Box and Muller of uniform words, by mpmath, on the public grid of noise of std 1."""
+    uniform = [(word // 2**11 + mpmath.mpf(0.5)) / 2**53 for word in words]
+    normal = []
+    for first, second in zip(uniform[::2], uniform[1::2], strict=True):
+        radius, angle = mpmath.sqrt(-2 * mpmath.log(first)), 2 * mpmath.pi * second
+        normal += [radius * mpmath.cos(angle), radius * mpmath.sin(angle)]
+    sums = [sum(normal[start : start + draws]) / mpmath.sqrt(draws) for start in range(0, len(normal), draws)]
+    grid = release_grid(1.0)
+    return torch.tensor([float(each) for each in sums], dtype=torch.float64).div(grid).round().mul(grid)
+
+
+def words_of_openssl(key: bytes, series: int, count: int) -> list[int]:
+    nonce = (0).to_bytes(4, "little") + series.to_bytes(12, "little")
+    octets = Cipher(ChaCha20(key, nonce), None).encryptor().update(bytes(8 * count))
+    return [int(word) for word in np.frombuffer(octets, "<u8")]
+
+
 @pytest.mark.parametrize("draws", [1, 4])
 def test_draws_are_those_of_box_and_muller_from_the_bits_of_openssl(draws: int) -> None:
     """Computed again with mpmath from the stream that OpenSSL makes: the second series of a key."""
@@ -197,16 +261,19 @@ def test_draws_are_those_of_box_and_muller_from_the_bits_of_openssl(draws: int) 
     noise = KeyedNoise(CPU, draws)
     noise.restore({"cipher": "chacha20", "stream": {"key": key, "series": 1}})
     drawn = noise.added(torch.zeros(count, dtype=torch.float64), 1.0)
-    nonce = (0).to_bytes(4, "little") + (1).to_bytes(12, "little")
-    octets = Cipher(ChaCha20(key, nonce), None).encryptor().update(bytes(8 * count * draws))
-    uniform = [(word // 2**11 + mpmath.mpf(0.5)) / 2**53 for word in np.frombuffer(octets, "<u8").tolist()]
-    normal = []
-    for first, second in zip(uniform[::2], uniform[1::2], strict=True):
-        radius, angle = mpmath.sqrt(-2 * mpmath.log(first)), 2 * mpmath.pi * second
-        normal += [radius * mpmath.cos(angle), radius * mpmath.sin(angle)]
-    expected = [float(sum(normal[draws * i : draws * (i + 1)]) / mpmath.sqrt(draws)) for i in range(count)]
-    grid = release_grid(1.0)
-    assert torch.equal(drawn.cpu(), torch.tensor(expected, dtype=torch.float64).div(grid).round().mul(grid))
+    assert torch.equal(drawn.cpu(), computed(words_of_openssl(key, 1, count * draws), draws))
+
+
+@pytest.mark.parametrize("draws", [1, 4])
+def test_small_calls_share_a_series_and_large_ones_have_their_own(draws: int) -> None:
+    """A call takes what follows in the shared series: the fourth, as the large call in between has the fifth."""
+    key = bytes(range(KEY_BYTES))
+    noise = KeyedNoise(CPU, draws)
+    noise.restore({"cipher": "chacha20_shared", "stream": {"key": key, "series": 4, "shared": None, "used": 0}})
+    found = [noise.added(torch.zeros(count, dtype=torch.float64), 1.0) for count in (101, 50, BLOCK, 149)]
+    shared, own = words_of_openssl(key, 4, 300 * draws), words_of_openssl(key, 5, 600)
+    assert torch.equal(torch.cat([found[0], found[1], found[3]]).cpu(), computed(shared, draws))
+    assert torch.equal(found[2][: 600 // draws].cpu(), computed(own, draws))
 
 
 @pytest.mark.parametrize("count", [1, 7, 1000, 4097])
@@ -237,7 +304,7 @@ def test_a_device_draws_what_a_cpu_draws() -> None:
 
 
 def test_an_unknown_cipher_in_a_checkpoint_is_named() -> None:
-    with pytest.raises(InvalidInput, match="unknown cipher 'aes'; valid: chacha20, shake256"):
+    with pytest.raises(InvalidInput, match="unknown cipher 'aes'; valid: chacha20, chacha20_shared, shake256"):
         source("os_entropy").restore({"cipher": "aes", "stream": {}})
 
 
