@@ -7,6 +7,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, Protocol
 
 import numpy as np
@@ -94,9 +95,14 @@ class Scaling:
 
     def __call__(self, features: Tensor) -> Tensor:
         trailing = (1,) * max(features.ndim - 2, 0)
-        offset = torch.tensor(self.offset, device=features.device).reshape(-1, *trailing)
-        scale = torch.tensor(self.scale, device=features.device).reshape(-1, *trailing)
-        return (features.to(torch.float32) - offset) / scale
+        offset = _constant(self.offset, features.device).view(-1, *trailing)
+        return (features.to(torch.float32) - offset) / _constant(self.scale, features.device).view(-1, *trailing)
+
+
+@lru_cache(maxsize=32)
+def _constant(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """The values on the device, where they stay: to send them again with every batch would make a GPU wait."""
+    return torch.tensor(values, device=device)
 
 
 def pixels(mean: Sequence[float] = (0.5,), std: Sequence[float] = (0.5,)) -> Scaling:

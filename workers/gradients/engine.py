@@ -189,7 +189,7 @@ class GradientEngine:
             norms, part, infinite = self._sum_rowwise(batch, look, start, weigh, sums)
             parts.append(norms)
             weights.append(part)
-            start += len(part)
+            start += part.shape[0]
             non_finite += infinite
         norms = self._combination.joined(parts, x.device)
         all_weights = _cat(weights) if weights else weigh(norms, slice(0, 0))
@@ -220,7 +220,7 @@ class GradientEngine:
         """Norms, weights and number of infinite norms of one micro-batch. Its gradients are freed on return."""
         done = self._pass(batch, look, keep=True)
         norms = done.norms
-        weights = _without(self._checked(weigh(norms, slice(start, start + len(norms.norms))), norms), done.finite)
+        weights = _without(self._checked(weigh(norms, slice(start, start + norms.norms.shape[0])), norms), done.finite)
         self._add(sums, batch, done.gradients, weights, done.finite)
         return norms, weights, _count_infinite(done)
 
@@ -234,7 +234,7 @@ class GradientEngine:
             check_model(self.model)
             if self._verify(x, y):
                 self._verified.add(modes)
-        size = self._micro_batch_size or max(1, len(x) // self._multiplicity)
+        size = self._micro_batch_size or max(1, x.shape[0] // self._multiplicity)
         return micro_batches(x, y, size, self._multiplicity, self._last_micro_batch)
 
     def _verify(self, x: Tensor, y: Tensor) -> bool:
@@ -335,7 +335,7 @@ class GradientEngine:
         else:
             with torch.autocast(x.device.type, self._autocast):
                 losses = self._loss(self.model(x), y)
-        return self._one_per_row(losses, len(x))
+        return self._one_per_row(losses, x.shape[0])
 
     @property
     def _has_half_precision(self) -> bool:
@@ -375,7 +375,7 @@ class GradientEngine:
         weights: Tensor,
         finite: Tensor | None,
     ) -> None:
-        weights = with_padding(weights, len(batch.x) // self._multiplicity)
+        weights = with_padding(weights, batch.x.shape[0] // self._multiplicity)
         kept = None if finite is None else finite.nonzero().squeeze(1)
         if kept is not None and not len(kept):
             return

@@ -106,7 +106,7 @@ def affine(activation: Tensor, examples: int, weight: str = "weight", bias: str 
 
     def differentiate(grad: Tensor) -> dict[str, ExampleGradients]:
         activations, grads = widen(activation), widen(grad)
-        if activations.dim() == 2 and len(activations) == examples:
+        if activations.dim() == 2 and activations.shape[0] == examples:
             of_bias = Instantiated(grads)
             return {weight: OuterProduct(activations, of_bias), bias: of_bias}
         activations = activations.reshape(examples, -1, activation.shape[-1])

@@ -27,9 +27,11 @@ LastMicroBatch = Literal["shorter", "padded"]
 
 def micro_batches(x: Tensor, y: Tensor, size: int, multiplicity: int, last: LastMicroBatch) -> list[MicroBatch]:
     """The rows in micro-batches of ``size`` examples; every row is in one of them, and an empty batch has none."""
-    step, make = size * multiplicity, _LAST[last]
+    rows, step, make = x.shape[0], size * multiplicity, _LAST[last]
+    if 0 < rows <= step:  # without a view of all rows
+        return [make(x, y, size, multiplicity)]
     return [
-        make(x[start : start + step], y[start : start + step], size, multiplicity) for start in range(0, len(x), step)
+        make(x[start : start + step], y[start : start + step], size, multiplicity) for start in range(0, rows, step)
     ]
 
 
@@ -48,14 +50,13 @@ def require_rows(x: Tensor, y: Tensor, multiplicity: int) -> None:
     for name, value in (("x", x), ("y", y)):
         if not isinstance(value, Tensor):
             raise InvalidInput(f"{name} is a {type(value).__name__}, but must be a tensor with one row per example")
-    if len(x) % multiplicity or len(x) != len(y):
-        raise InvalidInput(
-            f"x has {len(x)} rows and y {len(y)}, but both need the same multiple of {multiplicity} rows"
-        )
+    rows, targets = x.shape[0], y.shape[0]
+    if rows % multiplicity or rows != targets:
+        raise InvalidInput(f"x has {rows} rows and y {targets}, but both need the same multiple of {multiplicity} rows")
 
 
 def _shorter(x: Tensor, y: Tensor, size: int, multiplicity: int) -> MicroBatch:
-    return MicroBatch(x, y, len(x) // multiplicity)
+    return MicroBatch(x, y, x.shape[0] // multiplicity)
 
 
 def _padded(x: Tensor, y: Tensor, size: int, multiplicity: int) -> MicroBatch:
@@ -69,5 +70,5 @@ _LAST: Final[Mapping[str, Callable[[Tensor, Tensor, int, int], MicroBatch]]] = {
 
 def with_padding(values: Tensor, rows: int) -> Tensor:
     """``values`` [b, ...], followed by zeros to length ``rows``."""
-    missing = rows - len(values)
+    missing = rows - values.shape[0]
     return torch.cat([values, values.new_zeros(missing, *values.shape[1:])]) if missing else values

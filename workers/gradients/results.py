@@ -24,7 +24,7 @@ class BatchNorms:
 
     def of_first(self, examples: int) -> BatchNorms:
         """Those of the first examples."""
-        if examples == len(self.losses):
+        if examples == self.losses.shape[0]:
             return self
         layer_norms = None if self.layer_norms is None else self.layer_norms[:examples]
         return BatchNorms(self.norms[:examples], layer_norms, self.losses[:examples])
