@@ -86,9 +86,8 @@ class Capture:
         if not edges or not losses.requires_grad:
             return {}
         with torch.enable_grad():
-            total = (
-                losses if scale == 1.0 else losses * scale
-            ).sum()  # grad of each loss by itself would have torch import sympy
+            scaled = losses if scale == 1.0 else losses * scale
+            total = scaled.sum()  # grad of each loss by itself would have torch import sympy
         again = capturing(self.layers, self.rows, self.examples) if self.layers else nullcontext()
         with again:  # activation checkpointing runs layers again: use the same form
             remaining = iter(torch.autograd.grad(total, edges, allow_unused=True))
