@@ -119,12 +119,9 @@ def set_device(name: str) -> None:
 def _compile_once(config: pytest.Config) -> None:
     """In a fresh checkout, compile what tests import once, before several processes do it at the same time."""
     if config.getoption("numprocesses", None) and not (ROOT / "workers" / "__pycache__").exists():
-        folders = [path.name for path in ROOT.iterdir() if (path / "__init__.py").exists()]
-        program = (
-            f"import compileall; [compileall.compile_dir(each, quiet=2) for each in {folders}]; import tests.warm; "
-        )
-        program += "[__import__(each) for each in (*tests.warm.IMPORTED, 'ray', 'tests.orchestration.conftest')]"
-        subprocess.run([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.DEVNULL, check=False)
+        environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
+        collect = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
+        subprocess.run(collect, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, check=False)
 
 
 @pytest.hookimpl(tryfirst=True)

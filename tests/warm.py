@@ -8,18 +8,19 @@ from __future__ import annotations
 import multiprocessing
 from typing import Final
 
-IMPORTED: Final = (
-    "dp_accounting.pld",
-    "hypothesis",
-    "mpmath",
-    "scipy.stats",
-    "sklearn.datasets",
-    "torchvision",
-    "orchestration.commands.main",
-    "orchestration.report.page",
-    "orchestration.tracking.mlflow",
-    "workers.trial",
-    "workers.training",
-)
 FORKS: Final = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(list(IMPORTED))
+FORKS.set_forkserver_preload(
+    [
+        "dp_accounting.pld",
+        "hypothesis",
+        "mpmath",
+        "scipy.stats",
+        "sklearn.datasets",
+        "torchvision",
+        "orchestration.commands.main",
+        "orchestration.report.page",
+        "orchestration.tracking.mlflow",
+        "workers.trial",
+        "workers.training",
+    ]
+)
