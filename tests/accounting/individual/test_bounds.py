@@ -77,12 +77,12 @@ def renyi(sample_rate: float, sigma: float, order: float) -> float:
 
 def improved(order: Array, delta: float) -> Array:
     """Canonne, Kamath and Steinke 2020, Proposition 12."""
-    return np.log1p(-1.0 / order) - (np.log(delta) + np.log(order)) / (order - 1.0)
+    return np.asarray(np.log1p(-1.0 / order) - (np.log(delta) + np.log(order)) / (order - 1.0))
 
 
 def classic(order: Array, delta: float) -> Array:
     """Mironov 2017, Proposition 3."""
-    return np.log(1.0 / delta) / (order - 1.0)
+    return np.asarray(np.log(1.0 / delta) / (order - 1.0))
 
 
 @pytest.mark.parametrize(("method", "conversion"), [("rdp", improved), ("rdp-classic", classic)])
