@@ -120,7 +120,7 @@ class SharedChaChaGaussians(ChaChaGaussians):
         if self._used + needed > len(self._ahead):
             self._share(self._stream.series())
         self._used += needed
-        return self._ahead[self._used - needed : self._used]
+        return self._ahead[self._used - needed : self._used].clone()  # whoever takes them may change them
 
     def _share(self, words: Series, used: int = 0) -> None:
         (self._ahead,) = self._drawn_from(words, BLOCK, 1)
