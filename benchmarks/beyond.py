@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from benchmarks.charts import Axis, Panel, Point, Series, chart
@@ -13,9 +13,10 @@ GROUPS: Final = {"Male": PALETTE[0], "Female": PALETTE[1]}
 CLASSES: Final = {"2": PALETTE[0], "8": PALETTE[1]}
 
 
-def ends(number: Number) -> tuple[float, float] | None:
-    """Those of its interval, where that is known."""
-    return None if number.low is None or number.high is None else (number.low, number.high)
+def over(numbers: Iterable[tuple[float, Number]], name: str, colour: str, joined: bool = False) -> Series:
+    """Numbers with their intervals, in the order of where they stand on the x axis."""
+    points = [Point(x, number.mean, y_ends=number.ends) for x, number in sorted(numbers, key=lambda at: at[0])]
+    return Series(name, colour, points, joined=joined)
 
 
 def _private(sweep: StoredSweep) -> list[StoredSetting]:
@@ -25,7 +26,7 @@ def _private(sweep: StoredSweep) -> list[StoredSetting]:
 def _rows(settings: Sequence[StoredSetting], number: str, name: str, colour: str, hollow: bool = False) -> Series:
     """One point per setting, from the top down."""
     known = [(-row, setting.numbers[number]) for row, setting in enumerate(settings) if number in setting.numbers]
-    points = [Point(found.mean, row, x_ends=ends(found)) for row, found in known]
+    points = [Point(found.mean, row, x_ends=found.ends) for row, found in known]
     return Series(name, colour, points, hollow=hollow)
 
 
@@ -58,7 +59,7 @@ def digits(sweep: StoredSweep) -> str:
         found = [
             (setting.numbers[f"epsilon_of.{name}"], setting.numbers[f"by_group.{name}.accuracy"]) for name in names
         ]
-        return [Point(paid.mean, accuracy.mean, y_ends=ends(accuracy)) for paid, accuracy in found]
+        return [Point(paid.mean, accuracy.mean, y_ends=accuracy.ends) for paid, accuracy in found]
 
     series = []
     for setting in _private(sweep):
@@ -73,13 +74,12 @@ def bounds(sweep: StoredSweep) -> str:
     numbers = {"all": "accuracy_change", **{group: f"by_group.{group}.accuracy_change" for group in GROUPS}}
 
     def series(method: str, number: str) -> Series:
-        found = sorted(
+        found = (
             (float(setting.parameters["clipping.params.bound"] or 0.0), setting.numbers[number])
             for setting in _private(sweep)
             if setting.parameters["clipping.name"] == method
         )
-        points = [Point(bound, value.mean, y_ends=ends(value)) for bound, value in found]
-        return Series(methods[method], CLIPPING_COLOURS[method], points, joined=True)
+        return over(found, methods[method], CLIPPING_COLOURS[method], joined=True)
 
     panels = [
         Panel(
@@ -121,8 +121,8 @@ def tuning(sweep: StoredSweep) -> str:
             Point(
                 setting.numbers["accuracy"].mean,
                 setting.numbers[number].mean,
-                ends(setting.numbers["accuracy"]),
-                ends(setting.numbers[number]),
+                setting.numbers["accuracy"].ends,
+                setting.numbers[number].ends,
             )
             for setting in chosen
         ]

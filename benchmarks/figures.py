@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from benchmarks import beyond
 from benchmarks.charts import Axis, Panel, Point, Series, chart
-from benchmarks.reproduced import Number, StoredSetting, StoredSweep
+from benchmarks.reproduced import StoredSetting, StoredSweep
 from orchestration.report.style import CLIPPING_COLOURS, PALETTE
 
 Stored = Mapping[str, StoredSweep]
@@ -70,7 +70,7 @@ def _both_accuracies(stored: Stored) -> str:
     """Paper C, Figure 5: training and test accuracy of each schedule of Table II."""
     schedules = list(_schedules(stored))
     series = [
-        _over([(place, setting.numbers[number]) for place, (_, _, setting) in enumerate(schedules)], name, colour)
+        beyond.over([(place, setting.numbers[number]) for place, (_, _, setting) in enumerate(schedules)], name, colour)
         for number, name, colour in (("training_accuracy", "training", PALETTE[0]), ("accuracy", "test", PALETTE[1]))
     ]
     axis = Axis("", {place: name for place, (name, _, _) in enumerate(schedules)})
@@ -86,18 +86,14 @@ def _training_times(stored: Stored) -> str:
 
     def panel(title: str, number: str) -> Panel:
         series = [
-            _over([(each.numbers["epochs"].mean, each.numbers[number]) for each in settings], name, colour, joined=True)
+            beyond.over(
+                [(each.numbers["epochs"].mean, each.numbers[number]) for each in settings], name, colour, joined=True
+            )
             for colour, (name, settings) in zip(PALETTE, by_schedule.items(), strict=False)
         ]
         return Panel(title, Axis("epochs"), Axis(), series, levels={"uniform": uniform[number].mean})
 
     return chart([panel("training accuracy", "training_accuracy"), panel("test accuracy", "accuracy")], height=330)
-
-
-def _over(numbers: Sequence[tuple[float, Number]], name: str, colour: str, joined: bool = False) -> Series:
-    """Numbers with their intervals, by where they stand on the x axis."""
-    points = [Point(x, number.mean, y_ends=beyond.ends(number)) for x, number in sorted(numbers, key=lambda at: at[0])]
-    return Series(name, colour, points, joined=joined)
 
 
 _METHODS: Final = {
@@ -113,7 +109,7 @@ def _classes(sweep: StoredSweep) -> str:
     for setting in sweep.settings:
         name, colour = _METHODS[setting.name]
         series.append(
-            _over([(digit, setting.numbers[f"by_group.{digit}.accuracy"]) for digit in range(10)], name, colour)
+            beyond.over([(digit, setting.numbers[f"by_group.{digit}.accuracy"]) for digit in range(10)], name, colour)
         )
     axis = Axis("class", {digit: str(digit) for digit in range(10)})
     return chart([Panel("test accuracy of each class", axis, Axis(), series)], height=330)
@@ -160,7 +156,7 @@ def _change_over_noise(sweep: StoredSweep) -> str:
             (each.numbers["noise_multiplier"].mean, each.numbers[f"by_group.{digit}.accuracy_change"])
             for each in settings
         ]
-        return _over(numbers, f"class {digit}", beyond.CLASSES[str(digit)], joined=True)
+        return beyond.over(numbers, f"class {digit}", beyond.CLASSES[str(digit)], joined=True)
 
     panels = [
         Panel(

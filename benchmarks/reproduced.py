@@ -38,6 +38,11 @@ class Number:
         """Over the runs."""
         return statistics.fmean(self.values)
 
+    @property
+    def ends(self) -> tuple[float, float] | None:
+        """Of the interval, where it is known."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
+
 
 @dataclass(frozen=True)
 class StoredSetting:

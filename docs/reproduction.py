@@ -101,9 +101,7 @@ def _shown(number: Number, form: Form) -> str:
     >>> _shown(Number((0.5, 0.25), 0.25, 0.5), "share")
     '.375 [.250, .500]'
     """
-    ends = (
-        "" if number.low is None or number.high is None else f" [{_one(number.low, form)}, {_one(number.high, form)}]"
-    )
+    ends = f" [{', '.join(_one(end, form) for end in number.ends)}]" if number.ends else ""
     return f"{_one(number.mean, form)}{ends}"
 
 

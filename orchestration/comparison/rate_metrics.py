@@ -12,7 +12,11 @@ from typing import Final
 from accounting.registry import lookup
 from orchestration.comparison.entries import Better, GroupMetric, Metric, Place
 from orchestration.comparison.formats import CORRELATION, COUNT, GAP, NUMBER, PERCENT, POINTS, Format
-from orchestration.comparison.score_metrics import ON_TRAINING, SCORE_GROUP_METRICS
+from orchestration.comparison.score_metrics import (
+    SCORE_GROUP_METRICS,
+    on_training_examples,
+    on_training_examples_of_group,
+)
 from orchestration.comparison.tested import (
     Measure,
     Tested,
@@ -32,7 +36,6 @@ from orchestration.comparison.values import (
     majority_rate,
     of_counts,
     of_two_classes,
-    on_training,
     score,
     two_classes,
 )
@@ -146,17 +149,7 @@ RATE_METRICS = (
         measure=overall(rate_of(majority_rate)),
         task="classification",
     ),
-    Metric(
-        "training_accuracy",
-        "final/training_accuracy",
-        "Training accuracy",
-        on_training,
-        PERCENT,
-        ON_TRAINING,
-        of_model=True,
-        exact=True,
-        task="classification",
-    ),
+    on_training_examples("accuracy", "Training accuracy", PERCENT, "classification"),
     Metric(
         "log_loss",
         "final/log_loss",
@@ -245,9 +238,7 @@ GROUP_METRICS = (
         by_group(calibration_error),
         "classification",
     ),
-    GroupMetric(
-        "training_accuracy", "Training accuracy", lambda group: group.on_training, PERCENT, task="classification"
-    ),
+    on_training_examples_of_group("accuracy", "Training accuracy", PERCENT, "classification"),
     GroupMetric("training_loss", "Training loss", in_training("losses"), NUMBER),
     GroupMetric("gradient_norm", "Gradient norm", in_training("norms"), NUMBER),
     GroupMetric("clipping_bias", "Clipping bias", in_training("biases"), NUMBER),

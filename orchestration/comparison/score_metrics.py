@@ -44,10 +44,25 @@ _TESTED: Final = (
 )
 
 
-ON_TRAINING: Final = (
-    "The final model on its own training examples. The better than on test data, the more it tells who they are: "
-    "guessing that an example was trained on if it is predicted right then succeeds more often (Yeom et al. 2018)."
-)
+def on_training_examples(name: str, heading: str, shown: Format, task: str) -> Metric:
+    """The main score of a task on training examples, which is called ``name`` on test examples."""
+    return Metric(
+        f"training_{name}",
+        f"final/training_{name}",
+        heading,
+        on_training,
+        shown,
+        "The final model on its own training examples. The better than on test data, the more it tells who they are: "
+        "guessing that an example was trained on if it is predicted right then succeeds more often (Yeom et al. 2018).",
+        of_model=True,
+        exact=True,
+        task=task,
+    )
+
+
+def on_training_examples_of_group(name: str, heading: str, shown: Format, task: str) -> GroupMetric:
+    """The same of the training examples of a group."""
+    return GroupMetric(f"training_{name}", heading, lambda group: group.on_training, shown, task=task)
 
 
 def _compared(task: Task, score: Score) -> Iterator[Metric]:
@@ -81,20 +96,7 @@ def _compared(task: Task, score: Score) -> Iterator[Metric]:
         measure=gap_of(of),
         task=task.name,
     )
-
-    heading, shown = f"Training {score.heading}", _FORMATS[score.unit]
-    tracked = f"final/training_{score.name}"
-    yield Metric(
-        f"training_{score.name}",
-        tracked,
-        heading,
-        on_training,
-        shown,
-        ON_TRAINING,
-        of_model=True,
-        exact=True,
-        task=task.name,
-    )
+    yield on_training_examples(score.name, f"Training {score.heading}", _FORMATS[score.unit], task.name)
 
 
 def _of_groups(task: Task) -> Iterator[GroupMetric]:
@@ -110,13 +112,8 @@ def _of_groups(task: Task) -> Iterator[GroupMetric]:
             task.name,
         )
         if score.name == task.main:
-            yield GroupMetric(
-                f"training_{score.name}",
-                f"Training {score.heading}",
-                lambda group: group.on_training,
-                _FORMATS[score.unit],
-                task=task.name,
-            )
+            heading, shown = f"Training {score.heading}", _FORMATS[score.unit]
+            yield on_training_examples_of_group(score.name, heading, shown, task.name)
             is_share, name = score.unit == "share", f"{score.name}_change"
             heading = f"Change{', points' if is_share else ''}"
             shown = POINTS if is_share else CHANGE

@@ -24,7 +24,7 @@ from orchestration.records.status import TrialStatus
 from orchestration.sweeps.grid import GridPoint
 from workers.evaluation import Evaluation, cost_of_privacy
 from workers.history import Progress
-from workers.tasks import task_called
+from workers.tasks import main_score, task_called
 
 
 def finished(point: GridPoint, result: TrialResult, baseline: TrialResult | None) -> PublishedTrial:
@@ -140,7 +140,7 @@ def _quality(
     training: Evaluation | None,
 ) -> PublishedQuality:
     """training: the evaluation on training examples, where it may be shown."""
-    on_training = {group.name: _known(group.main) for group in training.groups} if training else {}
+    on_training = {each.name: main_score(each.accuracy, each.scores) for each in training.groups} if training else {}
     changes: Mapping[str, float] = cost_of_privacy(evaluation, baseline) if baseline else {}
     change = _change(evaluation.main, baseline.main if baseline else None)
     return PublishedQuality(
@@ -166,12 +166,8 @@ def _quality(
         task=evaluation.task,
         scores=_with_change(evaluation.task, evaluation.scores, change),
         parts=evaluation.parts,
-        on_training=_known(training.main) if training else None,
+        on_training=main_score(training.accuracy, training.scores) if training else None,
     )
-
-
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else value
 
 
 def _change(value: float | None, before: float | None) -> float | None:

@@ -74,73 +74,63 @@ def losses_table(settings: Sequence[Setting], style: Style) -> str:
     return "<h3>εᵢ and loss</h3>" + table(heads, rows) if rows else ""
 
 
+def _section(heading: str, text: str, found: str) -> str:
+    """The section of a table, or "" where the table is."""
+    return section(heading, text, found) if found else ""
+
+
 def attacks_section(settings: Sequence[Setting], style: Style) -> str:
     """The section on membership attacks; "" if no trial was attacked or the results are withheld."""
-    found = attacks_table(settings, style)
-    if not found:
-        return ""
-    return section(
+    return _section(
         "Who can be found in the model",
         "<p>A membership attack on each group: an example whose loss is below a threshold is called a training "
         "example. Guessing is right for 50%. Below each share, the examples it was measured on and the mean εᵢ of the "
         "group.</p>",
-        found,
+        attacks_table(settings, style),
     )
 
 
 def training_scores_section(settings: Sequence[Setting], style: Style, task: str) -> str:
     """The section on training examples; "" if no trial was scored on them or the results are withheld."""
-    found = training_scores_table(settings, style, main_metric(task))
-    if not found:
-        return ""
-    return section(
+    return _section(
         "How well the models know their training examples",
         "<p>The final models on their own training examples, and below, how much better or worse that is than on test "
         "data. Where it is better, guessing that an example was trained on if it is predicted right succeeds more "
         "often than chance (Yeom et al. 2018).</p>",
-        found,
+        training_scores_table(settings, style, main_metric(task)),
     )
 
 
 def memberships_section(trials: Sequence[PublishedTrial]) -> str:
     """The section on likelihood-ratio attacks; "" if no trial was attacked so or the results are withheld."""
-    found = memberships_table(trials)
-    if not found:
-        return ""
-    return section(
+    return _section(
         "Who can be found with reference models",
         "<p>A membership attack on each group (RMIA): an example is scored by its probability under the trained model "
         "over its mean probability under models trained with and without it. The area is the probability that a "
         "training example scores above another one, with a 95% interval; guessing gives 0.5.</p>",
-        found,
+        memberships_table(trials),
     )
 
 
 def audits_section(trials: Sequence[PublishedTrial]) -> str:
     """The section on audits; "" if no trial was audited or the results are withheld."""
-    found = audits_table(trials)
-    if not found:
-        return ""
-    return section(
+    return _section(
         "What an audit proves",
         "<p>A fair coin for each canary, a random training example, decided whether it was trained on. Guesses from "
         "the fall of its loss prove that ε is at least so much (Steinke, Nasr and Jagielski 2023): over all canaries, "
         "and over those of each group that has enough. All bounds of a trial hold together with its confidence; 0 "
         "proves nothing, and a bound above the claim contradicts it.</p>",
-        found,
+        audits_table(trials),
     )
 
 
 def accounts_section(trials: Sequence[PublishedTrial]) -> str:
     """The section on what `dpsweep account` found; "" if it found nothing, or the results are withheld."""
-    found = accounts_table(trials)
-    if not found:
-        return ""
-    return section(
+    return _section(
         "Accounted again",
         "<p>Finished trials at another δ, by another method or by other groups, from their stored norms. ε is that of "
         "the worst case; statistics of εᵢ are exact.</p>",
-        found,
+        accounts_table(trials),
     )
 
 
