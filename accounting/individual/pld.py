@@ -99,7 +99,18 @@ _TOLERANCES = (0.5 * LOOSE, 0.05 * LOOSE)
 
 
 def pld_epsilons(contributions: RecordedContributions, delta: float) -> tuple[Array, Array]:
-    """Upper and lower epsilon [rows] at ``delta``, the worse of removing and adding the example."""
+    """Upper and lower epsilon [rows] at ``delta``, the worse of removing and adding the example.
+
+    Computed in the order of the rows' contributions: neighbours reach the same nodes, whose entries of tables the
+    processor then still holds.
+    """
+    order = np.argsort(contributions.values.sum(axis=1))
+    bounds = np.empty((2, len(order)))
+    bounds[:, order] = _ordered_epsilons(contributions.of(order), delta)
+    return bounds[0], bounds[1]
+
+
+def _ordered_epsilons(contributions: RecordedContributions, delta: float) -> tuple[Array, Array]:
     trace = contributions.trace
     is_short = trace.steps <= _FEW_STEPS
     first, *denser = _DENSITIES if is_short else (1,)
