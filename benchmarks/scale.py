@@ -13,6 +13,7 @@ row is measured in a process of its own, on a Ray cluster of this machine whose 
 
 Where there are fewer cores than nodes, computing cannot show how the queue scales. Rows named "... asleep" therefore
 replace each part's computation by a sleep as long as a part took on one node, at least 0.1 s; all else is as it is.
+Each node has slept through one part before the clock starts.
 """
 
 # ruff: noqa: E402
@@ -214,6 +215,8 @@ def account(roots: Sequence[str], method: str, nodes: int, noted: Noted) -> tupl
         parallel.AccountingQueue(1) as queue,
         ThreadPoolExecutor(len(jobs)) as threads,
     ):
+        if isinstance(noted._work, Asleep):  # each node has received the function, as after a sweep's first trial
+            list(queue.scatter(jobs[0], [NormShards(TrialFiles(roots[0]).norms).files(0)] * nodes))
         begun, cpu = time.monotonic(), time.process_time()
         running = [threads.submit(store_epsilons, job, queue.scatter) for job in jobs]
         summaries = [each.result() for each in running]
