@@ -108,7 +108,6 @@ class HardlyAnyNoise(SeededNoise):
         return 0.1 * super().normal(shape, std)
 
 
-@pytest.mark.no_cover  # others execute the same lines once
 def test_a_hundred_correct_runs_raise_no_alarm(tmp_path: Path) -> None:
     for seed in range(100):
         method = "poisson" if seed < 50 else "shuffle"
