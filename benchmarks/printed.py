@@ -397,6 +397,5 @@ EXPERIMENTS: Final[Mapping[str, Experiment]] = {
 
 PLANNED_ONLY: Final[Mapping[str, str]] = {
     "a-cifar": "300 epochs of a WRN16-4 need a GPU, which was not at hand",
-    "d-table3": "not trained yet: about 12 CPU minutes",
 }
 """Sweeps that are planned and not trained here, and why."""
