@@ -123,11 +123,11 @@ def _log_moments_whole(sample_rate: float, noise_multiplier: float, orders: Arra
 
     The weights sum to 1, so subtracting 1 term by term leaves non-negative terms; those of j = 0 and 1 vanish.
     """
-    alphas, powers, places, log_binomials, starts = _binomial_terms(tuple(orders.astype(int)))
-    distinct = np.arange(2.0, orders.max() + 1.0)
-    exponents = (distinct * distinct - distinct) / (2.0 * noise_multiplier**2)
+    alphas, places, log_binomials, starts = _binomial_terms(tuple(orders.astype(int)))
+    powers = np.arange(2.0, orders.max() + 1.0)
+    exponents = (powers * powers - powers) / (2.0 * noise_multiplier**2)
     log_expm1 = exponents + np.log(-np.expm1(-exponents))
-    log_weights = powers * np.log(sample_rate) + (alphas - powers) * np.log1p(-sample_rate)
+    log_weights = (powers * np.log(sample_rate))[places] + (alphas - powers[places]) * np.log1p(-sample_rate)
     terms = log_binomials + log_weights + log_expm1[places]
     largest = np.maximum.reduceat(terms, starts)
     lengths = np.diff(np.append(starts, len(terms)))
@@ -136,13 +136,13 @@ def _log_moments_whole(sample_rate: float, noise_multiplier: float, orders: Arra
 
 
 @functools.lru_cache(maxsize=8)
-def _binomial_terms(orders: tuple[int, ...]) -> tuple[Array, Array, NDArray[np.intp], Array, NDArray[np.intp]]:
-    """alpha, j, j - 2 and log C(alpha, j) for j = 2..alpha, over one order after the other, and where each starts."""
+def _binomial_terms(orders: tuple[int, ...]) -> tuple[Array, NDArray[np.intp], Array, NDArray[np.intp]]:
+    """alpha, j - 2 and log C(alpha, j) for j = 2..alpha, one order after the other, and the index where each starts."""
     alphas = np.concatenate([np.full(order - 1, float(order)) for order in orders])
     powers = np.concatenate([np.arange(2.0, order + 1.0) for order in orders])
     log_binomials = gammaln(alphas + 1.0) - gammaln(powers + 1.0) - gammaln(alphas - powers + 1.0)
     starts = np.cumsum([0] + [order - 1 for order in orders[:-1]])
-    return alphas, powers, (powers - 2.0).astype(np.intp), log_binomials, starts
+    return alphas, (powers - 2.0).astype(np.intp), log_binomials, starts
 
 
 def _log_moments_fractional(sample_rate: float, noise_multiplier: float, orders: Array) -> Array:

@@ -57,7 +57,7 @@ from accounting.records import (
     write_trace,
 )
 from accounting.samplings import PoissonSampling
-from accounting.summaries import CountedEpsilons, Counting
+from accounting.summaries import CountedEpsilons, Counting, EpsilonSummary
 from workers.memory import peak_bytes
 
 DELTA, STEPS_EACH, BOUND = 1e-8, 20, 50.0
@@ -206,31 +206,35 @@ def job_of(root: str, method: str) -> AccountingJob:
     return AccountingJob(root, DELTA, method, counting=Counting(BOUND), folder=folder)
 
 
-def account(roots: Sequence[str], method: str, nodes: int, noted: Noted) -> tuple[list[Any], float, float]:
-    """Summaries of the trials, all accounted at once, and the CPU and the time of the driver."""
-    jobs = [job_of(root, method) for root in roots]
+@contextmanager
+def queue_on(nodes: int, noted: Noted) -> Iterator[parallel.AccountingQueue]:
+    """The queue of a new cluster, whose tasks do what ``noted`` does."""
     with (
         cluster(nodes),
         mock.patch.object(parallel, "account_part", lambda job, part: noted(job, part)),  # Ray takes only functions
         parallel.AccountingQueue(1) as queue,
-        ThreadPoolExecutor(len(jobs)) as threads,
     ):
-        if isinstance(noted._work, Asleep):  # each node has received the function, as after a sweep's first trial
-            list(queue.scatter(jobs[0], [NormShards(TrialFiles(roots[0]).norms).files(0)] * nodes))
-        begun, cpu = time.monotonic(), time.process_time()
+        yield queue
+
+
+def account(jobs: Sequence[AccountingJob], queue: parallel.AccountingQueue) -> tuple[list[EpsilonSummary], float]:
+    """Summaries of the jobs, all accounted at once, and the time of the whole."""
+    begun = time.monotonic()
+    with ThreadPoolExecutor(len(jobs)) as threads:
         running = [threads.submit(store_epsilons, job, queue.scatter) for job in jobs]
-        summaries = [each.result() for each in running]
-        wall = time.monotonic() - begun
-        if not isinstance(noted._work, Asleep):
-            for job, summary in zip(jobs, summaries, strict=True):
-                CountedEpsilons(summary, StoredEpsilons(job.folder)).quantiles(QUANTILES)
-        return summaries, time.process_time() - cpu, wall
+        return [each.result() for each in running], time.monotonic() - begun
 
 
 def computed(roots: Sequence[str], size: Size, task: str, method: str, nodes: int) -> Row:
     """Account the trials for real."""
     noted = Noted(account_part, tempfile.mkdtemp(dir=roots[0], prefix="spent-"))
-    _, driver_cpu, wall = account(roots, method, nodes, noted)
+    jobs = [job_of(root, method) for root in roots]
+    with queue_on(nodes, noted) as queue:
+        cpu = time.process_time()
+        summaries, wall = account(jobs, queue)
+        for job, summary in zip(jobs, summaries, strict=True):
+            CountedEpsilons(summary, StoredEpsilons(job.folder)).quantiles(QUANTILES)
+        driver_cpu = time.process_time() - cpu
     parts, driver = noted.spent(), peak_megabytes()
     ours, hashing = driver_cpu + sum(part.cpu for part in parts), sum(map(hashing_seconds, roots))
     return Row(
@@ -248,11 +252,13 @@ def computed(roots: Sequence[str], size: Size, task: str, method: str, nodes: in
 
 
 def asleep(roots: Sequence[str], size: Size, task: str, seconds: float, nodes: int) -> Row:
-    """Queue the trials' parts, each of which sleeps."""
-    shards = NormShards(TrialFiles(roots[0]).norms)
-    result = account_part(job_of(roots[0], "rdp"), shards.files(0))
+    """Queue the trials' parts, each of which sleeps, after one on each node: it has then received the function."""
+    first = NormShards(TrialFiles(roots[0]).norms).files(0)
+    result = account_part(job_of(roots[0], "rdp"), first)
     noted = Noted(Asleep(seconds, result), tempfile.mkdtemp(dir=roots[0], prefix="spent-"))
-    _, _, wall = account(roots, "rdp", nodes, noted)
+    with queue_on(nodes, noted) as queue:
+        list(queue.scatter(job_of(roots[0], "rdp"), [first] * nodes))
+        _, wall = account([job_of(root, "rdp") for root in roots], queue)
     ideal = seconds * len(noted.spent()) / nodes
     return Row(task, size.examples, size.snapshots, nodes, driver_mb=peak_megabytes(), efficiency=ideal / wall)
 

@@ -111,6 +111,7 @@ def pld_epsilons(contributions: RecordedContributions, delta: float) -> tuple[Ar
 
 
 def _ordered_epsilons(contributions: RecordedContributions, delta: float) -> tuple[Array, Array]:
+    """Of rows in any order: on nodes, on more of them where bounds are loose, and at last on a lattice."""
     trace = contributions.trace
     is_short = trace.steps <= _FEW_STEPS
     first, *denser = _DENSITIES if is_short else (1,)
