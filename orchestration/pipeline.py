@@ -55,13 +55,14 @@ from orchestration.sweeps.tune import Adapted, Winner, candidates_of, tuned_stag
 from orchestration.tracking.addresses import is_server
 from orchestration.tracking.embedded import embedded_tracking_uri
 from orchestration.tracking.mlflow import MlflowTracker
-from orchestration.tracking.protocol import TrackingUnavailable, tracked
+from orchestration.tracking.no_tracking import NO_TRACKING, NoTracker
+from orchestration.tracking.protocol import Tracker, TrackingUnavailable, tracked
 from workers.imports import NO_CODE, UserCode
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The record of a run, its files and its MLflow store.
+    """The record of a run, its files and its MLflow store, which may be `NO_TRACKING`.
 
     seconds: duration of the run. stopped: why it leaves trials for another run, if it does. address: of the comparison
     of trials, below that of MLflow; "" where none was written.
@@ -80,7 +81,7 @@ class RunRequest:
     """A sweep to run, and where.
 
     text: of the sweep file. output: folder or URI; None for runs/NAME. address: ``--address``. tracking_uri: None for
-    the SQLite store in the sweep's folder. code: the user's own modules that may be imported.
+    the SQLite store in the sweep's folder, `NO_TRACKING` for none. code: the user's own modules that may be imported.
     limits: when the run stops early. retry: trials that start anew: keys, or the beginning of one; ``failed``, ``all``.
     A driver that its job has started again continues what the earlier one has begun, within the same limits.
     sources: folders of sweeps whose finished trials are taken instead of training them.
@@ -207,7 +208,7 @@ def _run_selected(request: RunRequest, display: Display) -> Outcome:
             display.warn(warning)
         display.warn("private selection first; how far it has come is private, because it tells how many were drawn")
         stage_request = replace(
-            request, sweep=parse_sweep(stage), text=stage, output=files.selection, tracking_uri=None
+            request, sweep=parse_sweep(stage), text=stage, output=files.selection, tracking_uri=NO_TRACKING
         )
         winners = selected_runs(_run(stage_request, NO_DISPLAY).record, SweepFiles(files.selection))
     text = tuned_stage(request.text, winners)
@@ -272,7 +273,8 @@ def _require_selected(sweep: SweepSpec, plan: Plan, files: SweepFiles) -> None:
 def _run(request: RunRequest, display: Display) -> Outcome:
     sweep, files = request.sweep, request.files
     request.limits.require_use(max(each.gpus for each in sweep.resources))
-    if request.tracking_uri is None or not is_server(request.tracking_uri):
+    tracking_uri = request.tracking_uri or embedded_tracking_uri(files.local_folder)
+    if tracking_uri != NO_TRACKING and not is_server(tracking_uri):
         require_client(files.artifacts)
     is_continued = exists(files.manifest)
     manifest = grown(open_manifest(files, sweep.plain(), request.text), sweep, request.text, files.root)
@@ -285,7 +287,6 @@ def _run(request: RunRequest, display: Display) -> Outcome:
     spent = earlier.spent if earlier else NOTHING_SPENT
     gpus = {planned.key: sweep.reserved(planned.spec).gpus for planned in plan.trials}
     status = SweepStatus(initial_status(plan), display.ended, request.limits, gpus, spent)
-    tracking_uri = request.tracking_uri or embedded_tracking_uri(files.local_folder)
     with (
         closed_to_strangers(),
         exclusive(files.local_folder),
@@ -355,9 +356,9 @@ def _kept(status: SweepStatus, files: SweepFiles, no_longer_asked: int) -> str:
     )
 
 
-def _tracker(uri: str, files: SweepFiles) -> MlflowTracker:
+def _tracker(uri: str, files: SweepFiles) -> Tracker:
     try:
-        return MlflowTracker(uri, artifact_root=files.artifacts)
+        return NoTracker() if uri == NO_TRACKING else MlflowTracker(uri, artifact_root=files.artifacts)
     except TrackingUnavailable as error:
         raise InvalidInput(f"{error}; nothing was started") from error
 

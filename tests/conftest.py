@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -61,6 +62,18 @@ def _compile_once(config: pytest.Config) -> None:
         environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
         collect = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
         subprocess.run(collect, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, check=False)
+
+
+def pytest_collection() -> None:
+    """What importing makes is looked at once, after it, and not again with every collection of garbage: a million
+    objects, which all that tests make is little beside."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -36,5 +36,7 @@ StopAfterFailures = Annotated[int | None, typer.Option(min=1, help="Stop when th
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")]
 TrackingUri = Annotated[
     str | None,
-    typer.Option(envvar="MLFLOW_TRACKING_URI", help="MLflow (default: a SQLite store in the sweep's folder)."),
+    typer.Option(
+        envvar="MLFLOW_TRACKING_URI", help="MLflow (default: a SQLite store in the sweep's folder), or 'none'."
+    ),
 ]

@@ -24,6 +24,7 @@ from orchestration.records.published import PublishedTrial
 from orchestration.records.states import TrialState
 from orchestration.report.prose import together
 from orchestration.sweeps.plan import Plan, PlannedTrial
+from orchestration.tracking.no_tracking import NO_TRACKING
 
 if TYPE_CHECKING:  # what runs a sweep loads Ray and MLflow
     from orchestration.execution.prediction import Prediction
@@ -130,6 +131,8 @@ def print_outcome(outcome: Outcome) -> None:
     python, uri = _this_python(), masked(outcome.tracking_uri, outcome.tracking_uri)
     console.print("Open the report:", style="bold")
     console.print(Text(f"  {python} -m webbrowser {_as_uri(outcome.files.report)}"), soft_wrap=True)
+    if uri == NO_TRACKING:
+        return
     console.print("Open MLflow:", style="bold")
     for line in _mlflow_lines(f"{python} -m mlflow ui --backend-store-uri {uri}", uri, outcome.address):
         console.print(Text(f"  {line}"), soft_wrap=True)

@@ -136,7 +136,8 @@ def account(
     tracking_uri: Annotated[
         str | None,
         typer.Option(
-            envvar="MLFLOW_TRACKING_URI", help="MLflow under release: raw (default: a SQLite store in the folder)."
+            envvar="MLFLOW_TRACKING_URI",
+            help="MLflow under release: raw (default: a SQLite store in the folder), or 'none'.",
         ),
     ] = None,
     as_json: AsJson = False,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 
 import numpy as np
 
@@ -206,8 +207,9 @@ def two_classes(name: str) -> Callable[[Counts | None], float | None]:
     return lambda found: counted(found, rate) if found and len(found.confusion) == 2 else None
 
 
+@lru_cache(maxsize=2**14)
 def counted(found: Counts | None, rate: Rate) -> float | None:
-    """A rate of counts; None where it is not defined."""
+    """A rate of counts; None where it is not defined. Kept, because every table and figure asks for the same."""
     value = float(rate(found.matrix)) if found else math.nan
     return None if math.isnan(value) else value
 

@@ -7,6 +7,7 @@ __all__ = [
     "addresses",
     "embedded",
     "mlflow",
+    "no_tracking",
     "protocol",
     "recorder",
     "registry",

@@ -145,7 +145,6 @@ class MlflowTracker:
 
     @property
     def address(self) -> str:
-        """Of the comparison of the sweep's trials, below the address of MLflow."""
         return f"#/experiments/{self._experiment}/runs?viewStateShareKey={self._sweep_id}&compareRunsMode=TABLE"
 
     def close(self, status: RunStatus = "FINISHED") -> None:

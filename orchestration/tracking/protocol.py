@@ -53,6 +53,10 @@ def tracked(record: SweepRecord, files: SweepFiles) -> TrackedSweep:
 class Tracker(Protocol):
     """Where a sweep is recorded. Every method is idempotent, and may raise `TrackingUnavailable`."""
 
+    @property
+    def address(self) -> str:
+        """Of the comparison of the sweep's trials, below the address of the tracker; "" where there is none."""
+
     def open_sweep(self, sweep: TrackedSweep, anew: Sequence[str] = ()) -> str:
         """Start or continue the sweep, closing runs that a killed driver left RUNNING. Returns the parent run's id.
 

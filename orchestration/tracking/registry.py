@@ -20,6 +20,7 @@ from orchestration.records.layout import SweepFiles
 from orchestration.tracking.addresses import probe
 from orchestration.tracking.embedded import embedded_tracking_uri
 from orchestration.tracking.models import SETTING, SWEEP, TRIAL
+from orchestration.tracking.no_tracking import NO_TRACKING
 from orchestration.tracking.protocol import EXPERIMENT, TrackingUnavailable
 
 _MODEL: Final = "dpsweep.logged_model"
@@ -51,6 +52,8 @@ def register_best(
     TrackingUnavailable.
     """
     uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or embedded_tracking_uri(files.local_folder)
+    if uri == NO_TRACKING:
+        raise InvalidInput("a model is registered in MLflow; give the --tracking-uri of one in place of 'none'")
     probe(uri)
     client = MlflowClient(tracking_uri=uri, registry_uri=uri)
     try:

@@ -27,6 +27,7 @@ from orchestration.pipeline import RunRequest, run_sweep
 from orchestration.records.layout import SweepFiles
 from orchestration.sweeps.plan import plan_sweep
 from orchestration.sweeps.schema import parse_sweep
+from orchestration.tracking.no_tracking import NO_TRACKING
 from tests.orchestration.sample_grids import small
 from tests.workers.trial_specs import small_trial
 from workers.history import Progress
@@ -46,7 +47,7 @@ ENCRYPTED = b"dpsweep-encrypted-1\n"
 
 
 def swept(folder: Path) -> SweepFiles:
-    return run_sweep(RunRequest(parse_sweep(TEXT), TEXT, str(folder), IN_PROCESS)).files
+    return run_sweep(RunRequest(parse_sweep(TEXT), TEXT, str(folder), IN_PROCESS, NO_TRACKING)).files
 
 
 @pytest.fixture(scope="module")

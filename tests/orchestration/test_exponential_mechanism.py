@@ -22,6 +22,7 @@ from orchestration.pipeline import Outcome, RunRequest, run_sweep
 from orchestration.records.layout import SweepFiles
 from orchestration.sweeps.plan import plan_sweep
 from orchestration.sweeps.schema import parse_sweep
+from orchestration.tracking.no_tracking import NO_TRACKING
 from tests.orchestration.sample_grids import small
 from workers.data import load_dataset
 from workers.held_out import read_wrong
@@ -51,7 +52,7 @@ def text_of(**changes: object) -> str:
 
 def request(folder: Path, **changes: object) -> RunRequest:
     text = text_of(**changes)
-    return RunRequest(parse_sweep(text), text, str(folder / "out"), IN_PROCESS)
+    return RunRequest(parse_sweep(text), text, str(folder / "out"), IN_PROCESS, NO_TRACKING)
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,7 @@ from orchestration.records.status import TrialStatus
 from orchestration.sweeps.grid import Past
 from orchestration.sweeps.plan import plan_sweep
 from orchestration.sweeps.schema import parse_sweep
+from orchestration.tracking.no_tracking import NO_TRACKING
 from tests.orchestration.sample_grids import small
 from workers.spec import ExecutionSpec
 from workers.trial import Progress, run_trial
@@ -50,9 +51,15 @@ class Told(NoDisplay):
         self.ends.append(trial.key)
 
 
-def run(folder: Path, told: Told | None = None, sources: tuple[str, ...] = (), **changes: object) -> Outcome:
+def run(
+    folder: Path,
+    told: Told | None = None,
+    sources: tuple[str, ...] = (),
+    tracking_uri: str | None = NO_TRACKING,
+    **changes: object,
+) -> Outcome:
     text = small(**{**ONE, **changes})
-    request = RunRequest(parse_sweep(text), text, str(folder), IN_PROCESS, sources=sources)
+    request = RunRequest(parse_sweep(text), text, str(folder), IN_PROCESS, tracking_uri, sources=sources)
     return run_sweep(request, told or Told())
 
 
@@ -78,7 +85,7 @@ def files(begun: SweepFiles, tmp_path: Path) -> SweepFiles:
 def test_a_sweep_grows_and_shrinks_and_keeps_every_byte_of_what_is_there(files: SweepFiles) -> None:
     first, told = rows(files), Told()
     before = contents(files.trials)
-    run(Path(files.root), told, **MORE)
+    run(Path(files.root), told, tracking_uri=None, **MORE)
     grown = rows(files)
     assert first.keys() < grown.keys()
     assert sorted(told.ends) == sorted(grown.keys() - first.keys()), "only new trials are trained"
@@ -129,7 +136,8 @@ def test_what_does_not_define_a_trial_may_always_change(files: SweepFiles) -> No
         "release": "raw",
     }
     text = small(**{**ONE, **changes})
-    run_sweep(RunRequest(parse_sweep(text), text, files.root), told)  # of nothing that is left, Ray is not started
+    request = RunRequest(parse_sweep(text), text, files.root, tracking_uri=NO_TRACKING)
+    run_sweep(request, told)  # of nothing that is left, Ray is not started
     render_again(files.root)
     assert (told.ends, contents(files.trials)) == ([], before)
 

@@ -29,6 +29,7 @@ from orchestration.records.status import SweepStatus, TrialStatus
 from orchestration.sweeps.grid import grid
 from orchestration.sweeps.schema import parse_sweep
 from orchestration.sweeps.user_code import permitted
+from orchestration.tracking.no_tracking import NO_TRACKING
 from tests.orchestration.sample_grids import key_in, small
 from tests.orchestration.sample_results import result_of
 from workers.imports import NO_CODE
@@ -56,11 +57,18 @@ class Stumbles(nn.Module):
 """
 
 
-def run(folder: Path, *retry: str, limits: Limits = NO_LIMITS, address: str = IN_PROCESS, **changes: object) -> Outcome:
+def run(
+    folder: Path,
+    *retry: str,
+    limits: Limits = NO_LIMITS,
+    address: str = IN_PROCESS,
+    tracking_uri: str | None = NO_TRACKING,
+    **changes: object,
+) -> Outcome:
     text = small(**{**ONE, **changes})
     sweep = parse_sweep(text)
     code = permitted(sweep, folder) if sweep.own_components else NO_CODE
-    request = RunRequest(sweep, text, str(folder / "out"), address, code=code, limits=limits, retry=retry)
+    request = RunRequest(sweep, text, str(folder / "out"), address, tracking_uri, code=code, limits=limits, retry=retry)
     return run_sweep(request, NO_DISPLAY)
 
 
@@ -245,10 +253,10 @@ def curves(outcome: Outcome, key: str) -> tuple[str, int]:
 
 
 def test_the_curves_of_a_trial_that_starts_anew_start_anew(tmp_path: Path) -> None:
-    first = run(tmp_path, seeds=[0, 1])
+    first = run(tmp_path, tracking_uri=None, seeds=[0, 1])
     again, other = (point.key for point in first.record.points)
     before = curves(first, again), curves(first, other)
-    second = run(tmp_path, again)
+    second = run(tmp_path, again, tracking_uri=None)
     assert curves(second, again) != before[0]
     assert curves(second, again)[1] == before[0][1] == 2
     assert curves(second, other) == before[1]

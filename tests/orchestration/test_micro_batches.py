@@ -15,6 +15,7 @@ from orchestration.records.attempts import read_attempts
 from orchestration.records.states import TrialState
 from orchestration.sweeps.schema import parse_sweep
 from orchestration.sweeps.user_code import permitted
+from orchestration.tracking.no_tracking import NO_TRACKING
 from tests.orchestration.sample_grids import small
 
 GREEDY = """
@@ -57,7 +58,8 @@ def run(folder: Path, most: int, after: int, clipping: Sequence[str], told: Told
     (folder / "greedy.py").write_text(GREEDY.replace("{most}", str(most)).replace("{after}", str(after)))
     text = small(model="greedy.py:build", clipping=list(clipping), noise="constant", seeds=0)
     sweep = parse_sweep(text)
-    return run_sweep(RunRequest(sweep, text, str(folder / "out"), IN_PROCESS, code=permitted(sweep, folder)), told)
+    code = permitted(sweep, folder)
+    return run_sweep(RunRequest(sweep, text, str(folder / "out"), IN_PROCESS, NO_TRACKING, code), told)
 
 
 def stored(outcome: Outcome) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from orchestration.pipeline import RunRequest, run_sweep
 from orchestration.records.layout import SweepFiles
 from orchestration.sweeps.plan import plan_sweep
 from orchestration.sweeps.schema import parse_sweep
+from orchestration.tracking.no_tracking import NO_TRACKING
 from tests.orchestration.sample_grids import key_in, small, trial_in
 
 CLIPPING = ["none", {"name": "flat", "bound": 1.0}]
@@ -29,9 +30,10 @@ def text(norms: str, **changes: object) -> str:
 def swept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, SweepFiles]:
     """The same sweep with norms and without."""
     folder = tmp_path_factory.mktemp("norms")
+    texts = {"on": text("{refreshes_per_epoch: 1}"), "off": text("off")}
     return {
-        name: run_sweep(RunRequest(parse_sweep(text(norms)), text(norms), str(folder / name), IN_PROCESS)).files
-        for name, norms in (("on", "{refreshes_per_epoch: 1}"), ("off", "off"))
+        name: run_sweep(RunRequest(parse_sweep(own), own, str(folder / name), IN_PROCESS, NO_TRACKING)).files
+        for name, own in texts.items()
     }
 
 

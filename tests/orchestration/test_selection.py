@@ -29,6 +29,7 @@ from orchestration.records.limits import Limits
 from orchestration.sweeps.plan import plan_sweep
 from orchestration.sweeps.schema import parse_sweep
 from orchestration.sweeps.tune import candidates_of
+from orchestration.tracking.no_tracking import NO_TRACKING
 from tests.orchestration.sample_grids import small
 from workers.trial import run_trial
 
@@ -60,7 +61,7 @@ def text_of(**changes: object) -> str:
 
 def request(folder: Path, **changes: object) -> RunRequest:
     text = text_of(**changes)
-    return RunRequest(parse_sweep(text), text, str(folder / "out"), IN_PROCESS)
+    return RunRequest(parse_sweep(text), text, str(folder / "out"), IN_PROCESS, NO_TRACKING)
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +76,7 @@ def selected(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pipeline, "delete_folder", keep)
         patch.setattr("orchestration.sweeps.selection.RandomTrials.number_at", lambda law, uniform: 3)
-        return run_sweep(request(folder)), kept
+        return run_sweep(replace(request(folder), tracking_uri=None)), kept
 
 
 def test_each_trial_is_the_best_of_its_candidates_and_the_very_run(selected: tuple[Outcome, Path]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from orchestration.execution.environment import IN_PROCESS
 from orchestration.pipeline import Outcome, RunRequest, render_again, run_sweep
 from orchestration.records.layout import SweepFiles
 from orchestration.sweeps.schema import parse_sweep
+from orchestration.tracking.no_tracking import NO_TRACKING
 from tests.orchestration.sample_grids import small
 
 CLIPPING = ["none", {"name": "flat", "bound": 1.0}]
@@ -40,12 +42,12 @@ def request(folder: Path, **changes: object) -> RunRequest:
             **changes,
         }
     )
-    return RunRequest(parse_sweep(text), text, str(folder / "out"), IN_PROCESS)
+    return RunRequest(parse_sweep(text), text, str(folder / "out"), IN_PROCESS, NO_TRACKING)
 
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    return run_sweep(request(tmp_path_factory.mktemp("tuned")))
+    return run_sweep(replace(request(tmp_path_factory.mktemp("tuned")), tracking_uri=None))
 
 
 def test_the_best_candidate_of_each_setting_is_trained_with_the_sweeps_seeds(outcome: Outcome) -> None:

@@ -16,6 +16,7 @@ from orchestration.execution.environment import IN_PROCESS
 from orchestration.pipeline import RunRequest, render_again, run_sweep
 from orchestration.records.layout import SweepFiles
 from orchestration.sweeps.schema import parse_sweep
+from orchestration.tracking.no_tracking import NO_TRACKING
 from tests.orchestration.sample_grids import key_in, small, trial_in
 
 TEXT = small(
@@ -28,7 +29,7 @@ TEXT = small(
 
 
 def request(folder: Path) -> RunRequest:
-    return RunRequest(parse_sweep(TEXT), TEXT, str(folder), IN_PROCESS)
+    return RunRequest(parse_sweep(TEXT), TEXT, str(folder), IN_PROCESS, NO_TRACKING)
 
 
 @pytest.fixture(scope="module")

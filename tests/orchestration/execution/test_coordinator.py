@@ -37,6 +37,8 @@ FIRST, SECOND = (keys_of(TEXT)[name] for name in ("flat-seed0", "flat-seed1"))
 class KeptTracker:
     """A tracker that keeps in memory what it was told last."""
 
+    address = ""
+
     def __init__(self) -> None:
         self.trials: dict[str, PublishedTrial] = {}
         self.reports: list[PublishedSweep] = []

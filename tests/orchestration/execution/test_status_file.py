@@ -17,6 +17,7 @@ from orchestration.records.states import TrialState
 from orchestration.records.status import SweepStatus, TrialStatus
 from orchestration.sweeps.schema import parse_sweep
 from orchestration.sweeps.user_code import permitted
+from orchestration.tracking.no_tracking import NO_TRACKING
 from tests.orchestration.processes import wait_until
 from tests.orchestration.sample_grids import small
 
@@ -108,7 +109,7 @@ def test_of_an_error_it_shows_what_the_release_mode_shows(tmp_path: Path, releas
     (tmp_path / "my_models.py").write_text(MODELS)
     text = small(clipping="none", noise="constant", seeds=0, model=["mlp", "my_models.py:broken"], release=release)
     spec, files = parse_sweep(text), SweepFiles(str(tmp_path / "out"))
-    run_sweep(RunRequest(spec, text, files.root, IN_PROCESS, code=permitted(spec, tmp_path)))
+    run_sweep(RunRequest(spec, text, files.root, IN_PROCESS, NO_TRACKING, code=permitted(spec, tmp_path)))
     content, snapshot = Path(files.status).read_text(), of(files.status)
     assert (snapshot.state, snapshot.name) == ("failed", "small")
     finished, broken = snapshot.trials

@@ -105,21 +105,26 @@ def test_a_reader_sorts_filters_and_chooses_axes(tmp_path: Path, width: int) -> 
 
 CHECK = """<script>
 addEventListener("error", () => document.body.dataset.failed = "yes");
+const violations = found => found.violations.map(each => each.impact + " " + each.id).join(", ");
 const ready = setInterval(async () => {
   if (!document.body.dataset.drawn) return;
   clearInterval(ready);
-  const found = await axe.run(document);
+  const found = await axe.run(document, {resultTypes: ["violations"]});
   document.body.dataset.passes = found.passes.length;
-  document.body.dataset.found = found.violations.map(each => each.impact + " " + each.id).join(", ");
+  document.body.dataset.found = violations(found);
+  const nameless = document.createElement("img");
+  nameless.src = "data:,";
+  document.querySelector("main").append(nameless);
+  document.body.dataset.spoilt = violations(await axe.run(nameless));
 }, 50);
 </script></body>"""
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-@pytest.mark.parametrize("spoilt", ["", '<img src="data:,">'], ids=["as it is", "with a picture without a name"])
-def test_axe_finds_nothing_that_keeps_a_reader_out(tmp_path: Path, width: int, spoilt: str) -> None:
+def test_axe_finds_nothing_that_keeps_a_reader_out(tmp_path: Path, width: int) -> None:
     axe = files("axe_core_python").joinpath("axe.min.js").read_text().replace("</script>", "<\\/script>")
-    html = rendered("raw").replace("</body>", f"{spoilt}<script>{axe}</script>{CHECK}")
+    html = rendered("raw").replace("</body>", f"<script>{axe}</script>{CHECK}")
     data = answers(html, tmp_path, width)
     assert int(data["passes"]) > 20
-    assert ("critical image-alt" in data["found"]) if spoilt else (data["found"] == "")
+    assert data["found"] == ""
+    assert "critical image-alt" in data["spoilt"], "axe finds what is wrong"
