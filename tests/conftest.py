@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
-import sys
+import shutil
+import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,8 @@ WAITING = (
     "tests/orchestration/execution/test_submission.py",
 )
 """Files of tests that mostly wait for other processes."""
+_COMPILING = "DPSWEEP_TEST_COMPILING"
+"""Of the processes of xdist: a folder that is there until the first one has imported all tests."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -57,20 +60,27 @@ def set_device(name: str) -> None:
 
 
 def _compile_once(config: pytest.Config) -> None:
-    """In a fresh checkout, compile what tests import once, before several processes do it at the same time."""
+    """In a fresh checkout, what tests import is compiled by the first of several processes, and the others wait."""
     if config.getoption("numprocesses", None) and not (ROOT / "workers" / "__pycache__").exists():
-        environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
-        collect = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
-        subprocess.run(collect, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, check=False)
+        os.environ[_COMPILING] = tempfile.mkdtemp(prefix="dpsweep-compiling-")
+    compiling, deadline = os.environ.get(_COMPILING), time.monotonic() + 300.0
+    while compiling and _worker() not in ("", "gw0") and Path(compiling).exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+
+def _worker() -> str:
+    """The name of this process of xdist, gw0 for the first one; "" for any other process."""
+    return os.environ.get("PYTEST_XDIST_WORKER", "")
 
 
 def pytest_collection() -> None:
-    """What importing makes is looked at once, after it, and not again with every collection of garbage: a million
-    objects, which all that tests make is little beside."""
+    """Imports leave a million objects that are never freed; later collections of garbage skip them."""
     gc.disable()
 
 
 def pytest_collection_finish() -> None:
+    if (compiling := os.environ.get(_COMPILING)) and _worker() == "gw0":
+        shutil.rmtree(compiling, ignore_errors=True)
     gc.collect()
     gc.freeze()
     gc.enable()

@@ -188,9 +188,9 @@ def test_what_paper_a_measures_of_a_trial(tmp_path: Path) -> None:
     """Estimates that see every step are exact, PLD is no higher than Renyi, and every group is attacked."""
     sweep = {
         "name": "tumours",
-        "data": "breast_cancer",
+        "data": {"name": "breast_cancer", "keep": {"malignant": 0.3, "benign": 0.3}},
         "model": "logistic",
-        "sampling": {"method": "poisson", "batch_size": 152},
+        "sampling": {"method": "poisson", "batch_size": 46},
         "epochs": 2,
         "clipping": "flat",
         "privacy": {"target_epsilon": 3, "delta": 1e-5, "accountant": "rdp"},

@@ -6,12 +6,12 @@ import doctest
 import re
 import runpy
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
 
 import dpsweep
+from tests.warm import FORKS
 
 ROOT = Path(__file__).parent.parent
 FLAGS = doctest.ELLIPSIS
@@ -34,7 +34,7 @@ def test_the_page_about_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """In an empty folder and a process of its own: a process reads once whether its Ray clusters require a token."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
+    with ProcessPoolExecutor(1, mp_context=FORKS) as alone:
         alone.submit(run_examples, (ROOT / "docs" / "python.md").read_text(), "python.md").result()
 
 

@@ -129,7 +129,7 @@ def test_killed_training_workers_change_nothing(sweep_file: Path, tmp_path: Path
         wait_until(lambda: bool(new_workers()) or driver.poll() is not None, "a worker")
         kill_new_workers()
     starting = len(killed)
-    wait_until(lambda: trains_in_the_middle(files) or driver.poll() is not None, "a trial to train")
+    wait_until(lambda: trains_in_the_middle(files) or driver.poll() is not None, "a trial to train", pause=0.1)
     kill_new_workers()
     assert 2 <= starting < len(killed)
     assert driver.wait(PATIENCE) == 0, (tmp_path / "log").read_text()
@@ -165,14 +165,14 @@ def test_an_interrupted_and_then_killed_driver_is_resumed(
 def _interrupt(sweep_file: Path, files: SweepFiles, log: Path) -> None:
     """Interrupt a run in the middle of a trial: it says how to go on, and leaves nothing that runs."""
     driver = start("run", sweep_file, "--output", files.root, log=log)
-    wait_until(lambda: trains_in_the_middle(files) or driver.poll() is not None, "a trial to train")
+    wait_until(lambda: trains_in_the_middle(files) or driver.poll() is not None, "a trial to train", pause=0.1)
     below = descendants(driver.pid)
     driver.send_signal(signal.SIGINT)
     assert driver.wait(PATIENCE) == 130
     said = log.read_text()
     assert said.splitlines()[-1] == "interrupted; the same command continues where it stopped"
     assert "Traceback" not in said
-    wait_until(lambda: not any(map(is_alive, below)), "the embedded cluster to end")
+    wait_until(lambda: not any(map(is_alive, below)), "the embedded cluster to end", pause=0.1)
     assert "RUNNING" not in {status for of_trial in statuses(files).values() for status in of_trial}
     assert any(run.data.tags.get("dpsweep.outcome") == "interrupted" for (run, *_) in runs(files).values())
 
@@ -180,12 +180,12 @@ def _interrupt(sweep_file: Path, files: SweepFiles, log: Path) -> None:
 def _kill_when_watched(sweep_file: Path, files: SweepFiles, log: Path) -> None:
     """Kill the driver once there is a result, and a trial in the middle that MLflow shows."""
     driver = start("run", sweep_file, "--output", files.root, log=log)
-    wait_until(lambda: exists(files.trial(next(iter(KEYS))).result) or driver.poll() is not None, "a result")
-    wait_until(lambda: trains_in_the_middle(files) or driver.poll() is not None, "a trial to train")
+    wait_until(lambda: exists(files.trial(next(iter(KEYS))).result) or driver.poll() is not None, "a result", pause=0.1)
+    wait_until(lambda: trains_in_the_middle(files) or driver.poll() is not None, "a trial to train", pause=0.1)
     shown = "MLflow to show a trial that trains"
-    wait_until(lambda: is_watched_training(files) or driver.poll() is not None, shown, pause=0.3)
+    wait_until(lambda: is_watched_training(files) or driver.poll() is not None, shown, pause=1.0)
     assert driver.poll() is None, log.read_text()
     below = descendants(driver.pid)
     kill(driver.pid)
     driver.wait(PATIENCE)
-    wait_until(lambda: not able_to_write(below), "the embedded cluster to end with its driver")
+    wait_until(lambda: not able_to_write(below), "the embedded cluster to end with its driver", pause=0.1)

@@ -11,10 +11,9 @@ import random
 import re
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from accounting.errors import DataCorruption, InvalidInput
 from accounting.mechanism import GaussianRelease
 from accounting.records.layout import TrialFiles
 from accounting.records.sealed import read_private_sealed, write_private_sealed
+from tests.warm import FORKS
 from tests.workers.own_code import code_of
 from tests.workers.resumption import (
     Killed,
@@ -72,8 +72,9 @@ def survives(spec: TrialSpec, root: Path, monkeypatch: pytest.MonkeyPatch, opera
     return True
 
 
-def test_death_in_any_file_operation_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each trial dies one operation later than the one before, until one survives; those resumed die once more."""
+@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.long) for first in (1, 2))])
+def test_death_in_any_file_operation_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int) -> None:
+    """Each trial dies three operations later than the one before, until one survives; those resumed die once more."""
     spec = small_trial(
         data=TUMOURS_READ_ONCE,
         sampling=SamplingSpec("shuffle", 52),
@@ -81,7 +82,7 @@ def test_death_in_any_file_operation_loses_nothing(tmp_path: Path, monkeypatch: 
         norms=NormSpec(1.0, rows_per_part=60, exact_examples=2),
     )
     run_trial(spec, str(tmp_path / "undisturbed"), code=code_of(spec))
-    for operations in itertools.count():
+    for operations in itertools.count(first, 3):
         resumed = tmp_path / str(operations)
         if survives(spec, resumed, monkeypatch, operations):
             break
@@ -92,23 +93,20 @@ def test_death_in_any_file_operation_loses_nothing(tmp_path: Path, monkeypatch: 
     assert operations > 80
 
 
-WORKER = """
-import sys
-from workers.spec import TrialSpec
-from workers.trial import run_trial
-run_trial(TrialSpec.from_json(sys.argv[1]), sys.argv[2], on_progress=lambda p: print(p.epoch, flush=True))
-"""
+def train_telling(spec: TrialSpec, root: str, told: Connection) -> None:
+    run_trial(spec, root, on_progress=lambda progress: told.send(progress.epoch))
 
 
 def test_kill_9_of_a_real_process(tmp_path: Path) -> None:
     """SIGKILL wherever the process happens to be after its second epoch, then the same call again."""
     spec = small_trial(epochs=8, clipping=Component("dpsgd_f"), norms=NormSpec("every_step"))
-    command = [sys.executable, "-c", WORKER, spec.to_json(), str(tmp_path / "resumed")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"}) as process:
-        assert process.stdout is not None
-        assert [process.stdout.readline() for _ in range(2)] == [b"1\n", b"2\n"]
-        process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
+    here, there = FORKS.Pipe(duplex=False)
+    process = FORKS.Process(target=train_telling, args=(spec, str(tmp_path / "resumed"), there))
+    process.start()
+    assert [here.recv() for _ in range(2)] == [1, 2]
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     assert not Path(TrialFiles(str(tmp_path / "resumed")).training).exists()
     run_trial(spec, str(tmp_path / "resumed"))
     run_trial(spec, str(tmp_path / "undisturbed"))

@@ -12,6 +12,7 @@ import pytest
 
 from accounting.errors import InvalidInput
 from orchestration.commands.main import main
+from orchestration.execution import probing
 from orchestration.execution.environment import IN_PROCESS
 from orchestration.execution.prediction import Capacity, predict, training_seconds
 from orchestration.execution.probing import AccountingProbe, SweepProbe, kind, norm_passes, probe_sweep, run_kind
@@ -21,7 +22,7 @@ from orchestration.sweeps.resources import ResourceSettings
 from orchestration.sweeps.schema import SweepSpec, parse_sweep
 from orchestration.sweeps.user_code import permitted
 from tests.orchestration.sample_grids import small
-from workers.imports import NO_CODE
+from workers.imports import UserCode
 from workers.probe import TrialProbe
 from workers.spec import AttackSpec, RmiaSpec
 
@@ -48,9 +49,25 @@ def measured(plan: Plan, pieces: TrialProbe = PIECES) -> SweepProbe:
     return SweepProbe(trials, accounting, command=0.0, worker=0.0, tracker=0.0, share=0.5, worker_share=0.25)
 
 
-def test_a_real_probe_is_near_the_real_run(sweep: SweepSpec, plan: Plan, tmp_path: Path) -> None:
+def test_the_probe_of_the_command_is_near_the_real_run(
+    sweep: SweepSpec, plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """By CPU time of this process, which other work on the machine does not change; within a factor of three."""
-    probe = probe_sweep(sweep, plan, NO_CODE)
+    probes: list[SweepProbe] = []
+
+    def kept(sweep: SweepSpec, plan: Plan, code: UserCode) -> SweepProbe:
+        probes.append(probe_sweep(sweep, plan, code))
+        return probes[0]
+
+    monkeypatch.setattr(probing, "probe_sweep", kept)
+    file = tmp_path / "sweep.yaml"
+    file.write_text(SWEEP)
+    assert run_plan(monkeypatch, file, "--probe", "--cpus", 4, "--price-per-hour", 3.6, "--json") == 0
+    found = json.loads(capsys.readouterr().out)["prediction"]
+    assert (found["trials"], found["trials_at_once"], found["kinds"], found["gpu_hours"]) == (6, 4, 2, 0.0)
+    assert found["price"] == pytest.approx(found["seconds"] / 1000.0)
+    assert 1.0 < found["seconds"] < 3600.0
+    (probe,) = probes
     assert len(probe.trials) == 2, "with clipping and without: neither seeds nor bounds change how long a step takes"
     predicted = sum(training_seconds(planned, replace(probe, worker=0.0)) for planned in plan.trials)
     began = time.process_time()
@@ -121,16 +138,11 @@ def run_plan(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     return int(ended.value.code or 0)
 
 
-def test_the_command_shows_the_prediction(
+def test_a_price_without_a_probe_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "sweep.yaml"
     file.write_text(small(clipping="flat", noise="constant", seeds=[0, 1]))
-    assert run_plan(monkeypatch, file, "--probe", "--cpus", 4, "--price-per-hour", 3.6, "--json") == 0
-    found = json.loads(capsys.readouterr().out)["prediction"]
-    assert (found["trials"], found["trials_at_once"], found["kinds"], found["gpu_hours"]) == (2, 2, 1, 0.0)
-    assert found["price"] == pytest.approx(found["seconds"] / 1000.0)
-    assert 1.0 < found["seconds"] < 3600.0
     assert run_plan(monkeypatch, file, "--price-per-hour", 1) == 2
     assert "add --probe" in capsys.readouterr().err
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import math
 import os
-import signal
 import subprocess
 import sys
 import time
 from collections import Counter
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from tests.orchestration.tracking.recordings import (
     some_trials,
     tracked,
 )
+from tests.warm import FORKS
 from workers.clipping import CLIPPING
 
 from mlflow import MlflowClient  # isort: skip  (after orchestration.tracking.mlflow, which keeps it quiet)
@@ -237,28 +238,23 @@ def test_withheld_statistics_are_nowhere_in_the_store(folder: Path) -> None:
         assert b"epsilon_i" not in path.read_bytes().replace(b"epsilon_i_kind", b""), path
 
 
-WRITER = """
-import sys
-sys.path.insert(0, {here!r})
-from pathlib import Path
-from tests.orchestration.tracking.recordings import opened, tracked
-from tests.orchestration.sample_sweeps import sample_trial
-tracker = opened(Path({folder!r}))
-for seed in range(100):
-    print(seed, flush=True)
-    tracker.log_trial(tracked(sample_trial(seed=seed, disclosure="none")))
-"""
+def write_for_long(folder: Path, told: Connection) -> None:
+    """What a driver does, telling the seed of each trial before it records it."""
+    tracker = opened(folder)
+    for seed in range(100):
+        told.send(seed)
+        tracker.log_trial(tracked(sample_trial(seed=seed, disclosure="none")))
 
 
 def test_a_killed_driver_leaves_nothing_double_and_nothing_running(folder: Path) -> None:
-    code = WRITER.format(here=str(Path(__file__).parents[3]), folder=str(folder))
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as driver:
-        assert driver.stdout is not None
-        for line in driver.stdout:
-            if line.strip() == "4":
-                break
-        time.sleep(0.05)
-        os.kill(driver.pid, signal.SIGKILL)
+    here, there = FORKS.Pipe(duplex=False)
+    driver = FORKS.Process(target=write_for_long, args=(folder, there))
+    driver.start()
+    while here.recv() < 4:
+        pass
+    time.sleep(0.05)
+    driver.kill()
+    driver.join()
     statuses = Counter(run.info.status for run in runs_of(client_of(folder)))
     assert statuses["RUNNING"] >= 1
     tracker = opened(folder)

@@ -6,6 +6,8 @@ import json
 import urllib.error
 import urllib.request
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,11 @@ from tests.orchestration.servers import POSTGRES, closed_port, has_s3, mlflow_se
 from tests.orchestration.tracking.recordings import NOTHING, SWEEP, content, record, tracked
 
 from mlflow import MlflowClient  # isort: skip  (after orchestration.tracking.mlflow, which keeps it quiet)
+
+
+SMALLEST = small(model="logistic", clipping="flat", noise="constant", seeds=0)
+OVER_HTTP, DIRECT = "over HTTP", "on the database"
+"""Experiments."""
 
 
 @pytest.mark.parametrize("uri", ["http://127.0.0.1:{port}", "postgresql://me:secret@127.0.0.1:{port}/mlflow"])
@@ -42,61 +49,80 @@ def test_a_store_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> No
         MlflowTracker(embedded_tracking_uri(tmp_path / "file"))
 
 
-@pytest.mark.skipif(POSTGRES is None, reason="no PostgreSQL binaries (initdb, postgres)")
-def test_a_server_on_postgresql_and_the_database_itself_are_the_same_store(tmp_path: Path) -> None:
-    """What is recorded over HTTP is in the database, and a driver on the database continues it."""
-    trials = [tracked(sample_trial(seed=seed, disclosure="none")) for seed in (0, 1)]
-    with postgres() as database:
-        with mlflow_server(database, str(tmp_path / "served")) as server:
-            over_http = MlflowTracker(server)
-            sweep_run = over_http.open_sweep(SWEEP)
-            over_http.log_trial(trials[0])
-            over_http.log_report("<html></html>", NOTHING, {})
-            over_http.close("KILLED")
-            report = MlflowClient(server).download_artifacts(sweep_run, "report.html", str(tmp_path))
-            assert Path(report).read_text() == "<html></html>"
-        client = MlflowClient(database)
-        over_http_only = content(client)
-        assert Counter(status for status, *_ in over_http_only.values()) == {"FINISHED": 1, "KILLED": 1}
-        direct = MlflowTracker(database, experiment="on the database", artifact_root=str(tmp_path / "direct"))
-        assert direct.open_sweep(SWEEP) != sweep_run, "another experiment is another place"
-        record(direct, trials)
-        assert content(client) == over_http_only
-        assert Counter(status for status, *_ in content(client, "on the database").values()) == {"FINISHED": 4}
+USER = {"MLFLOW_TRACKING_USERNAME": "admin", "MLFLOW_TRACKING_PASSWORD": "a-long-password"}
+REAL = pytest.mark.skipif(
+    POSTGRES is None or not has_s3(), reason="no PostgreSQL binaries, or no moto for an S3 server"
+)
 
 
-SMALLEST = small(model="logistic", clipping="flat", noise="constant", seeds=0)
+@dataclass(frozen=True)
+class Served:
+    """An MLflow server with accounts, whose runs are in ``database`` and whose artifacts in ``store``; all are real."""
+
+    address: str
+    database: str
+    store: dict[str, str]
 
 
-@pytest.mark.skipif(POSTGRES is None or not has_s3(), reason="no PostgreSQL binaries, or no moto for an S3 server")
-def test_a_server_with_accounts_on_postgresql_keeps_artifacts_in_an_object_store(tmp_path: Path) -> None:
-    """All three are real; the sweep knows the server's address and its user's password, and no key of the bucket."""
-    (tmp_path / "sweep.yaml").write_text(SMALLEST)
-    accounts = tmp_path / "auth.ini"
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("served")
+    accounts = folder / "auth.ini"
     accounts.write_text(
-        f"[mlflow]\ndefault_permission = READ\ndatabase_uri = sqlite:///{tmp_path}/auth.db\nadmin_username = admin\n"
+        f"[mlflow]\ndefault_permission = READ\ndatabase_uri = sqlite:///{folder}/auth.db\nadmin_username = admin\n"
         "admin_password = a-long-password\n"
         "authorization_function = mlflow.server.auth:authenticate_request_basic_auth\n"
     )
     with postgres() as database, s3("artifacts") as store:
         options = ["--app-name", "basic-auth"]
         secrets = {**store, "MLFLOW_AUTH_CONFIG_PATH": str(accounts), "MLFLOW_FLASK_SERVER_SECRET_KEY": "a" * 32}
-        with mlflow_server(database, "s3://artifacts/mlflow", options, secrets) as server:
-            run = ("run", tmp_path / "sweep.yaml", "--address", "in-process", "--tracking-uri", server)
-            for known in ({}, {"MLFLOW_TRACKING_USERNAME": "admin", "MLFLOW_TRACKING_PASSWORD": "wrong"}):
-                refused = dpsweep(*run, "--output", tmp_path / "refused", **known)
-                assert refused.returncode == 2
-                (line,) = [line for line in refused.stderr.splitlines() if line.startswith("error: ")]
-                assert f"cannot use MLflow at {server}" in line
-                assert not (tmp_path / "refused" / "sweep.json").exists()
-            user = {"MLFLOW_TRACKING_USERNAME": "admin", "MLFLOW_TRACKING_PASSWORD": "a-long-password"}
-            done = dpsweep(*run, "--output", tmp_path / "out", "--json", **user)
-            assert done.returncode == 0, done.stderr
-            assert "a-long-password" not in done.stdout + done.stderr
-            with pytest.raises(urllib.error.HTTPError, match="401"):
-                urllib.request.urlopen(f"{server}/api/2.0/mlflow/experiments/search?max_results=5", timeout=30)
-        kinds = Counter(status for status, *_ in content(MlflowClient(database), "dpsweep").values())
-        assert set(kinds) == {"FINISHED"}
-        assert any(name.endswith("/report.html") for name in objects_in("artifacts", store))
+        with mlflow_server(database, "s3://artifacts/mlflow", options, secrets) as address:
+            yield Served(address, database, store)
+
+
+@REAL
+def test_a_server_on_postgresql_and_the_database_itself_are_the_same_store(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is recorded over HTTP is in the database, and a driver on the database continues it."""
+    for name, value in USER.items():
+        monkeypatch.setenv(name, value)
+    trials = [tracked(sample_trial(seed=seed, disclosure="none")) for seed in (0, 1)]
+    over_http = MlflowTracker(served.address, experiment=OVER_HTTP)
+    sweep_run = over_http.open_sweep(SWEEP)
+    over_http.log_trial(trials[0])
+    over_http.log_report("<html></html>", NOTHING, {})
+    over_http.close("KILLED")
+    report = MlflowClient(served.address).download_artifacts(sweep_run, "report.html", str(tmp_path))
+    assert Path(report).read_text() == "<html></html>"
+    client = MlflowClient(served.database)
+    over_http_only = content(client, OVER_HTTP)
+    assert Counter(status for status, *_ in over_http_only.values()) == {"FINISHED": 1, "KILLED": 1}
+    direct = MlflowTracker(served.database, experiment=DIRECT, artifact_root=str(tmp_path / "direct"))
+    assert direct.open_sweep(SWEEP) != sweep_run, "another experiment is another place"
+    record(direct, trials)
+    assert content(client, OVER_HTTP) == over_http_only
+    assert Counter(status for status, *_ in content(client, DIRECT).values()) == {"FINISHED": 4}
+
+
+@REAL
+def test_a_server_with_accounts_keeps_artifacts_in_an_object_store(served: Served, tmp_path: Path) -> None:
+    """The sweep knows the server's address and its user's password, and no key of the bucket."""
+    (tmp_path / "sweep.yaml").write_text(SMALLEST)
+    run = ("run", tmp_path / "sweep.yaml", "--address", "in-process", "--tracking-uri", served.address)
+    for known in ({}, {**USER, "MLFLOW_TRACKING_PASSWORD": "wrong"}):
+        refused = dpsweep(*run, "--output", tmp_path / "refused", **known)
+        assert refused.returncode == 2
+        (line,) = [line for line in refused.stderr.splitlines() if line.startswith("error: ")]
+        assert f"cannot use MLflow at {served.address}" in line
+        assert not (tmp_path / "refused" / "sweep.json").exists()
+    done = dpsweep(*run, "--output", tmp_path / "out", "--json", **USER)
+    assert done.returncode == 0, done.stderr
+    assert "a-long-password" not in done.stdout + done.stderr
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(f"{served.address}/api/2.0/mlflow/experiments/search?max_results=5", timeout=30)
+    kinds = Counter(status for status, *_ in content(MlflowClient(served.database), "dpsweep").values())
+    assert set(kinds) == {"FINISHED"}
+    assert any(name.endswith("/report.html") for name in objects_in("artifacts", served.store))
     (trial,) = json.loads(done.stdout)["trials"]
     assert trial["status"] == "finished"

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import stat
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import torch
 
 from accounting.errors import InvalidInput
 from accounting.records import TrialFiles
+from tests.warm import FORKS
 from tests.workers.data_folders import make_cifar_jpegs, make_texts, make_tokenizer
 from tests.workers.trial_specs import small_trial
 from workers.batch_gradients import TrainingData
@@ -119,32 +118,31 @@ def test_data_without_room_on_the_device_go_over_batch_by_batch(folder: Path) ->
         assert torch.equal(one, other)
 
 
-PEAK = """
-import sys, threading, torch
-from workers.batch_gradients import TrainingData
-from workers.data import load_dataset
-from workers.spec import DataSpec
-def anonymous():
-    with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) for line in status if line.startswith("RssAnon")) / 1024
-path, tokenizer, *cache = sys.argv[1:]
-params = {"path": path, "text": "body", "tokenizer": tokenizer, "max_length": 512, "objective": "causal_lm"}
-spec = DataSpec("text", {**params, **({"cache": cache[0]} if cache else {})}, test_fraction=0.5)
-peak, ended = [anonymous()], threading.Event()
-def watch():
-    while not ended.wait(0.002):
-        peak[0] = max(peak[0], anonymous())
-watcher = threading.Thread(target=watch)
-watcher.start()
-dataset = load_dataset(spec)
-data = TrainingData(dataset, torch.device("cpu"), float("inf"))
-for rows in torch.randperm(len(data)).split(256):
-    data.inputs(rows)
-dataset.digest()
-ended.set()
-watcher.join()
-print(peak[0])
-"""
+def peak_of_its_own(path: Path, tokenizer: Path, cache: Path | None) -> float:
+    """Of a process that takes all examples in batches, the most memory that no file backs, in MB."""
+    peak, ended = [anonymous_megabytes()], threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.002):
+            peak[0] = max(peak[0], anonymous_megabytes())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    params = {"path": str(path), "text": "body", "tokenizer": str(tokenizer), "max_length": 512}
+    own = {} if cache is None else {"cache": str(cache)}
+    dataset = load_dataset(DataSpec("text", {**params, "objective": "causal_lm", **own}, test_fraction=0.5))
+    data = TrainingData(dataset, torch.device("cpu"), float("inf"))
+    for rows in torch.randperm(len(data)).split(256):
+        data.inputs(rows)
+    dataset.digest()
+    ended.set()
+    watcher.join()
+    return peak[0]
+
+
+def anonymous_megabytes() -> float:
+    status = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in status if line.startswith("RssAnon")) / 1024
 
 
 def test_memory_does_not_grow_with_the_texts(tmp_path: Path) -> None:
@@ -152,11 +150,10 @@ def test_memory_does_not_grow_with_the_texts(tmp_path: Path) -> None:
     than a quarter, and without `cache` by more. Pages of the files are the system's, which drops them when it must.
     Fewer than 7,500 texts do not fill what is decoded at a time."""
     tokenizer, peaks = make_tokenizer(tmp_path / "tokenizer.json"), []
-    for rows, cache in ((7_500, [str(tmp_path / "tokens")]), (17_500, [str(tmp_path / "tokens")]), (17_500, [])):
+    for rows, cache in ((7_500, tmp_path / "tokens"), (17_500, tmp_path / "tokens"), (17_500, None)):
         path = make_texts(tmp_path / f"{rows}.parquet", rows)
-        arguments = [sys.executable, "-c", PEAK, str(path), str(tokenizer), *cache]
-        done = subprocess.run(arguments, capture_output=True, text=True, check=True, env={**os.environ})
-        peaks.append(float(done.stdout))
+        with ProcessPoolExecutor(1, mp_context=FORKS) as alone:
+            peaks.append(alone.submit(peak_of_its_own, path, tokenizer, cache).result())
     few, many, held = peaks
     assert many - few < 10
     assert held - few > 41
