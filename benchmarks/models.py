@@ -31,6 +31,7 @@ from opacus import GradSampleModule
 from opacus.grad_sample import GradSampleModuleFastGradientClipping
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils.rnn import pack_padded_sequence
 from torchvision.models import VisionTransformer
 
 from accounting.errors import InvalidInput
@@ -65,6 +66,22 @@ class Recurrent(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         outputs: Tensor = self.head(self.cell(x)[0][:, -1])
         return outputs
+
+
+class Packed(Recurrent):
+    """Reads sequences of 10 to 50 vectors at their lengths, which are where the first entry of a vector is 0."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        lengths = (x[:, :, 0] != 0).sum(1).cpu()
+        last = self.cell(pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False))[1]
+        outputs: Tensor = self.head((last[0] if isinstance(last, tuple) else last)[-1])
+        return outputs
+
+
+def of_lengths() -> Tensor:
+    x = torch.randn(ROWS, 50, 64)
+    lengths = torch.randint(10, 51, (ROWS, 1, 1))
+    return torch.where(torch.arange(50)[:, None] < lengths, x, 0.0)
 
 
 SIZES = {
@@ -123,6 +140,8 @@ MODELS: dict[str, tuple[Make, Callable[[], Tensor]]] = {
     ),
     "LSTM": (lambda: Recurrent(nn.LSTM(64, 64, batch_first=True)), lambda: torch.randn(ROWS, 50, 64)),
     "GRU": (lambda: Recurrent(nn.GRU(64, 64, batch_first=True)), lambda: torch.randn(ROWS, 50, 64)),
+    "packed LSTM": (lambda: Packed(nn.LSTM(64, 64, batch_first=True)), of_lengths),
+    "packed GRU": (lambda: Packed(nn.GRU(64, 64, batch_first=True)), of_lengths),
     "FT-transformer": (lambda: FTTransformer(20), lambda: torch.randn(8 * ROWS, 20)),  # as of a table
     "U-Net": (lambda: REGISTERED["unet"]((3, 32, 32), 3), lambda: torch.randn(ROWS, 3, 32, 32)),
     "transposed convolution": (

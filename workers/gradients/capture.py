@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
 from accounting.errors import InvalidInput
@@ -220,7 +221,15 @@ class _Recorder:
 
 
 def _expanded(layer: Layer, capture: Capture, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Generic fallback: every example runs with its own copy of the parameters, so its gradients stay separate."""
+    """Generic fallback: every example runs with its own copy of the parameters, so its gradients stay separate.
+
+    Raises: InvalidInput for packed sequences.
+    """
+    if any(isinstance(each, PackedSequence) for each in (*args, *kwargs.values())):
+        raise InvalidInput(
+            f"{layer.described} was given a PackedSequence, which has the positions of all examples on one axis; "
+            "give it the padded tensor, and read the output of each example at its length"
+        )
     args, kwargs = pytree.tree_map(plain, (args, kwargs))
     return run_per_row(layer, _copies(layer, capture), capture.rows, args, kwargs)
 

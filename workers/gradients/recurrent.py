@@ -7,16 +7,16 @@ weight: those of a linear map of the inputs, and of one of the states before eac
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
-from torch.nn.utils.rnn import PackedSequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from accounting.errors import InvalidInput
 from workers.gradients.factors import ExampleGradients, widen
 from workers.gradients.linear import affine
 from workers.gradients.rules import Recorder
@@ -25,32 +25,78 @@ Run = tuple[Tensor, tuple[Tensor, ...]]
 """Of one layer and direction: outputs [b, t, H], and the last states [b, H]."""
 
 
-def lstm(module: nn.LSTM, record: Recorder, input: Tensor, hx: tuple[Tensor, Tensor] | None = None) -> Any:
-    """The output of ``module.forward`` for inputs [b, t, width], or None if the call is not covered (projections)."""
-    if module.proj_size > 0 or not _covered(module, input):
+def lstm(
+    module: nn.LSTM, record: Recorder, input: Tensor | PackedSequence, hx: tuple[Tensor, Tensor] | None = None
+) -> Any:
+    """The output of ``module.forward`` for inputs [b, t, width], packed or not; None for a call that is not covered,
+    which one with projections is."""
+    if module.proj_size > 0 or not _covered(input):
         return None
-    starts = _starts(module, input, 2) if hx is None else hx
-    output, states = _stacked(module, record, input, tuple(starts), _lstm_layer)
-    return output, cast("tuple[Tensor, Tensor]", states)
+    sequences = _Sequences.of(input)
+    starts = _starts(module, sequences.values, 2) if hx is None else hx
+    output, states = _stacked(module, record, sequences, tuple(starts), _lstm_layer)
+    return _like(input, sequences, output), cast("tuple[Tensor, Tensor]", states)
 
 
-def gru(module: nn.GRU, record: Recorder, input: Tensor, hx: Tensor | None = None) -> Any:
-    """The output of ``module.forward`` for inputs [b, t, width], or None if the call is not covered."""
-    if not _covered(module, input):
+def gru(module: nn.GRU, record: Recorder, input: Tensor | PackedSequence, hx: Tensor | None = None) -> Any:
+    """The output of ``module.forward`` for inputs [b, t, width], packed or not; None for a call that is not covered."""
+    if not _covered(input):
         return None
-    starts = _starts(module, input, 1) if hx is None else (hx,)
-    output, (state,) = _stacked(module, record, input, starts, _gru_layer)
-    return output, state
+    sequences = _Sequences.of(input)
+    starts = _starts(module, sequences.values, 1) if hx is None else (hx,)
+    output, (state,) = _stacked(module, record, sequences, starts, _gru_layer)
+    return _like(input, sequences, output), state
 
 
-def _covered(module: nn.RNNBase, input: Any) -> bool:
-    """Raises: InvalidInput for packed sequences."""
+def _covered(input: Any) -> bool:
     if isinstance(input, PackedSequence):
-        raise InvalidInput(
-            f"{type(module).__name__} was given a PackedSequence, which has the positions of all examples on one axis; "
-            "give it the padded tensor, and read the output of each example at its length"
-        )
+        return True
     return isinstance(input, Tensor) and input.dim() == 3 and input.shape[1] > 0
+
+
+@dataclass(frozen=True)
+class _Sequences:
+    """The examples of a batch, in its order: values [b, t, width], and their lengths [b], None if all are t.
+
+    Beyond an example's length outputs have no meaning. No gradient comes from there, so that none goes to its inputs or
+    to the weights.
+    """
+
+    values: Tensor
+    lengths: Tensor | None = None
+
+    @staticmethod
+    def of(input: Tensor | PackedSequence) -> _Sequences:
+        """Padded, if they are packed."""
+        return _Sequences(input) if isinstance(input, Tensor) else _Sequences(*pad_packed_sequence(input, True))
+
+    @cached_property
+    def last(self) -> Tensor | None:
+        """[b]: the position of the last value of each example; None if that is the last one for all."""
+        return None if self.lengths is None else self.lengths.to(self.values.device) - 1
+
+    def reversed(self, values: Tensor) -> Tensor:
+        """Values [b, t, n] with the order of each example's positions reversed; what lies beyond its length stays."""
+        if self.last is None:
+            return values.flip(1)
+        positions = torch.arange(values.shape[1], device=values.device)
+        places = torch.where(positions <= self.last[:, None], self.last[:, None] - positions, positions)
+        return values.gather(1, places[:, :, None].expand_as(values))
+
+    def at_end(self, values: Tensor) -> Tensor:
+        """[b, n]: of values [b, t, n], those at the last position of each example."""
+        return values[:, -1] if self.last is None else values[torch.arange(len(values)), self.last]
+
+
+def _like(input: Tensor | PackedSequence, sequences: _Sequences, output: Tensor) -> Tensor | PackedSequence:
+    """The output [b, t, n], packed as the input was."""
+    if isinstance(input, Tensor):
+        return output
+    lengths, order = cast("Tensor", sequences.lengths), input.sorted_indices
+    if order is not None:
+        output, lengths = output.index_select(0, order), lengths[order.cpu()]
+    data = pack_padded_sequence(output, lengths, batch_first=True).data
+    return PackedSequence(data, input.batch_sizes, order, input.unsorted_indices)
 
 
 def _starts(module: nn.RNNBase, input: Tensor, states: int) -> tuple[Tensor, ...]:
@@ -60,36 +106,41 @@ def _starts(module: nn.RNNBase, input: Tensor, states: int) -> tuple[Tensor, ...
 
 
 def _stacked(
-    module: nn.RNNBase, record: Recorder, input: Tensor, starts: tuple[Tensor, ...], run: Callable[..., Run]
+    module: nn.RNNBase, record: Recorder, sequences: _Sequences, starts: tuple[Tensor, ...], run: Callable[..., Run]
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Outputs [b, t, directions H] of the last layer, and the last states [layers directions, b, H]."""
     suffixes = ("", "_reverse") if module.bidirectional else ("",)
     lasts: list[tuple[Tensor, ...]] = []
+    input = sequences.values
     for layer in range(module.num_layers):
         if layer > 0:
             input = functional.dropout(input, module.dropout, module.training)
         outputs = []
         for suffix in suffixes:
-            inputs = input.flip(1) if suffix else input
+            inputs = sequences.reversed(input) if suffix else input
             start = tuple(widen(state[len(lasts)]) for state in starts)
-            found, last = run(module, record, f"l{layer}{suffix}", inputs, start)
-            outputs.append(found.flip(1) if suffix else found)
+            found, last = run(module, record, f"l{layer}{suffix}", inputs, start, sequences)
+            outputs.append(sequences.reversed(found) if suffix else found)
             lasts.append(last)
         input = outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2)
     return input, tuple(torch.stack(states) for states in zip(*lasts, strict=True))
 
 
-def _lstm_layer(module: nn.LSTM, record: Recorder, suffix: str, inputs: Tensor, start: tuple[Tensor, ...]) -> Run:
+def _lstm_layer(
+    module: nn.LSTM, record: Recorder, suffix: str, inputs: Tensor, start: tuple[Tensor, ...], sequences: _Sequences
+) -> Run:
     weights = _weights(module, suffix)
     bias = weights[2] + weights[3] if module.bias else None
     gates = _requiring_grad(widen(functional.linear(inputs, weights[0], bias)))
-    outputs, last = _Lstm.apply(gates, *start, widen(weights[1].detach()))
+    outputs, last = _Lstm.apply(gates, *start, widen(weights[1].detach()), sequences.last)
     before = _before(start[0], outputs)
     record.record([gates], partial(_of_weights, suffix, inputs, before, record.examples), inputs)
-    return outputs, (outputs[:, -1], last)
+    return outputs, (sequences.at_end(outputs), last)
 
 
-def _gru_layer(module: nn.GRU, record: Recorder, suffix: str, inputs: Tensor, start: tuple[Tensor, ...]) -> Run:
+def _gru_layer(
+    module: nn.GRU, record: Recorder, suffix: str, inputs: Tensor, start: tuple[Tensor, ...], sequences: _Sequences
+) -> Run:
     weights = _weights(module, suffix)
     gates = _requiring_grad(widen(functional.linear(inputs, weights[0], weights[2] if module.bias else None)))
     shift = weights[3].detach() if module.bias else gates.new_zeros(gates.shape[2])
@@ -97,7 +148,7 @@ def _gru_layer(module: nn.GRU, record: Recorder, suffix: str, inputs: Tensor, st
     outputs = _Gru.apply(gates, shifts, start[0], widen(weights[1].detach()))
     before = _before(start[0], outputs)
     record.record([gates, shifts], partial(_of_weights, suffix, inputs, before, record.examples), inputs)
-    return outputs, (outputs[:, -1],)
+    return outputs, (sequences.at_end(outputs),)
 
 
 def _weights(module: nn.RNNBase, suffix: str) -> tuple[nn.Parameter, ...]:
@@ -127,13 +178,16 @@ def _of_weights(
 
 
 class _Lstm(torch.autograd.Function):
-    """(gates [b, t, 4H] without the part of the state, h_0 [b, H], c_0 [b, H], weight_hh) -> (h [b, t, H], c_t [b, H]).
+    """(gates [b, t, 4H] without the part of the state, h_0 [b, H], c_0 [b, H], weight_hh, ends [b]) ->
+    (h [b, t, H], c [b, H] at the end of each example, the last position if ends is None).
 
     With sigmoid gates i, f, o and the tanh gate g: c_t = f c_{t-1} + i g and h_t = o tanh(c_t).
     """
 
     @staticmethod
-    def forward(ctx: Any, gates: Tensor, h: Tensor, c: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, gates: Tensor, h: Tensor, c: Tensor, weight: Tensor, ends: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         width = h.shape[1]
         activated = gates.transpose(0, 1).clone(memory_format=torch.contiguous_format)
         states, cells = (activated.new_empty(*activated.shape[:2], width) for _ in range(2))
@@ -146,29 +200,31 @@ class _Lstm(torch.autograd.Function):
             i, f, g, o = gate.split(width, 1)
             c = torch.mul(i, g, out=cell).addcmul_(f, c)
             h = torch.tanh(c, out=state).mul_(o)
-        ctx.save_for_backward(activated, cells, first, weight)
-        return states.transpose(0, 1), c.clone()
+        ctx.save_for_backward(activated, cells, first, weight, ends)
+        return states.transpose(0, 1), c.clone() if ends is None else cells[ends, torch.arange(len(ends))]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, of_states: Tensor, of_last: Tensor) -> tuple[Tensor | None, ...]:
-        activated, cells, first, weight = ctx.saved_tensors
+        activated, cells, first, weight, ends = ctx.saved_tensors
         i, f, g, o = activated.split(cells.shape[2], 2)
         tanh = cells.tanh()
         earlier = torch.cat([first[None], cells[:-1]])
         to_gates = torch.cat([g * i * (1 - i), earlier * f * (1 - f), i * (1 - g * g)], 2)
         to_output, to_cell = tanh * o * (1 - o), o * (1 - tanh * tanh)
         grads = torch.empty_like(activated)
-        of_h, of_c = torch.zeros_like(first), of_last
+        of_h, of_c = torch.zeros_like(first), of_last if ends is None else torch.zeros_like(of_last)
         remaining = of_states.transpose(0, 1)
         width = cells.shape[2]
         for t in range(len(cells) - 1, -1, -1):
             of_h = of_h + remaining[t]
+            if ends is not None:
+                of_c = torch.where((ends == t)[:, None], of_last, of_c)
             of_c = torch.addcmul(of_c, of_h, to_cell[t])
             torch.mul(of_c.repeat(1, 3), to_gates[t], out=grads[t][:, : 3 * width])
             torch.mul(of_h, to_output[t], out=grads[t][:, 3 * width :])
             of_h, of_c = grads[t] @ weight, of_c * f[t]
-        return grads.transpose(0, 1), of_h, of_c, None
+        return grads.transpose(0, 1), of_h, of_c, None, None
 
 
 class _Gru(torch.autograd.Function):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from accounting.errors import InvalidInput
 from tests.workers.brute_force import gradients_one_by_one, norms_of, per_example_loss
@@ -82,7 +82,7 @@ def made(kind: str, read: str, **options: bool) -> Sequences:
     return model
 
 
-def assert_agrees(model: Sequences, form: str = "rewrite", multiplicity: int = 1) -> None:
+def assert_agrees(model: nn.Module, form: str = "rewrite", multiplicity: int = 1) -> None:
     x, y = batch()
     expected = gradients_one_by_one(model, x, y, multiplicity)
     engine = GradientEngine(model, per_example_loss, multiplicity=multiplicity)
@@ -135,19 +135,72 @@ def test_a_projection_runs_per_example() -> None:
 
 
 class Packed(nn.Module):
-    def __init__(self, cell: nn.RNNBase) -> None:
+    """Reads what a recurrent layer made of packed sequences: its last states, or its outputs, padded again."""
+
+    def __init__(self, cell: nn.RNNBase, reads_outputs: bool, *, started: bool = False) -> None:
         super().__init__()
-        self.cell, self.head = cell, nn.Linear(HIDDEN, 3)
+        self.embed, self.cell = nn.Linear(WIDTH, WIDTH), cell
+        self.start, self.head = nn.Linear(WIDTH, HIDDEN), nn.LazyLinear(3)
+        self.reads_outputs, self.started = reads_outputs, started
 
     def forward(self, x: Tensor) -> Tensor:
-        _, last = self.cell(pack_padded_sequence(x, length_of(x), batch_first=True, enforce_sorted=False))
-        out: Tensor = self.head((last[0] if isinstance(last, tuple) else last)[-1])
+        packed = pack_padded_sequence(self.embed(x), length_of(x).cpu(), batch_first=True, enforce_sorted=False)
+        given = [Sequences.states(self, x)] if self.started else []  # type: ignore[arg-type]  # it has what that reads
+        outputs, last = self.cell(packed, *given)
+        padded, _ = pad_packed_sequence(outputs, batch_first=True, total_length=LENGTH)
+        states = torch.cat(last if isinstance(last, tuple) else (last,), 2)
+        out: Tensor = self.head((padded if self.reads_outputs else states.transpose(0, 1)).flatten(1))
         return out
 
 
-@pytest.mark.parametrize("kind", ["lstm", "gru"])
-def test_packed_sequences_are_refused_with_what_to_do_instead(kind: str) -> None:
+@pytest.mark.parametrize("started", [False, True], ids=["from zeros", "from states of the example"])
+@pytest.mark.parametrize("reads_outputs", [False, True], ids=["last states", "outputs"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_packed_sequences_agree_with_one_example_at_a_time(kind: str, reads_outputs: bool, started: bool) -> None:
+    torch.manual_seed(0)
+    model = Packed(KINDS[kind](), reads_outputs, started=started)
+    model(batch()[0])
+    assert_agrees(model)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sequences_in_the_order_of_their_lengths_are_packed_as_they_are(kind: str) -> None:
+    """Without `sorted_indices`."""
+    torch.manual_seed(0)
+    cell, packs = KINDS[kind](), []
+    x = batch()[0][[0, 3, 4, 2, 5, 1]]
+
+    class Kept(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell, self.head = cell, nn.LazyLinear(3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            outputs, _ = self.cell(pack_padded_sequence(x, length_of(x).cpu(), batch_first=True))
+            packs.append(outputs)
+            out: Tensor = self.head(pad_packed_sequence(outputs, batch_first=True, total_length=LENGTH)[0].flatten(1))
+            return out
+
+    model = Kept()
+    model(x)
+    packs.clear()
+    engine = GradientEngine(model, per_example_loss)
+    engine.norms(x, torch.arange(6) % 3)
+    expected, _ = cell(pack_padded_sequence(x, length_of(x).cpu(), batch_first=True))
+    torch.testing.assert_close(packs[-1].data, expected.data)
+    assert packs[-1].sorted_indices is None
+    assert engine.forms["cell"] == "rewrite"
+
+
+@pytest.mark.parametrize("kind", ["rnn", "lstm with projections"])
+def test_packed_sequences_of_other_layers_are_refused_with_what_to_do_instead(kind: str) -> None:
+    cells: dict[str, Callable[[], nn.RNNBase]] = {
+        "rnn": lambda: nn.RNN(WIDTH, HIDDEN, batch_first=True),
+        "lstm with projections": lambda: nn.LSTM(WIDTH, HIDDEN, proj_size=2, batch_first=True),
+    }
+    model = Packed(cells[kind](), reads_outputs=True)
+    model(batch()[0])
     with pytest.raises(
         InvalidInput, match=r"PackedSequence.*padded tensor, and read the output of each example at its"
     ):
-        GradientEngine(Packed(KINDS[kind]()), per_example_loss).norms(*batch())
+        GradientEngine(model, per_example_loss).norms(*batch())
