@@ -94,9 +94,15 @@ class Scaling:
     scale: tuple[float, ...] = (1.0,)
 
     def __call__(self, features: Tensor) -> Tensor:
+        if self == _AS_STORED:
+            return features.to(torch.float32, copy=True)  # the stored features are not for models to change
         trailing = (1,) * max(features.ndim - 2, 0)
         offset = _constant(self.offset, features.device).view(-1, *trailing)
         return (features.to(torch.float32) - offset) / _constant(self.scale, features.device).view(-1, *trailing)
+
+
+_AS_STORED: Final = Scaling()
+"""Changes no value, as of a table that was scaled when it was read."""
 
 
 @lru_cache(maxsize=32)
