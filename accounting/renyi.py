@@ -92,7 +92,7 @@ def epsilon_improved(rdp: Array, delta: float) -> Array:
 
 def zero_where_free(epsilons: Array, rdp: Array, delta: float) -> Array:
     """`epsilon_improved`, given the least sum and the least RDP, both of any shape."""
-    return np.where(-np.expm1(-rdp) < delta**2, 0.0, np.maximum(epsilons, 0.0))
+    return np.where(rdp < -np.log1p(-(delta**2)), 0.0, np.maximum(epsilons, 0.0))
 
 
 def improved_terms(orders: Array, delta: float) -> Array:

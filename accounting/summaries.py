@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -154,9 +156,10 @@ class Histogram:
         """The histogram of values [examples], none negative; few bins are counted without sorting, which is faster."""
         found = _patterns(values) >> np.uint64(shift)
         if shift >= _FRACTION - _KEY_BITS:
-            counts = np.bincount(found.view(np.int64))
+            first = found.min(initial=np.iinfo(np.uint64).max)
+            counts = np.bincount((found - first).view(np.int64))
             keys = np.flatnonzero(counts)
-            return Histogram(keys.astype(np.uint64), counts[keys].astype(np.int64), shift)
+            return Histogram(keys.astype(np.uint64) + first, counts[keys].astype(np.int64), shift)
         keys, counts = np.unique(found, return_counts=True)
         return Histogram(keys, counts.astype(np.int64), shift)
 
@@ -233,18 +236,28 @@ def summarise(epsilons: Epsilons, counting: Counting) -> EpsilonSummary:
     values = counting.capped(epsilons.upper)
     shares = counting.shares(values)
     bins = np.minimum((shares * counting.released_bins).astype(np.int64), counting.released_bins - 1)
-    by_label = {int(label): epsilons.groups == label for label in np.unique(epsilons.groups)}
+    columns = (values, epsilons.losses, shares)
     return EpsilonSummary(
         epsilons.delta,
         epsilons.method,
         epsilons.kind,
         counting,
-        Members.of(values, epsilons.losses, shares),
-        {label: Members.of(values[at], epsilons.losses[at], shares[at]) for label, at in by_label.items()},
+        Members.of(*columns),
+        {label: Members.of(*own) for label, own in _by_label(epsilons.groups, columns)},
         np.histogram(values, bins=counting.bins, range=(0.0, counting.bound))[0].astype(np.int64),
         np.bincount(bins, minlength=counting.released_bins).astype(np.int64),
         Histogram.of(values),
     )
+
+
+def _by_label(groups: NDArray[np.int32], columns: Sequence[NDArray[Any]]) -> Iterator[tuple[int, list[NDArray[Any]]]]:
+    """Each label of ``groups`` [examples] and what the columns, each [examples], hold of its examples, in order."""
+    labels = np.unique(groups)
+    codes = np.searchsorted(labels, groups).astype(np.min_scalar_type(len(labels)))  # short numbers are sorted fast
+    order, ends = np.argsort(codes, kind="stable"), np.cumsum([0, *np.bincount(codes, minlength=len(labels))]).tolist()
+    ordered = [column[order] for column in columns]
+    for label, (start, stop) in zip(labels.tolist(), pairwise(ends), strict=True):
+        yield label, [column[start:stop] for column in ordered]
 
 
 @dataclass(frozen=True)

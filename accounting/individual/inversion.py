@@ -36,6 +36,9 @@ from accounting.individual.spectrum_kernels import certified_bounds
 _TILT_STEP, _PERIOD_STEP, _REACH_STEP = 1.25, 2.0, 2.0**0.5
 """Examples share a contour if their tilt - 1, period and largest sqrt(u) agree within these factors."""
 
+_MOST_STEPS = 1000
+"""Beyond so many steps from 1 no distinction is made."""
+
 _RETREAT = 0.7
 """Ratio of tilt - 1 to the best Renyi order - 1; higher orders then bound the aliasing."""
 
@@ -82,39 +85,56 @@ class Bucket:
 def buckets(costs: StepWeights, renyi: RenyiCosts, delta: float) -> Iterator[Bucket]:
     """Each row with 0 < Renyi epsilon <= `LARGEST_EPSILON` in one bucket, which depends on that row alone."""
     active = np.flatnonzero((renyi.epsilons > 0.0) & (renyi.epsilons <= LARGEST_EPSILON))
-    tilts = 1.0 + _RETREAT * _rounded(renyi.orders[active] - 1.0, _TILT_STEP)
+    tilt_steps = _steps(renyi.orders[active] - 1.0, _TILT_STEP)
     periods, rdp = np.empty(len(active)), np.empty((len(active), _TAIL_ORDERS))
-    for tilt in np.unique(tilts).tolist():
-        at, places = np.flatnonzero(tilts == tilt), tail_places(tilt)
+    for at in _alike(tilt_steps):
+        tilt = _tilt(int(tilt_steps[at[0]]))
+        places = tail_places(tilt)
         tail = renyi.rdp(active[at], places)
         periods[at] = _periods(tail, FEW_ORDERS[places], renyi.epsilons[active[at]], delta, tilt)
         rdp[at, : len(places)] = tail
-    periods = _PERIOD_STEP**0.5 * _rounded(periods, _PERIOD_STEP)
+    period_steps = _steps(periods, _PERIOD_STEP)
     stops = [own[active] for own in _stops(costs)]
-    for rows in _alike(tilts, periods, *stops):
+    for rows in _alike(tilt_steps, period_steps, *stops):
         at = rows[0]
-        tail = rdp[rows, : len(tail_places(tilts[at]))]
-        yield Bucket(active[rows], float(tilts[at]), float(periods[at]), tuple(int(own[at]) for own in stops), tail)
+        tilt, period = _tilt(int(tilt_steps[at])), _PERIOD_STEP ** (float(period_steps[at]) + 0.5)
+        tail = rdp[rows, : len(tail_places(tilt))]
+        yield Bucket(active[rows], tilt, period, tuple(int(own[at]) for own in stops), tail)
 
 
-def _alike(*columns: Array | NDArray[np.intp]) -> list[NDArray[np.intp]]:
-    """Rows with equal entries in all columns; as fast as sorting each column, which `np.unique` of rows is not."""
+def _alike(*columns: NDArray[np.intp]) -> list[NDArray[np.intp]]:
+    """Rows with equal entries in all columns, without comparing rows: the entries of a column lie close together."""
     key = np.zeros(len(columns[0]), np.intp)
     for column in columns:
-        values, inverse = np.unique(column, return_inverse=True)
-        key = np.unique(key * len(values) + inverse, return_inverse=True)[1]
-    return np.split(np.argsort(key, kind="stable"), np.cumsum(np.bincount(key))[:-1]) if len(key) else []
+        numbers = _numbered(column)
+        key = _numbered(key * (numbers.max(initial=0) + 1) + numbers)
+    short = key.astype(np.min_scalar_type(key.max(initial=0)))  # short numbers are sorted fast
+    return np.split(np.argsort(short, kind="stable"), np.cumsum(np.bincount(key))[:-1]) if len(key) else []
+
+
+def _numbered(values: NDArray[np.intp]) -> NDArray[np.intp]:
+    """The place of each value among the distinct ones."""
+    above = values - values.min(initial=0)
+    present = np.zeros(above.max(initial=0) + 1, np.bool_)
+    present[above] = True
+    return np.asarray((np.cumsum(present) - 1)[above])
+
+
+def _tilt(step: int) -> float:
+    """The tilt of a bucket."""
+    return 1.0 + _RETREAT * _TILT_STEP**step
 
 
 def tilts_from(tilt: float, steps: Sequence[int]) -> list[float]:
     """The tilts of buckets so many steps above one of them; the same numbers from whichever of them."""
     first = round(np.log((tilt - 1.0) / _RETREAT) / np.log(_TILT_STEP))
-    return [1.0 + _RETREAT * _TILT_STEP ** (first + step) for step in steps]
+    return [_tilt(first + step) for step in steps]
 
 
-def _rounded(values: Array, factor: float) -> Array:
-    """The powers of ``factor`` nearest to ``values``."""
-    return np.asarray(factor ** np.round(np.log(values) / np.log(factor)))
+def _steps(values: Array, factor: float) -> NDArray[np.intp]:
+    """The exponents of the powers of ``factor`` nearest to ``values``, none beyond what doubles hold."""
+    steps = np.nan_to_num(np.round(np.log(values) / np.log(factor)))
+    return np.asarray(np.clip(steps, -_MOST_STEPS, _MOST_STEPS), np.intp)
 
 
 def tail_places(tilt: float) -> NDArray[np.intp]:

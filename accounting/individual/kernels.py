@@ -29,8 +29,8 @@ FOUND_TABLE = types.Array(float64, 2, "C")
 _LANES = 16
 """Rows that are spread at once."""
 
-_WINDOW = 4
-"""Orders that are evaluated at once for a lower bound."""
+_WINDOW = 16
+"""Orders that are evaluated at once."""
 
 
 def helper(function: Function) -> Function:
@@ -131,8 +131,19 @@ def _sums(
     fixed, gaussian = plain[0, first:], plain[1, first:]
     for j in range(len(total)):
         total[j] = fixed[j] + precision * gaussian[j]
-    whole = len(weights) - len(weights) % 4
-    for i in range(0, whole, 4):
+    eights, whole = len(weights) - len(weights) % 8, len(weights) - len(weights) % 4
+    for i in range(0, eights, 8):
+        w0, w1, w2, w3 = weights[i], weights[i + 1], weights[i + 2], weights[i + 3]
+        w4, w5, w6, w7 = weights[i + 4], weights[i + 5], weights[i + 6], weights[i + 7]
+        t0, t1 = table[nodes[i], first:], table[nodes[i + 1], first:]
+        t2, t3 = table[nodes[i + 2], first:], table[nodes[i + 3], first:]
+        t4, t5 = table[nodes[i + 4], first:], table[nodes[i + 5], first:]
+        t6, t7 = table[nodes[i + 6], first:], table[nodes[i + 7], first:]
+        for j in range(len(total)):
+            total[j] = (total[j] + (w0 * t0[j] + w1 * t1[j] + w2 * t2[j] + w3 * t3[j])) + (
+                w4 * t4[j] + w5 * t5[j] + w6 * t6[j] + w7 * t7[j]
+            )
+    for i in range(eights, whole, 4):
         w0, w1, w2, w3 = weights[i], weights[i + 1], weights[i + 2], weights[i + 3]
         t0, t1 = table[nodes[i], first:], table[nodes[i + 1], first:]
         t2, t3 = table[nodes[i + 2], first:], table[nodes[i + 3], first:]
@@ -165,23 +176,7 @@ def sums(
         _sums(weights[at], nodes[at], precision[rows[i]], table, plain, 0, found[i])
 
 
-@helper
-def _least_until(total: Array, terms: Array, first: int, step: int, ceiling: float) -> tuple[float, bool]:
-    """The least of the odd entries of total + terms from place ``first`` on until one exceeds the ceiling.
-
-    And whether one did. total has two entries for each of terms.
-    """
-    least, k = np.inf, first
-    while 0 <= 2 * k < len(total):
-        value = total[2 * k + 1] + terms[k]
-        least = min(least, value)
-        if value > ceiling:
-            return least, True
-        k += step
-    return least, False
-
-
-@kernel(GIVEN, NODES, PLACES, GIVEN, TABLE, TABLE, TABLE, TABLE, GIVEN, int64, float64, FOUND_TABLE)
+@kernel(GIVEN, NODES, PLACES, GIVEN, TABLE, TABLE, PLACES, TABLE, TABLE, GIVEN, float64, FOUND_TABLE)
 def best_orders(
     weights: Array,
     nodes: NDArray[np.int32],
@@ -189,10 +184,10 @@ def best_orders(
     precision: Array,
     coarse: Array,
     coarse_plain: Array,
+    places: NDArray[np.int64],
     table: Array,
     plain: Array,
     terms: Array,
-    stride: int,
     slack: float,
     found: Array,
 ) -> None:
@@ -200,44 +195,43 @@ def best_orders(
     lower sum + terms.
 
     Sums as in `sums`, over orders: table [nodes, 2 orders] and plain [2, 2 orders] with the upper and the lower entry
-    of each order side by side, terms [orders]. coarse and coarse_plain are the upper entries of the orders 0, stride,
-    2 stride, ..., and the last one, and then the lower entry of order 0. The least upper sum is sought among these
-    orders and those around the best of them; the least lower sum from there to the first order on either side where it
-    exceeds the least upper one by ``slack``, or to the outermost order.
+    of each order side by side, terms [orders]. coarse and coarse_plain are the upper entries of the orders at
+    ``places``, of which the first is 0, and then the lower entry of that. The least upper sum is sought among these
+    orders, and then around the best of them until it falls no further on either side; the least lower sum from there to
+    the first order on either side where it exceeds the least upper one by ``slack``, or to the outermost order.
     """
-    orders, few = len(terms), coarse.shape[1] - 1
-    several, window = np.empty(few + 1), np.empty(2 * max(2 * stride + 1, _WINDOW))
+    orders, few = len(terms), len(places)
+    several, sums_of, at_few = np.empty(few + 1), np.empty(2 * orders), terms[places]
     for row in range(len(ends) - 1):
         at = slice(ends[row], ends[row + 1])
-        _sums(weights[at], nodes[at], precision[row], coarse, coarse_plain, 0, several)
-        best, nearest = np.inf, 0
+        own, own_nodes, own_precision = weights[at], nodes[at], precision[row]
+        _sums(own, own_nodes, own_precision, coarse, coarse_plain, 0, several)
+        best, place = np.inf, 0
         for k in range(few):
-            value = several[k] + terms[min(k * stride, orders - 1)]
+            value = several[k] + at_few[k]
             if value < best:
-                best, nearest = value, k
-        left, right = max((nearest - 1) * stride, 0), min((nearest + 1) * stride + 1, orders)
-        own = window[: 2 * (right - left)]
-        _sums(weights[at], nodes[at], precision[row], table, plain, 2 * left, own)
-        best, place = np.inf, left
-        for k in range(right - left):
-            value = own[2 * k] + terms[left + k]
-            if value < best:
-                best, place = value, left + k
-        ceiling = best + slack
-        least, above = _least_until(own, terms[left:], place - left, 1, ceiling)
-        more, below = _least_until(own, terms[left:], place - left - 1, -1, ceiling)
-        least = min(least, more)
-        while right < orders and not above:
-            start, right = right, min(right + _WINDOW, orders)
-            own = window[: 2 * (right - start)]
-            _sums(weights[at], nodes[at], precision[row], table, plain, 2 * start, own)
-            more, above = _least_until(own, terms[start:], 0, 1, ceiling)
-            least = min(least, more)
-        while left > 0 and not below:
-            stop, left = left, max(left - _WINDOW, 0)
-            own = window[: 2 * (stop - left)]
-            _sums(weights[at], nodes[at], precision[row], table, plain, 2 * left, own)
-            more, below = _least_until(own, terms[left:], stop - left - 1, -1, ceiling)
-            least = min(least, more)
+                best, place = value, places[k]
+        left = right = min(max(place - _WINDOW // 2 + 1, 0), orders - _WINDOW)
+        while left == right or (place == left and left > 0) or (place == right - 1 and right < orders):
+            falls_to_left = place == left and left < right
+            start = max(left - _WINDOW, 0) if falls_to_left else right
+            stop = left if falls_to_left else min(right + _WINDOW, orders)
+            _sums(own, own_nodes, own_precision, table, plain, 2 * start, sums_of[2 * start : 2 * stop])
+            left, right = min(left, start), max(right, stop)
+            for k in range(start, stop):
+                value = sums_of[2 * k] + terms[k]
+                if value < best:
+                    best, place = value, k
+        least = np.inf
+        for step in (1, -1):
+            k, above = place if step > 0 else place - 1, False
+            while 0 <= k < orders and not above:
+                if k < left or k >= right:
+                    start, stop = (k, min(k + _WINDOW, orders)) if step > 0 else (max(k + 1 - _WINDOW, 0), k + 1)
+                    _sums(own, own_nodes, own_precision, table, plain, 2 * start, sums_of[2 * start : 2 * stop])
+                    left, right = min(left, start), max(right, stop)
+                value = sums_of[2 * k + 1] + terms[k]
+                least, above = min(least, value), value > best + slack
+                k += step
         found[0, row], found[1, row], found[2, row], found[3, row] = best, place, several[0], several[few]
         found[4, row] = least

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -232,26 +232,30 @@ class _Group:
 
         A row with two contours has the tighter of their bounds.
         """
-        known = bounds[:, self.bucket.rows]
-        tightest = np.array([np.full(known.shape[1], np.inf), np.zeros(known.shape[1])])
-        for rows, contour, v in self.contours():
-            own = self.bucket.rows[rows]
-            bounds[:, own] = known[:, rows]
-            self._raise(bounds, rows, contour, v)
-            tightest[0, rows] = np.minimum(tightest[0, rows], bounds[0, own])
-            tightest[1, rows] = np.maximum(tightest[1, rows], bounds[1, own])
-        bounds[:, self.bucket.rows] = tightest
-
-    def contours(self) -> Iterator[tuple[NDArray[np.intp], Contour, float]]:
-        """Rows that need the same number of points, their contour and its damping; some rows have two contours."""
         sizes = (*_SIZES, _LONGEST)
         enough = self._reach(sizes)
         first = np.where(enough[:, :-1].any(axis=1), enough.argmax(axis=1), len(_SIZES))
         for number in np.unique(first).tolist():
-            rows, contour = np.flatnonzero(first == number), self._contour(sizes[min(number, len(_SIZES) - 1)])
-            yield rows, contour, 0.0 if number < len(_SIZES) else damping(contour)
-            if number == len(_SIZES) and enough[rows, -1].any():
-                yield rows[enough[rows, -1]], self._contour(_LONGEST), 0.0
+            rows = np.flatnonzero(first == number)
+            if number < len(_SIZES):
+                self._raise(bounds, rows, self._contour(sizes[number]), 0.0)
+            else:
+                self._raise_damped(bounds, rows, enough[rows, -1])
+
+    def _raise_damped(self, bounds: Array, rows: NDArray[np.intp], enough: NDArray[np.bool_]) -> None:
+        """Raise ``bounds`` of rows for which `_SIZES` are too short; ``enough`` [rows]: whether `_LONGEST` is not.
+
+        exp(K) is damped. Rows with two contours have the tighter of their bounds.
+        """
+        own, longest = self.bucket.rows[rows], self._contour(_SIZES[-1])
+        known = bounds[:, own]
+        self._raise(bounds, rows, longest, damping(longest))
+        if enough.any():
+            damped = bounds[:, own[enough]]
+            bounds[:, own[enough]] = known[:, enough]
+            self._raise(bounds, rows[enough], self._contour(_LONGEST), 0.0)
+            bounds[0, own[enough]] = np.minimum(damped[0], bounds[0, own[enough]])
+            bounds[1, own[enough]] = np.maximum(damped[1], bounds[1, own[enough]])
 
     def _contour(self, size: int) -> Contour:
         return Contour(self.bucket.tilt, 2.0 * np.pi / self.bucket.period, size)

@@ -27,8 +27,8 @@ _TABLE_ERROR = 4e-9
 """Relative error allowed for a table entry, above that of `accounting.renyi`; subtracted for the lower bound."""
 
 _LAST = len(ORDERS) - 1
-_STRIDE = 8
-"""Every example is evaluated at every order so far apart, and then around the best of these."""
+_COARSE = np.unique([*range(0, 128, 32), *range(128, _LAST, 12), _LAST])
+"""Places of the orders at which every example is evaluated first; above 2, where most are best, they are denser."""
 
 _FEW_PLACES = np.unique(np.searchsorted(ORDERS - 1.0, 0.02 * 1.15 ** np.arange(88.0)).clip(0, _LAST))
 FEW_ORDERS: Array = ORDERS[_FEW_PLACES]
@@ -104,17 +104,17 @@ def _best_orders(costs: StepWeights, terms: Array, slack: float) -> _Best:
     best order to the first one on either side that is proven to cost more by ``slack``.
     """
     table, plain = _stacked(costs), _plain(costs)
-    stride = 1 if _steep(costs) else _STRIDE
-    coarse = np.append(2 * np.unique([*range(0, len(ORDERS), stride), _LAST]), 1)
+    places = np.arange(len(ORDERS)) if _steep(costs) else _COARSE
+    coarse = np.append(2 * places, 1)
     found = np.empty((5, len(costs.precision)))
     best_orders(
         *_entries(costs),
         np.ascontiguousarray(table[:, coarse]),
         np.ascontiguousarray(plain[:, coarse]),
+        places,
         table,
         plain,
         terms,
-        stride,
         slack,
         found,
     )

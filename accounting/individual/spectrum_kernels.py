@@ -84,7 +84,8 @@ def _terms(
 
     sums [2 points + pieces + cuts], factors [3, points] and cuts [2, cuts] as in `certified_bounds`. moduli, cosines
     and sines [points] are overwritten. A row ends where the errors of kept and dropped terms together are least: at
-    high frequencies the terms are negligible, but the error of K may not be.
+    high frequencies the terms are negligible, but the error of K may not be. Up to x = 1, exp(x) - 1 is at most
+    x + x^2 / 2 + x^3 / 2, as the terms of its series from the third on sum to at most (e - 5/2) x^3.
     """
     points, choices = factors.shape[1], cuts.shape[1]
     pieces = len(sums) - 2 * points - choices
@@ -97,17 +98,21 @@ def _terms(
         terms[k] = factors[0, k] * x - factors[1, k] * y
         terms[points + k] = factors[0, k] * y + factors[1, k] * x
         moduli[k] *= factors[2, k]
-    least, spent, piece, best = np.inf, 0.0, 0, 0
+    spent, piece, spent_until = 0.0, 0, cosines[:choices]
     for choice in range(choices):
         while piece * length < cuts[0, choice]:
-            total = 0.0
+            total, x = 0.0, slack[piece]
             for k in range(piece * length, (piece + 1) * length):
                 total += moduli[k]
-            spent += total * np.expm1(min(slack[piece], 700.0))
+            spent += total * (x * (1.0 + 0.5 * x * (1.0 + x)) if x <= 1.0 else np.expm1(min(x, 700.0)))
             piece += 1
-        error = spent + np.exp(sums[0] - decay[choice]) * cuts[1, choice]
-        if error < least:
-            least, best = error, choice
+        spent_until[choice] = spent
+    least, best, choice, dropped = np.inf, choices - 1, choices - 1, 0.0
+    while choice >= 0 and dropped < least:  # what is dropped grows towards the first cut
+        dropped = np.exp(sums[0] - decay[choice]) * cuts[1, choice]
+        if spent_until[choice] + dropped < least:
+            least, best = spent_until[choice] + dropped, choice
+        choice -= 1
     return int(cuts[0, best]), least
 
 

@@ -10,6 +10,8 @@ less than a tenth of delta at the epsilon of removing it; its spectrum is then n
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -38,19 +40,33 @@ def within(
     """
     if tilt > _HIGHEST:
         return np.zeros(len(rows), np.bool_)
-    contours = [Contour(each, 0.0, 2) for each in tilts_from(tilt, _STEPS)]
+    contours = _contours(tilt)
     tables = [
         np.transpose([_log_moments(p.sample_rate, p.precisions.tobytes(), each, direction) for each in contours])
         for p in costs.sampled
     ]
     table = np.concatenate([np.empty((0, len(contours))), *tables])
+    plain, t, log_peaks = _plain(costs.pure, tilt)
     with np.errstate(over="ignore", invalid="ignore"):  # what is no number proves nothing
-        plain = np.array([[part[0].real for part in plain_exponent(costs.pure, each, 0.0)] for each in contours]).T
-        plain[0] += FLOAT_ERROR
-        exponents = weighted_sums(costs, table, np.ascontiguousarray(plain), rows)
-        t = np.array([each.tilt for each in contours]) - 1.0
-        log_peaks = -t * np.log1p(1.0 / t) - np.log1p(t)
-        return np.asarray((exponents + log_peaks - epsilons[:, None] * t <= np.log(delta) - _MARGIN).any(axis=1))
+        exponents = weighted_sums(costs, table, plain, rows)
+        proven = exponents - epsilons[:, None] * t <= np.log(delta) - _MARGIN - log_peaks
+    return np.asarray(functools.reduce(np.logical_or, proven.T))
+
+
+def _contours(tilt: float) -> list[Contour]:
+    """The real points at which the bound is tried."""
+    return [Contour(each, 0.0, 2) for each in tilts_from(tilt, _STEPS)]
+
+
+@functools.lru_cache(maxsize=512)
+def _plain(pure: tuple[float, ...], tilt: float) -> tuple[Array, Array, Array]:
+    """Of each of `_contours` the plain columns for `weighted_sums`, a - 1, and the log of the supremum."""
+    contours = _contours(tilt)
+    with np.errstate(over="ignore", invalid="ignore"):
+        plain = np.array([[part[0].real for part in plain_exponent(pure, each, 0.0)] for each in contours]).T
+    plain[0] += FLOAT_ERROR
+    t = np.array([each.tilt for each in contours]) - 1.0
+    return np.ascontiguousarray(plain), t, -t * np.log1p(1.0 / t) - np.log1p(t)
 
 
 @kept(16 * 2**20)

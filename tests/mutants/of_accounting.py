@@ -255,7 +255,7 @@ ACCOUNTING: Final[tuple[Mutant, ...]] = (
             True,
         ),
         B("np.tanh(0.5 * epsilon) * np.sinh(x)", "np.tanh(0.5 * epsilon) * x", "RDP of a pure release", True),
-        B("< delta**2, 0.0", "< delta, 0.0", "epsilon 0 where delta does not cover the run", True),
+        B("(-(delta**2)), 0.0", "(-delta), 0.0", "epsilon 0 where delta does not cover the run", True),
     ),
     *bugs_in(
         "accounting/gaussian.py",

@@ -183,8 +183,8 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
             True,
         ),
         B(
-            "        found[4, row] = least\n",
-            "        found[4, row] = more\n",
+            "least, above = min(least, value),",
+            "least, above = value,",
             "a lower bound is the sum at an order that costs more",
             False,
             ("tests/accounting/individual/test_rdp.py",),
@@ -193,12 +193,6 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
     *bugs_in(
         "accounting/individual/pld.py",
         INDIVIDUAL,
-        B(
-            "known = bounds[:, self.bucket.rows]",
-            "known = 0.0 * bounds[:, self.bucket.rows]",
-            "the epsilon of the last direction",
-            True,
-        ),
         B(
             "min(upper[row], alone.upper)",
             "min(upper[row], alone.lower)",
@@ -217,13 +211,21 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
         "accounting/individual/tail_bounds.py",
         ("tests/accounting/individual/test_tail_bounds.py",),
         B("<= np.log(delta) - _MARGIN", "<= np.log(delta) + 5.0", "a direction of far larger delta is left out", True),
-        B("log_peaks - epsilons", "3.0 * log_peaks - epsilons", "a bound on delta is taken to be lower", True),
+        B("- _MARGIN - log_peaks", "- _MARGIN - 3.0 * log_peaks", "a bound on delta is taken to be lower", True),
     ),
     *bugs_in(
         "accounting/individual/spectrum_kernels.py",
         INDIVIDUAL,
         B("- oy * s + error)", "- oy * s)", "errors are not added to delta", True),
         B("aliases = np.log1p(", "aliases = 0.0 * np.log1p(", "a lower bound forgets aliases"),
+        B("= max(upper, found)", "= found", "the epsilon of the last direction", True),
+        B(
+            "spent += total * (",
+            "spent += 0.5 * total * (",
+            "errors of the exponent count half",
+            True,
+            ("tests/accounting/individual/test_kernels.py",),
+        ),
         B("wanted = side * height <= 0.0", "wanted = True", "any epsilon is certified", True),
         B(
             "tilt, spacing, upper) <= 0.0:",

@@ -22,7 +22,7 @@ USED_IN = {
     spreading: ("spread", "mark", "sums"),
     rdp: ("best_orders",),
     inversion: ("reach", "certified_bounds"),
-    kernels: ("_sums", "_least_until"),
+    kernels: ("_sums",),
     spectrum_kernels: ("_terms", "_curve", "_height", "_estimate", "_search", "_aliasing"),
 }
 ROWS = np.array([[0.4, 0.9, 0.0], [1.0, 0.2, 0.7], [0.05, 1e-3, 0.0]])
@@ -135,3 +135,23 @@ def test_exponentials_and_turns_of_what_they_are_not_made_for_certify_nothing() 
     np.testing.assert_array_equal(found, [0.0, 0.0, np.inf, np.inf, np.nan])
     spectrum_kernels._turns(np.array([1.1e6, -1.1e6, np.inf, -np.inf, np.nan]), cosines, sines)
     assert np.isnan([cosines, sines]).all()
+
+
+@pytest.mark.parametrize("largest", [1e-9, 0.3, 1.0, 3.0])
+def test_the_error_of_terms_is_that_of_the_best_cut_and_hardly_above_it(largest: float) -> None:
+    """exp(K) changes by a factor of at most exp(slack), in each of eight pieces; what lies beyond a cut is dropped."""
+    rng = np.random.default_rng(0)
+    points, pieces = 32, 8
+    cuts = np.array([[12.0, 20.0, 28.0, 32.0], [1e-2, 5e-3, 3e-3, 2e-3]])
+    for _ in range(50):
+        real, slack = rng.uniform(-12.0, 0.0, points), rng.uniform(0.0, largest, pieces)
+        decay = np.cumsum(rng.uniform(0.0, 8.0, 4))
+        factors = rng.normal(size=(3, points))
+        factors[2] = np.hypot(factors[0], factors[1])
+        row = np.concatenate([real, rng.uniform(-9.0, 9.0, points), slack, decay])
+        moduli, cosines, sines, terms = (np.empty(size) for size in (points, points, points, 2 * points))
+        kept, error = spectrum_kernels._terms(row, factors, cuts, moduli, cosines, sines, terms)
+        spent = np.cumsum(factors[2] * np.exp(real) * np.repeat(np.expm1(slack), points // pieces))
+        errors = spent[cuts[0].astype(int) - 1] + np.exp(real[0] - decay) * cuts[1]
+        assert errors.min() * (1.0 - 1e-12) <= errors[cuts[0] == kept][0] * (1.0 - 1e-12) <= error
+        assert error <= errors.min() * (1.0 + 0.2 * min(largest, 1.0))
