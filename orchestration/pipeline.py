@@ -53,7 +53,7 @@ from orchestration.sweeps.search import next_candidates
 from orchestration.sweeps.selection import draw_runs, selection_stage
 from orchestration.sweeps.tune import Adapted, Winner, candidates_of, tuned_stage, tuning_stage
 from orchestration.tracking.addresses import is_server
-from orchestration.tracking.embedded import embedded_tracking_uri
+from orchestration.tracking.embedded import embedded_tracking_uri, stored_tracking_uri
 from orchestration.tracking.mlflow import MlflowTracker
 from orchestration.tracking.no_tracking import NO_TRACKING, NoTracker
 from orchestration.tracking.protocol import Tracker, TrackingUnavailable, tracked
@@ -397,4 +397,4 @@ def render_again(folder: str) -> Outcome:
     if wrong:
         raise DataCorruption("\n".join(wrong))
     write_reports(files, record)
-    return Outcome(record, files, embedded_tracking_uri(files.local_folder), 0.0)
+    return Outcome(record, files, stored_tracking_uri(files.local_folder), 0.0)

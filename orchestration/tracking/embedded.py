@@ -22,6 +22,7 @@ from mlflow import MlflowClient
 from accounting.errors import StorageError
 from accounting.records import write_bytes_atomically
 from orchestration.records.layout import DATABASE
+from orchestration.tracking.no_tracking import NO_TRACKING
 from workers.data import CACHE
 
 _SCHEME = "sqlite:///"
@@ -34,6 +35,11 @@ def embedded_tracking_uri(folder: Path | str) -> str:
     'sqlite:////data/runs/a/mlflow.db'
     """
     return f"{_SCHEME}{Path(folder).resolve() / DATABASE}"
+
+
+def stored_tracking_uri(folder: Path | str) -> str:
+    """That of the SQLite store inside ``folder``; `NO_TRACKING` if there is none, as of a sweep recorded elsewhere."""
+    return embedded_tracking_uri(folder) if (Path(folder) / DATABASE).exists() else NO_TRACKING
 
 
 def client_of(tracking_uri: str) -> MlflowClient:

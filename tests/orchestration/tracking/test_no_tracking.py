@@ -18,6 +18,8 @@ def test_it_leaves_no_store_and_is_recorded_later_by_a_run_with_mlflow(tmp_path:
     assert (done.returncode, "Open the report:" in done.stdout, "MLflow" in done.stdout) == (0, True, False)
     assert (out / "report.html").exists()
     assert not (out / DATABASE).exists()
+    shown = dpsweep("report", out)
+    assert (shown.returncode, "Open the report:" in shown.stdout, "MLflow" in shown.stdout) == (0, True, False)
     refused = dpsweep("best", out, "--register", "winner", "--tracking-uri", "none")
     assert refused.returncode == 2
     assert "give the --tracking-uri of one in place of 'none'" in refused.stderr
