@@ -134,22 +134,17 @@ def test_a_projection_runs_per_example() -> None:
     assert_agrees(model, "per example")
 
 
-class Packed(nn.Module):
-    """Reads what a recurrent layer made of packed sequences: its last states, or its outputs, padded again."""
+class Packed(Sequences):
+    """Packs its sequences, and reads the last states, or the outputs, padded again."""
 
     def __init__(self, cell: nn.RNNBase, reads_outputs: bool, *, started: bool = False) -> None:
-        super().__init__()
-        self.embed, self.cell = nn.Linear(WIDTH, WIDTH), cell
-        self.start, self.head = nn.Linear(WIDTH, HIDDEN), nn.LazyLinear(3)
-        self.reads_outputs, self.started = reads_outputs, started
+        super().__init__(cell, READS["all outputs" if reads_outputs else "last states"], started=started)
 
     def forward(self, x: Tensor) -> Tensor:
         packed = pack_padded_sequence(self.embed(x), length_of(x).cpu(), batch_first=True, enforce_sorted=False)
-        given = [Sequences.states(self, x)] if self.started else []  # type: ignore[arg-type]  # it has what that reads
-        outputs, last = self.cell(packed, *given)
+        outputs, last = self.cell(packed, *([self.states(x)] if self.started else []))
         padded, _ = pad_packed_sequence(outputs, batch_first=True, total_length=LENGTH)
-        states = torch.cat(last if isinstance(last, tuple) else (last,), 2)
-        out: Tensor = self.head((padded if self.reads_outputs else states.transpose(0, 1)).flatten(1))
+        out: Tensor = self.head(self.read(padded, torch.cat(last if isinstance(last, tuple) else (last,), 2), x))
         return out
 
 
