@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from accounting.records import exists
 from orchestration.execution.environment import EMBEDDED
 from orchestration.execution.keeping import opened_ahead
-from orchestration.execution.preloading import Places, places_for
 from orchestration.records.layout import SweepFiles, absolute, default_output
 from orchestration.sweeps.schema import SweepSpec
 from workers.imports import UserCode
@@ -24,13 +23,13 @@ def ray_ahead(sweep: SweepSpec, output: str | None, address: str, code: UserCode
     if address != EMBEDDED or exists(SweepFiles(absolute(output or default_output(sweep.name))).manifest):
         yield
         return
-    with opened_ahead(lambda: _started(code, places_for(sweep.resources))):
+    with opened_ahead(lambda: _started(code)):
         yield
 
 
 @contextlib.contextmanager
-def _started(code: UserCode, places: Places) -> Iterator[UserCode]:
+def _started(code: UserCode) -> Iterator[UserCode]:
     from orchestration.execution.cluster import connection  # late: it takes a second, which is the thread's own
 
-    with connection(EMBEDDED, code, places) as shipped:
+    with connection(EMBEDDED, code) as shipped:
         yield shipped

@@ -34,7 +34,6 @@ from accounting.records import KEY_VARIABLE, KeyCheck, read_bytes, require_key, 
 from orchestration.execution.environment import EMBEDDED, reread_environment
 from orchestration.execution.keeping import kept
 from orchestration.execution.nodes import amounts_of
-from orchestration.execution.preloading import NO_PLACES, Places, preloading
 from orchestration.execution.session import private_session
 from orchestration.sweeps.user_code import packed
 from workers.imports import NO_CODE, UserCode
@@ -62,8 +61,8 @@ def connected(address: str, log: Path, code: UserCode = NO_CODE) -> Iterator[Use
 
 
 @contextlib.contextmanager
-def connection(address: str, code: UserCode, places: Places = NO_PLACES) -> Iterator[UserCode]:
-    """`connected`, without `kept_open` and without a log. places: in an embedded cluster."""
+def connection(address: str, code: UserCode) -> Iterator[UserCode]:
+    """`connected`, without `kept_open` and without a log."""
     if ray.is_initialized():
         raise InvalidInput("this process is connected to Ray already; call ray.shutdown(), or use another process")
     with nodes_told_to_the_log(), private_session() if address == EMBEDDED else contextlib.nullcontext():
@@ -71,8 +70,7 @@ def connection(address: str, code: UserCode, places: Places = NO_PLACES) -> Iter
             with _termination_as_before(), _only_warnings():
                 reread_environment()
                 if address == EMBEDDED:
-                    with preloading(places):
-                        _start_embedded()
+                    _start_embedded()
                 else:
                     code = _join(address, code)
             yield code

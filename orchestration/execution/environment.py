@@ -27,9 +27,11 @@ _QUIET = {
 }
 """Turns off Ray's usage reports, warnings and progress output, and features of Tune that are not used here."""
 
-_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-"""Makes every Ray process listen on 127.0.0.1 only, the default outside Linux. On Linux, Ray listens on all interfaces
-otherwise, and replaces a ``_node_ip_address`` of 127.0.0.1 by the machine's own address."""
+_EMBEDDED = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_prestart_worker_first_driver": "0"}
+"""Of a Ray that is started for a sweep. The first makes all its processes listen on 127.0.0.1 only, the default outside
+Linux; on Linux, Ray listens on all interfaces otherwise, and replaces a ``_node_ip_address`` of 127.0.0.1 by the
+machine's own address. The second keeps it from starting workers before one is asked for: Tune asks for workers with
+variables of its own, so that those train no trial and end unused, after seconds of CPU."""
 
 _IMPATIENT = {"RAY_NUM_REDIS_GET_RETRIES": "3"}
 """Number of connection attempts, about a second apart, to a head that refuses us; Ray would retry for minutes."""
@@ -42,7 +44,7 @@ def prepare_environment(address: str) -> None:
     to the home folder. A running cluster is joined with the user's token if there is one; by itself, Ray uses it only
     for ``auto``.
     """
-    for name, value in {**_QUIET, **ALLOCATOR, **(_LOOPBACK if address == EMBEDDED else _IMPATIENT)}.items():
+    for name, value in {**_QUIET, **ALLOCATOR, **(_EMBEDDED if address == EMBEDDED else _IMPATIENT)}.items():
         os.environ.setdefault(name, value)
     if "RAY_AUTH_MODE" in os.environ:
         return
