@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_breast_cancer, load_digits
 
 from accounting.errors import InvalidInput
 from tests.workers.data_folders import (
@@ -167,6 +168,22 @@ class TestGoldenCounts:
         dataset = load_dataset(DataSpec("digits"))
         assert (len(dataset.train), len(dataset.test)) == (1438, 359)
         assert dataset.feature_shape == (1, 8, 8)
+
+    def test_digits_are_those_that_scikit_learn_loads(self) -> None:
+        found, expected = load_source(DataSpec("digits")).train, load_digits()
+        np.testing.assert_array_equal(found.features.flatten(1), expected.data)
+        np.testing.assert_array_equal(found.labels, expected.target)
+
+    def test_breast_cancer_is_that_of_scikit_learn(self) -> None:
+        found, expected = load_source(DataSpec("breast_cancer")).train, load_breast_cancer()
+        smallest, largest = (
+            expected.data[:, :4].min(axis=0),
+            expected.data[:, :4].max(axis=0),
+        )  # four whose ranges are exact
+        np.testing.assert_allclose(
+            found.features[:, :4], (expected.data[:, :4] - smallest) / (largest - smallest), atol=1e-6
+        )
+        np.testing.assert_array_equal(found.labels, expected.target)
 
     def test_breast_cancer(self) -> None:
         dataset = load_dataset(DataSpec("breast_cancer"))
