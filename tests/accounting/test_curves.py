@@ -190,7 +190,7 @@ class TestOfCompositions:
 
 
 class TestProperties:
-    @settings(deadline=None, max_examples=15)
+    @settings(deadline=None, max_examples=9)
     @given(
         st.floats(-3.0, 0.0),
         st.floats(0.6, 4.0),
