@@ -75,13 +75,14 @@ class TrainingData:
         return len(self._ids)
 
     def inputs(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Prepared features [b, ...] and labels [b]."""
+        """Prepared features [b, ...] and labels [b]. Whole rows are copied, where indexing would copy value by value."""
         at = rows.to(self._features.device)
-        return self._prepare(self._features[at].to(self.device)), as_targets(self._labels[at].to(self.device))
+        features, labels = self._features.index_select(0, at), self._labels.index_select(0, at)
+        return self._prepare(features.to(self.device)), as_targets(labels.to(self.device))
 
     def examples(self, rows: Tensor, norms: BatchNorms) -> Examples:
         """What a clipping method may know about the examples ``rows``."""
-        return Examples(norms.norms, self._groups[rows], rows, norms.layer_norms)
+        return Examples(norms.norms, self._groups.index_select(0, rows), rows, norms.layer_norms)
 
     def ids(self, rows: Tensor) -> Tensor:
         """Example ids [b], on the CPU."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 import functools
 import os
 import struct
+import threading
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -18,6 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from accounting.errors import DpsweepError, InvalidInput
+
+if TYPE_CHECKING:  # importing it late keeps it away from research mode
+    from cryptography.hazmat.primitives.ciphers import CipherContext
 
 KEY_BYTES: Final = 32
 NONCE_BYTES: Final = 12
@@ -127,13 +131,28 @@ def keystream(key: bytes, nonce: bytes, first: int, blocks: int, device: torch.d
 
 
 def _by_openssl(key: bytes, nonce: bytes, first: int, blocks: int, device: torch.device) -> Tensor:
+    made = bytearray(64 * blocks)
+    encryptor = _ENCRYPTORS.of(key)
+    encryptor.reset_nonce(first.to_bytes(4, "little") + nonce)
+    encryptor.update_into(bytes(len(made)), made)
+    return torch.frombuffer(made, dtype=torch.int64)
+
+
+def _encryptor(key: bytes) -> CipherContext:
     from cryptography.hazmat.primitives.ciphers import Cipher
     from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
-    made = bytearray(64 * blocks)
-    cipher = Cipher(ChaCha20(key, first.to_bytes(4, "little") + nonce), mode=None)
-    cipher.encryptor().update_into(bytes(len(made)), made)
-    return torch.frombuffer(made, dtype=torch.int64)
+    return Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
+
+
+class _Encryptors(threading.local):
+    """OpenSSL's ciphers of the keys that a thread used last. Making one takes ten times as long as a short series."""
+
+    def __init__(self) -> None:
+        self.of = functools.lru_cache(maxsize=8)(_encryptor)
+
+
+_ENCRYPTORS: Final = _Encryptors()
 
 
 def by_integer_operations(key: bytes, nonce: bytes, first: int, blocks: int, device: torch.device) -> Tensor:

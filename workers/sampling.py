@@ -128,10 +128,11 @@ class KeyedRows:
             return rows_by_gaps(self._stream, n, expected)
         threshold, rest = divmod((expected << 72) // n, 1 << 64)
         first = self._stream.octets(n)
-        ties = np.flatnonzero(first == threshold)
-        joins = first < threshold
+        rows = np.flatnonzero(first <= threshold)
+        joins = first[rows] < threshold
+        ties = np.flatnonzero(~joins)
         joins[ties] = self._stream.words(len(ties)) < rest
-        return np.flatnonzero(joins)
+        return rows[joins]
 
     def subset(self, n: int, count: int) -> Rows:
         """The rows with the ``count`` smallest random numbers; base-256 digits are drawn only while rows are tied."""
