@@ -24,8 +24,8 @@ Refreshes = float | Literal["every_step", "when_sampled", "off"]
 class Case:
     """A trial with Poisson batches, flat clipping and SGD.
 
-    rows: kept of each of ``classes``, all if None; few: the same with --quick. tracked: examples with norms of every
-    step, at most 200 with --quick.
+    rows: kept of each of ``classes``, all if None; few: the same when `shortened`. tracked: examples with norms of
+    every step.
     """
 
     name: str
@@ -41,12 +41,18 @@ class Case:
     few: int | None = None
     tracked: int = 0
 
-    def spec(self, refreshes: Refreshes, quick: bool, **changes: Any) -> TrialSpec:
+    def shortened(self) -> Case:
+        """The case for --quick: few rows, in batches of at most an eighth of them, and at most 200 tracked."""
+        rows, batch_size = self.rows, self.batch_size
+        if self.few is not None:
+            rows, batch_size = self.few, max(1, min(batch_size, self.few * len(self.classes) // 8))
+        return replace(self, rows=rows, batch_size=batch_size, tracked=min(self.tracked, 200))
+
+    def spec(self, refreshes: Refreshes, **changes: Any) -> TrialSpec:
         """The trial with norms refreshed that often, and other fields as in ``changes``."""
-        kept, tracked = (self.few, min(self.tracked, 200)) if quick else (self.rows, self.tracked)
         spec = TrialSpec(
             key=self.name,
-            data=self.data if kept is None else replace(self.data, keep=dict.fromkeys(self.classes, kept)),
+            data=self.data if self.rows is None else replace(self.data, keep=dict.fromkeys(self.classes, self.rows)),
             model=self.model,
             sampling=SamplingSpec("poisson", self.batch_size),
             clipping=Component("flat", {"bound": self.bound}),
@@ -55,6 +61,6 @@ class Case:
             delta=DELTA,
             seed=0,
             optimizer=Component("sgd", {"learning_rate": self.learning_rate}),
-            norms=NormSpec(refreshes_per_epoch=refreshes, exact_examples=tracked),
+            norms=NormSpec(refreshes_per_epoch=refreshes, exact_examples=self.tracked),
         )
         return replace(spec, **changes)

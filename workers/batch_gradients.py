@@ -75,7 +75,7 @@ class TrainingData:
         return len(self._ids)
 
     def inputs(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Prepared features [b, ...] and labels [b]. Whole rows are copied, where indexing would copy value by value."""
+        """Prepared features [b, ...] and labels [b]. Whole rows are copied; indexing copies values."""
         at = rows.to(self._features.device)
         features, labels = self._features.index_select(0, at), self._labels.index_select(0, at)
         return self._prepare(features.to(self.device)), as_targets(labels.to(self.device))

@@ -69,7 +69,7 @@ class Split:
         users = None if self.user_ids is None else self.user_ids[at]
         place, features, labels = None, self.features, self.labels
         if self.place is None:
-            features, labels = features[at], labels[at]
+            features, labels = features.index_select(0, at), labels.index_select(0, at)
         else:
             place, (features, labels) = self.place.select((features, labels), at)
         return Split(features, labels, self.groups[at], self.example_ids[at], users, place)
