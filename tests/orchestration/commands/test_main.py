@@ -37,6 +37,25 @@ def test_a_plan_is_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert "KiB" in row
 
 
+def test_trials_of_one_name_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the plan, and in the table at the end of a run; where keys say all that differs, no column repeats it."""
+    file = write(tmp_path, clipping=[{"name": "flat", "bound": [0.5, 1.0]}], noise="constant", epochs=[1, 2])
+    assert run_main(monkeypatch, "plan", file) == 0
+    planned = capsys.readouterr().out
+    run = ("run", file, "--address", "in-process", "--tracking-uri", "none", "--output", tmp_path / "out")
+    assert run_main(monkeypatch, *run) == 0
+    for table in (planned, capsys.readouterr().out):
+        rows = [line for line in table.splitlines() if line.startswith((" flat-constant", "flat-constant"))]
+        assert "differs in" in table
+        assert len(rows) == 4
+        for difference in ("flat-bound0.5, epochs 1", "flat-bound0.5, epochs 2", "flat-bound1.0, epochs 1"):
+            assert sum(difference in row for row in rows) == 1, rows
+    assert run_main(monkeypatch, "plan", write(tmp_path)) == 0
+    assert "differs in" not in capsys.readouterr().out
+
+
 def test_a_plan_is_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     file = write(tmp_path, privacy={**PRIVACY, "delta": 0.01})
     assert run_main(monkeypatch, "plan", file, "--json") == 0
