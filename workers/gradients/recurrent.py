@@ -6,7 +6,7 @@ weight: those of a linear map of the inputs, and of one of the states before eac
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, cast
@@ -170,11 +170,35 @@ def _of_weights(
     suffix: str, inputs: Tensor, before: Tensor, examples: int, of_inputs: Tensor, of_states: Tensor | None = None
 ) -> dict[str, ExampleGradients]:
     """Per-example gradients from those of the two linear maps before each position, which are equal in an LSTM."""
-    of_states = of_inputs if of_states is None else of_states
-    return {
-        **affine(inputs.detach(), examples, f"weight_ih_{suffix}", f"bias_ih_{suffix}")(of_inputs),
-        **affine(before, examples, f"weight_hh_{suffix}", f"bias_hh_{suffix}")(of_states),
-    }
+    by_inputs = affine(inputs.detach(), examples, f"weight_ih_{suffix}", f"bias_ih_{suffix}")
+    by_states = affine(before, examples, f"weight_hh_{suffix}", f"bias_hh_{suffix}")
+    grads = of_inputs.contiguous()  # by position before; products of each example are faster so
+    return {**by_inputs(grads), **by_states(grads if of_states is None else of_states.contiguous())}
+
+
+_of_sigmoid: Callable[[Tensor, Tensor], Tensor] = torch.ops.aten.sigmoid_backward
+"""(gradient of the output, output) -> gradient of the input; so has _of_tanh."""
+_of_tanh: Callable[[Tensor, Tensor], Tensor] = torch.ops.aten.tanh_backward
+
+
+def _positions(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """What tensors [t, ...] hold of each position, as views that are made at once, which takes less than one by one."""
+    return zip(*(tensor.unbind() for tensor in tensors), strict=True)
+
+
+def _shifted(first: Tensor, values: Tensor) -> Tensor:
+    """Of values [t, b, H], those one position earlier, and ``first`` [b, H] at the first."""
+    return torch.cat([first[None], values[:-1]])
+
+
+def _at_ends(values: Tensor, ends: Tensor | None, length: int) -> Tensor:
+    """[t, b, H]: ``values`` [b, H] at the end of each example, the last position if ends is None; 0 elsewhere."""
+    placed = values.new_zeros(length, *values.shape)
+    if ends is None:
+        placed[-1] = values
+    else:
+        placed[ends, torch.arange(len(ends))] = values
+    return placed
 
 
 class _Lstm(torch.autograd.Function):
@@ -190,40 +214,38 @@ class _Lstm(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         width = h.shape[1]
         activated = gates.transpose(0, 1).clone(memory_format=torch.contiguous_format)
-        states, cells = (activated.new_empty(*activated.shape[:2], width) for _ in range(2))
+        cells, squashed, states = activated.new_empty(3, *activated.shape[:2], width)
         first, transposed = c, weight.mT
-        for gate, state, cell in zip(activated, states, cells, strict=True):
+        parts = (activated, activated[:, :, : 2 * width], *activated.split(width, 2), cells, squashed, states)
+        for gate, both, i, f, g, o, cell, tanh, state in _positions(*parts):
             gate.addmm_(h, transposed)
-            gate[:, : 2 * width].sigmoid_()
-            gate[:, 2 * width : 3 * width].tanh_()
-            gate[:, 3 * width :].sigmoid_()
-            i, f, g, o = gate.split(width, 1)
+            both.sigmoid_()
+            g.tanh_()
+            o.sigmoid_()
             c = torch.mul(i, g, out=cell).addcmul_(f, c)
-            h = torch.tanh(c, out=state).mul_(o)
-        ctx.save_for_backward(activated, cells, first, weight, ends)
+            h = torch.mul(torch.tanh(c, out=tanh), o, out=state)
+        ctx.save_for_backward(activated, cells, squashed, first, weight, ends)
         return states.transpose(0, 1), c.clone() if ends is None else cells[ends, torch.arange(len(ends))]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, of_states: Tensor, of_last: Tensor) -> tuple[Tensor | None, ...]:
-        activated, cells, first, weight, ends = ctx.saved_tensors
-        i, f, g, o = activated.split(cells.shape[2], 2)
-        tanh = cells.tanh()
-        earlier = torch.cat([first[None], cells[:-1]])
-        to_gates = torch.cat([g * i * (1 - i), earlier * f * (1 - f), i * (1 - g * g)], 2)
-        to_output, to_cell = tanh * o * (1 - o), o * (1 - tanh * tanh)
-        grads = torch.empty_like(activated)
-        of_h, of_c = torch.zeros_like(first), of_last if ends is None else torch.zeros_like(of_last)
-        remaining = of_states.transpose(0, 1)
+        activated, cells, squashed, first, weight, ends = ctx.saved_tensors
         width = cells.shape[2]
-        for t in range(len(cells) - 1, -1, -1):
-            of_h = of_h + remaining[t]
-            if ends is not None:
-                of_c = torch.where((ends == t)[:, None], of_last, of_c)
-            of_c = torch.addcmul(of_c, of_h, to_cell[t])
-            torch.mul(of_c.repeat(1, 3), to_gates[t], out=grads[t][:, : 3 * width])
-            torch.mul(of_h, to_output[t], out=grads[t][:, 3 * width :])
-            of_h, of_c = grads[t] @ weight, of_c * f[t]
+        i, f, g, o = activated.split(width, 2)
+        earlier, nothing = _shifted(first, cells), torch.zeros_like(first)
+        grads = torch.cat([_of_sigmoid(g, i), _of_sigmoid(earlier, f), _of_tanh(i, g), _of_sigmoid(squashed, o)], 2)
+        by_cell, by_state = grads[:, :, : 3 * width].unflatten(2, (3, width)), grads[:, :, 3 * width :]
+        remaining, arriving = of_states.transpose(0, 1), _at_ends(of_last, ends, len(cells))
+        of_h, of_c = remaining[-1], arriving[-1]
+        parts = (grads, by_cell, by_state, f, _of_tanh(o, squashed))
+        before = _shifted(nothing, remaining), _shifted(nothing, arriving)
+        for grad, by_c, by_h, f_t, to_cell, h_before, c_before in reversed(list(_positions(*parts, *before))):
+            of_c = torch.addcmul(of_c, of_h, to_cell)
+            by_c.mul_(of_c[:, None])
+            by_h.mul_(of_h)
+            of_h = torch.addmm(h_before, grad, weight)
+            of_c = torch.addcmul(c_before, of_c, f_t)
         return grads.transpose(0, 1), of_h, of_c, None, None
 
 
@@ -237,15 +259,16 @@ class _Gru(torch.autograd.Function):
     def forward(ctx: Any, gates: Tensor, shifts: Tensor, h: Tensor, weight: Tensor) -> Tensor:
         width, first, transposed = h.shape[1], h, weight.mT
         activated = gates.transpose(0, 1).clone(memory_format=torch.contiguous_format)
-        states, inner = (activated.new_empty(*activated.shape[:2], width) for _ in range(2))
-        for t, (gate, shift) in enumerate(zip(activated, shifts.transpose(0, 1), strict=True)):
-            of_state = torch.addmm(shift, h, transposed)
-            gate[:, : 2 * width].add_(of_state[:, : 2 * width]).sigmoid_()
-            r, z, n = gate.split(width, 1)
-            inner[t] = of_state[:, 2 * width :]
-            n.addcmul_(r, inner[t]).tanh_()
-            h = torch.lerp(n, h, z, out=states[t])
-        ctx.save_for_backward(activated, states, inner, first, weight)
+        of_states = shifts.transpose(0, 1).clone(memory_format=torch.contiguous_format)
+        states = activated.new_empty(*activated.shape[:2], width)
+        both, inner = activated[:, :, : 2 * width], of_states[:, :, 2 * width :]
+        parts = (of_states, both, of_states[:, :, : 2 * width], inner, *activated.split(width, 2), states)
+        for of_state, both_t, added, u, r, z, n, state in _positions(*parts):
+            of_state.addmm_(h, transposed)
+            both_t.add_(added).sigmoid_()
+            n.addcmul_(r, u).tanh_()
+            h = torch.lerp(n, h, z, out=state)
+        ctx.save_for_backward(activated, states, inner.clone(), first, weight)
         return states.transpose(0, 1)
 
     @staticmethod
@@ -254,17 +277,17 @@ class _Gru(torch.autograd.Function):
         activated, states, inner, first, weight = ctx.saved_tensors
         width = states.shape[2]
         r, z, n = activated.split(width, 2)
-        earlier = torch.cat([first[None], states[:-1]])
-        to_n, to_z, to_r = (1 - z) * (1 - n * n), (earlier - n) * z * (1 - z), inner * r * (1 - r)
-        of_gates, of_shifts = torch.empty_like(activated), torch.empty_like(activated)
-        of_h, remaining = torch.zeros_like(first), of_states.transpose(0, 1)
-        for t in range(len(states) - 1, -1, -1):
-            of_h = of_h + remaining[t]
-            before_r, before_z, before_n = of_gates[t].split(width, 1)
-            torch.mul(of_h, to_n[t], out=before_n)
-            torch.mul(of_h, to_z[t], out=before_z)
-            torch.mul(before_n, to_r[t], out=before_r)
-            of_shifts[t].copy_(of_gates[t])
-            of_shifts[t][:, 2 * width :].mul_(r[t])
-            of_h = torch.addmm(of_h * z[t], of_shifts[t], weight)
+        to_n, to_z = _of_tanh(1 - z, n), _of_sigmoid(_shifted(first, states) - n, z)
+        of_gates = torch.cat([_of_sigmoid(to_n * inner, r), to_z, to_n], 2)
+        of_shifts = torch.cat([of_gates[:, :, : 2 * width], to_n * r], 2)
+        remaining = of_states.transpose(0, 1)
+        of_h = remaining[-1]
+        scales = of_shifts.unflatten(2, (3, width))
+        parts = (scales, of_shifts, z, _shifted(torch.zeros_like(first), remaining))
+        followed = []
+        for scale, of_shift, z_t, h_before in reversed(list(_positions(*parts))):
+            followed.append(of_h)
+            scale.mul_(of_h[:, None])
+            of_h = torch.addmm(h_before, of_shift, weight).addcmul_(of_h, z_t)
+        of_gates.unflatten(2, (3, width)).mul_(torch.stack(followed[::-1])[:, :, None])
         return of_gates.transpose(0, 1), of_shifts.transpose(0, 1), of_h, None
