@@ -23,23 +23,8 @@ from workers.imports import UserCode
 from workers.losses import Loss, build_loss
 from workers.models import build_model
 from workers.noise import start_generator
+from workers.rows_at_once import rows_at_once, widest_layer
 from workers.spec import TrialSpec
-
-_LEAST, _MOST, _NUMBERS = 512, 4096, 2**18
-"""The fewest and the most examples of a norm pass, and what examples times features, or parameters, come to between."""
-
-
-def rows_at_once(features: int, parameters: int) -> int:
-    """Examples per norm pass. A function of sizes, so that a resumed run repeats every bit.
-
-    More where examples have few features and the model few parameters: a pass then takes as long to start as to do.
-    What layers keep of an example is at most about features times parameters.
-
-    >>> rows_at_once(features=40, parameters=82), rows_at_once(features=784, parameters=500_000)
-    (3196, 512)
-    """
-    return min(max(_LEAST, _NUMBERS // max(features, parameters)), _MOST)
-
 
 Weigh = Callable[[BatchNorms], Tensor]
 """Norms of a whole batch -> weights [b] or, where clipping is by layer, [b, L]."""
@@ -139,7 +124,9 @@ class LocalGradients:
         device, execution = choose_device(spec.execution.device), spec.execution
         self.model = build_model(spec.model, dataset, spec.seed, code).to(device)
         features, parameters = math.prod(dataset.feature_shape), sum(each.numel() for each in self.model.parameters())
-        self._rows_at_once = rows_at_once(features, parameters)
+        example = dataset.prepare(dataset.train.features[:1].to(device))
+        widest = widest_layer(self.model, example) if device.type == "cpu" else 0
+        self._rows_at_once = rows_at_once(features, parameters, widest)
         self.loss = build_loss(spec.loss, code, dataset.task)
         self.data = TrainingData(dataset, device, room_for_data(device))
         self.augmentation_rng = torch.Generator()
