@@ -191,8 +191,11 @@ _IN_KEYS = ("seed", "epsilon", "sigma")
 """Axes whose values are part of the key of every trial."""
 
 
+_DIFFERENCE = "differs in"
+
+
 def _heading(differences: Sequence[Text]) -> list[str]:
-    return ["differs in"] if any(differences) else []
+    return [_DIFFERENCE] if any(differences) else []
 
 
 def _cell(metric: Metric, trial: PublishedTrial) -> Text:
@@ -202,12 +205,12 @@ def _cell(metric: Metric, trial: PublishedTrial) -> Text:
 
 
 def _table(*columns: str) -> Table:
-    """A table whose first column wraps in a narrow terminal; no value is truncated."""
+    """A table whose first column wraps in a narrow terminal, as differences do; no value is truncated."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     first, *others = columns
     table.add_column(first, overflow="fold")
     for column in others:
-        table.add_column(column, no_wrap=True)
+        table.add_column(column, no_wrap=column != _DIFFERENCE, overflow="fold")
     return table
 
 
