@@ -151,7 +151,9 @@ def test_an_evaluation_is_divided_and_has_the_bits_of_one_process(size: int, tmp
         averaging=Component("ema", {"decay": 0.5}),
     )
     assert ended(started({"trial": spec}, tmp_path, size)) == [0] * size
-    seen = {each.name: [int(line) for line in each.read_text().split()] for each in notes.iterdir()}
+    noted = {each.name: [int(line) for line in each.read_text().split()] for each in notes.iterdir()}
+    assert [sizes[0] for sizes in noted.values()] == [1] * size, "each looks at one example, for its widest layer"
+    seen = {name: sizes[1:] for name, sizes in noted.items() if len(sizes) > 1}
     first, second = 1024, 414
     assert sorted(map(sum, seen.values())) == [3 * second, 3 * first + 2 * 36], "two epochs, and the end"
     _, result, files = outcome(tmp_path / "trial")
