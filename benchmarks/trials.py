@@ -88,6 +88,7 @@ CASES: Mapping[str, Case] = {
     )
 }  # fmt: skip
 
+
 # -- one training, by each method --------------------------------------------------------------------------------------
 
 
@@ -244,9 +245,8 @@ def measure(case: Case, device: torch.device) -> dict[str, object]:
     trials = {name: case.spec(refreshes, **released) for name, refreshes in norms.items()}
     spec = trials["dpsweep"]
     examples = len(load(spec.data).train)
-    once = replace(
-        case.shortened(), epochs=1
-    )  # what is imported at first use, as by torch's optimisers, is no part of a training
+    # What is imported at first use, as by torch's optimisers, is no part of a training.
+    once = replace(case.shortened(), epochs=1)
     for loop in PEERS.values():
         loop(once, once.spec(1.0).data, device)
     dpsweep(once.spec(1.0, **released))

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final, Protocol
 
 import torch
@@ -123,10 +123,6 @@ class LocalGradients:
     def __init__(self, spec: TrialSpec, dataset: Dataset, method: ClippingMethod, code: UserCode) -> None:
         device, execution = choose_device(spec.execution.device), spec.execution
         self.model = build_model(spec.model, dataset, spec.seed, code).to(device)
-        features, parameters = math.prod(dataset.feature_shape), sum(each.numel() for each in self.model.parameters())
-        example = dataset.prepare(dataset.train.features[:1].to(device))
-        widest = widest_layer(self.model, example) if device.type == "cpu" else 0
-        self._rows_at_once = rows_at_once(features, parameters, widest)
         self.loss = build_loss(spec.loss, code, dataset.task)
         self.data = TrainingData(dataset, device, room_for_data(device))
         self.augmentation_rng = torch.Generator()
@@ -150,6 +146,14 @@ class LocalGradients:
         self._method = method
         size = len(dataset.train)
         self.setting = Setting(dataset.group_names, self.engine.layer_names, size, spec.sampling.expected_size(size))
+
+    @cached_property
+    def _rows_at_once(self) -> int:
+        """Examples of a norm pass."""
+        example, _ = self.data.inputs(torch.zeros(1, dtype=torch.int64, device=self.data.device))
+        parameters = sum(each.numel() for each in self.model.parameters())
+        widest = widest_layer(self.model, example) if example.device.type == "cpu" else 0
+        return rows_at_once(example.numel(), parameters, widest)
 
     def decision(self, state: ClippingState) -> Decision:
         """What a clipping method without a query decides in this state."""

@@ -35,7 +35,7 @@ def rows_at_once(features: int, parameters: int, widest: int = 0) -> int:
 
 
 def widest_layer(model: nn.Module, example: Tensor) -> int:
-    """The most numbers that a module gives of ``example`` [1, ...]; 0 if the model does not run on one example alone.
+    """The most numbers that a module gives of ``example`` [1, ...], as far as the model runs on one example alone.
 
     The model stays as it is: its modes, its buffers and torch's random numbers.
     """
@@ -50,8 +50,7 @@ def widest_layer(model: nn.Module, example: Tensor) -> int:
     try:
         with torch.no_grad(), RandomState.preserved(example.device), modes_kept(model), contextlib.suppress(Exception):
             functional_call(model.eval(), buffers, example)
-            return max(found)
-        return 0
     finally:
         for handle in handles:
             handle.remove()
+    return max(found)

@@ -6,6 +6,6 @@ from rich.console import Console
 
 
 def stdout() -> Console:
-    """The standard output as a rich console; 160 columns wide if it is no terminal."""
+    """The standard output as a rich console; 240 columns wide if it is no terminal, so that a trial is one line."""
     console = Console()
-    return console if console.is_terminal else Console(width=160)
+    return console if console.is_terminal else Console(width=240)

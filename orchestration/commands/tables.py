@@ -21,6 +21,7 @@ from orchestration.comparison.metrics import columns
 from orchestration.comparison.plain_text import for_terminal, masked
 from orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
 from orchestration.comparison.record import rows
+from orchestration.comparison.settings import label_phrases
 from orchestration.records.published import NON_PRIVATE, Label, PublishedTrial
 from orchestration.records.states import TrialState
 from orchestration.report.prose import together
@@ -59,22 +60,14 @@ def plan_table(plan: Plan, sweep: SweepSpec) -> Table:
     """The plan as ``dpsweep plan`` prints it, with the ranks of each trial where one has several."""
     ranks = [sweep.reserved(planned.spec).processes for planned in plan.trials]
     several = max(ranks, default=1) > 1
-    differences = [_difference(planned.key, planned.point.labels) for planned in plan.trials]
-    shown = _table(
-        "trial",
-        *_heading(differences),
-        "noise multiplier",
-        "steps",
-        "epsilon",
-        "accountant",
-        "norm shards",
-        *(["ranks"] if several else []),
-    )
+    heading, differences = _differences([(planned.key, planned.point.labels) for planned in plan.trials])
+    numbers = ("noise multiplier", "steps", "epsilon", "accountant", "norm shards")
+    shown = _table("trial", *heading, *numbers, *(["ranks"] if several else []))
     for planned, difference, of_trial in zip(plan.trials, differences, ranks, strict=True):
         worst = planned.worst_case
         shown.add_row(
             planned.spec.key,
-            *([difference] if any(differences) else []),
+            *difference,
             f"{planned.spec.noise.initial_noise_multiplier:.4f}" if planned.spec.is_private else "none",
             str(planned.trace.steps),
             number(worst.epsilon, 4) if worst.is_private else "not private",
@@ -159,8 +152,8 @@ def _outcome_table(outcome: Outcome) -> Table:
     worst = WORST_GROUP_METRICS[outcome.record.worst_group]
     metrics = columns(Place.TERMINAL, worst.name, outcome.record.data().task)
     trials = outcome.record.data().trials
-    differences = [_difference(trial.key, trial.labels) for trial in trials]
-    shown = _table("trial", *_heading(differences), *(metric.heading.lower() for metric in metrics))
+    heading, differences = _differences([(trial.key, trial.labels) for trial in trials])
+    shown = _table("trial", *heading, *(metric.heading.lower() for metric in metrics))
     for trial, difference in zip(trials, differences, strict=True):
         style = None if trial.state is TrialState.FINISHED else trial.state.style
         remarks = (
@@ -168,34 +161,29 @@ def _outcome_table(outcome: Outcome) -> Table:
             "" if trial.is_asked else "no longer asked for",
         )
         name = " ".join([trial.key, *(f"({remark})" for remark in remarks if remark)])
-        first: list[str | Text] = [name, *([difference] if any(differences) else [])]
         if trial.quality is None:
-            shown.add_row(*first, trial.state.word, style=style)
+            shown.add_row(name, *difference, trial.state.word, style=style)
         else:
-            shown.add_row(*first, *(_cell(metric, trial) for metric in metrics), style=style)
+            shown.add_row(name, *difference, *(_cell(metric, trial) for metric in metrics), style=style)
     return shown
 
 
-def _difference(key: str, labels: Mapping[str, Label]) -> Text:
-    """What distinguishes a trial within its sweep and its key does not say, such as ``mlp, flat-bound0.5``."""
+def _differences(trials: Sequence[tuple[str, Mapping[str, Label]]]) -> tuple[list[str], list[list[Text]]]:
+    """Heading and cells of what distinguishes trials, by keys and labels, of one name; empty where keys say it."""
+    cells = [Text(for_terminal(", ".join(_unsaid(key, labels)))) for key, labels in trials]
+    return ([_DIFFERENCE], [[cell] for cell in cells]) if any(cells) else ([], [[] for _ in cells])
+
+
+def _unsaid(key: str, labels: Mapping[str, Label]) -> list[str]:
+    """What the key of a trial does not say of what distinguishes it within its sweep."""
     said = {*key.split("-"), NON_PRIVATE, "none"}
-    unsaid = [
-        f"{axis} {label:g}" if isinstance(label, int | float) else label
-        for axis, label in labels.items()
-        if axis not in _IN_KEYS and label not in said
-    ]
-    return Text(for_terminal(", ".join(unsaid)))
-
-
-_IN_KEYS = ("seed", "epsilon", "sigma")
-"""Axes whose values are part of the key of every trial."""
+    varying = {axis: label for axis, label in labels.items() if axis not in _IN_KEYS and label not in said}
+    return list(label_phrases(varying).values())
 
 
 _DIFFERENCE = "differs in"
-
-
-def _heading(differences: Sequence[Text]) -> list[str]:
-    return [_DIFFERENCE] if any(differences) else []
+_IN_KEYS = ("seed", "epsilon", "sigma")
+"""Axes whose values are part of the key of every trial."""
 
 
 def _cell(metric: Metric, trial: PublishedTrial) -> Text:

@@ -150,12 +150,19 @@ def setting_name(trial: PublishedTrial) -> str:
     labels = {key: value for key, value in trial.setting.items() if value not in ("", "none", NON_PRIVATE)}
     if trial.is_baseline:
         labels.pop("schedule", None)  # a baseline has no noise
-    plain = [str(labels.pop(key)) for key in ("clipping", "schedule") if key in labels]
-    named = [
-        f"{key.replace('_', ' ')} {value:g}" if isinstance(value, float) else f"{key.replace('_', ' ')} {value}"
-        for key, value in labels.items()
-    ]
-    return " · ".join([*([NON_PRIVATE] if trial.is_baseline else []), *plain, *named]) or "trial"
+    phrases = label_phrases(labels)
+    plain = [phrases.pop(key) for key in _PLAIN if key in phrases]
+    return " · ".join([*([NON_PRIVATE] if trial.is_baseline else []), *plain, *phrases.values()]) or "trial"
+
+
+_PLAIN = ("clipping", "schedule")
+"""Labels that say what they are of."""
+
+
+def label_phrases(labels: Mapping[str, Label]) -> dict[str, str]:
+    """Each label as readers see it: "flat", "exponential", "epsilon 3", "model mlp"."""
+    values = {key: f"{value:g}" if isinstance(value, float) else str(value) for key, value in labels.items()}
+    return {key: value if key in _PLAIN else f"{key.replace('_', ' ')} {value}" for key, value in values.items()}
 
 
 def finished_settings(trials: Iterable[PublishedTrial]) -> tuple[Setting, ...]:

@@ -176,13 +176,9 @@ class TestGoldenCounts:
 
     def test_breast_cancer_is_that_of_scikit_learn(self) -> None:
         found, expected = load_source(DataSpec("breast_cancer")).train, load_breast_cancer()
-        smallest, largest = (
-            expected.data[:, :4].min(axis=0),
-            expected.data[:, :4].max(axis=0),
-        )  # four whose ranges are exact
-        np.testing.assert_allclose(
-            found.features[:, :4], (expected.data[:, :4] - smallest) / (largest - smallest), atol=1e-6
-        )
+        columns = expected.data[:, :4]  # whose printed ranges are exact
+        scaled = (columns - columns.min(axis=0)) / np.ptp(columns, axis=0)
+        np.testing.assert_allclose(found.features[:, :4], scaled, atol=1e-6)
         np.testing.assert_array_equal(found.labels, expected.target)
 
     def test_breast_cancer(self) -> None:
