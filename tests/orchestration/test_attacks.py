@@ -28,7 +28,7 @@ from workers.run_state import read_counters
 from workers.trial import run_trial
 
 CANARY = 0.7319
-"""The share of right guesses that every stored attack is made to have: it is nowhere by chance."""
+"""The share of right guesses that every stored attack is made to have."""
 SHOWN = "73.2"
 TRAINING = 0.8257
 """The accuracy that every model is made to have on its training examples."""
@@ -71,6 +71,11 @@ def words(page: str) -> str:
     return re.sub(r"<[^>]+>", " ", re.sub(r"<(script|style).*?</\1>", " ", Path(page).read_text(), flags=re.DOTALL))
 
 
+def states(content: str, number: str) -> bool:
+    """Whether a number stands there whole: released numbers are random, and may begin with its digits."""
+    return re.search(rf"(?<![\d.]){re.escape(number)}(?!\d)", content) is not None
+
+
 @pytest.mark.parametrize("release", ["none", "private"])
 def test_attacks_and_correlations_stay_private(tmp_path: Path, release: str) -> None:
     files = finished(tmp_path / "sweep", release)
@@ -92,7 +97,7 @@ def test_attacks_and_correlations_stay_private(tmp_path: Path, release: str) -> 
     assert {Path(files.report), Path(files.results)} < set(public)
     for path in public:
         content = words(str(path)) if path.suffix == ".html" else path.read_bytes().decode(errors="ignore")
-        assert not [secret for secret in (*secrets, *thresholds) if secret in content and secret != "-inf"], path
+        assert not [secret for secret in (*secrets, *thresholds) if states(content, secret) and secret != "-inf"], path
     shown = words(files.private_report)
     assert shown.count(f"{SHOWN} ± 0.4%") == 20, "two settings of ten groups"
     assert "Who can be found in the model" not in words(files.report)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
+from functools import cached_property
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -46,6 +47,11 @@ def trainer_of(spec: TrialSpec, folder: Path) -> Trainer:
     return Trainer(spec, mechanism_of(spec, len(dataset.train)), dataset, noise, TrialFiles(str(folder)))
 
 
+def is_cached(value: Any, name: str) -> bool:
+    """Whether an attribute is worked out from the others when it is first asked for."""
+    return isinstance(getattr(type(value), name, None), cached_property)
+
+
 def picture(value: Any, seen: dict[int, Any] | None = None) -> Any:
     """All that can be reached from a value, as plain values that compare bit by bit; each object but arrays once."""
     seen = {} if seen is None else seen
@@ -72,7 +78,8 @@ def picture(value: Any, seen: dict[int, Any] | None = None) -> Any:
             return [value.directory, sorted(value._committed)]
         case FunctionType():
             return [value.__qualname__, [picture(cell.cell_contents, seen) for cell in value.__closure__ or ()]]
-    return [type(value).__name__, {name: picture(each, seen) for name, each in getattr(value, "__dict__", {}).items()}]
+    kept = {name: each for name, each in getattr(value, "__dict__", {}).items() if not is_cached(value, name)}
+    return [type(value).__name__, {name: picture(each, seen) for name, each in kept.items()}]
 
 
 def differences(one: Any, other: Any, at: str = "") -> list[str]:
