@@ -6,6 +6,7 @@ import os
 import pty
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,14 @@ from tests.orchestration.sample_grids import keys_of, small
 
 LONG = small(clipping="flat", noise="constant", seeds=0, epochs=2000, privacy={"noise_multiplier": 1.0, "delta": 1e-5})
 SHORT = small(clipping="none", noise="constant", seeds=0)
+
+
+@pytest.fixture(autouse=True)
+def hangups() -> Iterator[None]:
+    """Commands are ended by a hangup also where the tests themselves run under nohup, whose children ignore it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture
