@@ -70,6 +70,7 @@ def start(*arguments: object, log: Path, **changes: str) -> Running:
 
 def _command(command: list[str], environment: dict[str, str], folder: str, out: str, err: str) -> None:
     """The command as a new interpreter runs it, in a process that was forked."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored where the tests run under nohup
     for descriptor, file in ((1, out), (2, err)):
         opened = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(opened, descriptor)

@@ -6,7 +6,6 @@ import os
 import pty
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,14 +18,6 @@ from tests.orchestration.sample_grids import keys_of, small
 
 LONG = small(clipping="flat", noise="constant", seeds=0, epochs=2000, privacy={"noise_multiplier": 1.0, "delta": 1e-5})
 SHORT = small(clipping="none", noise="constant", seeds=0)
-
-
-@pytest.fixture(autouse=True)
-def hangups() -> Iterator[None]:
-    """Commands are ended by a hangup also where the tests themselves run under nohup, whose children ignore it."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture
@@ -64,7 +55,7 @@ def test_a_hangup_that_comes_twice_ends_the_run_in_order(files: SweepFiles, tmp_
 
 def test_a_terminal_that_closes_ends_the_run_in_order(files: SweepFiles) -> None:
     ours, theirs = pty.openpty()
-    setsid_with_terminal = ["setsid", "--ctty", *COMMAND, *arguments(files)]
+    setsid_with_terminal = ["setsid", "--ctty", "env", "--default-signal=HUP", *COMMAND, *arguments(files)]
     process = subprocess.Popen(setsid_with_terminal, stdin=theirs, stdout=theirs, stderr=theirs, env=environment())
     os.close(theirs)
     wait_for_training(process, files)
