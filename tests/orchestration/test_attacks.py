@@ -27,10 +27,11 @@ from workers.membership import MembershipAttack
 from workers.run_state import read_counters
 from workers.trial import run_trial
 
-CANARY = 0.7319
-"""The share of right guesses that every stored attack is made to have."""
+EXAMPLES, CORRECT = 10_007, 7_324
+CANARY = CORRECT / EXAMPLES
+"""The share of right guesses that every stored attack is made to have: with all its digits nowhere by chance."""
 SHOWN = "73.2"
-TRAINING = 0.8257
+TRAINING = 0.8257041736
 """The accuracy that every model is made to have on its training examples."""
 
 
@@ -39,7 +40,7 @@ def with_canary(files: TrialFiles) -> None:
     scores = attacks.training_scores
     assert scores is not None
     assert len(attacks.loss_threshold) == len(scores.groups) == 10
-    planted = tuple(replace(group, examples=10_000, correct=round(10_000 * CANARY)) for group in attacks.loss_threshold)
+    planted = tuple(replace(group, examples=EXAMPLES, correct=CORRECT) for group in attacks.loss_threshold)
     ratio = MembershipAttack("0", 10_000, CANARY, CANARY - 0.01, CANARY + 0.01, CANARY)
     groups = tuple(replace(group, accuracy=TRAINING) for group in scores.groups)
     trained = replace(scores, accuracy=TRAINING, groups=groups)
@@ -71,11 +72,6 @@ def words(page: str) -> str:
     return re.sub(r"<[^>]+>", " ", re.sub(r"<(script|style).*?</\1>", " ", Path(page).read_text(), flags=re.DOTALL))
 
 
-def states(content: str, number: str) -> bool:
-    """Whether a number stands there whole: released numbers are random, and may begin with its digits."""
-    return re.search(rf"(?<![\d.]){re.escape(number)}(?!\d)", content) is not None
-
-
 @pytest.mark.parametrize("release", ["none", "private"])
 def test_attacks_and_correlations_stay_private(tmp_path: Path, release: str) -> None:
     files = finished(tmp_path / "sweep", release)
@@ -97,7 +93,7 @@ def test_attacks_and_correlations_stay_private(tmp_path: Path, release: str) -> 
     assert {Path(files.report), Path(files.results)} < set(public)
     for path in public:
         content = words(str(path)) if path.suffix == ".html" else path.read_bytes().decode(errors="ignore")
-        assert not [secret for secret in (*secrets, *thresholds) if states(content, secret) and secret != "-inf"], path
+        assert not [secret for secret in (*secrets, *thresholds) if secret in content and secret != "-inf"], path
     shown = words(files.private_report)
     assert shown.count(f"{SHOWN} ± 0.4%") == 20, "two settings of ten groups"
     assert "Who can be found in the model" not in words(files.report)

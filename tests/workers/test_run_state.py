@@ -47,9 +47,12 @@ def trainer_of(spec: TrialSpec, folder: Path) -> Trainer:
     return Trainer(spec, mechanism_of(spec, len(dataset.train)), dataset, noise, TrialFiles(str(folder)))
 
 
-def is_cached(value: Any, name: str) -> bool:
-    """Whether an attribute is worked out from the others when it is first asked for."""
-    return isinstance(getattr(type(value), name, None), cached_property)
+def work_out(value: Any) -> None:
+    """Make a value hold whatever it works out when it is first asked for: one of two may not have been asked yet."""
+    for each in type(value).__mro__:
+        for name, held in vars(each).items():
+            if isinstance(held, cached_property):
+                getattr(value, name)
 
 
 def picture(value: Any, seen: dict[int, Any] | None = None) -> Any:
@@ -78,8 +81,8 @@ def picture(value: Any, seen: dict[int, Any] | None = None) -> Any:
             return [value.directory, sorted(value._committed)]
         case FunctionType():
             return [value.__qualname__, [picture(cell.cell_contents, seen) for cell in value.__closure__ or ()]]
-    kept = {name: each for name, each in getattr(value, "__dict__", {}).items() if not is_cached(value, name)}
-    return [type(value).__name__, {name: picture(each, seen) for name, each in kept.items()}]
+    work_out(value)
+    return [type(value).__name__, {name: picture(each, seen) for name, each in getattr(value, "__dict__", {}).items()}]
 
 
 def differences(one: Any, other: Any, at: str = "") -> list[str]:
