@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import minimize_scalar
+import scipy
 from scipy.special import log_expit, ndtri_exp
 
 from accounting import pld
@@ -153,7 +153,7 @@ def epsilon_strong(trace: Trace, delta: float, group_size: int = 1) -> Bounds:
         epsilons = [_amplified_epsilon(part, spent / sum(counts)) for part in rounds]
         return strong_composition(epsilons, counts, delta - spent)
 
-    best = minimize_scalar(epsilon_at, bounds=(math.log(1e-6), math.log(1.0 - 1e-6)), method="bounded")
+    best = scipy.optimize.minimize_scalar(epsilon_at, bounds=(math.log(1e-6), math.log(1.0 - 1e-6)), method="bounded")
     return Bounds(float(best.fun) * _ROUND_UP + pure)
 
 

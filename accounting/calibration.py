@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from scipy.optimize import brentq
+import scipy
 
 from accounting.accountants import enforced_epsilon, total_rdp
 from accounting.budgets import Budget, EpsilonBudget
@@ -95,7 +95,8 @@ def _gaussian_filter(planned: Trace, epsilon: float, delta: float) -> GaussianFi
         return None
     if excess(highest) < 0.0:
         return GaussianFilter(math.exp(highest))
-    return GaussianFilter(_rounded(math.exp(brentq(excess, lowest, highest, xtol=1e-12)) * (1.0 - _MARGIN)))
+    log_square = scipy.optimize.brentq(excess, lowest, highest, xtol=1e-12)
+    return GaussianFilter(_rounded(math.exp(log_square) * (1.0 - _MARGIN)))
 
 
 def _rounded(budget: float) -> float:

@@ -10,10 +10,10 @@ import math
 
 import dp_accounting
 import numpy as np
+import scipy
 from dp_accounting.dp_event import MixtureOfGaussiansDpEvent
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
-from scipy.stats import binom, hypergeom
 
 from accounting.errors import UnsupportedMechanism
 from accounting.mechanism import GaussianRelease, Segment, Trace
@@ -66,9 +66,9 @@ def _group(segment: Segment, group_size: int) -> dp_accounting.DpEvent:
     members = np.arange(group_size + 1)
     match segment.sampling:
         case PoissonSampling(sample_rate=rate):
-            probabilities = binom.pmf(members, group_size, rate)
+            probabilities = scipy.stats.binom.pmf(members, group_size, rate)
         case FixedBatchSampling(dataset_size=size, batch_size=batch):
-            probabilities = hypergeom.pmf(members, size, group_size, batch)
+            probabilities = scipy.stats.hypergeom.pmf(members, size, group_size, batch)
         case _:
             raise UnsupportedMechanism("only Poisson and fixed batches have a mixture of Gaussians")
     kept = probabilities > _NEGLIGIBLE

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from scipy import optimize, special
+import scipy
+from scipy import special
 
 _SLACK = 1e-9  # relative error allowed for the closed form in double precision; measured below 1e-11
 _LEAST = 1e-8  # smallest mean shift evaluated; below it the two terms of the closed form cancel
@@ -62,7 +63,7 @@ def gaussian_epsilon(mean: float, delta: float) -> tuple[float, float]:
     def root(wanted: float) -> float:
         if gaussian_log_delta(shift, 0.0) <= wanted:
             return 0.0
-        found = optimize.brentq(
+        found = scipy.optimize.brentq(
             lambda e: gaussian_log_delta(shift, e) - wanted, 0.0, highest, xtol=1e-300, rtol=_ROOT / 8
         )
         return float(found)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from scipy.optimize import brentq
+import scipy
 
 from accounting.errors import keep_finite, require_finite
 
@@ -44,7 +44,7 @@ class RandomTrials:
         """The law's parameter in (0, 1], 1 for exactly one trial. The law is defined by this very number."""
         if self.mean <= 1.0 + _LEAST_EXCESS:
             return 1.0
-        return math.exp(-brentq(lambda log: _mean(log, self.shape) - self.mean, 0.0, 20.0, xtol=1e-15))
+        return math.exp(-scipy.optimize.brentq(lambda log: _mean(log, self.shape) - self.mean, 0.0, 20.0, xtol=1e-15))
 
     @property
     def largest_mean(self) -> float:

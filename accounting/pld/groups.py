@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
-from scipy import optimize
+import scipy
 
 from accounting.errors import require_finite, require_numbers
 from accounting.mechanism import Trace
@@ -109,7 +109,7 @@ def vadhan_epsilon(trace: Trace, delta: float, group_size: int) -> float:
 
     low, high = 1e-9, math.log(delta / MIN_DELTA) / max(group_size - 1, 1) + 1e-9
     if log_excess(low) > 0.0 >= log_excess(high):
-        epsilon = float(optimize.brentq(log_excess, low, high, xtol=1e-9))
+        epsilon = float(scipy.optimize.brentq(log_excess, low, high, xtol=1e-9))
         for attempt in range(_CONFIRMATIONS):
             if holds(epsilon):
                 return group_size * epsilon

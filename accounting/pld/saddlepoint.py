@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import optimize
+import scipy
 
 from accounting.pld.group_rounds import GroupRounds
 from accounting.pld.loss import MAX_ATOMS, Direction, loss_at, output_range
@@ -146,4 +146,4 @@ def _solve(increasing: Callable[[float], float]) -> float:
         return _TILTS[0]
     if not at(high) > 0.0:
         return _TILTS[1]
-    return float(np.exp(optimize.brentq(at, low, high, xtol=1e-3)))
+    return float(np.exp(scipy.optimize.brentq(at, low, high, xtol=1e-3)))

@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
+from scipy import special
 
 Array = npt.NDArray[np.float64]
 Covers = Literal["seeds and test examples", "splits, seeds and test examples", "test examples"]
@@ -76,7 +76,7 @@ def interval(runs: Runs, level: float = LEVEL, examples: int = 0) -> Interval | 
         low, high = (0.0, reach) if value == 0.0 else (1.0 - reach, 1.0)
         return Interval(value, low, high, len(runs.values), _covers(runs))
     centre = value - (float(means.mean()) - value)
-    half = float(stats.t.ppf(0.5 + level / 2.0, freedom)) * math.sqrt(variance)
+    half = _half_width(variance, freedom, level)
     return Interval(value, min(centre - half, value), max(centre + half, value), len(runs.values), _covers(runs))
 
 
@@ -90,10 +90,15 @@ def unpaired(one: Runs, other: Runs, level: float = LEVEL) -> Interval | None:
     seeds = [_of_seeds(runs, runs.resampled[:, np.isfinite(runs.resampled).all(0)]) for runs in (one, other)]
     treated, between, spent = (sum(part) for part in zip(*seeds, strict=True))
     variance = _total(float(means.var(ddof=1)), treated, between, min(len(one.values), len(other.values)) - 1)
-    half = float(stats.t.ppf(0.5 + level / 2.0, _degrees(variance, spent, len(one.values) - 1))) * math.sqrt(variance)
+    half = _half_width(variance, _degrees(variance, spent, len(one.values) - 1), level)
     centre = 2.0 * value - float(means.mean())
     count = min(len(one.values), len(other.values))
     return Interval(value, min(centre - half, value), max(centre + half, value), count, _covers(one))
+
+
+def _half_width(variance: float, degrees: float, level: float) -> float:
+    """Of an interval of this level around a mean, by Student's t distribution."""
+    return float(special.stdtrit(degrees, 0.5 + level / 2.0)) * math.sqrt(variance)
 
 
 def _covers(runs: Runs) -> Covers:

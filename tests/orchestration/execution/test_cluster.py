@@ -153,6 +153,7 @@ def test_trials_are_accounted_again_on_the_nodes(address: str, tmp_path: Path) -
     assert len(accounts) == 2
 
 
+@pytest.mark.long
 def test_a_private_selection_trains_on_the_nodes_and_leaves_the_best_alone(address: str, tmp_path: Path) -> None:
     text = small(
         data={"name": "digits", "public_fraction": 0.2},
@@ -236,6 +237,7 @@ def build(feature_shape, num_classes):
 ON_A100 = {"when": {"clipping": "flat"}, "gpus": 0.5, "labels": {"pool": "train", "ray.io/accelerator-type": "A100"}}
 
 
+@pytest.mark.long
 def test_each_setting_trains_on_what_it_asks_for(address: str, tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     notes.mkdir()

@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from orchestration.records.layout import SweepFiles
@@ -47,47 +48,62 @@ def build(feature_shape, num_classes):
     return nn.Sequential(nn.Flatten(), Noting(math.prod(feature_shape), num_classes))
 """
 """A model that notes who trains it and which placement groups there are; its second rank dies once."""
-SWEEP = small(
-    model="noting:build",
-    data={"name": "digits", "public_fraction": 0.1},
+ON_RANKS = {
+    "model": "noting:build",
+    "data": {"name": "digits", "public_fraction": 0.1},
+    "clipping": {"name": "flat", "bound": 1.0},
+    "seeds": 0,
+    "epochs": 5,
+}
+ONE = small(**ON_RANKS, noise="constant", resources={"ranks": 2})
+THREE = small(
+    **ON_RANKS,
     optimizer=[{"name": "sgd", "learning_rate": rate} for rate in (0.5, 0.001, 0.4)],
-    clipping={"name": "flat", "bound": 1.0},
     noise=["constant", "constant", {"name": "exponential", "decay": 0.1}],
     zip=["optimizer", "noise"],
-    seeds=0,
-    epochs=5,
     scheduler={"name": "asha", "grace_epochs": 2, "reduction_factor": 2},
     resources=[{"when": {"noise": "constant"}, "cpus": 2, "ranks": 2}, {"cpus": 2, "max_concurrent": 1}],
 )
 
 
+def statuses(folder: Path, sweep: str) -> list[str]:
+    """Of the trials of a sweep that ran in this folder."""
+    (folder / "notes").mkdir()
+    (folder / "noting.py").write_text(NOTES.format(notes=str(folder / "notes")))
+    (folder / "sweep.yaml").write_text(sweep)
+    done = dpsweep("run", folder / "sweep.yaml", "--output", folder / "out", "--json")
+    assert done.returncode == 0, done.stderr
+    assert (folder / "notes" / "killed").exists()
+    return [trial["status"] for trial in json.loads(done.stdout)["trials"]]
+
+
+def assert_first_is_undisturbed(folder: Path, text: str) -> None:
+    """Whether it has the model of one that lost no rank."""
+    sweep = parse_sweep(text)
+    (first, *_) = plan_sweep(sweep, permitted(sweep, folder, ())).trials
+    assert ended(started({"again": first.spec}, folder, 2)) == [0, 0]
+    files = SweepFiles(str(folder / "out")).trial(first.key)
+    model, again = (torch.load(path, weights_only=True) for path in (files.model, folder / "again/model.pt"))
+    assert all(torch.equal(model[name], again[name]) for name in model)
+
+
+def test_a_trial_that_loses_a_rank_ends_like_one_that_did_not(tmp_path: Path) -> None:
+    assert statuses(tmp_path, ONE) == ["finished"]
+    assert_first_is_undisturbed(tmp_path, ONE)
+
+
+@pytest.mark.long
 def test_a_lost_rank_and_a_stopped_trial(tmp_path: Path) -> None:
     """The first trial loses a rank and ends like one that did not; the second is stopped and leaves both CPUs to the
     third, which has one rank and finds no other placement group than its own."""
-    notes = tmp_path / "notes"
-    notes.mkdir()
-    (tmp_path / "noting.py").write_text(NOTES.format(notes=str(notes)))
-    (tmp_path / "sweep.yaml").write_text(SWEEP)
-    files = SweepFiles(str(tmp_path / "out"))
-    done = dpsweep("run", tmp_path / "sweep.yaml", "--output", files.root, "--json")
-    assert done.returncode == 0, done.stderr
-    trials = json.loads(done.stdout)["trials"]
-    assert [trial["status"] for trial in trials] == ["finished", "stopped", "finished"]
-    assert (notes / "killed").exists()
-
-    found: list[dict[str, Any]] = [json.loads(note.read_text()) for note in notes.iterdir() if note.name != "killed"]
+    assert statuses(tmp_path, THREE) == ["finished", "stopped", "finished"]
+    notes = (path for path in (tmp_path / "notes").iterdir() if path.name != "killed")
+    found: list[dict[str, Any]] = [json.loads(note.read_text()) for note in notes]
     assert Counter(note["rank"] for note in found) == {0: 3, 1: 3, None: 1}, "two trials, the first of them twice"
     for note in found:
         own = 1 if note["rank"] is None else 2
         assert [group for group in note["groups"] if group[0] != "REMOVED"] == [["CREATED", own]]
-
-    sweep = parse_sweep(SWEEP)
-    (first, *_) = plan_sweep(sweep, permitted(sweep, tmp_path, ())).trials
-    assert ended(started({"again": first.spec}, tmp_path, 2)) == [0, 0]
-    model, again = (
-        torch.load(folder, weights_only=True) for folder in (files.trial(first.key).model, tmp_path / "again/model.pt")
-    )
-    assert all(torch.equal(model[name], again[name]) for name in model)
+    assert_first_is_undisturbed(tmp_path, THREE)
 
 
 def test_ranks_need_ray(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from orchestration.records.release_modes import Disclosure
 from orchestration.report import page
 from orchestration.report.page import render
 from tests.orchestration.report.pages import Page, rendered
@@ -36,22 +35,22 @@ def opened(html: str, folder: Path, width: int = 1280) -> subprocess.CompletedPr
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
 
 
+def drawn(html: str, folder: Path, width: int = 1280) -> str:
+    """The same, of a page that drew every picture without complaint."""
+    finished = opened(html, folder, width)
+    assert f'data-drawn="{len(Page(html).plots)}"' in finished.stdout
+    assert finished.stdout.count('class="main-svg"') >= len(Page(html).plots)
+    assert not [line for line in finished.stderr.splitlines() if "CONSOLE" in line]
+    return finished.stdout
+
+
 def answers(html: str, folder: Path, width: int) -> dict[str, str]:
     """What a script in the page wrote into the data attributes of its body."""
-    body = re.search(r"<body ([^>]*)>", opened(html, folder, width).stdout)
+    body = re.search(r"<body ([^>]*)>", drawn(html, folder, width))
     assert body is not None
     data = dict(re.findall(r'data-(\w+)="([^"]*)"', body[1]))
     assert "failed" not in data
     return data
-
-
-@pytest.mark.parametrize("disclosure", ["raw", "none"])
-def test_a_browser_draws_every_picture_without_complaint(tmp_path: Path, disclosure: Disclosure) -> None:
-    html = rendered(disclosure)
-    finished = opened(html, tmp_path)
-    assert f'data-drawn="{len(Page(html).plots)}"' in finished.stdout
-    assert finished.stdout.count('class="main-svg"') >= len(Page(html).plots)
-    assert not [line for line in finished.stderr.splitlines() if "CONSOLE" in line]
 
 
 def test_a_browser_unpacks_the_data_of_a_large_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,10 +59,7 @@ def test_a_browser_unpacks_the_data_of_a_large_page(tmp_path: Path, monkeypatch:
     html = render(sample_sweep())
     assert 'type="application/json"' not in html
     assert len(html) < len(plain)
-    finished = opened(html, tmp_path)
-    assert f'data-drawn="{len(Page(html).plots)}"' in finished.stdout
-    assert finished.stdout.count('class="main-svg"') >= len(Page(html).plots)
-    assert not [line for line in finished.stderr.splitlines() if "CONSOLE" in line]
+    drawn(html, tmp_path)
 
 
 DRIVE = """
