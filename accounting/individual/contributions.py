@@ -104,13 +104,15 @@ class StepWeights:
 
     steps are the numbers of sampled steps assigned to each node, where the nodes of all sampling rates are counted one
     after the other; with each rate a row's weights sum to the number of steps. precision [rows] is the summed u of
-    unsampled Gaussians (full batches, shuffled epochs, releases); pure are the epsilons of pure releases.
+    unsampled Gaussians (full batches, shuffled epochs, releases); pure are the epsilons of pure releases. examples are
+    those of the data set, of which these rows are a part.
     """
 
     sampled: tuple[SampledNodes, ...]
     steps: SparseRows
     precision: Array
     pure: tuple[float, ...]
+    examples: int
 
     @property
     def starts(self) -> list[int]:
@@ -183,7 +185,7 @@ class RecordedContributions:
             else:
                 sampled[sampling.sample_rate] = sampled.get(sampling.sample_rate, ()) + stretches
         pure = tuple(release.epsilon for release in trace.releases if isinstance(release, PureRelease))
-        return StepWeights(*spread(sampled, values), precision, pure)
+        return StepWeights(*spread(sampled, values), precision, pure, trace.dataset_size)
 
 
 @functools.lru_cache(maxsize=16)

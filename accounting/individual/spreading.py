@@ -27,6 +27,9 @@ _FEW = 4
 _MANY = 256
 """So many rows reach most nodes: which of them they do not reach is not asked."""
 
+_SEVERAL_PARTS = 1 << 17
+"""Beyond so many examples the data set has several parts, and a process that accounts them needs tables of all nodes."""
+
 
 def spread_linearly(
     sampled: Mapping[float, tuple[Stretch, ...]], values: Array, nodes: int = NODES
@@ -89,7 +92,8 @@ def _ends(stretches: Sequence[Stretch]) -> tuple[float, float]:
 
 
 def near_reached(costs: StepWeights, stops: Sequence[int]) -> StepWeights:
-    """The same without nodes that no row reaches: of each rate those from its stop on, and more where rows are few.
+    """The same without nodes that no row reaches: of each rate those from its stop on, and more where rows are few and
+    no other part needs the tables.
 
     What tables say of a node follows from its own u, those of `_BESIDE` nodes on either side, and the largest u. All of
     these stay, so that no bit of what rows cost depends on which nodes are left out.
@@ -98,7 +102,8 @@ def near_reached(costs: StepWeights, stops: Sequence[int]) -> StepWeights:
         return costs
     reached, parts = np.zeros(costs.starts[-1], np.bool_), zip(costs.starts, stops, strict=False)
     mark(costs.steps.nodes, reached)
-    return costs.on_nodes([_near(np.flatnonzero(reached[start : start + stop]), stop) for start, stop in parts])
+    few = _FEW if costs.examples <= _SEVERAL_PARTS else np.inf
+    return costs.on_nodes([_near(np.flatnonzero(reached[start : start + stop]), stop, few) for start, stop in parts])
 
 
 def of_rows(costs: StepWeights, rows: NDArray[np.intp], stops: Sequence[int]) -> tuple[StepWeights, NDArray[np.intp]]:
@@ -106,7 +111,8 @@ def of_rows(costs: StepWeights, rows: NDArray[np.intp], stops: Sequence[int]) ->
 
     Rows are copied only where that changes the numbers of their nodes.
     """
-    own = costs.of(rows) if len(costs.sampled) > 1 or len(rows) < _MANY else costs
+    few = len(rows) < _MANY and costs.examples <= _SEVERAL_PARTS
+    own = costs.of(rows) if len(costs.sampled) > 1 or few else costs
     if own is costs:
         sampled = tuple(
             replace(p, precisions=p.precisions[:stop]) for p, stop in zip(costs.sampled, stops, strict=True)
@@ -115,7 +121,8 @@ def of_rows(costs: StepWeights, rows: NDArray[np.intp], stops: Sequence[int]) ->
     return near_reached(own, stops), np.arange(len(rows))
 
 
-def _near(reached: NDArray[np.intp], size: int) -> NDArray[np.intp]:
+def _near(reached: NDArray[np.intp], size: int, few: float) -> NDArray[np.intp]:
+    """The places near those ``reached`` where these are less than one in ``few`` of all ``size``; else all of them."""
     around = reached[:, None] + np.arange(-_BESIDE, _BESIDE + 1)
     near = np.union1d(around[(around >= 0) & (around < size)], [size - 2, size - 1])
-    return near if len(near) * _FEW <= size else np.arange(size)
+    return near if len(near) * few <= size else np.arange(size)
