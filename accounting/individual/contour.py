@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from accounting.individual.spectrum_kernels import moments
+
 Array = NDArray[np.float64]
 Complex = NDArray[np.complex128]
 
@@ -69,15 +71,15 @@ class MomentTable:
 def moment_table(sample_rate: float, precisions: Array, contour: Contour, direction: str) -> MomentTable:
     """Tabulate log A at nodes ``precisions`` [nodes], ascending, for one sampling rate and direction."""
     exponents, roots = EXPONENTS[direction](contour.points), np.sqrt(precisions)
-    moments = np.empty((len(roots), contour.size), np.complex128)
+    found = np.empty((len(roots), contour.size), np.complex128)
     powers = np.empty((3, len(roots)))
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         for at, tilted, log_ratio, members in _tilted(sample_rate, roots, float(roots.max()), exponents):
-            moments[at] = _moments(tilted, log_ratio, exponents)
+            found[at] = _moments(tilted, log_ratio, exponents)
             powers[:, at] = [(tilted * members**k).sum(axis=1) for k in (2, 3, 4)]
         suprema = _cell_suprema(sample_rate, precisions, exponents[0].real, powers)
-        errors = _linearity_errors(np.diff(precisions), exponents, np.abs(moments), suprema)
-        log_moments = np.log(np.abs(moments)) + 1j * np.unwrap(np.angle(moments), axis=1)
+        errors = _linearity_errors(np.diff(precisions), exponents, np.abs(found), suprema)
+        log_moments = np.log(np.abs(found)) + 1j * np.unwrap(np.angle(found), axis=1)
     known = np.isfinite(log_moments) & (errors < UNKNOWN)
     return MomentTable(np.where(known, log_moments, 0.0), np.where(known, errors, UNKNOWN))
 
@@ -99,13 +101,10 @@ def _tilted(
 
 def _moments(tilted: Array, log_ratio: Array, exponents: Complex) -> Complex:
     """Sums [nodes, points] over the grid of ``tilted`` [nodes, grid] times exp(i (Im z) log G), for each exponent z."""
-    rotation = np.exp(1j * (exponents[1] - exponents[0]).imag * log_ratio)
-    moments = np.empty((len(tilted), len(exponents)), np.complex128)
-    running = tilted.astype(np.complex128)
-    for k in range(len(exponents)):
-        moments[:, k] = running.sum(axis=1)
-        running *= rotation
-    return moments
+    angles = (exponents[1] - exponents[0]).imag * log_ratio
+    real, imaginary = np.empty((2, len(tilted), len(exponents)))
+    moments(tilted, np.cos(angles), np.sin(angles), real, imaginary)
+    return np.asarray(real + 1j * imaginary)
 
 
 def _integration_grid(

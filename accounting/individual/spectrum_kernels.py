@@ -31,6 +31,46 @@ _EXPONENT_BITS = 2.0**52 + 1023.0
 _ABOVE, _BELOW = 1.0, -1.0
 """Side of the epsilon where a curve is zero, on which a bound lies."""
 
+_LANES, _ADDENDS = 16, 16
+"""Partial sums of a moment, and terms that each takes before it joins the whole, so that rounding stays below 1e-14."""
+
+
+@kernel(TABLE, TABLE, TABLE, FOUND_TABLE, FOUND_TABLE)
+def moments(tilted: Array, cosines: Array, sines: Array, real: Array, imaginary: Array) -> None:
+    """Write the sums over g of tilted[n, g] (cosines[n, g] + i sines[n, g])^k for k = 0 .. points - 1.
+
+    tilted, cosines, sines [nodes, grid]; real, imaginary [nodes, points].
+    """
+    nodes, grid = tilted.shape
+    turns = -(-grid // _LANES)
+    x, y = np.zeros((turns, _LANES)), np.zeros((turns, _LANES))
+    c, s = np.zeros((turns, _LANES)), np.zeros((turns, _LANES))
+    some_x, some_y, sum_x, sum_y = np.zeros(_LANES), np.zeros(_LANES), np.zeros(_LANES), np.zeros(_LANES)
+    for node in range(nodes):
+        y[:] = 0.0
+        for g in range(grid):
+            turn, lane = g // _LANES, g % _LANES
+            x[turn, lane], c[turn, lane], s[turn, lane] = tilted[node, g], cosines[node, g], sines[node, g]
+        for k in range(real.shape[1]):
+            sum_x[:], sum_y[:], some_x[:], some_y[:] = 0.0, 0.0, 0.0, 0.0
+            for turn in range(turns):
+                own_x, own_y, own_c, own_s = x[turn], y[turn], c[turn], s[turn]
+                for lane in range(_LANES):
+                    a, b = own_x[lane], own_y[lane]
+                    some_x[lane] += a
+                    some_y[lane] += b
+                    own_x[lane] = a * own_c[lane] - b * own_s[lane]
+                    own_y[lane] = a * own_s[lane] + b * own_c[lane]
+                if turn % _ADDENDS == _ADDENDS - 1 or turn == turns - 1:
+                    for lane in range(_LANES):
+                        sum_x[lane] += some_x[lane]
+                        sum_y[lane] += some_y[lane]
+                        some_x[lane], some_y[lane] = 0.0, 0.0
+            real[node, k], imaginary[node, k] = 0.0, 0.0
+            for lane in range(_LANES):
+                real[node, k] += sum_x[lane]
+                imaginary[node, k] += sum_y[lane]
+
 
 @helper
 def _exponentials(x: Array, found: Array) -> None:

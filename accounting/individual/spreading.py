@@ -28,7 +28,7 @@ _MANY = 256
 """So many rows reach most nodes: which of them they do not reach is not asked."""
 
 _SEVERAL_PARTS = 1 << 17
-"""Beyond so many examples the data set has several parts, and a process that accounts them needs tables of all nodes."""
+"""Beyond so many examples a data set has several parts, whose rows together reach all nodes."""
 
 
 def spread_linearly(
