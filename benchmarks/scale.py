@@ -7,7 +7,8 @@ and of 1e7 at 12 (--quick: 1e5 at 10 and 1e6 at 4), 0.6 and 1.4 GB on disk, writ
 row is measured in a process of its own, on a Ray cluster of this machine whose nodes have one CPU each.
 
 - ours_cpu_s: CPU of the parts and of the driver, tables and exact quantiles included, without the start of processes.
-- read_hash_cpu_s: CPU of reading the same norm files and hashing them, in the same run; ratio is ours over it.
+- read_hash_cpu_s: CPU of reading the same norm files and hashing them, in the same run and on the same nodes, all of
+  them at once; ratio is ours over it.
 - driver_mb, worker_mb: peak memory of the driver, and of the largest worker.
 - efficiency: time in parts over nodes times the time of the whole, from the first part to the merged result.
 
@@ -124,12 +125,20 @@ def peak_megabytes() -> float:
     return peak_bytes() / 2**20
 
 
-def hashing_seconds(root: str) -> float:
-    """CPU seconds to read and hash all norm files of a trial, which the page cache holds by then."""
-    norms = TrialFiles(root).norms
+def hashing_seconds(roots: Sequence[str], nodes: int) -> float:
+    """CPU seconds to read and hash all norm files of these trials, which the page cache holds by then, on all nodes."""
+    import ray
+
+    files = [f"{norms}/{name}" for norms in (TrialFiles(root).norms for root in roots) for name in list_files(norms)]
+    task = ray.remote(num_cpus=1)(_hashed)
+    return sum(ray.get([task.remote(files[node::nodes]) for node in range(nodes)]))
+
+
+def _hashed(paths: Sequence[str]) -> float:
+    """The same of some files, in this process."""
     begun = time.process_time()
-    for name in list_files(norms):
-        hashlib.sha256(read_bytes(f"{norms}/{name}")).hexdigest()
+    for path in paths:
+        hashlib.sha256(read_bytes(path)).hexdigest()
     return time.process_time() - begun
 
 
@@ -235,8 +244,9 @@ def computed(roots: Sequence[str], size: Size, task: str, method: str, nodes: in
         for job, summary in zip(jobs, summaries, strict=True):
             CountedEpsilons(summary, StoredEpsilons(job.folder)).quantiles(QUANTILES)
         driver_cpu = time.process_time() - cpu
+        hashing = hashing_seconds(roots, nodes)
     parts, driver = noted.spent(), peak_megabytes()
-    ours, hashing = driver_cpu + sum(part.cpu for part in parts), sum(map(hashing_seconds, roots))
+    ours = driver_cpu + sum(part.cpu for part in parts)
     return Row(
         task,
         size.examples,

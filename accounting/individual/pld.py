@@ -115,10 +115,13 @@ def _ordered_epsilons(contributions: RecordedContributions, delta: float) -> tup
     trace = contributions.trace
     is_short = trace.steps <= _FEW_STEPS
     first, *denser = _DENSITIES if is_short else (1,)
-    upper, lower, loose = _on_nodes(contributions, delta, first, _NOTICEABLE)
+    costs = contributions.costs(functools.partial(spread_linearly, nodes=first * NODES))
+    renyi = renyi_costs(costs, delta)
+    upper, lower, loose = _bounds(costs, renyi, _NOTICEABLE)
     for density in denser:
         if len(loose):
-            above, below, left = _on_nodes(contributions.of(loose), delta, density, 0.0)
+            costs = contributions.of(loose).costs(functools.partial(spread_linearly, nodes=density * NODES))
+            above, below, left = _bounds(costs, renyi.of(loose), 0.0)
             upper[loose], lower[loose] = np.minimum(upper[loose], above), np.maximum(lower[loose], below)
             loose = loose[left]
     if is_short and trace.dataset_size <= _FEW_EXAMPLES and delta >= MIN_DELTA:
@@ -128,17 +131,14 @@ def _ordered_epsilons(contributions: RecordedContributions, delta: float) -> tup
     return upper, np.minimum(lower, upper)
 
 
-def _on_nodes(
-    contributions: RecordedContributions, delta: float, density: int, gap: float
-) -> tuple[Array, Array, NDArray[np.intp]]:
-    """Upper and lower epsilon [rows], on ``density`` times `NODES`, and the rows where they are too far apart.
+def _bounds(costs: StepWeights, renyi: RenyiCosts, gap: float) -> tuple[Array, Array, NDArray[np.intp]]:
+    """Upper and lower epsilon [rows] of these costs, and the rows where they are too far apart.
 
-    That is more than `LOOSE` relative to the upper one, and more than ``gap``.
+    That is more than `LOOSE` relative to the upper one, and more than ``gap``. renyi: of the same rows, on these or
+    other nodes.
     """
-    costs = contributions.costs(functools.partial(spread_linearly, nodes=density * NODES))
-    renyi = renyi_costs(costs, delta)
-    upper, lower = _interpolated_epsilons(costs, renyi, delta)
-    upper = np.minimum(upper, _of_one_gaussian(costs, delta))
+    upper, lower = _interpolated_epsilons(costs, renyi, renyi.delta)
+    upper = np.minimum(upper, _of_one_gaussian(costs, renyi.delta))
     loose = (upper - lower > np.maximum(LOOSE * upper, gap)) & (renyi.epsilons <= LARGEST_EPSILON)
     return upper, lower, np.flatnonzero(loose)
 

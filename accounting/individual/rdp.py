@@ -47,6 +47,10 @@ class RenyiCosts:
     delta: float
     costs: StepWeights
 
+    def of(self, rows: NDArray[np.intp]) -> RenyiCosts:
+        """The same of some rows."""
+        return RenyiCosts(self.epsilons[rows], self.orders[rows], self.delta, self.costs.of(rows))
+
     def rdp(self, rows: NDArray[np.intp], places: NDArray[np.intp]) -> Array:
         """RDP [rows, places] of some rows at some of `FEW_ORDERS`."""
         columns = 2 * _FEW_PLACES[places]

@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 from scipy.special import logsumexp
 
 from accounting.individual import pld
+from accounting.individual.contributions import StepWeights
 from accounting.individual.epsilons import IndividualEpsilons, individual_epsilons
+from accounting.individual.rdp import RenyiCosts
 from accounting.mechanism import Segment, Trace
 from accounting.renyi import ORDERS
 from accounting.samplings import PoissonSampling
@@ -51,16 +53,16 @@ def composed(row: Array, pessimistic: bool, sample_rate: float, sigma: float) ->
 def test_rows_of_short_runs_of_large_data_lie_where_dp_accounting_puts_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """On every density of nodes: those of rows that stay loose, too."""
     tried: list[int] = []
-    on_nodes = pld._on_nodes
+    bounds = pld._bounds
 
-    def noted(*arguments: object) -> object:
-        tried.append(arguments[2])  # type: ignore[arg-type]
-        return on_nodes(*arguments)  # type: ignore[arg-type]
+    def noted(costs: StepWeights, renyi: RenyiCosts, gap: float) -> object:
+        tried.append(len(costs.sampled[0].precisions))
+        return bounds(costs, renyi, gap)
 
-    monkeypatch.setattr(pld, "_on_nodes", noted)
+    monkeypatch.setattr(pld, "_bounds", noted)
     rows = np.random.default_rng(0).choice(LEVELS, (40, 4))
     found = account(rows, trace=short_trace(0.003, 0.7))
-    assert tried == list(pld._DENSITIES)
+    assert [pld._DENSITIES[0] * nodes // tried[0] for nodes in tried] == list(pld._DENSITIES)
     for row, upper, lower in zip(rows[:3], found.upper[:3], found.lower[:3], strict=True):
         optimistic, pessimistic = (composed(row, side, 0.003, 0.7) for side in (False, True))
         assert lower <= pessimistic
