@@ -30,7 +30,7 @@ Weigh = Callable[[BatchNorms], Tensor]
 """Norms of a whole batch -> weights [b] or, where clipping is by layer, [b, L]."""
 
 NO_ANSWER: Final = torch.zeros(0, dtype=torch.float64)
-"""Of a clipping method without a query."""
+"""The noisy answer given to a clipping method without a query."""
 
 
 @dataclass(frozen=True)

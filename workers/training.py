@@ -354,7 +354,7 @@ class Trainer:
         return test, None if public is None else evaluate(shown, public, *others)
 
     def predictions(self) -> tuple[Predictions, Predictions | None]:
-        """Of the model as it is now: on held-out test data and on the examples it is chosen by, if there are any."""
+        """Predictions of the current model on test data and, if there are any, on the examples that it is chosen by."""
         shown, held_out, dataset = self.released_model(), self._dataset.held_out, self._dataset
         others, predict = (dataset, self.local.loss), self.gradients.predict
         return predict(shown, dataset.test, *others), None if held_out is None else predict(shown, held_out, *others)

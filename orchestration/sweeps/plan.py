@@ -182,7 +182,7 @@ class _Planner:
     sweep: SweepSpec
     code: UserCode | None
     calibrations: Mapping[str, float]
-    """Of an earlier plan."""
+    """Calibrated noise multipliers of an earlier plan, by the keys of `multipliers`."""
     datasets: dict[DataSpec, tuple[DatasetDescription, Dataset, str]] = field(default_factory=dict)
     """Description of each data set, a few of its rows, and its digest."""
     tried: dict[tuple[DataSpec, Combination], DpsweepError | tuple[str, ...]] = field(default_factory=dict)
@@ -190,7 +190,7 @@ class _Planner:
     multipliers: dict[str, float] = field(default_factory=dict)
     """Calibrated noise multipliers, by digest of mechanism, epochs, target epsilon, delta and accountant."""
     costs: dict[tuple[Trace, float], tuple[PrivacyEstimate, ...]] = field(default_factory=dict)
-    """By trace and delta: `worst_cases`."""
+    """Results of `worst_cases` by trace and delta."""
 
     def checked(self, point: GridPoint, after_training: tuple[Release, ...]) -> _Checked:
         """A trial whose components can run, with the given releases after training. Raises why it is refused."""

@@ -218,7 +218,7 @@ def _read_parquet(path: Path, texts: Collection[str]) -> pa.Table:
 
 
 READERS: Mapping[str, Callable[[Path, Collection[str]], pa.Table]] = {".csv": _read_csv, ".parquet": _read_parquet}
-"""By file name extension."""
+"""Readers by file name extension."""
 
 
 def read_table(path: str, texts: Collection[str]) -> pa.Table:
