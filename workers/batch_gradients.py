@@ -35,7 +35,7 @@ NO_ANSWER: Final = torch.zeros(0, dtype=torch.float64)
 
 @dataclass(frozen=True)
 class Decision:
-    """The rule of a step, of a clipping method without a query, and the state that it was decided from."""
+    """The rule of a step and the state that it was decided from, for a clipping method without a query."""
 
     rule: ClipRule
     state: ClippingState

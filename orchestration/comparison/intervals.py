@@ -34,7 +34,7 @@ class Interval:
     covers: Covers
 
     def within(self, least: float, most: float) -> Interval:
-        """The interval without what no value can be."""
+        """The interval without impossible values."""
         low, high = max(self.low, min(least, self.value)), min(self.high, max(most, self.value))
         return Interval(self.value, low, high, self.runs, self.covers)
 

@@ -62,12 +62,12 @@ class Capacity:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a sweep will take. seconds: in all, which are those of starting, of trials and of the end, on CPUs without
-    other work; beside_others: the same where other work goes on as during the probe,
-    which goes before Ray's workers. cpu_hours, gpu_hours: CPU time
-    that is used, and GPU time that trials reserve. memory, gpu_memory: bytes of the largest trial.
-    price: of the whole capacity for all of the time; None where no price is known. trials, trials_at_once: how many.
-    kinds, steps: of trials that were tried, and how many steps of these.
+    """Time, memory and price of a sweep.
+
+    seconds: total time on CPUs without other work, the sum of starting, running and ending. beside_others: total time
+    if other work goes on as during the probe, with priority over Ray's workers. cpu_hours: CPU time used. gpu_hours:
+    GPU time reserved by trials. memory, gpu_memory: bytes of the largest trial. price: of the whole capacity for the
+    total time; None where no price is known. kinds: how many kinds of trials were tried. steps: how many steps of them.
     """
 
     seconds: float

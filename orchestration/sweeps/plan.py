@@ -345,6 +345,6 @@ def _shard_bytes(norms: NormSpec, epochs: int, steps: int, examples: int) -> int
 
 
 def _alike(sweep: SweepSpec, tuning: Plan) -> Plan:
-    """The plan, which is refused where a private selection is not proven for it."""
+    """The plan of a tuning, with a refusal where its trials are too unlike for a private selection."""
     reason = unlike(tuning.trials) if sweep.tune and sweep.tune.is_selection else None
     return replace(tuning, refusals=(*tuning.refusals, Refusal("all", reason))) if reason else tuning

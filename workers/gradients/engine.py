@@ -225,7 +225,7 @@ class GradientEngine:
         return micro_batches(x, y, size, self._multiplicity, self._last_micro_batch)
 
     def _verify(self, x: Tensor, y: Tensor) -> bool:
-        """Verify a few examples of a micro-batch; whether that is conclusive, which a batch of one never is.
+        """Verify a few examples of a micro-batch. Returns whether that is conclusive; a batch of one never is.
 
         If modules whose own parameters are read per row do not pass, they run per example, and are verified so.
         """

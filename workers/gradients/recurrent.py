@@ -28,8 +28,8 @@ Run = tuple[Tensor, tuple[Tensor, ...]]
 def lstm(
     module: nn.LSTM, record: Recorder, input: Tensor | PackedSequence, hx: tuple[Tensor, Tensor] | None = None
 ) -> Any:
-    """The output of ``module.forward`` for inputs [b, t, width], packed or not; None for a call that is not covered,
-    which one with projections is."""
+    """The output of ``module.forward`` for inputs [b, t, width], packed or not; None for calls that are not covered,
+    such as those of an LSTM with projections."""
     if module.proj_size > 0 or not _covered(input):
         return None
     sequences = _Sequences.of(input)
@@ -76,7 +76,7 @@ class _Sequences:
         return None if self.lengths is None else self.lengths.to(self.values.device) - 1
 
     def reversed(self, values: Tensor) -> Tensor:
-        """Values [b, t, n] with the order of each example's positions reversed; what lies beyond its length stays."""
+        """Values [b, t, n] with the order of each example's positions reversed; positions beyond its length stay."""
         if self.last is None:
             return values.flip(1)
         positions = torch.arange(values.shape[1], device=values.device)

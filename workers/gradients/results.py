@@ -26,7 +26,7 @@ class BatchNorms:
     losses: Tensor
 
     def of_first(self, examples: int) -> BatchNorms:
-        """Those of the first examples."""
+        """Norms and losses of the first examples."""
         if examples == self.losses.shape[0]:
             return self
         layer_norms = None if self.layer_norms is None else self.layer_norms[:examples]
