@@ -41,12 +41,12 @@ SEARCHED_NOISE_MULTIPLIERS = (1e-2, 1e6)
 """The range in which a noise multiplier is searched."""
 
 _FEW_SEGMENTS = 8
-"""Of a run that stands for one of many in the first search for a noise multiplier."""
+"""About so many segments have the approximate runs from which the search for a noise multiplier starts."""
 _TOLERANCE = 1e-6
 _ROUNDING = 1e-12
 _DIGITS = 6
 _MARGIN = 1e-8
-"""Share of a filter's budget that is kept from rounding, and the least that one can have."""
+"""Share of a filter's budget reserved for rounding errors, and the smallest budget that is searched."""
 
 
 def calibrate_filter(planned: Trace, epsilon: float, delta: float) -> IndividualFilter:

@@ -19,7 +19,7 @@ def weakest(*claims: Claim) -> Claim:
 
 
 def without_guarantee(claim: Claim) -> Claim:
-    """``claim``, or output-specific in place of guarantee: what is read off a run is never more."""
+    """``claim``, with output-specific in place of guarantee: what is read off a run guarantees nothing in advance."""
     return weakest(claim, "output_specific")
 
 

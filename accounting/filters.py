@@ -34,7 +34,7 @@ Array = NDArray[np.float64]
 _ROUND_UP: Final = 1.0 + 1e-9
 """Sums and closed forms are inflated by this, far above their rounding error."""
 _RATIO: Final = 1.0 + 1.0 / 512.0
-"""Of neighbouring nodes, in contribution over noise multiplier."""
+"""Ratio of neighbouring nodes, in contribution over noise multiplier."""
 _LOWEST: Final = -3600
 """The exponent of the lowest node, at about 1/1000; below it a step costs as a chord from 0."""
 _TABLE: Final = 256

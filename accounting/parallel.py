@@ -177,7 +177,7 @@ class _Lost:
     memory: bool
 
     def failure(self, part: _Part) -> AccountingFailed:
-        """What is raised after the last attempt."""
+        """The error that is raised after the last attempt."""
         step = "give accounting nodes with more memory" if self.memory else "see whether its nodes are well"
         return AccountingFailed(
             f"{part.job.root}: part {part.files.part} was lost {part.attempts} times, at last by {self.reason}; "

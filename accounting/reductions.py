@@ -21,7 +21,7 @@ _SHARE_OF_LEVEL = 0.03
 _TAILS = (0.3, 3e-2, 3e-3, 3e-4, 3e-5, 3e-6)
 """Probabilities with which more batches may be cut than count as cut, trace by trace; in the first none counts."""
 _LARGEST_SHARE = 0.5
-"""The same where no batch may be accounted for as cut, because it is unknown which ones are."""
+"""Largest share of delta spent where no batch may be accounted for as cut, because it is unknown which ones are."""
 _ROUND_UP = 1.0 + 1e-9
 _ROUND_DOWN = 1.0 - 1e-12
 

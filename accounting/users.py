@@ -16,7 +16,7 @@ from accounting.records import Epsilons, NormShards, StoredUsers, read_contribut
 
 
 def epsilons_of_users(shards: NormShards, users: StoredUsers, trace: Trace, delta: float, share: int) -> Epsilons:
-    """Of the users whose id leaves the remainder ``share`` when divided by the number of parts: no others.
+    """Epsilons of the users whose id leaves the remainder ``share`` when divided by the number of parts.
 
     shards, users: of the trial. The result has the ids of users in place of those of examples, ascending, and no
     losses. Every part is read, and only the rows of these users are kept.

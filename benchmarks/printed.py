@@ -1,4 +1,4 @@
-"""What the papers print of trained models, and which number of which stored sweep answers it."""
+"""Numbers that the papers print of trained models, and which number of which setting answers each."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _by_group(setting: str, of: str, number: str, printed: Mapping[str, str], fo
         yield Item(f"{of}, {group or 'all'}", setting, name, value, form)
 
 
-def _paper_d(
+def paper_d(
     title: str, accuracies: Mapping[str, str], changes: Mapping[tuple[str, str], Mapping[str, str]], *more: Item
 ) -> Experiment:
     """Paper D, Table 1: accuracy without privacy by group, and changes by (setting, name in the paper)."""
@@ -45,7 +45,7 @@ def _paper_d(
     return Experiment(title, (*items, *more))
 
 
-def _losses(setting: str, of: str, printed: Mapping[str, tuple[str, str]]) -> Iterator[Item]:
+def losses(setting: str, of: str, printed: Mapping[str, tuple[str, str]]) -> Iterator[Item]:
     """Paper D, Table 2: by group the average loss, and the average gradient norm in both readings."""
     for group, (loss, norm) in printed.items():
         yield Item(f"Table 2: {of}, loss, {group}", setting, f"by_group.{group}.loss", loss, "plain")
@@ -56,8 +56,8 @@ def _losses(setting: str, of: str, printed: Mapping[str, tuple[str, str]]) -> It
             )
 
 
-def _adult(title: str) -> Experiment:
-    return _paper_d(
+def adult(title: str) -> Experiment:
+    return paper_d(
         title,
         {"": ".8099", "Male": ".7610", "Female": ".9117"},
         {
@@ -65,13 +65,13 @@ def _adult(title: str) -> Experiment:
             ("naive · constant", "Naive"): {"": "-.0593", "Male": "-.0742", "Female": "-.0281"},
             ("dpsgd_f · constant", "DPSGD-F"): {"": "-.0254", "Male": "-.0298", "Female": "-.0161"},
         },
-        *_losses("non-private", "SGD", {"Male": ("0.48", "0.08"), "Female": ("0.27", "0.11")}),
-        *_losses("flat · constant", "DPSGD", {"Male": ("0.68", "0.41"), "Female": ("0.31", "0.12")}),
-        *_losses("dpsgd_f · constant", "DPSGD-F", {"Male": ("0.50", "0.12"), "Female": ("0.27", "0.08")}),
+        *losses("non-private", "SGD", {"Male": ("0.48", "0.08"), "Female": ("0.27", "0.11")}),
+        *losses("flat · constant", "DPSGD", {"Male": ("0.68", "0.41"), "Female": ("0.31", "0.12")}),
+        *losses("dpsgd_f · constant", "DPSGD-F", {"Male": ("0.50", "0.12"), "Female": ("0.27", "0.08")}),
     )
 
 
-def _table_ii(setting: str, of: str, epochs: str, training: str, testing: str) -> tuple[Item, ...]:
+def table_ii(setting: str, of: str, epochs: str, training: str, testing: str) -> tuple[Item, ...]:
     """Paper C, Table II, of one schedule."""
     return (
         Item(f"{of}, epochs", setting, "epochs", epochs, "plain"),
@@ -80,7 +80,7 @@ def _table_ii(setting: str, of: str, epochs: str, training: str, testing: str) -
     )
 
 
-def _cancer(title: str, schedule: str, epochs: str) -> Experiment:
+def cancer(title: str, schedule: str, epochs: str) -> Experiment:
     setting = f"flat · {schedule}"
     items = (
         Item(f"{schedule}, epochs", setting, "epochs", epochs, "plain"),
@@ -95,21 +95,21 @@ _PRINTED_SGD: Final = dict(zip(_GROUPS_OF_MNIST, (".9855", ".9903", ".9292"), st
 _PRINTED_F: Final = dict(zip(_GROUPS_OF_MNIST, ("-.0293", "-.0281", "-.0432"), strict=True))
 
 
-def _mnist(title: str) -> Experiment:
-    return _paper_d(
+def mnist(title: str) -> Experiment:
+    return paper_d(
         title,
         _PRINTED_SGD,
         {
             ("flat · constant", "DPSGD"): dict(zip(_GROUPS_OF_MNIST, ("-.1081", "-.0707", "-.6807"), strict=True)),
             ("dpsgd_f · constant", "DPSGD-F"): _PRINTED_F,
         },
-        *_losses("non-private", "SGD", {"2": ("0.04", "0.68"), "8": ("0.04", "4.76")}),
-        *_losses("flat · constant", "DPSGD", {"2": ("0.41", "13.53"), "8": ("2.16", "100.46")}),
-        *_losses("dpsgd_f · constant", "DPSGD-F", {"2": ("0.20", "1.45"), "8": ("0.42", "2.53")}),
+        *losses("non-private", "SGD", {"2": ("0.04", "0.68"), "8": ("0.04", "4.76")}),
+        *losses("flat · constant", "DPSGD", {"2": ("0.41", "13.53"), "8": ("2.16", "100.46")}),
+        *losses("dpsgd_f · constant", "DPSGD-F", {"2": ("0.20", "1.45"), "8": ("0.42", "2.53")}),
     )
 
 
-def _search() -> Iterator[Item]:
+def search() -> Iterator[Item]:
     """DPSGD and DPSGD-F with all that was tried of bound, noise of the counts and memory of the counts."""
     for bound, printed in (("1.0", ("-.1081", "-.6807")), ("2.0", ("-.0587", "-.3286")), ("5.0", ("-.0240", "-.1099"))):
         yield from _by_group(
@@ -131,7 +131,7 @@ def _search() -> Iterator[Item]:
                 )
 
 
-def _bounds() -> Iterator[Item]:
+def bounds() -> Iterator[Item]:
     """Paper D, Table 3: DPSGD at each clipping bound, in all and for classes 2 and 8."""
     yield from _by_group("non-private", "SGD", "accuracy", _PRINTED_SGD, "share")
     for bound, printed in (
@@ -145,7 +145,7 @@ def _bounds() -> Iterator[Item]:
         yield from _by_group(f"flat-bound{bound} · constant", f"C = {bound[0]}", "accuracy_change", changes, "change")
 
 
-def _noises() -> Iterator[Item]:
+def noises() -> Iterator[Item]:
     """Paper D, Figure 3(b): DPSGD and DPSGD-F at each noise multiplier, for classes 2 and 8."""
     for method, of in (("flat", "DPSGD"), ("dpsgd_f", "DPSGD-F")):
         for sigma in ("0.8", "1.6", "3.2", "6.4"):
@@ -154,7 +154,7 @@ def _noises() -> Iterator[Item]:
             yield from _by_group(setting, name, "accuracy_change", dict.fromkeys(("2", "8"), ""), "change")
 
 
-def _individual() -> Iterator[Item]:
+def individual() -> Iterator[Item]:
     """Paper A, Figures 1 and 4 to 8, and the same by privacy loss distributions."""
     rows: tuple[tuple[str, str, str, Form], ...] = (
         ("Figure 1: share of examples within 1 % of the worst case", "share_at_worst_case", "about .03", "share"),
@@ -173,7 +173,7 @@ def _individual() -> Iterator[Item]:
     return (Item(of, "flat · constant", number, printed, form) for of, number, printed, form in rows)
 
 
-def _released() -> Iterator[Item]:
+def released() -> Iterator[Item]:
     """Paper A, Table 2: epsilon_i over all examples, and how well they are released."""
     for of, number, printed in (
         ("mean epsilon_i", "mean_example_epsilon", "0.686"),
@@ -187,7 +187,7 @@ def _released() -> Iterator[Item]:
     yield Item("Table 2: relative error of what is released", "flat · constant", "release_error", ".0113")
 
 
-def _of_clipping(flat: str, individual: str) -> tuple[Item, ...]:
+def of_clipping(flat: str, individual: str) -> tuple[Item, ...]:
     """Paper A, Table 3 and Figures 7 and 8: individual clipping."""
     return (
         Item(
@@ -209,7 +209,7 @@ def _of_clipping(flat: str, individual: str) -> tuple[Item, ...]:
     )
 
 
-def _attacked() -> tuple[Item, ...]:
+def attacked() -> tuple[Item, ...]:
     """Paper A, Appendix D."""
     return (
         Item("Appendix D: membership inference", "flat · constant", "membership", "about .5"),
@@ -217,7 +217,7 @@ def _attacked() -> tuple[Item, ...]:
     )
 
 
-def _thresholds() -> Iterator[Item]:
+def thresholds() -> Iterator[Item]:
     """Paper A, Appendix C; the paper's numbers are those of CIFAR-10."""
     shares = {"0.1": "about .70 (CIFAR-10)", "1.5": "about .02 (CIFAR-10)"}
     for multiple in ("0.1", "0.3", "0.5", "1.0", "1.5"):
@@ -229,7 +229,7 @@ def _thresholds() -> Iterator[Item]:
         yield Item(f"{of}: r of epsilon_i and log loss", setting, "loss_correlation", "", "plain")
 
 
-def _runs(settings: Mapping[str, tuple[str, str]]) -> tuple[Item, ...]:
+def runs(settings: Mapping[str, tuple[str, str]]) -> tuple[Item, ...]:
     """Epochs and accuracies of each setting of paper C, by what it is, with its name and the printed test accuracy."""
     return tuple(
         item
@@ -242,7 +242,7 @@ def _runs(settings: Mapping[str, tuple[str, str]]) -> tuple[Item, ...]:
     )
 
 
-def _same_epochs() -> Iterator[Item]:
+def same_epochs() -> Iterator[Item]:
     """Paper C, Table II, the last two rows: for as many epochs as each schedule lasts, without privacy and uniform."""
     for schedule, epochs, sigma, plain, uniform in (
         ("Time", 38, "4.93154", (".959", ".957"), (".922", ".925")),
@@ -259,27 +259,27 @@ def _same_epochs() -> Iterator[Item]:
                 yield Item(f"{epochs} epochs as {schedule}, {of}: {what} accuracy", setting, number, value)
 
 
-_LINEAR: Final = {
+LINEAR: Final = {
     f"end {end:g}": (f"per_layer · exponential · learning rate schedule linear-end{10 * end:g}", "")
     for end in (0.01, 0.03, 0.05, 0.07)
 }
-_DECAYS: Final = {
+DECAYS: Final = {
     f"decay {decay}": (f"per_layer · exponential-decay{decay}", "") for decay in ("0.005", "0.02", "0.05", "0.2", "0.5")
 }
-_FACTORS: Final = {
+FACTORS: Final = {
     f"factor {factor}": (f"per_layer · validation-factor{factor}", "") for factor in ("0.3", "0.5", "0.7", "0.9")
 }
-_UNITS: Final = {
+UNITS: Final = {
     f"{units} units": (f"per_layer · exponential · model pca_mlp-hidden{units}", "") for units in (200, 400, 800, 1600)
 }
-_INITIAL: Final = {
+INITIAL: Final = {
     f"initial noise {sigma}": (f"per_layer · exponential-decay{decay} · sigma {sigma}", "")
     for sigma, decay in ((7, "0.0037"), (10, "0.0138"), (14, "0.0222"), (20, "0.0303"))
 }
-_INITIAL_AT_ONE_DECAY: Final = {
+INITIAL_AT_ONE_DECAY: Final = {
     f"initial noise {sigma}": (f"per_layer · exponential · sigma {sigma}", "") for sigma in (7, 10, 14, 20)
 }
-_LASTING: Final = {
+LASTING: Final = {
     f"{name}, {epochs} epochs": (f"per_layer · {name}-{key}{value}", "")
     for name, key, values in (
         ("time", "decay", ("0.076", "0.019", "0.0048")),
@@ -289,113 +289,10 @@ _LASTING: Final = {
     )
     for epochs, value in zip((30, 60, 100), values, strict=True)
 }
-_LAYERS: Final = {
+LAYERS: Final = {
     f"{layers} hidden": (
         f"per_layer-bound{bound} · exponential · model mlp-hidden[{', '.join(['1000'] * layers)}]",
         printed,
     )
     for layers, bound, printed in ((1, "5.656854", ".931"), (2, "6.928203", ".921"), (3, "8", ".898"))
 }
-
-EXPERIMENTS: Final[Mapping[str, Experiment]] = {
-    "a-mnist": Experiment(
-        "Paper A on MNIST: Figures 1 and 4 to 8, Tables 2 and 3, Appendix D",
-        (
-            *_individual(),
-            *_released(),
-            *_of_clipping(".9726", ".9717"),
-            *_attacked(),
-        ),
-    ),
-    "a-mnist-cnn": Experiment(
-        "Paper A on MNIST with a convolutional network: Figures 1 and 4 to 8, Table 3",
-        (*_individual(), *_of_clipping(".9726", ".9717")),
-    ),
-    "a-thresholds": Experiment("Paper A, Appendix C: bounds, as multiples of the median norm", tuple(_thresholds())),
-    "a-cifar": Experiment("Paper A on CIFAR-10: Figures 1, 2, 4, 5 and 12, Table 3"),
-    "a-cifar-small": Experiment(
-        "Paper A on CIFAR-10, Figure 14: the two-layer network of Papernot et al., 30 epochs",
-        (
-            Item("mean epsilon_i", "flat · constant", "mean_example_epsilon", "", "plain"),
-            Item("mean epsilon_i of cats", "flat · constant", "epsilon_of.cat", "7.7", "plain"),
-            Item("share of examples within 1 % of the worst case", "flat · constant", "share_at_worst_case"),
-            Item("r of estimates at 1 refresh per epoch", "flat · constant", "refreshes_1.correlation", "", "plain"),
-            Item("test accuracy", "flat · constant", "accuracy"),
-        ),
-    ),
-    "c-table2": Experiment(
-        "Paper C, Table II on MNIST, schedules",
-        (
-            *_table_ii("per_layer · time", "Time", "38", ".934", ".931"),
-            *_table_ii("per_layer · step", "Step", "31", ".928", ".929"),
-            *_table_ii("per_layer · exponential", "Exponential", "71", ".934", ".929"),
-            *_table_ii("per_layer · polynomial", "Polynomial", "44", ".930", ".932"),
-        ),
-    ),
-    "c-table2-uniform": Experiment(
-        "Paper C, Table II on MNIST, uniform", _table_ii("per_layer · constant", "Uniform", "100", ".918", ".919")
-    ),
-    "c-table2-same-epochs": Experiment(
-        "Paper C, Table II on MNIST, without privacy and uniform for as many epochs", tuple(_same_epochs())
-    ),
-    "c-table2-validation": Experiment(
-        "Paper C, Table II on MNIST, validation",
-        _table_ii("per_layer · validation", "Validation", "64", ".930", ".930"),
-    ),
-    "c-table2-layers": Experiment(
-        "Paper C, Table II on MNIST, with noise 4 sigma on every layer and twice the rho",
-        (
-            Item("Uniform, test accuracy", "per_layer · constant · sigma 5.65685", "accuracy", ".919"),
-            Item("Time, test accuracy", "per_layer · time · sigma 7.07107", "accuracy", ".931"),
-        ),
-    ),
-    "c-cancer": _cancer("Paper C, Figure 14 (Cancer), uniform", "constant", "500"),
-    "c-cancer-exponential": _cancer("Paper C, Figure 14 (Cancer), exponential", "exponential", ""),
-    "c-cancer-validation": _cancer("Paper C, Figure 14 (Cancer), validation", "validation", ""),
-    "d-adult": _adult("Paper D, Tables 1 and 2, Adult by sex, 80 % of the rows train"),
-    "d-adult-uci": _adult("The same on UCI's own split"),
-    "d-dutch": _paper_d(
-        "Paper D, Tables 1 and 2, Dutch by sex",
-        {"": ".7879", "male": ".8013", "female": ".7744"},
-        {
-            ("flat · constant", "DPSGD"): {"": "-.1001", "male": "-.1534", "female": "-.0466"},
-            ("naive · constant", "Naive"): {"": "-.1004", "male": "-.1549", "female": "-.0458"},
-            ("dpsgd_f · constant", "DPSGD-F"): {"": "-.0130", "male": "-.0160", "female": "-.0099"},
-        },
-        *_losses("non-private", "SGD", {"male": ("0.52", "0.19"), "female": ("0.53", "0.19")}),
-        *_losses("flat · constant", "DPSGD", {"male": ("0.59", "0.26"), "female": ("0.53", "0.12")}),
-        *_losses("dpsgd_f · constant", "DPSGD-F", {"male": ("0.51", "0.19"), "female": ("0.52", "0.18")}),
-    ),
-    "d-mnist": _mnist("Paper D, Tables 1 and 2 on MNIST with 500 of class 8"),
-    "d-mnist-short": _mnist("The same with 20 epochs at three times the learning rate"),
-    "d-table3": Experiment("Paper D, Table 3 on MNIST with 500 of class 8: clipping bounds of DPSGD", tuple(_bounds())),
-    "d-figure3": Experiment("Paper D, Figure 3(b) on MNIST with 500 of class 8: noise", tuple(_noises())),
-    "d-mnist-search": Experiment("What brings DPSGD-F to its printed change of accuracy on MNIST?", tuple(_search())),
-    "c-figure6": Experiment("Paper C, Figure 6 with Table III: training times", _runs(_LASTING)),
-    "c-figure7": Experiment("Paper C, Figure 7: decay rates", _runs(_DECAYS)),
-    "c-figure8": Experiment("Paper C, Figure 8: factors of the validation schedule", _runs(_FACTORS)),
-    "c-figure9": Experiment("Paper C, Figure 9: learning rates", _runs(_LINEAR)),
-    "c-figure10": Experiment("Paper C, Figure 10: hidden units", _runs(_UNITS)),
-    "c-figure11": Experiment("Paper C, Figure 11(a): initial noise, 60 epochs", _runs(_INITIAL)),
-    "c-figure11-decay": Experiment("Paper C, Figure 11(b): initial noise, decay 0.015", _runs(_INITIAL_AT_ONE_DECAY)),
-    "c-table4": Experiment("Paper C, Table IV: hidden layers", _runs(_LAYERS)),
-    "scattering-mnist": Experiment(
-        "Tramèr and Boneh (2021), Table 1: scattering features and a linear model on MNIST at ε = 3",
-        (Item("test accuracy", "flat · constant", "accuracy", ".987"),),
-    ),
-    "scattering-fashion": Experiment(
-        "Tramèr and Boneh (2021), Table 1: scattering features and a linear model on Fashion-MNIST at ε = 3",
-        (Item("test accuracy", "flat · constant", "accuracy", ".897"),),
-    ),
-    "adult-payers": Experiment("Who pays for being served better?"),
-    "mnist-payers": Experiment("Does a rare class pay for being served better?"),
-    "adult-bounds": Experiment("How much of the gap is the bound?"),
-    "adult-filter": Experiment("A filter against flat clipping at the same guarantee"),
-    "adult-tuning": Experiment("Demelius et al. (2025) on Adult"),
-}
-"""Every sweep of sweeps/papers, in the order of the page."""
-
-PLANNED_ONLY: Final[Mapping[str, str]] = {
-    "a-cifar": "300 epochs of a WRN16-4 need a GPU, which was not at hand",
-}
-"""Sweeps that are planned and not trained here, and why."""

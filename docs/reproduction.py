@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from benchmarks.experiments import EXPERIMENTS, PLANNED_ONLY
 from benchmarks.figures import FIGURES
-from benchmarks.printed import EXPERIMENTS, PLANNED_ONLY, Experiment, Form
+from benchmarks.printed import Experiment, Form
 from benchmarks.reproduced import Number, StoredSetting, StoredSweep, difference, read_stored
 
 DOCS: Final = Path(__file__).parent

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import dpsweep
+from benchmarks.experiments import EXPERIMENTS, PLANNED_ONLY
 from benchmarks.measures import measured
 from benchmarks.papers import PAPERS
-from benchmarks.printed import EXPERIMENTS, PLANNED_ONLY
 from benchmarks.reproduce import collect
 from benchmarks.reproduced import StoredSetting, StoredSweep, difference, over_runs, read_stored, write_stored
 from orchestration.records.layout import SweepFiles

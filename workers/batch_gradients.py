@@ -30,12 +30,12 @@ Weigh = Callable[[BatchNorms], Tensor]
 """Norms of a whole batch -> weights [b] or, where clipping is by layer, [b, L]."""
 
 NO_ANSWER: Final = torch.zeros(0, dtype=torch.float64)
-"""Of a clipping method without a query."""
+"""The noisy answer given to a clipping method without a query."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The rule of a step, of a clipping method without a query, and the state that it was decided from."""
+    """The rule of a step and the state that it was decided from, for a clipping method without a query."""
 
     rule: ClipRule
     state: ClippingState

@@ -17,7 +17,7 @@ _KIND: Final = b"dpsweep-checkpoint-"
 _MAGIC: Final = _KIND + b"3\n"
 _DIGEST_BYTES: Final = 32
 _START: Final = len(_MAGIC) + _DIGEST_BYTES
-"""Of what torch has written, behind its digest."""
+"""Offset of the bytes that torch has written, behind their digest."""
 
 
 def fingerprint(*parts: object) -> str:

@@ -29,6 +29,15 @@ class GroupCourse:
     biases: list[float | None] = field(default_factory=list)
 
 
+@dataclass
+class GroupDepartures:
+    """When the training examples of a group left: after each epoch, how many had spent the whole budget of a filter."""
+
+    group: int
+    examples: int
+    left: list[int] = field(default_factory=list)
+
+
 def new_courses(groups: Tensor) -> list[GroupCourse]:
     """An empty course for each group that has examples. groups: int64 [n]."""
     sizes = torch.bincount(groups.cpu()).tolist()
@@ -46,6 +55,18 @@ def note_epoch(courses: Sequence[GroupCourse], measured: Measurement, rule: Clip
         course.losses.append(losses[course.group])
         course.norms.append(norms[course.group])
         course.biases.append(biases[course.group])
+
+
+def new_departures(groups: Tensor) -> list[GroupDepartures]:
+    """For each group that has examples, that none has left yet. groups: int64 [n]."""
+    sizes = torch.bincount(groups.cpu()).tolist()
+    return [GroupDepartures(group, size) for group, size in enumerate(sizes) if size]
+
+
+def note_departures(departures: Sequence[GroupDepartures], left: Tensor) -> None:
+    """Append the numbers of examples that have left by the end of an epoch. left: their groups, int64."""
+    for each in departures:
+        each.left.append(int((left == each.group).sum()))
 
 
 def _means(values: Tensor, groups: Tensor, finite: Tensor) -> list[float | None]:

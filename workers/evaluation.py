@@ -87,7 +87,7 @@ class Predictions:
 
     @property
     def classes(self) -> npt.NDArray[np.int64]:
-        """Of classification: predicted, [n]."""
+        """Predicted classes of classification, [n]."""
         return self.kept[:, 0].astype(np.int64)
 
     @property

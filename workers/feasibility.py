@@ -81,7 +81,7 @@ def check_feasible(combination: Combination, dataset: Dataset, code: UserCode) -
 _ADAPTERS: Final = ("adapter", "ia3_", "lora_", "prompt_encoder")
 """What names of adapters' parameters contain."""
 _SHOWN: Final = 6
-"""Names in one sentence."""
+"""Maximum number of names in one sentence."""
 
 
 def _require_trained(model: nn.Module, losses: Tensor) -> None:

@@ -24,7 +24,7 @@ _FEW: Final = BLOCK // 8
 """Draws of a call up to which it shares a series with others."""
 
 _DEVICE_BLOCK: Final = 2**22
-"""Draws made at once on another device, which takes as long to be told what to do as to do it for fewer."""
+"""Draws made at once on another device; for fewer, launching the kernels would take as long as running them."""
 
 
 class Gaussians(Protocol):
@@ -36,7 +36,7 @@ class Gaussians(Protocol):
     device: torch.device
     """Where the values are made."""
     together_below: float
-    """Tensors with fewer values are given theirs by one call."""
+    """Tensors with fewer values than this are filled together, by one call."""
 
     def pieces(self, count: int, draws: int) -> Iterator[Tensor]:
         """``count`` values, piece by piece; each is the sum of ``draws`` (1, 2 or 4) values from N(0, 1)."""

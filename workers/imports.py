@@ -122,7 +122,7 @@ def module_file(folder: Path, location: str) -> Path | None:
 
 @contextlib.contextmanager
 def blamed_on(name: str, what: str) -> Iterator[None]:
-    """Turn errors of the user's code into a line with type and place; their text may quote data and is the cause."""
+    """Turn errors of the user's code into a line with type and place. Their text may quote data: it is the cause."""
     try:
         yield
     except (Exception, SystemExit) as error:

@@ -116,7 +116,7 @@ LOSSES: Mapping[str, Callable[..., Loss]] = {
     "mse": mse,
     "pixel_cross_entropy": pixel_cross_entropy,
 }
-"""By name. ``causal_lm`` is ``masked_lm`` under the name of data whose targets are the next tokens."""
+"""Losses by name. ``causal_lm`` is ``masked_lm`` under the name of data whose targets are the next tokens."""
 TASK_OF: Mapping[str, str] = {
     "binary_cross_entropy": "multi_label",
     "binary_logistic": "classification",

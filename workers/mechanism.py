@@ -65,7 +65,7 @@ def affordable_epochs(spec: TrialSpec, mechanism: TrialMechanism, public_accurac
 
 
 def paid_by(spec: BudgetSpec | None, trace: Trace) -> Trace:
-    """The part of a run that the budget pays for; what else it releases is part of its epsilon all the same."""
+    """The part of a run that the budget pays for; its other releases still count towards epsilon."""
     return replace(trace, releases=()) if spec is not None and spec.covers == "training" else trace
 
 

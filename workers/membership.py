@@ -37,7 +37,7 @@ Floats = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.int64]
 
 _QUANTILE = 1.959963984540054
-"""Of the normal distribution, for intervals of 95%."""
+"""Quantile of the normal distribution for intervals of 95%."""
 _LARGEST_LOSS = 700.0
 """Larger losses, infinite ones and NaN count as this one: exp(-700) is still a positive double."""
 

@@ -124,7 +124,7 @@ class KeyedNoise:
         }
 
     def _scaled(self, values: Tensor, std: float) -> Iterator[tuple[Tensor, Tensor]]:
-        """Every part of ``values`` [n] with noise of the same length, in float64 where it is made."""
+        """Consecutive parts of ``values`` [n], each with noise of the same length, in float64 where it is made."""
         start, scale = 0, std / math.sqrt(self._draws)
         for draws in self._gaussians.pieces(len(values), self._draws):
             yield values[start : start + len(draws)], draws.mul_(scale)

@@ -5,6 +5,7 @@ Everything here is post-processing of noisy gradients and does not change the pr
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -335,6 +336,14 @@ class ExponentialAverage:
         decay = min(self._decay, (1 + self._steps) / (10 + self._steps))
         self._steps += 1
         torch._foreach_lerp_(list(self.values.values()), [parameters[name] for name in self.values], 1.0 - decay)
+
+    def averaged(self, model: nn.Module) -> nn.Module:
+        """A copy of the model whose parameters were averaged, with the averages as its parameters."""
+        activations = [value for module in model.modules() for value in vars(module).values()]
+        kept = {id(value): value.detach() for value in activations if isinstance(value, Tensor) and not value.is_leaf}
+        copied = copy.deepcopy(model, kept)  # activations stored on a module cannot be deep-copied
+        copied.load_state_dict({**copied.state_dict(), **self.values})
+        return copied
 
     def state(self) -> dict[str, Any]:
         return {"steps": self._steps, "values": self.values}

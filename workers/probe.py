@@ -34,7 +34,7 @@ _LEAST_STEPS: Final = 3
 _SAMPLE: Final = 2048
 """Examples whose norms are computed where a pass over all would take longer than `_SHORT`."""
 _SHORT: Final = 10.0
-"""Seconds."""
+"""Seconds of a pass over all examples up to which it is measured as a whole."""
 
 
 @dataclass(frozen=True)

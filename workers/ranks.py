@@ -75,7 +75,7 @@ class RankGroup:
         return torch.cat([each[:size] for each, size in zip(received, sizes, strict=True)]).to(part.device)
 
     def give(self, part: Tensor, most: int) -> None:
-        """At the others: send rows, of which the rank with the most has ``most``."""
+        """At ranks other than 0: send rows. most: the largest number that any rank sends."""
         self._sent(_padded(self._ready(part), max(1, most)))
 
     def scatter(self, whole: Tensor, sizes: Sequence[int]) -> None:
@@ -86,7 +86,7 @@ class RankGroup:
             distributed.scatter(torch.empty_like(parts[0]), parts, 0)
 
     def taken(self, like: Tensor, most: int) -> Tensor:
-        """At the others: the rows that rank 0 scatters, as many and of the kind of ``like``."""
+        """At ranks other than 0: the rows that rank 0 scatters, in the shape, dtype and device of ``like``."""
         own = self._ready(like.new_empty(max(1, most), *like.shape[1:]))
         with _losses_told():
             distributed.scatter(own, None, 0)
@@ -104,7 +104,7 @@ class RankGroup:
         return torch.cat(sums)
 
     def add(self, part: Tensor) -> None:
-        """At the others: send the addend [n] of a `total`."""
+        """At ranks other than 0: send the addend [n] of a `total`."""
         for piece in torch.split(self._ready(part), _PIECE):
             self._sent(piece)
 

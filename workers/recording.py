@@ -287,7 +287,7 @@ class NormRecorder:
 
 @contextlib.contextmanager
 def closed_afterwards(recorders: Sequence[NormRecorder]) -> Iterator[None]:
-    """Whatever ends a ``with`` block, the recorders store nothing more: nobody writes beside the next attempt."""
+    """Close the recorders however the ``with`` block ends, so that none writes while the next attempt does."""
     try:
         yield
     finally:

@@ -35,7 +35,7 @@ def rows_at_once(features: int, parameters: int, widest: int = 0) -> int:
 
 
 def widest_layer(model: nn.Module, example: Tensor) -> int:
-    """The most numbers that a module gives of ``example`` [1, ...], as far as the model runs on one example alone.
+    """Size of the largest output of a module for ``example`` [1, ...], of those that run where one example alone fails.
 
     The model stays as it is: its modes, its buffers and torch's random numbers.
     """

@@ -15,7 +15,7 @@ from accounting.errors import START_ANEW, DataCorruption, InvalidInput
 from accounting.estimates import Claim
 from accounting.records import read_private
 from workers.clipping import ClippingState
-from workers.courses import GroupCourse
+from workers.courses import GroupCourse, GroupDepartures
 from workers.gradients import modes_of, set_modes
 from workers.history import EpochRecord
 
@@ -30,15 +30,6 @@ class Stateful(Protocol):
     def state(self) -> Any: ...
 
     def restore(self, state: Any) -> None: ...
-
-
-@dataclass
-class GroupDepartures:
-    """When the training examples of a group left: after each epoch, how many had spent the whole budget of a filter."""
-
-    group: int
-    examples: int
-    left: list[int] = field(default_factory=list)
 
 
 @dataclass

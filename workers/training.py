@@ -7,7 +7,6 @@ passes the result to the optimiser. An empty batch is a step like any other: it 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -29,7 +28,7 @@ from workers.clipping import (
     make_clipping,
     released_bound,
 )
-from workers.courses import new_courses, note_epoch
+from workers.courses import new_courses, new_departures, note_departures, note_epoch
 from workers.data import Dataset
 from workers.devices import choose_device, sent
 from workers.evaluation import Evaluation, Predictions, evaluate, with_evaluated_on
@@ -46,7 +45,6 @@ from workers.run_state import (
     Counters,
     CpuGenerator,
     CudaGenerator,
-    GroupDepartures,
     ModelModes,
     ModelValues,
     RunState,
@@ -356,31 +354,20 @@ class Trainer:
         return test, None if public is None else evaluate(shown, public, *others)
 
     def predictions(self) -> tuple[Predictions, Predictions | None]:
-        """Of the model as it is now: on held-out test data and on the examples it is chosen by, if there are any."""
+        """Predictions of the current model on test data and, if there are any, on the examples that it is chosen by."""
         shown, held_out, dataset = self.released_model(), self._dataset.held_out, self._dataset
         others, predict = (dataset, self.local.loss), self.gradients.predict
         return predict(shown, dataset.test, *others), None if held_out is None else predict(shown, held_out, *others)
 
     def _note_departures(self, sigma: float) -> None:
         prices, groups = self._planned.prices(sigma), self._dataset.train.groups
-        if prices is None:
-            return
-        sizes = torch.bincount(groups, minlength=self._setting.num_groups).tolist()
-        if not self.counters.departures:
-            self.counters.departures = [GroupDepartures(group, size) for group, size in enumerate(sizes) if size]
-        left = groups[self._method.used_up(self._run.clipping, prices)]
-        for each in self.counters.departures:
-            each.left.append(int((left == each.group).sum()))
+        if prices is not None:
+            self.counters.departures = self.counters.departures or new_departures(groups)
+            note_departures(self.counters.departures, groups[self._method.used_up(self._run.clipping, prices)])
 
     def released_model(self) -> nn.Module:
         """The model to evaluate and store: a copy with averaged parameters if averaging is on."""
-        if self._average is None:
-            return self._model
-        activations = [value for module in self._model.modules() for value in vars(module).values()]
-        kept = {id(value): value.detach() for value in activations if isinstance(value, Tensor) and not value.is_leaf}
-        shown = copy.deepcopy(self._model, kept)  # activations stored on a module cannot be deep-copied
-        shown.load_state_dict({**shown.state_dict(), **self._average.values})
-        return shown
+        return self._model if self._average is None else self._average.averaged(self._model)
 
     def state(self) -> dict[str, Any]:
         """Everything that `restore` needs to continue bit for bit; private data."""

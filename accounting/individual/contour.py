@@ -27,7 +27,7 @@ UNKNOWN = 1e6
 """Error of log A where nothing is known; every bound that uses it is vacuous."""
 
 _BLOCK_ENTRIES = 1 << 15
-"""Nodes times grid points that are held at once."""
+"""Nodes times grid points that are in memory at once."""
 
 _SINC_LATER = 0.21724
 """The largest |sin(y)/y| for y >= pi."""

@@ -37,7 +37,7 @@ _TILT_STEP, _PERIOD_STEP, _REACH_STEP = 1.25, 2.0, 2.0**0.5
 """Examples share a contour if their tilt - 1, period and largest sqrt(u) agree within these factors."""
 
 _MOST_STEPS = 1000
-"""Beyond so many steps from 1 no distinction is made."""
+"""Largest exponent of these factors; beyond it, values count as equal."""
 
 _RETREAT = 0.7
 """Ratio of tilt - 1 to the best Renyi order - 1; higher orders then bound the aliasing."""
@@ -155,7 +155,7 @@ def _periods(rdp: Array, orders: Array, epsilons: Array, delta: float, tilt: flo
 
 
 def _stops(costs: StepWeights) -> list[NDArray[np.intp]]:
-    """Of each rate the number of nodes, at least 2, beyond which a row has none, rounded up to one of few; [rows]."""
+    """For each rate, number of nodes up to the last that a row uses, at least 2, rounded up to one of few; [rows]."""
     reached = np.empty((len(costs.sampled), len(costs.precision)), np.int64)
     reach(costs.steps.nodes, costs.steps.ends, np.array(costs.starts), reached)
     return [_rounded_stops(np.sqrt(part.precisions), own) for part, own in zip(costs.sampled, reached, strict=True)]

@@ -111,7 +111,7 @@ def pld_epsilons(contributions: RecordedContributions, delta: float) -> tuple[Ar
 
 
 def _ordered_epsilons(contributions: RecordedContributions, delta: float) -> tuple[Array, Array]:
-    """Of rows in any order: on nodes, on more of them where bounds are loose, and at last on a lattice."""
+    """Bounds of rows in any order: on nodes, on more nodes where bounds are loose, and finally on a lattice."""
     trace = contributions.trace
     is_short = trace.steps <= _FEW_STEPS
     first, *denser = _DENSITIES if is_short else (1,)
@@ -157,7 +157,7 @@ def _of_one_gaussian(costs: StepWeights, delta: float) -> Array:
 
 
 def _alone(contributions: RecordedContributions, delta: float) -> CertifiedEpsilon:
-    """Of one row, as a group of one: bounds on a lattice of privacy losses."""
+    """Bounds of one row, as a group of one, on a lattice of privacy losses."""
     rounds = rounds_of_examples(contributions.trace, contributions.steps, contributions.values)
     for tolerance in _TOLERANCES:
         found = epsilon_of_rounds(rounds, delta, tolerance)

@@ -18,13 +18,13 @@ LOOSE = 1e-2
 _STEPS = 40
 
 _CLOSE, _CLOSE_BELOW = 1e-6, 2e-5
-"""The search ends this close to where delta(eps) is delta, relative to the largest epsilon: of upper, and lower bounds,
-whose errors are larger anyway."""
+"""Tolerance of the search for the epsilon where delta(eps) is delta, relative to the largest epsilon: of upper bounds,
+and of lower bounds, whose errors are larger anyway."""
 
 _PER_LOG_2, _LOG_2 = 1.4426950408889634, (0.693145751953125, 1.4286068203094172e-06)
 _PER_QUARTER = 0.6366197723675814
 _QUARTER = (1.5707963267341256, 6.077100506303966e-11, 2.0222662487959506e-21)
-"""1 / log 2 and log 2, 2 / pi and pi / 2: in parts so short that whole numbers times all but the last are exact."""
+"""1 / log 2, log 2, 2 / pi, pi / 2, for argument reduction: whole multiples of all parts but the last are exact."""
 
 _EXPONENT_BITS = 2.0**52 + 1023.0
 

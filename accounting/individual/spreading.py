@@ -19,13 +19,13 @@ NODES = 256
 """Nodes per sampling rate, uniform in sqrt(u). Above a largest sqrt(u) of 1 the number grows in proportion, to 4x."""
 
 _BESIDE = 2
-"""Neighbours on either side that what tables say of a node depends on."""
+"""Number of neighbours on either side that a node's entries in tables depend on."""
 
 _FEW = 4
-"""Nodes are left out where less than one in so many is needed; else tables are worth keeping for other rows."""
+"""Only the nodes in use get tables if fewer than one in 4 is; otherwise all do, which other rows can then use."""
 
 _MANY = 256
-"""So many rows reach most nodes: which of them they do not reach is not asked."""
+"""Blocks with at least so many rows use most nodes; no node is left out for them."""
 
 _SEVERAL_PARTS = 1 << 17
 """Beyond so many examples a data set has several parts, whose rows together reach all nodes."""

@@ -28,7 +28,7 @@ _HIGHEST = 128.0
 """Tilts above it belong to epsilons so small that both directions cost nearly the same: nothing would be proven."""
 
 _MARGIN = 1e-6
-"""By how much log(delta) is to be undercut: far above the rounding error of the exponent."""
+"""Bounds on log(delta) hold with this margin, far above the rounding error of the exponent."""
 
 
 def within(
@@ -60,7 +60,7 @@ def _contours(tilt: float) -> list[Contour]:
 
 @functools.lru_cache(maxsize=512)
 def _plain(pure: tuple[float, ...], tilt: float) -> tuple[Array, Array, Array]:
-    """Of each of `_contours` the plain columns for `weighted_sums`, a - 1, and the log of the supremum."""
+    """For each of `_contours`: the plain columns for `weighted_sums`, a - 1, and the log of the supremum."""
     contours = _contours(tilt)
     with np.errstate(over="ignore", invalid="ignore"):
         plain = np.array([[part[0].real for part in plain_exponent(pure, each, 0.0)] for each in contours]).T

@@ -153,12 +153,12 @@ def _expanded(key: bytes, length: int, salt: bytes | None, purpose: bytes) -> by
 
 
 def _salting(key: bytes) -> bytes:
-    """The key of the HMAC that salts are."""
+    """The key of the HMAC by which salts are derived."""
     return _expanded(key, 32, None, b"salt")
 
 
 def _derived(key: bytes, salt: bytes) -> tuple[bytes, bytes]:
-    """The key of a file, and what tells whether it is the right one."""
+    """The key of a file, and a value that tells whether it is the right one."""
     both = _expanded(key, 32 + _CHECK, salt, b"file")
     return both[:32], both[32:]
 

@@ -42,7 +42,7 @@ def open_filesystem(uri: str) -> tuple[fs.FileSystem, str]:
 
 
 _OPTIONS = {"s3": "?allow_delayed_open=true"}
-"""By scheme. What is smaller than a part of an upload (10 MB) is then one request, in place of three."""
+"""Options of a file system by scheme: a file smaller than a part of an upload (10 MB) takes one request, not three."""
 
 
 @functools.lru_cache(maxsize=32)
@@ -233,7 +233,7 @@ def _append_local(path: Path, data: bytes, private: bool) -> None:
 
 
 def _mode(private: bool) -> int:
-    """Of a new file, before the umask takes its part."""
+    """Mode of a new file, before the umask is applied."""
     return 0o600 if private else 0o664
 
 

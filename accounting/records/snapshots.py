@@ -86,7 +86,7 @@ class Snapshot:
         return found
 
     def _is_whole(self, step: int) -> bool:
-        """Whether the fields fit together."""
+        """Whether the fields are consistent."""
         numbers = (self.step, self.number, self.rows, self.rows_per_part, *(n for o in self.objects for n in o.sizes))
         return (
             all(type(each) is int and 0 <= each < 2**62 for each in numbers)

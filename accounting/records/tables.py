@@ -74,7 +74,7 @@ def stored_column(data: bytes, place: int) -> tuple[bytes, ...]:
 
 
 def _expanded_lengths(message: pa.Message) -> Iterator[int]:
-    """Of every buffer of a message with rows, where they are compressed."""
+    """Uncompressed length of every buffer of a message with rows, where they are compressed."""
     if message.type not in ("record batch", "dictionary"):
         return
     metadata = message.metadata.to_pybytes()

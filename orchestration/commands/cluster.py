@@ -190,7 +190,7 @@ def _describe(package: Package) -> None:
 
 
 def _say(text: str) -> None:
-    """Print what holds names that others may have chosen."""
+    """Print text with names that others may have chosen, as `for_terminal` shows them."""
     print(for_terminal(text))
 
 

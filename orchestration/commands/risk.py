@@ -46,7 +46,7 @@ def risk_table(curves: Sequence[PrivacyCurve], prior: float | None) -> Table:
 
 
 def curve_deltas(delta: float) -> tuple[float, ...]:
-    """Where the drawn delta(epsilon) shall be tight: from 1e-2 down to a hundredth of ``delta``."""
+    """The deltas at which the drawn curve is to be tight: from 1e-2 down to a hundredth of ``delta``."""
     lowest = max(delta / 100.0, 1e-240)
     return tuple(np.geomspace(1e-2, lowest, 2 + math.ceil(-math.log10(lowest) / 3.0)).tolist())
 

@@ -96,7 +96,7 @@ def prediction_lines(found: Prediction) -> list[str]:
 
 
 _BUSY = 1.15
-"""Ratio of the time beside other work to that without from which it is shown."""
+"""The predicted time beside other work is shown if it is longer by this factor than the time without."""
 
 
 def outcome_object(outcome: Outcome) -> dict[str, Any]:

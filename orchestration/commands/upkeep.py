@@ -189,7 +189,7 @@ def account(
 
 
 _SILENCE = 5.0
-"""Seconds without a line about the progress of a trial."""
+"""Minimum number of seconds between two lines about the progress of a trial."""
 
 
 class _Shown:

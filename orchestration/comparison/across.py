@@ -221,5 +221,5 @@ def cells(line: Compared, found: Comparison) -> Sequence[str]:
 
 
 def heads(found: Comparison) -> tuple[str, ...]:
-    """Of the columns that `cells` fills, after the setting and its sweep."""
+    """Headings of the columns that `cells` fills, after the setting and its sweep."""
     return ("Setting", "Sweep", "Seeds", "Composed ε", *(metric.heading for metric in shown_metrics(found)))

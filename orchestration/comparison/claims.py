@@ -24,7 +24,7 @@ from orchestration.records.results import StoppedTrial, StoredResult
 from orchestration.sweeps.schema import SweepSpec
 
 _ROUNDING = 1e-6
-"""Relative: far above what floating point differs by, far below what would matter."""
+"""Relative tolerance: far above rounding errors, far below any relevant difference."""
 
 
 def unfounded(files: SweepFiles, record: SweepRecord) -> Iterator[str]:

@@ -12,7 +12,7 @@ from orchestration.records.published import Density
 
 Array = NDArray[np.float64]
 _BINS: Final = 40
-"""Along each axis."""
+"""Number of bins along each axis."""
 
 
 def density(x: Array, y: Array) -> Density | None:

@@ -23,7 +23,7 @@ from workers.outcomes import AnyOutcomes, Outcomes, ScoredOutcomes
 RESAMPLES: Final = 1000
 _FEWER: Final = 300
 _MANY_TRIALS: Final = 100
-"""Sweeps of more trials are resampled `_FEWER` times, which makes ends of intervals less exact, not less honest."""
+"""Sweeps of more trials are resampled `_FEWER` times, so that the ends of intervals vary more; coverage is the same."""
 _CELLS_AT_ONCE: Final = 2**24
 Name = tuple[str, str]
 """A group, or "" for all test examples, and the name of a metric."""
@@ -63,7 +63,7 @@ class Evidence:
     def __init__(self, numbers: Mapping[str, _Numbers]) -> None:
         self._numbers = numbers
         self._intervals: dict[tuple[tuple[str, ...], Name], Interval | None] = {}
-        """Those that were asked for, because several tables and pages show the same."""
+        """Cache of the intervals, because several tables and pages show the same ones."""
 
     def interval(self, setting: Setting, name: str, group: str = "") -> Interval | None:
         """A metric of a setting, the mean over its seeds and splits, with its 95% interval; None if it is unknown."""
@@ -203,7 +203,7 @@ def _counted(each: _Tested, weights: npt.NDArray[np.int32], baseline: Tested | N
 
 
 def _tallies(found: Outcomes, weights: npt.NDArray[np.int32], shown: Sequence[str]) -> tuple[Seen, Seen]:
-    """Of all examples, and of each group that is shown."""
+    """Counts of all examples, and of each group that is shown."""
     size, classes, bins = len(found.group_names), found.num_classes, rates.CALIBRATION_BINS
     cells = rates.confusion_cells(found.labels, found.predicted, found.groups, classes)
     counts = _sums(weights, cells, size * classes**2).reshape(-1, size, classes, classes)
@@ -263,4 +263,4 @@ def _stored(values: Array) -> Array:
 
 
 NO_EVIDENCE: Final = Evidence({})
-"""Of a sweep without stored outcomes: no interval is known."""
+"""The evidence of a sweep without stored outcomes: no interval is known."""

@@ -36,7 +36,7 @@ class Difference:
 
     @property
     def verdict(self) -> Verdict:
-        """Of the first against the second."""
+        """Verdict on the first setting against the second."""
         if self.interval is None:
             return "unknown"
         if self.interval.low <= 0.0 <= self.interval.high:
@@ -86,7 +86,7 @@ class Findings:
 
     @cached_property
     def methods(self) -> tuple[Setting, ...]:
-        """Of each method, its most accurate private setting: those that differ only in tuned values are one method."""
+        """The most accurate private setting of each method; settings that differ only in tuned values are one."""
         best: dict[tuple[object, ...], Setting] = {}
         for setting in self.private:
             method = _method(setting)

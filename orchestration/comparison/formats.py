@@ -148,7 +148,7 @@ POINTS = Format(points, lambda found: f"{points(found.mean)} ± {100 * found.dev
 CORRELATION = Format(correlation, lambda found: correlation(found.mean))
 GAP = Format(gap, lambda found: gap(found.mean))
 FIT = Format(_fit, lambda found: f"{_fit(found.mean)} ± {found.deviation:.3f}")
-"""Of numbers that are at most 1 and may be negative."""
+"""Format of numbers that are at most 1 and may be negative."""
 CHANGE = Format(signed, lambda found: signed(found.mean))
 SECONDS = Format(seconds, lambda found: seconds(found.mean))
 COUNT = Format(lambda value: MISSING if value is None else f"{value:,.0f}", lambda found: f"{found.mean:,.0f}")

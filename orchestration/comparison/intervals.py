@@ -34,7 +34,7 @@ class Interval:
     covers: Covers
 
     def within(self, least: float, most: float) -> Interval:
-        """The interval without what no value can be."""
+        """The interval without impossible values."""
         low, high = max(self.low, min(least, self.value)), min(self.high, max(most, self.value))
         return Interval(self.value, low, high, self.runs, self.covers)
 
@@ -97,7 +97,7 @@ def unpaired(one: Runs, other: Runs, level: float = LEVEL) -> Interval | None:
 
 
 def _half_width(variance: float, degrees: float, level: float) -> float:
-    """Of an interval of this level around a mean, by Student's t distribution."""
+    """Half width of an interval of this level around a mean, by Student's t distribution."""
     return float(special.stdtrit(degrees, 0.5 + level / 2.0)) * math.sqrt(variance)
 
 

@@ -69,7 +69,7 @@ def _of_snapshot(files: SweepFiles, snapshot: SweepSnapshot) -> SweepSummary:
 
 
 def _of_results(files: SweepFiles) -> SweepSummary:
-    """Of a version that wrote no status.json."""
+    """Summary of a sweep by a version that wrote no status.json."""
     record = stored_record(files)
     counts = Counter(record.status(point.key).state for point in record.points)
     ended = [status.ended for status in record.statuses.values() if status.ended is not None]

@@ -116,7 +116,7 @@ def _release_epsilon(attempts: list[Attempt], delta: float) -> float | None:
 
 
 def _counted(traces: Iterable[Trace]) -> tuple[tuple[Trace, int], ...]:
-    """Each with its number, in the order of the trials: another order, such as a set's, rounds differently."""
+    """Each distinct trace with its count, in the order of the trials: in another order, sums round differently."""
     return tuple(Counter(traces).items())
 
 

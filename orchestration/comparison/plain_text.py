@@ -22,7 +22,7 @@ def for_markdown(text: str) -> str:
 
 
 def secrets_of(uri: str) -> tuple[str, ...]:
-    """What of an address nobody else may see: its password, a lone name that may be a token, secret parameters."""
+    """The secret parts of an address: its password, a lone name that may be a token, secret parameters."""
     try:
         parts = urlsplit(uri)
         user, password = parts.username, parts.password

@@ -156,7 +156,7 @@ def setting_name(trial: PublishedTrial) -> str:
 
 
 _PLAIN = ("clipping", "schedule")
-"""Labels that say what they are of."""
+"""Labels whose values are shown without the name of the label."""
 
 
 def label_phrases(labels: Mapping[str, Label]) -> dict[str, str]:

@@ -129,7 +129,7 @@ def _minus(one: Array | None, other: Array | None) -> Array | None:
 change = change_of(of_counts(rates.accuracy))
 """Accuracy minus that of the baseline."""
 change_by_group = change_by_group_of(of_counts(rates.accuracy))
-"""The same of each group."""
+"""The same for each group."""
 
 
 def unequal_change(tested: Tested) -> Array | None:

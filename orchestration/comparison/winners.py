@@ -43,7 +43,7 @@ _SCORES: Final[Mapping[str, Callable[[Evaluation], float]]] = {
     **{score.name: _of_task(score) for score in _OF_TASKS},
     **{f"worst_group_{score.name}": _of_worst_group(score) for score in _OF_TASKS},
 }
-"""By ``tune.select_by``: larger is better."""
+"""Scores by ``tune.select_by``; larger is better."""
 
 
 _LOWER: Final = frozenset(
@@ -52,7 +52,7 @@ _LOWER: Final = frozenset(
         *(f"{prefix}{each.name}" for each in _OF_TASKS if each.better == "lower" for prefix in ("", "worst_group_")),
     )
 )
-"""Of which smaller is better."""
+"""Names of scores of which smaller is better."""
 
 
 def best_candidates(record: SweepRecord) -> dict[str, Winner]:

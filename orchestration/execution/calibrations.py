@@ -16,7 +16,7 @@ from orchestration.execution.cluster import check_resources, connected
 _JOINING: Final = 10.0
 """Seconds that nodes with a CPU have to join."""
 _RETRIES: Final = 8
-"""Of a calibration whose node is lost."""
+"""How often a calibration is repeated after its node was lost."""
 
 
 @final

@@ -242,14 +242,14 @@ class Coordinator:
         return complete_stopped(planned, files, self._sweep, times, progress, status.history)
 
     def _times(self, key: str) -> Times:
-        """Of training; where an earlier run trained the trial, by when the first and last of its files were written."""
+        """Begin and end of training; if an earlier run trained the trial, by the times of its first and last file."""
         status, files = self._status[key], self._files.trial(key)
         if status.progress is None and exists(files.training):
             return Times(modified(files.spec) or 0.0, modified(files.training) or 0.0)
         return Times(status.started or 0.0, status.trained or 0.0)
 
     def _take_up(self, key: str, result: StoredResult | None) -> None:
-        """Whether the trial goes on with the noise of its last attempt; a result without one is of before them."""
+        """Note whether the trial continues its last attempt. Old versions left results without attempts."""
         trial = self._files.trial(key)
         continues = result is not None or exists(trial.checkpoint) or exists(trial.training)
         self._attempts.take_up(key, continues)

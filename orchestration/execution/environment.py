@@ -28,9 +28,9 @@ _QUIET = {
 """Turns off Ray's usage reports, warnings and progress output, and features of Tune that are not used here."""
 
 _EMBEDDED = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_prestart_worker_first_driver": "0"}
-"""Of a Ray that is started for a sweep. The first makes all its processes listen on 127.0.0.1 only, the default outside
-Linux; on Linux, Ray listens on all interfaces otherwise, and replaces a ``_node_ip_address`` of 127.0.0.1 by the
-machine's own address. The second keeps it from starting workers before one is asked for: Tune asks for workers with
+"""For a Ray that is started for a sweep. The first makes all its processes listen on 127.0.0.1 only, as by default
+outside Linux; on Linux, Ray listens on all interfaces otherwise, and replaces a ``_node_ip_address`` of 127.0.0.1 by
+the machine's own address. The second keeps it from starting workers before one is asked for: Tune asks for workers with
 variables of its own, so that those train no trial and end unused, after seconds of CPU."""
 
 _IMPATIENT = {"RAY_NUM_REDIS_GET_RETRIES": "3"}

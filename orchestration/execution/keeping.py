@@ -13,9 +13,9 @@ from typing import Any, Final, TypeVar
 T = TypeVar("T")
 
 _stacks: Final[list[ExitStack]] = []
-"""Of the block of `kept_open` that this process is in, if any: what is to be closed at its end."""
+"""What is closed at the end of the block of `kept_open` that this process is in, if any."""
 _opened: Final[list[Future[Any]]] = []
-"""What was opened within it, or is being opened, if anything."""
+"""What was opened, or is being opened, within that block."""
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from orchestration.records.snapshot import SweepSnapshot
 from orchestration.records.states import TrialState
 
 Value = tuple[dict[str, str], float]
-"""Further tags, and the number."""
+"""Tags besides the common ones, and the value."""
 
 
 @dataclass(frozen=True)

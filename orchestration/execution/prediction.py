@@ -21,19 +21,19 @@ from orchestration.sweeps.resources import ResourceSettings, reserved
 from workers.probe import TrialProbe
 
 _RAY: Final = 0.8
-"""Start of an embedded Ray, in starts of a worker, as are all numbers below; measured with Ray 2.60 and MLflow 3.17."""
+"""Time to start an embedded Ray. Unit, also below: one start of a worker. Measured with Ray 2.60 and MLflow 3.17."""
 _REPORT: Final = 0.0045
-"""From the end of an epoch until the trial goes on: the driver takes note of it."""
+"""Time from the end of an epoch until the trial continues, in which the driver records the epoch."""
 _DRIVER: Final = 0.002
-"""CPU time of the driver and of Ray for an epoch: the recording of curves included."""
+"""CPU time of the driver and of Ray per epoch, including the recording of curves."""
 _TRIAL: Final = 0.06
-"""Start and end of a trial in a worker that runs."""
+"""Time to start and end a trial in a worker that runs."""
 _COMPARISON: Final = 0.5
-"""The reports, and what MLflow keeps of them."""
+"""Time to write the reports and to log them to MLflow."""
 _COMPARED: Final = 0.06
-"""The same for each trial."""
+"""Additional time of the reports for each trial."""
 _SLACK: Final = 1e-9
-"""Of CPUs and GPUs: for sums of fractions."""
+"""Tolerance in sums of fractions of CPUs and GPUs."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,12 @@ class Capacity:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a sweep will take. seconds: in all, which are those of starting, of trials and of the end, on CPUs without
-    other work; beside_others: the same where other work goes on as during the probe,
-    which goes before Ray's workers. cpu_hours, gpu_hours: CPU time
-    that is used, and GPU time that trials reserve. memory, gpu_memory: bytes of the largest trial.
-    price: of the whole capacity for all of the time; None where no price is known. trials, trials_at_once: how many.
-    kinds, steps: of trials that were tried, and how many steps of these.
+    """Time, memory and price of a sweep.
+
+    seconds: total time on CPUs without other work, the sum of starting, running and ending. beside_others: total time
+    if other work goes on as during the probe, with priority over Ray's workers. cpu_hours: CPU time used. gpu_hours:
+    GPU time reserved by trials. memory, gpu_memory: bytes of the largest trial. price: of the whole capacity for the
+    total time; None where no price is known. kinds: how many kinds of trials were tried. steps: how many steps of them.
     """
 
     seconds: float
@@ -158,7 +158,7 @@ def _attacks(planned: PlannedTrial, pieces: TrialProbe) -> float:
 
 
 def _accounting_seconds(plan: Plan, probe: SweepProbe, capacity: Capacity) -> list[float]:
-    """Of each private trial. The processes that account keep the tables of a trace, and one is on every CPU."""
+    """Seconds to account each private trial. One process per CPU accounts, and keeps the tables of a trace."""
     processes, seen = math.ceil(capacity.cpus), Counter[object]()
     found = []
     for planned in plan.trials:

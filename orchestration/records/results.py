@@ -16,10 +16,9 @@ from orchestration.records.published import IndividualStatistics, PublishedEpoch
 from orchestration.records.release_modes import release_mode
 from orchestration.records.stored_trace import StoredTrace
 from workers.attacks import AttackResults
-from workers.courses import GroupCourse
+from workers.courses import GroupCourse, GroupDepartures
 from workers.evaluation import Evaluation
 from workers.history import TrainingResult
-from workers.run_state import GroupDepartures
 from workers.spec import TrialSpec
 
 

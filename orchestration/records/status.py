@@ -61,7 +61,7 @@ class TrialStatus:
 
     @property
     def scores(self) -> Mapping[str, float]:
-        """Of another task than classification, its main score on held-out test data by name."""
+        """Main score on held-out test data by name, for tasks other than classification."""
         found = self.evaluation
         main = task_called(found.task).main if found else ""
         return {main: found.scores[main]} if found and main in found.scores else {}

@@ -206,7 +206,7 @@ def epsilon_over_group_size(scene: Scene) -> Plot | None:
 
 
 def _compared(trial: PublishedTrial, sizes: tuple[int, ...]) -> dict[int, GroupComparison]:
-    """By group size, where the trace is known."""
+    """Epsilons and bounds by group size, where the trace is known."""
     found = _last_trace(trial)
     return _of_trace(*found, sizes) if found else {}
 

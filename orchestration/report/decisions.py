@@ -71,7 +71,7 @@ def _word(found: Findings) -> str:
 
 
 def _seeds(setting: Setting) -> str:
-    """What a mean over seeds costs, behind what each of them does."""
+    """Epsilon of all seeds together, in words to follow that of each seed."""
     found = setting.composition
     if len(setting.trials) < 2 or found is None or found.epsilon is None:
         return ""

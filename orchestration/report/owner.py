@@ -26,7 +26,7 @@ _KINDS: Mapping[Kind, str] = {
     "every step of training.",
 }
 _GIVEN: Mapping[Kind, str] = {"output_specific": ", given that training goes through the models of this run"}
-"""What the odds are conditional on."""
+"""The condition under which the stated odds hold."""
 _PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
 <style>body{{font:16px/1.5 sans-serif;max-width:42rem;margin:3rem auto;padding:0 1rem;color:#1d1f23}}

@@ -79,7 +79,7 @@ class Plot:
 
 
 def _rounded(value: Any) -> Any:
-    """What is infinite or no number is missing."""
+    """Infinite values and NaN are written as missing."""
     if isinstance(value, float):
         return float(f"{value:.7g}") if math.isfinite(value) else None
     if isinstance(value, Mapping):

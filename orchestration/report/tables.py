@@ -172,7 +172,7 @@ def parts_table(settings: Sequence[Setting], style: Style) -> str:
 
 
 def _composed(setting: Setting) -> str:
-    """Of all seeds together, which the averages of the row show."""
+    """Composed epsilon of all seeds together, over which the row averages."""
     found = setting.composition
     if found is None:
         return number(math.inf) if setting.is_baseline else MISSING

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator
 
 from accounting.errors import InvalidInput
 from accounting.registry import one_of
-from orchestration.sweeps.fields import Settings
+from orchestration.sweeps.fields import SweepSection
 from workers import rates
 from workers.tasks import TASKS, Task
 
@@ -20,7 +20,7 @@ def _full_name(value: object) -> object:
     return _SHORT.get(value, value) if isinstance(value, str) else value
 
 
-class CompareSettings(Settings):
+class CompareSettings(SweepSection):
     """What settings are compared by, besides accuracy or the main score of another task. It changes no trial: another
     one needs no training."""
 

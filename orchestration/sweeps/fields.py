@@ -110,7 +110,7 @@ Audit = Annotated[AuditSpec, BeforeValidator(_known_keys_of(AuditSpec))]
 Execution = Annotated[ExecutionSpec, BeforeValidator(_known_keys_of(ExecutionSpec))]
 
 
-class Settings(BaseModel):
+class SweepSection(BaseModel):
     """Base class of the sections of a sweep file: frozen; an unknown key is an error naming the nearest valid one."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")

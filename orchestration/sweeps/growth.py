@@ -17,7 +17,7 @@ from orchestration.sweeps.schema import SweepSpec, parse_sweep
 
 
 def past_of(manifest: Manifest) -> Past:
-    """What a stored sweep adds to its file. Raises: InvalidInput where a stored sweep file is none."""
+    """What a stored sweep adds to its file. Raises: InvalidInput where the stored text is no sweep file."""
     return Past(_names(manifest), tuple(map(parse_sweep, manifest.earlier)), manifest.calibrations)
 
 

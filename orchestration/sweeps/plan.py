@@ -182,7 +182,7 @@ class _Planner:
     sweep: SweepSpec
     code: UserCode | None
     calibrations: Mapping[str, float]
-    """Of an earlier plan."""
+    """Calibrated noise multipliers of an earlier plan, by the keys of `multipliers`."""
     datasets: dict[DataSpec, tuple[DatasetDescription, Dataset, str]] = field(default_factory=dict)
     """Description of each data set, a few of its rows, and its digest."""
     tried: dict[tuple[DataSpec, Combination], DpsweepError | tuple[str, ...]] = field(default_factory=dict)
@@ -190,7 +190,7 @@ class _Planner:
     multipliers: dict[str, float] = field(default_factory=dict)
     """Calibrated noise multipliers, by digest of mechanism, epochs, target epsilon, delta and accountant."""
     costs: dict[tuple[Trace, float], tuple[PrivacyEstimate, ...]] = field(default_factory=dict)
-    """By trace and delta: `worst_cases`."""
+    """Results of `worst_cases` by trace and delta."""
 
     def checked(self, point: GridPoint, after_training: tuple[Release, ...]) -> _Checked:
         """A trial whose components can run, with the given releases after training. Raises why it is refused."""
@@ -345,6 +345,6 @@ def _shard_bytes(norms: NormSpec, epochs: int, steps: int, examples: int) -> int
 
 
 def _alike(sweep: SweepSpec, tuning: Plan) -> Plan:
-    """The plan, which is refused where a private selection is not proven for it."""
+    """The plan of a tuning, with a refusal where its trials are too unlike for a private selection."""
     reason = unlike(tuning.trials) if sweep.tune and sweep.tune.is_selection else None
     return replace(tuning, refusals=(*tuning.refusals, Refusal("all", reason))) if reason else tuning

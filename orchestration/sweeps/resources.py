@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from accounting.errors import InvalidInput
-from orchestration.sweeps.fields import LEAST_QUANTITY, Axis, Quantity, Settings, whole_or_share
+from orchestration.sweeps.fields import LEAST_QUANTITY, Axis, Quantity, SweepSection, whole_or_share
 from workers.spec import TrialSpec
 
 LABEL: Final = "label "
@@ -18,7 +18,7 @@ _Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])
 _Place = Literal["data", "preprocessing", "model", "loss", "clipping", "noise"]
 
 
-class ResourceSettings(Settings):
+class ResourceSettings(SweepSection):
     """CPUs and GPUs that each trial reserves, the nodes that it may run on, trials at a time, and retries. In a list of
     such sections, a trial has the first one whose ``when`` holds."""
 

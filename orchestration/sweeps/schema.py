@@ -27,8 +27,8 @@ from orchestration.sweeps.fields import (
     Pairs,
     Quantity,
     Sampling,
-    Settings,
     Several,
+    SweepSection,
 )
 from orchestration.sweeps.resources import ResourceSettings, check_sections, reserved
 from orchestration.sweeps.selection import check_selection
@@ -57,7 +57,7 @@ OWN_NOISE: Final = "noise_multiplier"
 _ONE_LEVEL = "give exactly one of target_epsilon (calibrated) and noise_multiplier (as given)"
 
 
-class PrivacySettings(Settings):
+class PrivacySettings(SweepSection):
     """Privacy of every private trial: calibrated to a target epsilon, or with given noise multipliers."""
 
     delta: Delta
@@ -80,7 +80,7 @@ class PrivacySettings(Settings):
         return self
 
 
-class AccountingSettings(Settings):
+class AccountingSettings(SweepSection):
     """Accounting of trained trials: accountants, group sizes, and what the work reserves on Ray."""
 
     individual: Annotated[str, name_in(INDIVIDUAL_ACCOUNTANTS)] = "rdp"
@@ -101,7 +101,7 @@ class AccountingSettings(Settings):
     started with it (``ray start --resources='{"accounting": 4}'``). Not used on an embedded cluster."""
 
 
-class SchedulerSettings(Settings):
+class SchedulerSettings(SweepSection):
     """Scheduling of trials. ``fifo`` trains each to its end. ``asha`` stops trials with a low metric among those of one
     setting and seed, which differ in optimizer, learning rate, bound, batch size or epochs, and never a baseline; on
     private data, this selection costs privacy."""
@@ -118,7 +118,7 @@ class SchedulerSettings(Settings):
     """Select by private data although no epsilon counts it."""
 
 
-class BaselineSettings(Settings):
+class BaselineSettings(SweepSection):
     """Overrides for the non-private trials; unclipped gradients are larger and may need a smaller learning rate."""
 
     optimizer: Named | None = None
@@ -165,7 +165,7 @@ def _types(key: str, name: object) -> dict[str, Any]:
     return {name: kind for name, kind in types.items() if name not in ("name", "params")}
 
 
-class SweepSpec(Settings):
+class SweepSpec(SweepSection):
     """A whole sweep file. Fields of type ``Axis`` take one value or a list of values."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")

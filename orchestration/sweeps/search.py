@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
 _ROUNDS: Final = 3
-"""After the random candidates."""
+"""Number of rounds after the random candidates."""
 
 
 def require_optuna(tune: TuneSettings) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _ACCOUNTANTS: Final = ("auto", "pld", "rdp")
 _SEEDS: Final = 2**31
-"""Seeds of runs are drawn below: they name a run, its secret noise has a key of its own."""
+"""Seeds of runs are drawn below this. A seed names a run and is no secret: its noise has a key of its own."""
 
 
 def check_selection(tune: TuneSettings, sweep: SweepSpec) -> None:

@@ -23,7 +23,7 @@ from accounting.exponential_choice import ExponentialChoice
 from accounting.mechanism import Selection
 from accounting.random_trials import RandomTrials
 from accounting.registry import nearest, one_of
-from orchestration.sweeps.fields import Data, Settings, Several
+from orchestration.sweeps.fields import Data, Several, SweepSection
 from orchestration.sweeps.identity import content
 from orchestration.sweeps.text import parse_text, shortly
 from workers.imports import is_import_path
@@ -84,7 +84,7 @@ def require_selectable(tune: TuneSettings | None, task: str) -> None:
         raise InvalidInput(f"tune.select_by is {tune.select_by}, which {task} does not have; choose {choose}")
 
 
-class TuneSettings(Settings):
+class TuneSettings(SweepSection):
     """What each compared setting may adapt before settings are compared, and how its best candidate is chosen."""
 
     parameters: dict[str, Annotated[Any, BeforeValidator(_values)]] = Field(min_length=1)
@@ -154,7 +154,7 @@ class TuneSettings(Settings):
         return RandomTrials(self.trials) if self.shape is None else RandomTrials(self.trials, self.shape)
 
 
-class Tried(Settings):
+class Tried(SweepSection):
     """A candidate of a setting. values: at the places that the setting has. score: of select_by, the mean over seeds;
     none where it failed."""
 
@@ -162,7 +162,7 @@ class Tried(Settings):
     score: float | None = None
 
 
-class Winner(Settings):
+class Winner(SweepSection):
     """The candidate that was chosen for a setting. values: by place. score: of select_by; None where it is private.
     candidates: how many were tried, or, by private selection, were offered. candidate: its place among them, and seed:
     of its run, where that run is the trial. tried: all candidates; of private selection they are private."""
@@ -175,14 +175,14 @@ class Winner(Settings):
     tried: Several[Tried] = ()
 
 
-class Drawn(Settings):
+class Drawn(SweepSection):
     """One run of a private selection. candidate: its place among them. seed: of its training, which names it."""
 
     candidate: Annotated[int, Field(ge=0, lt=_MOST_CANDIDATES)]
     seed: Seed
 
 
-class Adapted(Settings):
+class Adapted(SweepSection):
     """What the trials of a sweep with ``tune`` adapt: all candidates while tuning, then the best of each setting.
 
     candidates: values by place. winners: by setting, as `setting_of` names it. drawn: the runs of every private

@@ -54,7 +54,7 @@ _KIND, _GROUPS = "dpsweep.kind", "dpsweep.groups_digest"
 _PARENT, _NOTE = "mlflow.parentRunId", "mlflow.note.content"
 _OUTCOME = "dpsweep.outcome"
 _OUTCOMES: Mapping[RunStatus, str] = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "interrupted"}
-"""Of a sweep, by the status of its run."""
+"""Outcome of a sweep by the status of its MLflow run."""
 _TABLE = "groups.json"
 logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # prints a traceback for what is raised anyway
 _LONGEST_TAG, _LONGEST_PARAM = 5000, 500

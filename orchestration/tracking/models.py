@@ -46,9 +46,9 @@ _WIDE_SECTION: Final = {
 _CHOSEN: Final = ("spec.clipping.", "spec.optimizer.", "spec.sampling.", "spec.epochs")
 _AXES: Final = 6
 MAX_CHARTED: Final = 1000
-"""Runs in a chart."""
+"""Maximum number of runs in a chart."""
 LARGEST_MODEL: Final = 100 * 2**20
-"""Bytes; weights of more are not copied to MLflow, where a tag says where they lie."""
+"""Bytes; larger weights are not copied to MLflow, and a tag names their location."""
 
 
 def columns(worst_group: Measured, main: str = "accuracy") -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from orchestration.records.published import PublishedEpoch, PublishedSweep, Publ
 EXPERIMENT = "dpsweep"
 """The experiment of all sweeps."""
 COMPOSED = "privacy/composed_epsilon"
-"""Of several trials together; of a trial, with its earlier attempts."""
+"""MLflow metric: epsilon of several trials together, or of a trial with its earlier attempts."""
 RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
 
 

@@ -50,7 +50,7 @@ class FilterClipping(ClippingMethod):
         return ExampleBudget(self.epsilon, self.noise_factor)
 
     def start(self, bound: float, setting: Setting) -> ClippingState:
-        """Nothing is granted before it is paid for."""
+        """The state in which every example has been granted nothing and has spent nothing."""
         count = setting.dataset_size
         return ClippingState(
             bound,

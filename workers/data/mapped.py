@@ -27,7 +27,7 @@ from accounting.records import is_encrypting, make_private_file, make_private_fo
 _FEW: Final = 1024
 """Rows up to which a selection is held in memory."""
 _BYTES: Final = 2**20
-"""About as many are copied at a time."""
+"""Approximate number of bytes copied at a time."""
 Blocks = Iterator[Sequence[npt.NDArray[Any]]]
 """For each block of rows, these rows of every column."""
 

@@ -218,7 +218,7 @@ def _read_parquet(path: Path, texts: Collection[str]) -> pa.Table:
 
 
 READERS: Mapping[str, Callable[[Path, Collection[str]], pa.Table]] = {".csv": _read_csv, ".parquet": _read_parquet}
-"""By file name extension."""
+"""Readers by file name extension."""
 
 
 def read_table(path: str, texts: Collection[str]) -> pa.Table:
@@ -267,7 +267,7 @@ def used_columns(rows: pa.Table, roles: Roles, texts: Mapping[str, Values], path
 
 
 def encoding_of(rows: pa.Table, roles: Roles, declared: Declared) -> Encoding:
-    """What is declared, completed from the complete ones of ``rows``."""
+    """The declared encoding; what it leaves open is taken from the complete ones of ``rows``."""
     targets = roles.labels if declared.task == "regression" else ()
     for name in (*declared.ranges, *declared.categories):
         if name not in roles.features and not (name in targets and name in declared.ranges):

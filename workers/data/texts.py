@@ -260,7 +260,7 @@ def _empty(rows: int) -> pa.Table:
 
 
 def _csv_batches(path: Path, used: Columns, texts: Columns, numeric: Columns) -> Iterator[pa.RecordBatch]:
-    """Of the columns that are ``used``: types of others, which only the whole file tells, do not matter."""
+    """Batches of the columns that are ``used``; types of others, which only the whole file tells, do not matter."""
     types = dict.fromkeys(texts, pa.string()) | dict.fromkeys(numeric, pa.float64())
     parse = csv.ParseOptions(newlines_in_values=True)
     with csv.open_csv(path, parse_options=parse) as reader:
@@ -297,7 +297,7 @@ _STREAMS: Final[Mapping[str, Callable[[Path, Columns, Columns, Columns], Iterato
     ".jsonl": _json_batches,
     ".parquet": _parquet_batches,
 }
-"""By file name extension."""
+"""Functions that stream a file, by file name extension."""
 Learn = Callable[[Block, int], tuple[npt.NDArray[Any], ...]]
 """Features, and labels where they follow from tokens, of a block of rows, the first of which has the given position."""
 

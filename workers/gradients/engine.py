@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -35,7 +35,7 @@ from workers.gradients.norms import Combination, infinite_for_nan
 from workers.gradients.per_row import NotCovered
 from workers.gradients.planning import Planner, default_planner
 from workers.gradients.randomness import RandomState
-from workers.gradients.results import BatchNorms, WeightedSum, require_same
+from workers.gradients.results import BatchNorms, Pass, WeightedSum, require_same
 from workers.gradients.sums import Sums
 from workers.gradients.verification import (
     HALF_TOLERANCE,
@@ -53,20 +53,6 @@ Weigh = Callable[[BatchNorms], Tensor]
 
 WeighRows = Callable[[BatchNorms, slice], Tensor]
 """Norms of some examples, and their slice of the batch -> weights [b] or [b, L]."""
-
-
-@dataclass(frozen=True)
-class Pass:
-    """One micro-batch after its backward pass.
-
-    finite: mask of finite norms, padding included, or None if all are. gradients: empty after a norm pass.
-    random_state: the state from which the pass started, or None if it drew nothing.
-    """
-
-    norms: BatchNorms
-    finite: Tensor | None
-    gradients: Mapping[str, ExampleGradients]
-    random_state: RandomState | None = None
 
 
 class GradientEngine:
@@ -168,10 +154,10 @@ class GradientEngine:
         with RandomState.preserved(x.device):
             parts = torch.split(weights, [len(one.norms.losses) for one in passes])
             for first, batch, part in zip(passes, batches, parts, strict=True):
-                cleaned.append(_without(part, first.finite))
+                cleaned.append(first.without_infinite(part))
                 differ.append(self._sum_again(batch, first, cleaned[-1], sums))
         require_same(torch.stack(differ))
-        non_finite = sum(_count_infinite(one) for one in passes)
+        non_finite = sum(one.non_finite() for one in passes)
         return WeightedSum(norms, torch.cat(cleaned), sums.complete(), non_finite)
 
     @torch.no_grad()
@@ -220,9 +206,10 @@ class GradientEngine:
         """Norms, weights and number of infinite norms of one micro-batch. Its gradients are freed on return."""
         done = self._pass(batch, look, keep=True)
         norms = done.norms
-        weights = _without(self._checked(weigh(norms, slice(start, start + norms.norms.shape[0])), norms), done.finite)
+        rows = slice(start, start + norms.norms.shape[0])
+        weights = done.without_infinite(self._checked(weigh(norms, rows), norms))
         self._add(sums, batch, done.gradients, weights, done.finite)
-        return norms, weights, _count_infinite(done)
+        return norms, weights, done.non_finite()
 
     def _micro_batches(self, x: Tensor, y: Tensor) -> list[MicroBatch]:
         require_rows(x, y, self._multiplicity)
@@ -238,7 +225,7 @@ class GradientEngine:
         return micro_batches(x, y, size, self._multiplicity, self._last_micro_batch)
 
     def _verify(self, x: Tensor, y: Tensor) -> bool:
-        """Verify a few examples of a micro-batch; whether that is conclusive, which a batch of one never is.
+        """Verify a few examples of a micro-batch. Returns whether that is conclusive; a batch of one never is.
 
         If modules whose own parameters are read per row do not pass, they run per example, and are verified so.
         """
@@ -390,17 +377,5 @@ class GradientEngine:
             sums.add(name, factors.weighted_sum(column))
 
 
-def _without(weights: Tensor, finite: Tensor | None) -> Tensor:
-    """Weights [B] or [B, L], set to 0 for examples whose norm is not finite."""
-    if finite is None:
-        return weights
-    finite = finite[: len(weights)]
-    return weights.masked_fill(~(finite if weights.dim() == 1 else finite[:, None]), 0.0)
-
-
 def _cat(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _count_infinite(one: Pass) -> int:
-    return 0 if one.finite is None else int((~one.finite[: len(one.norms.losses)]).sum())

@@ -89,10 +89,10 @@ _METADATA: Final = frozenset(
     | {Tensor.is_floating_point, torch.is_floating_point, Tensor.is_complex, torch.is_complex, torch.numel}
     | {Tensor.is_contiguous, Tensor.get_device, Tensor.element_size}
 )
-"""What is the same for the values of all rows."""
+"""Properties and functions of a tensor that do not depend on its row."""
 
 _SIZED: Final = frozenset({Tensor.expand, Tensor.repeat, Tensor.tile, torch.broadcast_to, Tensor.broadcast_to})
-"""Operations that may be told the length of the batch."""
+"""Operations whose arguments may be the length of the batch."""
 
 _BROADCAST: Final = frozenset(
     {torch.add, torch.mul, torch.sub, torch.div, Tensor.add, Tensor.mul, Tensor.sub, Tensor.div}

@@ -22,14 +22,14 @@ from workers.gradients.linear import affine
 from workers.gradients.rules import Recorder
 
 Run = tuple[Tensor, tuple[Tensor, ...]]
-"""Of one layer and direction: outputs [b, t, H], and the last states [b, H]."""
+"""Outputs [b, t, H] of one layer and direction, and its last states [b, H]."""
 
 
 def lstm(
     module: nn.LSTM, record: Recorder, input: Tensor | PackedSequence, hx: tuple[Tensor, Tensor] | None = None
 ) -> Any:
-    """The output of ``module.forward`` for inputs [b, t, width], packed or not; None for a call that is not covered,
-    which one with projections is."""
+    """The output of ``module.forward`` for inputs [b, t, width], packed or not; None for calls that are not covered,
+    such as those of an LSTM with projections."""
     if module.proj_size > 0 or not _covered(input):
         return None
     sequences = _Sequences.of(input)
@@ -76,7 +76,7 @@ class _Sequences:
         return None if self.lengths is None else self.lengths.to(self.values.device) - 1
 
     def reversed(self, values: Tensor) -> Tensor:
-        """Values [b, t, n] with the order of each example's positions reversed; what lies beyond its length stays."""
+        """Values [b, t, n] with the order of each example's positions reversed; positions beyond its length stay."""
         if self.last is None:
             return values.flip(1)
         positions = torch.arange(values.shape[1], device=values.device)
@@ -84,7 +84,7 @@ class _Sequences:
         return values.gather(1, places[:, :, None].expand_as(values))
 
     def at_end(self, values: Tensor) -> Tensor:
-        """[b, n]: of values [b, t, n], those at the last position of each example."""
+        """Values [b, t, n] at the last position of each example; [b, n]."""
         return values[:, -1] if self.last is None else values[torch.arange(len(values)), self.last]
 
 
@@ -182,12 +182,12 @@ _of_tanh: Callable[[Tensor, Tensor], Tensor] = torch.ops.aten.tanh_backward
 
 
 def _positions(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """What tensors [t, ...] hold of each position, as views that are made at once, which takes less than one by one."""
+    """Views of tensors [t, ...] at each position, made together, which is faster than one by one."""
     return zip(*(tensor.unbind() for tensor in tensors), strict=True)
 
 
 def _shifted(first: Tensor, values: Tensor) -> Tensor:
-    """Of values [t, b, H], those one position earlier, and ``first`` [b, H] at the first."""
+    """Values [t, b, H] shifted by one position; the first is ``first`` [b, H]."""
     return torch.cat([first[None], values[:-1]])
 
 

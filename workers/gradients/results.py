@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from accounting.errors import InvalidInput
+from workers.gradients.factors import ExampleGradients
+from workers.gradients.randomness import RandomState
 
 
 @dataclass(frozen=True)
@@ -23,11 +26,36 @@ class BatchNorms:
     losses: Tensor
 
     def of_first(self, examples: int) -> BatchNorms:
-        """Those of the first examples."""
+        """Norms and losses of the first examples."""
         if examples == self.losses.shape[0]:
             return self
         layer_norms = None if self.layer_norms is None else self.layer_norms[:examples]
         return BatchNorms(self.norms[:examples], layer_norms, self.losses[:examples])
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One micro-batch after its backward pass.
+
+    finite: mask of finite norms, padding included, or None if all are. gradients: empty after a norm pass.
+    random_state: the state from which the pass started, or None if it drew nothing.
+    """
+
+    norms: BatchNorms
+    finite: Tensor | None
+    gradients: Mapping[str, ExampleGradients]
+    random_state: RandomState | None = None
+
+    def without_infinite(self, weights: Tensor) -> Tensor:
+        """Weights [B] or [B, L], set to 0 for examples whose norm is not finite."""
+        if self.finite is None:
+            return weights
+        finite = self.finite[: len(weights)]
+        return weights.masked_fill(~(finite if weights.dim() == 1 else finite[:, None]), 0.0)
+
+    def non_finite(self) -> int:
+        """Number of examples whose norm is not finite."""
+        return 0 if self.finite is None else int((~self.finite[: len(self.norms.losses)]).sum())
 
 
 @dataclass(frozen=True)

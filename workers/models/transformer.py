@@ -85,7 +85,7 @@ class Trunk(nn.Module):
         self.padding, self.causal = padding, causal
 
     def hidden(self, features: Tensor) -> Tensor:
-        """What the head reads of each position, [b, t, width]."""
+        """Input of the head at each position, [b, t, width]."""
         x = self.embed(features)
         positions = torch.arange(x.shape[1], device=x.device).expand(x.shape[0], -1)
         x, mask = x + self.positions(positions), self._mask(features)

@@ -51,7 +51,7 @@ class MultiLabel:
         ).double()
 
     def parts(self, sums: Array, names: tuple[str, ...]) -> Mapping[str, Mapping[str, float]]:
-        """Of each label; precision, recall and false positive rate are left out where there is nothing to count."""
+        """Scores of each label; precision, recall and false positive rate are left out where their denominator is 0."""
         found = {name: of(sums) for name, of in _OF_LABELS.items()}
         return {name: known({each: values[at] for each, values in found.items()}) for at, name in enumerate(names)}
 

@@ -50,7 +50,7 @@ class Regression:
         return torch.cat((torch.ones_like(errors[:, :1]), errors**2, errors.abs(), targets, targets**2), 1)
 
     def parts(self, sums: Array, names: tuple[str, ...]) -> Mapping[str, Mapping[str, float]]:
-        """Of each target, where there are several."""
+        """Scores of each target, where there are several."""
         if len(names) == 1:
             return {}
         found = {name: of(sums) for name, of in _OF_TARGETS.items()}

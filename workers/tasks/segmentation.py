@@ -54,7 +54,7 @@ class Segmentation:
         return torch.stack(counts, 1).double()
 
     def parts(self, sums: Array, names: tuple[str, ...]) -> Mapping[str, Mapping[str, float]]:
-        """Of each class; what is not defined, as for one that neither occurs nor is predicted, is left out."""
+        """Scores of each class; undefined ones are left out, as of a class that neither occurs nor is predicted."""
         found = {name: of(*_blocks(sums)) for name, of in _OF_CLASSES.items()}
         return {name: known({each: values[at] for each, values in found.items()}) for at, name in enumerate(names)}
 
