@@ -42,6 +42,6 @@ def test_every_component_is_there_with_its_parameters() -> None:
 
 
 def test_the_page_shows_bounds_defaults_and_axes() -> None:
-    assert "| `epochs` | whole number ≥ 1 ≤ 1000000, or a list |  |" in PAGE
+    assert "| `epochs` | whole number ≥ 1 ≤ 10000000, or a list |  |" in PAGE
     assert "| `test_fraction` | number > 0 < 1 | `0.2` |" in PAGE
     assert "[docs/sweep.md](docs/sweep.md)" in (ROOT / "README.md").read_text()

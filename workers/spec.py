@@ -22,6 +22,7 @@ from pydantic_core import PydanticSerializationError, core_schema
 from accounting.errors import InvalidInput
 from accounting.mechanism import Selection
 from accounting.samplings import SAMPLINGS, Adjacency
+from accounting.schedules import LARGEST_EPOCHS
 from workers.bounds import check_bounds, place_of
 
 Params = dict[str, Any]
@@ -40,7 +41,7 @@ def known_noise_source(name: str) -> str:
     return name
 
 
-Epochs = Annotated[int, Field(ge=1, le=1_000_000)]
+Epochs = Annotated[int, Field(ge=1, le=LARGEST_EPOCHS)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Delta = Annotated[float, Field(gt=0.0, lt=1.0)]
 NoiseMultiplier = Annotated[float, Field(ge=0.0)]

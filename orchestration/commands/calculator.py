@@ -32,7 +32,14 @@ from accounting.estimates import PrivacyEstimate
 from accounting.mechanism import Trace
 from accounting.records import TrialFiles
 from accounting.registry import one_of
-from accounting.schedules import NoiseSchedule, make_schedule, parse_schedule, split_schedule, with_initial
+from accounting.schedules import (
+    LARGEST_EPOCHS,
+    NoiseSchedule,
+    make_schedule,
+    parse_schedule,
+    split_schedule,
+    with_initial,
+)
 from orchestration.commands import panels
 from orchestration.commands.plots import write_epsilon_plot
 from orchestration.commands.risk import RISK, curve_deltas, risk_of, risk_table, write_curve_plot
@@ -316,7 +323,7 @@ def _solve_length(unit: Literal["epochs", "steps"], at_most: int) -> Solver:
 _SOLVERS: Mapping[str, Solver] = {
     "noise-multiplier": _solve_noise,
     "decay": _solve_decay,
-    "epochs": _solve_length("epochs", at_most=1_000_000),
+    "epochs": _solve_length("epochs", at_most=LARGEST_EPOCHS),
     "steps": _solve_length("steps", at_most=100_000_000),
 }
 

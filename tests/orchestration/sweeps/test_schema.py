@@ -166,7 +166,7 @@ def test_every_number_out_of_bounds_has_a_line_with_its_place_value_and_bound() 
     wrong = {
         "data": {"name": "digits", "test_fraction": 1, "split_seed": -1},
         "sampling": [{"method": "poisson", "batch_size": 64}, {"method": "fixed", "batch_size": 0}],
-        "epochs": [1, 1_000_001],
+        "epochs": [1, 10_000_001],
         "seeds": -1,
         "norms": {"refreshes_per_epoch": 0, "rows_per_part": 0},
         "noise_source": "os_entropi",
@@ -182,7 +182,7 @@ def test_every_number_out_of_bounds_has_a_line_with_its_place_value_and_bound() 
             "data.split_seed: Input should be greater than or equal to 0, but got -1",
             "sampling.1.batch_size: Input should be greater than or equal to 1, but got 0; or Input should be 'full', "
             "but got 0",
-            "epochs.1: Input should be less than or equal to 1000000, but got 1000001",
+            "epochs.1: Input should be less than or equal to 10000000, but got 10000001",
             "seeds: Input should be greater than or equal to 0, but got -1",
             "privacy.delta: Input should be less than 1, but got 1",
             "privacy.target_epsilon: Input should be greater than 0, but got 0",
