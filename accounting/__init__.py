@@ -30,6 +30,7 @@ from accounting.errors import (
 from accounting.estimates import PrivacyEstimate
 from accounting.exponential_choice import ExponentialChoice
 from accounting.individual import INDIVIDUAL_ACCOUNTANTS, IndividualEpsilons, individual_epsilons
+from accounting.joint_cost import account_together
 from accounting.mechanism import GaussianRelease, PureRelease, Release, Segment, SideQuery, Trace
 from accounting.pld import CertifiedEpsilon, epsilon_of_examples, group_epsilons
 from accounting.random_trials import RandomTrials
@@ -44,7 +45,6 @@ from accounting.samplings import (
 )
 from accounting.schedules import SCHEDULES, NoiseSchedule, make_schedule, parse_schedule, planned_trace
 from accounting.selection import account_choice, account_selection
-from accounting.together import account_together
 
 __all__ = [
     "ACCOUNTANTS",

@@ -19,7 +19,7 @@ from scipy.special import ndtri
 
 from accounting.errors import InvalidInput, keep_whole, require_finite, require_numbers, require_whole
 from accounting.estimates import Kind, PrivacyEstimate
-from accounting.keyed import KeyedStream
+from accounting.keystream import KeyedStream
 from accounting.mechanism import GaussianRelease
 from accounting.records import Epsilons
 from accounting.rounding import release_grid

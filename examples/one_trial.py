@@ -10,7 +10,7 @@ from accounting.records.layout import TrialFiles
 from accounting.records.shards import NormShards
 from accounting.records.traces import read_trace
 from workers.spec import Component, DataSpec, NoiseSpec, SamplingSpec, TrialSpec
-from workers.trained import load_trained
+from workers.trained_model import load_trained
 from workers.trial import run_trial
 
 

@@ -104,7 +104,7 @@ class Trial:
         opened. Raises: InvalidInput for a trial that did not finish or a model that is not allowed, DataCorruption for
         damaged files.
         """
-        from workers.trained import load_model
+        from workers.trained_model import load_model
 
         self._require_weights()
         return load_model(self._files, self.spec, self._code)
@@ -116,7 +116,7 @@ class Trial:
         trial's evaluation. The predicted class is the largest logit, or with a single column whether it is above 0.
         Raises: as `model`, and InvalidInput for examples of another shape or type.
         """
-        from workers.trained import load_trained
+        from workers.trained_model import load_trained
 
         self._require_weights()
         return load_trained(self._files, self.spec, self._code).logits(examples)
@@ -281,7 +281,7 @@ def run(
     prepare_environment(address)
     tracking_uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
     folder, others = None if output is None else str(output), tuple(map(str, sources))
-    from orchestration.execution.ahead import ray_ahead
+    from orchestration.execution.early_start import ray_ahead
 
     with ray_ahead(spec, folder, address, code):
         from orchestration.pipeline import NoDisplay, RunRequest, run_sweep

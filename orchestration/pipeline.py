@@ -30,11 +30,11 @@ from orchestration.execution.backend import Opening, backend, opening, solver
 from orchestration.execution.coordinator import Coordinator, initial_status
 from orchestration.execution.disk_space import require_space
 from orchestration.execution.environment import EMBEDDED, IN_PROCESS, open_cluster
-from orchestration.execution.keeping import kept_open
 from orchestration.execution.object_stores import require_client
 from orchestration.execution.removal import start_anew
+from orchestration.execution.reuse import take_finished
+from orchestration.execution.shared_connection import kept_open
 from orchestration.execution.status_file import StatusFile, earlier_driver
-from orchestration.execution.taking import take_finished
 from orchestration.execution.upkeep import damaged_files
 from orchestration.records.layout import SweepFiles, absolute, default_output
 from orchestration.records.limits import NO_LIMITS, NOTHING_SPENT, Limits

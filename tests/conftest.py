@@ -21,7 +21,7 @@ WAITING = (
     "tests/orchestration/test_run.py",
     "tests/orchestration/execution/test_limits.py",
     "tests/orchestration/execution/test_tune.py",
-    "tests/orchestration/report/test_growing.py",
+    "tests/orchestration/report/test_live_report.py",
     "tests/orchestration/execution/test_memory.py",
     "tests/orchestration/tracking/test_servers.py",
     "tests/test_python_docs.py",

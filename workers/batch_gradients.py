@@ -1,6 +1,6 @@
 """Gradient norms and clipped sums of training examples, by their rows: what a training run asks of its model.
 
-`LocalGradients` computes them in this process; `workers.divided` divides the rows among several.
+`LocalGradients` computes them in this process; `workers.data_parallel` divides the rows among several.
 """
 
 from __future__ import annotations

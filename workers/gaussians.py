@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accounting.keyed import KeyedStream
+from accounting.keystream import KeyedStream
 from workers.chacha import ChaChaStream, Series
 
 BLOCK: Final = 65_536

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from accounting.errors import require_finite
-from accounting.keyed import KeyedStream
+from accounting.keystream import KeyedStream
 from accounting.registry import lookup
 from accounting.rounding import release_grid
 from workers.gaussians import CIPHERS

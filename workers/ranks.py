@@ -1,7 +1,7 @@
 """The processes that train one trial together, and what they send to each other.
 
-They run on one node. Rank 0 trains; the others compute their share of its gradients (`workers.divided`). Only tensors
-are sent, nothing that would be unpickled, and what connects them listens on the loopback interface alone.
+They run on one node. Rank 0 trains; the others compute their share of its gradients (`workers.data_parallel`). Only
+tensors are sent, nothing that would be unpickled, and what connects them listens on the loopback interface alone.
 """
 
 from __future__ import annotations

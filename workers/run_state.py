@@ -15,8 +15,8 @@ from accounting.errors import START_ANEW, DataCorruption, InvalidInput
 from accounting.estimates import Claim
 from accounting.records import read_private
 from workers.clipping import ClippingState
-from workers.courses import GroupCourse, GroupDepartures
 from workers.gradients import modes_of, set_modes
+from workers.group_history import GroupCourse, GroupDepartures
 from workers.history import EpochRecord
 
 

@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from accounting.errors import InvalidInput, require_finite
-from accounting.keyed import KeyedStream
+from accounting.keystream import KeyedStream
 from accounting.registry import lookup
 from accounting.samplings import Sampling, sampling_of_sizes
 from workers.chacha import ChaChaBits
-from workers.gaps import are_worth_it, rows_by_gaps
 from workers.noise import derive_seed, noise_source_kind
+from workers.poisson_gaps import are_worth_it, rows_by_gaps
 from workers.spec import SamplingSpec
 
 Rows = npt.NDArray[np.int64]

@@ -28,11 +28,11 @@ from workers.clipping import (
     make_clipping,
     released_bound,
 )
-from workers.courses import new_courses, new_departures, note_departures, note_epoch
 from workers.data import Dataset
 from workers.devices import choose_device, sent
 from workers.evaluation import Evaluation, Predictions, evaluate, with_evaluated_on
 from workers.gradients import RandomState, WeightedSum, modes_of
+from workers.group_history import new_courses, new_departures, note_departures, note_epoch
 from workers.history import EpochRecord
 from workers.imports import NO_CODE, UserCode
 from workers.mechanism import affordable_epochs

@@ -31,8 +31,8 @@ from workers.batch_gradients import LocalGradients
 from workers.checkpoint import fingerprint, forget_checkpoint, load_checkpoint, save_checkpoint
 from workers.clipping import claims, make_clipping
 from workers.data import Dataset, load_dataset
+from workers.data_parallel import DividedGradients, first_random_states, follow, restore_random_state
 from workers.devices import choose_device
-from workers.divided import DividedGradients, first_random_states, follow, restore_random_state
 from workers.evaluation import Predictions, counted, evaluate
 from workers.held_out import write_wrong
 from workers.history import Progress, TrainingResult, read_training_result
@@ -48,7 +48,7 @@ from workers.recording import closed_afterwards, is_due
 from workers.reproducible import explained, reproducible
 from workers.run_state import ModelModes, ModelValues
 from workers.spec import AttackSpec, TrialSpec, at_speed_of
-from workers.trained import describe_inputs
+from workers.trained_model import describe_inputs
 from workers.training import Trainer
 
 __all__ = ["Begun", "Progress", "TrainingResult", "begin", "follow_trial", "run_trial"]

@@ -55,10 +55,10 @@ from accounting.individual.inversion import (
     plain_exponent,
     raise_bounds,
 )
-from accounting.individual.kept import kept
 from accounting.individual.rdp import RenyiCosts, renyi_costs
 from accounting.individual.spectrum_kernels import LOOSE
 from accounting.individual.spreading import NODES, near_reached, of_rows, spread_linearly, weighted_sums
+from accounting.individual.table_cache import kept
 from accounting.individual.tail_bounds import within
 from accounting.pld import MIN_DELTA, CertifiedEpsilon, epsilon_of_rounds, rounds_of_examples
 

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from accounting.individual.contour import Contour, moment_table
 from accounting.individual.contributions import Array, StepWeights
 from accounting.individual.inversion import FLOAT_ERROR, STEP_ERROR, plain_exponent, tilts_from
-from accounting.individual.kept import kept
 from accounting.individual.spreading import weighted_sums
+from accounting.individual.table_cache import kept
 
 _STEPS = range(8)
 """How many of the steps between tilts each a lies above the rows' contour. What adding costs has lighter tails."""

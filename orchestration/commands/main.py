@@ -99,7 +99,7 @@ def run(
 
     A sweep file is code: it runs the functions that it names in the modules of its folder.
     """
-    from orchestration.execution.ahead import ray_ahead
+    from orchestration.execution.early_start import ray_ahead
     from orchestration.sweeps.schema import parse_sweep
     from orchestration.sweeps.text import read_text
     from orchestration.sweeps.user_code import permitted
@@ -127,7 +127,7 @@ def report(
 ) -> None:
     """Verify the stored files of a sweep and write its report again; with --watch, show the report growing first."""
     from orchestration.pipeline import render_again
-    from orchestration.report.growing import growing_report
+    from orchestration.report.live_report import growing_report
 
     for trials in growing_report(SweepFiles(absolute(folder))) if watch else ():
         print(f"{trials} trials in the report", file=sys.stderr, flush=True)

@@ -13,15 +13,15 @@ from rich.text import Text
 from accounting.registry import lookup
 from orchestration.commands import panels
 from orchestration.commands.arguments import AsJson, Folder, TrackingUri
+from orchestration.commands.choice_text import best_lines
 from orchestration.commands.console import stdout
 from orchestration.commands.output_files import write_file
 from orchestration.commands.running import print_json
-from orchestration.commands.words import best_lines
 from orchestration.comparison.plain_text import for_terminal
 from orchestration.records.layout import SweepFiles, absolute
 
 if TYPE_CHECKING:
-    from orchestration.comparison.across import Comparison
+    from orchestration.comparison.across_sweeps import Comparison
 
 
 def export(
@@ -56,7 +56,7 @@ def compare(
     Each with its seeds and its numbers as its own report shows them. Sweeps of different data, δ or adjacency are said
     to be so. With release: raw in any of them the HTML file is readable by you only.
     """
-    from orchestration.comparison.across import compare as compared
+    from orchestration.comparison.across_sweeps import compare as compared
     from orchestration.comparison.stored import stored_record
 
     roots = dict.fromkeys(map(absolute, folders))
@@ -122,7 +122,7 @@ def best(
 
 
 def _print(found: Comparison) -> None:
-    from orchestration.comparison.across import cells, heads
+    from orchestration.comparison.across_sweeps import cells, heads
     from orchestration.report.prose import together
 
     table = Table(box=None, pad_edge=False)

@@ -9,10 +9,10 @@ import typer
 from accounting.accountants import account
 from accounting.errors import InvalidInput
 from accounting.estimates import PrivacyEstimate
+from accounting.joint_cost import account_together
 from accounting.mechanism import Trace
 from accounting.random_trials import RandomTrials
 from accounting.selection import account_selection
-from accounting.together import account_together
 
 SelectionTrials = Annotated[
     float | None,

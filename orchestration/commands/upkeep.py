@@ -155,7 +155,7 @@ def account(
         require_finite("delta", delta, above=0.0, below=1.0)
     sizes = tuple(whole_numbers("--group-sizes", group_sizes, 1)) if group_sizes else ()
     prepare_environment(address)
-    from orchestration.execution.again import Question, account_again
+    from orchestration.execution.reaccounting import Question, account_again
     from orchestration.pipeline import show_accounts
 
     question = Question(trial, delta, individual, sizes, absolute(group_by) if group_by else "", by_user)

@@ -4,7 +4,7 @@ Other rooms import from the modules in `__all__` only: `formats` and `metrics` l
 """
 
 __all__ = [
-    "across",
+    "across_sweeps",
     "best",
     "claims",
     "densities",
@@ -20,11 +20,11 @@ __all__ = [
     "metrics",
     "parameters",
     "plain_text",
+    "publishing",
     "rate_metrics",
     "record",
     "selected",
     "settings",
-    "shown",
     "statistics",
     "stored",
     "table",

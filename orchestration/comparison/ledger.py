@@ -14,8 +14,8 @@ from typing import Any
 
 from accounting.errors import UnsupportedMechanism
 from accounting.estimates import PrivacyEstimate
+from accounting.joint_cost import account_together
 from accounting.mechanism import Trace
-from accounting.together import account_together
 from orchestration.records.attempts import Attempt
 from orchestration.records.published import PublishedTrial
 
@@ -52,7 +52,7 @@ class Composition:
 def composed(trials: Iterable[PublishedTrial]) -> Composition | None:
     """What the private ones of ``trials`` cost together, all their attempts included; None where nothing was released.
 
-    Guarantee: adaptive composition (`accounting.together`), at the delta of the trials. An estimate where a run ended
+    Guarantee: adaptive composition (`accounting.joint_cost`), at the delta of the trials. An estimate where a run ended
     before its planned end, because that may depend on what it showed, where runs drew the same noise, and where an
     unaccounted tuning chose what was trained: the runs of its candidates count too, but which mechanism followed
     depended on what they showed.

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from orchestration.comparison import shown
+from orchestration.comparison import publishing
 from orchestration.comparison.ledger import composed
 from orchestration.comparison.metrics import known, known_of_groups
 from orchestration.comparison.parameters import asked, dataset_of, found_sizes, parameters
@@ -155,10 +155,10 @@ class SweepRecord:
         status = self.status(point.key)
         match status.result:
             case TrialResult() as result:
-                return shown.finished(point, view(result), self.finished(self.baseline(point)))
+                return publishing.finished(point, view(result), self.finished(self.baseline(point)))
             case StoppedTrial() as result:
-                return shown.stopped(point, result)
-        return shown.unfinished(point, status)
+                return publishing.stopped(point, result)
+        return publishing.unfinished(point, status)
 
     def data(self, view: View = disclosed) -> PublishedSweep:
         """The whole sweep as shown under ``view``."""

@@ -4,20 +4,20 @@ Other rooms import from the modules in `__all__` only: `environment` must be imp
 """
 
 __all__ = [
-    "again",
-    "ahead",
     "backend",
     "coordinator",
     "disk_space",
+    "early_start",
     "environment",
     "job_package",
-    "keeping",
     "object_stores",
     "prediction",
     "probing",
+    "reaccounting",
     "removal",
+    "reuse",
+    "shared_connection",
     "status_file",
     "submission",
-    "taking",
     "upkeep",
 ]

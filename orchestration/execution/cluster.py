@@ -32,9 +32,9 @@ from accounting.errors import InvalidInput, StorageError
 from accounting.parallel import fitting
 from accounting.records import KEY_VARIABLE, KeyCheck, read_bytes, require_key, write_bytes_atomically
 from orchestration.execution.environment import EMBEDDED, reread_environment
-from orchestration.execution.keeping import kept
 from orchestration.execution.nodes import amounts_of
 from orchestration.execution.session import private_session
+from orchestration.execution.shared_connection import kept
 from orchestration.sweeps.user_code import packed
 from workers.imports import NO_CODE, UserCode
 from workers.memory import ALLOCATOR

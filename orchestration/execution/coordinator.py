@@ -16,12 +16,12 @@ from accounting.errors import DataCorruption, InvalidInput, StorageError
 from accounting.jobs import AccountingJob, PartResult, Scatter
 from accounting.mechanism import Trace
 from accounting.records import PartFiles, delete_folder, exists, modified, read_trace
-from orchestration.comparison import shown
+from orchestration.comparison import publishing
 from orchestration.comparison.claims import unfounded
 from orchestration.comparison.record import SweepRecord, exact
 from orchestration.comparison.stored import candidate_attempts, kept_trials
 from orchestration.execution.completion import Times, complete_stopped, complete_trial, epsilon_so_far, shown_trace
-from orchestration.execution.patience import PAUSES
+from orchestration.execution.storage_retries import PAUSES
 from orchestration.records.accounts import read_accounts
 from orchestration.records.attempts import Attempt, AttemptLog
 from orchestration.records.failures import forget_failure, record_failure
@@ -152,7 +152,7 @@ class Coordinator:
             state=TrialState.TRAINING,
             progress=progress,
             epsilon_so_far=epsilon,
-            history=(*seen, shown.epoch(progress, epsilon)),
+            history=(*seen, publishing.epoch(progress, epsilon)),
         )
 
     def started(self, key: str) -> None:

@@ -12,7 +12,7 @@ from accounting.jobs import AccountingJob, PartResult, account_in_process
 from accounting.records import PartFiles
 from orchestration.execution.backend import TrainingObserver, TrialContext, lighter
 from orchestration.execution.environment import IN_PROCESS
-from orchestration.execution.patience import train_patiently
+from orchestration.execution.storage_retries import train_patiently
 from orchestration.records.layout import SweepFiles
 from orchestration.records.snapshot import SweepSnapshot
 from orchestration.sweeps.plan import PlannedTrial

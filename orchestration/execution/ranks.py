@@ -26,7 +26,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from accounting.errors import DpsweepError
 from orchestration.execution.backend import TrialContext
-from orchestration.execution.patience import patiently
+from orchestration.execution.storage_retries import patiently
 from orchestration.sweeps.plan import PlannedTrial
 from orchestration.sweeps.resources import ResourceSettings
 from orchestration.sweeps.user_code import unpacked

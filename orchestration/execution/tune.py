@@ -24,11 +24,11 @@ from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 from accounting.errors import StorageError
 from accounting.records import exists
 from orchestration.execution.backend import TrainingObserver, TrialContext, lighter
-from orchestration.execution.patience import train_patiently
 from orchestration.execution.ranks import train_together
+from orchestration.execution.storage_retries import train_patiently
 from orchestration.sweeps.plan import PlannedTrial
 from orchestration.sweeps.resources import ResourceSettings
-from orchestration.sweeps.rivals import rivals
+from orchestration.sweeps.scheduler_groups import rivals
 from orchestration.sweeps.schema import SchedulerSettings, SweepSpec
 from orchestration.sweeps.user_code import unpacked
 from workers.micro_batches import LackOfMemory
@@ -223,7 +223,7 @@ def _trial_name(trial: Any) -> str:
 class _WithinSettings(FIFOScheduler):
     """Compares each trial with its rivals alone, by an ASHA of their own; a trial without a group is never stopped.
 
-    groups: by the key of a trial, as `orchestration.sweeps.rivals` names them.
+    groups: by the key of a trial, as `orchestration.sweeps.scheduler_groups` names them.
     """
 
     def __init__(self, settings: SchedulerSettings, groups: Mapping[str, str | None]) -> None:

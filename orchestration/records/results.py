@@ -16,8 +16,8 @@ from orchestration.records.published import IndividualStatistics, PublishedEpoch
 from orchestration.records.release_modes import release_mode
 from orchestration.records.stored_trace import StoredTrace
 from workers.attacks import AttackResults
-from workers.courses import GroupCourse, GroupDepartures
 from workers.evaluation import Evaluation
+from workers.group_history import GroupCourse, GroupDepartures
 from workers.history import TrainingResult
 from workers.spec import TrialSpec
 

@@ -6,7 +6,7 @@ Other rooms import from the modules in `__all__` only: `owner`, for `dpsweep own
 __all__ = [
     "catalogue",
     "compared",
-    "growing",
+    "live_report",
     "owner",
     "prose",
     "writing",

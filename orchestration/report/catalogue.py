@@ -14,8 +14,8 @@ from orchestration.comparison.rate_metrics import WORST_GROUP_METRICS, group_met
 from orchestration.comparison.settings import finished_settings, group_names
 from orchestration.records.published import PublishedSweep, PublishedTrial
 from orchestration.records.release_modes import release_mode
-from orchestration.report import courses, of_training, trade_offs
 from orchestration.report import figures as draw
+from orchestration.report import private_figures, trade_offs, training_curves
 from orchestration.report.curves import searched_curves, tuning_curves
 from orchestration.report.figures import Scene
 from orchestration.report.plot import Plot
@@ -78,7 +78,7 @@ FIGURES: Final = (
     Figure("utility-fairness", "Utility and fairness", "results", _one(trade_offs.utility_fairness), in_mlflow=True),
     Figure("privacy-utility", "Privacy and utility", "results", _one(trade_offs.privacy_utility)),
     Figure("privacy-fairness", "Privacy and fairness", "results", _one(trade_offs.privacy_fairness)),
-    Figure("group-size", "Any k records together", "results", _one(courses.epsilon_over_group_size)),
+    Figure("group-size", "Any k records together", "results", _one(training_curves.epsilon_over_group_size)),
     Figure("tuning: ", "", "tuning", tuning_curves),
     Figure("tried: ", "", "tuning", searched_curves),
     Figure("group-accuracy", "{main} on test data", "groups", _one(draw.group_accuracy), in_mlflow=True),
@@ -98,22 +98,24 @@ FIGURES: Final = (
         in_mlflow=True,
     ),
     Figure("group-loss", "Loss on test data", "groups", _one(draw.group_loss)),
-    Figure("group-norm", "Gradient norm of its training examples", "groups", _one(of_training.gradient_norms)),
-    Figure("group-bias", "Clipping bias: taken off its gradients", "groups", _one(of_training.clipping_biases)),
-    Figure("group-noise", "Noise in its mean gradient", "groups", _one(of_training.noise_errors)),
+    Figure("group-norm", "Gradient norm of its training examples", "groups", _one(private_figures.gradient_norms)),
+    Figure("group-bias", "Clipping bias: taken off its gradients", "groups", _one(private_figures.clipping_biases)),
+    Figure("group-noise", "Noise in its mean gradient", "groups", _one(private_figures.noise_errors)),
     Figure("who-pays", "{main} of a group against its mean εᵢ", "who pays", _one(draw.who_pays)),
     Figure("histogram of ", "", "single examples", draw.histograms),
-    Figure("loss of ", "εᵢ and loss: ", "single examples", of_training.loss_densities),
-    Figure("estimates of ", "Estimated and exact εᵢ: ", "single examples", of_training.estimate_densities),
-    Figure("accuracy", "{main} on test data", "over time", _one(courses.accuracy_over_epochs)),
-    Figure("loss", "Loss on test data", "over time", _one(courses.loss_over_epochs)),
-    Figure("epsilon", "Cost of the steps so far", "over time", _one(courses.epsilon_over_epochs)),
-    Figure("accountants: ", "By every accountant: ", "over time", courses.accountants_over_epochs),
-    Figure("rho", "ρ of the steps so far", "over time", _one(courses.rho_over_epochs)),
-    Figure("noise", "Noise multiplier", "over time", _one(courses.noise)),
-    Figure("clipping", "Clipping bounds", "over time", _one(courses.clipping_bounds)),
-    Figure("norms", "Gradient norms of groups", "over time", _one(of_training.norms_over_epochs)),
-    Figure("departures", "Training examples that have spent their budget", "over time", _one(courses.departures)),
+    Figure("loss of ", "εᵢ and loss: ", "single examples", private_figures.loss_densities),
+    Figure("estimates of ", "Estimated and exact εᵢ: ", "single examples", private_figures.estimate_densities),
+    Figure("accuracy", "{main} on test data", "over time", _one(training_curves.accuracy_over_epochs)),
+    Figure("loss", "Loss on test data", "over time", _one(training_curves.loss_over_epochs)),
+    Figure("epsilon", "Cost of the steps so far", "over time", _one(training_curves.epsilon_over_epochs)),
+    Figure("accountants: ", "By every accountant: ", "over time", training_curves.accountants_over_epochs),
+    Figure("rho", "ρ of the steps so far", "over time", _one(training_curves.rho_over_epochs)),
+    Figure("noise", "Noise multiplier", "over time", _one(training_curves.noise)),
+    Figure("clipping", "Clipping bounds", "over time", _one(training_curves.clipping_bounds)),
+    Figure("norms", "Gradient norms of groups", "over time", _one(private_figures.norms_over_epochs)),
+    Figure(
+        "departures", "Training examples that have spent their budget", "over time", _one(training_curves.departures)
+    ),
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from orchestration.comparison.across import Comparison, cells, heads, shown_metrics
+from orchestration.comparison.across_sweeps import Comparison, cells, heads, shown_metrics
 from orchestration.report.html import Cell, note, table
 from orchestration.report.prose import SENSITIVE, together
 

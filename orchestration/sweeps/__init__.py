@@ -11,7 +11,7 @@ __all__ = [
     "growth",
     "plan",
     "resources",
-    "rivals",
+    "scheduler_groups",
     "schema",
     "search",
     "selection",

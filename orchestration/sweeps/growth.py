@@ -12,7 +12,7 @@ from accounting.errors import InvalidInput
 from orchestration.records.manifest import Manifest
 from orchestration.records.release_modes import release_mode
 from orchestration.sweeps.grid import Names, Past, drafts
-from orchestration.sweeps.old_names import names_by_labels
+from orchestration.sweeps.legacy_keys import names_by_labels
 from orchestration.sweeps.schema import SweepSpec, parse_sweep
 
 

@@ -25,7 +25,7 @@ from orchestration.records.layout import SweepFiles
 from orchestration.records.release_modes import release_spec
 from orchestration.sweeps.grid import NO_PAST, GridPoint, Past, grid
 from orchestration.sweeps.remarks import of_candidates, of_sweep, of_trials, own_parts
-from orchestration.sweeps.rivals import unopposed
+from orchestration.sweeps.scheduler_groups import unopposed
 from orchestration.sweeps.schema import SweepSpec
 from orchestration.sweeps.search import require_optuna
 from orchestration.sweeps.selection import unlike

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from accounting.accountants import account
 from accounting.exponential_choice import ExponentialChoice
+from accounting.joint_cost import account_together
 from accounting.random_trials import RandomTrials
-from accounting.together import account_together
 from orchestration.sweeps.combinations import repeated
 from orchestration.sweeps.schema import SweepSpec
 from workers.imports import UserCode, is_import_path

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from accounting.records import TrialFiles, read_bytes
 from workers.spec import TrialSpec
-from workers.trained import TrainedModel, load_trained
+from workers.trained_model import TrainedModel, load_trained
 
 
 @dataclass(frozen=True)

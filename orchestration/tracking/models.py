@@ -29,7 +29,7 @@ from orchestration.comparison.parameters import varying
 from orchestration.comparison.settings import Setting, first_seed, setting_name
 from orchestration.records.layout import SweepFiles
 from orchestration.records.published import PublishedTrial
-from workers.trained import input_of, output_axes
+from workers.trained_model import input_of, output_axes
 
 SWEEP, TRIAL, SETTING = "dpsweep.sweep", "dpsweep.trial_key", "dpsweep.setting"
 _LONGEST_NAME: Final = 250

@@ -13,7 +13,7 @@ from scipy.stats import kstest, norm
 from accounting.accountants import account
 from accounting.errors import InvalidInput
 from accounting.estimates import PrivacyEstimate
-from accounting.keyed import KEY_BYTES, KeyedStream
+from accounting.keystream import KEY_BYTES, KeyedStream
 from accounting.mechanism import Segment, Trace
 from accounting.records.epsilons import Epsilons
 from accounting.release import (

@@ -14,13 +14,13 @@ from accounting.errors import InvalidInput, UnsupportedMechanism
 from accounting.events import to_event
 from accounting.filters import RenyiFilter
 from accounting.individual import algorithm_2, individual_epsilons
+from accounting.joint_cost import account_together
 from accounting.mechanism import Segment, Trace
 from accounting.random_trials import RandomTrials
 from accounting.records import read_trace, write_trace
 from accounting.renyi import epsilon_improved
 from accounting.samplings import PoissonSampling
 from accounting.selection import account_selection, selection_rdp
-from accounting.together import account_together
 
 DELTA = 1e-5
 

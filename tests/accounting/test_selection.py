@@ -24,12 +24,12 @@ from accounting.accountants import account
 from accounting.budgets import EpsilonBudget
 from accounting.calibration import noise_multiplier_within_budget
 from accounting.errors import InvalidInput
+from accounting.joint_cost import account_together
 from accounting.mechanism import GaussianRelease, PureRelease, Segment, Trace
 from accounting.random_trials import RandomTrials
 from accounting.renyi import ORDERS
 from accounting.samplings import PoissonSampling, ShuffledSampling
 from accounting.selection import account_selection
-from accounting.together import account_together
 
 DELTA = 1e-5
 SHAPES = (0.0, 0.5, 1.0, 3.0)

@@ -379,7 +379,7 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
         B('if note.get("inputs") != inputs:', "if not note:", "a part of another trace or delta is taken up", True),
     ),
     *bugs_in(
-        "accounting/keyed.py",
+        "accounting/keystream.py",
         ("tests/accounting/test_release.py", "tests/workers/test_noise.py"),
         B("self._counter += 1", "self._counter += 0", "every call gives the same bits", True),
         B(

@@ -25,8 +25,8 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "orchestration/sweeps/rivals.py",
-        ("tests/orchestration/sweeps/test_rivals.py",),
+        "orchestration/sweeps/scheduler_groups.py",
+        ("tests/orchestration/sweeps/test_scheduler_groups.py",),
         B("    if not point.is_private:\n        return None\n", "", "a scheduler stops baselines"),
         B("clipping=_named(spec.clipping)", "clipping=Component('any')", "a scheduler stops whole settings"),
     ),

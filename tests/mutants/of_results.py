@@ -211,7 +211,7 @@ RESULTS: Final[tuple[Mutant, ...]] = (
         B("return self.ended - self.started if", "return (self.ended - self.started) / 60 if", "wall time in minutes"),
     ),
     *bugs_in(
-        "orchestration/comparison/shown.py",
+        "orchestration/comparison/publishing.py",
         RECORD,
         B(
             "or math.isnan(value - before) else value - before",

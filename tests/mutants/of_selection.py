@@ -66,7 +66,7 @@ SELECTIONS: Final[tuple[Mutant, ...]] = (
         B("    require_one_run(trace)\n", "", "a selection costs what one of its runs costs", privacy=True),
     ),
     *bugs_in(
-        "accounting/together.py",
+        "accounting/joint_cost.py",
         ("tests/accounting/test_selected_traces.py",),
         B(
             "share = delta / (sum(selected.values()) + bool(plain))",

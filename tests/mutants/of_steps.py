@@ -199,8 +199,8 @@ STEPS: Final[tuple[Mutant, ...]] = (
         B("for _ in range(10):", "for _ in range(4):", "ChaCha8 instead of ChaCha20", True),
     ),
     *bugs_in(
-        "workers/gaps.py",
-        ("tests/workers/test_gaps.py",),
+        "workers/poisson_gaps.py",
+        ("tests/workers/test_poisson_gaps.py",),
         B("* _ONE) - 1", "* _ONE) * 2", "rows join twice as often", True),
         B("* _ONE) - 1", "* _ONE) + 1", "rows join more often than is stated", True),
         B("k % 2 == 1", "k % 2 == 0", "events occur where they should not", True),
@@ -349,7 +349,7 @@ STEPS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "workers/gradients/looks.py",
+        "workers/gradients/deferred_checks.py",
         ("tests/workers/gradients/test_synchronisations.py",),
         B("if together.all_finite():", "if True:", "norms that lost digits weigh as they are", True),
         B(

@@ -60,7 +60,7 @@ WORKERS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "workers/divided.py",
+        "workers/data_parallel.py",
         ("tests/workers/test_ranks.py",),
         B(
             "self._group.scatter(given, _sizes(parts))",

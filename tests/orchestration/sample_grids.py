@@ -9,7 +9,7 @@ import yaml
 from accounting.records import TrialFiles
 from orchestration.records.layout import SweepFiles
 from orchestration.records.manifest import read_manifest
-from orchestration.sweeps.old_names import names_by_labels
+from orchestration.sweeps.legacy_keys import names_by_labels
 from orchestration.sweeps.schema import parse_sweep
 
 SMALL = """

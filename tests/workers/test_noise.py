@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from scipy.stats import binomtest, kstest, norm
 
 from accounting.errors import InvalidInput
-from accounting.keyed import KEY_BYTES
+from accounting.keystream import KEY_BYTES
 from accounting.rounding import release_grid
 from tests.workers.devices import DEVICE
 from workers import gaussians

@@ -16,7 +16,7 @@ from tests.workers.trial_specs import small_trial
 from workers.data import load_dataset
 from workers.outcomes import Outcomes, read_outcomes, write_outcomes
 from workers.rates import confusion_counts
-from workers.trained import load_trained
+from workers.trained_model import load_trained
 from workers.trial import run_trial
 
 

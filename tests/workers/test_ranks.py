@@ -27,14 +27,14 @@ from tests.workers.trial_runs import norms_of
 from tests.workers.trial_specs import DROPOUT_NET, TUMOURS_READ_ONCE, clipping_by, small_trial
 from workers.clipping import CLIPPING
 from workers.data import load_dataset
-from workers.divided import first_random_states
+from workers.data_parallel import first_random_states
 from workers.evaluation import counted, evaluate, predict
 from workers.history import TrainingResult, read_training_result
 from workers.losses import build_loss
 from workers.outcomes import Outcomes, read_outcomes
 from workers.sampling import SAMPLERS
 from workers.spec import Component, DataSpec, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec, TrialSpec
-from workers.trained import load_model
+from workers.trained_model import load_model
 from workers.trial import run_trial
 
 TOLERANCE = 1e-5

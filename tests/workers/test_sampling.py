@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from scipy.stats import binom, binomtest, chi2_contingency, chisquare
 
 from accounting.errors import InvalidInput
-from accounting.keyed import KEY_BYTES, KeyedStream
+from accounting.keystream import KEY_BYTES, KeyedStream
 from accounting.samplings import (
     FixedBatchSampling,
     PoissonSampling,

@@ -23,7 +23,7 @@ from workers.losses import LOSSES, TASK_OF, build_loss
 from workers.outcomes import ScoredOutcomes, read_outcomes
 from workers.spec import Component, DataSpec, TrialSpec
 from workers.tasks import IGNORED, MAIN_SCORES, TASKS, main_score
-from workers.trained import load_trained
+from workers.trained_model import load_trained
 from workers.trial import run_trial
 
 DRAW = np.random.default_rng(0)

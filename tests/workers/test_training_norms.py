@@ -20,7 +20,7 @@ from workers import clipping
 from workers.clipping import ClippingState, ClipRule, Examples, Setting
 from workers.clipping.per_layer import PerLayerClipping
 from workers.clipping.protocol import clip_factor
-from workers.courses import new_courses, note_epoch
+from workers.group_history import new_courses, note_epoch
 from workers.mechanism import mechanism_of
 from workers.recording import Measurement
 from workers.run_state import read_counters

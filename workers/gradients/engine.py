@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from accounting.errors import InvalidInput
 from workers.gradients.capture import Capture, capturing
 from workers.gradients.checks import check_model
-from workers.gradients.draws import draws
+from workers.gradients.deferred_checks import Look, Looks, Outputs, Together
+from workers.gradients.deterministic_passes import draws
 from workers.gradients.factors import HALF_PRECISION, ExampleGradients, square_together, sum_together, widen
 from workers.gradients.layers import Form, find_layers
-from workers.gradients.looks import Look, Looks, Outputs, Together
 from workers.gradients.micro_batches import (
     LastMicroBatch,
     MicroBatch,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from accounting.errors import InvalidInput, public_text
-from workers.gradients.draws import SHARES, ConstantDraws, Start, same, without_dropout
+from workers.gradients.deterministic_passes import SHARES, ConstantDraws, Start, same, without_dropout
 from workers.gradients.modes import modes_kept
 from workers.gradients.randomness import RandomState
 

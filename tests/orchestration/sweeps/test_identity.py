@@ -11,7 +11,7 @@ from accounting.errors import InvalidInput
 from orchestration.sweeps import grid as grids
 from orchestration.sweeps.grid import GridPoint, Past, grid
 from orchestration.sweeps.identity import content
-from orchestration.sweeps.old_names import names_by_labels
+from orchestration.sweeps.legacy_keys import names_by_labels
 from orchestration.sweeps.plan import plan_sweep
 from orchestration.sweeps.schema import parse_sweep
 from tests.orchestration.sample_grids import small

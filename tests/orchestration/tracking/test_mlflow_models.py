@@ -31,7 +31,7 @@ from tests.orchestration.tracking.recordings import (
 )
 from tests.workers.trial_specs import small_trial
 from workers.data import load_dataset
-from workers.trained import load_trained
+from workers.trained_model import load_trained
 from workers.trial import run_trial
 
 import mlflow.pyfunc  # isort: skip

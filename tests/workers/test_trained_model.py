@@ -19,7 +19,7 @@ from tests.workers.trial_specs import DROPOUT_NET, TUMOURS, small_trial, tumours
 from workers.data import Source, load_dataset
 from workers.imports import NO_CODE, UserCode
 from workers.spec import Component, DataSpec, TrialSpec
-from workers.trained import load_model, load_trained
+from workers.trained_model import load_model, load_trained
 from workers.trial import run_trial
 
 HERE = allowed(__file__)
@@ -89,7 +89,7 @@ class TestWithoutTheDataAndTheCode:
         def unread(*arguments: object) -> None:
             raise AssertionError("data were read")
 
-        monkeypatch.setattr("workers.trained.load_source", unread)
+        monkeypatch.setattr("workers.trained_model.load_source", unread)
         assert load_trained(*trained).logits(np.zeros((3, 30))).shape == (3, 2)
         assert load_trained(*trained).logits(np.zeros((0, 30))).shape == (0, 2)
 

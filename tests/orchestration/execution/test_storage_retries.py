@@ -17,9 +17,9 @@ from pyarrow import fs
 from accounting.errors import StorageError
 from accounting.records import files as storage
 from accounting.records import read_bytes, read_epsilons
-from orchestration.execution import patience
+from orchestration.execution import storage_retries
 from orchestration.execution.backend import TrialContext
-from orchestration.execution.patience import train_patiently
+from orchestration.execution.storage_retries import train_patiently
 from orchestration.records.layout import SweepFiles
 from orchestration.sweeps.plan import PlannedTrial, plan_sweep
 from orchestration.sweeps.schema import parse_sweep
@@ -64,7 +64,7 @@ def refusing(monkeypatch: pytest.MonkeyPatch, after: int, times: int) -> Callabl
 def test_a_store_that_refuses_for_a_while_changes_no_bit(
     planned: PlannedTrial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "PAUSES", (0.0,) * 5)
+    monkeypatch.setattr(storage_retries, "PAUSES", (0.0,) * 5)
     refused, steps = refusing(monkeypatch, after=12, times=3), list[int]()
     context = TrialContext(SweepFiles(f"mock://{uuid.uuid4()}/sweep"), parse_sweep(TEXT).disclosure, NO_CODE)
 
@@ -99,8 +99,8 @@ def test_what_refuses_for_good_fails_the_trial(
     def refuse(*arguments: object) -> None:
         raise OSError(errno.ENOSPC, "no space left on device")
 
-    monkeypatch.setattr(patience, "PAUSES", (0.0, 0.0))
-    monkeypatch.setattr(patience, "run_trial", counted)
+    monkeypatch.setattr(storage_retries, "PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(storage_retries, "run_trial", counted)
     monkeypatch.setattr(storage, "_put_object", refuse)
     monkeypatch.setattr(storage, "_replace_local", refuse)
     context = TrialContext(

@@ -8,7 +8,7 @@ import pytest
 
 from orchestration.sweeps.grid import grid
 from orchestration.sweeps.plan import plan_sweep
-from orchestration.sweeps.rivals import rivals
+from orchestration.sweeps.scheduler_groups import rivals
 from orchestration.sweeps.schema import parse_sweep
 from tests.orchestration.sample_grids import small
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from accounting.records import exists
 from orchestration.execution.environment import EMBEDDED
-from orchestration.execution.keeping import opened_ahead
+from orchestration.execution.shared_connection import opened_ahead
 from orchestration.records.layout import SweepFiles, absolute, default_output
 from orchestration.sweeps.schema import SweepSpec
 from workers.imports import UserCode

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestration.execution.ahead import ray_ahead
+from orchestration.execution.early_start import ray_ahead
 from orchestration.execution.environment import EMBEDDED, IN_PROCESS
-from orchestration.execution.keeping import kept
+from orchestration.execution.shared_connection import kept
 from orchestration.sweeps.schema import parse_sweep
-from tests.orchestration.execution.test_keeping import connections
+from tests.orchestration.execution.test_shared_connection import connections
 from tests.orchestration.processes import PATIENCE, environment
 from workers.imports import NO_CODE
 
@@ -32,7 +32,7 @@ import os, sys
 from pathlib import Path
 from orchestration.execution.environment import EMBEDDED, prepare_environment
 prepare_environment(EMBEDDED)
-from orchestration.execution.ahead import ray_ahead
+from orchestration.execution.early_start import ray_ahead
 from orchestration.sweeps.schema import parse_sweep
 from workers.imports import NO_CODE
 

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from accounting.keyed import KeyedStream
+from accounting.keystream import KeyedStream
 from workers.batch_gradients import Decision, LocalGradients, Weigh
 from workers.clipping import ClippingState
 from workers.data import Dataset, Split

@@ -8,7 +8,7 @@ import pytest
 from accounting.individual import individual_epsilons, pld
 from accounting.individual.contour import Contour, MomentTable, moment_table
 from accounting.individual.contributions import Array
-from accounting.individual.kept import kept
+from accounting.individual.table_cache import kept
 from accounting.mechanism import Segment, Trace
 from accounting.samplings import PoissonSampling
 

@@ -11,9 +11,9 @@ from dp_accounting.pld import PLDAccountant
 
 from accounting.accountants import account
 from accounting.errors import InvalidInput, UnsupportedMechanism
+from accounting.joint_cost import account_together
 from accounting.mechanism import GaussianRelease, PureRelease, Segment, Trace
 from accounting.samplings import FixedBatchSampling, PoissonSampling, ShuffledSampling
-from accounting.together import account_together
 
 DELTA = 1e-5
 
