@@ -15,6 +15,7 @@ all are given the same data, which is read before.
     sampled      the same with norms.refreshes_per_epoch: when_sampled
     off          the same with norms: off, so that no epsilons of single examples can be computed
 
+All use the allocator settings that a trial of a sweep is started with (`workers.memory`).
 Printed are ratios to the plain loop, each the least of three runs in turn while these take less than ten seconds.
 `shares` are parts of the trial's own CPU time, measured in a run of its own. At most as many examples are tested on as
 are trained on, or evaluation would be most of a short training.
@@ -29,6 +30,7 @@ import argparse
 import functools
 import json
 import math
+import os
 import sys
 import tempfile
 import time
@@ -43,6 +45,11 @@ from typing import Any
 from unittest import mock
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this file's own folder would shadow the package accounting
+
+from workers.memory import ALLOCATOR
+
+if __name__ == "__main__" and not ALLOCATOR.items() <= os.environ.items():  # glibc reads them when a process starts
+    os.execve(sys.executable, sys.orig_argv, {**os.environ, **ALLOCATOR})
 
 import numpy as np
 import torch

@@ -28,15 +28,15 @@ from workers.clipping import (
     make_clipping,
     released_bound,
 )
-from workers.data import Dataset
+from workers.data import Dataset, Split
 from workers.devices import choose_device, sent
 from workers.evaluation import Evaluation, Predictions, evaluate, with_evaluated_on
 from workers.gradients import RandomState, WeightedSum, modes_of
 from workers.group_history import new_courses, new_departures, note_departures, note_epoch
 from workers.history import EpochRecord
 from workers.imports import NO_CODE, UserCode
+from workers.losses import Loss
 from workers.mechanism import affordable_epochs
-from workers.models import build_model
 from workers.noise import NoiseSource, derive_seed, seed_torch
 from workers.optimizers import make_average, make_learning_rate_schedule, make_optimizer
 from workers.recording import NormRecorder, choose_rows, is_due
@@ -67,11 +67,12 @@ class Trainer:
         code: UserCode = NO_CODE,
     ) -> None:
         device = choose_device(spec.execution.device)
-        self._spec, self._noise, self._code = spec, noise, code
+        self._spec, self._noise = spec, noise
         self._method = make_clipping(spec.clipping, code)
         check_spec(spec, mechanism, self._method, 0 if dataset.public is None else len(dataset.public))
         self.total_steps = spec.epochs * mechanism.steps_per_epoch
         self._paid_epochs = 0
+        self._tested: Predictions | None = None
 
         self.local = local = LocalGradients(spec, dataset, self._method, code)
         self.gradients: BatchGradients = local
@@ -120,10 +121,6 @@ class Trainer:
             return None
         coins = make_row_draws(spec.noise_source, spec.seed, "coins of canaries")
         return Canaries(spec.audit, len(self._dataset.train), spec.seed, coins)
-
-    def initial_model(self) -> nn.Module:
-        """The model that training started with."""
-        return build_model(self._spec.model, self._dataset, self._spec.seed, self._code).to(self._data.device)
 
     def _make_recorders(self, files: TrialFiles) -> tuple[NormRecorder, NormRecorder | None]:
         norms, population = self._spec.norms, len(self._data)
@@ -323,6 +320,7 @@ class Trainer:
         self._optimizer.step(noisy, self._learning_rate(self.step_count), std / batch_size)
         if self._average is not None:
             self._average.update(self._parameters)
+        self._tested = None
         self.gradients.model_changed()
 
     def end_epoch(self) -> EpochRecord:
@@ -349,15 +347,23 @@ class Trainer:
     def evaluations(self) -> tuple[Evaluation, Evaluation | None]:
         """The model as it is now on held-out test data and, if there are any, on public data."""
         shown, public, dataset = self.released_model(), self._dataset.public, self._dataset
-        others = dataset, self.local.loss, self._spec.min_group_size, self.gradients.predict
+        others = dataset, self.local.loss, self._spec.min_group_size, self._predict
         test = evaluate(shown, dataset.test, *others)
         return test, None if public is None else evaluate(shown, public, *others)
 
     def predictions(self) -> tuple[Predictions, Predictions | None]:
         """Predictions of the current model on test data and, if there are any, on the examples that it is chosen by."""
-        shown, held_out, dataset = self.released_model(), self._dataset.held_out, self._dataset
-        others, predict = (dataset, self.local.loss), self.gradients.predict
-        return predict(shown, dataset.test, *others), None if held_out is None else predict(shown, held_out, *others)
+        shown, dataset, loss = self.released_model(), self._dataset, self.local.loss
+        tested = self._tested or self._predict(shown, dataset.test, dataset, loss)
+        chosen_by = dataset.held_out
+        return tested, None if chosen_by is None else self._predict(shown, chosen_by, dataset, loss)
+
+    def _predict(self, model: nn.Module, split: Split, dataset: Dataset, loss: Loss) -> Predictions:
+        """Predictions on ``split``; those on test data are kept until the model changes."""
+        found = self.gradients.predict(model, split, dataset, loss)
+        if split is dataset.test:
+            self._tested = found
+        return found
 
     def _note_departures(self, sigma: float) -> None:
         prices, groups = self._planned.prices(sigma), self._dataset.train.groups
@@ -382,6 +388,7 @@ class Trainer:
                 f"the checkpoint lacks {', '.join(missing)}: another version of dpsweep wrote it. Finish the trial "
                 f"with that one, or {START_ANEW}"
             )
+        self._tested = None
         self._run.restore(state)
         for name, component in self._components.items():
             component.restore(state[name])

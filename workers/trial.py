@@ -40,6 +40,7 @@ from workers.imports import NO_CODE, UserCode
 from workers.losses import build_loss
 from workers.mechanism import mechanism_of
 from workers.membership import likelihood_ratio_attack
+from workers.models import build_model
 from workers.noise import make_noise_source, noise_source_kind
 from workers.outcomes import outcomes_of, write_outcomes
 from workers.preprocessing import make_preprocessing
@@ -352,7 +353,8 @@ def _attacked(spec: TrialSpec, trainer: Trainer, dataset: Dataset, files: TrialF
     if spec.audit is not None and canaries is not None:
         members = np.setdiff1d(np.arange(len(dataset.train)), canaries.absent)
         trained = replace(dataset, train=dataset.train.select(members))
-        audited = audit(trainer.initial_model(), model, dataset, loss, canaries, spec.audit, spec.delta)
+        initial = build_model(spec.model, dataset, spec.seed, code).to(next(model.parameters()).device)
+        audited = audit(initial, model, dataset, loss, canaries, spec.audit, spec.delta)
     threshold = attack(model, trained, loss, spec.seed) if spec.attacks.loss_threshold else ()
     ratio = likelihood_ratio_attack(model, trained, loss, spec, files, code) if spec.attacks.rmia else ()
     scored = evaluate(model, trained.train, trained, loss, 1) if spec.attacks.training_scores else None

@@ -27,6 +27,7 @@ from workers.clipping.flat import FlatClipping
 from workers.data.base import Dataset, make_split
 from workers.losses import build_loss
 from workers.mechanism import mechanism_of
+from workers.models import build_model
 from workers.noise import SeededNoise
 from workers.sampling import PartialSampler, PoissonSampler, SeededRows, make_sampler
 from workers.spec import (
@@ -89,7 +90,8 @@ def audited(trial: TrialSpec, trainer: Trainer) -> AuditResult:
     trainer.begin()
     while trainer.may_continue():
         trainer.step()
-    start, model, loss = trainer.initial_model(), trainer.released_model(), build_loss(trial.loss)
+    model, loss = trainer.released_model(), build_loss(trial.loss)
+    start = build_model(trial.model, everyone_apart(), trial.seed, code_of(trial)).to(DEVICE)
     return audit(start, model, everyone_apart(), loss, trainer.canaries, trial.audit, trial.delta)
 
 

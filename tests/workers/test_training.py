@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from accounting.errors import InvalidInput
 from accounting.records.layout import TrialFiles
@@ -19,10 +20,14 @@ from tests.workers.devices import DEVICE, NAME
 from tests.workers.own_code import code_of
 from tests.workers.trial_runs import TRAIN_SIZE, norms_of, train
 from tests.workers.trial_specs import TUMOURS, small_trial
-from workers.data import load_dataset
+from workers.batch_gradients import LocalGradients
+from workers.data import Dataset, Split, load_dataset
+from workers.evaluation import Predictions
 from workers.history import Progress, read_training_result
+from workers.losses import Loss
 from workers.mechanism import mechanism_of
 from workers.noise import SeededNoise, make_noise_source
+from workers.outcomes import Outcomes, read_outcomes
 from workers.spec import BudgetSpec, Component, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec, TrialSpec
 from workers.training import Trainer
 from workers.trial import run_trial
@@ -62,6 +67,23 @@ def test_a_trial_stores_its_spec_trace_norms_model_and_history(tmp_path: Path) -
     assert np.array_equal(norms.groups, dataset.train.groups.numpy())
     assert len(norms.steps) == 2 * 3
     assert norms.steps[0] == 0
+
+
+def test_test_data_are_predicted_once_for_each_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The evaluation after the last epoch and what is stored of the final model are read off the same predictions."""
+    predicted: list[bool] = []
+
+    def counted(self: LocalGradients, model: nn.Module, split: Split, dataset: Dataset, loss: Loss) -> Predictions:
+        predicted.append(split is dataset.test)
+        return original(self, model, split, dataset, loss)
+
+    original = LocalGradients.predict
+    monkeypatch.setattr(LocalGradients, "predict", counted)
+    result, _, files = train(small_trial(), tmp_path)
+    assert predicted.count(True) == result.epochs
+    stored = read_outcomes(files.outcomes)
+    assert isinstance(stored, Outcomes)
+    assert (stored.predicted == stored.labels).mean() == result.history[-1].test.accuracy
 
 
 def test_a_root_may_be_a_uri(tmp_path: Path) -> None:
